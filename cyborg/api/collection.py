@@ -12,7 +12,7 @@ from wsme import types as wtypes
 from cyborg.api import types, versions
 from cyborg.api.controller import Resource
 from cyborg.api.operation import operation
-from cyborg.api.paging import PageRequest
+from cyborg.api.paging import COUNT_SINCE, WITH_COUNT, PageRequest
 from cyborg.api.request_context import RequestContext
 from cyborg.core.errors import NotFound
 
@@ -50,6 +50,7 @@ class Collection:
             "__doc__": f"A list of {nouns}.",
             key: wtypes.wsattr([self.datatype], mandatory=True),
             links: wtypes.wsattr([types.Link]),
+            "count": wtypes.wsattr(int),
         }
         name = self.list_name or nouns.title().replace(" ", "")
         return new_class(name, (types.JsonObject,), exec_body=lambda body: body.update(attributes))
@@ -62,6 +63,8 @@ class Collection:
     def list_operation(self, **fields: Any) -> Callable[..., Any]:
         """Expose a controller method that returns a page of the list."""
         fields |= {"answer": self.list_type, "paged": True}
+        fields["query"] = {**fields.get("query", {}), WITH_COUNT: types.Enum("true", "false")}
+        fields["query_since"] = {**fields.get("query_since", {}), WITH_COUNT: COUNT_SINCE}
         return self.operation(f"GET {self.name}", "get_all", **fields)
 
     def find(

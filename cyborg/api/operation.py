@@ -116,7 +116,10 @@ def operation(
             if spec.body is not None:
                 values["body"] = _body(spec, req)
             resp.status_int = spec.status
-            _set_result(resp, method(self, context, **values))
+            result = method(self, context, **values)
+            if spec.paged and values["page"].count is not None:
+                result["count"] = values["page"].count
+            _set_result(resp, result)
             return resp
 
         # Pecan must not see the inner signature, which functools.wraps leaves here.
@@ -164,7 +167,8 @@ def _parameters(
             given[name] = value
     if spec.paged:
         values["page"] = paging.PageRequest(given, max_limit)
-    return values | {name: given.get(name) for name in spec.query}
+    names = spec.query.keys() - {paging.WITH_COUNT}
+    return values | {name: given.get(name) for name in names}
 
 
 def _body(spec: Operation, req: Request) -> Any:

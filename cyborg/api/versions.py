@@ -16,7 +16,7 @@
      ``dirty``; ``accel:attach_target`` of new device profiles is checked
 2.6  attachments; device contexts; explanations and the capacity of a device profile; limits and
      their usage; ``maintenance`` in devices, and maintenance windows; the removal of a host; the
-     summary of the cloud
+     summary of the cloud; hosts; ``use`` in devices; ``with_count`` in lists
 ==== ==========================================================================
 """
 

@@ -18,14 +18,37 @@ Row = Mapping[str, Any]
 R = TypeVar("R", bound=Row)
 
 
+MAX_COUNT = 10_000
+"""Maximum of the number of rows of a list: a database needs no longer to count a larger one."""
+
+
+@dataclass(slots=True)
+class Total:
+    """The number of rows of a list on all its pages, at most MAX_COUNT; None if not counted."""
+
+    rows: int | None = None
+
+    def count(
+        self, connection: sa.Connection, query: sa.Select[Any], column: sa.ColumnElement[Any]
+    ) -> None:
+        """Count the rows of a query that has the column, in one statement."""
+        one = query.with_only_columns(column.label("counted"))
+        found = one.order_by(None).limit(MAX_COUNT).subquery()
+        self.rows = connection.scalar(sa.select(sa.func.count()).select_from(found)) or 0
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Limit, marker and order of a list; without a sort key, in the order of creation."""
+    """Limit, marker and order of a list; without a sort key, in the order of creation.
+
+    ``total`` is where to put the number of rows on all pages, None to count none.
+    """
 
     limit: int | None = None
     marker: str | None = None
     sort_key: str | None = None
     sort_dir: str = "asc"
+    total: Total | None = None
 
 
 class NameRow(TypedDict):
@@ -46,12 +69,14 @@ def paginate(
 
     ``sortable`` maps sort keys to expressions. Rows with equal keys, and rows without a sort key,
     are in the order of ``identity``, which is unique: by default the row id of ``table``. A marker
-    costs one statement, to read its position. Raise Invalid with the field ``limit``, ``marker``,
-    ``sort_key`` or ``sort_dir``.
+    costs one statement, to read its position, and a count another one. Raise Invalid with the field
+    ``limit``, ``marker``, ``sort_key`` or ``sort_dir``.
     """
     page = page or Page()
     key, identity = _columns(page, table, sortable, identity)
     ascending = is_ascending(page)
+    if page.total is not None:
+        page.total.count(connection, query, identity)
     if page.limit is not None:
         query = query.limit(check_limit(page.limit))
     if page.marker is not None:
@@ -90,6 +115,8 @@ def paginate_rows(rows: Sequence[R], page: Page | None, sortable: Sequence[str])
     if page.sort_key is not None:
         key = _check_sort_key(page.sort_key, sortable)
         found.sort(key=lambda row: row[key])
+    if page.total is not None:
+        page.total.rows = min(len(found), MAX_COUNT)
     if not is_ascending(page):
         found.reverse()
     if page.marker is not None:

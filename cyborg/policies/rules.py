@@ -251,7 +251,7 @@ OPERATION_RULES = (
     ("outbox:get_all", ELEVATED, "List the messages of the outbox.", "GET outbox"),
     ("outbox:retry", ELEVATED, "Retry the delivery of a dead letter.", "POST outbox/{uuid}/retry"),
     ("outbox:delete", ELEVATED, "Delete a dead letter.", "DELETE outbox/{uuid}"),
-    ("service:get_all", ELEVATED, "List services.", "GET services"),
+    ("service:get_all", ELEVATED, "List services and hosts.", "GET services", "GET hosts"),
     ("service:delete", ELEVATED, "Delete a daemon that is down.", "DELETE services/{uuid}"),
     ("summary:get", ELEVATED, "Show the numbers of all objects of the cloud.", "GET summary"),
 )

@@ -28,7 +28,11 @@ DESCRIPTIONS: Mapping[str, str] = {
     "jobs.get:marker": "The name of the last host of the previous page.",
     "sort_key": "The field by which the objects are sorted. The answer 400 lists the fields.",
     "sort_dir": "Whether the order is ascending, which is the default, or descending.",
+    "with_count": "Whether the answer has the number of the objects on all pages as ``count``.",
     # filters
+    "devices.find:backend": "Only the devices of this backend, by its name.",
+    "model": "Only the devices of this model.",
+    "outbox.find:subject": "Only the messages about this subject.",
     "address": "Only the devices at this address, such as 0000:0c:00.0.",
     "binary": "Only the daemons of this program, such as cyborg-agent.",
     "bind_state": "Only ARQs that are bound, or whose bind failed. With the parameter instance, "

@@ -15,7 +15,7 @@ from cyborg.api.paging import PageRequest
 from cyborg.api.request_context import RequestContext
 from cyborg.core.arq.arqs import BindRequest, UnbindRequest, parse_patch
 from cyborg.core.arq.profile import parse_name
-from cyborg.core.arq.states import RESOLVED
+from cyborg.core.arq.states import RESOLVED, ArqState
 from cyborg.core.errors import (
     Conflict,
     CyborgError,
@@ -29,6 +29,7 @@ from cyborg.db.read import arqs as read
 
 PATHS = ("/hostname", "/device_rp_uuid", "/instance_uuid", "/project_id")
 PROJECT_SINCE = (2, 1)
+STATE_SINCE = (2, 6)
 
 
 class AcceleratorRequest(types.JsonObject):
@@ -84,7 +85,12 @@ class Controller(Resource):
     """The operations on accelerator requests."""
 
     @ARQS.list_operation(
-        query={"instance": types.Uuid(), "bind_state": types.Enum("resolved")},
+        query={
+            "instance": types.Uuid(),
+            "bind_state": types.Enum("resolved"),
+            "state": types.Enum(*ArqState),
+        },
+        query_since={"state": STATE_SINCE},
         raises=(Unresolved,),
     )
     def find(
@@ -92,6 +98,7 @@ class Controller(Resource):
         request: RequestContext,
         instance: str | None,
         bind_state: str | None,
+        state: str | None,
         page: PageRequest,
     ) -> Any:
         """List ARQs.
@@ -101,9 +108,11 @@ class Controller(Resource):
         """
         tracing.annotate(instance=instance)
         scope = request.caller.project_scope
-        states = sorted(RESOLVED) if bind_state and not instance else None
+        states = set[str](RESOLVED) if bind_state and not instance else None
+        if state is not None:
+            states = {state} if states is None else states & {state}
         with self.context.reader.connect() as connection:
-            if instance and page.is_whole:
+            if instance and page.is_whole and state is None:
                 # Nova follows no links, and an instance cannot start if an ARQ is missing. It
                 # asks twice for each boot: one statement, which is not built again.
                 rows = read.of_instance(connection, instance, scope)

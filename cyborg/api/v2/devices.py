@@ -28,7 +28,12 @@ FILTERS = ("hostname", "type", "vendor")
 STATUSES = types.Enum("enabled", "maintaining")
 PATH = {"uuid": types.UuidOrName()}
 STATE_FILTERS = {"status": STATUSES, "health": types.Enum(*Health), "address": types.Text()}
-MORE_FILTERS = {**STATE_FILTERS, "deliverable": types.Enum("true", "false")}
+MORE_FILTERS = {
+    **STATE_FILTERS,
+    "deliverable": types.Enum("true", "false"),
+    "model": types.Text(),
+    "backend": types.Text(),
+}
 
 
 class Device(types.JsonObject):
@@ -129,10 +134,22 @@ class Maintenance(types.JsonObject):
     owners = wtypes.wsattr([HandleOwner], mandatory=True)
 
 
+class HandleUse(types.JsonObject):
+    """The handles of a device by use, as in the summary; each handle counts once."""
+
+    total = wtypes.wsattr(int, mandatory=True)
+    free = wtypes.wsattr(int, mandatory=True)
+    owned = wtypes.wsattr(int, mandatory=True)
+    dirty = wtypes.wsattr(int, mandatory=True)
+    draining = wtypes.wsattr(int, mandatory=True)
+    cordoned = wtypes.wsattr(int, mandatory=True)
+
+
 class DeviceV26(DeviceV25):
     """A device as versions from 2.6 on show it; ``maintenance`` is null without a window."""
 
     maintenance = wtypes.wsattr(Maintenance)
+    use = wtypes.wsattr(HandleUse, mandatory=True)
 
 
 class MaintenanceChange(types.JsonObject):
@@ -178,7 +195,19 @@ def show(request: RequestContext, row: read.DeviceRow) -> dict[str, Any]:
     kind = DeviceV24 if request.version < DELIVERABLE_SINCE else DeviceV25
     if request.version >= MAINTENANCE_SINCE:
         kind = DeviceV26
+        more["use"] = _use(row, status.state)
     return request.serialize(kind, row, DEVICES.name, **more)
+
+
+def _use(row: read.DeviceRow, state: DeviceCondition) -> dict[str, int]:
+    """Return the handles of a device by use: those without an owner have the device's state."""
+    use = dict(row["use"])
+    if state == DeviceCondition.DRAINING:
+        use["draining"] += use["free"] + use["dirty"]
+        use["free"] = use["dirty"] = 0
+    elif state != DeviceCondition.READY:
+        use["cordoned"], use["free"] = use["free"], 0
+    return {"total": sum(use.values()), **use}
 
 
 DEVICES = Collection("devices", "device", read, DeviceV26, show=show)
@@ -198,14 +227,18 @@ class Controller(Resource):
         query_since={
             **dict.fromkeys(STATE_FILTERS, STATE_SINCE),
             "deliverable": DELIVERABLE_SINCE,
+            "model": MAINTENANCE_SINCE,
+            "backend": MAINTENANCE_SINCE,
         },
     )
     def find(self, request: RequestContext, page: PageRequest, **filters: Any) -> Any:
         """List devices. Filters that no device matches give an empty list."""
         deliverable = filters.pop("deliverable")
+        more = {name: filters.pop(name) for name in ("model", "backend")}
         criteria: dict[str, Any] | None = _merge_filters(filters)
-        if criteria is not None and deliverable is not None:
-            criteria["deliverable"] = deliverable == "true"
+        if criteria is not None:
+            criteria |= more
+            criteria["deliverable"] = None if deliverable is None else deliverable == "true"
         rows = ([], None) if criteria is None else self.read_page(page, read.find, **criteria)
         return DEVICES.document(request, rows)
 

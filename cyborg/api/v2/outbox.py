@@ -40,6 +40,7 @@ class Controller(Resource):
         "List pending messages and dead letters (messages whose delivery failed for good).",
         state=types.Enum(*STATES),
         kind=types.Text(64),
+        subject=types.Text(),
     )
 
     @OUTBOX.operation("POST outbox/{uuid}/retry", "retry", raises=(NotFound, WrongState))

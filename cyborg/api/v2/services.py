@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2/services: the daemons of all hosts and the backends of the agents, with their liveness."""
+"""/v2/services and /v2/hosts: daemons and backends with their liveness, hosts with capacity."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -14,11 +14,13 @@ from cyborg.api.controller import Resource
 from cyborg.api.operation import operation
 from cyborg.api.paging import PageRequest
 from cyborg.api.request_context import RequestContext
+from cyborg.api.v2.summary.controller import ClassHandles
 from cyborg.core.errors import InUse, NotFound, WrongState
-from cyborg.core.hosts.liveness import Liveness
+from cyborg.core.hosts.liveness import Liveness, evaluate
 from cyborg.core.inventory import functions as core
 from cyborg.db.read import backends as read_backends
 from cyborg.db.read import services as read
+from cyborg.db.read.capacity import hosts as read_hosts
 
 
 class Function(types.JsonObject):
@@ -67,6 +69,34 @@ class Service(types.JsonObject):
     created_at = wtypes.wsattr(datetime, mandatory=True)
 
 
+class HostClass(ClassHandles):
+    """The handles of one resource class of a host by use; each handle counts once.
+
+    ``whole_free`` are the free handles of deployables of which nothing is in use, and
+    ``largest_free`` the most free handles of one deployable, which one group of a request can get.
+    """
+
+    whole_free = wtypes.wsattr(int, mandatory=True)
+    largest_free = wtypes.wsattr(int, mandatory=True)
+
+
+class Host(types.JsonObject):
+    """A host, which is an agent with its devices.
+
+    ``uuid`` is that of the agent, and ``state`` its liveness according to the last heartbeat.
+    ``down_since`` is when it was marked down and the host cordoned, or null.
+    """
+
+    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
+    hostname = wtypes.wsattr(str, mandatory=True)
+    state = wtypes.wsattr(types.Enum(*Liveness), mandatory=True)
+    status = wtypes.wsattr(str, mandatory=True)
+    last_seen_at = wtypes.wsattr(datetime, mandatory=True)
+    down_since = wtypes.wsattr(datetime)
+    devices = wtypes.wsattr(int, mandatory=True)
+    resource_classes = wtypes.wsattr([HostClass], mandatory=True)
+
+
 class HostRemoval(types.JsonObject):
     """The numbers of objects that were removed with a host.
 
@@ -82,6 +112,7 @@ class HostRemoval(types.JsonObject):
 
 
 _Row = read.ServiceRow | read_backends.AgentBackendRow
+HOSTS = Collection("hosts", "service", read_hosts, Host, since=(2, 6))
 SERVICES = Collection("services", "service", read, Service, since=(2, 4))
 
 
@@ -120,6 +151,18 @@ class Controller(Resource):
         Fails if any accelerator of the host is in use.
         """
         self.context.conductor.service_delete(uuid)
+
+    @HOSTS.list_operation(query={"hostname": types.Text(), "state": types.Enum(*Liveness)})
+    def find_hosts(self, request: RequestContext, page: PageRequest, **filters: str | None) -> Any:
+        """List hosts with the use of their accelerators by resource class."""
+        now = self.read_clock()
+
+        def show(request: RequestContext, row: read_hosts.HostRow) -> dict[str, Any]:
+            state = evaluate(row["late_at"], row["down_at"], now)
+            return types.serialize(Host, {**row, "state": state})
+
+        rows = self.read_page(page, read_hosts.find, now=now, **filters)
+        return HOSTS.document(request, rows, show)
 
     @operation(
         "DELETE hosts/{host}",

@@ -285,6 +285,9 @@ def find(
     elif chosen.of_owner():
         ids = _find_ids(connection, _FROM_ARQS, conditions, page, arqs)
     elif not chosen.is_local() and chosen.of_device():
+        if page.total is not None:
+            query = sa.select(table.c.id).select_from(_FROM).where(*conditions)
+            page.total.count(connection, query, table.c.id)
         ids = list(_find_ids_by_deployable(connection, chosen, page))
     else:
         ids = _find_ids(

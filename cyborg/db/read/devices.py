@@ -13,7 +13,8 @@ kind succeeds (``core.jobs.failures``); the errors of open jobs that apply a lay
 and, one for each handle, the errors of open jobs that clean its handles, or prepare them again
 after a reboot), failing (closed, because its last prepare jobs failed), placement (the worst state
 of its resource providers: error, stale or in_sync; None if it has none), maintenance (its
-maintenance window: ``db.read.maintenance``; None if it has none), created_at, updated_at.
+maintenance window: ``db.read.maintenance``; None if it has none), use (its handles by
+use, the clean ones as free: ``db.read.capacity.handles``), created_at, updated_at.
 """
 
 from collections import defaultdict
@@ -28,6 +29,7 @@ from cyborg.core.jobs.failures import Failure
 from cyborg.core.jobs.job import JobKind, JobState
 from cyborg.db import failed_restores, paging
 from cyborg.db.paging import Page
+from cyborg.db.read.capacity import handles
 from cyborg.db.read.maintenance import drains
 from cyborg.db.read.maintenance.drains import MaintenanceRow
 from cyborg.db.rows import DeviceColumns
@@ -56,12 +58,14 @@ class DeviceRow(DeviceColumns):
     placement: str | None
     job_errors: list[str]
     maintenance: MaintenanceRow | None
+    use: Mapping[str, int]
     created_at: datetime
     updated_at: datetime | None
 
 
 _deployables = deployables.alias("device_deployables")
 COLUMNS = [
+    table.c.id.label("row_id"),
     table.c.host.label("hostname"),
     *(column for column in table.c if column.name not in ("id", "host")),
     sa.exists()
@@ -94,7 +98,7 @@ COLUMNS = [
     .label("placement"),
     *drains.COLUMNS,
 ]
-_WINDOW = frozenset(column.name for column in drains.COLUMNS)
+_INTERNAL = {"row_id", *(column.name for column in drains.COLUMNS)}
 _PLACEMENT = {None: None, 0: "in_sync", 1: "stale", 2: "error"}
 _FROM = table.outerjoin(
     services, sa.and_(services.c.host == table.c.host, services.c.binary == AGENT)
@@ -130,13 +134,16 @@ def find(
     health: str | None = None,
     deliverable: bool | None = None,
     address: str | None = None,
+    model: str | None = None,
+    backend: str | None = None,
 ) -> list[DeviceRow]:
-    """Return devices; execute two statements, or three with a marker.
+    """Return devices; execute four statements, or five with a marker.
 
     If one of them has a maintenance window, execute two more.
     """
     equal = {"type": type, "vendor": vendor, "host": hostname, "status": status}
     others = {"health": health, "deliverable": deliverable, "address": address}
+    others |= {"model": model, "backend": backend}
     conditions: list[sa.ColumnElement[bool]] = [
         table.c[name] == value for name, value in (equal | others).items() if value is not None
     ]
@@ -148,18 +155,20 @@ def find(
     found = [dict(row) for row in connection.execute(query).mappings()]
     windows = drains.build_rows(connection, found)
     errors = _job_errors(connection, [row["uuid"] for row in found])
+    uses = handles.of_devices(connection, [row["row_id"] for row in found])
     return [
         # Some databases return a boolean expression as a number.
         cast(
             DeviceRow,
             {
-                **{name: value for name, value in row.items() if name not in _WINDOW},
+                **{name: value for name, value in row.items() if name not in _INTERNAL},
                 "maintenance": windows.get(row["uuid"]),
                 "job_errors": [*_failures(row), *errors.get(row["uuid"], [])][:MAX_JOB_ERRORS],
                 "programming": bool(row["programming"]),
                 "restore_failed": bool(row["restore_failed"]),
                 "host_down": bool(row["host_down"]),
                 "placement": _PLACEMENT[row["placement"]],
+                "use": uses[row["row_id"]],
             },
         )
         for row in found

@@ -52,6 +52,7 @@ def find(
     uuids: Collection[str] | None = None,
     state: str | None = None,
     kind: str | None = None,
+    subject: str | None = None,
 ) -> list[MessageRow]:
     """Return messages of the outbox; execute one statement, or two with a marker."""
     query = sa.select(*COLUMNS)
@@ -61,6 +62,8 @@ def find(
         query = query.where(table.c.state == state)
     if kind is not None:
         query = query.where(table.c.kind == kind)
+    if subject is not None:
+        query = query.where(table.c.subject == subject)
     query = paging.paginate(connection, query, table, page, SORTABLE)
     return fetch_all(MessageRow, connection.execute(query))
 

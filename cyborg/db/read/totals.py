@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import sqlalchemy as sa
 
@@ -20,11 +20,12 @@ from cyborg.core.inventory.maintenance import successor_state
 from cyborg.core.jobs.job import JobState
 from cyborg.db.paging import Row
 from cyborg.db.read import accelerators, self_heal
+from cyborg.db.read.capacity import handles
+from cyborg.db.read.capacity.handles import count_if
 from cyborg.db.read.self_heal import SelfHealRow
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import (
     arqs,
-    attach_handles,
     attachments,
     audits,
     deployables,
@@ -37,9 +38,9 @@ from cyborg.db.schema import (
     services,
 )
 
+UNDELIVERABLE = "undeliverable"
 MAX_UNHEALTHY = 1000
 """Maximum number of unhealthy devices in the list; those unhealthy for longest come first."""
-_COUNT_INDEX = "ix_attach_handles_deployable_id_arq_id_needs_cleaning_draining"
 
 
 class UnhealthyRow(TypedDict):
@@ -77,8 +78,11 @@ class Counts:
 
     ``handles`` counts by resource class and by ``owned`` and, without an owner, by ``draining``,
     ``dirty`` (not cleaned yet), ``cordoned`` (the device is not schedulable) and ``free``. Of these
-    the first that applies counts. ``devices`` counts by status and health. ``attachments`` does not
-    include successors; ``successors`` counts them by ``core.inventory.maintenance.SuccessorState``.
+    the first that applies counts. Those of the ``cordoned`` ones whose devices cannot be attached
+    to an instance are in ``handles_undeliverable``, by resource class. ``devices`` counts by status
+    and health, and ``devices_undeliverable`` those with deployables that cannot be attached.
+    ``attachments`` does not include successors; ``successors`` counts them by
+    ``core.inventory.maintenance.SuccessorState``.
     """
 
     arqs: dict[str, int]
@@ -88,7 +92,9 @@ class Counts:
     attachments: dict[str, int]
     successors: dict[str, int]
     handles: dict[tuple[str, str], int]
+    handles_undeliverable: dict[str, int]
     devices: dict[tuple[str, str], int]
+    devices_undeliverable: int
     providers: int
 
     def count_handles(self, use: str) -> int:
@@ -130,18 +136,26 @@ def count(connection: sa.Connection) -> Counts:
             r.state,
             sa.func.count().label("count"),
             sa.func.count(r.orphan_since).label("suspected"),
-            _count_if(sa.not_(r.owner_verified)).label("unverified"),
+            count_if(sa.not_(r.owner_verified)).label("unverified"),
         ).group_by(r.state),
     )
     d = devices.c
+    # A device that is not offered at all, such as the disk of the root file system, has none.
+    offered = sa.exists().where(deployables.c.device_id == d.id).correlate(devices)
     devices_by_state = _all(
         connection,
-        sa.select(d.status, d.health, sa.func.count().label("count")).group_by(d.status, d.health),
+        sa.select(
+            d.status,
+            d.health,
+            sa.func.count().label("count"),
+            count_if(sa.and_(sa.not_(d.deliverable), offered)).label("undeliverable"),
+        ).group_by(d.status, d.health),
     )
     successors = _successors(connection)
     not_attachments = Counter[str]()
     for row in successors:
         not_attachments[row["state"]] += row["count"]
+    uses = _handles(connection)
     return Counts(
         arqs={row["state"]: row["count"] for row in arqs_by_state},
         orphans_suspected=sum(row["suspected"] for row in arqs_by_state),
@@ -150,8 +164,10 @@ def count(connection: sa.Connection) -> Counts:
         # Subtracted, since an index on the state alone counts all rows.
         attachments=dict(Counter(_by_state(connection, attachments)) - not_attachments),
         successors=_count_successors(successors),
-        handles=_handles(connection),
+        handles={key: number for key, number in uses.items() if key[1] != UNDELIVERABLE},
+        handles_undeliverable={name: n for (name, use), n in uses.items() if use == UNDELIVERABLE},
         devices={(row["status"], row["health"]): row["count"] for row in devices_by_state},
+        devices_undeliverable=sum(row["undeliverable"] for row in devices_by_state),
         providers=_count_rows(connection, providers),
     )
 
@@ -234,26 +250,12 @@ def _count_successors(found: Iterable[Row]) -> dict[str, int]:
 
 
 def _handles(connection: sa.Connection) -> dict[tuple[str, str], int]:
-    h = attach_handles.c
-    free = h.arq_id.is_(None)
-    clean = sa.and_(free, sa.not_(h.draining), sa.not_(h.needs_cleaning))
-    # Grouped before the join, which then has a row for each deployable and not for each handle. By
-    # the deployable alone, since an index has the handles in this order: nothing is sorted.
-    # MariaDB would group the handles of each deployable on its own (LATERAL DERIVED), or sort all.
-    # It cannot if the joined column is an aggregate: hence min().
-    counted = sa.select(
-        sa.func.min(h.deployable_id).label("deployable_id"),
-        sa.func.count(h.arq_id).label("owned"),
-        _count_if(sa.and_(free, h.draining)).label("draining"),
-        _count_if(sa.and_(free, sa.not_(h.draining), h.needs_cleaning)).label("dirty"),
-        _count_if(clean).label("clean"),
-    ).group_by(h.deployable_id)
-    # MariaDB would take another index on the deployable, and read the row of each handle.
-    counted = counted.with_hint(attach_handles, f"FORCE INDEX ({_COUNT_INDEX})", "mysql")
-    by_deployable = counted.subquery()
+    # Grouped before the join, which then has a row for each deployable and not for each handle.
+    by_deployable = handles.by_deployable()
     d, c = deployables.c, by_deployable.c
     state = sa.case(
         (accelerators.DEVICE_DRAINING, "draining"),
+        (sa.and_(accelerators.UNSCHEDULABLE, sa.not_(devices.c.deliverable)), UNDELIVERABLE),
         (accelerators.UNSCHEDULABLE, "cordoned"),
         else_="free",
     ).label("device_state")
@@ -270,6 +272,8 @@ def _handles(connection: sa.Connection) -> dict[tuple[str, str], int]:
         # As in the list of accelerators, a dirty handle of a draining device is draining.
         found[name, "draining" if device == "draining" else "dirty"] += int(row["dirty"])
         found[name, device] += int(row["clean"])
+        if device == UNDELIVERABLE:
+            found[name, "cordoned"] += int(row["clean"])
     return dict(+found)
 
 
@@ -317,7 +321,7 @@ def _jobs(connection: sa.Connection, now: datetime) -> list[JobCountRow]:
         sa.select(
             j.kind,
             sa.func.count().label("count"),
-            _count_if(sa.func.coalesce(j.deadline < now, sa.false())).label("overdue"),
+            count_if(sa.func.coalesce(j.deadline < now, sa.false())).label("overdue"),
             sa.func.min(j.created_at).label("oldest"),
         )
         .where(j.state == JobState.OPEN)
@@ -325,11 +329,6 @@ def _jobs(connection: sa.Connection, now: datetime) -> list[JobCountRow]:
         .order_by(j.kind)
     )
     return fetch_all(JobCountRow, connection.execute(query))
-
-
-def _count_if(condition: sa.ColumnElement[bool]) -> Any:
-    """Return the expression for the number of rows in a group that meet a condition."""
-    return sa.func.count(sa.case((condition, 1)))
 
 
 def _all(connection: sa.Connection, query: sa.Executable) -> list[Row]:

@@ -117,6 +117,7 @@ CALLS: dict[str, Call] = {
     "GET /v2/hardware": Call(200),
     "POST /v2/hardware": Call(404, {"host": "none-such", "address": "a", "backend": "b"}),
     "DELETE /v2/hardware/{uuid}": Call(404),
+    "GET /v2/hosts": Call(200),
     "DELETE /v2/hosts/{host}": Call(404),
     "GET /v2/jobs": Call(200),
     "GET /v2/jobs/{uuid}": Call(404),

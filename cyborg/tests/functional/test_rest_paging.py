@@ -22,6 +22,7 @@ from cyborg.db.read import (
     outbox,
     services,
 )
+from cyborg.db.read.capacity import hosts
 from cyborg.db.read.drivers import summaries
 from cyborg.tests.fixtures.clouds.served_api import Site, roots, site
 from cyborg.tests.fixtures.machine import tiers
@@ -39,6 +40,7 @@ COLLECTIONS = [
     ("device_profiles", "device_profiles", device_profiles.SORTABLE),
     ("devices?type=FPGA", "devices", devices.SORTABLE),
     ("drivers", "drivers", summaries.SORTABLE),
+    ("hosts", "hosts", hosts.SORTABLE),
     ("hardware?host=compute-1", "hardware", hardware.SORTABLE),
     ("outbox", "outbox", outbox.SORTABLE),
     ("services", "services", services.SORTABLE),
@@ -69,7 +71,8 @@ def test_each_collection_is_paged(site: Site, path: str, key: str, sortable: Any
     rows = site.get(f"/v2/{path}")[key]
     every = [row["uuid"] for row in rows]
     assert len(every) == len(set(every))
-    assert every or path == "outbox" or path.startswith("services")
+    assert site.get(f"/v2/{path}{mark}limit=1&with_count=true")["count"] == len(every)
+    assert every or path == "outbox" or path.startswith(("services", "hosts"))
     assert pages(site, f"{path}{mark}limit=1", key) == ([[uuid] for uuid in every] or [[]])
     assert pages(site, f"{path}{mark}limit={len(every) or 1}", key) == [every]
     for name in {*sortable} - MOVING:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """/v2/summary: the state of the whole cloud in one small answer, for views that refresh."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
@@ -15,6 +15,7 @@ from cyborg.core.hosts.liveness import Liveness
 from cyborg.core.hosts.service import AGENT
 from cyborg.core.inventory.device import Health
 from cyborg.db.read import services, totals
+from cyborg.db.read.capacity.handles import USES
 from cyborg.db.read.totals import Counts, Totals
 from cyborg.threads.cached_value import CachedValue
 
@@ -22,7 +23,6 @@ MAX_NAMED = 16
 """Maximum number of objects in each list of objects."""
 CACHE_SECONDS = 1.0
 """Seconds for which an answer is used again."""
-USES = ("free", "owned", "dirty", "draining", "cordoned")
 
 
 class HostCounts(types.JsonObject):
@@ -52,7 +52,11 @@ class DownService(types.JsonObject):
 
 
 class ClassHandles(types.JsonObject):
-    """The handles of one resource class by use; each handle counts once."""
+    """The handles of one resource class by use; each handle counts once.
+
+    ``undeliverable`` are those of the ``cordoned`` handles whose devices cannot be attached to an
+    instance.
+    """
 
     resource_class = wtypes.wsattr(str, mandatory=True)
     total = wtypes.wsattr(int, mandatory=True)
@@ -61,14 +65,21 @@ class ClassHandles(types.JsonObject):
     dirty = wtypes.wsattr(int, mandatory=True)
     draining = wtypes.wsattr(int, mandatory=True)
     cordoned = wtypes.wsattr(int, mandatory=True)
+    undeliverable = wtypes.wsattr(int, mandatory=True)
 
 
 class DeviceCounts(types.JsonObject):
-    """The numbers of devices: all, disabled, unhealthy, and with a maintenance window."""
+    """The numbers of devices: all, and those that need attention.
+
+    ``undeliverable`` devices have handles and cannot be attached to an instance; ``failing`` ones
+    are closed for a time, because their last prepare jobs failed.
+    """
 
     total = wtypes.wsattr(int, mandatory=True)
     disabled = wtypes.wsattr(int, mandatory=True)
     unhealthy = wtypes.wsattr(int, mandatory=True)
+    undeliverable = wtypes.wsattr(int, mandatory=True)
+    failing = wtypes.wsattr(int, mandatory=True)
     maintenance = wtypes.wsattr(int, mandatory=True)
 
 
@@ -183,11 +194,13 @@ def _make_counts(counts: Counts, found: Totals) -> dict[str, Any]:
     """Return the fields from the cached counts."""
     devices = counts.devices
     return {
-        "resource_classes": list(_classes(counts.handles)),
+        "resource_classes": list(_classes(counts)),
         "devices": {
             "total": sum(devices.values()),
             "disabled": sum(n for (status, _), n in devices.items() if status != "enabled"),
             "unhealthy": _count_unhealthy(counts, found),
+            "undeliverable": counts.devices_undeliverable,
+            "failing": found.devices_failing,
             "maintenance": found.maintenance_windows,
         },
         "accelerator_requests": counts.arqs,
@@ -212,7 +225,10 @@ def _count_unhealthy(counts: Counts, found: Totals) -> int:
     return max(len(found.unhealthy), counted)
 
 
-def _classes(handles: Mapping[tuple[str, str], int]) -> Iterable[dict[str, Any]]:
+def _classes(counts: Counts) -> Iterable[dict[str, Any]]:
+    handles = counts.handles
     for name in sorted({name for name, _ in handles}):
         uses = {use: handles.get((name, use), 0) for use in USES}
-        yield {"resource_class": name, "total": sum(uses.values()), **uses}
+        undeliverable = counts.handles_undeliverable.get(name, 0)
+        total = sum(uses.values())
+        yield {"resource_class": name, "total": total, **uses, "undeliverable": undeliverable}

@@ -127,7 +127,7 @@ def test_responses_match_document(api: ApiEnv, document: Any) -> None:
             )
             assert [error.message for error in validator.iter_errors(answer)] == [], path
             non_empty += bool(next(iter(answer.values())))
-    assert non_empty == 12
+    assert non_empty == 13
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from cyborg.api.v2.summary.controller import MAX_NAMED, USES, _count_unhealthy
+from cyborg.api.v2.summary.controller import MAX_NAMED, _count_unhealthy
 from cyborg.db import schema
 from cyborg.db.read import totals
+from cyborg.db.read.capacity.handles import USES
 from cyborg.db.read.count_cache import CountCache
 from cyborg.db.reader import Reader
 from cyborg.tests.fixtures.clouds.api import ApiEnv
@@ -18,7 +19,7 @@ from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.machine.options import make_conf
 
 PATH = "/v2/summary"
-NO_HANDLES = dict.fromkeys(USES, 0)
+NO_HANDLES = dict.fromkeys((*USES, "undeliverable"), 0)
 
 
 @pytest.fixture
@@ -41,7 +42,8 @@ def insert_agents(engine: sa.Engine, prefix: str, number: int, seconds: int) -> 
 def test_summary_of_an_empty_cloud_has_zeros(api: ApiEnv) -> None:
     found = api.get(PATH)
     assert found["hosts"] == {"up": 0, "late": 0, "down": 0, "cordoned": 0}
-    assert found["devices"] == {"total": 0, "disabled": 0, "unhealthy": 0, "maintenance": 0}
+    names = ("total", "disabled", "unhealthy", "undeliverable", "failing", "maintenance")
+    assert found["devices"] == dict.fromkeys(names, 0)
     assert found["providers"] == {"total": 0, "stale": 0, "failing": 0}
     lists = ("services", "down_services", "resource_classes", "unhealthy_devices", "jobs", "outbox")
     assert [found[name] for name in lists] == [[]] * len(lists)
@@ -66,6 +68,19 @@ def test_summary_counts_handles_by_resource_class(api: ApiEnv) -> None:
     ]
     assert found["accelerator_requests"] == {"Bound": 1}
     assert (found["devices"]["total"], found["count_age"]) == (3, 0)
+
+
+def test_summary_counts_undeliverable_handles_and_devices_apart(api: ApiEnv) -> None:
+    undeliverable: dict[str, Any] = {"deliverable": False, "undeliverable_reason": "no IOMMU"}
+    rows.insert_card(api.engine, address="0000:02:00.0", handles=3, **undeliverable)
+    rows.insert_card(api.engine, address="0000:03:00.0", handles=2, status="maintaining")
+    # The disk of the root file system: it is not offered, and no device with a problem.
+    device = {**rows.DEVICE_VALUES, **undeliverable}
+    rows.insert(api.engine, schema.devices, host="compute-2", address="0000:04:00.0", **device)
+    found = api.get(PATH)
+    counts = {**NO_HANDLES, "cordoned": 5, "undeliverable": 3}
+    assert found["resource_classes"] == [{"resource_class": "FPGA", "total": 5, **counts}]
+    assert (found["devices"]["total"], found["devices"]["undeliverable"]) == (3, 1)
 
 
 def test_summary_names_the_hosts_that_are_down_for_longest(api: ApiEnv) -> None:

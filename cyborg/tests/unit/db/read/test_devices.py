@@ -107,7 +107,7 @@ def test_find_needs_a_constant_number_of_statements(sqlite_engine: sa.Engine, nu
     for address in range(number):
         rows.insert_card(sqlite_engine, address=f"{address}", handles=1)
     with Reader(sqlite_engine).connect() as connection:
-        for resource, cost in ((devices, 2), (deployables, 2), (attributes, 1)):
+        for resource, cost in ((devices, 4), (deployables, 2), (attributes, 1)):
             with count_statements(sqlite_engine) as count:
                 resource.find(connection)
             assert len(count) == cost, count.statements

@@ -35,7 +35,7 @@ def count(engine: sa.Engine) -> Counts:
 
 
 def test_totals_of_an_empty_database_are_empty(engine: sa.Engine) -> None:
-    assert count(engine) == Counts({}, 0, 0, {}, {}, {}, {}, {}, 0)
+    assert count(engine) == Counts({}, 0, 0, {}, {}, {}, {}, {}, {}, 0, 0)
     totals = read(engine)
     assert (totals.services, totals.hosts_cordoned, totals.unhealthy) == ({}, 0, [])
     assert (totals.outbox, totals.jobs, totals.self_heal_actions) == ([], [], [])

@@ -5,6 +5,7 @@ A page starts after the marker row, not at an offset, so that rows added or remo
 requests cause no duplicate or missing rows.
 """
 
+import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict, TypeVar
@@ -69,8 +70,9 @@ def paginate(
 
     ``sortable`` maps sort keys to expressions. Rows with equal keys, and rows without a sort key,
     are in the order of ``identity``, which is unique: by default the row id of ``table``. A marker
-    costs one statement, to read its position, and a count another one. Raise Invalid with the field
-    ``limit``, ``marker``, ``sort_key`` or ``sort_dir``.
+    costs one statement, to read its position, and a count another one; in the order of uuids the
+    marker is any text and costs none. Raise Invalid with the field ``limit``, ``marker``,
+    ``sort_key`` or ``sort_dir``.
     """
     page = page or Page()
     key, identity = _columns(page, table, sortable, identity)
@@ -79,7 +81,11 @@ def paginate(
         page.total.count(connection, query, identity)
     if page.limit is not None:
         query = query.limit(check_limit(page.limit))
-    if page.marker is not None:
+    if page.marker is not None and page.sort_key == "uuid":
+        # The text is its own position, so that a page can start at the first digits of a uuid.
+        uuid = identity if key is None else key
+        query = query.where(uuid > page.marker if ascending else uuid < page.marker)
+    elif page.marker is not None:
         position = find_marker(connection, query, table, page.marker, key, identity)
         query = query.where(_after_marker(key, identity, position, ascending))
     return _sort(connection, query, key, identity, ascending)
@@ -119,7 +125,10 @@ def paginate_rows(rows: Sequence[R], page: Page | None, sortable: Sequence[str])
         page.total.rows = min(len(found), MAX_COUNT)
     if not is_ascending(page):
         found.reverse()
-    if page.marker is not None:
+    if page.marker is not None and page.sort_key == "uuid":
+        later = operator.gt if is_ascending(page) else operator.lt
+        found = [row for row in found if later(row["uuid"], page.marker)]
+    elif page.marker is not None:
         positions = [n for n, row in enumerate(found, 1) if row["uuid"] == page.marker]
         if not positions:
             raise unknown_marker(page.marker)

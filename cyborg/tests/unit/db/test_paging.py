@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.core.errors import Invalid
-from cyborg.db import schema
+from cyborg.db import paging, schema
 from cyborg.db.paging import Page
 from cyborg.db.read import arqs, attributes, deployables, device_contexts, devices, services
 from cyborg.db.read import device_profiles as profiles
@@ -112,11 +112,28 @@ def test_every_resource_supports_pages(sqlite_engine: sa.Engine, resource: Any) 
             (Page(limit=0), "limit"),
             (Page(limit=-1), "limit"),
             (Page(marker="nobody"), "marker"),
-            (Page(marker="nobody", sort_key="uuid"), "marker"),
         ):
             with pytest.raises(Invalid, match=f"^{field}: ") as raised:
                 resource.find(connection, page=page)
             assert raised.value.details["field"] == field
+
+
+def test_page_in_the_order_of_uuids_starts_after_any_text(sqlite_engine: sa.Engine) -> None:
+    for letter in "ba":
+        uuid = f"{letter * 8}-0000-4000-8000-000000000000"
+        rows.insert(sqlite_engine, schema.device_profiles, uuid=uuid, name=letter, groups=[])
+    with Reader(sqlite_engine).connect() as connection:
+        for marker, order, expected in (
+            ("aaaa", "asc", ["a", "b"]),
+            ("aaab", "asc", ["b"]),
+            ("aaab", "desc", ["a"]),
+            ("c", "asc", []),
+        ):
+            page = Page(limit=5, sort_key="uuid", marker=marker, sort_dir=order)
+            found = profiles.find(connection, page=page)
+            assert [row["uuid"][0] for row in found] == expected
+            listed = paging.paginate_rows([{"uuid": "a" * 8}, {"uuid": "b" * 8}], page, ["uuid"])
+            assert [row["uuid"][0] for row in listed] == expected
 
 
 def test_marker_of_another_project_is_rejected(sqlite_engine: sa.Engine) -> None:

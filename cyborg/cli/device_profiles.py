@@ -111,7 +111,7 @@ class Explain(listing.Lister, of=EXPLANATIONS):
         if args.host is None and not args.providers:
             # The counts are those of all providers on every page.
             found = self.app.rest.call("GET", path, params={"limit": 1})
-            return self.build_rows(args, _summary_rows(found))
+            return self.build_rows(args, summary_rows(found))
         found = self.app.rest.read_whole(path, "providers", **self.read_fields(args))
         return self.build_rows(args, _provider_rows(found), PROVIDERS, LONG_PROVIDERS)
 
@@ -135,7 +135,8 @@ class Capacity(listing.Lister, of=CAPACITIES):
         return [_capacity_row(row) for row in rows]
 
 
-def _summary_rows(explanation: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def summary_rows(explanation: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of an explanation with numbers of providers, as the command shows them."""
     if len(explanation["groups"]) > 1:
         hosts = explanation["fitting_hosts"]
         text = f"hosts that can serve all groups together: {hosts}"

@@ -91,7 +91,8 @@ def _format_row(row: Mapping[str, Any], kind: type[Backends]) -> dict[str, Any]:
     return {**row, "status": effective_status(row["status"], state), "backends": kind(backends)}
 
 
-def _backend(row: Mapping[str, Any]) -> dict[str, Any]:
+def format_backend(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of kind ``backend`` with the fields of its backend."""
     (backend,) = row["backends"]
     status = effective_status(backend["status"], row["state"])
     functions = Functions(backend["functions"])
@@ -120,7 +121,7 @@ class List(listing.Lister, of=SERVICES):
         """Return the table of services."""
         rows = self.read_rows(args)
         if args.kind == "backend":
-            return self.build_rows(args, map(_backend, rows), BACKEND, LONG_BACKEND)
+            return self.build_rows(args, map(format_backend, rows), BACKEND, LONG_BACKEND)
         kind = Backends if args.long else BackendsSummary
         return self.build_rows(args, [_format_row(row, kind) for row in rows])
 

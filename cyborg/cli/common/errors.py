@@ -10,7 +10,14 @@ from cyborg.core.text import sanitize
 
 
 class CommandError(Exception):
-    """Error of the service or of the connection to it; the text is one line for the user."""
+    """Error of the service or of the connection to it; the text is one line for the user.
+
+    ``status`` is that of the response of the service, if there is one.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Response(dict[str, Any]):

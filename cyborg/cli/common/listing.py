@@ -137,7 +137,7 @@ def table_width(
     widths = (
         max(
             tables.text_width(line)
-            for text in (name, *(_text(row[number]) for row in rows))
+            for text in (name, *(cell_text(row[number]) for row in rows))
             for line in text.splitlines() or ("",)
         )
         for number, name in enumerate(names)
@@ -187,12 +187,13 @@ def fit_table(
     ]
 
 
-def _text(value: Any) -> str:
+def cell_text(value: Any) -> str:
+    """Return the text of a cell, which can have several lines."""
     return value.human_readable() if isinstance(value, columns.FormattableColumn) else str(value)
 
 
 def _one_line(value: Any) -> str:
-    return ", ".join(line.strip() for line in _text(value).splitlines())
+    return ", ".join(line.strip() for line in cell_text(value).splitlines())
 
 
 def _is_fixed(value: Any) -> bool:
@@ -207,7 +208,7 @@ def _truncate(value: Any, text: str, limit: int, ellipsis: str) -> Any:
         while tables.text_width(text) > limit - len(ellipsis):
             text = text[:-1]
         text = text.rstrip() + ellipsis
-    elif "\n" not in _text(value):
+    elif "\n" not in cell_text(value):
         return value
     raw = value.machine_readable() if isinstance(value, columns.FormattableColumn) else value
     return formatting.Text(raw, text)

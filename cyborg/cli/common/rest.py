@@ -60,7 +60,8 @@ class RestClient:
         except exceptions.ClientException as exc:
             raise CommandError(format_exception(exc)) from exc
         if response.status_code >= 400:
-            raise CommandError(format_fault(response.status_code, response.text))
+            status = response.status_code
+            raise CommandError(format_fault(status, response.text), status)
         if not response.content:
             return None
         try:

@@ -53,6 +53,11 @@ def _topic(noun: str, text: str, *lines: str) -> Topic:
 TASKS: Mapping[str, Sequence[Topic]] = {
     "See": (
         _topic(
+            "describe",
+            "all about a uuid, name or address",
+            "describe describe.command:Describe",
+        ),
+        _topic(
             "top|topology",
             "cloud at a glance; hosts as trees",
             "top views.top:Top",

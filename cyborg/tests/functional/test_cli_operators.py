@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from cyborg.cli.common.rest import RestClient
 from cyborg.tests.fixtures.clouds.filled_service import INSTANCE, LOST_HOST, Client, filled_service
 from cyborg.tests.fixtures.clouds.standalone import HOST
 
@@ -108,6 +109,83 @@ def test_audit_prints_summary_and_advice(cyborg: Client) -> None:
     _, err = cyborg.run("audit", code=1)
     assert re.search(r"^2 hosts compared, \d+ differences?$", err, re.MULTILINE)
     assert re.search(r"^agent_unreachable: Check that cyborg-agent runs", err, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("command", "column", "kind", "sections"),
+    [
+        ("device-list --address 0000:0c:00.0", "UUID", "device", {"accelerators", "custody"}),
+        ("device-list --address 0000:0c:00.0", "Address", "device", {"services", "jobs"}),
+        ("service-list --kind daemon", "Host", "host", {"devices", "hardware", "jobs"}),
+        ("service-list", "UUID", "service", {"devices"}),
+        (f"arq-list --instance {INSTANCE}", "UUID", "accelerator request", {"profile"}),
+        (f"arq-list --instance {INSTANCE}", "Instance", "instance", {"requests"}),
+        ("device-context-list", "UUID", "device context", {"requests", "why_it_can_be_served"}),
+        ("device-context-list", "Name", "device context", {"requests"}),
+        ("device-context-list --long", "Profile", "device context", {"requests"}),
+        ("accelerator-list --state bound", "UUID", "accelerator", {"device", "request"}),
+        ("accelerator-list --state bound", "Name", "accelerator", {"device"}),
+        ("device-profile-list", "Name", "device profile", {"contexts"}),
+        ("driver-list", "Driver", "driver", {"hosts", "jobs"}),
+        ("deployable-list", "UUID", "deployable", {"attributes", "jobs"}),
+        ("deployable-list", "Provider", "deployable", {"jobs"}),
+        ("attribute-list", "UUID", "attribute", {"deployable"}),
+        ("job-list", "UUID", "job", {"steps"}),
+        ("service-list --kind backend", "UUID", "backend", {"devices"}),
+        ("outbox-list", "UUID", "message", set()),
+    ],
+)
+def test_describe_shows_an_object_with_a_bounded_number_of_requests(
+    cyborg: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    column: str,
+    kind: str,
+    sections: set[str],
+) -> None:
+    name = cyborg.field(command, column)
+    paths: list[str] = []
+    call = RestClient.call
+
+    def count(self: RestClient, method: str, path: str, *more: object, **options: object) -> object:
+        paths.append(path)
+        return call(self, method, path, *more, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RestClient, "call", count)
+    found = json.loads(cyborg.run(f"describe {name} -f json")[0])
+    assert found["kind"] == kind
+    assert sections <= set(found["related"]), set(found["related"])
+    assert not [part["error"] for part in found["related"].values() if part["error"]]
+    assert len(paths) <= 25, paths
+    monkeypatch.setenv("COLUMNS", "80")
+    out, _ = cyborg.run(f"describe {name}")
+    assert out.startswith(kind.capitalize())
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_describe_says_what_hinders_an_object(cyborg: Client) -> None:
+    down = cyborg.field(f"device-list --host {HOST} --status maintaining")
+    out, _ = cyborg.run(f"describe {down[:13]}")
+    assert "  - Placement offers device 0000:0e:00.0: no: maintaining\n" in out
+    job = cyborg.field("job-list --state failed")
+    out, _ = cyborg.run(f"describe {job}")
+    assert f"Hindered by:\n  - {HOST} (second) rolled_back: no-power\n\n" in out
+    bound = cyborg.field("device-list --address 0000:0c:00.0")
+    assert "Hindered by nothing that is known\n" in cyborg.run(f"describe {bound}")[0]
+
+
+def test_describe_of_several_or_no_objects_lists_candidates(cyborg: Client) -> None:
+    cyborg.run("device-context-create --resources=FPGA:1 --name=fake")
+    uuid = cyborg.field("device-context-list --sort-column Name")
+    try:
+        _, err = cyborg.run("describe fake", code=1)
+    finally:
+        cyborg.run(f"device-context-delete {uuid}")
+    assert err.startswith("'fake' names 2 objects, give the uuid:\ndriver ")
+    assert f"\ndevice context {uuid} (fake, " in err
+    for name in ("none-such", "0000:ff:00.0", "ffffffff", INSTANCE.replace("6", "7")):
+        _, err = cyborg.run(f"describe {name}", code=1)
+        assert err.startswith(f"no object has the uuid, name or address '{name}': looked for ")
 
 
 def test_service_delete_removes_a_lost_host(cyborg: Client) -> None:

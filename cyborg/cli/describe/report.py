@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything about one object: its fields, what belongs to it, and what hinders it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cyborg.cli import device_profiles
+from cyborg.cli.common import formatting
+from cyborg.cli.common.collection import Collection
+from cyborg.cli.common.errors import CommandError
+from cyborg.cli.common.rest import RestClient
+from cyborg.cli.describe.kinds import EXPLANATION, REASONS, Kind, Related
+from cyborg.cli.describe.lookup import Found
+from cyborg.cli.devices import format_schedulable_until
+from cyborg.cli.jobs import format_step
+from cyborg.core.hosts.liveness import Liveness
+
+MAX_NAMED = 10
+"""Maximum number of devices, backends or steps that are named as hindrances."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Objects that belong to an object; ``error`` tells why they are unknown, if they are."""
+
+    title: str
+    collection: Collection
+    rows: Sequence[Mapping[str, Any]]
+    has_more: bool = False
+    error: str | None = None
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the section as JSON."""
+        rows = list(map(_with_types, self.rows))
+        return {"rows": rows, "has_more": self.has_more, "error": self.error}
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """An object with everything about it."""
+
+    kind: Kind
+    row: Mapping[str, Any]
+    sections: Sequence[Section]
+
+    def hindrances(self) -> list[str]:
+        """Return what prevents the use of the object, or its progress."""
+        return list(dict.fromkeys(find_hindrances(self)))
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the description as JSON, with all fields of all objects."""
+        related = {
+            section.title.lower().replace(" ", "_"): section.to_document()
+            for section in self.sections
+        }
+        return {
+            "kind": self.kind.noun,
+            "object": _with_types(self.row),
+            "hindrances": self.hindrances(),
+            "related": related,
+        }
+
+
+def _with_types(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: formatting.read_value(row, key) for key in row}
+
+
+def describe(rest: RestClient, found: Found) -> Description:
+    """Return everything about an object, with one request for each section. Raise CommandError."""
+    kind, row = found.kind, found.row
+    if not kind.is_listed:
+        row = kind.collection.read_one(rest, str(row["uuid"]))
+    sections = [_read_section(rest, row, related) for related in kind.related]
+    parts = [
+        Section(title, collection, row[key], f"{key}_links" in row)
+        for key, (title, collection) in kind.parts.items()
+        if row.get(key)
+    ]
+    return Description(kind, row, [*parts, *(section for section in sections if section)])
+
+
+def _read_section(rest: RestClient, row: Mapping[str, Any], related: Related) -> Section | None:
+    collection = related.collection
+    try:
+        name = row.get(related.key or "uuid")
+        if related.key and name is None:
+            return None
+        if related.key and not related.below:
+            return Section(related.title, collection, [collection.read_one(rest, str(name))])
+        params = {parameter: row.get(field) for parameter, field in related.filters.items()}
+        if None in params.values():
+            return None
+        path = collection.path
+        if related.below:
+            path = f"{collection.object_path(str(name))}/{related.below}"
+        page = rest.call("GET", path, params={**params, **related.fixed})
+    except CommandError as exc:
+        # Without a status the service did not answer at all.
+        if exc.status is None:
+            raise
+        return Section(related.title, collection, (), error=str(exc))
+    if related.below == EXPLANATION:
+        return Section(related.title, collection, list(device_profiles.summary_rows(page)))
+    key = collection.rows_key
+    return Section(related.title, collection, page[key], f"{key}_links" in page)
+
+
+def find_hindrances(description: Description) -> Iterator[str]:
+    """Yield what prevents the use of an object, according to its fields and its sections."""
+    row = description.row
+    yield from _own_hindrances(row)
+    if description.kind.noun == "device" and (text := _not_offered(row)):
+        yield text
+    if description.kind.noun in ("service", "backend"):
+        yield from _service_hindrances(row, None)
+    for section in description.sections:
+        yield from _limited(_section_hindrances(section, row))
+
+
+def _own_hindrances(row: Mapping[str, Any]) -> Iterator[str]:
+    # The error of a job with steps repeats the errors of the steps.
+    for key in ("undeliverable_reason",) if row.get("steps") else ("error", "undeliverable_reason"):
+        if row.get(key):
+            yield str(row[key])
+    if row.get("health") not in (None, "ok") and row.get("health_reason"):
+        yield f"{row['health']}: {row['health_reason']}"
+    for key in ("state_reasons", "job_errors"):
+        yield from (str(reason) for reason in row.get(key) or ())
+    for key in ("placement", "successor"):
+        nested = row.get(key)
+        if isinstance(nested, Mapping) and nested.get("error"):
+            yield f"{key}: {nested['error']}"
+
+
+def _section_hindrances(section: Section, row: Mapping[str, Any]) -> Iterator[str]:
+    if section.title == "Services":
+        for service in section.rows:
+            yield from _service_hindrances(service, row.get("backend"))
+    elif section.title == "Devices":
+        yield from filter(None, map(_not_offered, section.rows))
+    elif section.title == "Steps":
+        yield from (format_step(step) for step in section.rows if step["error"])
+    elif section.title == "Hosts":
+        for host in section.rows:
+            if host["error"]:
+                yield f"{host['host']} ({host['backend']}) {host['status']}: {host['error']}"
+    elif section.title == REASONS and not _fits(section):
+        for each in section.rows:
+            if each["result"] != device_profiles.FITS:
+                yield f"{each['result']}: {each.get('reason')}"
+
+
+def _service_hindrances(service: Mapping[str, Any], backend: str | None) -> Iterator[str]:
+    """Yield why a daemon or its backends, or one backend, do not work."""
+    if service["state"] != Liveness.UP:
+        yield f"{service['binary']} of host {service['host']} is {service['state']}"
+    for each in service["backends"]:
+        if backend in (None, each["name"]) and each["error"]:
+            yield f"backend {each['name']} of host {service['host']}: {each['error']}"
+
+
+def _fits(section: Section) -> bool:
+    groups = [row for row in section.rows if row["result"] == device_profiles.FITS]
+    return all(row.get("providers", 1) for row in groups)
+
+
+def _not_offered(device: Mapping[str, Any]) -> str | None:
+    text = format_schedulable_until(device)
+    return None if text == "yes" else f"Placement offers device {device['address']}: {text}"
+
+
+def _limited(texts: Iterator[str]) -> Iterator[str]:
+    found = list(texts)
+    yield from found[:MAX_NAMED]
+    if len(found) > MAX_NAMED:
+        yield f"{len(found) - MAX_NAMED} more"

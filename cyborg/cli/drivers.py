@@ -27,7 +27,8 @@ SHORT = formatting.columns_of("name=Driver, type, version, support, hosts")
 FIELDS = formatting.columns_of("name=Driver, uuid, type, version, support, hosts")
 DETAIL = formatting.columns_of("abilities, options", after=FIELDS)
 HOST_DETAIL = formatting.columns_of("settings", after=DETAIL)
-DRIVERS = Collection("/drivers", SHORT, FIELDS)
+LONG = formatting.columns_of("abilities, num_hosts=Number of hosts, statuses", after=FIELDS)
+DRIVERS = Collection("/drivers", SHORT, LONG)
 _DRIVER = argument("driver_id", help="name or uuid of the driver")
 _ON_ALL = (
     "only on this host; by default on all hosts",

@@ -14,7 +14,7 @@ from cyborg.cli.common.collection import Collection
 SHORT = formatting.columns_of("uuid, host, address, driver, acc_specs=Specs, acc_status=Status")
 LONG = formatting.columns_of(
     "health, backend, vendor_id=Vendor, product_id=Product, vendor=Vendor name, "
-    "model=Product name, numa_node, serial, not_offered",
+    "model=Product name, numa_node, serial, not_offered, host_down",
     after=SHORT,
 )
 

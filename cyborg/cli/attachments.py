@@ -115,8 +115,8 @@ class _Attach(base.WaitCommand, tables.ShowOne):
         if args.wait:
             path = ATTACHMENTS.object_path(row["uuid"])
             row = self.wait(path, _measure, "attaching", args.within, show_counts=False)
-            if row["state"] == AttachmentState.ERROR:
-                self.app.LOG.error("cannot attach: %s", row["error"])
+            if row["state"] != AttachmentState.ATTACHED:
+                self.app.LOG.error("cannot attach: %s", row["error"] or "it was cancelled")
                 self._status = 1
         return ATTACHMENTS.build_object(row)
 
@@ -228,6 +228,8 @@ class _Detach(base.WaitCommand):
 
 class Detach(_Detach, of=ATTACHMENTS):
     """Detach accelerators that were attached to a server with attach-instance.
+
+    An attach in progress is cancelled and undone.
 
     In the mode next-boot, a running server that may have the accelerators must be stopped before,
     or rebooted. In the mode live, its operating system must release them.

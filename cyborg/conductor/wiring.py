@@ -294,7 +294,9 @@ def build_conductor(
     return Conductor(
         accelerators=Accelerators(uow),
         arqs=arqs,
-        attachments=Attachments(conf, uow, instances, placement, attachment_task.wake),
+        attachments=Attachments(
+            conf, uow, instances and _shorten(instances, conf), placement, attachment_task.wake
+        ),
         attachment_runner=attachment_runner,
         attributes=Attributes(uow),
         audits=audits,
@@ -363,6 +365,11 @@ def _make_attachment_runner(
 def _releases_orphans(conf: cfg.ConfigOpts) -> bool:
     """Return whether orphans are released; with orphan_grace = 0 they are only shown."""
     return bool(conf.nova.send_events and conf.conductor.orphan_grace != 0)
+
+
+def _shorten(nova: Nova, conf: cfg.ConfigOpts) -> Nova:
+    """Return a client whose two requests end within a call, with time for other work."""
+    return nova.with_timeout(conf.rpc.timeout / 4)
 
 
 def _make_watcher(

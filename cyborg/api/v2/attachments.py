@@ -129,7 +129,10 @@ class Controller(Resource):
         raises=(NotFound, Conflict),
     )
     def delete(self, request: RequestContext, uuid: str, reboot: str | None) -> None:
-        """Start to detach the accelerators of an attachment; it is deleted at the end."""
+        """Start to detach the accelerators of an attachment; it is deleted at the end.
+
+        An attach in progress is cancelled and undone.
+        """
         if ATTACHMENTS.read_row(self, request, uuid)["instance_uuid"] is None:
             request.caller.require(DELETE_FOR_HOST)
         self._delete(request, uuid, None, reboot)

@@ -17,7 +17,7 @@ from cyborg.conductor.arqs.project_lock import run_with_lock
 from cyborg.conductor.attachments.context_lease import find_lease
 from cyborg.conductor.attachments.guests import running_error
 from cyborg.conductor.attachments.handle_types import check_selected
-from cyborg.conductor.attachments.host_check import is_on_other_host
+from cyborg.conductor.attachments.host_check import ask_first, is_on_other_host
 from cyborg.conductor.attachments.limit import check_limit
 from cyborg.conductor.attachments.live_hosts import check_live
 from cyborg.conductor.attachments.repeated_requests import check_same, schedule_reboot
@@ -169,7 +169,7 @@ class Attachments:
 
         Raise NotFound, WrongState, Conflict, Unavailable.
         """
-        found = self._require_nova().get_attachable(instance)
+        found = ask_first(self._require_nova().get_attachable, instance)
         server = core.check_server(found, instance, scope, mode)
         if mode is Mode.LIVE:
             # By the names that are known before the devices: the step ``bind`` knows the host.
@@ -216,6 +216,8 @@ class Attachments:
     ) -> None:
         """Start to detach one attachment, or all attachments of an instance, or of a host itself.
 
+        An attach in progress is cancelled and undone; then the attachment is deleted.
+
         ``accelerator`` selects the attachment that holds this accelerator; raise Conflict if it
         holds others too. An attachment in error is deleted at once, since it holds no resources.
         Raise Invalid, NotFound, WrongState, Conflict, Unavailable.
@@ -246,18 +248,13 @@ class Attachments:
 
         def start(tx: sa.Connection) -> None:
             locked = _lock(tx, selector)
-            if busy := [row for row in locked if row["state"] == AttachmentState.ATTACHING]:
-                raise WrongState(
-                    f"attachment {busy[0]['uuid']} is {busy[0]['state']}, wait until it is "
-                    f"{AttachmentState.ATTACHED} or in {AttachmentState.ERROR}",
-                    state=busy[0]["state"],
-                )
             ids = [row["id"] for row in locked]
             if reboot:
                 store.request_reboot(tx, ids, now)
             # The attachments of a host are never among those of an instance.
             step = first_detach_step(Mode(locked[0]["mode"]))
             store.start_detach(tx, ids, step, now, reboot=reboot)
+            store.start_detach(tx, ids, None, now, reboot=reboot)
             store.delete_failed(tx, ids)
 
         self._uow.run_once(start)
@@ -282,8 +279,8 @@ class Attachments:
         uuid = attached[0]["instance_uuid"]
         if uuid is None:  # the host itself: what uses the devices there is not known here
             return
-        actions = self._require_nova().list_actions(uuid)
-        server = self._require_nova().get_attachable(uuid)
+        actions = ask_first(self._require_nova().list_actions, uuid)
+        server = ask_first(self._require_nova().get_attachable, uuid)
         if server is not None and server.locked and scope is not None:
             raise WrongState(f"instance: {core.locked_error(uuid)}", field="instance")
         if reboot or server is None or core.has_no_guest(server):

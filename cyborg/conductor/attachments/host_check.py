@@ -1,19 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare the host of a resource provider with the host of a server, before an attachment exists.
+"""Ask Nova about a server, and compare its host with a device's, before anything is changed.
 
 Nova and an agent may name one host differently, so Placement decides: its tree of resource
 providers has one root for each compute node.
 """
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from cyborg.clients.placement import Placement
 from cyborg.core.attachments.server import Server
-from cyborg.core.errors import CyborgError
+from cyborg.core.errors import CyborgError, TimedOut, Unavailable
 from cyborg.core.log import get_logger
 
 LOG = get_logger(__name__)
 
 TIMEOUT = 5.0
 """Seconds for a request to Placement: the caller waits, and the check can be omitted."""
+
+T = TypeVar("T")
+
+
+def ask_first(ask: Callable[[str], T], uuid: str) -> T:
+    """Return the answer of Nova about a server. Raise Unavailable, but not TimedOut, and others."""
+    try:
+        return ask(uuid)
+    except TimedOut as exc:
+        # TimedOut would leave open whether the request of the caller has taken effect.
+        raise Unavailable(f"{exc.message}; nothing was changed, retry later") from exc
 
 
 def is_on_other_host(placement: Placement, provider: str, server: Server) -> bool:

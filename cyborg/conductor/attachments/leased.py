@@ -92,22 +92,28 @@ class LeasedAttachment:
             self.row["device_profile_name"], self.row["device_context"], self.row["accelerator"]
         )
 
+    @property
+    def _expected(self) -> dict[str, Any]:
+        """Return the columns that a commit expects to be unchanged."""
+        return {"step": self.row["step"], "state": self.row["state"]}
+
     def commit(
         self, values: Mapping[str, Any], work: Callable[[sa.Connection], T | None] = lambda _: None
     ) -> T | None:
         """Write columns and run ``work`` in one transaction; return the result. Raise LeaseLost.
 
         The row is locked before ``work`` runs. LeaseLost is also raised if the recorded step has
-        changed: an earlier commit, whose outcome was unknown, has taken effect. At the end of an
-        attach it is also raised if a reboot was requested meanwhile.
+        changed: an earlier commit, whose outcome was unknown, has taken effect. It is also raised
+        if the attach was cancelled meanwhile, and at its end if a reboot was requested.
         """
         renewed = {**values, "lease_until": self._now() + timedelta(seconds=self._seconds)}
-        # A concurrent request for a reboot must not be lost: the next lease reads it.
-        reboot = self.row["reboot"] if values.get("state") == AttachmentState.ATTACHED else None
-        step = self.row["step"]
+        expected = self._expected
+        if values.get("state") == AttachmentState.ATTACHED:
+            # A concurrent request for a reboot must not be lost: the next lease reads it.
+            expected = {**expected, "reboot": self.row["reboot"]}
 
         def run(tx: sa.Connection) -> T | None:
-            if not store.write(tx, self.row["id"], self._owner, renewed, step, reboot=reboot):
+            if not store.write(tx, self.row["id"], self._owner, renewed, expected):
                 raise LeaseLost
             return work(tx)
 
@@ -160,14 +166,20 @@ class LeasedAttachment:
         self.commit({**failed, **values}, lambda tx: work(tx) and None)
 
     def release(self, next_try_at: datetime, **values: Any) -> None:
-        """End the lease; the work continues at ``next_try_at``."""
-        row = {**values, "next_try_at": next_try_at, "owner": None, "lease_until": None}
-        self._uow.run(lambda tx: store.write(tx, self.row["id"], self._owner, row))
+        """End the lease; the work continues at ``next_try_at``, or now if it was cancelled."""
+        free = {"owner": None, "lease_until": None}
+        row, id_ = {**values, **free, "next_try_at": next_try_at}, self.row["id"]
+
+        def run(tx: sa.Connection) -> None:
+            if not store.write(tx, id_, self._owner, row, {"state": self.row["state"]}):
+                store.write(tx, id_, self._owner, free)
+
+        self._uow.run(run)
 
     def _delete(self, work: Callable[[sa.Connection], object]) -> None:
         def run(tx: sa.Connection) -> None:
             # Locks the row before the ARQs, as all transactions on attachments do.
-            if not store.write(tx, self.row["id"], self._owner, {"step": None}, self.row["step"]):
+            if not store.write(tx, self.row["id"], self._owner, {"step": None}, self._expected):
                 raise LeaseLost
             work(tx)
             store.delete(tx, self.row["id"], self._owner)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Work on attachments: run the steps of each, in the conductor that has leased it.
 
-If a conductor stops, another one repeats the recorded step. An attach that fails, or is not
-complete in time, is undone. An undo and a detach are retried until they are done.
+If a conductor stops, another one repeats the recorded step. An attach that fails, is cancelled, or
+is not complete in time, is undone. An undo and a detach are retried until they are done.
 """
 
 import threading
@@ -153,6 +153,10 @@ class AttachmentRunner:
         """Run one step. If an attach fails, start the undo."""
         step = work.step
         is_attach, is_final = step in ATTACH_STEPS, False
+        if is_attach and work.row["state"] == AttachmentState.DETACHING:
+            LOG.info("Attach was cancelled at step %s and is undone", step)
+            work.commit({"step": first_undo_step(step, work.mode), "attempts": 0})
+            return None
         kept: dict[str, Any] = {}
         wait: Wait | None
         try:

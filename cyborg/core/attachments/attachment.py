@@ -5,7 +5,7 @@ Attach::
 
     allocate -> bind -> prepare [-> plug] -> expose [-> reboot] -> attached
 
-Detach, and undo of an attach that failed at any of these steps::
+Detach, and undo of an attach that failed or was cancelled at any of these steps::
 
     hide -> guest [-> unplug] -> release -> clean -> shrink -> deleted, or in error
 

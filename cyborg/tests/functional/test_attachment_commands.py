@@ -155,6 +155,22 @@ def test_commands(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "has no attachment" in error
 
 
+def test_attach_in_progress_is_cancelled_by_commands(service: Service) -> None:
+    instance = service.boot()
+    service.nova.reboot_status = 409
+    try:
+        uuid = service.cyborg.field(f"attach-instance {instance} --profile one-fpga --reboot")
+        wait_until(
+            "the attach waits for Nova",
+            lambda: service.cyborg.field(f"attachment-show {uuid}", "Step") == "reboot",
+        )
+        service.cyborg.run(f"detach-instance {instance} --attachment {uuid} --wait")
+    finally:
+        service.nova.reboot_status = 202
+    assert service.call("GET", f"attachments/{uuid}").status_code == 404
+    assert service.allocated(instance) == 1
+
+
 def test_failed_attach_sets_the_exit_status(service: Service) -> None:
     instance = service.boot()
     groups = [{"resources:FPGA": "200"}]

@@ -8,8 +8,10 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from cyborg.core.errors import OverLimit
+from cyborg.conductor.arqs.limits import LimitEnforcer, StaticLimits
+from cyborg.core.errors import NotFound, OverLimit
 from cyborg.db import schema
+from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write.attachments import records
 from cyborg.testing.fake_nova import FakeNova
 from cyborg.tests.fixtures.databases import rows
@@ -51,6 +53,32 @@ def test_detach_gives_room_for_another_attachment(env: Env) -> None:
     env.detach()
     env.settle()
     assert env.attach(uuid=str(uuid4()))["state"] == "attaching"
+
+
+def test_member_attaches_within_the_units_of_its_project_only(env: Env) -> None:
+    """A caller with a scope, as a member whom the policy allows to attach."""
+    env.conf.set_override("project_limits", [f"{PROJECT}:FPGA:2"], group="quota")
+    env.enforcer = LimitEnforcer(UnitOfWork(env.engine), StaticLimits(env.conf))
+    env.start_conductor()
+    env.attach(PROJECT)
+    env.settle()
+    assert env.check() == "attached"
+    env.attach(PROJECT, uuid=str(uuid4()))
+    env.settle()
+    first, second = env.rows()
+    assert (first["state"], second["state"]) == ("attached", "error")
+    assert f"project {PROJECT} uses 2 units of FPGA and the limit is 2" in second["error"]
+    assert (env.allocated(), env.owned()) == (2, 2), "nothing is left of the second one"
+    with pytest.raises(NotFound, match="no server"):
+        env.attach("project-2")
+    with pytest.raises(NotFound, match="has no attachment"):
+        env.detach("project-2")
+    env.detach(PROJECT)
+    env.settle()
+    assert env.check() == "detached"
+    env.attach(PROJECT)
+    env.settle()
+    assert env.check() == "attached"
 
 
 def test_limit_of_0_refuses_each_attachment(env: Env) -> None:

@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from cyborg.core.errors import Conflict, CyborgError, Invalid, NotFound, Unavailable, WrongState
+from cyborg.core.errors import Conflict, CyborgError, Invalid, NotFound, WrongState
 from cyborg.db import schema
 from cyborg.testing.fake_nova import FakeNova
 from cyborg.tests.fixtures.databases import rows
@@ -132,14 +132,6 @@ def test_detach_of_nothing_is_not_found(env: Env) -> None:
         env.attachments.delete(UNKNOWN, None, None, False)
 
 
-def test_detach_while_attaching_is_refused(env: Env) -> None:
-    env.attach()
-    with pytest.raises(WrongState, match="is attaching, wait"):
-        env.detach()
-    env.settle()
-    assert env.check() == "attached"
-
-
 def test_other_project_finds_nothing(env: Env) -> None:
     with pytest.raises(NotFound, match="no server"):
         env.attach("project-2")
@@ -203,13 +195,6 @@ def test_unknown_profile_and_unknown_server(env: Env) -> None:
     with pytest.raises(NotFound, match="no server"):
         env.attach(instance_uuid=UNKNOWN)
     assert rows.read(env.engine, schema.attachments) == []
-
-
-def test_nova_away_writes_nothing(env: Env) -> None:
-    env.nova.status = 503
-    with pytest.raises(Unavailable):
-        env.attach()
-    assert env.rows() == []
 
 
 def test_no_capacity_is_an_error_that_leaves_nothing(

@@ -153,8 +153,12 @@ def test_member_who_may_attach_may_not_choose_an_accelerator_or_a_host(
 ) -> None:
     cloud = keystone_cloud
     allowed = "rule:elevated or rule:project_member or rule:service"
-    cloud.set_policy({"cyborg:attachment:create": allowed})
+    operations = ("create", "delete")
+    cloud.set_policy({f"cyborg:attachment:{name}": allowed for name in operations})
     try:
+        for name, status in (("member", 404), ("reader", 403)):
+            answer = cloud.call(name, "DELETE", f"/v2/attachments/{NOBODY}")
+            assert answer.status_code == status, answer.text
         for name, refused in (("member", True), ("admin", False)):
             body = {"instance_uuid": NOBODY, "accelerator": "x"}
             assert cloud.call(name, "POST", "/v2/attachments", body).status_code == 400

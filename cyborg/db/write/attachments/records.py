@@ -6,6 +6,7 @@ The lease guards every write of a conductor: a conductor that has lost the lease
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 import sqlalchemy as sa
@@ -160,12 +161,17 @@ def provider_of(tx: sa.Connection, accelerator: str) -> str | None:
 
 
 def start_detach(
-    tx: sa.Connection, ids: Collection[int], step: Step, now: datetime, *, reboot: bool
+    tx: sa.Connection, ids: Collection[int], step: Step | None, now: datetime, *, reboot: bool
 ) -> int:
-    """Change attached attachments to detaching; return how many were changed."""
+    """Change attached attachments to detaching; return how many were changed.
+
+    Without ``step``, change those that are being attached or undone, and keep their step: then the
+    work on a step of the attach is cancelled, and undone from this step.
+    """
+    source = AttachmentState.ATTACHING if step is None else AttachmentState.ATTACHED
     values = {
+        **({} if step is None else {"step": step}),
         "state": AttachmentState.DETACHING,
-        "step": step,
         "request_key": None,
         "reboot": reboot,
         "reboot_marker": None,
@@ -175,7 +181,7 @@ def start_detach(
         "next_try_at": now,
         "trace_context": tracing.current_context(),
     }
-    guard = (attachments.c.id.in_(ids), attachments.c.state == AttachmentState.ATTACHED)
+    guard = (attachments.c.id.in_(ids), attachments.c.state == source)
     return tx.execute(sa.update(attachments).where(*guard).values(**values)).rowcount
 
 
@@ -245,22 +251,16 @@ def write(
     id_: int,
     owner: str,
     values: Mapping[str, Any],
-    step: str | None = None,
-    *,
-    reboot: bool | None = None,
+    expected: Mapping[str, Any] = MappingProxyType({}),
 ) -> bool:
     """Write columns of a leased attachment; return whether ``owner`` still had the lease.
 
-    With ``step``, write nothing unless it still is the recorded step: an earlier commit whose
-    outcome is unknown may have changed the step. With ``reboot``, write nothing unless it still is
-    the recorded value: a request may have changed it. Raise oslo.db's DBDuplicateEntry if another
-    attachment changes the instance's allocation.
+    Write nothing unless the columns ``expected`` still have these values: a request may have
+    changed them, or an earlier commit whose outcome is unknown. Raise oslo.db's DBDuplicateEntry if
+    another attachment changes the instance's allocation.
     """
     leased = [attachments.c.id == id_, attachments.c.owner == owner]
-    if step is not None:
-        leased.append(attachments.c.step == step)
-    if reboot is not None:
-        leased.append(attachments.c.reboot == reboot)
+    leased += [attachments.c[name] == value for name, value in expected.items()]
     return bool(tx.execute(sa.update(attachments).where(*leased).values(**values)).rowcount)
 
 

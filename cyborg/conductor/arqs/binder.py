@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from oslo_config import cfg
 
 from cyborg import tracing
-from cyborg.conductor.arqs.claim_plan import BindContext, BindResult
+from cyborg.conductor.arqs.claim_plan import AllocationsUnread, BindContext, BindResult
 from cyborg.conductor.arqs.claims import ClaimLost
 from cyborg.conductor.arqs.context_states import record_refusal
 from cyborg.conductor.arqs.limits import LimitEnforcer, run_with_limits
@@ -81,35 +81,37 @@ class Binder:
         return replace(context, now=self._now())
 
     def make_instance_context(self, instance: str, project: str | None) -> BindContext:
-        """Return the context of a bind; without ``project``, ask Placement about the instance."""
-        verified, found = True, InstanceAllocations()
-        context = self.make_context()
-        units: Mapping[str, int] | None = None
-        error: str | None = None
-        if project is None and self._owners is not None:
-            started = time.monotonic()
-            try:
-                with tracing.child_span("bind.find_project"):
-                    found = self._owners.find_allocations(instance)
-                    units = found.units
-            except Unavailable as exc:
-                error = exc.message
-            self._metrics.observe(BIND_SECONDS, time.monotonic() - started, "owner")
-            if error is not None:
-                LOG.warning(
-                    "Cannot determine the project of an instance now, will retry: %s",
-                    error,
-                    instance=instance,
-                )
-            verified = found.project is not None
+        """Return the context of a bind; without ``project``, ask Placement about the instance.
+
+        With ``project``, Placement is only asked if the device is cordoned: it adds a request to
+        each bind, and binds continue while it is away.
+        """
+        context = replace(self.make_context(), cordon_grace=self._conf.conductor.cordon_grace)
+        if project is not None or self._owners is None:
+            return context
+        found, error = self._find_allocations(instance)
         return replace(
             context,
             project=found.project,
-            owner_verified=verified,
-            allocated=units,
-            cordon_grace=self._conf.conductor.cordon_grace,
+            owner_verified=found.project is not None,
+            allocated=None if error else found.units,
             owner_error=error,
         )
+
+    def _find_allocations(self, instance: str) -> tuple[InstanceAllocations, str | None]:
+        """Return the allocations of an instance, or why Placement did not answer."""
+        if self._owners is None:
+            return InstanceAllocations(), None
+        started = time.monotonic()
+        try:
+            with tracing.child_span("bind.find_project"):
+                return self._owners.find_allocations(instance), None
+        except Unavailable as exc:
+            error = exc.message
+        finally:
+            self._metrics.observe(BIND_SECONDS, time.monotonic() - started, "owner")
+        LOG.warning("Cannot read the allocations of an instance now: %s", error, instance=instance)
+        return InstanceAllocations(), error
 
     def run(
         self,
@@ -205,6 +207,10 @@ class Binder:
                     return self._uow.run_once(call, answer)
             except ClaimLost:
                 continue
+            except AllocationsUnread as exc:
+                found, error = self._find_allocations(exc.instance)
+                units = None if error else found.units
+                context = replace(context, allocated=units, owner_error=error)
             except NoHandle as exc:
                 return exc
         return NoHandle(

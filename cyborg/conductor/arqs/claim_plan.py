@@ -28,6 +28,14 @@ from cyborg.db.write import handle_claims, jobs
 from cyborg.db.write import services as agents
 
 
+class AllocationsUnread(Exception):
+    """A device is cordoned, so the bind needs the allocations of the instance. Roll back."""
+
+    def __init__(self, instance: str) -> None:
+        super().__init__(instance)
+        self.instance = instance
+
+
 @dataclass(frozen=True, slots=True)
 class BindContext:
     """Context of a bind that is not part of the request.
@@ -40,8 +48,8 @@ class BindContext:
     host, binds without this. ``handle`` is the uuid of the only handle that may be claimed, None
     for any. ``allocated`` are the units that Placement has allocated to the instance, by provider,
     None if it was not asked or did not answer, and ``cordon_grace`` is the time in seconds for
-    which these are honoured after a cordon.
-    ``owner_error`` is why Placement did not answer about the instance.
+    which these are honoured after a cordon. ``owner_error`` is why Placement did not answer about
+    the instance.
     """
 
     now: datetime
@@ -151,8 +159,8 @@ def _find_honoured(
 ) -> frozenset[str]:
     """Return the providers whose cordon does not count, because Placement served the instance.
 
-    What the instance has already counts: an allocation is served once. Raise Unavailable if the
-    allocations decide and Placement did not answer.
+    What the instance has already counts: an allocation is served once. Raise AllocationsUnread if
+    the allocations decide and are not in the context, Unavailable if Placement did not answer.
     """
     cordoned = {
         row["provider"]: row["deployable_id"]
@@ -161,18 +169,19 @@ def _find_honoured(
     }
     if not cordoned or instance is None:
         return frozenset()
-    allocated = context.allocated or {}
     if context.owner_error is not None:
         raise Unavailable(
             f"it is unknown whether the instance was served before its device was cordoned: "
             f"{context.owner_error}"
         )
+    if context.allocated is None:
+        raise AllocationsUnread(instance)
     owned = handle_claims.count_owned(tx, cordoned.values(), instance)
     wanted = Counter(demand.provider for demand in plan.demands)
     return frozenset(
         provider
         for provider, id_ in cordoned.items()
-        if owned.get(id_, 0) + wanted[provider] <= allocated.get(provider, 0)
+        if owned.get(id_, 0) + wanted[provider] <= context.allocated.get(provider, 0)
     )
 
 

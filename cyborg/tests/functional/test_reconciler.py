@@ -72,18 +72,24 @@ def cloud(engine: sa.Engine, node: Node) -> Cloud:
     return Cloud(engine, node)
 
 
-def test_server_in_build_gets_its_device_after_a_cordon(cloud: Cloud) -> None:
-    """With the calls of Nova's conductor: the allocation, then the cordon, then the bind."""
+@pytest.mark.parametrize("caller", [{}, {"instance_project": "project-1"}])
+def test_server_in_build_gets_its_device_after_a_cordon(
+    cloud: Cloud, caller: dict[str, str]
+) -> None:
+    """With the calls of Nova's conductor: the allocation, then the cordon, then the bind.
+
+    Nova calls with the token of the server's owner, whose project is that of the instance.
+    """
     building, late = str(uuid4()), str(uuid4())
     cloud.allocate(building, "project-1")
     (device,) = rows.read(cloud.engine, schema.devices)
     Devices(UnitOfWork(cloud.engine)).set_status(device["uuid"], "maintaining")
-    cloud.bind(cloud.requests, cloud.create("project-1"), building)
+    cloud.bind(cloud.requests, cloud.create("project-1"), building, **caller)
     assert cloud.of(building)["state"] == "Bound"
     with pytest.raises(NoHandle, match="under maintenance"):
-        cloud.bind(cloud.requests, cloud.create("project-1"), late)
+        cloud.bind(cloud.requests, cloud.create("project-1"), late, **caller)
     with pytest.raises(Unavailable, match="before its device was cordoned: Placement is away"):
-        cloud.bind(cloud.blind, cloud.create("project-1"), str(uuid4()))
+        cloud.bind(cloud.blind, cloud.create("project-1"), str(uuid4()), **caller)
 
 
 def test_leaked_device_is_released_and_offered_again(cloud: Cloud) -> None:

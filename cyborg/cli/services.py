@@ -11,7 +11,6 @@ from cliff import columns
 from cyborg.cli.common import base, formatting, listing, tables
 from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
-from cyborg.cli.common.errors import CommandError
 from cyborg.cli.common.preview import Change, plan
 from cyborg.cli.devices import DEVICES
 from cyborg.core.hosts.liveness import Liveness
@@ -146,27 +145,34 @@ class ForgetHost(base.Command, tables.ShowOne, of=HOSTS):
     OPTIONS = (base.DRY_RUN,)
 
     def preview(self, args: argparse.Namespace) -> Iterator[Change]:
-        """Yield the daemons and devices of the host, and with --force the requests."""
+        """Yield the daemons and devices of the host, and with --force the requests.
+
+        The service counts them, and rejects what it would reject.
+        """
         rest = self.app.rest
-        services = SERVICES.list_all(rest, host=args.host, kind="daemon")
-        devices = DEVICES.list_all(rest, hostname=args.host)
-        if not services and not devices:
-            raise CommandError(f"nothing is stored of host {args.host}")
-        for row in services:
+        removed = self._call(args, dry_run="true")
+        for row in SERVICES.list_all(rest, host=args.host, kind="daemon"):
             yield plan("delete", "service", row)
-        for row in devices:
+        for row in DEVICES.list_all(rest, hostname=args.host):
             yield plan("delete", "device", row)
-        for row in rest.list_all("/accelerators", "accelerators", host=args.host):
+        owned = rest.list_all("/accelerators", "accelerators", host=args.host) if args.force else ()
+        for row in owned:
             if row["arq_uuid"] is not None:
                 request = {"uuid": row["arq_uuid"], "instance_uuid": row["instance_uuid"]}
-                action = "delete" if args.force else "be refused for"
-                yield plan(action, "accelerator request", request)
+                yield plan("delete", "accelerator request", request)
+        for key in ("tombstones", "resource_providers"):
+            if removed[key]:
+                yield Change("delete", f"{removed[key]} {key.replace('_', ' ')}", None, "")
+
+    def _call(self, args: argparse.Namespace, **params: str) -> Mapping[str, Any]:
+        force = {"force": "true"} if args.force else {}
+        path = HOSTS.object_path(args.host)
+        removed: Mapping[str, Any] = self.app.rest.call("DELETE", path, params=force | params)
+        return removed
 
     def take_action(self, args: argparse.Namespace) -> Any:
         """Remove the host and return the numbers."""
-        params = {"force": "true"} if args.force else {}
-        path = HOSTS.object_path(args.host)
-        return HOSTS.build_object(self.app.rest.call("DELETE", path, params=params))
+        return HOSTS.build_object(self._call(args))
 
 
 class Delete(base.CallEach, of=SERVICES):

@@ -310,11 +310,12 @@ class ConductorAPI(Protocol):
     def service_delete(self, uuid: str) -> None:
         """Delete a daemon that is down. Raise Invalid, NotFound, WrongState, InUse."""
 
-    def host_forget(self, host: str, force: bool) -> dict[str, Any]:
+    def host_forget(self, host: str, force: bool, dry_run: bool | None = None) -> dict[str, Any]:
         """Remove a host that left for good; return the number of removed objects of each kind.
 
         The answer has services, devices, accelerator_requests, tombstones and resource_providers.
-        Raise Invalid, NotFound, WrongState, InUse.
+        With ``dry_run`` it is the same, and nothing is removed. Raise Invalid, NotFound,
+        WrongState, InUse.
         """
 
     def audit_create(self, host: str | None, repair: bool) -> dict[str, Any]:

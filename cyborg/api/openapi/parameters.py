@@ -80,6 +80,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     "value": "The uuids or names of the device profiles, which are separated by commas.",
     "drain": "Whether the job waits until no accelerator of the backends is in use.",
     "force": "Whether accelerators in use are ignored.",
+    "hosts.forget_host:dry_run": "Whether only to show what would be removed.",
     "hosts.forget_host:force": "Whether the accelerator requests of the host, and the allocations "
     "of its resource providers, are deleted with it.",
     "drivers.uninstall:host": "The name of a host of the backends; by default all hosts. It can be "

@@ -111,6 +111,7 @@ class HostRemoval(types.JsonObject):
     resource_providers = wtypes.wsattr(int, mandatory=True)
 
 
+_SWITCH = types.Enum("true", "false")
 _Row = read.ServiceRow | read_backends.AgentBackendRow
 HOSTS = Collection("hosts", "service", read_hosts, Host, since=(2, 6))
 SERVICES = Collection("services", "service", read, Service, since=(2, 4))
@@ -170,17 +171,20 @@ class Controller(Resource):
         since=(2, 6),
         answer=HostRemoval,
         path={"host": types.Text(min_length=1)},
-        query={"force": types.Enum("true", "false")},
+        query={"force": _SWITCH, "dry_run": _SWITCH},
         raises=(NotFound, WrongState, InUse),
     )
-    def forget_host(self, request: RequestContext, host: str, force: str | None) -> Any:
+    def forget_host(
+        self, request: RequestContext, host: str, force: str | None, dry_run: str | None
+    ) -> Any:
         """Remove a host that left for good: its daemons, devices and resource providers.
 
         Its daemons must be down. Fails if any accelerator of the host is in use, except with
         ``force``: then the accelerator requests are deleted, and so are the allocations of the
-        resource providers in Placement.
+        resource providers in Placement. With ``dry_run`` nothing is removed, and the answer is the
+        same.
         """
-        removed = self.context.conductor.host_forget(host, force == "true")
+        removed = self.context.conductor.host_forget(host, force == "true", dry_run == "true")
         return {"host": host, **removed}
 
     def _show(self, kind: str | None) -> Callable[[RequestContext, _Row], Mapping[str, Any]]:

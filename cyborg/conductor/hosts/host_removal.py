@@ -65,7 +65,7 @@ class HostRemoval:
         self._now = now or uow.clock
         self._notices = notices or NotificationBuilder(conf, now=self._now)
 
-    def forget(self, host: str, force: bool) -> dict[str, Any]:
+    def forget(self, host: str, force: bool, dry_run: bool | None = None) -> dict[str, Any]:
         """Remove the daemons of a host that are down, its inventory and its resource providers.
 
         Return the number of removed objects of each kind. With ``force``, also delete the ARQs that
@@ -73,13 +73,18 @@ class HostRemoval:
         have allocated of its resource providers. Custody records stay, and so do the tombstones of
         devices with dirty handles: such a device must be cleaned if it ever returns.
 
-        All is one transaction; only Placement changes later. Raise Invalid, NotFound if nothing is
-        stored of the host, WrongState while a daemon is up or late or a job is about the host, and
-        InUse while a request holds a device and ``force`` is False.
+        All is one transaction; only Placement changes later. With ``dry_run`` the transaction is
+        rolled back: the numbers and errors are those of a removal. Raise Invalid, NotFound if
+        nothing is stored of the host, WrongState while a daemon is up or late or a job is about the
+        host, and InUse while a request holds a device and ``force`` is False.
         """
         host, now = check_text("host", host), self._now()
         if not isinstance(force, bool):
             raise Invalid("force: expected true or false", field="force")
+        if not isinstance(dry_run, bool | None):
+            raise Invalid("dry_run: expected true or false", field="dry_run")
+        if dry_run:
+            return self._count(host, force, now)
         try:
             result = self._uow.run_once(lambda tx: self._forget(tx, host, force, now), _to_dict)
         except DBDuplicateEntry as exc:
@@ -101,6 +106,18 @@ class HostRemoval:
         if result.providers:
             self._wake_publisher()
         return _to_dict(result)
+
+    def _count(self, host: str, force: bool, now: datetime) -> dict[str, Any]:
+        """Return what a removal would return. Raise its errors."""
+
+        def undo(tx: sa.Connection) -> None:
+            raise _RolledBackError(self._forget(tx, host, force, now))
+
+        try:
+            self._uow.run(undo)
+        except _RolledBackError as exc:
+            return _to_dict(exc.result)
+        raise AssertionError("the transaction was committed")
 
     def _forget(
         self, tx: sa.Connection, host: str, force: bool, now: datetime
@@ -144,6 +161,14 @@ class HostRemoval:
         """Delete the ARQs that hold devices of a host; unbind those of device contexts."""
         rows = arq_store.lock(tx, store.holders(tx, host))
         return self._arqs.release_arqs(tx, rows, keep=False) if rows else ReleaseResult(0)
+
+
+class _RolledBackError(Exception):
+    """Ends a transaction without a commit; ``result`` is what it would have done."""
+
+    def __init__(self, result: HostRemovalResult) -> None:
+        super().__init__()
+        self.result = result
 
 
 def _returned(host: str) -> WrongState:

@@ -60,7 +60,7 @@ GOLDEN = {
         "hardware_release": "1.0 (uuid)",
         "hello": "1.0 (host, epoch, endpoint, status, drivers, digest, versions, "
         "[observed_generation], [boot_id])",
-        "host_forget": "1.0 (host, force)",
+        "host_forget": "1.0 (host, force, [dry_run])",
         "limits_get": "1.0 (project_id)",
         "job_cancel": "1.0 (uuid)",
         "job_done": "1.0 (job, host, state, error, [epoch])",

@@ -35,10 +35,12 @@ TABLES = (
 )
 
 
-def forget(engine: sa.Engine, host: str = HOST, *, force: bool = False) -> dict[str, Any]:
+def forget(
+    engine: sa.Engine, host: str = HOST, *, force: bool = False, dry_run: bool | None = None
+) -> dict[str, Any]:
     conf, uow = make_conf(), UnitOfWork(engine)
     arqs = Arqs(conf, uow, now=lambda: NOW)
-    return HostRemoval(conf, uow, arqs, now=lambda: NOW).forget(host, force)
+    return HostRemoval(conf, uow, arqs, now=lambda: NOW).forget(host, force, dry_run)
 
 
 def add_agent(engine: sa.Engine, host: str, *, down: bool) -> None:
@@ -78,6 +80,23 @@ def assert_refused(
     with pytest.raises(kind, match=message):
         forget(engine, force=force)
     assert [rows.read(engine, table) for table in TABLES] == before
+
+
+def test_dry_run_returns_the_numbers_and_removes_nothing(sqlite_engine: sa.Engine) -> None:
+    add_agent(sqlite_engine, HOST, down=True)
+    bind(sqlite_engine, rows.insert_card(sqlite_engine, HOST, "0000:3b:00.0"))
+    tables = (*TABLES, schema.outbox)
+    before = [rows.read(sqlite_engine, table) for table in tables]
+    with pytest.raises(InUse):
+        forget(sqlite_engine, dry_run=True)
+    counted = forget(sqlite_engine, force=True, dry_run=True)
+    assert [rows.read(sqlite_engine, table) for table in tables] == before
+    assert counted == forget(sqlite_engine, force=True)
+    assert counted["accelerator_requests"] == 1
+    with pytest.raises(NotFound):
+        forget(sqlite_engine, OTHER, dry_run=True)
+    with pytest.raises(Invalid, match=r"^dry_run: "):
+        forget(sqlite_engine, dry_run=1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("force", [False, True])

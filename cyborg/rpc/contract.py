@@ -275,8 +275,9 @@ class ConductorAPI(Protocol):
     ) -> None:
         """Start to detach one attachment, or all of an instance, or all of a host itself.
 
-        ``accelerator`` selects those of the instance or host that hold this accelerator alone. With
-        ``reboot`` a running instance is rebooted. Raise Invalid, NotFound, WrongState, Conflict.
+        An attach in progress is cancelled and undone. ``accelerator`` selects those of the instance
+        or host that hold this accelerator alone. With ``reboot`` a running instance is rebooted.
+        Raise Invalid, NotFound, WrongState, Conflict.
         """
 
     def device_set_status(self, uuid: str, status: str) -> None:

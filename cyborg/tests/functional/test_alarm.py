@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from cyborg.conductor.metrics import DatabaseCollector
 from cyborg.conductor.service import ConductorService
+from cyborg.core.timestamps import to_iso
 from cyborg.db.read import backends, services
 from cyborg.db.reader import Reader
 from cyborg.rpc.notifier import GROUP, is_enabled
@@ -113,7 +114,7 @@ def test_agent_killed_raises_an_alarm(
         assert (priority, event) == ("error", "service.down.error")
         data = payload["data"]
         assert (data["hostname"], data["binary"]) == (node.name, "cyborg-agent")
-        assert data["down_since"] == f"{since.isoformat()}+00:00"
+        assert data["down_since"] == to_iso(since)
         wait_until("the metrics tell", lambda: (closed(), down()) == (1, 1), LONG)
         assert functions == [{"function": "fake", "total": 2, "used": 0, "free": 0}]
 

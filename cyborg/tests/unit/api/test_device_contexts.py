@@ -98,7 +98,7 @@ def test_body_of_a_megabyte_is_413(api: ApiEnv) -> None:
 def test_change_of_a_context(api: ApiEnv) -> None:
     context = create(api)
     path = f"{PATH}/{context['uuid']}"
-    changed = {"name": "n", "expires_at": "2999-01-01T00:00:00+00:00"}
+    changed = {"name": "n", "expires_at": "2999-01-01T00:00:00.000000+00:00"}
     answer = api.call("PATCH", path, changed, LATEST)
     assert answer.status_int == 200
     assert {name: answer.json[name] for name in changed} == changed

@@ -8,6 +8,7 @@ import pytest
 import sqlalchemy as sa
 from oslo_utils import timeutils
 
+from cyborg.core.timestamps import to_iso
 from cyborg.db import schema
 from cyborg.tests.fixtures.clouds.api import ApiEnv, error_message
 from cyborg.tests.fixtures.databases import rows
@@ -182,7 +183,7 @@ def test_unhealthy_device_has_reason_and_time(api: ApiEnv) -> None:
     rows.insert_card(api.engine, health="unhealthy", status="maintaining", **facts)
     device = get_single(api, "devices")
     assert (device["state"], device["state_reasons"]) == ("unhealthy", ["unhealthy", "maintaining"])
-    assert device["health_since"] == f"{since.isoformat()}+00:00"
+    assert device["health_since"] == to_iso(since)
     fields = {key: device[key] for key in ("health_reason", "numa_node", "serial", "address")}
     assert fields == {
         "health_reason": "link down",
@@ -255,7 +256,7 @@ def test_deployable_placement_status(
     placement = get_single(api, "deployables")["placement"]
     assert placement == {
         "status": status,
-        "stale_since": f"{now.isoformat()}+00:00" if since else None,
+        "stale_since": to_iso(now) if since else None,
         "error": values.get("error"),
     }
     (older,) = api.get("/v2/deployables", "2.3")["deployables"]

@@ -2,7 +2,7 @@
 """Checks before authentication: versions, links, sizes, health; and heartbeats."""
 
 import io
-from datetime import UTC, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from cyborg.api import versions
 from cyborg.api.heartbeat import BINARY, Heartbeat
 from cyborg.api.request_context import Request
 from cyborg.core.errors import Unavailable
+from cyborg.core.timestamps import to_iso
 from cyborg.db import schema
 from cyborg.tests.fixtures.clouds.api import ApiEnv, error_message
 from cyborg.tests.fixtures.databases import rows
@@ -172,7 +173,7 @@ def test_agent_marked_down_shows_down_since(api: ApiEnv) -> None:
     rows.update(api.engine, schema.services, agent, down_since=since)
     for kind in ("daemon", "backend"):
         (service,) = api.get(f"/v2/services?kind={kind}")["services"]
-        assert service["down_since"] == since.replace(tzinfo=UTC).isoformat()
+        assert service["down_since"] == to_iso(since)
 
 
 @pytest.mark.parametrize(

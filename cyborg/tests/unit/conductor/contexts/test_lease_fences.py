@@ -19,6 +19,7 @@ from cyborg.core.errors import (
     Unavailable,
     WrongState,
 )
+from cyborg.core.timestamps import to_iso
 from cyborg.db import schema
 from cyborg.rpc.notifier import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
@@ -55,7 +56,7 @@ def test_lease_keeps_the_expiry_of_its_context(env: ContextEnv, was_bound: bool)
 def test_later_expiry_survives_a_lease(sqlite_env: ContextEnv) -> None:
     env, context = sqlite_env, sqlite_env.create()
     later = env.now() + timedelta(days=30)
-    changes = {"expires_at": later.isoformat() + "+00:00"}
+    changes = {"expires_at": to_iso(later)}
     env.contexts.update(context, changes, PROJECT)
     env.reserve(context)
     assert env.unbind_lease(context)["expires_at"] == changes["expires_at"]

@@ -2,7 +2,7 @@
 """Failure detection: unreachable agents, and outages that must not mark agents down."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -14,6 +14,7 @@ from cyborg.conductor.hosts.heartbeat_interval import HeartbeatInterval
 from cyborg.conductor.hosts.heartbeats import Hosts
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.errors import TimedOut, Unavailable
+from cyborg.core.timestamps import to_iso
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.notifier import GROUP, is_enabled
@@ -131,8 +132,8 @@ def test_unreachable_agent_is_cordoned_until_its_next_heartbeat(
     ((event, data),) = events(engine)
     assert event == "service.down.error"
     assert (data["hostname"], data["binary"]) == ("h1", "cyborg-agent")
-    assert data["last_seen_at"] == last_seen.replace(tzinfo=UTC).isoformat()
-    assert data["down_since"] == marked_down_at.replace(tzinfo=UTC).isoformat()
+    assert data["last_seen_at"] == to_iso(last_seen)
+    assert data["down_since"] == to_iso(marked_down_at)
 
     pass_time(conductor, 30, second)
     assert conductor.detector.sweep() == 0, "it is marked down once"
@@ -143,8 +144,8 @@ def test_unreachable_agent_is_cordoned_until_its_next_heartbeat(
     assert conductor.woken == 1
     ((event, data),) = events(engine)
     assert (event, data["hostname"]) == ("service.up.end", "h1")
-    assert data["last_seen_at"] == conductor.now().replace(tzinfo=UTC).isoformat()
-    assert data["down_since"] == marked_down_at.replace(tzinfo=UTC).isoformat()
+    assert data["last_seen_at"] == to_iso(conductor.now())
+    assert data["down_since"] == to_iso(marked_down_at)
     mark_published(conductor)
     with count_statements(engine) as count:
         first.hello(conductor.hosts)

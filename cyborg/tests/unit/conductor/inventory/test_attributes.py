@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.inventory.attributes import Attributes
 from cyborg.core.errors import Conflict, Invalid, NotFound
+from cyborg.core.timestamps import to_iso
 from cyborg.db import schema
 from cyborg.db.read import attributes as read
 from cyborg.db.read import deployables as read_deployables
@@ -41,7 +42,7 @@ def test_created_attribute_is_visible_until_deleted(engine: sa.Engine) -> None:
     assert {k: v for k, v in created.items() if k != "created_at"} == {
         k: v for k, v in row.items() if k != "created_at"
     }
-    assert created["created_at"] == f"{row['created_at'].isoformat()}+00:00"
+    assert created["created_at"] == to_iso(row["created_at"])
     assert read_attributes(engine, owner) == {"rack": "é 7"}
     attributes.delete(created["uuid"])
     assert read_attributes(engine, owner) == {}

@@ -27,8 +27,8 @@ class LoadedCode:
 
         ``loaded`` is whether it succeeded.
         """
-        if loaded:
-            self._versions.setdefault(point.name, _version(point))
+        if loaded and point.name not in self._versions:
+            self._versions[point.name] = _version(point)
         for name, module in _modules(point).items():
             if name not in self._modules or self._modules[name][0] is not module:
                 self._modules[name] = module, _digest(module)

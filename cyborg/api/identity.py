@@ -56,6 +56,12 @@ class Caller:
         return bool(self._enforcer.authorize("elevated", {}, self._credentials()))
 
     @property
+    def administrators(self) -> str:
+        """Return who administers the accelerators, for an error: with which roles."""
+        roles = policies.describe_roles(self._enforcer, "elevated")
+        return f"administrators, with {roles}," if roles else "administrators"
+
+    @property
     def project_scope(self) -> str | None:
         """Return the project whose ARQs are visible to the caller; None means all projects."""
         return None if self.is_service or self.is_elevated else self.project_id or ""

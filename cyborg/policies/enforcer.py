@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The policy enforcer: the rules in code, overridden by the operator's policy file."""
 
+import itertools
 import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
@@ -10,10 +11,20 @@ from oslo_policy import policy
 
 from cyborg.compat import policy_signatures
 from cyborg.core.errors import Forbidden
+from cyborg.core.text import join_limited
 from cyborg.policies import list_rules
 
 RELOAD_INTERVAL = 1.0  # seconds between checks of the policy file for changes
 
+
+MAX_DEPTH = 16
+"""Rules within rules that are searched for roles."""
+
+MAX_ROLES = 10
+"""Roles that an error names."""
+
+_FROM_SERVICE = "service token"
+"""Stands for a service token among the roles."""
 
 MAX_DECISIONS = 1000
 """Decisions that are kept until the next check of the policy file."""
@@ -95,6 +106,46 @@ def get_enforcer() -> policy.Enforcer:
 def authorize(
     enforcer: policy.Enforcer, rule: str, credentials: Mapping[str, Any], target: Mapping[str, Any]
 ) -> None:
-    """Raise Forbidden, with the name of the rule, unless the rule allows the caller's operation."""
+    """Raise Forbidden, with the name of the rule, unless the rule allows the caller's operation.
+
+    The error also names the roles that the rule asks for. These are no secret: the policy reference
+    and oslopolicy-list-redundant show them. Other parts of a rule, which may be an operator's, are
+    not shown.
+    """
     if not enforcer.authorize(rule, dict(target), dict(credentials)):
-        raise Forbidden(f"the policy does not allow {rule} to this token", rule=rule)
+        needed = describe_roles(enforcer, rule)
+        raise Forbidden(
+            f"the policy does not allow {rule} to this token"
+            + f", which needs {needed}" * bool(needed),
+            rule=rule,
+        )
+
+
+def describe_roles(enforcer: policy.Enforcer, rule: str) -> str:
+    """Return which roles a rule asks for: "one of the roles ..."; empty if it asks for none."""
+    rules: Mapping[str, Any] = enforcer.rules or {}
+    found = _list_roles(rules.get(rule), rules, 0)
+    roles = list(dict.fromkeys(" and ".join(choice) for choice in found if choice))
+    tokens = ["a service token"] if _FROM_SERVICE in roles else []
+    named = join_limited([name for name in roles if name != _FROM_SERVICE], MAX_ROLES)
+    needed = [f"one of the roles {named}"] * bool(named) + tokens
+    return " or ".join(needed)
+
+
+def _list_roles(check: Any, rules: Mapping[str, Any], depth: int) -> list[tuple[str, ...]]:
+    """Return the combinations of roles that a check may ask for, each with other conditions."""
+    if depth > MAX_DEPTH:  # of a rule that refers to itself
+        return []
+    if isinstance(check, policy.RuleCheck):
+        return _list_roles(rules.get(check.match), rules, depth + 1)
+    parts = [_list_roles(part, rules, depth + 1) for part in getattr(check, "rules", ())]
+    if isinstance(check, policy.OrCheck):
+        return [roles for part in parts for roles in part]
+    if isinstance(check, policy.AndCheck):
+        choices = itertools.islice(itertools.product(*parts), MAX_ROLES)
+        return [sum(roles, ()) for roles in choices]
+    if isinstance(check, policy.Check) and check.kind == "role":
+        return [(str(check.match),)]
+    if isinstance(check, policy.Check) and check.kind == "service_token":
+        return [(_FROM_SERVICE,)]
+    return [] if str(check) == "!" else [()]

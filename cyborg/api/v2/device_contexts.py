@@ -366,8 +366,8 @@ class Controller(Resource):
         explained = explain == "1"
         if explained and not request.caller.is_elevated:
             raise Forbidden(
-                "explain: only administrators, with the role admin or accelerator_admin, see the "
-                "devices of the whole cloud; omit this parameter",
+                f"explain: only {request.caller.administrators} see the devices of the whole "
+                "cloud; omit this parameter",
                 field="explain",
             )
         found = self.context.conductor.device_context_candidates(

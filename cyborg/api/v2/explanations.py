@@ -356,10 +356,10 @@ def explain_absent_providers(
 
 def check_host(request: RequestContext, host: str | None) -> bool:
     """Return whether the caller is an administrator. If not, raise Forbidden for a host."""
-    elevated = request.caller.is_elevated
-    if host is not None and not elevated:
-        raise Forbidden("host: only administrators see hosts; omit this parameter", field="host")
-    return elevated
+    caller = request.caller
+    if host is not None and not caller.is_elevated:
+        raise Forbidden(f"host: only {caller.administrators} see hosts; omit it", field="host")
+    return caller.is_elevated
 
 
 def resource_classes_of(demands: Iterable[GroupDemand]) -> set[str]:

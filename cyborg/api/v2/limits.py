@@ -98,5 +98,9 @@ def _project(request: RequestContext, project_id: str | None) -> str:
     if not project:
         raise Invalid("project_id: missing, and the token has no project", field="project_id")
     if project != caller.project_id and caller.project_scope is not None:
-        raise Forbidden("the limits of another project are visible to administrators only")
+        raise Forbidden(
+            f"project_id: only {caller.administrators} see the limits of another project; omit "
+            "this parameter",
+            field="project_id",
+        )
     return project

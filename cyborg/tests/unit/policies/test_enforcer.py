@@ -10,7 +10,13 @@ from oslo_config import cfg
 from oslo_policy import policy
 
 from cyborg.core.errors import Forbidden
-from cyborg.policies.enforcer import MAX_DECISIONS, RELOAD_INTERVAL, authorize, make_enforcer
+from cyborg.policies.enforcer import (
+    MAX_DECISIONS,
+    RELOAD_INTERVAL,
+    authorize,
+    describe_roles,
+    make_enforcer,
+)
 from cyborg.tests.fixtures.machine.options import make_conf
 
 RULE = "cyborg:device:get_all"
@@ -59,3 +65,35 @@ def test_authorize_keeps_a_bounded_number_of_decisions() -> None:
     for number in range(MAX_DECISIONS + 10):
         authorize(enforcer, RULE, ADMIN | {"user_id": str(number)}, {})
     assert len(enforcer._decisions) == MAX_DECISIONS
+
+
+@pytest.mark.parametrize(
+    ("check", "roles"),
+    [
+        ("rule:elevated", "one of the roles admin, accelerator_admin"),
+        ("role:reader and project_id:%(project_id)s", "one of the roles reader"),
+        ("rule:service", "one of the roles service or a service token"),
+        ("service_token:True", "a service token"),
+        ("role:a and (role:b or role:c) and not role:d", "one of the roles a and b, a and c"),
+        ("user_id:secret or role:a or role:a", "one of the roles a"),
+        ("user_id:secret", ""),
+        ("!", ""),
+        ("role:a and !", ""),
+        ("rule:own or role:a", "one of the roles a"),
+        ("rule:missing", ""),
+        (" or ".join(f"role:r{n}" for n in range(12)), "r9, 2 more"),
+    ],
+)
+def test_describe_roles_names_roles_and_no_other_condition(check: str, roles: str) -> None:
+    enforcer = make_enforcer(make_conf(), lambda: 100.0)
+    enforcer.register_default(policy.RuleDefault("own", check))
+    enforcer.load_rules()
+    found = describe_roles(enforcer, "own")
+    assert found.endswith(roles) if "more" in roles else found == roles
+
+
+def test_authorize_names_the_roles_that_are_allowed() -> None:
+    enforcer = make_enforcer(make_conf(), lambda: 100.0)
+    expected = f"allow {RULE} to this token, which needs one of the roles admin, accelerator_admin$"
+    with pytest.raises(Forbidden, match=expected):
+        authorize(enforcer, RULE, {"roles": ["member"]}, {})

@@ -2,7 +2,7 @@
 """The base class of the API's controllers, and the objects they share."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -10,10 +10,21 @@ from typing import Any
 from oslo_config import cfg
 
 from cyborg.api.paging import PageRequest, R
+from cyborg.api.request_context import RequestContext
+from cyborg.api.types import MAX_SHOWN
+from cyborg.core.errors import NotFound
+from cyborg.core.hosts.identity import closest_names
 from cyborg.core.hosts.liveness import Liveness, evaluate
 from cyborg.db.read.count_cache import CountCache
+from cyborg.db.read.services import find_hosts
 from cyborg.db.reader import Reader
 from cyborg.rpc.contract import ConductorAPI
+
+HOST_CHECK_SINCE = (2, 6)
+"""First microversion in which a list with an unknown host is an error."""
+
+MAX_HOSTS = 3
+"""Hosts that an error names."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,30 @@ class Resource:
         """Return the rows of a page and the marker of the next page, None on the last page."""
         with self.context.reader.connect() as connection:
             return page.read(lambda window: find(connection, page=window, **filters))
+
+    def check_host(
+        self, request: RequestContext, host: str | None, document: Mapping[str, Any]
+    ) -> None:
+        """Raise NotFound, with similar names, if a list is empty because a host is not known.
+
+        Versions before HOST_CHECK_SINCE answer an empty list, and so do all versions to callers who
+        do not see the hosts.
+        """
+        lists = (rows for key, rows in document.items() if key != "groups")
+        if (
+            host is None
+            or request.version < HOST_CHECK_SINCE
+            or not request.caller.is_elevated
+            or any(isinstance(rows, list) and rows for rows in lists)
+        ):
+            return
+        with self.context.reader.connect() as connection:
+            hosts = find_hosts(connection)
+        if host in hosts:
+            return
+        near = closest_names(host, hosts) or hosts[:MAX_HOSTS]
+        known = f"known are {', '.join(near)}" if near else "no host is known: is an agent running?"
+        raise NotFound(f"unknown host {host[:MAX_SHOWN]!r}; {known}", field="host", near=list(near))
 
     def read_clock(self) -> datetime:
         """Return the current time of the database."""

@@ -60,6 +60,9 @@ _FIELDS = {
 }
 """Log fields of the uuids of collections."""
 
+OBJECT = "cyborg.object"
+"""Key of the WSGI environ for the first uuid or name in the path, and the path of its list."""
+
 StartResponse = Callable[..., Any]
 
 
@@ -86,6 +89,18 @@ def client_message(
     if isinstance(error, errors.CyborgError):
         return error.message
     return str(getattr(error, "detail", None) or http.HTTPStatus(status).phrase)
+
+
+def _add_list(error: Exception, message: str, environ: Mapping[str, Any]) -> str:
+    """Return the message and how to list the known objects, if the one in the path is wrong.
+
+    A message that says what to do is returned unchanged.
+    """
+    name, path = environ.get(OBJECT, ("", ""))
+    is_wrong = isinstance(error, errors.Invalid | errors.NotFound) and name and name in message
+    if not is_wrong or "; " in message or message.endswith("?"):
+        return message
+    return f"{message}; GET {path} lists the known ones"
 
 
 def error_body(status: int, message: str) -> bytes:
@@ -132,6 +147,7 @@ def error_response(error: Exception, environ: Mapping[str, Any]) -> webob.Respon
         environ.get("openstack.request_id", "-"),
         elevated=caller is not None and caller.is_elevated,
     )
+    message = _add_list(error, message, environ)
     response = webob.Response(
         body=error_body(status, message),
         status=status,

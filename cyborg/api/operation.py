@@ -100,6 +100,8 @@ def operation(
     """
     verb, template = call.split()
     parameters = {name: path[name] for name in _PATH_PARAMETER.findall(template)}
+    if fields.get("paged") and not {"host", "hostname"}.isdisjoint(fields.get("query", ())):
+        fields["raises"] = tuple(dict.fromkeys((*fields.get("raises", ()), NotFound)))
     spec = Operation(method=verb, template=template, rule=rule, path=parameters, **fields)
 
     def decorate(method: Callable[..., Any]) -> Any:
@@ -119,6 +121,8 @@ def operation(
             result = method(self, context, **values)
             if spec.paged and values["page"].count is not None:
                 result["count"] = values["page"].count
+            if spec.paged:
+                self.check_host(context, values.get("host") or values.get("hostname"), result)
             _set_result(resp, result)
             return resp
 

@@ -12,9 +12,12 @@ from webob import exc
 from cyborg.api import v2
 from cyborg.api.access_log import UNKNOWN
 from cyborg.api.controller import ApiContext
+from cyborg.api.faults import OBJECT
 from cyborg.api.operation import ControllerMethod
 
 RouteTable = Mapping[str, Mapping[str, ControllerMethod]]
+DOCUMENT = "/v2/openapi.json"
+"""Path of the document with all operations."""
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 # POST is that of the sign-in of the console.
 _DOCUMENT_METHODS = frozenset({"GET", "HEAD", "POST"})
@@ -88,7 +91,11 @@ class Root:
         pattern, names = match_path(args)
         methods = self._routes.get(pattern)
         if methods is None or "" in names:
-            raise exc.HTTPNotFound(f"unknown path {request.path_info}"[:255])
+            raise exc.HTTPNotFound(
+                f"unknown path {request.path_info[:200]}; {DOCUMENT} has the known ones"
+            )
+        if names and "GET" in self._routes.get(collection := pattern.split("/")[0], {}):
+            request.environ[OBJECT] = names[0], f"/v2/{collection}"
         method = "GET" if request.method == "HEAD" else request.method
         if method not in methods:
             allowed = sorted({*methods, *(("HEAD",) if "GET" in methods else ())})

@@ -16,7 +16,7 @@ from wsme.rest import json as wsme_json
 
 from cyborg.core.errors import Invalid, NotFound
 from cyborg.core.timestamps import to_iso
-from cyborg.core.validation import parse_uuid
+from cyborg.core.validation import describe_non_uuid, parse_uuid
 
 MAX_SHOWN = 60
 MAX_INTEGER = 999_999_999
@@ -103,7 +103,7 @@ class Uuid(wtypes.UserType):  # type: ignore[misc]
         try:
             return parse_uuid(value, "uuid")
         except Invalid:
-            raise ValueError(f"{str(value)[:MAX_SHOWN]!r} is not a uuid") from None
+            raise ValueError(describe_non_uuid(str(value)[:MAX_SHOWN])) from None
 
 
 class UuidOrName(Text):
@@ -144,7 +144,7 @@ class Enum(wtypes.UserType):  # type: ignore[misc]
     def validate(self, value: Any) -> str:
         """Return the string. Raise ValueError if it is none of the values."""
         if value not in self.values:
-            raise ValueError(f"{str(value)[:MAX_SHOWN]!r} is not {self.name}")
+            raise ValueError(f"{str(value)[:MAX_SHOWN]!r} is unknown, expected {self.name}")
         return str(value)
 
 

@@ -14,9 +14,10 @@
      ``unhealthy``; the custody log and the layouts of a device; ``activity`` in jobs;
      ``error`` in accelerators, and the accelerator state ``error``, which 2.4 shows as
      ``dirty``; ``accel:attach_target`` of new device profiles is checked
-2.6  attachments; device contexts; explanations and the capacity of a device profile; limits and
-     their usage; ``maintenance`` in devices, and maintenance windows; the removal of a host; the
-     summary of the cloud; hosts; ``use`` in devices; ``with_count`` in lists
+2.6  404 for a list of an unknown host, for administrators; attachments; device contexts;
+     explanations and the capacity of a device profile; limits and their usage; ``maintenance``
+     in devices, and maintenance windows; the removal of a host; the summary of the cloud; hosts;
+     ``use`` in devices; ``with_count`` in lists
 ==== ==========================================================================
 """
 

@@ -148,7 +148,10 @@ def _duplicate_error(row: store.NewProfileRow, exc: db_exc.DBDuplicateEntry) -> 
     # SQLite reports the column, the other databases the value.
     by_uuid = exc.value == row["uuid"] or any("uuid" in column for column in exc.columns or ())
     field, value = ("uuid", row["uuid"]) if by_uuid else ("name", row["name"])
-    return Conflict(f"a device profile with {field} {value} already exists", field=field)
+    return Conflict(
+        f"a device profile with {field} {value} already exists; use it, or take another {field}",
+        field=field,
+    )
 
 
 def _describe(row: store.ProfileUserRow) -> str:

@@ -10,6 +10,8 @@ from cyborg.core.errors import Invalid
 from cyborg.core.text import abbreviate
 
 MAX_GENERATION = 2**53  # the largest integer that every JSON parser reads exactly
+_ADDRESS = re.compile(r"([0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
+_NAME = re.compile(r"[a-z][a-z0-9]*([-_.][a-z0-9]+)+|[g-z][a-z0-9]{2,}", re.IGNORECASE)
 _UUID = re.compile(r"[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
@@ -95,7 +97,17 @@ def parse_uuid(value: Any, field: str) -> str:
             raise ValueError
         return str(uuid.UUID(value))
     except ValueError:
-        raise Invalid(f"{field}: {abbreviate(value)!r} is not a uuid", field=field) from None
+        raise Invalid(f"{field}: {describe_non_uuid(value)}", field=field) from None
+
+
+def describe_non_uuid(value: Any) -> str:
+    """Return that a value is not a uuid, and what it is instead if that can be seen."""
+    kind = ""
+    if isinstance(value, str) and _ADDRESS.fullmatch(value):
+        kind = " but the address of a device, give its uuid"
+    elif isinstance(value, str) and _NAME.fullmatch(value):
+        kind = " but a name, give its uuid"
+    return f"{abbreviate(value)!r} is not a uuid{kind}"
 
 
 def parse_future_time(value: Any, field: str, now: datetime, expected: str) -> datetime:

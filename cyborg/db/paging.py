@@ -256,7 +256,7 @@ def _check_sort_key(sort_key: str | None, sortable: Collection[str]) -> str:
 
 def unknown_marker(marker: str) -> Invalid:
     """Return the error for a marker that is not in the list."""
-    return Invalid(f"marker: {marker[:60]!r} is not in this list", field="marker")
+    return Invalid(f"marker: {marker[:60]!r} is not in this list, start without it", field="marker")
 
 
 def _columns(

@@ -18,9 +18,9 @@ from cyborg.api.middleware import JSON
 from cyborg.api.openapi.parameters import describe_parameter
 from cyborg.api.openapi.schemas import Schema, Schemas, since
 from cyborg.api.operation import Operation
-from cyborg.api.routes import RouteTable
+from cyborg.api.routes import DOCUMENT, RouteTable
 
-PATHS = ("/v2/openapi.json", "/openapi.json")
+PATHS = (DOCUMENT, "/openapi.json")
 OPENAPI = "3.1.0"
 _DESCRIPTION = (
     "The header OpenStack-API-Version selects a microversion; the default is 2.0. Every path is "

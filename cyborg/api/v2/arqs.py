@@ -150,7 +150,10 @@ class Controller(Resource):
             parse_name(name)
         except CyborgError:
             # No profile can have an invalid name.
-            raise NotFound(f"device_profile_name: no device profile {name[:255]!r}") from None
+            raise NotFound(
+                f"device_profile_name: no device profile {name[:255]!r}; GET /v2/device_profiles "
+                "lists the known ones"
+            ) from None
         caller = request.caller
         result = self.context.conductor.arq_create(
             name, caller.project_id, context_scope=caller.instance_project
@@ -240,4 +243,7 @@ def _check_project_override(request: RequestContext) -> None:
     if request.version < PROJECT_SINCE:
         raise Invalid("/project_id requires microversion 2.1", field="/project_id")
     if not request.caller.is_elevated:
-        raise Forbidden("/project_id requires an administrator role", field="/project_id")
+        raise Forbidden(
+            f"/project_id: only {request.caller.administrators} may set it; omit it",
+            field="/project_id",
+        )

@@ -252,7 +252,10 @@ class Controller(Resource):
                 raise NotFound(describe_unknown(key, read.names(connection)))
             name = row["name"]
             if host is not None and not row["num_hosts"]:
-                raise NotFound(f"host {host[: types.MAX_SHOWN]!r} has no driver {name!r}")
+                raise NotFound(
+                    f"host {host[: types.MAX_SHOWN]!r} has no driver {name!r}; omit the host to "
+                    "see the hosts that have it"
+                )
             filters: dict[str, Any] = {"now": now, "status": status}
             hosts, marker = page.read(
                 lambda window: read_hosts.find_hosts(

@@ -463,7 +463,10 @@ def _load_requests(kind: type[R], items: Any) -> tuple[R, ...]:
 
 
 def _profile_not_found(name: str) -> NotFound:
-    return NotFound(f"no device profile {name[:255]!r}", device_profile_name=name[:255])
+    return NotFound(
+        f"no device profile {name[:255]!r}; GET /v2/device_profiles lists the known ones",
+        device_profile_name=name[:255],
+    )
 
 
 def _created(rows: Sequence[store.NewArqRow]) -> dict[str, Any]:

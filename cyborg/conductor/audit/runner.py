@@ -87,7 +87,9 @@ class AuditRunner:
 
         def write(tx: Any) -> str:
             if host is not None and not store.host_exists(tx, host):
-                raise NotFound(f"unknown host {host!r}", field="host")
+                raise NotFound(
+                    f"unknown host {host!r}; GET /v2/services lists the known hosts", field="host"
+                )
             if store.count_open(tx) >= MAX_OPEN_AUDITS:
                 raise Conflict(f"{MAX_OPEN_AUDITS} audits are open; wait until one has ended")
             return store.add(tx, host, repair, sources)

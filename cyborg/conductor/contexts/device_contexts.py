@@ -246,7 +246,8 @@ class DeviceContexts:
         profile = store.source_profile(tx, request.device_profile or "")
         if profile is None:
             raise NotFound(
-                f"device_profile: no device profile {request.device_profile}",
+                f"device_profile: no device profile {request.device_profile}; GET "
+                "/v2/device_profiles lists the known ones",
                 device_profile=request.device_profile,
             )
         groups = require_owner(parse_groups(profile["groups"]), "device_profile")

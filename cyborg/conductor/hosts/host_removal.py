@@ -154,7 +154,10 @@ class HostRemoval:
             len(found), len(uuids), released.count, removed, remaining, report, released
         )
         if not any(_to_dict(result).values()):
-            raise NotFound(f"nothing is stored of host {host}", host=host)
+            raise NotFound(
+                f"nothing is stored of host {host}; GET /v2/services lists the known hosts",
+                host=host,
+            )
         return result
 
     def _release(self, tx: sa.Connection, host: str) -> ReleaseResult:

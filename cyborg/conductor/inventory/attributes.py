@@ -69,4 +69,7 @@ class Attributes:
 
 
 def _no_deployable(uuid: str) -> NotFound:
-    return NotFound(f"deployable_id: no deployable {uuid}", deployable=uuid)
+    return NotFound(
+        f"deployable_id: no deployable {uuid}; GET /v2/deployables lists the known ones",
+        deployable=uuid,
+    )

@@ -29,7 +29,11 @@ def parse_uuids(values: Sequence[Any]) -> tuple[str, ...]:
 
 def arqs_not_found(uuids: Sequence[str]) -> NotFound:
     """Return NotFound for ARQs that do not exist or belong to a project outside the scope."""
-    return NotFound(f"no accelerator request {', '.join(uuids)}", unknown=list(uuids))
+    return NotFound(
+        f"no accelerator request {', '.join(uuids)}; GET /v2/accelerator_requests lists the known "
+        "ones",
+        unknown=list(uuids),
+    )
 
 
 def describe_user(instance: str | None) -> str:

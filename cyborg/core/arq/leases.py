@@ -131,7 +131,9 @@ def check_hosts(hostname: str, providers: Sequence[str], hosts: Mapping[str, str
         field = f"mappings['{make_group_name(number)}']"
         if provider not in hosts:
             raise Invalid(
-                f"{field}: resource provider {provider} is no device of this service", field=field
+                f"{field}: resource provider {provider} is no device of this service; GET "
+                "/v2/deployables lists the known ones",
+                field=field,
             )
         if hosts[provider] != hostname:
             raise Invalid(

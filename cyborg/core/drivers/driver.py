@@ -57,7 +57,9 @@ def format_hint(alike: Sequence[str]) -> str:
 def describe_unknown(name: str, names: Iterable[str]) -> str:
     """Return the message for a driver that no agent has; ``names`` are those of the others."""
     counterpart = describe_counterpart(name)
-    hint = format_hint(closest_names(name, names)) if counterpart is None else f", {counterpart}"
+    if counterpart is not None:
+        return f"no agent has a driver {name[:255]!r}, {counterpart}"
+    hint = format_hint(closest_names(name, names)) or "; GET /v2/drivers lists the known ones"
     return f"no agent has a driver {name[:255]!r}{hint}"
 
 

@@ -12,7 +12,7 @@ from cyborg.db.paging import Page, Row
 from cyborg.db.read import backends as read_backends
 from cyborg.db.read.backends import BackendReference, BackendRow
 from cyborg.db.rows import fetch_all
-from cyborg.db.schema import backends
+from cyborg.db.schema import backends, devices
 from cyborg.db.schema import services as table
 
 
@@ -48,6 +48,13 @@ SORTABLE = {
     name: table.c[name]
     for name in ("uuid", "binary", "host", "status", "started_at", "last_seen_at", "created_at")
 }
+
+
+def find_hosts(connection: sa.Connection) -> list[str]:
+    """Return the names of the hosts that have a daemon or a device, ordered."""
+    known = sa.union(sa.select(table.c.host), sa.select(devices.c.host)).subquery()
+    query = sa.select(known.c.host).order_by(known.c.host)
+    return [str(host) for host in connection.scalars(query)]
 
 
 def find(

@@ -129,11 +129,12 @@ def test_list_is_filtered(api: ApiEnv) -> None:
         ("state=bound", [plain["uuid"]]),
         (f"instance={instance}", [plain["uuid"]]),
         ("host=compute-1", [plain["uuid"]]),
-        ("host=compute-2", []),
         ("sort_key=name&limit=1", [plain["uuid"]]),
     ):
         found = api.get(f"{PATH}?{query}")["device_contexts"]
         assert [context["uuid"] for context in found] == uuids, query
+    unknown = api.call("GET", f"{PATH}?host=compute-2", None, LATEST)
+    assert (unknown.status_int, "unknown host 'compute-2'" in unknown.text) == (404, True)
     for query in ("state=lost", "instance=x", "colour=red"):
         assert api.call("GET", f"{PATH}?{query}", None, LATEST).status_int == 400
 

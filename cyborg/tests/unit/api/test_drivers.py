@@ -135,7 +135,7 @@ def test_driver_shows_effective_options_of_each_backend(api: ApiEnv) -> None:
     answer = api.call("GET", f"{PATH}/generic?host=none", None, LATEST)
     assert (answer.status_int, error_message(answer)) == (
         404,
-        "host 'none' has no driver 'generic'",
+        "host 'none' has no driver 'generic'; omit the host to see the hosts that have it",
     )
     (listed,) = api.get(f"{PATH}?host=compute-1")["drivers"]
     assert [p["remarks"] for p in listed["hosts"]] == [[remark]]

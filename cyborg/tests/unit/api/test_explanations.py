@@ -16,6 +16,7 @@ from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.unit.api.test_auth import keystone_conf
 from cyborg.tests.unit.api.test_routes import _check
 
+NEWEST = {"OpenStack-API-Version": "accelerator latest"}
 PROFILE = "/v2/device_profiles/p1"
 
 
@@ -66,7 +67,8 @@ def test_explanation_of_one_host(api: ApiEnv) -> None:
     document = api.get(f"{PROFILE}/explanation?host=compute-2")
     assert [row["uuid"] for row in document["providers"]] == [uuids["nic"]]
     assert codes(document) == {"resource_class": 1}
-    assert api.get(f"{PROFILE}/explanation?host=none")["providers"] == []
+    unknown = api.call("GET", f"{PROFILE}/explanation?host=none", headers=NEWEST)
+    assert "unknown host 'none'; known are compute-1, compute-2" in error_message(unknown)
 
 
 def test_explanation_when_all_handles_are_taken(api: ApiEnv) -> None:

@@ -117,3 +117,49 @@ def test_database_without_tables_is_503(api: ApiEnv) -> None:
     answer = api.call("GET", "/v2/devices")
     assert answer.status_int == 503
     assert "dbsync" in answer.text, "this caller is an administrator"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "expected"),
+    [
+        ("GET", f"devices/{UUID}", f"no device {UUID}; GET /v2/devices lists the known ones"),
+        ("GET", "arqs", "unknown path /v2/arqs; /v2/openapi.json has the known ones"),
+        (
+            "POST",
+            f"devices/{UUID}/enable",
+            f"no device {UUID}; GET /v2/devices lists the known ones",
+        ),
+        (
+            "GET",
+            "accelerator_requests/gzip",
+            "uuid: 'gzip' is not a uuid; GET /v2/accelerator_requests lists the known ones",
+        ),
+        (
+            "GET",
+            "device_contexts/0000:3b:00.0",
+            "uuid: '0000:3b:00.0' is not a uuid but the address of a device; GET "
+            "/v2/device_contexts lists the known ones",
+        ),
+    ],
+)
+def test_wrong_object_in_a_path_is_named_with_its_list(
+    api: ApiEnv, method: str, path: str, expected: str
+) -> None:
+    newest = {"OpenStack-API-Version": "accelerator latest"}
+    answer = api.call(method, f"/v2/{path}", headers=newest)
+    assert error_message(answer) == expected
+
+
+@pytest.mark.parametrize("path", ["devices?hostname", "services?host", "jobs?host"])
+def test_list_of_an_unknown_host_is_an_error_since_2_6(api: ApiEnv, path: str) -> None:
+    path = f"/v2/{path}=compute-11"
+    for host in ("compute-1", "compute-2", "rack-7"):
+        rows.insert_card(api.engine, host, handles=1)
+    older, newest = (
+        api.call("GET", path, headers={"OpenStack-API-Version": f"accelerator {version}"})
+        for version in ("2.5", "latest")
+    )
+    assert older.status_int == 200
+    assert newest.status_int == 404
+    assert error_message(newest).startswith("unknown host 'compute-11'; known are compute-1,")
+    api.get(path.replace("-11", "-1"))

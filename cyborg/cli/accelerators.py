@@ -32,7 +32,14 @@ def _format_row(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-ACCELERATORS = Collection("/accelerators", SHORT, LONG, format_row=_format_row)
+ACCELERATORS = Collection(
+    "/accelerators",
+    SHORT,
+    LONG,
+    format_row=_format_row,
+    labels=lambda row: (row["name"],),
+    expected="the name",
+)
 
 
 class List(listing.Lister, of=ACCELERATORS):

@@ -14,6 +14,7 @@ from cyborg.cli.commands import CommandManager
 from cyborg.cli.common import base
 from cyborg.cli.common.redaction import HIDDEN, RedactedStream, find_secrets
 from cyborg.cli.common.rest import DEFAULT_MICROVERSION, DEFAULT_TIMEOUT, RestClient
+from cyborg.cli.common.usage import shorten_errors
 from cyborg.cli.help.screen import USAGE, write_screen
 
 LOG = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class CyborgApp(base.RestApp):
         # No abbreviations: the set of options depends on the authentication plug-in.
         arguments = {"allow_abbrev": False, "usage": USAGE}
         parser = super().build_option_parser(description, version, arguments)
+        shorten_errors(parser)
         parser.add_argument(
             "--help-auth",
             action="store_true",

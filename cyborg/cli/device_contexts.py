@@ -20,7 +20,14 @@ LONG = formatting.columns_of(
     after=SHORT,
 )
 DETAIL = formatting.columns_of("arqs=ARQs", after=LONG)
-CONTEXTS = Collection("/device_contexts", SHORT, LONG, nouns="device contexts")
+CONTEXTS = Collection(
+    "/device_contexts",
+    SHORT,
+    LONG,
+    nouns="device contexts",
+    labels=lambda row: (row["name"],),
+    expected="the name",
+)
 
 
 def parse_pair(text: str) -> tuple[str, str]:

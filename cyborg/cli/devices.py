@@ -9,6 +9,7 @@ from cyborg.cli.common import base, duration, formatting, listing, pci_ids
 from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.errors import CommandError
+from cyborg.core.inventory.device import DeviceType
 from cyborg.core.inventory.maintenance import SuccessorMode
 from cyborg.core.wire.board_info import NOT_OFFERED
 
@@ -66,7 +67,18 @@ def format_schedulable_until(row: Mapping[str, Any]) -> str:
     return f"{text} until {end}Z, {drain}"
 
 
-DEVICES = Collection("/devices", SHORT, LONG, format_row=_format_row)
+def _labels(row: Mapping[str, Any]) -> tuple[str, str]:
+    return str(row.get("address")), f"{row['hostname']}/{row.get('address')}"
+
+
+DEVICES = Collection(
+    "/devices",
+    SHORT,
+    LONG,
+    format_row=_format_row,
+    labels=_labels,
+    expected="the address or HOST/ADDRESS",
+)
 
 
 class List(listing.Lister, of=DEVICES):
@@ -74,7 +86,7 @@ class List(listing.Lister, of=DEVICES):
 
     UNCUT_COLUMNS = ("State", "Schedulable")
     ARGUMENTS = (
-        field_argument("--type", help="only this type, such as GPU, FPGA or NIC"),
+        field_argument("--type", choices=[str(kind) for kind in DeviceType], help="only this type"),
         field_argument("--vendor", help="only this vendor id, such as 10de"),
         field_argument("--host", to="hostname", help="only the devices of this host"),
         field_argument("--address", help="only devices with this address, such as 0000:3b:00.0"),

@@ -7,6 +7,7 @@ from typing import Any
 from cyborg.cli.common import formatting, listing
 from cyborg.cli.common.base import field_argument
 from cyborg.cli.common.collection import Collection
+from cyborg.cli.common.projects import find_project
 from cyborg.cli.common.watch import WATCH
 from cyborg.core.arq.limits import UNLIMITED
 
@@ -30,7 +31,8 @@ class Show(listing.Lister, of=LIMITS):
         field_argument(
             "--project",
             to="project_id",
-            help="id of the project, for administrators; by default the project of the token",
+            lookup=find_project,
+            help="id or name of the project, for administrators; by default that of the token",
         ),
     )
 

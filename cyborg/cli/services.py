@@ -18,7 +18,14 @@ from cyborg.core.hosts.liveness import Liveness
 UNKNOWN = "UNKNOWN"
 SHORT = formatting.columns_of("uuid, binary=Service, host, state, status, backends")
 LONG = formatting.columns_of("kind, last_seen_at, down_since, created_at", after=SHORT)
-SERVICES = Collection("/services", SHORT, LONG, has_objects=False)
+SERVICES = Collection(
+    "/services",
+    SHORT,
+    LONG,
+    labels=lambda row: (f"{row['host']}/{row['binary']}",),
+    expected="HOST/BINARY",
+    has_objects=False,
+)
 HOST_COLUMNS = formatting.columns_of(
     "host, services, devices, accelerator_requests, tombstones, resource_providers"
 )
@@ -181,4 +188,6 @@ class Delete(base.CallEach, of=SERVICES):
     Rejected while a daemon is up, and while a device of the agent's host is in use.
     """
 
-    ARGUMENTS = (argument("service", nargs="+", help="uuid of a daemon that is down"),)
+    ARGUMENTS = (
+        argument("service", nargs="+", help="uuid of a daemon that is down, or HOST/BINARY"),
+    )

@@ -14,6 +14,7 @@ from cyborg.cli.common.duration import parse_seconds
 from cyborg.cli.common.errors import CommandError
 from cyborg.cli.common.preview import Change, plan, write_changes
 from cyborg.cli.common.rest import RestClient
+from cyborg.cli.common.usage import shorten_errors
 
 POLL_INTERVAL = 0.5  # seconds
 MAX_PARTS = 100  # of work whose parts are read at each poll
@@ -118,6 +119,7 @@ class Command(command.Command):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Add the arguments."""
         parser = super().get_parser(prog_name)
+        shorten_errors(parser)
         for item in (*self.OPTIONS, *self.ARGUMENTS):
             group = parser.add_mutually_exclusive_group() if isinstance(item, tuple) else parser
             for each in item if isinstance(item, tuple) else (item,):

@@ -9,6 +9,7 @@ from typing import Any, TextIO
 from cliff import columns, lister
 
 from cyborg.cli.common import base, formatting, live, tables
+from cyborg.cli.common.errors import CommandError
 from cyborg.cli.common.watch import WATCH, Listed, Watcher
 
 MIN_COLUMN_WIDTH = 8  # characters that a truncated column keeps
@@ -109,6 +110,12 @@ class Lister(base.Command, lister.Lister):
     ) -> int:
         """Print the rows; without rows print a message on stderr."""
         rows = [tuple(row) for row in data]
+        for name in parsed_args.sort_columns or ():
+            if name not in column_names:  # cliff only logs it
+                raise CommandError(
+                    f"--sort-column: unknown column {name!r}, expected one of "
+                    f"{', '.join(column_names)}"
+                )
         self.formatter = tables.choose_formatter(parsed_args, self.formatter)
         # Reject an unknown column even without rows.
         _, selector = self._generate_columns_and_selector(parsed_args, column_names)

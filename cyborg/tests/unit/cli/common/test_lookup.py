@@ -68,3 +68,31 @@ def test_find_uuids_sends_at_most_one_request() -> None:
     assert rest.calls == 0
     assert THINGS.find_uuids(rest, ["a0000000", "a0000001"]) == uuids
     assert rest.calls == 1
+
+
+CARDS = Collection(
+    "/things",
+    (("UUID", "uuid"),),
+    key="device_things",
+    labels=lambda row: (row["name"], f"host/{row['name']}"),
+    expected="the name",
+)
+
+
+def test_find_uuid_label_returns_uuid() -> None:
+    found = [CARDS.find_uuid(Listing(), text) for text in ("beef", "host/beef", "a0000001")]
+    assert found == [FIRST_UUID, FIRST_UUID, SECOND_UUID]
+    rest = Listing()
+    assert CARDS.find_uuids(rest, [FIRST_UUID, "A" * 32]) == [FIRST_UUID, "A" * 32]
+    assert rest.calls == 0
+
+
+def test_find_uuid_unknown_or_ambiguous_label_raises() -> None:
+    message = "none of the device things is 'x/y': give the uuid, its beginning, or the name"
+    with pytest.raises(CommandError, match=message):
+        CARDS.find_uuid(Listing(), "x/y")
+    with pytest.raises(CommandError, match="none of the device things is ''"):
+        CARDS.find_uuid(Listing(), "")
+    both = Collection("/things", (), key="device_things", labels=lambda row: ("card",))
+    with pytest.raises(CommandError, match="card is ambiguous: 2 device things"):
+        both.find_uuid(Listing(), "card")

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lookup of projects in keystone."""
+
+import argparse
+import json
+from typing import Any
+
+import pytest
+import requests
+
+from cyborg.cli.common.errors import CommandError
+from cyborg.cli.common.projects import find_project
+from cyborg.cli.common.rest import RestClient
+
+PROJECTS = {"a1": "web", "a2": "db", "a3": "db"}
+
+
+class Cloud(RestClient):
+    """A cloud whose keystone shows PROJECTS; ``status`` replaces its answers."""
+
+    endpoint_override = None
+
+    def __init__(self, status: int | None = None) -> None:
+        super().__init__(argparse.Namespace())
+        self.status = status
+
+    def connect(self, service: str) -> tuple[Any, str]:
+        assert service == "identity"
+        return self, ""
+
+    def get(self, path: str, *, raise_exc: bool) -> requests.Response:
+        """Answer a request to keystone."""
+        answer = requests.Response()
+        uuid, _, name = path.removeprefix("/projects").lstrip("/").partition("?name=")
+        found = [{"id": key} for key, value in PROJECTS.items() if value == name]
+        answer.status_code = self.status or (404 if uuid and uuid not in PROJECTS else 200)
+        answer._content = json.dumps({"projects": found}).encode()
+        return answer
+
+
+class Standalone(RestClient):
+    """A service without keystone."""
+
+    def connect(self, service: str) -> tuple[Any, str]:
+        raise CommandError("the catalog of this cloud has no identity service")
+
+
+def test_project_is_found_by_id_and_by_unique_name() -> None:
+    assert [find_project(Cloud(), text) for text in ("a2", "web")] == ["a2", "a1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("none", "no project 'none'"), ("db", "2 projects have the name 'db'")]
+)
+def test_unknown_and_ambiguous_projects_are_errors(text: str, message: str) -> None:
+    with pytest.raises(CommandError, match=f"^{message} in keystone: give the id"):
+        find_project(Cloud(), text)
+
+
+def test_project_is_unchanged_if_keystone_does_not_show_it() -> None:
+    assert find_project(Cloud(403), "none") == "none"
+    assert find_project(Standalone(argparse.Namespace()), "none") == "none"

@@ -102,7 +102,7 @@ def _library_options() -> Iterator[tuple[str, Sequence[cfg.Opt]]]:
 
 
 def _credentials() -> Iterator[tuple[str, Sequence[cfg.Opt]]]:
-    """Yield the options of all plug-ins of keystoneauth, for each section with credentials."""
+    """Yield the options of keystoneauth, with all plug-ins, for each section with credentials."""
     shared = loading.get_auth_common_conf_options()
     plugins = itertools.chain.from_iterable(
         map(loading.get_auth_plugin_conf_options, loading.get_available_plugin_names())
@@ -110,3 +110,5 @@ def _credentials() -> Iterator[tuple[str, Sequence[cfg.Opt]]]:
     listed = [*shared, *plugins]
     for section in ("keystone_authtoken", *config_tables.SERVICES):
         yield section, listed
+    for section in config_tables.SERVICES:
+        yield section, loading.get_adapter_conf_options()

@@ -39,6 +39,7 @@ _UNKNOWN = "neither service has such an option: it had no effect"
 _REFERENCE = re.compile(r"\$(?:(\$)|\{?(?:([A-Za-z_]\w*)\.)?([A-Za-z_]\w*)\}?)")
 _BUS_SCHEMES = ("rabbit", "kombu+memory")
 _TRUE = ("true", "1", "yes", "on")  # as oslo.config parses a BoolOpt
+_INTERFACES = "valid_interfaces"
 _CREDENTIALS = ("auth_type", "auth_section", "auth_plugin")
 
 
@@ -151,6 +152,7 @@ class _Converter:
                 kind, note = self._convert(section, name, values)
                 self._result.outcomes.append(Outcome(kind, section, name, note))
         self._add_credentials()
+        self._add_interfaces()
         return self._result
 
     def _convert(self, section: str, name: str, values: Sequence[str]) -> tuple[Kind, str]:
@@ -163,6 +165,8 @@ class _Converter:
             return self._convert_mdev_addresses(section)
         if place in NOT_NEEDED:
             return Kind.NOT_NEEDED, NOT_NEEDED[place]
+        if section in SERVICES and name == "interface" and _INTERFACES in self._former[section]:
+            return Kind.NOT_NEEDED, f"{_INTERFACES} has the interfaces"
         if section in SECTIONS:
             return SECTIONS[section]
         if place in REPLACED and (place[0] == _DEFAULT or not self._is_known(section, name)):
@@ -372,6 +376,15 @@ class _Converter:
             self._result.added.append(
                 Outcome(Kind.BY_HAND, "keystone_authtoken", "auth_type", note)
             )
+
+    def _add_interfaces(self) -> None:
+        """Use the endpoints that the other service uses by default; here these are the public."""
+        for section in sorted(SERVICES & self._result.settings.keys()):
+            options = self._result.settings[section]
+            if not {_INTERFACES, "interface", "endpoint_override"} & options.keys():
+                self._result.set(section, _INTERFACES, ["internal,public"])
+                note = "added: the former default"
+                self._result.added.append(Outcome(Kind.CONVERTED, section, _INTERFACES, note))
 
 
 def _split(values: Sequence[str]) -> list[str]:

@@ -13,12 +13,17 @@ KNOWN: Known = {
     "agent": {"resource_provider": str},
     "api": {"host_ip": str, "port": int, "workers": int},
     "database": {"connection": str},
-    "glance": {"require_signature": str, "trusted_certificates": str, "retries": int},
+    "glance": {
+        **dict.fromkeys(("require_signature", "trusted_certificates", "valid_interfaces"), str),
+        "retries": int,
+    },
     "keystone_authtoken": dict.fromkeys(("auth_type", "password", "www_authenticate_uri"), str),
     "nova": dict.fromkeys(("auth_type", "auth_section"), str),
     "oslo_messaging_rabbit": {"conn_pool_ttl": int},
     "oslo_policy": {"policy_file": str},
-    "placement": dict.fromkeys(("auth_type", "auth_section", "auth_url"), str),
+    "placement": dict.fromkeys(
+        ("auth_type", "auth_section", "auth_url", "interface", "valid_interfaces"), str
+    ),
 }
 
 
@@ -31,12 +36,30 @@ def test_options_with_the_same_meaning_are_kept() -> None:
         "DEFAULT": {"debug": ["true"]},
         "api": {"port": ["6666"]},
         "keystone_authtoken": {"password": ["p"]},
-        "placement": {"auth_url": ["http://keystone"]},
+        "placement": {"auth_url": ["http://keystone"], "valid_interfaces": ["internal"]},
     }
     found = run(kept)
     assert found.settings == kept
     assert found.notes == []
-    assert found.counts[Kind.CONVERTED] == 4
+    assert found.counts[Kind.CONVERTED] == 5
+
+
+@pytest.mark.parametrize(
+    ("former", "new"),
+    [
+        ({}, {"valid_interfaces": ["internal,public"]}),
+        ({"interface": ["public"]}, {"interface": ["public"]}),
+        (
+            {"interface": ["public"], "valid_interfaces": ["admin"]},
+            {"valid_interfaces": ["admin"]},
+        ),
+    ],
+)
+def test_endpoints_are_those_of_the_former_service(
+    former: dict[str, list[str]], new: dict[str, list[str]]
+) -> None:
+    login = {"auth_url": ["http://keystone"]}
+    assert run({"placement": {**login, **former}}).settings == {"placement": {**login, **new}}
 
 
 def test_sections_of_a_library_that_is_not_installed_are_kept() -> None:
@@ -57,8 +80,8 @@ def test_sections_of_a_library_that_is_not_installed_are_kept() -> None:
 )
 def test_option_is_renamed(former: tuple[str, str], new: tuple[str, str]) -> None:
     found = run({former[0]: {former[1]: ["4"]}})
-    assert found.settings == {new[0]: {new[1]: ["4"]}}
-    assert found.notes == []
+    assert found.settings[new[0]][new[1]] == ["4"]
+    assert [outcome.kind for outcome in found.outcomes] == [Kind.CONVERTED]
 
 
 @pytest.mark.parametrize(
@@ -231,8 +254,9 @@ def test_bus_other_than_rabbitmq_is_a_line_to_write(section: str) -> None:
 def test_signatures_need_certificates(
     options: dict[str, list[str]], settings: dict[str, list[str]] | None, kind: Kind | None
 ) -> None:
-    found = run({"glance": options})
-    assert found.settings.get("glance") == settings
+    found = run({"glance": {"valid_interfaces": ["internal"], **options}})
+    converted = {} if settings is None else settings
+    assert found.settings["glance"] == {"valid_interfaces": ["internal"], **converted}
     assert [note.partition(":")[0] for note in found.notes] == ([] if kind is None else [kind])
 
 
@@ -244,8 +268,8 @@ def test_conductor_without_credentials_gets_those_of_the_service() -> None:
             "placement": {"auth_type": ["password"]},
         }
     )
-    assert found.settings["nova"] == {"auth_section": ["keystone_authtoken"]}
-    assert found.settings["placement"] == {"auth_type": ["password"]}
+    assert found.settings["nova"]["auth_section"] == ["keystone_authtoken"]
+    assert "auth_section" not in found.settings["placement"]
     without = run({"database": {"connection": ["sqlite:///x"]}})
     lines = [note for note in without.notes if "auth_type" in note]
     assert [line.partition("write ")[2].split()[0] for line in lines] == [

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What OpenStack Cyborg selects, as rules of drivers."""
 
+import itertools
 import json
 from typing import Any
 
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 
 from cyborg.core.migration import device_rules
 from cyborg.core.migration.device_rules import convert_specs
+from cyborg.core.migration.reference_drivers import COUNTERPARTS
+from cyborg.drivers import rules
 
 PCI = "resource_class=CUSTOM_PCI"
 
@@ -110,6 +113,14 @@ def test_networks_and_functions_of_cards() -> None:
     lines = device_rules.convert_functions(["GTPv1:eth3|eth2", ":eth4"]).by_hand
     assert len(lines) == 3
     assert "write [nic] devices = address=ADDRESS,traits=CUSTOM_GTPV1" in lines[0]
+
+
+def test_rules_of_drivers_select_either_cards_or_virtual_functions() -> None:
+    assert COUNTERPARTS.keys() - device_rules.DRIVER_RULES.keys() == {
+        *("fake_driver", "nvmf_spdk_driver", "pci_driver")
+    }
+    for text in itertools.chain.from_iterable(device_rules.DRIVER_RULES.values()):
+        assert rules.parse(text).scope in ("whole", "vf"), text
 
 
 @given(st.lists(st.text(max_size=30), max_size=3), st.sampled_from(["generic", "nvme"]))

@@ -21,6 +21,7 @@ from cyborg.core.errors import Misconfigured
 from cyborg.core.hosts.service import AGENT as AGENT_BINARY
 from cyborg.core.migration import import_plan
 from cyborg.core.migration.profile_check import find_unserved_names
+from cyborg.core.migration.reference_drivers import describe_counterpart
 from cyborg.core.text import join_limited
 from cyborg.db.read import deployables, device_profiles
 from cyborg.db.schema import services
@@ -216,19 +217,23 @@ def check_options(files: Sequence[str]) -> Result:
     renamed = _renamed_options(declared)
     # Libraries have options of their own in [DEFAULT], auth plugins in the sections of services.
     closed = {name for name in known if name != "DEFAULT" and "auth_type" not in known[name]}
-    old, unknown = list[str](), list[str]()
+    old, unknown, foreign = list[str](), list[str](), list[str]()
     for file in files:
         try:
             settings = _read_settings(file)
         except (OSError, UnicodeDecodeError, iniparser.ParseError) as exc:
             return Result(Code.FAILURE, f"{file} cannot be read: {exc}")
+        drivers = settings.get("agent", {}).get("enabled_drivers", ())
+        for name in ",".join(drivers).split(","):
+            if (counterpart := describe_counterpart(name.strip())) is not None:
+                foreign.append(f"[agent] enabled_drivers names {name.strip()}, {counterpart}.")
         for section, names in settings.items():
             for name in names:
                 if (new := renamed.get((section, name))) is not None:
                     old.append(f"[{section}] {name} is now {new}")
                 elif section in closed and name not in known[section]:
                     unknown.append(f"[{section}] {name}")
-    texts = []
+    texts = foreign
     if old:
         texts.append(f"Renamed options: {join_limited(sorted(set(old)), MAX_NAMED)}.")
     if unknown:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``cyborg-status convert-config``: convert a configuration file of OpenStack Cyborg."""
+"""``cyborg-status convert-config``: convert configuration files of OpenStack Cyborg."""
 
 import argparse
 import importlib
@@ -49,20 +49,26 @@ def main(argv: Sequence[str]) -> int:
     """Run the command; return 0, or 1 with the reason on stderr."""
     parser = argparse.ArgumentParser("cyborg-status", description=__doc__)
     parser.add_argument("verb", choices=[VERB])
-    parser.add_argument("file", metavar="OLD.conf", help="the file of OpenStack Cyborg")
+    parser.add_argument(
+        "files",
+        metavar="OLD.conf",
+        nargs="+",
+        help="the files of OpenStack Cyborg, in the order in which it reads them",
+    )
     parser.add_argument("--output", metavar="FILE", help="a new file; standard output by default")
     args = parser.parse_args(argv)
     source = Parser()
     try:
-        source.parse(Path(args.file).read_text(encoding="utf-8").splitlines(keepends=True))
+        for file in args.files:
+            source.parse(Path(file).read_text(encoding="utf-8").splitlines(keepends=True))
         result = config_conversion.convert(source.settings, known_options())
         if args.output is None:
             sys.stdout.write(result.render())
         else:
             # The passwords of the former file are in it. An existing file is not replaced.
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            with os.fdopen(os.open(args.output, flags, 0o600), "w", encoding="utf-8") as file:
-                file.write(result.render())
+            with os.fdopen(os.open(args.output, flags, 0o600), "w", encoding="utf-8") as output:
+                output.write(result.render())
     except (OSError, UnicodeDecodeError, iniparser.ParseError) as exc:
         sys.stderr.write(f"cyborg-status: {exc}\n")
         return 1

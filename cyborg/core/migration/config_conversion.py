@@ -246,7 +246,7 @@ class _Converter:
 
     def _convert_policy(self, values: Sequence[str]) -> tuple[Kind, str]:
         kind, note = self._keep("oslo_policy", "policy_file", values)
-        return kind, note or "check its rules by cyborg-status upgrade check: some names differ"
+        return kind, note or "check the file by cyborg-status upgrade check"
 
     def _convert_tls(self, values: Sequence[str]) -> tuple[Kind, str]:
         return (Kind.BY_HAND if _is_true(values) else Kind.NOT_NEEDED), TLS_OF_API

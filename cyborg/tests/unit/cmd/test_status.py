@@ -342,6 +342,17 @@ def test_check_names_renamed_and_unknown_options(
     assert "nova" not in details
 
 
+def test_check_names_the_counterpart_of_a_reference_driver(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_settings(config, agent={"enabled_drivers": "gpu, pci_driver"})
+    result, details = check_one(config, capsys, "Options")
+    assert result == 1
+    assert details is not None
+    assert details.startswith("[agent] enabled_drivers names pci_driver, which is a driver of Open")
+    assert "is the driver 'generic' here" in details
+
+
 def test_sample_configuration_has_no_unknown_option(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

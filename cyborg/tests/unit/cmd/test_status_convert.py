@@ -123,6 +123,20 @@ def test_configurations_of_the_field_are_accepted(name: str, tmp_path: Path) -> 
         assert_services_accept(new, tmp_path)
 
 
+def test_files_are_read_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = tmp_path / "00.conf", tmp_path / "01.conf"
+    first.write_text("[agent]\nenabled_drivers = fake_driver\n")
+    second.write_text(
+        "[agent]\nenabled_drivers = nvidia_gpu_driver\n[gpu_devices]\nenabled_vgpu_types = a-1\n"
+        "[vgpu_a-1]\ndevice_addresses = 0000:3d:00.0\n"
+    )
+    assert status.main(["convert-config", str(first), str(second)]) == 0
+    written = capsys.readouterr()
+    assert "enabled_drivers = gpu\n" in written.out
+    assert "mdev_types = address=0000:3d:00.0,type=a-1\n" in written.out
+    assert "3 converted, 0 replaced" in written.err
+
+
 def test_existing_file_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old = tmp_path / "old.conf"
     old.write_text(OLD)

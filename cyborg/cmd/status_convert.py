@@ -88,7 +88,9 @@ def known_options() -> dict[str, dict[str, Callable[[str], object]]]:
     for section, listed in (*own_options.list_opts(), *_library_options(), *_credentials()):
         for option in listed:
             names = {(section, name) for name in (option.name, option.dest)}
-            names |= {(old.group or section, old.name) for old in option.deprecated_opts}
+            names |= {
+                (old.group or section, old.name or option.dest) for old in option.deprecated_opts
+            }
             for place, name in names:
                 known.setdefault(place, {})[name] = option.type
     if find_spec("memcache") is None:  # with this option and without it, each request fails
@@ -114,7 +116,7 @@ def _credentials() -> Iterator[tuple[str, Sequence[cfg.Opt]]]:
         map(loading.get_auth_plugin_conf_options, loading.get_available_plugin_names())
     )
     listed = [*shared, *plugins]
-    for section in ("keystone_authtoken", *config_tables.SERVICES):
-        yield section, listed
     for section in config_tables.SERVICES:
-        yield section, loading.get_adapter_conf_options()
+        yield section, [*listed, *loading.get_adapter_conf_options()]
+    if find_spec("keystonemiddleware") is not None:  # else all options of the section are kept
+        yield "keystone_authtoken", listed

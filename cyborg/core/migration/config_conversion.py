@@ -189,12 +189,12 @@ class _Converter:
     def _keep(self, section: str, name: str, values: Sequence[str]) -> tuple[Kind, str]:
         """Keep the values of an option, unless this service would not start with them."""
         for value in values:
-            if (reference := self._find_unknown_reference(section, value)) is not None:
+            if self._has_unknown_reference(section, value):
                 # This directory has a default, and nothing of the former service in it is used.
                 kind = Kind.REPLACED if name == "state_path" else Kind.BY_HAND
                 return kind, (
-                    f"its value refers to ${reference}, which this service does not have: write "
-                    f"[{section}] {name}"
+                    "its value refers, after a $, to an option that this service does not have: "
+                    f"write [{section}] {name}, with $$ for a dollar sign"
                 )
             parse = self._known.get(section, {}).get(name)
             if parse is None or "$" in value:
@@ -206,13 +206,13 @@ class _Converter:
         self._result.set(section, name, values)
         return Kind.CONVERTED, ""
 
-    def _find_unknown_reference(self, section: str, value: str) -> str | None:
-        """Return the first option that a value refers to, as ``$name``, and that does not exist."""
+    def _has_unknown_reference(self, section: str, value: str) -> bool:
+        """Return whether a value refers, as ``$name``, to an option that does not exist."""
         for escaped, group, name in _REFERENCE.findall(value):
             sections = [group] if group else [section, _DEFAULT]
             if not escaped and not any(name in self._known.get(found, ()) for found in sections):
-                return f"{group}.{name}" if group else str(name)
-        return None
+                return True
+        return False
 
     def _convert_bus(self, values: Sequence[str]) -> tuple[Kind, str]:
         if not values[-1].startswith(_BUS_SCHEMES):
@@ -237,12 +237,12 @@ class _Converter:
         url = re.sub(r"^(mysql|mariadb)(\+\w+)?:", "mysql+pymysql:", url)
         url = re.sub(r"([?&])init_command=[^&]*&?", r"\1", url).rstrip("?&")
         kind, note = self._keep("database", name, [url])
-        if kind is Kind.CONVERTED:
-            kind, note = (
-                Kind.BY_HAND,
-                ("it names the database of OpenStack Cyborg: write the new, empty database"),
-            )
-        return kind, note
+        if kind is not Kind.CONVERTED:
+            return kind, note
+        return Kind.BY_HAND, (
+            "it names the database of OpenStack Cyborg: write "
+            f"[database] {name} of the new, empty database"
+        )
 
     def _convert_policy(self, values: Sequence[str]) -> tuple[Kind, str]:
         kind, note = self._keep("oslo_policy", "policy_file", values)

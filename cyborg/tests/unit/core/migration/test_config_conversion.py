@@ -115,6 +115,12 @@ def test_options_of_a_section_share_a_note() -> None:
     assert len(found.outcomes) == 2
 
 
+def test_note_has_no_part_of_a_password() -> None:
+    found = run({"keystone_authtoken": {"password": ["top$ecret"]}})
+    assert found.settings == {}
+    assert "ecret" not in found.render()
+
+
 @pytest.mark.parametrize(
     ("name", "value", "kept"),
     [
@@ -225,8 +231,8 @@ def test_connection_has_the_driver_of_this_service(former: str, new: str) -> Non
     found = run({"database": {"connection": [former]}, "DEFAULT": {"auth_strategy": ["noauth"]}})
     assert found.settings["database"] == {"connection": [new]}
     assert found.notes[0] == (
-        "by hand: [database] connection: it names the database of OpenStack Cyborg: write the new, "
-        "empty database"
+        "by hand: [database] connection: it names the database of OpenStack Cyborg: write "
+        "[database] connection of the new, empty database"
     )
 
 

@@ -3,6 +3,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from cyborg.core.migration import device_rules
 from cyborg.core.migration.device_rules import convert_specs
 from cyborg.core.migration.reference_drivers import COUNTERPARTS
 from cyborg.drivers import rules
+from cyborg.drivers.sysfs import PciFunction
 
 PCI = "resource_class=CUSTOM_PCI"
 
@@ -121,6 +123,33 @@ def test_rules_of_drivers_select_either_cards_or_virtual_functions() -> None:
     }
     for text in itertools.chain.from_iterable(device_rules.DRIVER_RULES.values()):
         assert rules.parse(text).scope in ("whole", "vf"), text
+
+
+@pytest.mark.parametrize(
+    ("card", "texts"),
+    [
+        (
+            PciFunction("0000:84:00.0", "10de", "2236", "030200"),
+            [
+                *device_rules.DRIVER_RULES["nvidia_gpu_driver"],
+                *convert_specs("generic", ['{"vendor_id": "10de", "product_id": "2236"}']).rules,
+                *convert_specs("generic", ['{"address": "0000:84:00.*"}']).rules,
+            ],
+        ),
+        (
+            PciFunction("0000:84:00.0", "1c5f", "0540", "010802"),
+            convert_specs("nvme", ['{"vendor_id": "1c5f"}', '{"address": "*:84:*.*"}']).rules,
+        ),
+    ],
+)
+def test_rules_for_whole_cards_match_no_virtual_function(
+    card: PciFunction, texts: list[str]
+) -> None:
+    function = replace(card, address="0000:84:00.4", physfn=card.address)
+    for text in texts:
+        rule = rules.parse(text)
+        assert rule.matches(card), text
+        assert not rule.matches(function), text
 
 
 @given(st.lists(st.text(max_size=30), max_size=3), st.sampled_from(["generic", "nvme"]))

@@ -23,8 +23,12 @@ PREPARATIONS = {
     "admin/drivers": "DEVICE=$(cyborg device-list --vendor 8086 -f value -c UUID | head -n 1)",
     "admin/explanations": "cyborg device-profile-create fpga --group resources:FPGA=1",
     "admin/liveness": "true",
+    "admin/rollouts": "true",
     "admin/services": "true",
     "admin/views": "true",
+    "cli/cyborg": "mkdir -p ~/.zfunc ~/.config/fish/completions",
+    "install/packaging": "DESTDIR=$PWD/package; mkdir -p $DESTDIR/usr/share/"
+    "{bash-completion/completions,zsh/vendor-completions,fish/vendor_completions.d}",
 }
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "DEFAULT": {"host": "compute-1"},

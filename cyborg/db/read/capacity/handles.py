@@ -81,9 +81,10 @@ def of_devices(connection: sa.Connection, ids: Collection[int]) -> dict[int, dic
 def of_hosts(connection: sa.Connection, hosts: Sequence[str]) -> dict[str, list[ClassUseRow]]:
     """Return the handles of hosts by resource class, by the name of the host, in two statements.
 
-    Each has the numbers of USES, their ``total``, ``undeliverable`` (cordoned, of a device that cannot be attached
-    to an instance), ``whole_free`` (free, with all others of their deployable) and ``largest_free``
-    (the most free ones of one deployable, which one group of a request can get).
+    Each has the numbers of USES, their ``total``, ``undeliverable`` (cordoned, of a device that
+    cannot be attached to an instance), ``whole_free`` (free, with all others of their deployable)
+    and ``largest_free`` (the most free ones of one deployable, which one group of a request can
+    get).
     """
     d = deployables.c
     query = sa.select(

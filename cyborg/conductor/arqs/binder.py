@@ -207,12 +207,13 @@ class Binder:
                     return self._uow.run_once(call, answer)
             except ClaimLost:
                 continue
-            except AllocationsUnread as exc:
-                found, error = self._find_allocations(exc.instance)
-                units = None if error else found.units
-                context = replace(context, allocated=units, owner_error=error)
             except NoHandle as exc:
                 return exc
+            except AllocationsUnread as exc:
+                instance = exc.instance
+            found, error = self._find_allocations(instance)
+            units = None if error else found.units
+            context = replace(context, allocated=units, owner_error=error)
         return NoHandle(
             f"all candidate handles were claimed concurrently ({MAX_ATTEMPTS} attempts), retry",
             reasons={},

@@ -6,7 +6,7 @@ import io
 import pytest
 
 from cyborg.cli import app
-from cyborg.cli.common.redaction import RedactedStream, find_secrets
+from cyborg.cli.common.usage import RedactedStream, find_secrets
 
 SECRET = "gAAAAABl-S3cret"
 CALLS = (

@@ -9,8 +9,8 @@ import pytest
 import requests
 
 from cyborg.cli.common.errors import CommandError
-from cyborg.cli.common.projects import find_project
 from cyborg.cli.common.rest import RestClient
+from cyborg.cli.limits import find_project
 
 PROJECTS = {"a1": "web", "a2": "db", "a3": "db"}
 

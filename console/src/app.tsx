@@ -114,6 +114,7 @@ function Frame({ session }: { session: Session }) {
         </ul>
       </nav>
       <main ref={main} id="main" key={place}>
+        <Outage />
         <PageBoundary key={place}>{page ? page : <NotFound />}</PageBoundary>
       </main>
     </>
@@ -140,6 +141,16 @@ function LiveStatus() {
     <span class={`live ${tone}`} title={updated}>
       {text}
     </span>
+  );
+}
+
+function Outage() {
+  const { failing, outage } = useStore(liveStore);
+  if (!failing || !outage) return null;
+  return (
+    <div class="note bad" role="status">
+      <strong>Outage.</strong> {outage}
+    </div>
   );
 }
 

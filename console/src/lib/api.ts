@@ -17,6 +17,7 @@ export class ApiError extends Error {
   constructor(
     readonly status: number, // 0 if there is no response
     message: string,
+    readonly body = "",
   ) {
     super(message);
   }
@@ -60,7 +61,7 @@ export async function send<T>(
     if (signal?.aborted) throw error;
     throw new ApiError(0, "The API does not answer.");
   }
-  if (!response.ok) throw new ApiError(response.status, readMessage(text, response));
+  if (!response.ok) throw new ApiError(response.status, readMessage(text, response), text);
   return (text ? parse(text, response) : undefined) as T;
 }
 

@@ -50,6 +50,20 @@ export function stateOf(device: Device): string {
   return reasonNotOffered(device) === null ? device.state : "not_offered";
 }
 
+// The status that an agent or a backend reported last is not known to hold while the host is down.
+export function reportedStatus(state: string, status: string): string {
+  return state === "down" ? "UNKNOWN" : status;
+}
+
+const NO_MODEL = "miss model info"; // of the fake driver, as clients of the API expect it
+
+export function modelOf(device: Device): string {
+  if (device.model && device.model !== NO_MODEL) return device.model;
+  const info = JSON.parse(device.std_board_info) as Record<string, unknown> | null;
+  const product = info?.["product_id"];
+  return typeof product === "string" ? `${device.vendor}:${product}` : device.vendor;
+}
+
 export type Tone = "good" | "busy" | "warn" | "bad" | "idle";
 
 const TONES: Record<Tone, string[]> = {

@@ -10,10 +10,11 @@ const MAX_INTERVAL = 60_000;
 export interface Live {
   updatedAt: number | null; // milliseconds since 1970 of the last success
   failing: boolean;
+  outage: string; // which component does not answer, while requests fail
   paused: boolean;
 }
 
-export const liveStore = createStore<Live>({ updatedAt: null, failing: false, paused: false });
+export const liveStore = createStore<Live>({ updatedAt: null, failing: false, outage: "", paused: false });
 
 export interface Polled<T> {
   data: T | null;
@@ -25,6 +26,35 @@ export interface Polled<T> {
 export function backOff(interval: number, failures: number, random = Math.random()): number {
   if (!failures) return interval;
   return Math.min(interval * 2 ** failures, MAX_INTERVAL) * (0.75 + random / 2);
+}
+
+interface HealthDocument {
+  reason: string;
+  database: string;
+  conductor: string;
+}
+
+// Ask the API, whose health check needs neither a token nor the database, which component is away.
+async function findOutage(error: ApiError): Promise<string> {
+  if (error.status === 0) return "The API does not answer.";
+  const health = await readHealth();
+  if (health === null) return "The API does not answer its health check.";
+  if (health.database === "unavailable") return `The database does not answer the API: ${health.reason}.`;
+  if (health.conductor === "unavailable") return "No conductor answers the API.";
+  return error.message;
+}
+
+async function readHealth(): Promise<HealthDocument | null> {
+  try {
+    return await get<HealthDocument>("healthcheck");
+  } catch (failure) {
+    const body = failure instanceof ApiError ? failure.body : "";
+    try {
+      return JSON.parse(body) as HealthDocument; // unhealthy: 503 with the document
+    } catch {
+      return null;
+    }
+  }
 }
 
 // Read `path` now and every `interval` milliseconds; null reads nothing, 0 reads once.
@@ -53,7 +83,7 @@ export function usePoll<T>(path: string | null, interval: number): Polled<T> {
         const data = await get<T>(path as string, {}, abort.signal);
         failures = 0;
         setState({ path, data, error: null });
-        liveStore.set({ updatedAt: Date.now(), failing: false, paused: document.hidden });
+        liveStore.set({ updatedAt: Date.now(), failing: false, outage: "", paused: document.hidden });
       } catch (error) {
         if (abort.signal.aborted) return;
         failures += 1;
@@ -66,6 +96,8 @@ export function usePoll<T>(path: string | null, interval: number): Polled<T> {
         setState((last) => ({ path, data: last.path === path ? last.data : null, error: known }));
         if (known.status === 0 || known.status >= 500) {
           liveStore.set({ ...liveStore.get(), failing: true });
+          const outage = await findOutage(known);
+          if (liveStore.get().failing) liveStore.set({ ...liveStore.get(), outage });
         }
       } finally {
         running = false;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The fields of the REST API that the console shows; the served OpenAPI document has all.
 
+import type { HandleUse } from "../ui/parts";
+
 export interface Link {
   href: string;
   rel: string;
@@ -25,6 +27,8 @@ export interface Device {
   draining: boolean;
   placement: string | null;
   vendor_board_info: string; // an object as JSON
+  std_board_info: string; // an object as JSON
+  use: HandleUse;
   deliverable: boolean;
   undeliverable_reason: string | null;
   topology: Record<string, string>;
@@ -41,6 +45,33 @@ export interface Device {
   } | null;
   created_at: string;
   updated_at: string | null;
+}
+
+export interface HostClass extends HandleUse {
+  resource_class: string;
+  whole_free: number; // of deployables of which nothing is in use
+  largest_free: number; // of one deployable
+}
+
+export interface Host {
+  uuid: string;
+  hostname: string;
+  state: string;
+  status: string;
+  last_seen_at: string;
+  down_since: string | null;
+  devices: number;
+  resource_classes: HostClass[];
+}
+
+export interface Message {
+  uuid: string;
+  kind: string;
+  subject: string;
+  state: string;
+  attempts: number;
+  error: string | null;
+  created_at: string;
 }
 
 export interface Accelerator {
@@ -133,6 +164,7 @@ export interface Profile {
   description: string | null;
   groups: Record<string, string>[];
   created_at: string;
+  updated_at: string | null;
 }
 
 export interface Reason {
@@ -296,8 +328,16 @@ export interface Summary {
     dirty: number;
     draining: number;
     cordoned: number;
+    undeliverable: number;
   }[];
-  devices: { total: number; disabled: number; unhealthy: number; maintenance: number };
+  devices: {
+    total: number;
+    disabled: number;
+    unhealthy: number;
+    undeliverable: number;
+    failing: number;
+    maintenance: number;
+  };
   unhealthy_devices: { host: string; address: string; health_since: string }[];
   accelerator_requests: Record<string, number>;
   device_contexts: Record<string, number>;

@@ -8,6 +8,7 @@ import { can } from "../lib/session";
 import type { Attachment } from "../lib/types";
 import { Dialog, DialogButton } from "../ui/dialog";
 import { Badge, Card, ErrorBox, Facts, Id, Loading, Page, Text, Time } from "../ui/parts";
+import { Story } from "../ui/story";
 import { Collection, type Column } from "../ui/table";
 import { Timeline } from "../ui/timeline";
 import { HostLink } from "./requests";
@@ -36,6 +37,7 @@ export function AttachmentsPage() {
       <Collection<Attachment>
         collection="attachments"
         route={["attachments"]}
+        noun="attachment"
         caption="Attachments"
         query={{ sort_key: "created_at", sort_dir: "desc" }}
         columns={COLUMNS}
@@ -100,6 +102,7 @@ export function AttachmentPage({ uuid }: { uuid: string }) {
                 ["Mode", row.mode],
                 ["Host", <HostLink host={row.hostname} />],
                 ["Instance", <Text value={row.instance_uuid} />],
+                ["UUID", <span class="mono">{row.uuid}</span>],
                 ["Project", <Text value={row.project_id} />],
                 ["Next step", <Text value={row.step === null ? null : words(row.step)} />],
                 [
@@ -134,6 +137,7 @@ export function AttachmentPage({ uuid }: { uuid: string }) {
               ]}
             />
           </Card>
+          <Story jobs={{ subject: row.instance_uuid ?? row.uuid }} subject={row.instance_uuid ?? row.uuid} />
         </div>
       ) : error ? null : (
         <Loading />

@@ -43,6 +43,7 @@ export function AuditsPage() {
       <Collection<Audit>
         collection="audits"
         route={["audits"]}
+        noun="audit"
         caption="Audits of the last days"
         query={{ sort_key: "created_at", sort_dir: "desc" }}
         columns={COLUMNS}

@@ -7,6 +7,7 @@ import { usePoll } from "../lib/poll";
 import { can } from "../lib/session";
 import type { Context, Explanation, Job } from "../lib/types";
 import { Badge, Card, ErrorBox, Facts, Id, Loading, Page, Text, Time } from "../ui/parts";
+import { Story } from "../ui/story";
 import { Collection, Table, type Column } from "../ui/table";
 import { Timeline, type TimelineEvent } from "../ui/timeline";
 import { Groups } from "./profiles";
@@ -31,6 +32,7 @@ export function ContextsPage() {
       <Collection<Context>
         collection="device_contexts"
         route={["contexts"]}
+        noun="context"
         caption="Device contexts"
         query={{ sort_key: "created_at", sort_dir: "desc" }}
         columns={COLUMNS}
@@ -38,6 +40,7 @@ export function ContextsPage() {
           { name: "state", label: "State", values: STATES },
           { name: "host", label: "Host" },
           { name: "instance", label: "Instance (UUID)" },
+          { name: "device_profile", label: "Made from profile" },
         ]}
         rowKey={(c) => c.uuid}
         name={(c) => `Context ${c.name ?? c.uuid.slice(0, 8)}`}
@@ -82,6 +85,9 @@ export function ContextPage({ uuid }: { uuid: string }) {
                 ["Project", <Text value={context.project_id} />],
                 ["Profile of the flavor", <span class="mono">{context.hidden_profile}</span>],
                 ["Made from", <Text value={context.device_profile} />],
+                ["UUID", <span class="mono">{context.uuid}</span>],
+                ["Created", <Time at={context.created_at} />],
+                ["Changed", <Time at={context.updated_at} />],
                 ["Epoch", context.epoch],
                 ["Expires", <Time at={context.expires_at} />],
                 ["Groups", <GroupList groups={context.groups} />],
@@ -119,6 +125,10 @@ export function ContextPage({ uuid }: { uuid: string }) {
               />
             </Card>
           ) : null}
+          <Story
+            jobs={context.instance_uuid ? { subject: context.instance_uuid } : null}
+            subject={context.instance_uuid ?? context.uuid}
+          />
           {explained.data ? (
             <Card title="Where it fits" wide>
               <Groups explanation={explained.data} />

@@ -2,13 +2,14 @@
 // Devices, their life cycle, and their custody logs.
 import { useAnnounceChanges } from "../lib/announce";
 import { buildPath, send } from "../lib/api";
-import { reasonNotOffered, shorten, stateOf, words } from "../lib/format";
+import { modelOf, reasonNotOffered, shorten, stateOf, words } from "../lib/format";
 import { usePoll } from "../lib/poll";
 import { href } from "../lib/router";
 import { can } from "../lib/session";
 import type { Accelerator, CustodyLog, CustodyRecord, Device, Link } from "../lib/types";
 import { Dialog, DialogButton } from "../ui/dialog";
-import { Badge, Card, ErrorBox, Facts, Id, Loading, Page, Text, Time } from "../ui/parts";
+import { Badge, Card, ErrorBox, Facts, Id, Loading, Page, Text, Time, Use, type HandleUse } from "../ui/parts";
+import { Story } from "../ui/story";
 import { Collection, Table, type Column } from "../ui/table";
 import { Timeline, type TimelineEvent } from "../ui/timeline";
 import { MaintenanceButton } from "./maintenance";
@@ -23,18 +24,24 @@ const TOPOLOGY: Record<string, string> = {
   firmware_version: "Firmware",
 };
 
-const TYPES = ["GPU", "FPGA", "AICHIP", "QAT", "NIC", "SSD", "CRYPTO", "OTHER"];
+const YES_NO = { true: "yes", false: "no" };
+export const TYPES = ["GPU", "FPGA", "AICHIP", "QAT", "NIC", "SSD", "CRYPTO", "OTHER"];
+
+function useOf(device: Device): HandleUse {
+  return { ...device.use, undeliverable: device.deliverable ? 0 : device.use.cordoned };
+}
 
 const COLUMNS: Column<Device>[] = [
   { name: "Address", show: (d) => <a class="mono" href={href(["devices", d.uuid])}>{d.address}</a> },
   { name: "Host", show: (d) => <a href={href(["hosts", d.hostname])}>{d.hostname}</a> },
   { name: "Type", show: (d) => d.type },
-  { name: "Model", show: (d) => <span title={d.model}>{shorten(d.model, 34)}</span> },
+  { name: "Model", show: (d) => <span title={modelOf(d)}>{shorten(modelOf(d), 34)}</span> },
   { name: "State", show: (d) => <Badge state={stateOf(d)} /> },
-  { name: "Health", show: (d) => <Badge state={d.health} /> },
+  { name: "Use", show: (d) => <Use use={useOf(d)} name={`Handles of ${d.address}`} /> },
+  { name: "Health", show: (d) => <Badge state={d.health} usual="ok" /> },
   { name: "Backend", show: (d) => d.backend },
   { name: "NUMA", number: true, show: (d) => <Text value={d.numa_node} /> },
-  { name: "Placement", show: (d) => (d.placement ? <Badge state={d.placement} /> : <Text value={null} />) },
+  { name: "Placement", show: (d) => (d.placement ? <Badge state={d.placement} usual="in_sync" /> : <Text value={null} />) },
 ];
 
 export function DevicesPage() {
@@ -43,6 +50,7 @@ export function DevicesPage() {
       <Collection<Device>
         collection="devices"
         route={["devices"]}
+        noun="device"
         caption="Devices"
         columns={COLUMNS}
         filters={[
@@ -50,6 +58,10 @@ export function DevicesPage() {
           { name: "type", label: "Type", values: TYPES },
           { name: "health", label: "Health", values: ["ok", "unhealthy", "unknown"] },
           { name: "status", label: "Status", values: ["enabled", "maintaining"] },
+          { name: "deliverable", label: "Attachable", values: ["true", "false"], texts: YES_NO },
+          { name: "model", label: "Model" },
+          { name: "backend", label: "Backend" },
+          { name: "vendor", label: "Vendor" },
           { name: "address", label: "Address" },
         ]}
         rowKey={(d) => d.uuid}
@@ -81,7 +93,7 @@ export function DevicePage({ uuid }: { uuid: string }) {
             <Facts
               facts={[
                 ["Type", device.type],
-                ["Model", device.model],
+                ["Model", modelOf(device)],
                 ["Vendor", device.vendor],
                 ["Serial number", <Text value={device.serial} />],
                 ["Host", <a href={href(["hosts", device.hostname])}>{device.hostname}</a>],
@@ -89,7 +101,9 @@ export function DevicePage({ uuid }: { uuid: string }) {
                 ["NUMA node", <Text value={device.numa_node} />],
                 ["Layout", <Text value={device.layout} />],
                 ["Found", <Time at={device.created_at} />],
-                ["UUID", <Id value={device.uuid} />],
+                ["Changed", <Time at={device.updated_at} />],
+                ["Use", <Use use={useOf(device)} name="Handles" />],
+                ["UUID", <span class="mono">{device.uuid}</span>],
                 ...Object.entries(device.topology).map(
                   ([name, value]) => [TOPOLOGY[name] ?? words(name), <span class="mono">{value}</span>] as [string, preact.VNode],
                 ),
@@ -97,6 +111,7 @@ export function DevicePage({ uuid }: { uuid: string }) {
             />
           </Card>
           <Accelerators device={device} />
+          <Story jobs={{ subject: device.uuid }} subject={device.uuid} />
           {can("custody:get_all") ? <Custody device={device} /> : null}
         </div>
       ) : error ? null : (

@@ -3,7 +3,7 @@
 import { useState } from "preact/hooks";
 import { useAnnounceChanges } from "../lib/announce";
 import { buildPath, send } from "../lib/api";
-import { count, words } from "../lib/format";
+import { count, reportedStatus, words } from "../lib/format";
 import { usePoll } from "../lib/poll";
 import { go, href, routeStore } from "../lib/router";
 import { can } from "../lib/session";
@@ -12,6 +12,7 @@ import type { Driver, DriverDetail, HostDriver, Job } from "../lib/types";
 import { Badge, Card, ErrorBox, Facts, Loading, Page, Text, type Fact } from "../ui/parts";
 import { Dialog, DialogButton } from "../ui/dialog";
 import { Collection, nextMarker, Table, type Column } from "../ui/table";
+import { TYPES } from "./devices";
 import { JobsTable } from "./jobs";
 
 function Statuses({ statuses }: { statuses: Record<string, number> }) {
@@ -43,8 +44,13 @@ export function DriversPage() {
       <Collection<Driver>
         collection="drivers"
         route={["drivers"]}
+        noun="driver"
         caption="Drivers"
         columns={COLUMNS}
+        filters={[
+          { name: "type", label: "Type", values: TYPES },
+          { name: "host", label: "Host" },
+        ]}
         rowKey={(d) => d.uuid}
         name={(d) => `Driver ${d.name}`}
         state={(d) => Object.entries(d.statuses).map(([status, n]) => `${n} ${status}`).join(" ")}
@@ -56,7 +62,7 @@ export function DriversPage() {
 const HOST_COLUMNS: Column<HostDriver>[] = [
   { name: "Host", show: (h) => <a href={href(["hosts", h.host])}>{h.host}</a> },
   { name: "Backend", show: (h) => <Text value={h.backend} /> },
-  { name: "Status", show: (h) => <Badge state={h.status} /> },
+  { name: "Status", show: (h) => <Badge state={reportedStatus(h.state, h.status)} /> },
   { name: "Desired", show: (h) => (h.desired_status ? <Badge state={h.desired_status} /> : <span class="faint">file</span>) },
   { name: "Applied", show: (h) => (h.applied === null ? <Text value={null} /> : h.applied ? "yes" : <Badge state="waiting" />) },
   { name: "Version", show: (h) => <Text value={h.version} /> },

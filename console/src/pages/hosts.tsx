@@ -2,42 +2,61 @@
 // Hosts, and the topology picture of one host.
 import { useAnnounceChanges } from "../lib/announce";
 import { buildPath, send } from "../lib/api";
-import { count, stateOf, words } from "../lib/format";
+import { count, reportedStatus, stateOf, words } from "../lib/format";
 import { usePoll } from "../lib/poll";
 import { can } from "../lib/session";
 import { href } from "../lib/router";
-import type { Device, Service } from "../lib/types";
+import type { Device, Host, Service } from "../lib/types";
 import { TopologyLegend, TopologyPicture } from "../topology/picture";
 import { Dialog, DialogButton } from "../ui/dialog";
-import { Badge, Card, ErrorBox, Facts, Loading, Page, Text, Time } from "../ui/parts";
+import { Badge, Card, ErrorBox, Facts, Loading, Page, Text, Time, Use } from "../ui/parts";
+import { Story } from "../ui/story";
 import { Collection, Table, type Column } from "../ui/table";
 import { MAX_ACCELERATORS, OWNER_COLUMNS, type AcceleratorList } from "./devices";
 
 const AGENT = "cyborg-agent";
 const MAX_DEVICES = 200; // in the picture of one host
 
-const COLUMNS: Column<Service>[] = [
-  { name: "Host", show: (s) => <a href={href(["hosts", s.host])}>{s.host}</a> },
-  { name: "State", show: (s) => <Badge state={s.state} /> },
-  { name: "Agent", show: (s) => words(s.status) },
-  { name: "Last heartbeat", show: (s) => <Time at={s.last_seen_at} /> },
-  { name: "Cordoned since", show: (s) => <Time at={s.down_since} /> },
-  { name: "Known since", show: (s) => <Time at={s.created_at} /> },
+const COLUMNS: Column<Host>[] = [
+  { name: "Host", show: (h) => <a href={href(["hosts", h.hostname])}>{h.hostname}</a> },
+  { name: "State", show: (h) => <Badge state={h.state} /> },
+  { name: "Agent", show: (h) => words(reportedStatus(h.state, h.status)) },
+  { name: "Devices", number: true, show: (h) => h.devices.toLocaleString("en") },
+  {
+    name: "Use",
+    show: (h) =>
+      h.resource_classes.length ? (
+        <ul class="uses">
+          {h.resource_classes.map((row) => (
+            <li key={row.resource_class}>
+              {row.resource_class} <Use use={row} name={row.resource_class} />
+            </li>
+          ))}
+        </ul>
+      ) : (
+        <Text value={null} />
+      ),
+  },
+  { name: "Last heartbeat", show: (h) => <Time at={h.last_seen_at} /> },
+  { name: "Cordoned since", show: (h) => <Time at={h.down_since} /> },
 ];
 
 export function HostsPage() {
   return (
     <Page title="Hosts" actions={can("discovery:create") ? <Discover host={null} /> : null}>
-      <Collection<Service>
-        collection="services"
+      <Collection<Host>
+        collection="hosts"
         route={["hosts"]}
+        noun="host"
         caption="Hosts"
-        query={{ binary: AGENT, kind: "daemon" }}
         columns={COLUMNS}
-        filters={[{ name: "host", label: "Host" }]}
-        rowKey={(s) => s.uuid}
-        name={(s) => `Host ${s.host}`}
-        state={(s) => s.state}
+        filters={[
+          { name: "hostname", label: "Host" },
+          { name: "state", label: "State", values: ["up", "late", "down"] },
+        ]}
+        rowKey={(h) => h.uuid}
+        name={(h) => `Host ${h.hostname}`}
+        state={(h) => h.state}
       />
     </Page>
   );
@@ -131,7 +150,8 @@ export function HostPage({ host }: { host: string }) {
               facts={[
                 ["Last heartbeat", <Time at={service.last_seen_at} />],
                 ["Down since", <Time at={service.down_since} />],
-                ["Status", words(service.status)],
+                ["Status", words(reportedStatus(service.state, service.status))],
+                ["Known since", <Time at={service.created_at} />],
                 ["Devices", count(found.length, "device")],
               ]}
             />
@@ -144,7 +164,7 @@ export function HostPage({ host }: { host: string }) {
               columns={[
                 { name: "Backend", show: (b) => b.name },
                 { name: "Driver", show: (b) => <a href={href(["drivers", b.driver])}>{b.driver}</a> },
-                { name: "Status", show: (b) => <Badge state={b.status} /> },
+                { name: "Status", show: (b) => <Badge state={reportedStatus(service.state, b.status)} /> },
                 { name: "Error", show: (b) => <Text value={b.error} /> },
               ]}
               rows={service.backends}
@@ -175,6 +195,7 @@ export function HostPage({ host }: { host: string }) {
             <Loading />
           )}
         </Card>
+        <Story jobs={{ host }} subject={host} />
       </div>
     </Page>
   );

@@ -4,6 +4,7 @@ import type { VNode } from "preact";
 import { can } from "../lib/session";
 import { AttachmentPage, AttachmentsPage } from "./attachments";
 import { AuditPage, AuditsPage } from "./audits";
+import { CloudPage } from "./cloud";
 import { ContextPage, ContextsPage } from "./contexts";
 import { DevicePage, DevicesPage } from "./devices";
 import { DriverPage, DriversPage } from "./drivers";
@@ -28,6 +29,7 @@ const PATH_PARTS = ["", ".", ".."];
 
 const ENTRIES: Entry[] = [
   { path: "", title: "Overview", rules: ["summary:get", "limits:get"], list: () => <OverviewPage /> },
+  { path: "cloud", title: "Cloud", rules: ["service:get_all"], list: () => <CloudPage /> },
   {
     path: "hosts",
     title: "Hosts",
@@ -65,7 +67,7 @@ const ENTRIES: Entry[] = [
   },
   {
     path: "profiles",
-    title: "Explain",
+    title: "Profiles",
     rules: ["device_profile:get_all"],
     list: () => <ProfilesPage />,
     oneNamed: (key) => <ProfilePage name={key} />,

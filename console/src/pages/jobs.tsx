@@ -87,6 +87,7 @@ export function JobsPage() {
       <Collection<Job>
         collection="jobs"
         route={["jobs"]}
+        noun="job"
         caption="Jobs"
         query={{ sort_key: "created_at", sort_dir: "desc" }}
         columns={COLUMNS}
@@ -94,6 +95,7 @@ export function JobsPage() {
           { name: "state", label: "State", values: STATES },
           { name: "kind", label: "Kind", values: KINDS },
           { name: "host", label: "Host" },
+          { name: "subject", label: "Subject" },
         ]}
         rowKey={(job) => job.uuid}
         name={(job) => `${job.kind} ${job.subject}`}

@@ -7,7 +7,7 @@ import { href } from "../lib/router";
 import { can, sessionStore } from "../lib/session";
 import { useStore } from "../lib/store";
 import type { Job, Limits, Request, Summary } from "../lib/types";
-import { Badge, Bar, Card, ErrorBox, Loading, Page, Time, type Segment } from "../ui/parts";
+import { Badge, Bar, Card, ErrorBox, Loading, Page, segmentsOf, Time, type Segment } from "../ui/parts";
 import { Table } from "../ui/table";
 import { JobsTable } from "./jobs";
 import { REQUEST_COLUMNS } from "./requests";
@@ -45,6 +45,7 @@ function Cloud() {
         </Tile>
         <Tile label="Devices" value={data.devices.total} path={["devices"]}>
           <Warn n={data.devices.unhealthy} tone="bad" /> unhealthy ·{" "}
+          <Warn n={data.devices.undeliverable} tone="bad" /> undeliverable ·{" "}
           <Warn n={data.devices.disabled} tone="warn" /> disabled
         </Tile>
         <Tile label="Requests" value={sum(data.accelerator_requests)} path={["requests"]}>
@@ -121,17 +122,12 @@ function Warn({ n, tone }: { n: number; tone: string }) {
 
 type Uses = Summary["resource_classes"][number];
 
-const SEGMENTS: [kind: string, label: string, number: (row: Uses) => number][] = [
-  ["used", "in use", (row) => row.owned],
-  ["clean", "to be cleaned", (row) => row.dirty],
-  ["closed", "draining or cordoned", (row) => row.draining + row.cordoned],
-  ["free", "free", (row) => row.free],
-];
+const NOTHING = { total: 0, free: 0, owned: 0, dirty: 0, draining: 0, cordoned: 0 };
 
-function Legend() {
+export function Legend() {
   return (
     <ul class="legend" aria-label="Legend">
-      {SEGMENTS.map(([kind, label]) => (
+      {segmentsOf(NOTHING).map(({ kind, label }) => (
         <li key={kind}>
           <span class={`swatch fill-${kind}`} aria-hidden="true" /> {label}
         </li>
@@ -141,11 +137,10 @@ function Legend() {
 }
 
 function ClassRow({ row }: { row: Uses }) {
-  const segments: Segment[] = SEGMENTS.map(([kind, label, number]) => ({ kind, label, value: number(row) }));
   return (
     <li>
       <span class="class-name">{row.resource_class}</span>
-      <Bar segments={segments} total={row.total} name={row.resource_class} />
+      <Bar segments={segmentsOf(row)} total={row.total} name={row.resource_class} />
       <span class="class-numbers">
         <strong>{row.owned.toLocaleString("en")}</strong> of {row.total.toLocaleString("en")} in use,{" "}
         {row.free.toLocaleString("en")} free
@@ -191,6 +186,18 @@ export function findAlarms(data: Summary): Alarm[] {
     path: ["devices"],
     query: { health: "unhealthy" },
   });
+  const { undeliverable, failing: closed } = data.devices;
+  add(undeliverable, `${count(undeliverable, "device")} cannot be attached to an instance`, "bad", {
+    path: ["devices"],
+    query: { deliverable: "false" },
+  });
+  add(closed, `${count(closed, "device")} closed for a time after failed jobs`, "bad", { path: ["devices"] });
+  for (const binary of ["cyborg-conductor", "cyborg-agent"]) {
+    const rows = data.services.filter((row) => row.binary === binary);
+    const up = rows.reduce((total, row) => total + (row.state === "down" ? 0 : row.count), 0);
+    const effect = binary === "cyborg-agent" ? "no host does any work" : "no request can be changed";
+    if (!up) alarms.push({ text: `No ${binary} is up: ${effect}`, tone: "bad" });
+  }
   const failed = data.attachments["error"] ?? 0;
   add(failed, `${count(failed, "attachment")} failed`, "bad", {
     path: ["attachments"],

@@ -1,23 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // Device profiles, and the explanation of each provider: why it fits or not.
 import { useState } from "preact/hooks";
-import { buildPath } from "../lib/api";
+import { buildPath, send } from "../lib/api";
 import { count, words } from "../lib/format";
 import { usePoll } from "../lib/poll";
-import { href } from "../lib/router";
+import { go, href } from "../lib/router";
 import { can } from "../lib/session";
 import type { Capacity, Explanation, Profile, Reason } from "../lib/types";
+import { Dialog, DialogButton } from "../ui/dialog";
 import { Badge, Bar, Card, ErrorBox, Facts, Loading, Page, Text, Time, type Segment } from "../ui/parts";
 import { Collection, nextMarker, Table } from "../ui/table";
 import { GroupList } from "./contexts";
 
 export function ProfilesPage() {
   return (
-    <Page title="Explain">
+    <Page title="Device profiles" actions={can("device_profile:create") ? <CreateProfile /> : null}>
       <p class="faint">Choose a device profile to see how many servers fit, and why devices cannot be used.</p>
       <Collection<Profile>
         collection="device_profiles"
         route={["profiles"]}
+        noun="profile"
         caption="Device profiles"
         interval={30_000}
         columns={[
@@ -30,6 +32,88 @@ export function ProfilesPage() {
         rowKey={(p) => p.uuid}
       />
     </Page>
+  );
+}
+
+// Groups as text: a key and its value in a line, and an empty line between groups.
+export function parseGroups(text: string): Record<string, string>[] {
+  return text
+    .split(/\n\s*\n/)
+    .map((group) => group.split("\n").filter((line) => line.trim()))
+    .filter((lines) => lines.length)
+    .map((lines) =>
+      Object.fromEntries(
+        lines.map((line) => {
+          const at = line.indexOf("=");
+          if (at < 0) throw new Error(`"${line.trim()}" has no "=": write for example resources:FPGA=1`);
+          return [line.slice(0, at).trim(), line.slice(at + 1).trim()];
+        }),
+      ),
+    );
+}
+
+function CreateProfile() {
+  const [name, setName] = useState("");
+  const [description, setDescription] = useState("");
+  const [groups, setGroups] = useState("resources:FPGA=1");
+  return (
+    <DialogButton label="Create a profile">
+      {(close) => (
+        <Dialog
+          title="Create a device profile"
+          confirm="Create"
+          onClose={close}
+          run={async () => {
+            const body = { name: name.trim(), groups: parseGroups(groups) };
+            await send("POST", "v2/device_profiles", [description ? { ...body, description } : body]);
+            go(["profiles", body.name]);
+            return `The profile ${body.name} was created.`;
+          }}
+        >
+          <label class="field">
+            <span>Name</span>
+            <input value={name} onInput={(event) => setName(event.currentTarget.value)} autocomplete="off" required />
+          </label>
+          <label class="field">
+            <span>Description</span>
+            <input value={description} onInput={(event) => setDescription(event.currentTarget.value)} autocomplete="off" />
+          </label>
+          <label class="field">
+            <span>Groups: a key and its value in a line, an empty line between groups</span>
+            <textarea
+              class="mono"
+              rows={6}
+              value={groups}
+              onInput={(event) => setGroups(event.currentTarget.value)}
+              spellcheck={false}
+              required
+            />
+          </label>
+        </Dialog>
+      )}
+    </DialogButton>
+  );
+}
+
+function DeleteProfile({ name, path }: { name: string; path: string }) {
+  return (
+    <DialogButton label="Delete" danger>
+      {(close) => (
+        <Dialog
+          title={`Delete the profile ${name}?`}
+          confirm="Delete"
+          danger
+          onClose={close}
+          run={async () => {
+            await send("DELETE", path);
+            go(["profiles"]);
+            return `The profile ${name} was deleted.`;
+          }}
+        >
+          <p>Flavors that name it find no devices afterwards. A profile whose requests exist cannot be deleted.</p>
+        </Dialog>
+      )}
+    </DialogButton>
   );
 }
 
@@ -52,17 +136,20 @@ export function ProfilePage({ name }: { name: string }) {
   return (
     <Page
       title={name}
-      trail={["Explain", ["profiles"]]}
+      trail={["Device profiles", ["profiles"]]}
       actions={
-        <button
-          type="button"
-          onClick={() => {
-            explained.refresh();
-            capacity.refresh();
-          }}
-        >
-          Explain again
-        </button>
+        <>
+          <button
+            type="button"
+            onClick={() => {
+              explained.refresh();
+              capacity.refresh();
+            }}
+          >
+            Explain again
+          </button>
+          {can("device_profile:delete") ? <DeleteProfile name={name} path={path} /> : null}
+        </>
       }
     >
       <ErrorBox error={profile.error ?? explained.error ?? capacity.error} stale={data !== null} />
@@ -88,12 +175,7 @@ export function ProfilePage({ name }: { name: string }) {
         </Card>
         <Card title="Profile">
           {profile.data ? (
-            <Facts
-              facts={[
-                ["Groups", <GroupList groups={profile.data.device_profile.groups} />],
-                ["Description", <Text value={profile.data.device_profile.description} />],
-              ]}
-            />
+            <WholeProfile profile={profile.data.device_profile} />
           ) : profile.error ? null : (
             <Loading />
           )}
@@ -158,6 +240,29 @@ export function ProfilePage({ name }: { name: string }) {
         ) : null}
       </div>
     </Page>
+  );
+}
+
+function WholeProfile({ profile }: { profile: Profile }) {
+  return (
+    <>
+      <Facts
+        facts={[
+          ["Description", <Text value={profile.description} />],
+          ["UUID", <span class="mono">{profile.uuid}</span>],
+          ["Created", <Time at={profile.created_at} />],
+          ["Changed", <Time at={profile.updated_at} />],
+        ]}
+      />
+      {profile.groups.map((group, index) => (
+        <section key={index} aria-label={`Keys of group ${index}`}>
+          <h3>Group {index}</h3>
+          <Facts
+            facts={Object.entries(group).map(([key, value]) => [key, <span class="mono">{value}</span>])}
+          />
+        </section>
+      ))}
+    </>
   );
 }
 

@@ -8,6 +8,7 @@ import { href } from "../lib/router";
 import { can } from "../lib/session";
 import type { Accelerator, CustodyLog, Job, Request } from "../lib/types";
 import { Badge, Card, ErrorBox, Facts, Id, Loading, Page, Text, Time } from "../ui/parts";
+import { Story } from "../ui/story";
 import { Collection, type Column } from "../ui/table";
 import { Timeline, type TimelineEvent } from "../ui/timeline";
 import { custodyEvent, handleName } from "./devices";
@@ -16,6 +17,8 @@ export function HostLink({ host }: { host: string | null }) {
   if (!host) return <Text value={null} />;
   return can("service:get_all") ? <a href={href(["hosts", host])}>{host}</a> : <>{host}</>;
 }
+
+const STATES = ["Initial", "BindStarted", "Bound", "BindFailed", "Unbound", "UnbindFailed", "Deleting"];
 
 export const REQUEST_COLUMNS: Column<Request>[] = [
   { name: "Request", show: (r) => <Id value={r.uuid} to={["requests", r.uuid]} /> },
@@ -35,10 +38,14 @@ export function RequestsPage() {
         collection="accelerator_requests"
         rowsKey="arqs"
         route={["requests"]}
+        noun="request"
         caption="Accelerator requests"
         query={{ sort_key: "created_at", sort_dir: "desc" }}
         columns={REQUEST_COLUMNS}
-        filters={[{ name: "instance", label: "Instance (UUID)" }]}
+        filters={[
+          { name: "state", label: "State", values: STATES },
+          { name: "instance", label: "Instance (UUID)" },
+        ]}
         rowKey={(r) => r.uuid}
         name={(r) => `Request ${r.uuid.slice(0, 8)}`}
         state={(r) => r.state}
@@ -66,6 +73,8 @@ export function RequestPage({ uuid }: { uuid: string }) {
                 ["Instance", <Text value={arq.instance_uuid} />],
                 ["Project", <Text value={arq.project_id} />],
                 ["Provider", <Id value={arq.device_rp_uuid} />],
+                ["Created", <Time at={arq.created_at} />],
+                ["Changed", <Time at={arq.updated_at} />],
                 ["Handle", <span class="mono">{handleName(arq.attach_handle_info, "–")}</span>],
                 ["UUID", <span class="mono">{arq.uuid}</span>],
               ]}
@@ -74,6 +83,10 @@ export function RequestPage({ uuid }: { uuid: string }) {
           <Card title="Time line">
             <RequestTimeline arq={arq} />
           </Card>
+          <Story
+            jobs={arq.instance_uuid ? { subject: arq.instance_uuid } : null}
+            subject={arq.instance_uuid ?? arq.uuid}
+          />
         </div>
       ) : error ? null : (
         <Loading />

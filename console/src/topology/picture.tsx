@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The picture of a host: where its devices are, in which state, and which handles are in use.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { shorten, stateOf, toneOf, words } from "../lib/format";
+import { modelOf, shorten, stateOf, toneOf, words } from "../lib/format";
 import { href } from "../lib/router";
 import type { Accelerator, Device } from "../lib/types";
 import { layOut, MAX_PIPS, PIP, PIP_GAP, pipColumns, type Bridge, type Node, type Placed } from "./layout";
@@ -119,7 +119,7 @@ function DeviceCard({ placed }: { placed: Placed }) {
     <a
       class="device"
       href={href(["devices", device.uuid])}
-      aria-label={`${device.type} ${device.address}, ${device.model}: ${state}; ${summary}`}
+      aria-label={`${device.type} ${device.address}, ${modelOf(device)}: ${state}; ${summary}`}
     >
       <rect class="device-back" x={x} y={y} width={width} height={height} rx="5" />
       <path class={`device-edge ${tone}`} d={`M${x + 1.5} ${y + 5}v${height - 10}`} />
@@ -133,7 +133,7 @@ function DeviceCard({ placed }: { placed: Placed }) {
         {state}
       </text>
       <text class="device-more" x={x + 12} y={y + 34}>
-        {shorten(`${summary} · ${device.model}`, room)}
+        {shorten(`${summary} · ${modelOf(device)}`, room)}
       </text>
       {shown.map((handle, index) => (
         <Pip

@@ -6,8 +6,9 @@ import type { ApiError } from "../lib/api";
 import { ago, shorten, toneOf, words, type Tone } from "../lib/format";
 import { href } from "../lib/router";
 
-export function Badge({ state, tone }: { state: string; tone?: Tone }) {
-  return <span class={`badge ${tone ?? toneOf(state)}`}>{words(state)}</span>;
+// `usual` is the state that a list in a narrow window leaves out.
+export function Badge({ state, tone, usual }: { state: string; tone?: Tone; usual?: string }) {
+  return <span class={`badge ${tone ?? toneOf(state)}${state === usual ? " usual" : ""}`}>{words(state)}</span>;
 }
 
 export function Time({ at }: { at: string | null }) {
@@ -16,7 +17,7 @@ export function Time({ at }: { at: string | null }) {
     const timer = setInterval(() => setNow(Date.now()), 10_000);
     return () => clearInterval(timer);
   }, []);
-  if (!at) return <span class="faint">–</span>;
+  if (!at) return <span class="faint none">–</span>;
   const exact = at.replace("T", " ").replace(/(\.\d+)?\+00:00$/, " UTC");
   return (
     <time dateTime={at} title={exact}>
@@ -27,14 +28,14 @@ export function Time({ at }: { at: string | null }) {
 
 // A uuid or another long name; the first characters are enough to compare.
 export function Id({ value, to }: { value: string | null | undefined; to?: string[] }) {
-  if (!value) return <span class="faint">–</span>;
+  if (!value) return <span class="faint none">–</span>;
   const text = <span title={value}>{shorten(value, 13)}</span>;
   return <span class="mono">{to ? <a href={href(to)}>{text}</a> : text}</span>;
 }
 
 export function Text({ value }: { value: string | number | null | undefined }) {
   return value === null || value === undefined || value === "" ? (
-    <span class="faint">–</span>
+    <span class="faint none">–</span>
   ) : (
     <>{value}</>
   );
@@ -112,6 +113,40 @@ export function Bar({ segments, total, name }: { segments: Segment[]; total: num
         return <rect key={segment.label} class={`fill-${segment.kind}`} x={start} width={width} height="6" />;
       })}
     </svg>
+  );
+}
+
+// The handles of a device, a host or a class by use.
+export interface HandleUse {
+  total: number;
+  free: number;
+  owned: number;
+  dirty: number;
+  draining: number;
+  cordoned: number;
+  undeliverable?: number; // of the cordoned ones
+}
+
+export function segmentsOf(use: HandleUse): Segment[] {
+  const undeliverable = use.undeliverable ?? 0;
+  return [
+    { kind: "used", label: "in use", value: use.owned },
+    { kind: "clean", label: "to be cleaned", value: use.dirty },
+    { kind: "closed", label: "draining or cordoned", value: use.draining + use.cordoned - undeliverable },
+    { kind: "error", label: "undeliverable", value: undeliverable },
+    { kind: "free", label: "free", value: use.free },
+  ];
+}
+
+export function Use({ use, name }: { use: HandleUse; name: string }) {
+  if (!use.total) return <Text value={null} />;
+  return (
+    <span class="use">
+      <Bar segments={segmentsOf(use)} total={use.total} name={name} />
+      <span class="small">
+        {use.owned.toLocaleString("en")} of {use.total.toLocaleString("en")}
+      </span>
+    </span>
   );
 }
 

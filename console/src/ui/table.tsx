@@ -2,10 +2,11 @@
 // Tables, and pages of a collection with filters.
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { useAnnounceChanges } from "../lib/announce";
-import { buildPath } from "../lib/api";
-import { words } from "../lib/format";
-import { useLast, usePoll, type Polled } from "../lib/poll";
+import { announce, useAnnounceChanges } from "../lib/announce";
+import { buildPath, type Query } from "../lib/api";
+import { MAX_EXPORT, nextMarker, readAll, save, type Format } from "../lib/export";
+import { count, words } from "../lib/format";
+import { useLast, usePoll } from "../lib/poll";
 import { go, routeStore } from "../lib/router";
 import { useStore } from "../lib/store";
 import type { Link } from "../lib/types";
@@ -55,27 +56,27 @@ export function Table<R>(props: {
   );
 }
 
+export { nextMarker };
+const WIDE = matchMedia("(min-width: 40rem)");
 export const PAGE_SIZE = 50;
 
 export interface Filter {
   name: string;
   label: string;
   values?: readonly string[]; // a text field without them
+  texts?: Record<string, string>; // of values that are not words
 }
 
-// Return the marker of the next page, null on the last page.
-export function nextMarker(links: Link[] | undefined): string | null {
-  const next = links?.find((link) => link.rel === "next");
-  return next ? new URL(next.href, location.href).searchParams.get("marker") : null;
-}
+const MAX_COUNT = 10_000; // of the API
 
-type Listed<R> = Record<string, R[] | Link[] | undefined>;
+type Listed<R> = Record<string, R[] | Link[] | number | undefined>;
 
 export interface CollectionProps<R> {
   collection: string;
   rowsKey?: string; // of the rows in the response, by default the collection
   route: string[];
   caption: string;
+  noun: string; // of one row
   columns: Column<R>[];
   filters?: Filter[];
   query?: Record<string, string | number>;
@@ -84,7 +85,6 @@ export interface CollectionProps<R> {
   rowKey: (row: R) => string;
   state?: (row: R) => string; // announced when it changes
   name?: (row: R) => string; // in the announcement
-  onPolled?: (polled: Polled<Listed<R>>) => void;
 }
 
 // One page of a collection; filters and the marker are in the URL.
@@ -95,11 +95,12 @@ export function Collection<R>(props: CollectionProps<R>) {
     filters.map((filter) => [filter.name, route.query.get(filter.name) ?? ""]),
   );
   const marker = route.query.get("marker") ?? "";
+  const selection = { ...props.query, ...chosen };
   const path = buildPath(`v2/${props.collection}`, {
-    ...props.query,
-    ...chosen,
+    ...selection,
     limit: PAGE_SIZE,
     marker,
+    with_count: "true",
   });
   const polled = usePoll<Listed<R>>(path, props.interval ?? 5000);
   const key = props.rowsKey ?? props.collection;
@@ -118,12 +119,71 @@ export function Collection<R>(props: CollectionProps<R>) {
         <Filters filters={filters} chosen={chosen} route={props.route} />
       ) : null}
       <ErrorBox error={polled.error} stale={rows !== null} />
+      <ListHead
+        path={`v2/${props.collection}`}
+        query={selection}
+        rowsKey={key}
+        name={props.collection}
+        noun={props.noun}
+        total={shown?.["count"] as number | undefined}
+      />
       {shown ? (
         <Table {...props} rows={(shown[key] as R[] | undefined) ?? []} busy={rows === null} />
       ) : polled.error ? null : (
         <Loading />
       )}
       <Pager route={props.route} chosen={chosen} marker={marker} next={next} />
+    </>
+  );
+}
+
+// The number of rows, and their export.
+function ListHead(props: {
+  path: string;
+  query: Query;
+  rowsKey: string;
+  name: string;
+  noun: string;
+  total: number | undefined;
+}) {
+  const { total } = props;
+  const [error, setError] = useState("");
+  const [running, setRunning] = useState(false);
+
+  async function run(format: Format): Promise<void> {
+    if (running) return;
+    setRunning(true);
+    setError("");
+    try {
+      const rows = await readAll(props.path, props.query, props.rowsKey);
+      save(props.name, format, rows);
+      const cut = rows.length === MAX_EXPORT ? ", which is the most that one file has" : "";
+      announce(`Exported ${count(rows.length, props.noun)}${cut}.`);
+    } catch (failure) {
+      setError(failure instanceof Error ? failure.message : String(failure));
+    }
+    setRunning(false);
+  }
+
+  return (
+    <>
+      <div class="list-head">
+        <span class="count">
+          {total === undefined ? null : `${count(total, props.noun)}${total >= MAX_COUNT ? " or more" : ""}`}
+        </span>
+        <span class="export" role="group" aria-label="Export">
+          {(["csv", "json"] as const).map((format) => (
+            <button key={format} type="button" class="plain" aria-disabled={running} onClick={() => void run(format)}>
+              {format.toUpperCase()}
+            </button>
+          ))}
+        </span>
+      </div>
+      {error ? (
+        <div class="note bad" role="alert">
+          {error}
+        </div>
+      ) : null}
     </>
   );
 }
@@ -166,42 +226,46 @@ export function Filters(props: { filters: Filter[]; chosen: Record<string, strin
   }
 
   return (
-    <form
-      class="filters"
-      role="search"
-      aria-label="Filters"
-      onSubmit={(event) => {
-        event.preventDefault();
-        apply(values);
-      }}
-    >
-      {props.filters.map((filter) => (
-        <label key={filter.name}>
-          <span>{filter.label}</span>
-          {filter.values ? (
-            <select
-              value={values[filter.name]}
-              onChange={(event) => apply({ ...values, [filter.name]: event.currentTarget.value })}
-            >
-              <option value="">all</option>
-              {filter.values.map((value) => (
-                <option key={value} value={value}>
-                  {words(value)}
-                </option>
-              ))}
-            </select>
-          ) : (
-            <input
-              type="search"
-              value={values[filter.name]}
-              autocomplete="off"
-              spellcheck={false}
-              onInput={(event) => setValues({ ...values, [filter.name]: event.currentTarget.value })}
-            />
-          )}
-        </label>
-      ))}
-      <button type="submit">Filter</button>
-    </form>
+    // A narrow window shows the rows first.
+    <details class="filter-box" open={WIDE.matches || Object.values(props.chosen).some(Boolean)}>
+      <summary>Filters</summary>
+      <form
+        class="filters"
+        role="search"
+        aria-label="Filters"
+        onSubmit={(event) => {
+          event.preventDefault();
+          apply(values);
+        }}
+      >
+        {props.filters.map((filter) => (
+          <label key={filter.name}>
+            <span>{filter.label}</span>
+            {filter.values ? (
+              <select
+                value={values[filter.name]}
+                onChange={(event) => apply({ ...values, [filter.name]: event.currentTarget.value })}
+              >
+                <option value="">all</option>
+                {filter.values.map((value) => (
+                  <option key={value} value={value}>
+                    {filter.texts?.[value] ?? words(value)}
+                  </option>
+                ))}
+              </select>
+            ) : (
+              <input
+                type="search"
+                value={values[filter.name]}
+                autocomplete="off"
+                spellcheck={false}
+                onInput={(event) => setValues({ ...values, [filter.name]: event.currentTarget.value })}
+              />
+            )}
+          </label>
+        ))}
+        <button type="submit">Filter</button>
+      </form>
+    </details>
   );
 }

@@ -68,6 +68,7 @@ def test_console_on_standalone_shows_the_cloud_to_a_keyboard_and_a_screen_reader
 
 
 PAGES = {
+    "cloud": "Cloud",
     "hosts": "Hosts",
     "hosts/compute-1": "compute-1",
     "devices": "Devices",
@@ -75,7 +76,7 @@ PAGES = {
     "requests": "Requests",
     "contexts": "Device contexts",
     "attachments": "Attachments",
-    "profiles": "Explain",
+    "profiles": "Device profiles",
     "profiles/CUSTOM_NVME": "CUSTOM_NVME",
     "drivers": "Drivers",
     "drivers/nvme": "Driver nvme",
@@ -358,12 +359,12 @@ def test_user_of_keystone_sees_what_the_role_may_do(
     is_admin = user == "admin"
     names = page.get_by_role("navigation", name="Main").get_by_role("link").all_inner_texts()
     assert ("Hosts" in names, "Drivers" in names) == (is_admin, is_admin)
-    assert {"Overview", "Requests", "Contexts", "Attachments", "Explain"} <= set(names)
+    assert {"Overview", "Requests", "Contexts", "Attachments", "Profiles"} <= set(names)
     expect(page.get_by_role("region", name="Project project-1")).to_contain_text("used")
     for region, visible in (("Capacity and use", is_admin), ("Latest requests", not is_admin)):
         expect(page.get_by_role("region", name=region)).to_have_count(int(visible))
     shown.check()
-    page.get_by_role("link", name="Explain").click()
+    page.get_by_role("link", name="Profiles").click()
     page.get_by_role("link", name="CUSTOM_NVME").click()
     expect(page.get_by_role("region", name="Reasons by group")).to_contain_text("fits")
     expect(page.get_by_role("region", name="Providers")).to_have_count(int(is_admin))

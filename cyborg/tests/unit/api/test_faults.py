@@ -132,13 +132,14 @@ def test_database_without_tables_is_503(api: ApiEnv) -> None:
         (
             "GET",
             "accelerator_requests/gzip",
-            "uuid: 'gzip' is not a uuid; GET /v2/accelerator_requests lists the known ones",
+            "uuid: 'gzip' is not a uuid but a name, give its uuid; GET /v2/accelerator_requests "
+            "lists the known ones",
         ),
         (
             "GET",
             "device_contexts/0000:3b:00.0",
-            "uuid: '0000:3b:00.0' is not a uuid but the address of a device; GET "
-            "/v2/device_contexts lists the known ones",
+            "uuid: '0000:3b:00.0' is not a uuid but the address of a device, give its "
+            "uuid; GET /v2/device_contexts lists the known ones",
         ),
     ],
 )

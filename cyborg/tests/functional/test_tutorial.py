@@ -73,7 +73,7 @@ def test_tutorial_covers_each_command() -> None:
     verbs = {entry.name for entry in metadata.entry_points(group="cyborg.cli")}
     assert admin_verbs - verbs == set()
     # Commands with their own pages, and show commands of listed objects.
-    others = {"audit", "outbox-delete", "outbox-list", "outbox-retry", "device-show"}
+    others = {"audit", "describe", "outbox-delete", "outbox-list", "outbox-retry", "device-show"}
     others |= {"arq-show", "device-profile-list", "device-profile-show"}
     others |= {"deployable-program", "service-delete", "host-forget", "device-custody"}
     # No device of the tutorial has layouts: the page of the drivers shows these commands.

@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 from urllib.parse import urlencode
 
 from cyborg.cli.accelerators import ACCELERATORS
-from cyborg.cli.common import base, formatting, listing, tables
+from cyborg.cli.common import base, formatting, listing
 from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.errors import CommandError
 from cyborg.cli.common.preview import Change, plan
 from cyborg.cli.common.progress import Progress
 from cyborg.cli.device_contexts import CONTEXTS
+from cyborg.cli.terminal import tables
 from cyborg.core.attachments.attachment import (
     RELEASE_STEPS,
     AttachmentState,

@@ -7,10 +7,11 @@ from typing import Any
 
 from cliff import lister
 
-from cyborg.cli.common import base, formatting, listing, tables
+from cyborg.cli.common import base, formatting, listing
 from cyborg.cli.common.base import field_argument
 from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.progress import Progress
+from cyborg.cli.terminal import tables
 
 EXIT_CONSISTENT, EXIT_DIFFERENCES, EXIT_FAILED = 0, 1, 2
 SHORT = formatting.columns_of("host, kind, explanation, repair_status=Repaired")

@@ -8,11 +8,12 @@ from typing import Any
 
 from cliff import columns
 
-from cyborg.cli.common import base, formatting, listing, tables
+from cyborg.cli.common import base, formatting, listing
 from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.preview import Change, plan
 from cyborg.cli.devices import DEVICES
+from cyborg.cli.terminal import tables
 from cyborg.core.hosts.liveness import Liveness
 
 UNKNOWN = "UNKNOWN"

@@ -8,13 +8,14 @@ from typing import Any
 
 from cliff import app, command
 
-from cyborg.cli.common import progress, tables
+from cyborg.cli.common import progress
 from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.duration import parse_seconds
 from cyborg.cli.common.errors import CommandError
 from cyborg.cli.common.preview import Change, plan, write_changes
 from cyborg.cli.common.rest import RestClient
 from cyborg.cli.common.usage import shorten_errors
+from cyborg.cli.terminal import tables
 
 POLL_INTERVAL = 0.5  # seconds
 MAX_PARTS = 100  # of work whose parts are read at each poll

@@ -5,10 +5,11 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cyborg.cli.common import base, formatting, tables
+from cyborg.cli.common import base, formatting
 from cyborg.cli.common.base import Argument, argument, field_argument
 from cyborg.cli.common.progress import Progress
 from cyborg.cli.jobs import JOBS, build_job, describe_failure, format_step
+from cyborg.cli.terminal import tables
 from cyborg.core.drivers.rollout import FAILED_STATES, FINAL_STATES, StepState
 from cyborg.core.jobs.activity import parse_activity
 from cyborg.core.jobs.job import JobState

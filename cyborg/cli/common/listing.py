@@ -8,9 +8,10 @@ from typing import Any, TextIO
 
 from cliff import columns, lister
 
-from cyborg.cli.common import base, formatting, live, tables
+from cyborg.cli.common import base, formatting
 from cyborg.cli.common.errors import CommandError
 from cyborg.cli.common.watch import WATCH, Listed, Watcher
+from cyborg.cli.terminal import live, tables
 
 MIN_COLUMN_WIDTH = 8  # characters that a truncated column keeps
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
-from cyborg.cli.common import base, live
+from cyborg.cli.common import base
 from cyborg.cli.common.errors import CommandError
+from cyborg.cli.terminal import live
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -65,7 +66,7 @@ class Watcher:
 
     def refresh(self, stdout: TextIO, title: str, interval: float) -> int:
         """Refresh the table in place until q or Ctrl-C, and return the exit status."""
-        refresher = live.Refresher(self._fetch, self._fetch(), interval)
+        refresher = live.Refresher(self._fetch, self._fetch(), interval, CommandError)
 
         def build(
             listed: Listed, error: str | None, seconds: float, width: int, height: int

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, TextIO
 
 from cyborg.cli.common.base import argument
-from cyborg.cli.common.tables import is_terminal
+from cyborg.cli.terminal.tables import is_terminal
 from cyborg.cli.views.text import Glyphs, choose_glyphs, output_width
 
 if TYPE_CHECKING:

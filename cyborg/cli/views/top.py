@@ -6,9 +6,11 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from cyborg.cli.common import base, live
+from cyborg.cli.common import base
 from cyborg.cli.common.base import argument
+from cyborg.cli.common.errors import CommandError
 from cyborg.cli.common.watch import DEFAULT_INTERVAL, parse_interval
+from cyborg.cli.terminal import live
 from cyborg.cli.views import output
 from cyborg.cli.views.status import Snapshot, build_lines, fetch_snapshot
 from cyborg.cli.views.text import Glyphs, build_line, choose_glyphs, format_age
@@ -58,7 +60,7 @@ class Top(base.Command):
                 title = build_title(found, error, seconds, interval, width, glyphs)
                 return [title, *build_lines(found, width, glyphs, height - 1)]
 
-            refresher = live.Refresher(lambda: fetch_snapshot(rest), first, interval)
+            refresher = live.Refresher(lambda: fetch_snapshot(rest), first, interval, CommandError)
             stdin: Any = getattr(self.app, "stdin", None) or sys.stdin
             self._status = live.show_until_quit(stdout, stdin, refresher, build)
 

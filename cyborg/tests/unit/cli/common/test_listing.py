@@ -5,7 +5,8 @@ import io
 
 import pytest
 
-from cyborg.cli.common import formatting, listing, tables
+from cyborg.cli.common import formatting, listing
+from cyborg.cli.terminal import tables
 
 UUID = "a0000000-0000-4000-8000-00000000000a"
 NAMES = ("UUID", "Host", "State", "Error")

@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Generic, TextIO, TypeVar
 
-from cyborg.cli.common.errors import CommandError
-from cyborg.cli.common.tables import is_terminal
+from cyborg.cli.terminal.tables import is_terminal
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -39,10 +38,16 @@ class Terminated(BaseException):
 
 
 class Refresher(Generic[T]):
-    """Fetches a value again and again in a thread; a failure keeps the last value."""
+    """Fetches a value again and again in a thread; a failure keeps the last value.
 
-    def __init__(self, fetch: Callable[[], T], first: T, interval: float) -> None:
+    ``expected`` is the class of errors whose text is for the user.
+    """
+
+    def __init__(
+        self, fetch: Callable[[], T], first: T, interval: float, expected: type[Exception]
+    ) -> None:
         self._fetch = fetch
+        self._expected = expected
         self._interval = interval
         self._stop = threading.Event()
         # Replaced as a whole: value, error, and the monotonic time of the value.
@@ -64,7 +69,7 @@ class Refresher(Generic[T]):
             error: str | None = None
             try:
                 value, at = self._fetch(), time.monotonic()
-            except CommandError as exc:
+            except self._expected as exc:
                 error = str(exc)
             except Exception as exc:  # noqa: BLE001  without this thread nothing is refreshed
                 error = f"{type(exc).__name__}: {exc}"

@@ -160,7 +160,7 @@ def test_end_and_bad_windows(service: Service) -> None:
         (f"{device} --until 2020-01-01", "in the past"),
         (f"{device} --until +40d", "max_maintenance"),
         (f"{uuid4()} --until +1h", "no device"),
-        ("nothing --until +1h", "no device nothing"),
+        ("nothing --until +1h", "none of the devices is 'nothing'"),
     ):
         _, error = cyborg.run(f"device-maintain {arguments}", code=1)
         assert message in error, (arguments, error)

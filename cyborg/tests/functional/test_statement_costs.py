@@ -59,6 +59,8 @@ TASKS = (
         "rollouts",
         "attachments",
         "custody",
+        "instances",
+        "deletion scan",
     ),
     "compute nodes",
 )

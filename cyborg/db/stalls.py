@@ -65,7 +65,7 @@ class StallDetector:
         self._lock = threading.Lock()
         self._open: set[Transaction] = set()
         self._stalled = False
-        self._ended = 0
+        self._succeeded = 0
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[Transaction]:
@@ -75,25 +75,27 @@ class StallDetector:
         transaction = Transaction(self._clock())
         with self._lock:
             self._open.add(transaction)
+        succeeded = 0  # a failed one may have got no answer
         try:
             yield transaction
+            succeeded = 1
         finally:
             with self._lock:
                 self._open.discard(transaction)
-                self._ended += 1
+                self._succeeded += succeeded
 
     def run_once(self) -> None:
         """Probe the database if a transaction takes long; if it does not answer, close them."""
         started_before = self._clock() - PROBE_AFTER
         with self._lock:
-            ended = self._ended
+            succeeded = self._succeeded
             is_slow = any(item.started_at <= started_before for item in self._open)
         if not is_slow and not self._stalled:
             return
         answers = self._probe()
         with self._lock:
-            # A transaction that has ended meanwhile shows that the database only is slow.
-            stalled = not answers and (self._stalled or self._ended == ended)
+            # A transaction that has succeeded meanwhile shows that the database only is slow.
+            stalled = not answers and (self._stalled or self._succeeded == succeeded)
             changed, self._stalled = stalled != self._stalled, stalled
             slow = [item for item in self._open if item.started_at <= started_before]
             for item in slow if stalled else ():

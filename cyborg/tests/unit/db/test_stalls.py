@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A database that no longer answers: its transactions end within seconds, slow ones do not."""
 
+import contextlib
 import threading
 
 import pytest
@@ -60,19 +61,22 @@ def test_stalled_database_fails_further_transactions_until_it_answers() -> None:
         assert env.probes == 3
 
 
-def test_failed_probe_while_transactions_end_is_no_stall() -> None:
-    """The server is only slow to accept connections, or has none left."""
+@pytest.mark.parametrize("succeeds", [True, False])
+def test_failed_probe_while_transactions_succeed_is_no_stall(succeeds: bool) -> None:
+    """The server is only slow to accept connections; one that fails proves nothing."""
     env = Env()
 
     def probe() -> bool:
-        with detector.watch():
-            return False
+        with contextlib.suppress(ZeroDivisionError), detector.watch():
+            1 / succeeds
+        return False
 
     detector = StallDetector(probe, lambda: env.now)
+    stalled = contextlib.nullcontext() if succeeds else pytest.raises(Unavailable)
     with detector.watch():
         env.now += PROBE_AFTER
         detector.run_once()
-        with detector.watch():
+        with stalled, detector.watch():
             env.now += PROBE_AFTER
 
 

@@ -58,7 +58,7 @@ class DeviceRow(DeviceColumns):
     placement: str | None
     job_errors: list[str]
     maintenance: MaintenanceRow | None
-    use: Mapping[str, int]
+    use: dict[str, int]
     created_at: datetime
     updated_at: datetime | None
 

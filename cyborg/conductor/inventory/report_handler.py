@@ -22,6 +22,7 @@ from cyborg.core.inventory.device import AttachHandle, Device, HandleType
 from cyborg.core.inventory.plan import Add, Change, Key, Record, Remove, Step, Stored
 from cyborg.core.inventory.report import BackendState, BackendStatus, Report
 from cyborg.core.log import Remark
+from cyborg.core.migration.import_plan import BACKEND as IMPORTED
 from cyborg.core.text import join_limited
 from cyborg.db.write import attach_handles, desired_backends, programming, providers
 
@@ -181,14 +182,15 @@ def _kept_devices(state: HostState, devices: Sequence[Device]) -> dict[str, Rema
     """Return a remark for each device, by address, that another backend reports too early.
 
     A device with prepared handles stays with the backend that prepared them: no other driver can
-    clean them. When they are clean, the next report moves the device.
+    clean them. When they are clean, the next report moves the device. An imported device has no
+    backend yet.
     """
     prepared = {key[1] for key in state.prepared}
     kept = {}
     for device in devices:
         if device.address in prepared:
             owner = state.devices[device.address]["backend"]
-            if owner != device.backend:
+            if owner not in (device.backend, IMPORTED):
                 text = (
                     f"device stays with backend {owner}, which prepared handles of it, until they "
                     f"are clean; backend {device.backend} reports it too"

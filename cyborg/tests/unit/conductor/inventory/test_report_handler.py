@@ -10,6 +10,7 @@ from oslo_utils import timeutils
 from cyborg.core import naming
 from cyborg.core.inventory.device import Ability, AttachHandle, Device, HandleType, Health
 from cyborg.core.inventory.report import BackendState, BackendStatus
+from cyborg.core.migration.import_plan import BACKEND
 from cyborg.db import schema
 from cyborg.db.write import handle_claims
 from cyborg.tests.fixtures.databases import rows
@@ -352,3 +353,18 @@ def test_unreported_device_in_programming_is_kept(engine: sa.Engine) -> None:
     host.send(hosts, replace(card(0), deployables=()))
     host.send(hosts, card(0))
     assert [row["job_id"] for row in rows.read(engine, schema.deployables)] == [job]
+
+
+def test_imported_device_in_use_moves_to_the_backend_that_reports_it(
+    sqlite_engine: sa.Engine,
+) -> None:
+    """An import knows no backend, and marks the handles in use for cleaning."""
+    hosts, host = make_hosts(sqlite_engine), Host()
+    host.send(hosts, card(0))
+    bind_handle(sqlite_engine)
+    rows.update(sqlite_engine, schema.attach_handles, 1, needs_cleaning=True)
+    rows.update(sqlite_engine, schema.devices, 1, backend=BACKEND)
+    host.send(hosts, card(0, serial="S1"))
+    (device,) = rows.read(sqlite_engine, schema.devices)
+    assert (device["backend"], device["draining"]) == ("fake", False)
+    assert len(rows.read(sqlite_engine, schema.attach_handles)) == 2

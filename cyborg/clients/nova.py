@@ -30,6 +30,12 @@ _PAGES = 20  # maximum number of pages of one list
 _BUILDING = ("BUILD", "REBUILD")
 """Statuses of servers whose ARQs Nova may be about to bind."""
 _OFFLOADED = "SHELVED_OFFLOADED"
+_BUILDING_QUERIES = (("REBUILD",), ("BUILD", _OFFLOADED))
+"""Statuses of the queries for these servers.
+
+REBUILD is a task. Nova does not select by tasks if one of the statuses has any task, so that
+REBUILD with the others would select the active servers too.
+"""
 
 
 class Nova(ServiceClient):
@@ -89,16 +95,19 @@ class Nova(ServiceClient):
 
         Requires permission to list all servers. Raise Unavailable, TimedOut, Invalid.
         """
-        # Nova selects by status; a server that is unshelved has the status of a shelved one.
-        statuses = "".join(f"&status={status}" for status in (*_BUILDING, _OFFLOADED))
-        query = f"all_tenants=1&project_id={quote(project, safe='')}{statuses}&limit={_PAGE}"
+        return any(self._is_building(project, statuses) for statuses in _BUILDING_QUERIES)
+
+    def _is_building(self, project: str, statuses: Sequence[str]) -> bool:
+        selected = "".join(f"&status={status}" for status in statuses)
+        query = f"all_tenants=1&project_id={quote(project, safe='')}{selected}&limit={_PAGE}"
         body = self._read(f"/servers/detail?{query}")
         try:
             servers = [(row["status"], row["OS-EXT-STS:task_state"]) for row in body["servers"]]
         except (KeyError, TypeError) as exc:
             raise Unavailable(f"unexpected response from Nova: no list of servers: {exc}") from exc
-        # A full page may not be the last one.
-        return len(servers) >= _PAGE or any(
+        # A full page may not be the last one; Nova's may be shorter than the limit of the query.
+        # A server that is unshelved has the status of a shelved one.
+        return "servers_links" in body or any(
             status in _BUILDING or (status == _OFFLOADED and task is not None)
             for status, task in servers
         )

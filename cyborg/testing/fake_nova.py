@@ -116,9 +116,10 @@ class FakeNova:
         if last in ("servers", "detail"):
             if "all_tenants" in query and not self.is_admin:
                 return 403, {"forbidden": {"code": 403, "message": "not allowed"}}
-            uuids = self._list(query)
+            uuids = self._list(query, parse_qs(url.query).get("status", []))
             if last == "detail":
-                return 200, {"servers": [self.servers[uuid] for uuid in uuids]}
+                more = {"servers_links": [{"rel": "next"}]} if len(uuids) == self.page_size else {}
+                return 200, {"servers": [self.servers[uuid] for uuid in uuids], **more}
             return 200, {"servers": [{"id": uuid, "name": "s"} for uuid in uuids]}
         if last == "os-instance-actions" and self.is_admin and collection in self.servers:
             return 200, {"instanceActions": self.actions[collection]}
@@ -142,18 +143,21 @@ class FakeNova:
     def _can_see(self, uuid: str) -> bool:
         return self.is_admin or self.servers[uuid].get("tenant_id") == OWN_PROJECT
 
-    def _list(self, query: dict[str, str]) -> list[str]:
+    def _list(self, query: dict[str, str], statuses: list[str]) -> list[str]:
         assert query.get("all_tenants", "1") == "1"
         if query.get("deleted") == "true":
             assert query["changes-since"].endswith("Z")
             return sorted(self.deleted)[: self.page_size if "marker" not in query else 0]
         host, project = query.get("host"), query.get("project_id")
+        if "REBUILD" in statuses and len(statuses) > 1:
+            statuses = [*statuses, "ACTIVE"]  # a task, by which Nova then does not select
         uuids = [
             uuid
             for uuid, server in self.servers.items()
             if self._can_see(uuid)
             and host in (None, server["OS-EXT-SRV-ATTR:host"])
             and project in (None, server.get("tenant_id"))
+            and server["status"] in (statuses or [server["status"]])
         ]
         begin = sorted(uuids).index(query["marker"]) + 1 if "marker" in query else 0
         return sorted(uuids)[begin : begin + self.page_size]

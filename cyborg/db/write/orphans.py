@@ -166,7 +166,7 @@ def projects_of_expired(tx: sa.Connection, cutoff: datetime, limit: int) -> list
         )
         .group_by(arqs.c.project_id)
         # The oldest first: a project that builds all the time must not hide the others.
-        .order_by(sa.func.max(arqs.c.created_at).desc())
+        .order_by(sa.func.max(arqs.c.created_at))
         .limit(limit)
     )
     return [str(project) for project in tx.scalars(query)]

@@ -115,6 +115,27 @@ def test_deleted_servers_are_listed_since_a_time(fake_nova: FakeNova) -> None:
     )
 
 
+@pytest.mark.parametrize("building", [None, "BUILD", "REBUILD"])
+def test_project_with_many_active_servers_builds_only_if_one_is_built(
+    fake_nova: FakeNova, building: str | None
+) -> None:
+    fake_nova.page_size = 3
+    for number in range(5):
+        fake_nova.add_server(f"a{number}", "h", tenant_id="p")
+    fake_nova.add_server("other", "h", "BUILD", tenant_id="q")
+    fake_nova.add_server("shelved", None, "SHELVED_OFFLOADED", tenant_id="p")
+    if building:
+        fake_nova.add_server("new", None, building, tenant_id="p")
+    assert client(fake_nova).is_building("p") is (building is not None)
+
+
+def test_project_with_more_shelved_servers_than_a_page_may_build(fake_nova: FakeNova) -> None:
+    fake_nova.page_size = 3
+    for number in range(3):
+        fake_nova.add_server(f"s{number}", None, "SHELVED_OFFLOADED", tenant_id="p")
+    assert client(fake_nova).is_building("p")
+
+
 def test_servers_on_host_with_too_many_pages_is_unavailable(
     fake_nova: FakeNova, monkeypatch: pytest.MonkeyPatch
 ) -> None:

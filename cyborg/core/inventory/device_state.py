@@ -93,7 +93,8 @@ def is_in_grace(cordoned_since: datetime | None, now: datetime, grace: float) ->
     ``grace``, in seconds, begins with the cordon. ``cordoned_since`` is None if the device is not
     cordoned, or cannot be used.
     """
-    return cordoned_since is not None and now - cordoned_since <= timedelta(seconds=grace)
+    # Without a grace also not for a cordon after ``now``, the begin of a bind.
+    return bool(grace and cordoned_since and now - cordoned_since <= timedelta(seconds=grace))
 
 
 # Cached: the devices of a list differ in few facts.

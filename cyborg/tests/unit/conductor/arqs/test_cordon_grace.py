@@ -237,3 +237,8 @@ def test_full_device_in_grace_says_that_its_handles_are_taken(sqlite_engine: sa.
         env.bind(env.card.provider)
     assert "maintenance" not in found.value.message
     assert list(providers_to_check(found.value.details["reasons"])) == [env.card.provider]
+
+
+def test_bind_without_grace_honours_no_cordon_that_begins_during_it() -> None:
+    """Binds of attachments have no grace: they could not read the allocations."""
+    assert not is_in_grace(START + timedelta(milliseconds=5), START, 0.0)

@@ -7,11 +7,12 @@ its first report adopts what was imported. The uuids of all objects and of the r
 stay the same.
 
 Each row is taken or dropped, and no two taken rows have an identity that the schema of this service
-allows once. Of two such rows the one that a server uses is taken, otherwise the first.
+allows once. Of two such rows the one that a server uses is taken, otherwise the first. If a bound
+request is dropped, its device is closed: a server may still have the handle.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -110,10 +111,14 @@ class _HostPlanner:
             for row in sorted(rows.arqs, key=lambda row: (row.host != self.host, -row.id))
             if (arq := self._try(self._arq, row)) is not None
         }
+        closed = self._close_devices({arq.handle for arq in arqs.values()})
         self._drop_others()
         return HostImport(
             self.host,
-            tuple(devices),
+            tuple(
+                replace(device, status=reference.MAINTAINING) if device.uuid in closed else device
+                for device in devices
+            ),
             tuple(arq for _, arq in sorted(arqs.items())),
             (*rows.drops, *self.drops.values()),
         )
@@ -295,6 +300,34 @@ class _HostPlanner:
         )
         self._claim(row, ("", "uuid", arq.uuid), ("", "attach handle", handle))
         return arq
+
+    def _close_devices(self, owned: Collection[str]) -> set[str]:
+        """Return the uuids of the devices that dropped requests may still use; say so.
+
+        ``owned`` has the handles of the requests that are taken.
+        """
+        deployables = {row.id: row.device_id for row in self.rows.deployables}
+        places = {row.id: deployables.get(row.deployable_id) for row in self.rows.handles}
+        devices = {
+            row.id: parse_uuid(row.uuid, "uuid")
+            for row in self.rows.devices
+            if (row.KIND, row.id) in self.taken
+        }
+        closed: set[str] = set()
+        for row in self.rows.arqs:
+            drop = self.drops.get((row.KIND, row.id))
+            device = devices.get(places.get(row.handle_id or 0) or 0)
+            if drop is None or device is None or row.state != reference.BOUND:
+                continue
+            if row.handle_id in self.handles and self.handles[row.handle_id][0] in owned:
+                continue
+            closed.add(device)
+            self.drops[row.KIND, row.id] = replace(
+                drop,
+                reason=f"{drop.reason}; a server may use its attach handle, so device {device} is "
+                f"taken as {reference.MAINTAINING}: enable it when no server does",
+            )
+        return closed
 
     def _claim(self, row: Row, *identities: Identity) -> None:
         """Record the identities of a row; raise Invalid if another row has one of them."""

@@ -22,7 +22,8 @@ RELEASES: Mapping[str, str] = {
 BOUND = "Bound"
 """The state of an accelerator request that owns a handle."""
 
-STATUSES = frozenset({"enabled", "maintaining"})
+MAINTAINING = "maintaining"
+STATUSES = frozenset({"enabled", MAINTAINING})
 """Values of ``status`` of a device."""
 
 CLEAN_STATES = frozenset({None, "available", "allocated"})

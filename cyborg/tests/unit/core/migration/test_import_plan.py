@@ -183,6 +183,18 @@ def test_profile_that_is_not_valid_is_dropped_with_its_requests() -> None:
     assert "its device profile was not taken" in reasons(plan(profile=profile))[reference.ARQ]
 
 
+def test_device_of_a_bound_request_that_is_dropped_is_closed() -> None:
+    """Its server still has the handle, which is free here."""
+    second = replace(ARQ, id=8, uuid=make_uuid(8), group_id=3)
+    found = plan(replace(ROWS, arqs=(second,)))
+    assert [device.status for device in found.devices] == ["maintaining"]
+    assert "a server may use its attach handle" in reasons(found)[reference.ARQ]
+    found = plan(replace(ROWS, handles=(replace(HANDLE, type="MDEV"),)))
+    assert [device.status for device in found.devices] == ["maintaining"], "the host reports it"
+    found = plan(replace(ROWS, arqs=(ARQ, second)))
+    assert [device.status for device in found.devices] == ["enabled"], "another request has it"
+
+
 @pytest.mark.parametrize(
     ("state", "dirty"), [("available", False), ("cleaning", True), ("error", True), (None, False)]
 )

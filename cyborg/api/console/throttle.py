@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from webob import exc
 
 from cyborg.api.auth import is_local
+from cyborg.core.errors import Invalid
 
 MAX_CALLS = 2
 """Maximum number of calls of keystone at the same time.
@@ -110,8 +111,8 @@ class Throttle:
     def admit(self, client: str | None) -> Iterator[None]:
         """Admit one sign-in of a client's address until the end of the block.
 
-        A body that does not arrive in time is a failure of the address, as a wrong password is.
-        Raise HTTPTooManyRequests.
+        A body that is malformed, or does not arrive in time, is a failure of the address, as a
+        wrong password is. Raise HTTPTooManyRequests.
         """
         if client is None:
             with _slot(self._sign_ins, timeout=0):
@@ -125,7 +126,9 @@ class Throttle:
         try:
             with _slot(self._sign_ins, timeout=0):
                 yield
-        except (exc.HTTPUnauthorized, exc.HTTPRequestTimeout):
+        except exc.HTTPTooManyRequests:
+            raise
+        except (exc.HTTPClientError, Invalid):
             with self._lock:
                 self._failures.add(client)
             raise

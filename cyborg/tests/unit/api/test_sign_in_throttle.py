@@ -9,6 +9,7 @@ from webob import exc
 
 from cyborg.api.console import throttle
 from cyborg.api.console.throttle import Throttle, client_key
+from cyborg.core.errors import Invalid
 
 ANN, BOB = ("default", "ann"), ("default", "bob")
 
@@ -121,11 +122,12 @@ def test_known_address_is_unknown_after_a_wrong_password() -> None:
     assert retry_after(lambda: sign_in(limits, "home", ANN)) == 1
 
 
-def test_body_that_does_not_arrive_counts_as_a_failure_of_the_address() -> None:
+@pytest.mark.parametrize("error", [exc.HTTPRequestTimeout(), Invalid("body: ended too early")])
+def test_body_that_does_not_arrive_counts_as_a_failure_of_the_address(error: Exception) -> None:
     limits = Throttle(Clock())
     for _ in range(throttle.FREE_FAILURES):
-        with pytest.raises(exc.HTTPRequestTimeout), limits.admit("a"):
-            raise exc.HTTPRequestTimeout
+        with pytest.raises(type(error)), limits.admit("a"):
+            raise error
     assert retry_after(lambda: sign_in(limits, "a", ANN)) == 1
 
 

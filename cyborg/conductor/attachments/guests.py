@@ -188,8 +188,9 @@ class Guests:
 
     def expects_guest(self, work: LeasedAttachment) -> bool:
         """Return whether it is an error if the host does not have the guest."""
-        if work.row["failure"] is not None:
-            return False  # the attach may have failed because the agent does not find the guest
+        if work.row["failure"] is not None or work.row["boot_marker"] is None:
+            # The attach may have failed, or was cancelled, while the agent does not find the guest.
+            return False
         server = self._read(work.instance)
         return server is not None and core.runs_on(server, work.row["hostname"])
 

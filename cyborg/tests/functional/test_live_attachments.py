@@ -478,3 +478,17 @@ def test_detach_with_a_reboot_is_refused(env: Env) -> None:
         env.detach(reboot=True)
     assert found.value.details["field"] == "reboot"
     assert env.check() == "attached"
+
+
+def test_cancel_of_an_attach_whose_guest_is_missing_is_undone(env: Env) -> None:
+    """The attach waits because its host does not have the guest: its undo must not do so too."""
+    env.attach(mode="live")
+    env.runner.run_once()
+    env.finish_jobs()
+    env.now += timedelta(seconds=5)
+    env.runner.run_once()
+    assert env.step() == "plug"
+    del env.hypervisor.guests[env.instance]
+    env.detach()
+    env.settle()
+    assert env.check() == "detached"

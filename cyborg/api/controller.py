@@ -16,7 +16,7 @@ from cyborg.core.errors import NotFound
 from cyborg.core.hosts.identity import closest_names
 from cyborg.core.hosts.liveness import Liveness, evaluate
 from cyborg.db.read.count_cache import CountCache
-from cyborg.db.read.services import find_hosts
+from cyborg.db.read.services import find_hosts, has_host
 from cyborg.db.reader import Reader
 from cyborg.rpc.contract import ConductorAPI
 
@@ -71,9 +71,9 @@ class Resource:
         ):
             return
         with self.context.reader.connect() as connection:
+            if has_host(connection, host):
+                return
             hosts = find_hosts(connection)
-        if host in hosts:
-            return
         near = closest_names(host, hosts) or hosts[:MAX_HOSTS]
         known = f"known are {', '.join(near)}" if near else "no host is known: is an agent running?"
         raise NotFound(f"unknown host {host[:MAX_SHOWN]!r}; {known}", field="host", near=list(near))

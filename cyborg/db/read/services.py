@@ -50,6 +50,15 @@ SORTABLE = {
 }
 
 
+def has_host(connection: sa.Connection, host: str) -> bool:
+    """Return whether a host has a daemon or a device."""
+    known = sa.union_all(
+        sa.select(table.c.id).where(table.c.host == host),
+        sa.select(devices.c.id).where(devices.c.host == host),
+    )
+    return connection.execute(known.limit(1)).first() is not None
+
+
 def find_hosts(connection: sa.Connection) -> list[str]:
     """Return the names of the hosts that have a daemon or a device, ordered."""
     known = sa.union(sa.select(table.c.host), sa.select(devices.c.host)).subquery()

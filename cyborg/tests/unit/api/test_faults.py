@@ -10,6 +10,7 @@ from cyborg.api import faults
 from cyborg.core import errors
 from cyborg.tests.fixtures.clouds.api import ApiEnv, error_message
 from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.counting import count_statements
 
 UUID = "02c950a2-e263-4eeb-bf72-b1d2b6e2065c"
 SECRET = "mysql://root:secret@db/cyborg at /usr/lib/x.py"
@@ -164,3 +165,13 @@ def test_list_of_an_unknown_host_is_an_error_since_2_6(api: ApiEnv, path: str) -
     assert newest.status_int == 404
     assert error_message(newest).startswith("unknown host 'compute-11'; known are compute-1,")
     api.get(path.replace("-11", "-1"))
+
+
+def test_empty_list_of_a_known_host_reads_no_other_hosts(api: ApiEnv) -> None:
+    """Views ask for such lists every few seconds."""
+    rows.insert_card(api.engine, "compute-1", handles=1)
+    newest = {"OpenStack-API-Version": "accelerator latest"}
+    with count_statements(api.engine) as count:
+        answer = api.call("GET", "/v2/jobs?host=compute-1", headers=newest)
+    assert answer.json == {"jobs": []}
+    assert not [s for s in count.statements if "devices" in s and "WHERE" not in s]

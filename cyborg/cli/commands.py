@@ -45,7 +45,7 @@ class CommandManager(commandmanager.CommandManager):
         spaced = 0
         while spaced < min(len(argv), MAX_WORDS) and not argv[spaced].startswith("-"):
             spaced += 1
-        for count in range(spaced, 1, -1):
+        for count in range(spaced, 0, -1):
             name = self._name(argv[:count])
             if name is not None:
                 return super().find_command([name, *argv[count:]])

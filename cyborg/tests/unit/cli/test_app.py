@@ -38,6 +38,8 @@ def test_every_command_prints_its_help(name: str, capsys: pytest.CaptureFixture[
         ("audit create", "audit"),
         ("attachment create", "attach-instance"),
         ("device custody show", "device-custody"),
+        ("driver-install", "install-driver"),
+        ("service-discover", "discover-services"),
     ],
 )
 def test_command_with_spaces_is_found(

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
+from cyborg.cli.common.pci_ids import add_names
 from cyborg.core.text import sanitize
 
 _NAMES = ("name", "binary", "kind", "subject", "type", "model")
@@ -32,7 +33,8 @@ def plan(action: str, kind: str, row: Mapping[str, Any]) -> Change:
     >>> print(plan("delete", "device profile", {"uuid": "3f", "name": "gzip"}))
     would delete device profile 3f (gzip)
     """
-    texts = [str(row[key]) for key in (*_NAMES, *_PLACES) if row.get(key)]
+    named = add_names(row) if row.get("model") else row
+    texts = [str(named[key]) for key in (*_NAMES, *_PLACES) if named.get(key)]
     state = row.get("state") or row.get("status")
     shown = ", ".join([*texts, *([str(state)] if state else [])])
     return Change(action, kind, row.get("uuid"), sanitize(f"({shown})") if shown else "")

@@ -2,6 +2,7 @@
 from importlib import metadata
 
 from cyborg.cli.common import base
+from cyborg.cli.common.pci_ids import UNKNOWN
 from cyborg.cli.common.preview import plan
 
 MANY = {
@@ -31,3 +32,9 @@ def test_plan_shows_names_place_and_state_of_an_object_without_control_character
     change = plan("delete", "accelerator", row)
     assert "\x1b" not in str(change)
     assert str(change).endswith(", h, free)")
+
+
+def test_plan_names_the_model_as_lists_do() -> None:
+    board = '{"vendor_id": "0xABCD", "product_id": "0xABCD"}'
+    row = {"uuid": "3f", "model": UNKNOWN, "vendor": "0xABCD", "std_board_info": board}
+    assert str(plan("enable", "device", row)) == "would enable device 3f (abcd:abcd)"

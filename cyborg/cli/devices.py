@@ -16,7 +16,7 @@ from cyborg.core.wire.board_info import NOT_OFFERED
 SHORT = formatting.columns_of("uuid, type, model, hostname=Host, address, schedulable")
 LONG = formatting.columns_of(
     "vendor, status, state, state_reasons, placement, health, health_reason, health_since, "
-    "backend, deliverable, undeliverable_reason, setup_required, reboot_required, draining, "
+    "backend, deliverable, undeliverable_reason, setup_required, reboot_required, draining, use, "
     "numa_node, topology, serial, layout, desired_layout, layouts, job_errors, maintenance, "
     "std_board_info=Board, vendor_board_info=Vendor board, created_at, updated_at",
     after=SHORT,

@@ -84,14 +84,14 @@ class List(listing.Lister, of=ACCELERATORS):
 class Show(base.Show, of=ACCELERATORS):
     """Show one accelerator."""
 
-    ARGUMENTS = (argument("accelerator", help="uuid of the accelerator"),)
+    ARGUMENTS = (argument("accelerator", help="name or uuid of the accelerator"),)
 
 
 class Update(base.Show, of=ACCELERATORS):
     """Label a bound accelerator; the label is removed when the accelerator is unbound."""
 
     ARGUMENTS = (
-        argument("accelerator", help="uuid of the accelerator"),
+        argument("accelerator", help="name or uuid of the accelerator"),
         field_argument("--name", help="name; an empty name removes it"),
         field_argument("--description", help="free text; an empty text removes it"),
         (

@@ -143,7 +143,7 @@ class List(listing.Lister, of=CONTEXTS):
 class Show(base.Show, of=CONTEXTS):
     """Show one device context with the uuids of its ARQs."""
 
-    ARGUMENTS = (argument("context", help="uuid of the context"),)
+    ARGUMENTS = (argument("context", help="name or uuid of the context"),)
 
     def take_action(self, args: argparse.Namespace) -> Any:
         """Return the context."""
@@ -156,7 +156,7 @@ class Set(base.Show, of=CONTEXTS):
     """Change an unbound device context."""
 
     ARGUMENTS = (
-        argument("context", help="uuid of the context"),
+        argument("context", help="name or uuid of the context"),
         field_argument("--name", help="name; an empty name removes it"),
         field_argument("--description", help="free text; an empty text removes it"),
         (
@@ -193,7 +193,7 @@ class Set(base.Show, of=CONTEXTS):
 class Delete(base.CallEach, of=CONTEXTS):
     """Delete device contexts that are unbound or in error, with their ARQs."""
 
-    ARGUMENTS = (argument("context", nargs="+", help="uuid of a context"),)
+    ARGUMENTS = (argument("context", nargs="+", help="name or uuid of a context"),)
 
 
 CANDIDATE = "candidate"
@@ -216,7 +216,7 @@ class Explain(device_profiles.Explain, of=CONTEXT_EXPLANATIONS):
     """
 
     ARGUMENTS = (
-        argument("context", help="uuid of the context"),
+        argument("context", help="name or uuid of the context"),
         *device_profiles.Explain.ARGUMENTS[1:],
     )
 
@@ -230,7 +230,7 @@ class Candidates(listing.Lister, of=CONTEXT_CANDIDATES):
 
     UNCUT_COLUMNS = ("Result",)
     ARGUMENTS = (
-        argument("context", help="uuid of the context"),
+        argument("context", help="name or uuid of the context"),
         field_argument("--limit", type=int, help="maximum number of candidates, at most 100"),
         argument("--explain", action="store_true", help="explain why other providers are none"),
     )
@@ -284,7 +284,7 @@ def parse_mapping(text: str) -> tuple[str, str]:
     return group.strip(), provider.strip()
 
 
-_CONTEXT = argument("context", help="uuid of the context")
+_CONTEXT = argument("context", help="name or uuid of the context")
 _HOST = field_argument(
     "--host", to="hostname", required=True, help="name of the host, as in device-list"
 )

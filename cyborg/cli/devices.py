@@ -107,14 +107,16 @@ class List(listing.Lister, of=DEVICES):
 class Show(base.Show, of=DEVICES):
     """Show one device."""
 
-    ARGUMENTS = (argument("device", help="uuid of the device"),)
+    ARGUMENTS = (argument("device", help="uuid or address of the device, or HOST/ADDRESS"),)
 
 
 class _SetStatus(base.CallEach, of=DEVICES):
     """Base of the commands that enable or disable devices."""
 
     METHOD = "POST"
-    ARGUMENTS = (argument("device", nargs="+", help="uuid of a device"),)
+    ARGUMENTS = (
+        argument("device", nargs="+", help="uuid or address of a device, or HOST/ADDRESS"),
+    )
 
 
 class Enable(_SetStatus):
@@ -133,7 +135,7 @@ class Maintain(base.Command, of=DEVICES):
     """
 
     ARGUMENTS = (
-        argument("device", help="uuid of the device"),
+        argument("device", help="uuid or address of the device, or HOST/ADDRESS"),
         field_argument(
             "--until",
             type=duration.parse_time,

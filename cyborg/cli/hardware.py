@@ -64,7 +64,18 @@ def _format_row(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-HARDWARE = Collection("/hardware", SHORT, LONG, format_row=_format_row)
+def _labels(row: Mapping[str, Any]) -> tuple[str, str]:
+    return str(row["address"]), f"{row['host']}/{row['address']}"
+
+
+HARDWARE = Collection(
+    "/hardware",
+    SHORT,
+    LONG,
+    format_row=_format_row,
+    labels=_labels,
+    expected="the address or HOST/ADDRESS",
+)
 
 
 class List(listing.Lister, of=HARDWARE):
@@ -99,7 +110,7 @@ class Adopt(job_command.JobCommand, of=HARDWARE):
 class Release(job_command.JobCommand, of=HARDWARE):
     """Release a device from its backend, which then no longer offers the device."""
 
-    ARGUMENTS = (argument("hardware", help="uuid of the device, as in hardware-list"),)
+    ARGUMENTS = (argument("hardware", help="uuid or address of the device, or HOST/ADDRESS"),)
 
     def start_job(self, args: argparse.Namespace) -> Mapping[str, Any]:
         """Release the device and return the job."""

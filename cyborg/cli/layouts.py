@@ -23,7 +23,7 @@ RESULTS = Collection("/devices", RESULT, nouns="devices")
 class List(listing.Lister, of=LAYOUTS):
     """List the possible layouts of a device; one of them is its current layout."""
 
-    ARGUMENTS = (argument("device", help="uuid of the device"),)
+    ARGUMENTS = (argument("device", help="uuid or address of the device, or HOST/ADDRESS"),)
 
     def read_rows(self, args: argparse.Namespace) -> list[dict[str, Any]]:
         """Return the layouts."""
@@ -44,7 +44,11 @@ class Set(base.WaitCommand, listing.Lister, of=RESULTS):
     OPTIONS = (*job_command.WAIT_ARGUMENTS, base.DRY_RUN)
     ARGUMENTS = (
         argument("layout", help="name of the layout, as in device-layout-list"),
-        argument("device", nargs="*", help="uuid of a device; or give one of the options below"),
+        argument(
+            "device",
+            nargs="*",
+            help="uuid or address of a device, or HOST/ADDRESS; or give one of the options below",
+        ),
         field_argument("--host", to="hostname", help="the devices of this host"),
         field_argument("--type", help="the devices of this type, such as GPU"),
         field_argument("--vendor", help="the devices of this vendor id"),

@@ -20,12 +20,15 @@ EXAMPLES = {
     "context": "my-context",
     "device": "compute-1/0000:3b:00.0",
     "driver": "generic",
+    "driver_id": "generic",
     "epoch": "1",
     "function": "crypto.ipsec",
     "group": "resources:FPGA=1",
     "host": "compute-1",
     "hosts": "compute-1",
     "instance": "6f1c9c0e-5d5b-4c53-9d2f-1f4f6d3a7b10",
+    "interval": "2",
+    "layout": "sym",
     "mapping": "0=6c155174-66c1-5c23-9533-74b609447dff",
     "name": "my-name",
     "profile": "my-profile",
@@ -33,6 +36,8 @@ EXAMPLES = {
     "resources": "FPGA:1",
     "service": "compute-1/cyborg-agent",
     "until": "+2h",
+    "watch": "2",
+    "within": "600",
 }
 """Values of arguments in examples, by the name of the argument."""
 

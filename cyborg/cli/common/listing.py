@@ -40,6 +40,9 @@ class Lister(base.Command, lister.Lister):
         """Add the arguments; ``long`` is False in a command that has no option --long."""
         parser = super().get_parser(prog_name)
         parser.set_defaults(long=False, watch=None)
+        for action in parser._actions:
+            if action.dest == "sort_columns":
+                action.help = "sort by this column; repeat the option for more columns"
         return parser
 
     def run(self, parsed_args: argparse.Namespace) -> int:
@@ -131,7 +134,9 @@ class Lister(base.Command, lister.Lister):
             if not parsed_args.long:
                 elastic = [name not in self.UNCUT_COLUMNS for name in column_names]
                 ellipsis = _ellipsis(self.app.stdout)
-                rows = fit_table(column_names, rows, shown, elastic, width, ellipsis)
+                cut = fit_table(column_names, rows, shown, elastic, width, ellipsis)
+                # A table for each object has room for whole cells.
+                rows = cut if table_width(column_names, cut, shown) <= width else rows
             if table_width(column_names, rows, shown) > width:
                 by_object: Any = tables.ObjectFormatter(self.formatter)
                 self.formatter = by_object

@@ -4,9 +4,12 @@
 import io
 
 import pytest
+from webob import Response
 
+from cyborg.cli import app
 from cyborg.cli.common import formatting, listing
 from cyborg.cli.terminal import tables
+from cyborg.tests.unit.cli.common.test_rest import serving
 
 UUID = "a0000000-0000-4000-8000-00000000000a"
 NAMES = ("UUID", "Host", "State", "Error")
@@ -66,3 +69,16 @@ def test_terminal_width_uses_columns_variable(monkeypatch: pytest.MonkeyPatch) -
     assert tables.terminal_width(io.StringIO()) == tables.DEFAULT_WIDTH
     monkeypatch.setenv("COLUMNS", "100")
     assert tables.terminal_width(io.StringIO()) == 100
+
+
+def test_tables_of_one_object_show_whole_cells(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"uuid": UUID, "type": "FPGA", "model": "A long name", "hostname": "compute-1"}
+    row |= {"address": "0000:3b:00.0", "state": "ready", "placement": "in_sync"}
+    monkeypatch.setenv("COLUMNS", "60")
+    with serving(lambda request: Response(json={"devices": [row]})) as url:
+        app.main(["--os-auth-type", "none", "--os-endpoint", url, "device-list"])
+    out = capsys.readouterr().out
+    assert "| Field " in out
+    assert "| A long name " in out

@@ -23,7 +23,7 @@ from cyborg.cli.outbox import OUTBOX
 from cyborg.cli.services import BACKEND, LONG_BACKEND, SERVICES, format_backend
 
 Fixed = Mapping[str, Any]
-REASONS, EXPLANATION = "Why it can be served", "explanation"
+REASONS, EXPLANATION = "Explanation", "explanation"
 """The title, and the path below a profile or context, of the section about its providers."""
 
 

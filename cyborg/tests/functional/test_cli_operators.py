@@ -120,7 +120,7 @@ def test_audit_prints_summary_and_advice(cyborg: Client) -> None:
         ("service-list", "UUID", "service", {"devices"}),
         (f"arq-list --instance {INSTANCE}", "UUID", "accelerator request", {"profile"}),
         (f"arq-list --instance {INSTANCE}", "Instance", "instance", {"requests"}),
-        ("device-context-list", "UUID", "device context", {"requests", "why_it_can_be_served"}),
+        ("device-context-list", "UUID", "device context", {"requests", "explanation"}),
         ("device-context-list", "Name", "device context", {"requests"}),
         ("device-context-list --long", "Profile", "device context", {"requests"}),
         ("accelerator-list --state bound", "UUID", "accelerator", {"device", "request"}),

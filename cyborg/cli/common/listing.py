@@ -114,12 +114,9 @@ class Lister(base.Command, lister.Lister):
     ) -> int:
         """Print the rows; without rows print a message on stderr."""
         rows = [tuple(row) for row in data]
-        for name in parsed_args.sort_columns or ():
-            if name not in column_names:  # cliff only logs it
-                raise CommandError(
-                    f"--sort-column: unknown column {name!r}, expected one of "
-                    f"{', '.join(column_names)}"
-                )
+        parsed_args.sort_columns = [
+            find_column(column_names, name) for name in parsed_args.sort_columns or ()
+        ]
         self.formatter = tables.choose_formatter(parsed_args, self.formatter)
         # Reject an unknown column even without rows.
         _, selector = self._generate_columns_and_selector(parsed_args, column_names)
@@ -141,6 +138,20 @@ class Lister(base.Command, lister.Lister):
                 by_object: Any = tables.ObjectFormatter(self.formatter)
                 self.formatter = by_object
         return int(super().produce_output(parsed_args, column_names, rows))
+
+
+def find_column(names: Sequence[str], text: str) -> str:
+    """Return the column for ``--sort-column``. Raise CommandError, where cliff only logs.
+
+    >>> find_column(["UUID", "Last seen"], "last_seen")
+    'Last seen'
+    """
+    plain = text.lower().replace("_", " ")
+    for name in names:
+        if plain == name.lower():
+            return name
+    known = ", ".join(names)
+    raise CommandError(f"--sort-column: unknown column {text!r}, expected one of {known}")
 
 
 def table_width(

@@ -28,6 +28,7 @@ EXAMPLES = {
     "hosts": "compute-1",
     "instance": "6f1c9c0e-5d5b-4c53-9d2f-1f4f6d3a7b10",
     "interval": "2",
+    "key": "rack",
     "layout": "sym",
     "mapping": "0=6c155174-66c1-5c23-9533-74b609447dff",
     "name": "my-name",
@@ -36,6 +37,7 @@ EXAMPLES = {
     "resources": "FPGA:1",
     "service": "compute-1/cyborg-agent",
     "until": "+2h",
+    "value": "b12",
     "watch": "2",
     "within": "600",
 }

@@ -72,12 +72,13 @@ class Collection:
         description: str,
         columns: Mapping[str, str] | None = None,
         read: Callable[..., list[Any]] | None = None,
+        query_since: Mapping[str, versions.Version] | None = None,
         **query: Any,
     ) -> Any:
         """Return the operation that lists the collection; ``query`` has the types of the filters.
 
         Filters are passed to ``read`` as parameters of the same name, or of the name in
-        ``columns``.
+        ``columns``. ``query_since`` has the versions of newer filters.
         """
 
         def find(
@@ -90,7 +91,7 @@ class Collection:
             return self.document(request, rows)
 
         find.__doc__ = description
-        return self.list_operation(query=query)(find)
+        return self.list_operation(query=query, query_since=query_since or {})(find)
 
     def get(
         self, description: str, answer: Any = None, show: Show | None = None, **fields: Any

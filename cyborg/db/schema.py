@@ -243,7 +243,7 @@ device_contexts = _table(
     "device_contexts",
     _uuid(),
     sa.Column("project_id", sa.String(255), index=True),
-    sa.Column("name", sa.String(255)),
+    sa.Column("name", sa.String(255), index=True),
     sa.Column("description", Text),
     # ``core.arq.context_states.ContextState``; it changes with the ARQs, in the same transaction.
     sa.Column("state", sa.String(32), nullable=False),
@@ -310,7 +310,7 @@ arqs = _table(
     # Nova does not find the ARQ among those of its instance: it is not attached yet, or no more.
     sa.Column("hidden", sa.Boolean, nullable=False, default=False),
     # The label of the accelerator; the next owner of the handle cannot read it.
-    sa.Column("label_name", sa.String(255)),
+    sa.Column("label_name", sa.String(255), index=True),
     sa.Column("label_description", sa.String(1024)),
     sa.Column("label_tags", Json),
     sa.UniqueConstraint("instance_uuid", "instance_slot"),
@@ -339,6 +339,8 @@ attach_handles = _table(
     # Finds a free handle of a provider, and counts its handles, without a scan of others. The only
     # index on deployable_id: MariaDB would merge two and lock rows that the query does not need.
     sa.Index(None, "deployable_id", "arq_id", "needs_cleaning", "draining"),
+    # Finds handles by their address, or its beginning, which PostgreSQL has another operator for.
+    sa.Index(None, "address", postgresql_ops={"address": "varchar_pattern_ops"}),
     # Finds the dirty handles, and lists the free ones in their order.
     sa.Index(None, "needs_cleaning", "arq_id", "id"),
 )

@@ -34,6 +34,11 @@ DESCRIPTIONS: Mapping[str, str] = {
     "model": "Only the devices of this model.",
     "outbox.find:subject": "Only the messages about this subject.",
     "address": "Only the devices at this address, such as 0000:0c:00.0.",
+    "accelerators.find:address": "Only the accelerators with this address, such as 0000:0c:00.1. "
+    "That of a mediated device is the address of its parent.",
+    "accelerators.find:name": "Only the accelerators with this name.",
+    "device_contexts.find:name": "Only the contexts with this name.",
+    "rp_uuid": "Only the deployable of this resource provider of Placement.",
     "binary": "Only the daemons of this program, such as cyborg-agent.",
     "bind_state": "Only ARQs that are bound, or whose bind failed. With the parameter instance, "
     "the answer is 423 until all of its ARQs are.",

@@ -20,6 +20,7 @@ from cyborg.core.inventory.device_state import DeviceCondition
 from cyborg.db.read import accelerators as read
 
 ERROR_SINCE = (2, 5)
+NAME_SINCE = (2, 6)
 LABEL = ("name", "description", "tags")
 
 
@@ -106,7 +107,10 @@ class Controller(Resource):
             "instance": types.Uuid(),
             "resource_class": types.Text(),
             "state": types.Enum(*AcceleratorState),
-        }
+            "name": types.Text(min_length=1),
+            "address": types.Text(),
+        },
+        query_since={"name": NAME_SINCE, "address": NAME_SINCE},
     )
     def find(
         self,

@@ -99,7 +99,9 @@ DEPLOYABLES = Collection("deployables", "deployable", read, DeployableV24, show=
 class Controller(Resource):
     """The operations on deployables."""
 
-    find = DEPLOYABLES.find("List deployables.")
+    find = DEPLOYABLES.find(
+        "List deployables.", query_since={"rp_uuid": (2, 6)}, rp_uuid=types.Uuid()
+    )
     get = DEPLOYABLES.get("Show one deployable.")
 
     @DEPLOYABLES.operation(

@@ -218,6 +218,7 @@ class Controller(Resource):
         instance=types.Uuid(),
         host=types.Text(),
         device_profile=types.Text(),
+        name=types.Text(min_length=1),
     )
 
     @CONTEXTS.operation(

@@ -188,7 +188,10 @@ MAX_CHUNK = 2000
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Selected values of accelerators; None selects all. See ``find``."""
+    """Selected values of accelerators; None selects all. See ``find``.
+
+    ``address`` is that of a handle or, of a mediated device, that of its parent.
+    """
 
     project_id: str | None = None
     hostname: str | None = None
@@ -196,12 +199,16 @@ class Filters:
     driver: str | None = None
     instance_uuid: str | None = None
     resource_class: str | None = None
+    name: str | None = None
+    address: str | None = None
     states: Collection[str] = ()
 
     def of_owner(self) -> list[sa.ColumnElement[bool]]:
         """Return the conditions on ARQs."""
         return _equal(
-            (arqs.c.project_id, self.project_id), (arqs.c.instance_uuid, self.instance_uuid)
+            (arqs.c.project_id, self.project_id),
+            (arqs.c.instance_uuid, self.instance_uuid),
+            (arqs.c.label_name, self.name),
         )
 
     def of_device(self) -> list[sa.ColumnElement[bool]]:
@@ -219,11 +226,15 @@ class Filters:
         return found
 
     def of_handle(self) -> list[sa.ColumnElement[bool]]:
-        """Return the conditions on the state, with conditions that follow from it."""
-        states = self._states()
+        """Return the conditions on the handle and its state, with those that follow from it."""
+        states, found = self._states(), list[sa.ColumnElement[bool]]()
+        if self.address is not None:
+            address = table.c.address
+            below = address.startswith(f"{self.address}/", autoescape=True)
+            found.append(sa.or_(address == self.address, below))
         if not states:
-            return []
-        found = [sa.or_(*(CONDITIONS[state] for state in sorted(states)))]
+            return found
+        found.append(sa.or_(*(CONDITIONS[state] for state in sorted(states))))
         if len(states) == 1:
             return found
         # An index serves what the states have in common, but not OR.
@@ -240,9 +251,9 @@ class Filters:
     def _states(self) -> frozenset[AcceleratorState]:
         return frozenset(map(AcceleratorState, self.states))
 
-    def is_local(self) -> bool:
-        """Return whether all accelerators are on one host, so that an index finds all of them."""
-        return self.hostname is not None or self.device_uuid is not None
+    def are_few(self) -> bool:
+        """Return whether all accelerators are on one host or at one address: indexes find them."""
+        return (self.hostname, self.device_uuid, self.address) != (None, None, None)
 
     def are_clean(self) -> bool:
         """Return whether all accelerators in the states have no owner and need no cleaning."""
@@ -284,7 +295,7 @@ def find(
         ids = _find_ids(connection, _FROM, conditions, page, table)
     elif chosen.of_owner():
         ids = _find_ids(connection, _FROM_ARQS, conditions, page, arqs)
-    elif not chosen.is_local() and chosen.of_device():
+    elif not chosen.are_few() and chosen.of_device():
         if page.total is not None:
             query = sa.select(table.c.id).select_from(_FROM).where(*conditions)
             page.total.count(connection, query, table.c.id)
@@ -296,7 +307,7 @@ def find(
             conditions,
             page,
             table,
-            clean=not chosen.is_local() and chosen.are_clean(),
+            clean=not chosen.are_few() and chosen.are_clean(),
         )
     if not ids:
         return []

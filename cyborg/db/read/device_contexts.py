@@ -79,6 +79,7 @@ def find(
     instance_uuid: str | None = None,
     hostname: str | None = None,
     device_profile: str | None = None,
+    name: str | None = None,
     project_id: str | None = None,
     with_failure: bool = False,
 ) -> list[DeviceContextRow]:
@@ -95,11 +96,12 @@ def find(
         "instance_uuid": instance_uuid,
         "hostname": hostname,
         "device_profile": device_profile,
+        "name": name,
         "project_id": project_id,
     }
-    for name, value in criteria.items():
+    for column, value in criteria.items():
         if value is not None:
-            query = query.where(table.c[name] == value)
+            query = query.where(table.c[column] == value)
     query = paging.paginate(connection, query, table, page, SORTABLE)
     rows = [dict(row) for row in connection.execute(query).mappings()]
     # A context without an instance has no successor.

@@ -293,6 +293,7 @@ def upgrade() -> None:
     _index("attach_handles", "deployable_id", "arq_id", "needs_cleaning", "draining")
     _index("attach_handles", "needs_cleaning", "arq_id", "id")
     _index_each("attach_handles", "draining", "job_id")
+    _index("attach_handles", "address", postgresql_ops={"address": "varchar_pattern_ops"})
     _table(
         "attributes",
         sa.Column("uuid", sa.String(36), nullable=False),
@@ -348,14 +349,12 @@ def _create_device_profiles() -> None:
     _table(
         "device_contexts",
         sa.Column("uuid", sa.String(36), nullable=False),
-        sa.Column("project_id", sa.String(255)),
-        sa.Column("name", sa.String(255)),
+        *(sa.Column(name, sa.String(255)) for name in ("project_id", "name")),
         sa.Column("description", TEXT),
         sa.Column("state", sa.String(32), nullable=False),
         sa.Column("groups", sa.JSON(), nullable=False),
         sa.Column("config_data", sa.JSON(), nullable=False),
-        sa.Column("device_profile", sa.String(255)),
-        sa.Column("hostname", sa.String(255)),
+        *(sa.Column(name, sa.String(255)) for name in ("device_profile", "hostname")),
         sa.Column("instance_uuid", sa.String(36)),
         sa.Column("error", TEXT),
         sa.Column("failure", sa.JSON()),
@@ -363,7 +362,8 @@ def _create_device_profiles() -> None:
         *(sa.Column(name, MOMENT) for name in ("expires_at", "lease_expires_at")),
         _unique("device_contexts", "uuid"),
     )
-    _index_each("device_contexts", "project_id", "device_profile", "hostname", "instance_uuid")
+    _index_each("device_contexts", "project_id", "name", "device_profile", "hostname")
+    _index_each("device_contexts", "instance_uuid")
     _index("device_contexts", "state", "expires_at")
     _index("device_contexts", "state", "lease_expires_at")
     _table(
@@ -429,6 +429,7 @@ def _create_arq_tables() -> None:
         _unique("arqs", "instance_uuid", "instance_slot"),
     )
     _index_each("arqs", "attachment_id", "context_id", "device_rp_uuid", "job_id", "profile_id")
+    _index_each("arqs", "label_name")
     _index("arqs", "project_id", "id")
     _index("arqs", "state", "created_at")
 
@@ -459,8 +460,7 @@ def _create_custody_tables() -> None:
         *(sa.Column(f"{end}hash", sa.String(64), nullable=False) for end in ends),
         *(sa.Column(f"{end}signature", sa.String(80)) for end in ("", "checked_")),
         sa.Column("oldest_at", MOMENT),
-        sa.Column("checked_at", MOMENT, nullable=False),
-        sa.Column("anchored_at", MOMENT, nullable=False),
+        *(sa.Column(name, MOMENT, nullable=False) for name in ("checked_at", "anchored_at")),
         _unique("custody_heads", "device_uuid"),
     )
     _index_each("custody_heads", "anchored_at", "host", "oldest_at")
@@ -496,5 +496,5 @@ def _index_each(table: str, *columns: str) -> None:
         _index(table, column)
 
 
-def _index(table: str, *columns: str) -> None:
-    op.create_index(op.f(f"ix_{table}_{'_'.join(columns)}"), table, list(columns))
+def _index(table: str, *columns: str, **options: Any) -> None:
+    op.create_index(op.f(f"ix_{table}_{'_'.join(columns)}"), table, list(columns), **options)

@@ -107,7 +107,9 @@ def test_filters(engine: sa.Engine) -> None:
     second = rows.insert_card(
         engine, "compute-2", handles=1, resource_class="PGPU", health="unhealthy"
     )
-    bound, _ = assign_handle(engine, first, instance_uuid=INSTANCE, instance_slot=0)
+    bound, _ = assign_handle(
+        engine, first, instance_uuid=INSTANCE, instance_slot=0, label_name="card"
+    )
     other, _ = assign_handle(engine, second, project_id="project-2", state="BindStarted")
 
     def uuids(**filters: Any) -> list[str]:
@@ -117,6 +119,8 @@ def test_filters(engine: sa.Engine) -> None:
     assert uuids(project_id="project-1") == uuids(instance_uuid=INSTANCE) == [bound]
     assert uuids(project_id="") == uuids(project_id="project-1", hostname="compute-2") == []
     assert uuids(hostname="compute-2") == uuids(resource_class="PGPU") == [other]
+    assert uuids(name="card") == [bound]
+    assert uuids(name="card", project_id="project-2") == uuids(name="Card") == []
     assert uuids(driver="generic") == uuids(driver="gen0") == uuids(hostname="compute-1")
     assert uuids(driver="fake") == uuids(states=["preparing"]) == [other]
     with engine.connect() as connection:
@@ -131,6 +135,26 @@ def test_filters(engine: sa.Engine) -> None:
         accelerator = read.get(connection, other, "project-2")
     assert accelerator is not None
     assert (accelerator["driver"], accelerator["state_reasons"]) == (None, ["unhealthy"])
+
+
+def test_address_is_that_of_a_handle_or_of_the_parent_of_a_mediated_device(
+    engine: sa.Engine,
+) -> None:
+    parent, other = "0000:3d:00.4", "0000:3d:00.41"
+    for host in ("a", "b"):
+        rows.insert_card(engine, host, handles=4)
+    addresses = (parent, f"{parent}/nvidia-222/0", other, f"x/{parent}")
+    for row in rows.read(engine, schema.attach_handles):
+        address = addresses[int(row["address"])]
+        rows.update(engine, schema.attach_handles, row["id"], address=address)
+    everything = [row["uuid"] for row in find(engine)]
+    for page in (None, Page(8)):
+        found = find(engine, page=page, address=parent)
+        assert [row["uuid"] for row in found] == [*everything[:2], *everything[4:6]]
+        found = find(engine, page=page, address=parent, hostname="b", states=["free"])
+        assert [row["uuid"] for row in found] == everything[4:6]
+        assert find(engine, page=page, address="0000:3d:00._") == []
+    assert len(find(engine, page=Page(8), address=other, states=["free"])) == 2
 
 
 @pytest.mark.parametrize("key", read.SORTABLE)

@@ -37,7 +37,7 @@ ACCELERATORS = Collection(
     SHORT,
     LONG,
     format_row=_format_row,
-    labels=lambda row: (row["name"],),
+    filters=lambda text: {"name": text},
     expected="the name",
 )
 

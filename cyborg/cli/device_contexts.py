@@ -25,7 +25,7 @@ CONTEXTS = Collection(
     SHORT,
     LONG,
     nouns="device contexts",
-    labels=lambda row: (row["name"],),
+    filters=lambda text: {"name": text},
     expected="the name",
 )
 

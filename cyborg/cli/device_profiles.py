@@ -12,7 +12,12 @@ from cyborg.cli.common.collection import Collection
 SHORT = formatting.columns_of("uuid, name, groups")
 LONG = formatting.columns_of("description, created_at, updated_at", after=SHORT)
 PROFILES = Collection(
-    "/device_profiles", SHORT, LONG, nouns="device profiles", object_key="device_profile"
+    "/device_profiles",
+    SHORT,
+    LONG,
+    nouns="device profiles",
+    object_key="device_profile",
+    has_names=True,
 )
 
 

@@ -67,8 +67,9 @@ def format_schedulable_until(row: Mapping[str, Any]) -> str:
     return f"{text} until {end}Z, {drain}"
 
 
-def _labels(row: Mapping[str, Any]) -> tuple[str, str]:
-    return str(row.get("address")), f"{row['hostname']}/{row.get('address')}"
+def _filters(text: str) -> dict[str, str | None]:
+    host, slash, address = text.partition("/")
+    return {"hostname": host, "address": address} if slash else {"address": text}
 
 
 DEVICES = Collection(
@@ -76,7 +77,7 @@ DEVICES = Collection(
     SHORT,
     LONG,
     format_row=_format_row,
-    labels=_labels,
+    filters=_filters,
     expected="the address or HOST/ADDRESS",
 )
 

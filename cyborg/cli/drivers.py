@@ -28,7 +28,7 @@ FIELDS = formatting.columns_of("name=Driver, uuid, type, version, support, hosts
 DETAIL = formatting.columns_of("abilities, options", after=FIELDS)
 HOST_DETAIL = formatting.columns_of("settings", after=DETAIL)
 LONG = formatting.columns_of("abilities, num_hosts=Number of hosts, statuses", after=FIELDS)
-DRIVERS = Collection("/drivers", SHORT, LONG)
+DRIVERS = Collection("/drivers", SHORT, LONG, has_names=True)
 _DRIVER = argument("driver_id", help="name or uuid of the driver")
 _ON_ALL = (
     "only on this host; by default on all hosts",

@@ -19,11 +19,18 @@ from cyborg.core.hosts.liveness import Liveness
 UNKNOWN = "UNKNOWN"
 SHORT = formatting.columns_of("uuid, binary=Service, host, state, status, backends")
 LONG = formatting.columns_of("kind, last_seen_at, down_since, created_at", after=SHORT)
+
+
+def _filters(text: str) -> dict[str, str]:
+    host, _, binary = text.rpartition("/")
+    return {"host": host, "binary": binary} if host else {}
+
+
 SERVICES = Collection(
     "/services",
     SHORT,
     LONG,
-    labels=lambda row: (f"{row['host']}/{row['binary']}",),
+    filters=_filters,
     expected="HOST/BINARY",
     has_objects=False,
 )

@@ -48,7 +48,9 @@ class Search:
             return list(self._by_address(address["host"], address["address"]))
         if formatting.UUID.fullmatch(text):
             found = next(self._by_uuid(text, text[:-1]), None)
-            return [found] if found else [*self._instance(text), *self._provider(text)]
+            if found:
+                return [found]
+            return [*self._instance(text), *self._filtered(kinds.DEPLOYABLE, rp_uuid=text)]
         found_objects = list(self._by_name(self.text.strip()))
         if _PREFIX.fullmatch(text):
             found_objects += self._by_uuid(text, text)
@@ -70,26 +72,15 @@ class Search:
         if requests["arqs"]:
             yield Found(kinds.INSTANCE, {"uuid": uuid})
 
-    def _provider(self, uuid: str) -> Iterator[Found]:
-        rows = self._whole_page(kinds.DEPLOYABLE, {}, "resource providers")
-        yield from (Found(kinds.DEPLOYABLE, row) for row in rows if row["rp_uuid"] == uuid)
-
     def _by_address(self, host: str | None, address: str) -> Iterator[Found]:
-        params = {"address": address, "hostname": host, "limit": MAX_CANDIDATES}
-        devices = self._page(kinds.DEVICE, params)
-        yield from (Found(kinds.DEVICE, row) for row in devices)
-        if devices:
-            return
-        # The address of a function, which only its accelerator has.
-        for row in self._whole_page(kinds.ACCELERATOR, {"host": host}, "addresses"):
-            if formatting.format_address(row.get("attach_handle_info")) == address:
-                yield Found(kinds.ACCELERATOR, row)
+        devices = list(self._filtered(kinds.DEVICE, address=address, hostname=host))
+        # Otherwise the address of a function, which only its accelerators have.
+        yield from devices or self._filtered(kinds.ACCELERATOR, address=address, host=host)
 
     def _by_name(self, name: str) -> Iterator[Found]:
         host, slash, binary = name.rpartition("/")
         if slash:
-            services = self._page(kinds.SERVICE, {"host": host, "binary": binary, "limit": 1})
-            yield from (Found(kinds.SERVICE, row) for row in services)
+            yield from self._filtered(kinds.SERVICE, host=host, binary=binary)
             return
         if name.startswith(_HIDDEN_PROFILE):
             yield from self._named(kinds.CONTEXT, name.removeprefix(_HIDDEN_PROFILE))
@@ -101,9 +92,7 @@ class Search:
                 yield Found(kinds.HOST, {"name": name})
                 break
         for kind in (kinds.CONTEXT, kinds.ACCELERATOR):
-            rows = self._whole_page(kind, {}, "names")
-            named = [row for row in rows if row.get("name") == name]
-            yield from (Found(kind, row) for row in named[:MAX_CANDIDATES])
+            yield from self._filtered(kind, name=name)
 
     def _named(self, kind: Kind, name: str) -> Iterator[Found]:
         try:
@@ -112,28 +101,18 @@ class Search:
             if exc.status not in _NO_NAME:
                 raise
 
+    def _filtered(self, kind: Kind, **filters: str | None) -> Iterator[Found]:
+        rows = self._page(kind, {**filters, "limit": MAX_CANDIDATES})
+        yield from (Found(kind, row) for row in rows)
+
     def _page(self, kind: Kind, params: Mapping[str, Any]) -> list[dict[str, Any]]:
-        return self._read(kind, params)[0]
-
-    def _whole_page(
-        self, kind: Kind, params: Mapping[str, Any], fields: str
-    ) -> list[dict[str, Any]]:
-        rows, has_more = self._read(kind, params)
-        if has_more:
-            nouns = kind.collection.rows_key.replace("_", " ")
-            self.remarks.append(f"only the {fields} of the first {len(rows)} {nouns} were compared")
-        return rows
-
-    def _read(self, kind: Kind, params: Mapping[str, Any]) -> tuple[list[dict[str, Any]], bool]:
-        """Return a page of a collection and whether there are more, no rows if it is forbidden."""
-        collection = kind.collection
+        """Return the rows of a page of a collection, none if it is forbidden."""
         try:
-            page = self.rest.call("GET", collection.path, params={**kind.filters, **params})
+            return kind.collection.read_page(self.rest, **kind.filters, **params)
         except CommandError as exc:
             if exc.status not in _INVISIBLE:
                 raise
             if exc.status == 403:
-                nouns = collection.rows_key.replace("_", " ")
+                nouns = kind.collection.rows_key.replace("_", " ")
                 self.remarks.append(f"{nouns} are not visible to you")
-            return [], False
-        return page[collection.rows_key], f"{collection.rows_key}_links" in page
+            return []

@@ -19,7 +19,10 @@ class Cloud:
         state = {"state": "ready", "placement": "in_sync", "model": "\x1b[1mModel " + "x" * 200}
         self.rows: dict[str, list[dict[str, Any]]] = {
             "devices": [{**row, **state, "std_board_info": '{"class": "0108"}'}],
-            "accelerators": [{"uuid": f"{n:08}" + DEVICE[8:]} for n in range(handles)],
+            "accelerators": [
+                {"uuid": f"{n:08}" + DEVICE[8:], "name": f"card-{n}", "address": f"0000:3b:00.{n}"}
+                for n in range(handles)
+            ],
         }
         self.forbidden: set[str] = set()
         self.requests: list[str] = []
@@ -59,6 +62,16 @@ def test_number_of_requests_does_not_depend_on_that_of_objects(
     out = capsys.readouterr().out
     assert ("\nAccelerators (500+)\n" in out) is (handles == 500)
     assert ("\n  480 more\n" in out) is (handles == 500)
+
+
+@pytest.mark.parametrize("text", ["card-3", "0000:3b:00.3"])
+def test_one_page_finds_an_accelerator_by_name_or_address(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cloud = Cloud(8)
+    assert run(cloud, text, "-f", "json") == 0
+    assert json.loads(capsys.readouterr().out)["object"]["uuid"] == f"{3:08}" + DEVICE[8:]
+    assert cloud.requests.count("/v2/accelerators") == 1
 
 
 def test_text_fits_and_has_no_control_characters(

@@ -10,6 +10,7 @@ from cliff import columns
 from cyborg.cli.common import formatting, job_command, listing, pci_ids
 from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
+from cyborg.cli.devices import DEVICES
 
 SHORT = formatting.columns_of("uuid, host, address, driver, acc_specs=Specs, acc_status=Status")
 LONG = formatting.columns_of(
@@ -64,18 +65,7 @@ def _format_row(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _labels(row: Mapping[str, Any]) -> tuple[str, str]:
-    return str(row["address"]), f"{row['host']}/{row['address']}"
-
-
-HARDWARE = Collection(
-    "/hardware",
-    SHORT,
-    LONG,
-    format_row=_format_row,
-    labels=_labels,
-    expected="the address or HOST/ADDRESS",
-)
+HARDWARE = Collection("/hardware", SHORT, LONG, format_row=_format_row)
 
 
 class List(listing.Lister, of=HARDWARE):
@@ -114,4 +104,5 @@ class Release(job_command.JobCommand, of=HARDWARE):
 
     def start_job(self, args: argparse.Namespace) -> Mapping[str, Any]:
         """Release the device and return the job."""
-        return self.call("DELETE", self.find_path(args))
+        uuid = DEVICES.find_uuid(self.app.rest, args.hardware)
+        return self.call("DELETE", HARDWARE.object_path(uuid))

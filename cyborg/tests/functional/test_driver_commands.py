@@ -104,7 +104,7 @@ def test_hardware_commands_release_and_adopt_a_device(cyborg: Run) -> None:
         return entries
 
     (device,) = list_hardware()
-    assert cyborg("hardware-release", device["UUID"], *WAIT)[0]["State"] == "done"
+    assert cyborg("hardware-release", f"{device['Host']}/{device['Address']}", *WAIT)[0]["State"] == "done"
     wait_until("it is left alone", lambda: list_hardware() == [])
     words = ("hardware-adopt", HOST, device["Address"], "--backend", "fake")
     assert cyborg(*words, *WAIT)[0]["State"] == "done"

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from cyborg.cli.hardware import HARDWARE, Specs, Status
+from cyborg.cli.hardware import Specs, Status
 
 
 @pytest.mark.parametrize(
@@ -41,9 +41,3 @@ def test_status_not_offered_shows_reason() -> None:
     cell = Status(status, "vda holds the root file system")
     assert cell.human_readable() == "not offered: vda holds the root file system"
     assert cell.machine_readable() == status
-
-
-def test_hardware_can_be_given_by_its_address() -> None:
-    assert HARDWARE.labels is not None
-    row = {"host": "compute-1", "address": "0000:3b:00.0"}
-    assert set(HARDWARE.labels(row)) == {"0000:3b:00.0", "compute-1/0000:3b:00.0"}

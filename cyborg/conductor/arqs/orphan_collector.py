@@ -93,9 +93,7 @@ class OrphanCollector:
     ) -> None:
         """``wake_jobs`` is called after a commit that adds host work; ``now`` returns naive UTC.
 
-        ``clock`` returns monotonic seconds.
-
-        ``nova`` is None in an installation without Nova.
+        ``clock`` returns monotonic seconds. ``nova`` is None in an installation without Nova.
         """
         self._conf = conf
         self._uow = uow
@@ -109,6 +107,7 @@ class OrphanCollector:
         self._releaser = OrphanReleaser(uow, event_recorder, wake_jobs, self._now)
         self._clock = clock
         self._late_log = RateLimitedLogger(clock, LOG)
+        self._last_project = ""  # the next round starts after it, so that none hides the others
         self._stopped = threading.Event()
 
     def stop(self) -> None:
@@ -408,8 +407,9 @@ class OrphanCollector:
         if nova is None or not seconds:
             return
         unbound_before = now - timedelta(seconds=seconds)
+        last = self._last_project
         projects = self._uow.run(
-            lambda tx: store.projects_of_expired(tx, unbound_before, MAX_PROJECTS)
+            lambda tx: store.projects_of_expired(tx, unbound_before, last, MAX_PROJECTS)
         )
         idle: list[str] = []
         error: str | None = None
@@ -418,8 +418,11 @@ class OrphanCollector:
                 for project in projects:
                     if self._stopped.is_set():
                         return
+                    self._last_project = project  # also if the query fails
                     if not nova.is_building(project):
                         idle.append(project)
+            if len(projects) < MAX_PROJECTS:
+                self._last_project = ""
         except CyborgError as exc:
             error = exc.message
         if error is not None:

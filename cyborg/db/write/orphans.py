@@ -153,20 +153,22 @@ def delete_expired(
     return tx.execute(sa.delete(arqs).where(arqs.c.id.in_(ids), old)).rowcount
 
 
-def projects_of_expired(tx: sa.Connection, cutoff: datetime, limit: int) -> list[str]:
-    """Return up to ``limit`` projects that have ARQs of ``delete_expired``."""
+def projects_of_expired(tx: sa.Connection, cutoff: datetime, after: str, limit: int) -> list[str]:
+    """Return up to ``limit`` projects that have ARQs of ``delete_expired``, ordered by id.
+
+    Start with the first project after the id ``after``.
+    """
     query = (
         sa.select(arqs.c.project_id)
         .where(
             arqs.c.state.in_(EXPIRING),
             _unchanged_since(cutoff),
             _OWN_LIFE,
-            arqs.c.project_id.is_not(None),
+            arqs.c.project_id > after,
             arqs.c.attachment_id.is_(None),
         )
         .group_by(arqs.c.project_id)
-        # The oldest first: a project that builds all the time must not hide the others.
-        .order_by(sa.func.max(arqs.c.created_at))
+        .order_by(arqs.c.project_id)
         .limit(limit)
     )
     return [str(project) for project in tx.scalars(query)]

@@ -341,6 +341,21 @@ def test_dropped_arqs_are_deleted_in_minutes_while_nova_builds_nothing(
     assert dropped not in set.union(*left)
 
 
+def test_projects_that_always_build_do_not_hide_dropped_arqs_of_others(
+    engine: sa.Engine, node: Node, fake_nova: FakeNova, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_PROJECTS", 2)
+    env = Env(engine, node, Nova(fake_nova.adapter()))
+    for project in "abcd":
+        rows.insert_arq(engine, env.profile, created_at=START, project_id=project)
+    for server, project in (("1", "a"), ("2", "b")):
+        fake_nova.add_server(server, None, "BUILD", tenant_id=project)
+    assert [env.run_after(INTERVAL + 1).expired for _ in range(3)] == [0, 2, 0]
+    fake_nova.servers["1"]["status"] = "ACTIVE"  # queried again after the last project
+    assert env.run_after().expired == 1
+    assert [row["project_id"] for row in rows.read(engine, schema.arqs)] == ["b"]
+
+
 def test_dropped_arqs_are_kept_without_nova_and_with_a_ttl_of_zero(
     sqlite_engine: sa.Engine, node: Node, fake_nova: FakeNova
 ) -> None:

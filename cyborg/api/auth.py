@@ -38,23 +38,37 @@ def add_authentication(app: App, conf: cfg.ConfigOpts, enforcer: policy.Enforcer
 
 
 def check_config(conf: cfg.ConfigOpts) -> None:
-    """Raise Misconfigured if keystone authentication is selected but not configured."""
+    """Raise Misconfigured if keystone authentication is selected and its section is unusable."""
     if conf.auth_strategy != "keystone":
         return
+    from keystoneauth1 import discover
     from keystonemiddleware import opts
+
+    from cyborg.clients.auth_options import check_url, load_auth
 
     for group, options in opts.list_auth_token_opts():
         conf.register_opts(options, group=group)
     # The middleware has no timeout by default: a keystone that hangs would block every thread.
     conf.set_default("http_connect_timeout", KEYSTONE_TIMEOUT, group="keystone_authtoken")
     conf.set_default("http_request_max_retries", 1, group="keystone_authtoken")
-    if not (conf.keystone_authtoken.auth_type or conf.keystone_authtoken.auth_section):
+    options = conf.keystone_authtoken
+    if load_auth(conf, "keystone_authtoken") is None:
         raise Misconfigured(
             "[keystone_authtoken] auth_type is not set. auth_strategy = keystone requires the "
             "keystone credentials in this section, for example auth_type = password with "
             "auth_url, username, password, project_name and the user and project domains",
             option="[keystone_authtoken] auth_type",
         )
+    check_url("keystone_authtoken", "www_authenticate_uri", options.www_authenticate_uri)
+    if options.auth_version is not None:
+        try:
+            discover.normalize_version_number(options.auth_version)
+        except TypeError as exc:
+            raise Misconfigured(
+                f"[keystone_authtoken] auth_version: {options.auth_version!r}: expected 3, or no "
+                "auth_version",
+                option="[keystone_authtoken] auth_version",
+            ) from exc
 
 
 class _KeystoneErrors:

@@ -14,6 +14,7 @@ from openstack import exceptions as sdk
 from oslo_config import cfg
 from oslo_limit import exception, limit, opts
 
+from cyborg.clients.auth_options import load_auth
 from cyborg.clients.credentials import describe
 from cyborg.compat import limit_configuration
 from cyborg.core.errors import Misconfigured, Unavailable
@@ -49,7 +50,7 @@ class KeystoneLimits:
             limits |= dict(enforcer.get_project_limits(project, _ALL))
         except NotImplementedError:
             error = "its enforcement model is not 'flat', and oslo.limit supports no other"
-        except (ks.ClientException, sdk.SDKException, exception.SessionInitError) as exc:
+        except (ks.ClientException, sdk.SDKException, exception.SessionInitError, OSError) as exc:
             error = f"with {describe(self._conf, GROUP)}: {exc}"
         except ValueError as exc:
             # The endpoint of this service, which identifies the limits, is unknown.
@@ -85,11 +86,7 @@ def _register(conf: cfg.ConfigOpts) -> None:
 
 def _check(conf: cfg.ConfigOpts) -> None:
     """Raise Misconfigured if the section cannot be used."""
-    try:
-        auth = loading.load_auth_from_conf_options(conf, GROUP)
-    except (ks.ClientException, cfg.Error, ValueError) as exc:
-        raise Misconfigured(f"[{GROUP}]: {exc}", option=f"{GROUP}.auth_type") from exc
-    if auth is None:
+    if load_auth(conf, GROUP) is None:
         raise Misconfigured(
             f"[{GROUP}] auth_type is not set: expected the name of an auth plugin and its "
             "options, or another [quota] driver than unified",

@@ -11,6 +11,7 @@ from keystoneauth1 import exceptions as ks
 from oslo_config import cfg
 
 from cyborg import tracing
+from cyborg.clients.auth_options import load_auth
 from cyborg.clients.credentials import credentials_error
 from cyborg.core.errors import Misconfigured, TimedOut, Unavailable
 
@@ -23,14 +24,12 @@ def load_adapter(conf: cfg.ConfigOpts, section: str) -> adapter.Adapter:
     Each request to keystone has the ``timeout`` of the section or, without it, its
     ``request_timeout``. Raise Misconfigured if the section is unusable.
     """
+    auth = load_auth(conf, section)
     try:
-        if (shared := conf[section].auth_section) is not None:
-            loading.register_auth_conf_options(conf, shared)
-        auth = loading.load_auth_from_conf_options(conf, section)
         session = loading.load_session_from_conf_options(conf, section, auth=auth)
         loaded = loading.load_adapter_from_conf_options(conf, section, session=session, auth=auth)
-    except (ks.ClientException, cfg.Error, TypeError, ValueError) as exc:
-        raise Misconfigured(f"[{section}]: {exc}", option=f"{section}.auth_type") from exc
+    except (cfg.Error, TypeError) as exc:
+        raise Misconfigured(f"[{section}]: {exc}", option=section) from exc
     if session.timeout is None:
         # The timeout of a request does not apply to the request for its token. Without one, a
         # silent keystone would block a thread for ever, and the lock of the plug-in all others.
@@ -77,6 +76,8 @@ class ServiceClient:
             return ask()
         except ks.ClientException as exc:
             raise self._translate(exc, f"no token or endpoint for {self.SERVICE}") from exc
+        except OSError as exc:
+            raise self._file_error(exc) from exc
 
     def _translate_errors(self, verb: str, path: str, **options: Any) -> Any:
         """Return the response of a request. Raise Unavailable and TimedOut."""
@@ -86,6 +87,15 @@ class ServiceClient:
             raise TimedOut(f"{self.SERVICE} did not answer in {self.timeout:g} s: {exc}") from exc
         except ks.ClientException as exc:
             raise self._translate(exc, f"{self.SERVICE} cannot be reached") from exc
+        except OSError as exc:
+            raise self._file_error(exc) from exc
+
+    def _file_error(self, exc: OSError) -> Unavailable:
+        # requests raises it, and checks the files at each new connection.
+        return Unavailable(
+            f"{self.SERVICE} cannot be reached: {exc}; correct cafile, certfile or keyfile of "
+            f"[{self.SERVICE.lower()}]"
+        )
 
     def _translate(self, exc: ks.ClientException, problem: str) -> Exception:
         """Return the error that names the credentials if keystone refuses them, or the problem."""

@@ -106,8 +106,8 @@ class SignIn:
             raise self._rejection(
                 "keystone does not accept the user, the password or the project"
             ) from None
-        except (exceptions.ClientException, KeyError, TypeError, ValueError) as error:
-            # The last three: an answer that is not keystone's.
+        except (exceptions.ClientException, OSError, KeyError, TypeError, ValueError) as error:
+            # OSError: a file of TLS. The last three: an answer that is not keystone's.
             raise Unavailable(f"cannot sign in at keystone: {type(error).__name__}") from error
         expires = access.expires
         return {

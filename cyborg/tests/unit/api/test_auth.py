@@ -87,6 +87,24 @@ def test_keystone_without_auth_type_is_misconfigured(sqlite_engine: sa.Engine) -
         ApiEnv(keystone_conf(), sqlite_engine)
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("auth_version", "three", "'three': expected 3"),
+        ("auth_type", "no-such-plugin", "no-such-plugin"),
+        ("cafile", "/absent/ca.pem", "/absent/ca.pem: No such file"),
+        ("www_authenticate_uri", "controller:5000", "'controller:5000': expected a URL"),
+    ],
+)
+def test_unusable_keystone_option_is_named_at_the_start(
+    option: str, value: str, expected: str
+) -> None:
+    usable = {"auth_type": "admin_token", "endpoint": "http://127.0.0.1:1/v3", "token": "t"}
+    conf = keystone_conf(**usable | {option: value})
+    with pytest.raises(Misconfigured, match=rf"^\[keystone_authtoken\] {option}: .*{expected}"):
+        auth.check_config(conf)
+
+
 def test_public_paths_need_no_token(keystone_api: ApiEnv) -> None:
     for path in ("/", "/v2", "/v2/", "/healthcheck"):
         assert keystone_api.call("GET", path).status_int == 200

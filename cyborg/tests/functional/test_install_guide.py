@@ -13,6 +13,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 import requests
@@ -35,9 +36,11 @@ from cyborg.tests.fixtures.clouds.web_servers import (
     serving,
     uwsgi,
 )
+from cyborg.tests.fixtures.machine.processes import wait_until
 
-GETS = 1500
+GETS = 400
 CLIENTS = 8
+RELOADS = 5
 
 
 @pytest.fixture(scope="module", params=[gunicorn, uwsgi], ids=lambda make: make.__name__)
@@ -50,28 +53,15 @@ def server(
         yield web_server
 
 
-@pytest.mark.matrix
-def test_server_restart_loses_no_keep_alive_request(server: Server) -> None:
+def statuses_during(server: Server, change: Callable[[], object]) -> Counter[object]:
+    """Count the statuses, and the errors, of requests before, during and after a change."""
     outcomes: Counter[object] = Counter()
-    numbers = iter(range(GETS))
     lock = threading.Lock()
-    codes: list[int] = []
-
-    def restart() -> None:
-        codes.append(server.stop())
-        server.start()
-
-    restarting = threading.Thread(target=restart)
+    stopped = threading.Event()
 
     def work() -> None:
         with requests.Session() as session:
-            while True:
-                with lock:
-                    number = next(numbers, None)
-                if number is None:
-                    return
-                if number == GETS // 2:
-                    restarting.start()
+            while not stopped.is_set():
                 try:
                     status: object = session.get(f"{server.url}/v2/devices", timeout=60).status_code
                 except requests.RequestException as exc:
@@ -79,14 +69,52 @@ def test_server_restart_loses_no_keep_alive_request(server: Server) -> None:
                 with lock:
                     outcomes[status] += 1
 
+    def wait_for_more() -> None:
+        count = outcomes.total() + GETS
+        wait_until("more requests are answered", lambda: outcomes.total() >= count)
+
     clients = [threading.Thread(target=work) for _ in range(CLIENTS)]
     for client in clients:
         client.start()
-    for client in clients:
-        client.join()
-    restarting.join()
-    assert outcomes == {200: GETS}
+    try:
+        wait_for_more()
+        change()
+        wait_for_more()
+    finally:
+        stopped.set()
+        for client in clients:
+            client.join()
+    return outcomes
+
+
+@pytest.mark.matrix
+def test_server_restart_loses_no_keep_alive_request(server: Server) -> None:
+    codes: list[int] = []
+
+    def restart() -> None:
+        codes.append(server.stop())
+        server.start()
+
+    assert statuses_during(server, restart).keys() == {200}
     assert codes == [0]
+
+
+@pytest.mark.long
+def test_server_reloads_lose_no_request(server: Server) -> None:
+    def reload(log: TextIO) -> None:
+        replaced = server.workers()
+        is_uwsgi = "uWSGI" in log.read()
+        server.hang_up()
+        if is_uwsgi:  # it ignores signals before this line
+            wait_until("the reload ends", lambda: "reloading complete" in log.read())
+        wait_until("all workers are new", lambda: server.workers().isdisjoint(replaced))
+
+    def reload_often() -> None:
+        for _ in range(RELOADS):
+            with server.log.open() as log:
+                reload(log)
+
+    assert statuses_during(server, reload_often).keys() == {200}
 
 
 def test_query_of_400_uuids_is_accepted(server: Server) -> None:

@@ -114,8 +114,7 @@ def test_api_logs_where_the_guide_says(installation: Installation, make: WebServ
     try:
         server.start()
         wait_until("the server answers", server.ready)
-        if make is gunicorn:  # the page does not reload uWSGI
-            server.hang_up()
+        server.hang_up()
         wait_until("the server answers", server.ready)
     finally:
         server.close()

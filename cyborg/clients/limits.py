@@ -14,9 +14,9 @@ from openstack import exceptions as sdk
 from oslo_config import cfg
 from oslo_limit import exception, limit, opts
 
-from cyborg.clients.auth_options import load_auth
 from cyborg.clients.credentials import describe
 from cyborg.compat import limit_configuration
+from cyborg.conf.auth_options import load_auth
 from cyborg.core.errors import Misconfigured, Unavailable
 
 GROUP = "oslo_limit"

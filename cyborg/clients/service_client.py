@@ -11,8 +11,8 @@ from keystoneauth1 import exceptions as ks
 from oslo_config import cfg
 
 from cyborg import tracing
-from cyborg.clients.auth_options import load_auth
 from cyborg.clients.credentials import credentials_error
+from cyborg.conf.auth_options import load_auth
 from cyborg.core.errors import Misconfigured, TimedOut, Unavailable
 
 MIN_TIMEOUT = 1.0  # seconds that must be left for a repeated request

@@ -171,7 +171,7 @@ def test_check_requires_roles_of_service_tokens(
     result: int,
     text: str | None,
 ) -> None:
-    add_settings(config, keystone_authtoken={"auth_type": "password", **options})
+    add_settings(config, keystone_authtoken={"auth_type": "none", **options})
     found, details = check_one(config, capsys, "Service tokens")
     assert found == result
     assert (text in details) if text and details else (details == text)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cyborg.clients import nova, placement
-from cyborg.clients.auth_options import load_auth
+from cyborg.conf.auth_options import load_auth
 from cyborg.core.errors import Misconfigured, Unavailable
 from cyborg.tests.fixtures.machine.options import make_conf
 

@@ -104,7 +104,8 @@ def test_hardware_commands_release_and_adopt_a_device(cyborg: Run) -> None:
         return entries
 
     (device,) = list_hardware()
-    assert cyborg("hardware-release", f"{device['Host']}/{device['Address']}", *WAIT)[0]["State"] == "done"
+    name = f"{device['Host']}/{device['Address']}"
+    assert cyborg("hardware-release", name, *WAIT)[0]["State"] == "done"
     wait_until("it is left alone", lambda: list_hardware() == [])
     words = ("hardware-adopt", HOST, device["Address"], "--backend", "fake")
     assert cyborg(*words, *WAIT)[0]["State"] == "done"

@@ -112,7 +112,9 @@ def test_driver_and_hardware_commands_list_objects(cyborg: Run, ask: Callable[..
     assert (row["Driver"], row["Hosts"][0]["status"]) == ("fake", "READY")
     driver = ask("driver-show", row["UUID"])
     # Its agent says hello between any two.
-    assert (row | {"Hosts": []}).items() <= (driver | {"Hosts": []}).items()
+    # One driver has its hosts, a list their numbers.
+    shown = {k: v for k, v in row.items() if k not in ("Hosts", "Number of hosts", "Statuses")}
+    assert shown == {k: driver[k] for k in shown}
     assert ask("driver-show", "fake") | {"Hosts": []} == driver | {"Hosts": []}
     assert "num_devices" in [option["name"] for option in driver["Options"]]
     assert "num_devices (int, 1): " in cyborg("driver-show", "fake")

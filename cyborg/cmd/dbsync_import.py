@@ -5,7 +5,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from cyborg.core.errors import Conflict, Invalid
 from cyborg.core.migration import import_plan, reference
 from cyborg.core.migration.host_plan import ImportPlanner
-from cyborg.core.migration.import_plan import HostImport
+from cyborg.core.migration.import_plan import HostImport, UnknownUse
 from cyborg.core.migration.profile_check import find_unserved_names
 from cyborg.core.migration.reference import Drop
 from cyborg.core.text import abbreviate
@@ -40,6 +40,7 @@ class ImportReport:
     drops: list[Drop] = field(default_factory=list)
     unserved: dict[str, Mapping[str, str]] = field(default_factory=dict)
     """By the name of a device profile: the names that no device will have, with what to do."""
+    unknown_uses: list[UnknownUse] = field(default_factory=list)
 
     def present(self, kind: str) -> int:
         """Return how many objects had been taken by an earlier import."""
@@ -80,6 +81,7 @@ class ImportReport:
             "unserved_profiles": [
                 {"name": name, "missing": dict(missing)} for name, missing in self.unserved.items()
             ],
+            "servers_of_unknown_devices": [asdict(use) for use in self.unknown_uses],
         }
 
 
@@ -149,6 +151,7 @@ def import_database(
         planned += plan.count_taken()
         names |= plan.find_names()
         report.drops += plan.drops
+        report.unknown_uses += plan.unknown_uses
         now = uow.clock()
 
         def work(tx: sa.Connection, plan: HostImport = plan, now: datetime = now) -> Any:
@@ -163,7 +166,9 @@ def import_database(
                 f"host {host} cannot be imported, and the hosts after it are not: the database "
                 f"refuses its rows: {errors.reason(exc)}"
             ) from exc
-    report.drops += planner.plan("", reader.read_orphans(connection)).drops
+    plan = planner.plan("", reader.read_orphans(connection))
+    report.drops += plan.drops
+    report.unknown_uses += plan.unknown_uses
     report.check(planned)
     report.unserved = {
         profile.name: missing
@@ -234,6 +239,13 @@ def _print_table(report: ImportReport, *, dry_run: bool) -> None:
     for profile, missing in report.unserved.items():
         for name, remedy in missing.items():
             _print(f"device profile {profile}: no device will have {name}: {remedy}")
+    if report.unknown_uses:
+        _print("servers whose devices are not known: stop or shelve them before the agents start")
+    for use in report.unknown_uses:
+        _print(
+            f"host {use.host or 'unknown'}, device {use.address or 'unknown'}, server "
+            f"{use.instance or 'unknown'} (request {use.arq})"
+        )
 
 
 def _show_progress(number: int, total: int, host: str) -> None:

@@ -8,9 +8,11 @@ stay the same.
 
 Each row is taken or dropped, and no two taken rows have an identity that the schema of this service
 allows once. Of two such rows the one that a server uses is taken, otherwise the first. If a bound
-request is dropped, its device is closed: a server may still have the handle.
+request is dropped, its device is closed: a server may still have the handle. If the device is
+dropped too, nothing can close it: the plan names the server.
 """
 
+import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -29,6 +31,7 @@ from cyborg.core.migration.import_plan import (
     ImportedDeployable,
     ImportedDevice,
     ImportedProfile,
+    UnknownUse,
     load_texts,
     parse_device_type,
     parse_handle,
@@ -82,6 +85,7 @@ class _HostPlanner:
     # Of each taken handle: its uuid, the resource class and the provider of its deployable.
     handles: dict[int, tuple[str, str, str]] = field(default_factory=dict)
     uuids: dict[tuple[str, int], str] = field(default_factory=dict)  # of all possible parents
+    unknown_uses: list[UnknownUse] = field(default_factory=list)
     paths_of: Mapping[int, list[ControlPathRow]] = field(default_factory=dict)
     deployables_of: Mapping[int, list[DeployableRow]] = field(default_factory=dict)
     attributes_of: Mapping[int, list[AttributeRow]] = field(default_factory=dict)
@@ -121,6 +125,7 @@ class _HostPlanner:
             ),
             tuple(arq for _, arq in sorted(arqs.items())),
             (*rows.drops, *self.drops.values()),
+            tuple(self.unknown_uses),
         )
 
     def _try(self, parse: Callable[[R], T], row: R) -> T | None:
@@ -304,7 +309,8 @@ class _HostPlanner:
     def _close_devices(self, owned: Collection[str]) -> set[str]:
         """Return the uuids of the devices that dropped requests may still use; say so.
 
-        ``owned`` has the handles of the requests that are taken.
+        ``owned`` has the handles of the requests that are taken. Record the requests whose devices
+        are not taken.
         """
         deployables = {row.id: row.device_id for row in self.rows.deployables}
         places = {row.id: deployables.get(row.deployable_id) for row in self.rows.handles}
@@ -316,8 +322,13 @@ class _HostPlanner:
         closed: set[str] = set()
         for row in self.rows.arqs:
             drop = self.drops.get((row.KIND, row.id))
-            device = devices.get(places.get(row.handle_id or 0) or 0)
-            if drop is None or device is None or row.state != reference.BOUND:
+            source_device = places.get(row.handle_id or 0) or 0
+            device = devices.get(source_device)
+            if drop is None or row.state != reference.BOUND:
+                continue
+            if device is None:
+                address = self._find_address(source_device, row.handle_id)
+                self.unknown_uses.append(UnknownUse(row.uuid, row.host, address, row.instance))
                 continue
             if row.handle_id in self.handles and self.handles[row.handle_id][0] in owned:
                 continue
@@ -328,6 +339,15 @@ class _HostPlanner:
                 f"taken as {reference.MAINTAINING}: enable it when no server does",
             )
         return closed
+
+    def _find_address(self, device_id: int, handle_id: int | None) -> str | None:
+        """Return the PCI address of a device, or else of a handle; None if neither is valid."""
+        infos = [path.info for path in self.paths_of.get(device_id, ())]
+        infos += [row.info for row in self.rows.handles if row.id == handle_id]
+        for info in infos:
+            with contextlib.suppress(Invalid):
+                return str(parse_pci_info(info))
+        return None
 
     def _claim(self, row: Row, *identities: Identity) -> None:
         """Record the identities of a row; raise Invalid if another row has one of them."""

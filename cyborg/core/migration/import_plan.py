@@ -82,6 +82,20 @@ class ImportedArq:
 
 
 @dataclass(frozen=True, slots=True)
+class UnknownUse:
+    """A dropped bound request whose device is not taken: a server may still have the device.
+
+    The agent reports such a device as a new one, with free handles. ``address`` is that of the
+    device or, failing this, of the handle; None means that the source has no valid value.
+    """
+
+    arq: str
+    host: str | None
+    address: str | None
+    instance: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class HostImport:
     """What is taken from one host, and what is not."""
 
@@ -89,6 +103,7 @@ class HostImport:
     devices: tuple[ImportedDevice, ...]
     arqs: tuple[ImportedArq, ...]
     drops: tuple[Drop, ...]
+    unknown_uses: tuple[UnknownUse, ...] = ()
 
     def count_taken(self) -> Counter[str]:
         """Return the number of rows that are taken, by kind."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 import sqlalchemy as sa
 
+from cyborg.cmd import dbsync_import
 from cyborg.cmd.dbsync_import import ImportReport, import_database
 from cyborg.core.errors import Conflict
 from cyborg.core.migration import reference
@@ -209,6 +210,26 @@ def test_damage_is_named(
     assert {kind for kind, _ in given} == set(expected)
     for kind, reason in given:
         assert expected[kind] in reason
+
+
+def test_servers_of_dropped_devices_are_named(
+    source: sa.Engine, sqlite_engine: sa.Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    former.damage(source, Damage("devices", 1, "text", "status"))
+    former.damage(source, Damage("deployables", 0, former.DELETE))
+    report = run(source, sqlite_engine)
+    found = report.to_dict()["servers_of_unknown_devices"]
+    assert {use["address"] for use in found} == {"0000:3b:00.0", "0000:3c:00.0"}
+    dbsync_import._print_table(report, dry_run=True)
+    lines = capsys.readouterr().out.splitlines()
+    start = lines.index(
+        "servers whose devices are not known: stop or shelve them before the agents start"
+    )
+    assert lines[start + 1 :] == [
+        f"host {use['host']}, device {use['address']}, server {use['instance']} "
+        f"(request {use['arq']})"
+        for use in found
+    ]
 
 
 def test_rows_that_the_target_refuses_name_their_host(

@@ -14,7 +14,12 @@ from cyborg.core.errors import Invalid
 from cyborg.core.inventory.device import DeviceType, HandleType
 from cyborg.core.migration import reference
 from cyborg.core.migration.host_plan import ImportPlanner
-from cyborg.core.migration.import_plan import HostImport, parse_pci_info, plan_profiles
+from cyborg.core.migration.import_plan import (
+    HostImport,
+    UnknownUse,
+    parse_pci_info,
+    plan_profiles,
+)
 from cyborg.core.migration.reference import (
     ArqRow,
     AttributeRow,
@@ -193,6 +198,21 @@ def test_device_of_a_bound_request_that_is_dropped_is_closed() -> None:
     assert [device.status for device in found.devices] == ["maintaining"], "the host reports it"
     found = plan(replace(ROWS, arqs=(ARQ, second)))
     assert [device.status for device in found.devices] == ["enabled"], "another request has it"
+
+
+def test_bound_request_of_a_dropped_device_names_the_server() -> None:
+    """The agent adds the device later, as a free one."""
+    address = "0000:3b:00.0"
+    found = plan(replace(ROWS, devices=(replace(DEVICE, type="TPU"),)))
+    assert found.devices == ()
+    assert found.unknown_uses == (UnknownUse(ARQ.uuid, HOST, address, ARQ.instance),)
+    found = plan(replace(ROWS, control_paths=()))
+    assert [use.address for use in found.unknown_uses] == [address], "the one of the handle"
+    found = plan(replace(ROWS, devices=(), deployables=(), handles=()))
+    assert [use.address for use in found.unknown_uses] == [None]
+    assert plan().unknown_uses == ()
+    second = replace(ARQ, id=8, uuid=make_uuid(8), group_id=3)
+    assert plan(replace(ROWS, arqs=(second,))).unknown_uses == (), "its device is closed"
 
 
 @pytest.mark.parametrize(

@@ -375,12 +375,17 @@ class OrphanCollector:
             log_released(released, deleted=not keep)
 
     def _expire(self, stats: RoundStats, query: InstanceQuery) -> None:
-        """Delete ARQs that have been unbound for ``unbound_ttl`` seconds."""
-        seconds = self._conf.conductor.unbound_ttl
-        if not seconds:
-            return
-        now = self._now()
+        """Delete ARQs that have been unbound for ``unbound_ttl`` or ``dropped_ttl`` seconds."""
+        now, seconds = self._now(), self._conf.conductor.unbound_ttl
         unbound_before = now - timedelta(seconds=seconds)
+        if seconds:
+            self._expire_unbound(stats, unbound_before, now)
+        self._expire_dropped(stats, now)
+        if seconds:
+            self._expire_failed(stats, query, unbound_before, now)
+
+    def _expire_unbound(self, stats: RoundStats, unbound_before: datetime, now: datetime) -> None:
+        """Delete ARQs that nobody has bound since ``unbound_before``."""
 
         def write(tx: sa.Connection) -> int:
             count = store.delete_expired(tx, unbound_before, PAGE)
@@ -393,9 +398,7 @@ class OrphanCollector:
             count = self._uow.run(write)
             stats.expired += count
             if count < PAGE:
-                break
-        self._expire_dropped(stats, now)
-        self._expire_failed(stats, query, unbound_before, now)
+                return
 
     def _expire_dropped(self, stats: RoundStats, now: datetime) -> None:
         """Delete ARQs that Nova has created and will not bind.

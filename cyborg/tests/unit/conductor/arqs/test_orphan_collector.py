@@ -367,6 +367,16 @@ def test_dropped_arqs_are_kept_without_nova_and_with_a_ttl_of_zero(
     assert env.run_after().expired == 0
 
 
+def test_dropped_arqs_are_deleted_with_an_unbound_ttl_of_zero(
+    sqlite_engine: sa.Engine, node: Node, fake_nova: FakeNova
+) -> None:
+    env = Env(sqlite_engine, node, Nova(fake_nova.adapter()), unbound_ttl=0)
+    for project in ("a", None):
+        rows.insert_arq(sqlite_engine, env.profile, created_at=START, project_id=project)
+    assert env.run_after(3600).expired == 1
+    assert [row["project_id"] for row in rows.read(sqlite_engine, schema.arqs)] == [None]
+
+
 @pytest.mark.parametrize("nova", ["away", "there"])
 def test_failed_arq_expires_only_without_its_instance(
     engine: sa.Engine, node: Node, fake_nova: FakeNova, nova: str

@@ -54,6 +54,7 @@ class CustodySealer:
         self._failed: set[str] = set()
         self._refused: set[int] = set()
         self._refusals = RateLimitedLogger(logger=LOG)
+        self._failures = RateLimitedLogger(logger=LOG)
 
     def run_once(self) -> int:
         """Seal all records that conductors wrote and committed; return their number.
@@ -115,17 +116,25 @@ class CustodySealer:
             return self._seal([uuid])
         except (db_exc.DBDuplicateEntry, Conflict) as exc:
             error = exc
-        self._failed.add(uuid)
-        LOG.error(
-            "Cannot seal custody records, will retry: %s. If this persists, audit the host of the "
-            "device",
-            error,
-            device=uuid,
-        )
+        self._add_failed(uuid, str(error))
         return 0
 
+    def _add_failed(self, uuid: str, reason: str) -> None:
+        """Skip a device in the rest of the round, and log it."""
+        self._failed.add(uuid)
+        self._failures.warn(
+            "Cannot seal custody records of one or more devices, will retry: %s. After a key was "
+            "set, run 'cyborg-dbsync sign-custody'. If this persists, audit the host of the device",
+            reason,
+            device=uuid,
+        )
+
     def _seal(self, device_uuids: Collection[str]) -> int:
-        sealed, refused = self._uow.run(lambda tx: _seal(tx, device_uuids, self._refused))
+        sealed, refused, faults = self._uow.run(lambda tx: _seal(tx, device_uuids, self._refused))
+        for uuid, fault in faults.items():
+            self._add_failed(
+                uuid, f"its row in custody_heads is not one that a conductor wrote: {fault}"
+            )
         for id_, (device, reason) in refused.items():
             self._refused.add(id_)
             self._refusals.warn(
@@ -140,19 +149,19 @@ class CustodySealer:
 
 def _seal(
     tx: sa.Connection, device_uuids: Collection[str], refused: Collection[int] = ()
-) -> tuple[int, dict[int, tuple[str, str]]]:
-    """Seal unsealed records of devices; return their number, and the records that are refused.
+) -> tuple[int, dict[int, tuple[str, str]], dict[str, str]]:
+    """Seal unsealed records of devices; return their number, and what no conductor wrote.
 
-    Skip devices whose heads another transaction has locked, and the row ids ``refused``. The
-    returned records are those that no conductor wrote: their device and the reason by row id.
-    Raise Conflict if no conductor wrote the head of a device.
+    Skip devices whose heads another transaction has locked, and the row ids ``refused``. No
+    conductor wrote the returned records, with device and reason by row id, and the heads of the
+    returned devices, with the reason. From setting a key until ``sign-custody`` these are all
+    devices, so none costs a transaction of its own.
     """
     locked = {head["device_uuid"]: head for head in chains.lock_heads(tx, device_uuids)}
+    faults = {uuid: why for uuid, head in locked.items() if (why := chains.find_fault(tx, head))}
+    locked = {uuid: head for uuid, head in locked.items() if uuid not in faults}
     if not locked:
-        return 0, {}
-    for head in locked.values():
-        if reason := chains.find_fault(tx, head):
-            raise Conflict(f"its row in custody_heads is not one that a conductor wrote: {reason}")
+        return 0, {}, faults
     keys = keys_of(tx)
     tips = {uuid: Link(head["sequence"], head["hash"]) for uuid, head in locked.items()}
     oldest = {uuid: head["oldest_at"] for uuid, head in locked.items()}
@@ -169,7 +178,7 @@ def _seal(
         tips[uuid] = links[row["id"]] = Link(record.sequence, compute_hash(record, previous.hash))
         oldest[uuid] = oldest[uuid] or record.time
     if not links:
-        return 0, forged
+        return 0, forged, faults
     if (sealed := chains.seal(tx, links)) != len(links):
         raise Conflict(f"{len(links) - sealed} custody records were changed while being sealed")
     changed = [
@@ -178,7 +187,7 @@ def _seal(
         if tips[uuid].sequence != head["sequence"]
     ]
     chains.advance(tx, changed, {uuid: time for uuid, time in oldest.items() if time is not None})
-    return sealed, forged
+    return sealed, forged, faults
 
 
 def _purge(tx: sa.Connection, uuid: str, cutoff: datetime) -> int:

@@ -233,6 +233,24 @@ def test_keys_add_no_statement(sqlite_engine: sa.Engine) -> None:
     assert counts[0] == counts[1]
 
 
+def test_heads_without_signature_cost_no_transaction_each_and_one_line(
+    sqlite_engine: sa.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All chains are such from the start of conductors with a key until ``sign-custody``."""
+    devices = [str(uuid4()) for _ in range(20)]
+    old = Env(sqlite_engine)
+    old.add(*devices)
+    assert old.sealer.run_once() == 20
+    env = Env(custody_keys.attach(sqlite_engine, KEYS))
+    env.add(*devices, DEVICES[0])
+    with count_statements(sqlite_engine) as count:
+        assert env.sealer.run_once() == 1, "the new chain does not wait"
+    assert len(count) < 20
+    assert env.sealer.run_once() == 0
+    (line,) = [line for line in caplog.messages if "Cannot seal custody records" in line]
+    assert "it has no signature" in line
+
+
 @pytest.mark.parametrize("max_failed", [2, 1])
 def test_devices_that_cannot_be_sealed_do_not_fill_the_batches(
     sqlite_env: Env, monkeypatch: pytest.MonkeyPatch, max_failed: int

@@ -47,6 +47,7 @@ class DeletionScan:
         self._check = check
         self._now = now or uow.clock
         self._log = RateLimitedLogger(logger=LOG)
+        self._forbidden = False  # Nova refused the last list, which was logged
 
     def run_once(self) -> int:
         """Check the servers that were deleted lately; return their number.
@@ -57,20 +58,33 @@ class DeletionScan:
         if not self._acquire_turn(now):
             return 0
         error: str | None = None
+        forbidden = False
         try:
             deleted = self._nova.deleted_servers(now - WINDOW)
         except CyborgError as exc:
-            error = exc.message
+            error, forbidden = exc.message, exc.details.get("status") == 403
         if error is not None:
+            self._log_failure(error, forbidden=forbidden)
+            return 0
+        self._log.reset()
+        self._forbidden = False
+        for instance in sorted(deleted):
+            self._check(instance)
+        return len(deleted)
+
+    def _log_failure(self, error: str, *, forbidden: bool) -> None:
+        """Log a failed list; log a missing permission once, until a list succeeds."""
+        if not forbidden:
             self._log.warn(
                 "Cannot list the deleted servers in Nova; the orphan scan releases their ARQs: %s",
                 error,
             )
-            return 0
-        self._log.reset()
-        for instance in sorted(deleted):
-            self._check(instance)
-        return len(deleted)
+        elif not self._forbidden:
+            self._forbidden = True
+            LOG.warning(
+                "The Nova user of [nova] cannot list the servers of all projects: ARQs that Nova "
+                "leaves of deleted servers stay bound. Give the user this permission"
+            )
 
     def _acquire_turn(self, now: datetime) -> bool:
         # Half an interval: the conductors' tasks do not start at the same time.

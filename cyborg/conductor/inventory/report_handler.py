@@ -59,7 +59,7 @@ def record_report(
     devices from them. ``has_overrides`` is whether operators have set desired backends of the host.
     """
     state = sync.read_host_state(tx, report.host)
-    kept = _kept_devices(state, report.devices)
+    kept = _kept_devices(state, report)
     # A device in programming may leave the bus or be reported incompletely, and must not become
     # schedulable before the end. It stays unchanged; its host is asked for a report at the end.
     excluded = state.programming | kept.keys()
@@ -178,7 +178,7 @@ def remove_backend(
     return replace(result, abandoned=len(state.abandoned), remarks=(*result.remarks, remark))
 
 
-def _kept_devices(state: HostState, devices: Sequence[Device]) -> dict[str, Remark]:
+def _kept_devices(state: HostState, report: Report) -> dict[str, Remark]:
     """Return a remark for each device, by address, that another backend reports too early.
 
     A device with prepared handles stays with the backend that prepared them: no other driver can
@@ -186,8 +186,9 @@ def _kept_devices(state: HostState, devices: Sequence[Device]) -> dict[str, Rema
     backend yet.
     """
     prepared = {key[1] for key in state.prepared}
+    backends = {backend.name for backend in report.backends}
     kept = {}
-    for device in devices:
+    for device in report.devices:
         if device.address in prepared:
             owner = state.devices[device.address]["backend"]
             if owner not in (device.backend, IMPORTED):
@@ -195,6 +196,12 @@ def _kept_devices(state: HostState, devices: Sequence[Device]) -> dict[str, Rema
                     f"device stays with backend {owner}, which prepared handles of it, until they "
                     f"are clean; backend {device.backend} reports it too"
                 )
+                if owner not in backends:
+                    text += (
+                        f". Host {report.host} has no backend {owner}, so nothing can clean them: "
+                        "restore its section in the configuration, or abandon the cleaning: cyborg "
+                        f"uninstall-driver DRIVER --host {report.host} --backend {owner} --force"
+                    )
                 kept[device.address] = Remark(text, {"device": device.address})
     return kept
 

@@ -250,6 +250,8 @@ def test_device_with_a_prepared_handle_stays_with_the_backend_that_prepared_it(
         ("gen0", False),
     ]
     assert "device stays with backend fake, which prepared handles of it" in caplog.text
+    remedy = "uninstall-driver DRIVER --host compute-1 --backend fake --force"
+    assert (remedy in caplog.text) is (stopped == "removed")
     with engine.begin() as tx:
         (released,) = handle_claims.release(tx, [request], timeutils.utcnow())
     assert (released["address"], released["backend"]) == ("0000", "fake")

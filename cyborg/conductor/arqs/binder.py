@@ -200,17 +200,21 @@ class Binder:
         answer: Callable[[T], Any],
     ) -> T | NoHandle:
         """Return the result, or the error if no handle is free."""
-        for attempt in range(MAX_ATTEMPTS):
+        attempt = 0
+        while attempt < MAX_ATTEMPTS:
             try:
                 with tracing.child_span("bind.claim", attempt=attempt):
                     call = partial(self._call, work, context, attempt > 0)
                     return self._uow.run_once(call, answer)
             except ClaimLost:
+                attempt += 1
                 continue
             except NoHandle as exc:
                 return exc
             except AllocationsUnread as exc:
                 instance = exc.instance
+            # No attempt: others have claimed nothing. It happens once, since the context then has
+            # the allocations or the error.
             found, error = self._find_allocations(instance)
             units = None if error else found.units
             context = replace(context, allocated=units, owner_error=error)

@@ -9,8 +9,10 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.arqs.arqs import Arqs
+from cyborg.conductor.arqs.binder import MAX_ATTEMPTS
 from cyborg.conductor.arqs.binding import bind
-from cyborg.conductor.arqs.claim_plan import BindContext
+from cyborg.conductor.arqs.claim_plan import AllocationsUnread, BindContext
+from cyborg.conductor.arqs.claims import ClaimLost
 from cyborg.conductor.arqs.ownership import InstanceAllocations
 from cyborg.conductor.inventory.devices import Devices
 from cyborg.core.arq.arqs import BindRequest
@@ -226,6 +228,23 @@ def test_bind_without_an_answer_of_placement_is_unavailable(sqlite_engine: sa.En
     env.advance(601)
     with pytest.raises(NoHandle):
         env.bind(units=None)
+
+
+def test_query_of_placement_uses_up_no_attempt(sqlite_engine: sa.Engine) -> None:
+    env = Env(sqlite_engine)
+    binder = Arqs(env.conf, env.uow, owners=Allocations({"provider": 1})).binder
+    calls: list[bool] = []
+
+    def claim(_: sa.Connection, context: BindContext, wait: bool) -> dict[str, int]:
+        calls.append(wait)
+        if context.allocated is None:
+            raise AllocationsUnread("instance")
+        if len(calls) <= MAX_ATTEMPTS:
+            raise ClaimLost
+        return dict(context.allocated)
+
+    assert binder.run([], binder.make_context(), claim) == {"provider": 1}
+    assert calls == [False, False, True, True, True]
 
 
 def test_full_device_in_grace_says_that_its_handles_are_taken(sqlite_engine: sa.Engine) -> None:

@@ -3,6 +3,7 @@
 
 Conductors accept only what has a signature of one of their keys. An operator who sets, or has lost,
 the key decides with this command that the present logs, as far as their hashes fit, are genuine.
+One who gives up the key removes all signatures; each log then has an event that says so.
 """
 
 import sys
@@ -14,12 +15,13 @@ from typing import Any
 import sqlalchemy as sa
 
 from cyborg.core.custody.chain import SealedRecord
+from cyborg.core.custody.record import Entry, Event
 from cyborg.core.custody.verify import Log, serialize_new, verify
 from cyborg.core.errors import Conflict, Misconfigured
 from cyborg.db import errors
 from cyborg.db.read import custody as read
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write.custody import chains
+from cyborg.db.write.custody import chains, records
 from cyborg.db.write.custody import keys as custody_keys
 
 PAGE_SIZE = 500  # records, and heads, that are read together
@@ -39,14 +41,34 @@ def add_parser(parsers: Any) -> None:
     parser = parsers.add_parser(
         "sign-custody", help="sign custody logs that were written without the key"
     )
-    parser.add_argument(
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
         "--replace", action="store_true", help="also those with a signature that does not fit"
+    )
+    group.add_argument(
+        "--remove",
+        action="store_true",
+        help="remove all signatures, for conductors without a key, and record this in each log",
     )
     parser.set_defaults(run=_run)
 
 
 def _run(engine: sa.Engine, conf: Any) -> None:
     keys = custody_keys.load(conf)
+    if conf.verb.remove:
+        if keys.secrets:
+            raise Misconfigured(
+                "[conductor] custody_key_file is set, expected none: remove it from the "
+                "configuration of all conductors, and restart them",
+                option="[conductor] custody_key_file",
+            )
+        with errors.translate():
+            result = remove_signatures(UnitOfWork(engine))
+        sys.stdout.write(
+            f"removed the signatures of {result.chains} chains and {result.records} new records: "
+            "nothing proves now that conductors wrote them\n"
+        )
+        return
     if not keys.secrets:
         raise Misconfigured(
             "[conductor] custody_key_file is not set: there is no key to sign with",
@@ -82,6 +104,23 @@ def sign_custody(uow: UnitOfWork, *, replace: bool) -> SignResult:
         result.records += signed
         result.refused += refused
         last = rows[-1]["id"]
+    return result
+
+
+def remove_signatures(uow: UnitOfWork) -> SignResult:
+    """Remove the signatures of all chains and new records; record it in each of these chains."""
+    result, after = SignResult(records=uow.run(chains.remove_new_signatures)), ""
+
+    def remove(tx: sa.Connection) -> list[tuple[str, str]]:
+        found = chains.remove_signatures(tx, after, PAGE_SIZE)
+        records.add(
+            tx, [Entry(*chain, Event.SIGNATURES_REMOVED, {}) for chain in found], uow.clock()
+        )
+        return found
+
+    while found := uow.run(remove):
+        result.chains += len(found)
+        after = found[-1][0]
     return result
 
 

@@ -33,6 +33,7 @@ class Event(DescribedEnum):
     PROGRAM_FAILED = "program_failed", "The host failed to load an image."
     PARTITIONED = "partitioned", "The host has applied a layout."
     PARTITION_FAILED = "partition_failed", "The host failed to apply a layout."
+    SIGNATURES_REMOVED = "signatures_removed", "An operator has given up the key."
 
 
 @dataclass(frozen=True, slots=True)

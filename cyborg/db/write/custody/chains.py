@@ -258,6 +258,29 @@ def sign_head(tx: sa.Connection, head: HeadRow) -> None:
     tx.execute(sa.update(heads).where(heads.c.id == head["id"]).values(values))
 
 
+def remove_signatures(tx: sa.Connection, after: str, limit: int) -> list[tuple[str, str]]:
+    """Remove the signatures of up to ``limit`` heads after the uuid of a device.
+
+    Return the devices and their hosts.
+    """
+    query = sa.select(heads.c.device_uuid, heads.c.host).where(
+        heads.c.device_uuid > after, heads.c.signature.is_not(None)
+    )
+    rows = tx.execute(query.order_by(heads.c.device_uuid).limit(limit).with_for_update()).all()
+    tx.execute(
+        sa.update(heads)
+        .where(heads.c.device_uuid.in_([row.device_uuid for row in rows]))
+        .values(signature=None, checked_signature=None)
+    )
+    return [(row.device_uuid, row.host) for row in rows]
+
+
+def remove_new_signatures(tx: sa.Connection) -> int:
+    """Remove the signatures of the records that are in no chain; return their number."""
+    query = sa.update(table).where(_UNSEALED, table.c.signature.is_not(None))
+    return tx.execute(query.values(signature=None)).rowcount
+
+
 def new_records_after(tx: sa.Connection, last: int, limit: int) -> list[UnsealedRow]:
     """Return up to ``limit`` records that are in no chain, after a row id, in order."""
     query = _UNSEALED_ROWS.where(_UNSEALED, table.c.id > last).order_by(table.c.id).limit(limit)

@@ -35,6 +35,11 @@ class Site:
         parsed = parse_keys(keys) if keys else Keys()
         return Env(custody_keys.attach(self.engine, parsed))
 
+    def remove(self) -> int:
+        """Remove the signatures without a key file, and return the exit status."""
+        self._config.write_text(self._config.read_text().partition("custody_key_file")[0])
+        return dbsync.main(["--config-file", str(self._config), "sign-custody", "--remove"])
+
     def sign(self, keys: str, *options: str) -> int:
         """Run the command with a key file, and return its exit status."""
         self.key_file.write_text(keys)
@@ -126,6 +131,30 @@ def test_chain_whose_hashes_do_not_fit_is_not_signed(
     assert f"not signed: device {DEVICES[0]}: the stored hash of record 1" in (
         capsys.readouterr().out
     )
+
+
+def test_conductors_without_the_key_continue_logs_whose_signatures_were_removed(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keyed = site.env(NEW)
+    keyed.add(*DEVICES)
+    assert keyed.sealer.run_once() == 2
+    keyed.add(DEVICES[0])
+    assert site.sign(NEW, "--remove") == 1
+    assert "custody_key_file is set, expected none" in capsys.readouterr().err
+    assert site.remove() == 0
+    assert "of 2 chains and 1 new records" in capsys.readouterr().out
+    keyless = site.env()
+    assert keyless.sealer.run_once() == 3
+    assert find(keyless) == []
+    assert [sealed.record.event for sealed in keyless.chain(DEVICES[0])] == [
+        "device_added",
+        "claimed",
+        "signatures_removed",
+    ]
+    assert site.remove() == 0
+    assert "of 0 chains and 0 new records" in capsys.readouterr().out
+    assert keyless.unsealed() == 0
 
 
 @pytest.mark.parametrize("text", ["", "# none\n", "abcd\n", "zz" * 32])

@@ -97,9 +97,7 @@ def test_daemons_log_where_the_guide_says(installation: Installation) -> None:
     os.kill(conductor.pid, signal.SIGHUP)
     wait("cyborg-conductor", "Conductor is ready", workers + 1)
     wait("cyborg-agent", "gpus")
-    (names,) = re.findall(
-        r"^.*logs to ``/var/log/cyborg/NAME.log``:\n(.*)$", PAGE.read_text(), re.M
-    )
+    (names,) = re.findall(r"logs to ``/var/log/cyborg/NAME.log``: ([^.]*)\.", PAGE.read_text())
     documented = {f"{name}.log" for name in re.findall("``(.*?)``", names)}
     found = {path.name for path in installation.logs.iterdir()}
     assert found == documented - {"cyborg-api.log"}

@@ -26,6 +26,7 @@ from oslo_db import exception as db_exc
 
 from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement
+from cyborg.conductor.arqs.dropped_arqs import DroppedArqs
 from cyborg.conductor.arqs.instance_query import InstanceQuery
 from cyborg.conductor.arqs.orphan_release import (
     RELEASE_BATCH,
@@ -53,7 +54,6 @@ LOG = get_logger(__name__)
 PAGE = 500  # ARQs read, or deleted, in one transaction
 MAX_RELEASED = 2000  # orphans of one round without Nova; the next round releases the rest
 MAX_EXPIRED_PAGES = 20  # pages of one round
-MAX_PROJECTS = 50  # projects with unbound ARQs, queried in Nova in one round
 MAX_NOVA_FAILURES = 3  # failed queries of Nova after which a round queries it no more
 MAX_NAMED = 10  # instances listed in one log line
 MAX_QUERIES = 500  # instances of orphans, and of failed binds, queried in Nova in one round
@@ -107,8 +107,8 @@ class OrphanCollector:
         self._releaser = OrphanReleaser(uow, event_recorder, wake_jobs, self._now)
         self._clock = clock
         self._late_log = RateLimitedLogger(clock, LOG)
-        self._last_project = ""  # the next round starts after it, so that none hides the others
         self._stopped = threading.Event()
+        self._dropped = None if nova is None else DroppedArqs(uow, nova, self._stopped)
 
     def stop(self) -> None:
         """Make ``run_once`` return after the current queries."""
@@ -380,7 +380,8 @@ class OrphanCollector:
         unbound_before = now - timedelta(seconds=seconds)
         if seconds:
             self._expire_unbound(stats, unbound_before, now)
-        self._expire_dropped(stats, now)
+        if self._dropped is not None and (ttl := self._conf.conductor.dropped_ttl):
+            stats.expired += self._dropped.delete(ttl, now)
         if seconds:
             self._expire_failed(stats, query, unbound_before, now)
 
@@ -399,48 +400,6 @@ class OrphanCollector:
             stats.expired += count
             if count < PAGE:
                 return
-
-    def _expire_dropped(self, stats: RoundStats, now: datetime) -> None:
-        """Delete ARQs that Nova has created and will not bind.
-
-        Nova binds an ARQ within seconds of its creation. Nobody knows for which instance it was, so
-        Nova must build no server of its project.
-        """
-        nova, seconds = self._nova, self._conf.conductor.dropped_ttl
-        if nova is None or not seconds:
-            return
-        unbound_before = now - timedelta(seconds=seconds)
-        last = self._last_project
-        projects = self._uow.run(
-            lambda tx: store.projects_of_expired(tx, unbound_before, last, MAX_PROJECTS)
-        )
-        idle: list[str] = []
-        error: str | None = None
-        try:
-            if projects and nova.lists_all_projects():
-                for project in projects:
-                    if self._stopped.is_set():
-                        return
-                    self._last_project = project  # also if the query fails
-                    if not nova.is_building(project):
-                        idle.append(project)
-            if len(projects) < MAX_PROJECTS:
-                self._last_project = ""
-        except CyborgError as exc:
-            error = exc.message
-        if error is not None:
-            LOG.warning(
-                "Cannot query Nova about unbound ARQs, retrying in the next scan: %s", error
-            )
-        if not idle:
-            return
-
-        def write(tx: sa.Connection) -> int:
-            count = store.delete_expired(tx, unbound_before, PAGE, idle)
-            self_heal.increment(tx, CorrectiveAction.UNBOUND_EXPIRED, count, now)
-            return count
-
-        stats.expired += self._uow.run(write)
 
     def _expire_failed(
         self, stats: RoundStats, query: InstanceQuery, failed_before: datetime, now: datetime

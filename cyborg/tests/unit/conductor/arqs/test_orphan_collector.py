@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.clients.nova import Nova
+from cyborg.conductor.arqs import dropped_arqs
 from cyborg.conductor.arqs import orphan_collector as module
 from cyborg.conductor.arqs.orphan_collector import OrphanCollector, RoundStats
 from cyborg.conductor.arqs.ownership import (
@@ -344,7 +345,7 @@ def test_dropped_arqs_are_deleted_in_minutes_while_nova_builds_nothing(
 def test_projects_that_always_build_do_not_hide_dropped_arqs_of_others(
     engine: sa.Engine, node: Node, fake_nova: FakeNova, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MAX_PROJECTS", 2)
+    monkeypatch.setattr(dropped_arqs, "MAX_PROJECTS", 2)
     env = Env(engine, node, Nova(fake_nova.adapter()))
     for project in "abcd":
         rows.insert_arq(engine, env.profile, created_at=START, project_id=project)

@@ -67,8 +67,8 @@ def _check_files(options: cfg.ConfigOpts.GroupAttr, section: str) -> None:
 
 
 def check_url(section: str, option: str, url: str | None) -> None:
-    """Raise Misconfigured if a URL is set that is not of HTTP."""
-    if url is None:
+    """Raise Misconfigured if a URL is set that is not of HTTP; an empty one counts as not set."""
+    if not url:
         return
     try:
         parts = urlsplit(url)

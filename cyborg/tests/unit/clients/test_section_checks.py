@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cyborg.clients import nova, placement
-from cyborg.conf.auth_options import load_auth
+from cyborg.conf.auth_options import check_url, load_auth
 from cyborg.core.errors import Misconfigured, Unavailable
 from cyborg.tests.fixtures.machine.options import make_conf
 
@@ -90,6 +90,11 @@ def test_invalid_url_names_section_and_option(url: str) -> None:
     expected = r"^\[placement\] endpoint_override: '.*: expected a URL"
     with pytest.raises(Misconfigured, match=expected):
         placement.make(make_conf(placement={"endpoint_override": url}))
+
+
+def test_empty_url_counts_as_not_set() -> None:
+    """As configuration tools write it."""
+    check_url("placement", "endpoint_override", "")
 
 
 def test_file_that_is_removed_later_makes_the_service_unavailable(

@@ -16,7 +16,7 @@ from cyborg.conductor.arqs.claim_plan import AllocationsUnread, BindContext, Bin
 from cyborg.conductor.arqs.claims import ClaimLost
 from cyborg.conductor.arqs.context_states import record_refusal
 from cyborg.conductor.arqs.limits import LimitEnforcer, run_with_limits
-from cyborg.conductor.arqs.ownership import InstanceAllocations, OwnerLookup
+from cyborg.conductor.arqs.ownership import OwnerLookup
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.core.arq.orphans import providers_to_check
 from cyborg.core.errors import CyborgError, NoHandle, Unavailable
@@ -89,29 +89,29 @@ class Binder:
         context = replace(self.make_context(), cordon_grace=self._conf.conductor.cordon_grace)
         if project is not None or self._owners is None:
             return context
-        found, error = self._find_allocations(instance)
-        return replace(
-            context,
-            project=found.project,
-            owner_verified=found.project is not None,
-            allocated=None if error else found.units,
-            owner_error=error,
-        )
+        context, found = self._add_allocations(context, instance)
+        return replace(context, project=found, owner_verified=found is not None)
 
-    def _find_allocations(self, instance: str) -> tuple[InstanceAllocations, str | None]:
-        """Return the allocations of an instance, or why Placement did not answer."""
+    def _add_allocations(
+        self, context: BindContext, instance: str
+    ) -> tuple[BindContext, str | None]:
+        """Return the context with the allocations of an instance, and the project of these.
+
+        If Placement does not answer, the context has the reason instead.
+        """
         if self._owners is None:
-            return InstanceAllocations(), None
+            return replace(context, allocated={}), None
         started = time.monotonic()
         try:
             with tracing.child_span("bind.find_project"):
-                return self._owners.find_allocations(instance), None
+                found = self._owners.find_allocations(instance)
+            return replace(context, allocated=found.units), found.project
         except Unavailable as exc:
             error = exc.message
         finally:
             self._metrics.observe(BIND_SECONDS, time.monotonic() - started, "owner")
         LOG.warning("Cannot read the allocations of an instance now: %s", error, instance=instance)
-        return InstanceAllocations(), error
+        return replace(context, owner_error=error), None
 
     def run(
         self,
@@ -215,9 +215,7 @@ class Binder:
                 instance = exc.instance
             # No attempt: others have claimed nothing. It happens once, since the context then has
             # the allocations or the error.
-            found, error = self._find_allocations(instance)
-            units = None if error else found.units
-            context = replace(context, allocated=units, owner_error=error)
+            context, _ = self._add_allocations(context, instance)
         return NoHandle(
             f"all candidate handles were claimed concurrently ({MAX_ATTEMPTS} attempts), retry",
             reasons={},

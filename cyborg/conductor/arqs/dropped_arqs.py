@@ -6,6 +6,7 @@ must build no server of its project.
 """
 
 import threading
+from collections.abc import Collection
 from datetime import datetime, timedelta
 
 import sqlalchemy as sa
@@ -24,6 +25,19 @@ PAGE = 500  # ARQs deleted in one transaction, the only one of a round
 MAX_PROJECTS = 50  # projects queried in Nova in one round
 
 
+def delete_expired(
+    tx: sa.Connection,
+    cutoff: datetime,
+    limit: int,
+    now: datetime,
+    projects: Collection[str] | None = None,
+) -> int:
+    """Delete unbound ARQs as ``store.delete_expired`` does, and count the correction."""
+    count = store.delete_expired(tx, cutoff, limit, projects)
+    self_heal.increment(tx, CorrectiveAction.UNBOUND_EXPIRED, count, now)
+    return count
+
+
 class DroppedArqs:
     """Deletion of dropped ARQs by one conductor; ``stopped`` ends a round early."""
 
@@ -39,13 +53,7 @@ class DroppedArqs:
         idle = self._find_idle_projects(unbound_before)
         if not idle or self._stopped.is_set():
             return 0
-
-        def write(tx: sa.Connection) -> int:
-            count = store.delete_expired(tx, unbound_before, PAGE, idle)
-            self_heal.increment(tx, CorrectiveAction.UNBOUND_EXPIRED, count, now)
-            return count
-
-        return self._uow.run(write)
+        return self._uow.run(lambda tx: delete_expired(tx, unbound_before, PAGE, now, idle))
 
     def _find_idle_projects(self, unbound_before: datetime) -> list[str]:
         """Return projects that have old ARQs and of which Nova builds no server."""

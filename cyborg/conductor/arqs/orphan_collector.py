@@ -26,7 +26,7 @@ from oslo_db import exception as db_exc
 
 from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement
-from cyborg.conductor.arqs.dropped_arqs import DroppedArqs
+from cyborg.conductor.arqs.dropped_arqs import DroppedArqs, delete_expired
 from cyborg.conductor.arqs.instance_query import InstanceQuery
 from cyborg.conductor.arqs.orphan_release import (
     RELEASE_BATCH,
@@ -387,16 +387,10 @@ class OrphanCollector:
 
     def _expire_unbound(self, stats: RoundStats, unbound_before: datetime, now: datetime) -> None:
         """Delete ARQs that nobody has bound since ``unbound_before``."""
-
-        def write(tx: sa.Connection) -> int:
-            count = store.delete_expired(tx, unbound_before, PAGE)
-            self_heal.increment(tx, CorrectiveAction.UNBOUND_EXPIRED, count, now)
-            return count
-
         for _ in range(MAX_EXPIRED_PAGES):
             if self._stopped.is_set():
                 return
-            count = self._uow.run(write)
+            count = self._uow.run(lambda tx: delete_expired(tx, unbound_before, PAGE, now))
             stats.expired += count
             if count < PAGE:
                 return

@@ -273,16 +273,15 @@ def _defer_owned_functions(
     The function moved to another deployable, for example since an imported host had one for each
     virtual function. It must not get a second owner. When it is released, the host reports again.
     """
+    added = {step.key for step in steps if isinstance(step, Add) and _is_function(step.value)}
+    if not added:  # most reports: spare a walk over all records of the host
+        return steps, []
     owned = {
         key[3]: key[2]
         for key, record in plan.apply(stored, steps).items()
         if key in bound and record.draining and _is_function(record.value)
     }
-    deferred = {
-        step.key
-        for step in steps
-        if isinstance(step, Add) and step.key[-1] in owned and _is_function(step.value)
-    }
+    deferred = {key for key in added if key[3] in owned}
     remarks = [
         Remark(
             f"handle {key[3]} of deployable {key[2]} is ignored until the handle of deployable "

@@ -28,7 +28,7 @@ from cyborg.core.drivers.registry import Support
 from cyborg.core.errors import CyborgError
 from cyborg.core.inventory.device import Device
 from cyborg.core.inventory.health import Measurement
-from cyborg.core.wire.board_info import NOT_OFFERED
+from cyborg.core.wire.hardware import NOT_OFFERED
 from cyborg.drivers.base import Driver, MeasureInterface
 from cyborg.drivers.gpu.nvml import NvmlLibrary, is_known
 from cyborg.drivers.host_use import processes

@@ -30,7 +30,7 @@ from cyborg.agent.report.schedule import MAX_PAUSE, HeartbeatSchedule, IntervalF
 from cyborg.core.drivers.driver import driver_uuid
 from cyborg.core.drivers.registry import DriverEntry
 from cyborg.core.errors import Unavailable
-from cyborg.core.hosts import service
+from cyborg.core.hosts import liveness as service
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import Driver
 from cyborg.drivers.host_use.domains import read_nothing

@@ -15,9 +15,9 @@ from cyborg.api.types import MAX_SHOWN
 from cyborg.core.errors import NotFound
 from cyborg.core.hosts.identity import closest_names
 from cyborg.core.hosts.liveness import Liveness, evaluate
-from cyborg.db.read.count_cache import CountCache
-from cyborg.db.read.services import find_hosts, has_host
 from cyborg.db.reader import Reader
+from cyborg.db.services.read import find_hosts, has_host
+from cyborg.db.totals.cache import CountCache
 from cyborg.rpc.contract import ConductorAPI
 
 HOST_CHECK_SINCE = (2, 6)

@@ -8,7 +8,7 @@ from oslo_config import cfg
 
 from cyborg.api.health import Health
 from cyborg.core.errors import CyborgError
-from cyborg.core.hosts import service
+from cyborg.core.hosts import liveness as service
 from cyborg.core.log import get_logger
 from cyborg.rpc.contract import ConductorAPI
 from cyborg.threads.loop import LoopThread

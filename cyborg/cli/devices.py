@@ -11,7 +11,7 @@ from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.errors import CommandError
 from cyborg.core.inventory.device import DeviceType
 from cyborg.core.inventory.maintenance import SuccessorMode
-from cyborg.core.wire.board_info import NOT_OFFERED
+from cyborg.core.wire.hardware import NOT_OFFERED
 
 SHORT = formatting.columns_of("uuid, type, model, hostname=Host, address, schedulable")
 LONG = formatting.columns_of(

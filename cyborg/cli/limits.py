@@ -11,7 +11,7 @@ from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.errors import CommandError
 from cyborg.cli.common.rest import RestClient
 from cyborg.cli.common.watch import WATCH
-from cyborg.core.arq.limits import UNLIMITED
+from cyborg.core.binding.limits import UNLIMITED
 
 COUNTED = {
     "accelerator_requests": "accelerator requests",

@@ -22,8 +22,8 @@ from cyborg.compat.log_setup import set_up_logging
 from cyborg.conf.conductor import reference_release
 from cyborg.core.errors import CyborgError, Unavailable
 from cyborg.db import errors, migrate
+from cyborg.db.custody import write as custody_keys
 from cyborg.db.engine import make_engine
-from cyborg.db.write.custody import keys as custody_keys
 from cyborg.threads.backoff import Backoff
 
 CLI_OPTIONS = [

@@ -19,10 +19,10 @@ from cyborg.core.custody.record import Entry, Event
 from cyborg.core.custody.verify import Log, serialize_new, verify
 from cyborg.core.errors import Conflict, Misconfigured
 from cyborg.db import errors
-from cyborg.db.read import custody as read
+from cyborg.db.custody import chains, read
+from cyborg.db.custody import write as custody_keys
+from cyborg.db.custody import write as records
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write.custody import chains, records
-from cyborg.db.write.custody import keys as custody_keys
 
 PAGE_SIZE = 500  # records, and heads, that are read together
 

@@ -16,14 +16,15 @@ from oslo_upgradecheck.upgradecheck import Code, Result
 from cyborg.cmd.status_convert import Parser
 from cyborg.conf import opts
 from cyborg.conf.conductor import reference_release
-from cyborg.core.arq.profile import parse_groups
+from cyborg.core.binding.profile import parse_groups
 from cyborg.core.errors import Misconfigured
-from cyborg.core.hosts.service import AGENT as AGENT_BINARY
+from cyborg.core.hosts.liveness import AGENT as AGENT_BINARY
 from cyborg.core.migration import import_plan
 from cyborg.core.migration.profile_check import find_unserved_names
 from cyborg.core.migration.reference_drivers import describe_counterpart
 from cyborg.core.text import join_limited
-from cyborg.db.read import deployables, device_profiles
+from cyborg.db.deployables import read as deployables
+from cyborg.db.profiles import read as device_profiles
 from cyborg.db.schema import services
 from cyborg.policies import list_rules
 from cyborg.policies.enforcer import make_enforcer

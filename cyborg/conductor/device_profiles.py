@@ -10,17 +10,17 @@ import sqlalchemy as sa
 from oslo_db import exception as db_exc
 
 from cyborg.conductor.notifications.notifications import NotificationBuilder
-from cyborg.core.arq.device_contexts import HIDDEN_PREFIX, is_hidden_profile_name
-from cyborg.core.arq.profile import parse_groups, parse_name
+from cyborg.core.binding.profile import parse_groups, parse_name
+from cyborg.core.contexts.context import HIDDEN_PREFIX, is_hidden_profile_name
 from cyborg.core.errors import Conflict, InUse, Invalid, NotFound
 from cyborg.core.text import join_limited
 from cyborg.core.timestamps import to_iso
 from cyborg.core.validation import check_text, parse_uuid
 from cyborg.core.wire.notification import Event
-from cyborg.db.read import device_profiles as read
+from cyborg.db.outbox import write as outbox
+from cyborg.db.profiles import read
+from cyborg.db.profiles import write as store
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import device_profiles as store
-from cyborg.db.write import outbox
 
 MAX_DESCRIPTION = 4096
 MAX_NAMED = 10  # ARQs listed in the error of a delete; the rest is counted

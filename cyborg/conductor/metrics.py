@@ -17,9 +17,9 @@ from prometheus_client.registry import Collector
 
 from cyborg.conductor.notifications.arq_events import NOVA_EVENT
 from cyborg.conductor.notifications.notifications import NOTIFICATION
-from cyborg.core.arq.context_states import ContextState
-from cyborg.core.arq.states import ArqState
 from cyborg.core.attachments.attachment import AttachmentState
+from cyborg.core.binding.states import ArqState
+from cyborg.core.contexts.states import ContextState
 from cyborg.core.errors import Unavailable
 from cyborg.core.hosts.liveness import Liveness
 from cyborg.core.inventory.device import Health
@@ -27,10 +27,10 @@ from cyborg.core.inventory.maintenance import SuccessorState
 from cyborg.core.jobs.job import JobKind
 from cyborg.core.log import get_logger
 from cyborg.core.self_heal import CorrectiveAction
-from cyborg.db.read import totals
-from cyborg.db.read.count_cache import CountCache
-from cyborg.db.read.totals import Counts, Totals
 from cyborg.db.reader import Reader
+from cyborg.db.totals import read as totals
+from cyborg.db.totals.cache import CountCache
+from cyborg.db.totals.read import Counts, Totals
 from cyborg.telemetry.families import BINDS, LOOP_OVERDUE, NOTIFICATIONS
 from cyborg.telemetry.recorder import MetricRecorder
 from cyborg.telemetry.server import MetricsServer

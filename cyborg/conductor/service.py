@@ -12,7 +12,7 @@ from oslo_config import cfg
 
 from cyborg.clients import nova as nova_client
 from cyborg.clients import placement as placement_client
-from cyborg.conductor.arqs.limits import LimitSource, make_source
+from cyborg.conductor.binding.limits import LimitSource, make_source
 from cyborg.conductor.common.idempotency import IdempotentEndpoint
 from cyborg.conductor.common.lease_owner import process_owner
 from cyborg.conductor.common.loop_watch import LoopWatch
@@ -20,14 +20,14 @@ from cyborg.conductor.manager import make_handlers
 from cyborg.conductor.metrics import make_server as make_metrics_server
 from cyborg.conductor.wiring import Conductor, build_conductor
 from cyborg.core.errors import Unavailable
-from cyborg.core.hosts import service
+from cyborg.core.hosts import liveness as service
 from cyborg.core.log import get_logger
+from cyborg.db.custody import write as custody_keys
 from cyborg.db.engine import make_engine, wait_until_ready
 from cyborg.db.errors import FAILURES
 from cyborg.db.reader import Reader
 from cyborg.db.stalls import INTERVAL, StallDetector, make_detector
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write.custody import keys as custody_keys
 from cyborg.rpc.client import make_agent_client, make_conductor_client
 from cyborg.rpc.contract import CONDUCTOR
 from cyborg.rpc.faults import FAULTS

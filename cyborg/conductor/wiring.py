@@ -9,12 +9,6 @@ from oslo_config import cfg
 
 from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement
-from cyborg.conductor.arqs.arqs import Arqs
-from cyborg.conductor.arqs.limits import LimitEnforcer, LimitLookup, LimitSource
-from cyborg.conductor.arqs.orphan_check import OrphanCheck
-from cyborg.conductor.arqs.orphan_collector import OrphanCollector
-from cyborg.conductor.arqs.orphan_release import OrphanReleaser
-from cyborg.conductor.arqs.ownership import OwnerResolver
 from cyborg.conductor.attachments.allocations import InstanceAllocations
 from cyborg.conductor.attachments.attachments import Attachments
 from cyborg.conductor.attachments.devices import AttachedDevices
@@ -24,10 +18,14 @@ from cyborg.conductor.attachments.runner import AttachmentRunner
 from cyborg.conductor.attachments.successors import Successors
 from cyborg.conductor.audit.repair import RepairExecutor
 from cyborg.conductor.audit.runner import AuditRunner
+from cyborg.conductor.binding.arqs import Arqs
+from cyborg.conductor.binding.limits import LimitEnforcer, LimitLookup, LimitSource
+from cyborg.conductor.binding.ownership import OwnerResolver
 from cyborg.conductor.common import sweeps
 from cyborg.conductor.common.idempotency import CallRecords
 from cyborg.conductor.contexts.device_contexts import DeviceContexts
 from cyborg.conductor.contexts.leases import ContextLeases
+from cyborg.conductor.custody.anchors import CustodyAnchors
 from cyborg.conductor.custody.sealer import CustodySealer
 from cyborg.conductor.device_profiles import DeviceProfiles
 from cyborg.conductor.drivers.lookup import DriverLookup
@@ -38,10 +36,6 @@ from cyborg.conductor.hosts.failure_detector import FailureDetector
 from cyborg.conductor.hosts.heartbeats import Hosts
 from cyborg.conductor.hosts.host_removal import HostRemoval
 from cyborg.conductor.hosts.services import Services
-from cyborg.conductor.instances import deletion_scan
-from cyborg.conductor.instances import watcher as instance_watcher
-from cyborg.conductor.instances.deletion_scan import DeletionScan
-from cyborg.conductor.instances.watcher import InstanceWatcher
 from cyborg.conductor.inventory.accelerators import Accelerators
 from cyborg.conductor.inventory.attributes import Attributes
 from cyborg.conductor.inventory.devices import Devices
@@ -54,10 +48,16 @@ from cyborg.conductor.jobs.programming import Programs
 from cyborg.conductor.jobs.reapply import LostValues
 from cyborg.conductor.maintenance.windows import MaintenanceWindows
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
-from cyborg.conductor.notifications.custody_anchors import CustodyAnchors
 from cyborg.conductor.notifications.notifications import NotificationBuilder, create_worker
 from cyborg.conductor.notifications.outbox import DeadLetters, create_nova_worker
 from cyborg.conductor.notifications.outbox_worker import OutboxWorker
+from cyborg.conductor.orphans import deletion_scan
+from cyborg.conductor.orphans import watcher as instance_watcher
+from cyborg.conductor.orphans.check import OrphanCheck
+from cyborg.conductor.orphans.collector import OrphanCollector
+from cyborg.conductor.orphans.deletion_scan import DeletionScan
+from cyborg.conductor.orphans.release import OrphanReleaser
+from cyborg.conductor.orphans.watcher import InstanceWatcher
 from cyborg.conductor.placement.compute_node_watch import ComputeNodeWatch
 from cyborg.conductor.placement.publisher import Publisher
 from cyborg.conductor.placement.verifier import ProviderVerifier

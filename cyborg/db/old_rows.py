@@ -13,8 +13,9 @@ import sqlalchemy as sa
 
 from cyborg.core.audit.model import OPEN as OPEN_AUDITS
 from cyborg.core.drivers.rollout import StepState
-from cyborg.core.hosts.service import AGENT
+from cyborg.core.hosts.liveness import AGENT
 from cyborg.core.jobs.job import JobState
+from cyborg.db.drivers import rollouts
 from cyborg.db.schema import (
     arqs,
     audits,
@@ -29,7 +30,6 @@ from cyborg.db.schema import (
     services,
 )
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import rollouts
 
 DEAD = "dead"
 """State of a message of the outbox that is no longer sent."""

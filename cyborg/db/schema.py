@@ -31,14 +31,14 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from cyborg.db import columns
+from cyborg.db.attachments import tables as _attachments
 from cyborg.db.clock import utcnow
 from cyborg.db.columns import Json, Moment, Text
 from cyborg.db.columns import foreign_key as _foreign_key
 from cyborg.db.columns import table as _table
 from cyborg.db.columns import uuid_column as _uuid
 from cyborg.db.columns import work_table as _work_table
-from cyborg.db.tables import attachments as _attachments
-from cyborg.db.tables import custody as _custody
+from cyborg.db.custody import tables as _custody
 
 metadata = columns.metadata
 attachments = _attachments.attachments
@@ -449,8 +449,8 @@ self_heal_counters = _table(
     sa.Column("last_at", Moment, nullable=False),
 )
 
-# Locked while the units of a project are counted: ``cyborg.db.project_units``. It has no count that
-# could be wrong: ``generation`` only makes the UPDATE a change.
+# Locked while the units of a project are counted: ``cyborg.db.binding.project_units``. It has no
+# count that could be wrong: ``generation`` only makes the UPDATE a change.
 project_locks = _table(
     "project_locks",
     sa.Column("project_id", sa.String(255), nullable=False, unique=True),

@@ -23,23 +23,24 @@ from cyborg.core.inventory.health import Measurement
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import make_custom_name
-from cyborg.drivers import (
-    fpga_management,
+from cyborg.drivers.base import Driver, Option
+from cyborg.drivers.fpga import management as fpga_management
+from cyborg.drivers.host_use import domains
+from cyborg.drivers.pci import classes as pci_classes
+from cyborg.drivers.pci import (
+    gpu_obstacles,
     health,
     hwdb,
     managed,
-    pci_classes,
+    remarks,
     reset,
     rules,
     sriov,
     topology,
 )
-from cyborg.drivers.base import Driver, Option
-from cyborg.drivers.host_use import domains
-from cyborg.drivers.iommu import IommuFacts
-from cyborg.drivers.pci import gpu_obstacles, remarks
 from cyborg.drivers.pci.disk_history import DiskHistory
 from cyborg.drivers.pci.host_uses import Exceptions, HostUses
+from cyborg.drivers.pci.iommu import IommuFacts
 from cyborg.drivers.pci.offers import (
     Description,
     Offer,

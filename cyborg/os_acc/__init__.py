@@ -6,7 +6,7 @@ one raises ``cyborg.core.errors.Invalid``, whose ``details['field']`` names the 
 does no I/O, except that it loads its plugins once.
 """
 
-from cyborg.core.arq.request_groups import RequestGroup
+from cyborg.core.binding.request_groups import RequestGroup
 from cyborg.os_acc.binding import BindParameters, build_patch, parse
 from cyborg.os_acc.devices import attach, detach, find_alias, get_config
 from cyborg.os_acc.request_groups import build_query, to_request_groups

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cyborg.core.arq.states import ArqState
+from cyborg.core.binding.states import ArqState
 from cyborg.core.errors import Invalid
 from cyborg.core.text import describe
 from cyborg.core.validation import parse_uuid

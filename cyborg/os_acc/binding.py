@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cyborg.core.arq.arqs import MAX_ARQS
-from cyborg.core.arq.profile import Group, expand_slots
-from cyborg.core.arq.request_groups import make_group_name, parse_mappings
+from cyborg.core.binding.arqs import MAX_ARQS
+from cyborg.core.binding.profile import Group, expand_slots
+from cyborg.core.binding.request_groups import make_group_name, parse_mappings
 from cyborg.core.errors import Invalid
 from cyborg.core.validation import check_integer, check_text, parse_uuid
 from cyborg.os_acc.request_groups import parse_port, read_groups

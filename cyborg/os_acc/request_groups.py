@@ -4,8 +4,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cyborg.core.arq.profile import Group, parse_groups
-from cyborg.core.arq.request_groups import RequestGroup, build_parameters, make_request_groups
+from cyborg.core.binding.profile import Group, parse_groups
+from cyborg.core.binding.request_groups import RequestGroup, build_parameters, make_request_groups
 from cyborg.core.errors import Invalid
 from cyborg.core.validation import parse_uuid
 

@@ -21,8 +21,8 @@ from cyborg.clients.placement import Placement
 from cyborg.conductor.metrics import read_totals
 from cyborg.conductor.wiring import build_conductor
 from cyborg.db import schema
-from cyborg.db.read.count_cache import CountCache
 from cyborg.db.reader import Reader
+from cyborg.db.totals.cache import CountCache
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.standalone import placement as embedded
 from cyborg.testing.fake_nova import FakeNova, serve_nova

@@ -22,8 +22,8 @@ from cyborg.core.drivers.reconcile import Action, BackendRecord, PlannedAction, 
 from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.report import BackendState, BackendStatus
 from cyborg.core.log import get_logger
-from cyborg.drivers import managed
 from cyborg.drivers.base import Driver
+from cyborg.drivers.pci import managed
 from cyborg.rpc.contract import ConductorAPI
 from cyborg.threads.loop import LoopThread
 

@@ -18,7 +18,7 @@ from cyborg.core.drivers.desired_state import BackendOutcome
 from cyborg.core.drivers.registry import DriverEntry
 from cyborg.core.errors import CyborgError, Stale, Unavailable
 from cyborg.core.hosts.identity import NO_IDENTITY, Identity
-from cyborg.core.hosts.service import LIVE_ATTACH, RESULT_EPOCHS
+from cyborg.core.hosts.liveness import LIVE_ATTACH, RESULT_EPOCHS
 from cyborg.core.inventory.report import BackendState, Report
 from cyborg.core.log import get_logger
 from cyborg.rpc.contract import AGENT, ConductorAPI

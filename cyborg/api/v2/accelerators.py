@@ -13,11 +13,11 @@ from cyborg.api.controller import Resource
 from cyborg.api.paging import PageRequest
 from cyborg.api.request_context import RequestContext
 from cyborg.api.v2.devices import conditions_at
-from cyborg.core.arq import accelerator as core
-from cyborg.core.arq.accelerator import AcceleratorState
+from cyborg.core.binding import accelerator as core
+from cyborg.core.binding.accelerator import AcceleratorState
 from cyborg.core.errors import Conflict, NotFound
 from cyborg.core.inventory.device_state import DeviceCondition
-from cyborg.db.read import accelerators as read
+from cyborg.db.binding import accelerators as read
 
 ERROR_SINCE = (2, 5)
 NAME_SINCE = (2, 6)

@@ -13,9 +13,9 @@ from cyborg.api.collection import Collection
 from cyborg.api.controller import Resource
 from cyborg.api.paging import PageRequest
 from cyborg.api.request_context import RequestContext
-from cyborg.core.arq.arqs import BindRequest, UnbindRequest, parse_patch
-from cyborg.core.arq.profile import parse_name
-from cyborg.core.arq.states import RESOLVED, ArqState
+from cyborg.core.binding.arqs import BindRequest, UnbindRequest, parse_patch
+from cyborg.core.binding.profile import parse_name
+from cyborg.core.binding.states import RESOLVED, ArqState
 from cyborg.core.errors import (
     Conflict,
     CyborgError,
@@ -25,7 +25,7 @@ from cyborg.core.errors import (
     ServiceTokenRequired,
     Unresolved,
 )
-from cyborg.db.read import arqs as read
+from cyborg.db.binding import read
 
 PATHS = ("/hostname", "/device_rp_uuid", "/instance_uuid", "/project_id")
 PROJECT_SINCE = (2, 1)

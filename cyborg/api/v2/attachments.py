@@ -14,7 +14,7 @@ from cyborg.api.request_context import RequestContext
 from cyborg.core.attachments.attachment import AttachmentState, Mode, parse_target
 from cyborg.core.attachments.selector import ACCELERATOR, SELECTORS, check_selector
 from cyborg.core.errors import Conflict, Invalid, NotFound
-from cyborg.db.read import attachments as read
+from cyborg.db.attachments import read
 
 STATE = types.Enum(*AttachmentState)
 MODE = types.Enum(*Mode)

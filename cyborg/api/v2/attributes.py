@@ -11,8 +11,8 @@ from cyborg.api.collection import Collection
 from cyborg.api.controller import Resource
 from cyborg.api.request_context import RequestContext
 from cyborg.core.errors import Conflict, NotFound
+from cyborg.db.deployables import attributes as read
 from cyborg.db.paging import Row
-from cyborg.db.read import attributes as read
 
 
 class Attribute(types.JsonObject):

@@ -12,7 +12,7 @@ from cyborg.api.controller import Resource
 from cyborg.api.request_context import RequestContext
 from cyborg.core.audit.model import Kind, Repair, Source, State
 from cyborg.core.errors import Conflict, NotFound
-from cyborg.db.read import audits as read
+from cyborg.db.audits import read
 
 STATE = types.Enum(*State)
 

@@ -21,10 +21,11 @@ from cyborg.api.v2.explanations import (
     resource_classes_of,
     with_links,
 )
-from cyborg.core.arq.capacity import HostCapacity, compute_capacity
-from cyborg.core.arq.predicates import Predicate
 from cyborg.core.errors import Forbidden, NotFound
-from cyborg.db import paging, provider_states
+from cyborg.core.explain.capacity import HostCapacity, compute_capacity
+from cyborg.core.explain.predicates import Predicate
+from cyborg.db import paging
+from cyborg.db.explain import provider_states
 
 
 class Loss(types.JsonObject):

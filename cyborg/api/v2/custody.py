@@ -13,7 +13,7 @@ from cyborg.api.paging import PageRequest
 from cyborg.api.request_context import RequestContext
 from cyborg.core.custody.record import Event
 from cyborg.core.errors import NotFound
-from cyborg.db.read import custody as read
+from cyborg.db.custody import read
 
 EVENTS = types.Enum(*Event)
 

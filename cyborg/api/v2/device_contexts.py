@@ -16,13 +16,13 @@ from cyborg.api.controller import Resource
 from cyborg.api.request_context import RequestContext
 from cyborg.api.v2 import explanations
 from cyborg.api.v2.arqs import ARQS, AcceleratorRequest
-from cyborg.core.arq import device_contexts as core
-from cyborg.core.arq.context_states import ContextState
-from cyborg.core.arq.profile import parse_groups
+from cyborg.core.binding.profile import parse_groups
+from cyborg.core.contexts import context as core
+from cyborg.core.contexts.states import ContextState
 from cyborg.core.errors import Conflict, Forbidden, NotFound, Unavailable
 from cyborg.core.inventory.maintenance import SuccessorState
-from cyborg.db.read import arqs as arqs_read
-from cyborg.db.read import device_contexts as read
+from cyborg.db.binding import read as arqs_read
+from cyborg.db.contexts import read
 
 STATE = types.Enum(*ContextState)
 SWITCH = types.Enum("0", "1")

@@ -18,7 +18,7 @@ from cyborg.core.inventory import device_state
 from cyborg.core.inventory.device import Health
 from cyborg.core.inventory.device_state import DeviceCondition
 from cyborg.core.inventory.maintenance import SuccessorMode, SuccessorState
-from cyborg.db.read import devices as read
+from cyborg.db.devices import read
 
 STATUS_SINCE = (2, 3)
 STATE_SINCE = (2, 4)

@@ -12,7 +12,7 @@ from cyborg.api.controller import Resource
 from cyborg.api.paging import PageRequest
 from cyborg.api.request_context import RequestContext
 from cyborg.core.errors import Conflict, NotFound
-from cyborg.db.read import discoveries as read
+from cyborg.db.discoveries import read
 
 IN_PROGRESS, DONE, FAILED = "IN-PROGRESS", "DONE", "FAILED"
 State = types.Enum(IN_PROGRESS, DONE, FAILED)

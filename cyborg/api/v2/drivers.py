@@ -27,8 +27,8 @@ from cyborg.core.drivers.rollout import Kind
 from cyborg.core.errors import Invalid, NotFound
 from cyborg.core.hosts.liveness import Liveness, evaluate
 from cyborg.core.inventory.device import DeviceType
-from cyborg.db.read.drivers import hosts as read_hosts
-from cyborg.db.read.drivers import summaries as read
+from cyborg.db.drivers import entries as read_hosts
+from cyborg.db.drivers import read
 
 MAX_HOSTS = 10_000  # in one request
 MAX_CONFIG = 65536  # characters of JSON

@@ -17,26 +17,20 @@ from cyborg.api.collection import Collection
 from cyborg.api.controller import Resource
 from cyborg.api.paging import PageRequest
 from cyborg.api.request_context import RequestContext
-from cyborg.core.arq.candidate_rejections import Rejection, explain_rejections
-from cyborg.core.arq.context_states import OWNING
-from cyborg.core.arq.device_contexts import hidden_profile_name, merge_config
-from cyborg.core.arq.explanation import (
-    GroupDemand,
-    GroupSummary,
-    Holder,
-    ProviderState,
-    describe_holders,
-    fail_quota,
-    find_room,
-    make_demands,
-)
-from cyborg.core.arq.limits import UNLIMITED
-from cyborg.core.arq.predicates import Failure, Predicate
-from cyborg.core.arq.profile import parse_groups
-from cyborg.core.arq.request_fit import RequestFit, evaluate_request
+from cyborg.core.binding.limits import UNLIMITED
+from cyborg.core.binding.profile import parse_groups
+from cyborg.core.contexts.context import hidden_profile_name, merge_config
+from cyborg.core.contexts.states import OWNING
 from cyborg.core.errors import Forbidden, NotFound
-from cyborg.db import paging, project_units, provider_states
-from cyborg.db.read import device_contexts, device_profiles
+from cyborg.core.explain import explanation as core
+from cyborg.core.explain.candidate_rejections import Rejection, explain_rejections
+from cyborg.core.explain.predicates import Failure, Predicate
+from cyborg.core.explain.request_fit import RequestFit, evaluate_request
+from cyborg.db import paging
+from cyborg.db.binding import project_units
+from cyborg.db.contexts import read as device_contexts
+from cyborg.db.explain import provider_states
+from cyborg.db.profiles import read as device_profiles
 
 
 class Reason(types.JsonObject):
@@ -255,7 +249,7 @@ class Controller(Resource):
         self,
         request: RequestContext,
         path: str,
-        demands: Sequence[GroupDemand],
+        demands: Sequence[core.GroupDemand],
         over_quota: bool,
         host: str | None,
         page: PageRequest,
@@ -264,7 +258,7 @@ class Controller(Resource):
 
         ``path`` is the path of the document below /v2.
         """
-        check = fail_quota if over_quota else None
+        check = core.fail_quota if over_quota else None
         with self.context.reader.connect() as connection:
             states = provider_states.find(
                 connection, host=host, attach_targets={demand.target for demand in demands}
@@ -299,16 +293,16 @@ class Controller(Resource):
 
 def read_demands(
     resource: Resource, request: RequestContext, key: str
-) -> tuple[Mapping[str, Any], Sequence[GroupDemand]]:
+) -> tuple[Mapping[str, Any], Sequence[core.GroupDemand]]:
     """Return a device profile and its demands. Raise NotFound."""
     profile = EXPLANATIONS.read_row(resource, request, key)
-    return profile, make_demands(parse_groups(profile["groups"]))
+    return profile, core.make_demands(parse_groups(profile["groups"]))
 
 
 def count_room(
     resource: Resource,
     project: str | None,
-    demands: Sequence[GroupDemand],
+    demands: Sequence[core.GroupDemand],
     *,
     bound: bool = False,
 ) -> int | None:
@@ -323,12 +317,12 @@ def count_room(
         usage = project_units.usage(connection, project)
     used = {row["resource_class"]: row["bound" if bound else "used"] for row in usage}
     arq_limit = UNLIMITED if bound else limits["arqs"]
-    return find_room(arq_limit, limits["units"], used).count_servers(demands)
+    return core.find_room(arq_limit, limits["units"], used).count_servers(demands)
 
 
-def context_demands(context: device_contexts.DeviceContextRow) -> tuple[GroupDemand, ...]:
+def context_demands(context: device_contexts.DeviceContextRow) -> tuple[core.GroupDemand, ...]:
     """Return the demands of the groups of a device context, with its config data."""
-    return make_demands(merge_config(parse_groups(context["groups"]), context["config_data"]))
+    return core.make_demands(merge_config(parse_groups(context["groups"]), context["config_data"]))
 
 
 def explain_absent_providers(
@@ -362,13 +356,13 @@ def check_host(request: RequestContext, host: str | None) -> bool:
     return caller.is_elevated
 
 
-def resource_classes_of(demands: Iterable[GroupDemand]) -> set[str]:
+def resource_classes_of(demands: Iterable[core.GroupDemand]) -> set[str]:
     """Return the resource classes of groups; skip groups with several resource classes."""
     return {demand.resource_class for demand in demands if demand.resource_class is not None}
 
 
 def _visible_owners(
-    connection: sa.Connection, request: RequestContext, summaries: Iterable[GroupSummary]
+    connection: sa.Connection, request: RequestContext, summaries: Iterable[core.GroupSummary]
 ) -> dict[int, str]:
     """Return the owners of the taken handles of each group, as far as the caller may see them.
 
@@ -385,13 +379,13 @@ def _visible_owners(
         mine = [own[uuid] for uuid in summary.taken if uuid in own]
         by_others = sum(summary.taken.values()) > sum(each.total for each in mine)
         # First the other projects: a text names only the first owners.
-        holders = [Holder("", None, None)] if by_others else []
+        holders = [core.Holder("", None, None)] if by_others else []
         holders += [holder for each in mine for holder in each.first]
-        texts[summary.demand.number] = describe_holders(holders, project)
+        texts[summary.demand.number] = core.describe_holders(holders, project)
     return texts
 
 
-def _group(summary: GroupSummary, elevated: bool, owners: str = "") -> dict[str, Any]:
+def _group(summary: core.GroupSummary, elevated: bool, owners: str = "") -> dict[str, Any]:
     """Return a group; ``owners`` names the owners of handles that the caller may see."""
     reasons = []
     for predicate, count in summary.providers.most_common():
@@ -451,7 +445,7 @@ def _rejected(rejection: Rejection) -> dict[str, Any]:
     return {**_identity(rejection.provider), "groups": groups}
 
 
-def _identity(state: ProviderState) -> dict[str, Any]:
+def _identity(state: core.ProviderState) -> dict[str, Any]:
     return {
         "uuid": state.uuid,
         "hostname": state.host,
@@ -461,7 +455,9 @@ def _identity(state: ProviderState) -> dict[str, Any]:
     }
 
 
-def _provider(state: ProviderState, fit: RequestFit, owners: Sequence[Holder]) -> dict[str, Any]:
+def _provider(
+    state: core.ProviderState, fit: RequestFit, owners: Sequence[core.Holder]
+) -> dict[str, Any]:
     failures = fit.failures(state)
     return {
         **_identity(state),

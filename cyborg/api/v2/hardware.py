@@ -15,7 +15,7 @@ from cyborg.api.controller import Resource
 from cyborg.api.request_context import RequestContext
 from cyborg.api.v2 import jobs
 from cyborg.core.drivers.rollout import Kind
-from cyborg.db.read import hardware as read
+from cyborg.db.devices import hardware as read
 
 
 class Specs(types.JsonObject):

@@ -15,7 +15,7 @@ from cyborg.api.request_context import RequestContext
 from cyborg.core.drivers.rollout import Kind, StepState
 from cyborg.core.errors import Conflict, NotFound, WrongState
 from cyborg.core.jobs.job import JobKind, JobState
-from cyborg.db.read import jobs as read
+from cyborg.db.jobs import read
 
 KIND = types.Enum(*Kind, *JobKind)
 STATE = types.Enum(*JobState)

@@ -13,7 +13,7 @@ from cyborg.api.v2 import jobs
 from cyborg.core.errors import NotFound
 from cyborg.core.inventory.device import MAX_TEXT
 from cyborg.core.jobs.job import JobKind
-from cyborg.db.read import devices as read
+from cyborg.db.devices import read
 
 
 class Layout(types.JsonObject):

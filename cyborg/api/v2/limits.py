@@ -9,10 +9,11 @@ from cyborg.api import types
 from cyborg.api.controller import Resource
 from cyborg.api.operation import operation
 from cyborg.api.request_context import RequestContext
-from cyborg.core.arq.limits import UNLIMITED
+from cyborg.core.binding.limits import UNLIMITED
 from cyborg.core.errors import Forbidden, Invalid
-from cyborg.db import project_units
-from cyborg.db.read import attachments, device_contexts
+from cyborg.db.attachments import read as attachments
+from cyborg.db.binding import project_units
+from cyborg.db.contexts import read as device_contexts
 
 
 class CountLimit(types.JsonObject):

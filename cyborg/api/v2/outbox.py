@@ -10,7 +10,7 @@ from cyborg.api.collection import Collection
 from cyborg.api.controller import Resource
 from cyborg.api.request_context import RequestContext
 from cyborg.core.errors import NotFound, WrongState
-from cyborg.db.read import outbox as read
+from cyborg.db.outbox import read
 
 STATES = ("pending", "dead")
 

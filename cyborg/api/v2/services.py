@@ -18,9 +18,9 @@ from cyborg.api.v2.summary.controller import ClassHandles
 from cyborg.core.errors import InUse, NotFound, WrongState
 from cyborg.core.hosts.liveness import Liveness, evaluate
 from cyborg.core.inventory import functions as core
-from cyborg.db.read import backends as read_backends
-from cyborg.db.read import services as read
-from cyborg.db.read.capacity import hosts as read_hosts
+from cyborg.db.backends import read as read_backends
+from cyborg.db.services import hosts as read_hosts
+from cyborg.db.services import read
 
 
 class Function(types.JsonObject):

@@ -22,19 +22,19 @@ from cyborg.conductor.attachments.handle_types import select_candidates
 from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
 from cyborg.conductor.attachments.successor_groups import SuccessorGroups, is_successor
 from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
-from cyborg.core.arq.explanation import ProviderState, make_demands
-from cyborg.core.arq.profile import Group, parse_groups
 from cyborg.core.attachments import allocation as core
 from cyborg.core.attachments.allocation import Intent
 from cyborg.core.attachments.attachment import Mode
 from cyborg.core.attachments.successor import describe_missing
+from cyborg.core.binding.profile import Group, parse_groups
 from cyborg.core.errors import Conflict, NoHandle, NotFound, WrongState
+from cyborg.core.explain.explanation import ProviderState, make_demands
 from cyborg.core.naming import OWNER_TRAIT
-from cyborg.db import provider_states
+from cyborg.db.attachments import write as store
+from cyborg.db.contexts import write as contexts
+from cyborg.db.explain import provider_states
+from cyborg.db.profiles import write as device_profiles
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import device_profiles
-from cyborg.db.write.attachments import records as store
-from cyborg.db.write.contexts import device_contexts as contexts
 
 MAX_CONFLICTS = 5  # requests to Placement in one attempt
 TURN_DELAY = 1.0  # seconds to wait for another attachment of the instance

@@ -13,7 +13,6 @@ from oslo_db import exception as db_exc
 
 from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement
-from cyborg.conductor.arqs.project_lock import run_with_lock
 from cyborg.conductor.attachments.context_lease import find_lease
 from cyborg.conductor.attachments.guests import running_error
 from cyborg.conductor.attachments.handle_types import check_selected
@@ -21,11 +20,7 @@ from cyborg.conductor.attachments.host_check import ask_first, is_on_other_host
 from cyborg.conductor.attachments.limit import check_limit
 from cyborg.conductor.attachments.live_hosts import check_live
 from cyborg.conductor.attachments.repeated_requests import check_same, schedule_reboot
-from cyborg.core.arq import attach_target
-from cyborg.core.arq.context_states import LEASED
-from cyborg.core.arq.device_contexts import merge_config
-from cyborg.core.arq.leases import stale_lease
-from cyborg.core.arq.profile import Group, parse_groups
+from cyborg.conductor.binding.project_lock import run_with_lock
 from cyborg.core.attachments import server as core
 from cyborg.core.attachments.attachment import (
     AttachmentState,
@@ -51,15 +46,21 @@ from cyborg.core.attachments.selector import (
     other_lease_error,
     parse_selector,
 )
+from cyborg.core.binding import attach_target
+from cyborg.core.binding.profile import Group, parse_groups
+from cyborg.core.contexts.context import merge_config
+from cyborg.core.contexts.leases import stale_lease
+from cyborg.core.contexts.states import LEASED
 from cyborg.core.errors import Conflict, CyborgError, Invalid, NotFound, WrongState
 from cyborg.core.timestamps import to_iso
 from cyborg.core.validation import check_optional_text, parse_uuid
-from cyborg.db.read import accelerators
+from cyborg.db.attachments import handles as handle_types
+from cyborg.db.attachments import write as store
+from cyborg.db.binding import accelerators
+from cyborg.db.contexts import write as device_contexts
+from cyborg.db.profiles import write as device_profiles
+from cyborg.db.services import write as services
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import device_profiles, services
-from cyborg.db.write.attachments import handle_types
-from cyborg.db.write.attachments import records as store
-from cyborg.db.write.contexts import device_contexts
 
 
 class Attachments:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from cyborg.core.arq.context_states import LEASED
-from cyborg.core.arq.leases import ContextFacts, lost_lease
+from cyborg.core.contexts.leases import ContextFacts, lost_lease
+from cyborg.core.contexts.states import LEASED
 from cyborg.core.errors import NotFound
-from cyborg.db.write.contexts import states
-from cyborg.db.write.contexts.device_contexts import ContextRow, find
+from cyborg.db.contexts import states
+from cyborg.db.contexts.write import ContextRow, find
 
 
 @dataclass(frozen=True, slots=True)

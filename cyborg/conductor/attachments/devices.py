@@ -11,34 +11,36 @@ import sqlalchemy as sa
 from oslo_config import cfg
 from oslo_db import exception as db_exc
 
-from cyborg.conductor.arqs import binding
-from cyborg.conductor.arqs.arqs import Arqs
-from cyborg.conductor.arqs.binder import MAX_ATTEMPTS
-from cyborg.conductor.arqs.claim_plan import BindContext, BindResult
-from cyborg.conductor.arqs.claims import ClaimLost
-from cyborg.conductor.arqs.context_states import record_claimed
-from cyborg.conductor.arqs.limits import LimitEnforcer, ProjectLimits, run_with_limits
-from cyborg.conductor.arqs.project_lock import run_with_lock
-from cyborg.conductor.arqs.release import ReleaseResult
 from cyborg.conductor.attachments.allocations import load_intent
 from cyborg.conductor.attachments.handle_types import check_claimed
 from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
 from cyborg.conductor.attachments.live_hosts import check_live
 from cyborg.conductor.attachments.successor_groups import is_successor
+from cyborg.conductor.binding import binding
+from cyborg.conductor.binding.arqs import Arqs
+from cyborg.conductor.binding.binder import MAX_ATTEMPTS
+from cyborg.conductor.binding.claim_plan import BindContext, BindResult
+from cyborg.conductor.binding.claims import ClaimLost
+from cyborg.conductor.binding.context_states import record_claimed
+from cyborg.conductor.binding.limits import LimitEnforcer, ProjectLimits, run_with_limits
+from cyborg.conductor.binding.project_lock import run_with_lock
+from cyborg.conductor.binding.release import ReleaseResult
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
-from cyborg.core.arq.arqs import BindRequest
-from cyborg.core.arq.profile import parse_group
-from cyborg.core.arq.states import OWNING_STATES, UNBOUND_STATES, ArqState, Step, source_states
 from cyborg.core.attachments.allocation import count_units, required_amounts
 from cyborg.core.attachments.attachment import Mode
 from cyborg.core.attachments.mediated import is_kept
+from cyborg.core.binding.arqs import BindRequest
+from cyborg.core.binding.profile import parse_group
+from cyborg.core.binding.states import OWNING_STATES, UNBOUND_STATES, ArqState, Step, source_states
 from cyborg.core.errors import Conflict, NoHandle, NotFound, WrongState
+from cyborg.db.attachments import handles as guest_devices
+from cyborg.db.attachments import handles as handle_types
+from cyborg.db.attachments import write as store
+from cyborg.db.binding import claims as handle_claims
+from cyborg.db.binding import write as arq_store
+from cyborg.db.contexts import write as device_contexts
+from cyborg.db.profiles import write as device_profiles
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import arqs as arq_store
-from cyborg.db.write import device_profiles, handle_claims
-from cyborg.db.write.attachments import guest_devices, handle_types
-from cyborg.db.write.attachments import records as store
-from cyborg.db.write.contexts import device_contexts
 
 POLL_DELAY = 1.0  # seconds between two looks at host work
 

@@ -20,9 +20,9 @@ from cyborg.core.attachments.attachment import Step
 from cyborg.core.errors import WrongState
 from cyborg.core.jobs.job import JobKind, JobState, WorkItem
 from cyborg.core.validation import check_text, parse_uuid
+from cyborg.db.attachments import handles as store
+from cyborg.db.jobs import write as jobs
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import jobs
-from cyborg.db.write.attachments import guest_devices as store
 
 POLL_DELAY = 1.0  # seconds between two looks at a job
 MAX_POLL_DELAY = 16.0  # the same at most, while a guest keeps a device

@@ -16,13 +16,13 @@ from cyborg.conductor.attachments.devices import AttachedDevices, check_complete
 from cyborg.conductor.attachments.handle_types import check_claimed
 from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
 from cyborg.conductor.attachments.successor_groups import is_successor
-from cyborg.core.arq.states import ArqState
 from cyborg.core.attachments import server as core
 from cyborg.core.attachments.attachment import Mode
 from cyborg.core.attachments.mediated import kept_error
 from cyborg.core.attachments.server import Action, Event, Server
+from cyborg.core.binding.states import ArqState
 from cyborg.core.errors import NotFound, Unavailable, WrongState
-from cyborg.db.write.attachments import records as store
+from cyborg.db.attachments import write as store
 
 BUSY_DELAY = 2.0  # seconds to wait for Nova at first, doubled at each attempt
 MAX_DELAY = 60.0

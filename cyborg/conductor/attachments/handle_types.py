@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 import sqlalchemy as sa
 
 from cyborg.conductor.attachments.leased import LeasedAttachment
-from cyborg.core.arq.profile import parse_groups
 from cyborg.core.attachments.attachment import Mode
 from cyborg.core.attachments.mediated import check_mode, is_kept
 from cyborg.core.attachments.selector import ACCELERATOR, Selector
 from cyborg.core.attachments.server import Server
-from cyborg.db.write import device_profiles
-from cyborg.db.write.attachments import handle_types as store
+from cyborg.core.binding.profile import parse_groups
+from cyborg.db.attachments import handles as store
+from cyborg.db.profiles import write as device_profiles
 
 
 def check_selected(tx: sa.Connection, selector: Selector, server: Server, mode: Mode) -> None:

@@ -16,8 +16,8 @@ from cyborg.core.attachments.attachment import (
     next_step,
 )
 from cyborg.core.attachments.selector import describe
+from cyborg.db.attachments import write as store
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write.attachments import records as store
 
 T = TypeVar("T")
 

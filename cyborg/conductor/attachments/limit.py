@@ -3,9 +3,9 @@
 
 import sqlalchemy as sa
 
-from cyborg.conductor.arqs.project_lock import lock_project
+from cyborg.conductor.binding.project_lock import lock_project
 from cyborg.core.errors import OverLimit
-from cyborg.db.write.attachments import records as store
+from cyborg.db.attachments import write as store
 
 
 def check_limit(tx: sa.Connection, project: str, limit: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 import sqlalchemy as sa
 
 from cyborg.core.errors import Conflict
-from cyborg.db.write.attachments import guest_devices as store
+from cyborg.db.attachments import handles as store
 
 
 def check_live(tx: sa.Connection, hosts: Collection[str]) -> None:

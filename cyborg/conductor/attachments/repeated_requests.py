@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from cyborg.core.attachments.attachment import describe_target
 from cyborg.core.errors import Conflict, NotFound
-from cyborg.db.write.attachments import records as store
+from cyborg.db.attachments import write as store
 
 
 def check_same(

@@ -22,7 +22,6 @@ from cyborg.conductor.attachments.leased import LeasedAttachment, LeaseLost, Wai
 from cyborg.conductor.attachments.successor_groups import is_successor
 from cyborg.conductor.attachments.successors import Successors
 from cyborg.conductor.common.lease_owner import new_owner
-from cyborg.core.arq.refusals import describe_to_owner
 from cyborg.core.attachments.attachment import (
     ATTACH_STEPS,
     AttachmentState,
@@ -31,11 +30,12 @@ from cyborg.core.attachments.attachment import (
     first_detach_step,
     first_undo_step,
 )
+from cyborg.core.contexts.refusals import describe_to_owner
 from cyborg.core.errors import NoHandle, Unavailable, is_expected
 from cyborg.core.inventory.maintenance import retry_time
 from cyborg.core.log import get_logger, log_fields
+from cyborg.db.attachments import write as store
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write.attachments import records as store
 
 LOG = get_logger(__name__)
 

@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 import sqlalchemy as sa
 
 from cyborg.conductor.attachments.leased import LeasedAttachment
-from cyborg.core.arq.explanation import make_demands
-from cyborg.core.arq.profile import Group, parse_group
 from cyborg.core.attachments.mediated import check_replaceable
 from cyborg.core.attachments.successor import describe_missing
+from cyborg.core.binding.profile import Group, parse_group
 from cyborg.core.errors import NoHandle, NotFound
-from cyborg.db import provider_states
+from cyborg.core.explain.explanation import make_demands
+from cyborg.db.attachments import handles as handle_types
+from cyborg.db.attachments import successors as store
+from cyborg.db.attachments.write import AttachmentRow
+from cyborg.db.binding.write import ArqRow
+from cyborg.db.explain import provider_states
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write.arqs import ArqRow
-from cyborg.db.write.attachments import handle_types
-from cyborg.db.write.attachments import successors as store
-from cyborg.db.write.attachments.records import AttachmentRow
 
 
 def is_successor(row: AttachmentRow) -> bool:

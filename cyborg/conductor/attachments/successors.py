@@ -6,30 +6,31 @@ from functools import partial
 
 import sqlalchemy as sa
 
-from cyborg.conductor.arqs import binding
-from cyborg.conductor.arqs.binder import MAX_ATTEMPTS
-from cyborg.conductor.arqs.claim_plan import BindContext, BindResult
-from cyborg.conductor.arqs.claims import ClaimLost
-from cyborg.conductor.arqs.creation import copy_arq
 from cyborg.conductor.attachments.allocations import load_intent
 from cyborg.conductor.attachments.devices import POLL_DELAY
 from cyborg.conductor.attachments.guests import Guests
 from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
 from cyborg.conductor.attachments.successor_groups import groups_of, names
+from cyborg.conductor.binding import binding
+from cyborg.conductor.binding.binder import MAX_ATTEMPTS
+from cyborg.conductor.binding.claim_plan import BindContext, BindResult
+from cyborg.conductor.binding.claims import ClaimLost
+from cyborg.conductor.binding.creation import copy_arq
 from cyborg.conductor.custody import entries as custody
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
-from cyborg.core.arq.arqs import BindRequest
-from cyborg.core.arq.states import ArqState
 from cyborg.core.attachments.allocation import Intent, required_amounts
 from cyborg.core.attachments.attachment import AttachmentState, Step
 from cyborg.core.attachments.mediated import check_replaceable
 from cyborg.core.attachments.successor import OwnedUnit, pair_units
+from cyborg.core.binding.arqs import BindRequest
+from cyborg.core.binding.states import ArqState
 from cyborg.core.errors import Conflict, NoHandle, NotFound, WrongState
+from cyborg.db.attachments import handles as handle_types
+from cyborg.db.attachments import successors as store
+from cyborg.db.attachments import write as records
+from cyborg.db.binding import claims as handle_claims
+from cyborg.db.binding import write as arq_store
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import arqs as arq_store
-from cyborg.db.write import handle_claims
-from cyborg.db.write.attachments import handle_types, records
-from cyborg.db.write.attachments import successors as store
 
 
 class Successors:

@@ -31,9 +31,9 @@ from cyborg.core.errors import CyborgError, Invalid, NotFound
 from cyborg.core.placement.provider_tree import Provider
 from cyborg.core.wire import hardware
 from cyborg.core.wire.hardware import Hardware
-from cyborg.db.read import audit_sources as view
+from cyborg.db.audits import sources as view
+from cyborg.db.deployables import write as deployables
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import deployables
 from cyborg.rpc.contract import AgentAPI
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from cyborg.conductor.audit.repair import RepairExecutor
 from cyborg.core.audit.model import Finding, Kind, State
 from cyborg.core.log import get_logger
+from cyborg.db.audits import write as store
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import audits as store
 
 LOG = get_logger(__name__)
 

@@ -12,13 +12,17 @@ from typing import Any
 import sqlalchemy as sa
 
 from cyborg.clients.placement import Placement
-from cyborg.conductor.arqs import release
+from cyborg.conductor.binding import release
 from cyborg.core.audit.model import Finding, Repair
 from cyborg.core.audit.sources import SETTLE_TIME
 from cyborg.core.errors import CyborgError, InUse
 from cyborg.core.self_heal import CorrectiveAction
+from cyborg.db.jobs import write as jobs
+from cyborg.db.orphans import write as orphans
+from cyborg.db.providers import write as providers
+from cyborg.db.services import write as services
+from cyborg.db.totals import write as self_heal
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import jobs, orphans, providers, self_heal, services
 
 
 class RepairExecutor:

@@ -16,18 +16,18 @@ from oslo_config import cfg
 from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement
 from cyborg.conductor.audit.collect import SourceCollector
-from cyborg.conductor.audit.custody import ChainChecker
 from cyborg.conductor.audit.lease import AuditLease, LeaseLost
 from cyborg.conductor.audit.repair import RepairExecutor
 from cyborg.conductor.common.lease_owner import new_owner
+from cyborg.conductor.custody.check import ChainChecker
 from cyborg.core.audit.compare import compare
 from cyborg.core.audit.model import Finding, Kind, Source, State, confirmed
 from cyborg.core.errors import Conflict, Invalid, NotFound, is_expected
 from cyborg.core.log import get_logger, log_fields
 from cyborg.core.validation import check_optional_text
 from cyborg.db import old_rows
+from cyborg.db.audits import write as store
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import audits as store
 from cyborg.rpc.contract import AgentAPI
 
 LOG = get_logger(__name__)

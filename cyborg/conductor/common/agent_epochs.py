@@ -4,8 +4,8 @@
 import sqlalchemy as sa
 
 from cyborg.core.errors import Stale
-from cyborg.core.hosts.service import is_current_epoch
-from cyborg.db.write import services
+from cyborg.core.hosts.liveness import is_current_epoch
+from cyborg.db.services import write as services
 
 
 def check_epoch(tx: sa.Connection, host: str, epoch: str | None) -> None:

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from cyborg.core.arq.states import ServiceStatus
+from cyborg.core.binding.states import ServiceStatus
 from cyborg.core.log import get_logger
 from cyborg.threads.periodic import PeriodicTask
 from cyborg.threads.rate_limited_log import LOG_INTERVAL

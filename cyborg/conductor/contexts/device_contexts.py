@@ -2,8 +2,8 @@
 """Create, change, expire and delete device contexts; each call is one transaction.
 
 A context is created with its hidden device profile and its ARQs. Nova binds and unbinds these ARQs;
-``cyborg.conductor.arqs.context_states`` keeps the state of the context. All transactions lock ARQs
-before contexts.
+``cyborg.conductor.binding.context_states`` keeps the state of the context. All transactions lock
+ARQs before contexts.
 """
 
 from collections import Counter
@@ -16,22 +16,25 @@ import sqlalchemy as sa
 from oslo_config import cfg
 
 from cyborg.clients.placement import Placement
-from cyborg.conductor.arqs.arqs import Arqs
-from cyborg.conductor.arqs.context_states import expiry
-from cyborg.conductor.arqs.creation import build_arqs
-from cyborg.conductor.arqs.limits import (
+from cyborg.conductor.binding.arqs import Arqs
+from cyborg.conductor.binding.context_states import expiry
+from cyborg.conductor.binding.creation import build_arqs
+from cyborg.conductor.binding.limits import (
     LimitEnforcer,
     ProjectLimits,
     check_create,
     run_with_limits,
 )
-from cyborg.conductor.arqs.project_lock import lock_project, run_with_lock
-from cyborg.conductor.arqs.release import ReleaseResult
+from cyborg.conductor.binding.project_lock import lock_project, run_with_lock
+from cyborg.conductor.binding.release import ReleaseResult
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.conductor.notifications.notifications import NotificationBuilder
-from cyborg.core.arq.attach_target import find_target
-from cyborg.core.arq.context_states import DELETABLE, EDITABLE, IN_USE, LEASED, ContextState
-from cyborg.core.arq.device_contexts import (
+from cyborg.core.attachments.selector import attached_error
+from cyborg.core.attachments.successor import describe_work
+from cyborg.core.binding.attach_target import find_target
+from cyborg.core.binding.profile import Group, parse_groups
+from cyborg.core.binding.states import Step, source_states
+from cyborg.core.contexts.context import (
     MAX_CANDIDATES,
     ContextRequest,
     build_query,
@@ -42,19 +45,17 @@ from cyborg.core.arq.device_contexts import (
     parse_request,
     require_owner,
 )
-from cyborg.core.arq.profile import Group, parse_groups
-from cyborg.core.arq.states import Step, source_states
-from cyborg.core.attachments.selector import attached_error
-from cyborg.core.attachments.successor import describe_work
+from cyborg.core.contexts.states import DELETABLE, EDITABLE, IN_USE, LEASED, ContextState
 from cyborg.core.errors import Invalid, NotFound, OverLimit, Unavailable, WrongState
 from cyborg.core.log import get_logger
 from cyborg.core.timestamps import to_iso
 from cyborg.core.validation import check_integer, check_optional_text, parse_uuid
 from cyborg.core.wire.notification import Event
+from cyborg.db.attachments import write as attachments
+from cyborg.db.binding import write as arqs
+from cyborg.db.contexts import write as store
+from cyborg.db.outbox import write as outbox
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import arqs, outbox
-from cyborg.db.write.attachments import records as attachments
-from cyborg.db.write.contexts import device_contexts as store
 
 LOG = get_logger(__name__)
 

@@ -14,16 +14,17 @@ from typing import Any
 import sqlalchemy as sa
 from oslo_config import cfg
 
-from cyborg.conductor.arqs import leases as engine
-from cyborg.conductor.arqs.arqs import Arqs
-from cyborg.conductor.arqs.claim_plan import BindContext, BindResult
-from cyborg.conductor.arqs.context_states import follow_arqs, record_contexts
-from cyborg.conductor.arqs.creation import renew_context_arqs
-from cyborg.conductor.arqs.release import ReleaseResult
+from cyborg.conductor.binding import leases as engine
+from cyborg.conductor.binding.arqs import Arqs
+from cyborg.conductor.binding.claim_plan import BindContext, BindResult
+from cyborg.conductor.binding.context_states import follow_arqs, record_contexts
+from cyborg.conductor.binding.creation import renew_context_arqs
+from cyborg.conductor.binding.release import ReleaseResult
 from cyborg.conductor.contexts.device_contexts import find_context, refuse_attached, to_response
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
-from cyborg.core.arq.arqs import BindRequest
-from cyborg.core.arq.leases import (
+from cyborg.core.binding.arqs import BindRequest
+from cyborg.core.binding.states import Step, source_states
+from cyborg.core.contexts.leases import (
     ContextBindRequest,
     ContextFacts,
     Decision,
@@ -37,14 +38,13 @@ from cyborg.core.arq.leases import (
     parse_unbind,
     stale_lease,
 )
-from cyborg.core.arq.states import Step, source_states
 from cyborg.core.errors import WrongState
 from cyborg.core.log import get_logger
 from cyborg.core.validation import check_optional_text, parse_uuid
+from cyborg.db.binding import write as arq_store
+from cyborg.db.contexts import states
+from cyborg.db.contexts import write as store
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import arqs as arq_store
-from cyborg.db.write.contexts import device_contexts as store
-from cyborg.db.write.contexts import states
 
 LOG = get_logger(__name__)
 

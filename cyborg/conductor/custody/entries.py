@@ -10,16 +10,16 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from cyborg.core.arq.attach_target import KEY, AttachTarget, is_for_host
-from cyborg.core.arq.profile import parse_group
+from cyborg.core.binding.attach_target import KEY, AttachTarget, is_for_host
+from cyborg.core.binding.profile import parse_group
 from cyborg.core.custody.record import MAX_ERROR, Entry, Event
 from cyborg.core.inventory.device import CLEANING_ABILITIES, Ability
 from cyborg.core.text import sanitize
-from cyborg.db.write.arqs import ArqRow
-from cyborg.db.write.custody import records
-from cyborg.db.write.custody.records import HandleRow
-from cyborg.db.write.handle_claims import ClaimedProviderRow, FreeHandleRow
-from cyborg.db.write.jobs import JobRow
+from cyborg.db.binding.claims import ClaimedProviderRow, FreeHandleRow
+from cyborg.db.binding.write import ArqRow
+from cyborg.db.custody import write as records
+from cyborg.db.custody.write import HandleRow
+from cyborg.db.jobs.write import JobRow
 
 
 def record_claimed(

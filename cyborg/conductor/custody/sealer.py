@@ -21,10 +21,9 @@ from cyborg.core.custody.chain import Fault, Link, check_records, compute_hash
 from cyborg.core.custody.verify import serialize_new
 from cyborg.core.errors import Conflict
 from cyborg.core.log import get_logger
-from cyborg.db.read import custody as read
+from cyborg.db.custody import chains, read
+from cyborg.db.custody.write import keys_of
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write.custody import chains
-from cyborg.db.write.custody.keys import keys_of
 from cyborg.threads.rate_limited_log import RateLimitedLogger
 
 LOG = get_logger(__name__)

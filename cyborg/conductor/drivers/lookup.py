@@ -19,8 +19,8 @@ from cyborg.core.drivers.registry import DriverEntry
 from cyborg.core.errors import CyborgError
 from cyborg.core.log import get_logger
 from cyborg.core.validation import check_text
+from cyborg.db.drivers import write as store
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import drivers as store
 from cyborg.rpc.contract import AgentAPI
 from cyborg.threads.fanout import FanOut
 

@@ -42,10 +42,11 @@ from cyborg.core.jobs.job import JobState
 from cyborg.core.log import get_logger, log_fields
 from cyborg.core.text import join_limited
 from cyborg.core.validation import check_integer, check_text, parse_uuid
+from cyborg.db.backends import desired as desired_backends
+from cyborg.db.drivers import rollouts as store
+from cyborg.db.jobs.write import JobRow
+from cyborg.db.services import write as services
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import desired_backends, services
-from cyborg.db.write import rollouts as store
-from cyborg.db.write.jobs import JobRow
 from cyborg.rpc.contract import AgentAPI
 
 LOG = get_logger(__name__)

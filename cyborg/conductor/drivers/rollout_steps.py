@@ -18,8 +18,9 @@ from cyborg.core.drivers import rollout
 from cyborg.core.drivers.desired_state import DesiredBackend
 from cyborg.core.drivers.rollout import Kind, StepResult, StepState
 from cyborg.core.log import get_logger
-from cyborg.db.write import desired_backends, providers
-from cyborg.db.write import rollouts as store
+from cyborg.db.backends import desired as desired_backends
+from cyborg.db.drivers import rollouts as store
+from cyborg.db.providers import write as providers
 
 LOG = get_logger(__name__)
 

@@ -33,11 +33,13 @@ from cyborg.core.errors import Conflict, Invalid, NotFound
 from cyborg.core.log import get_logger
 from cyborg.core.text import join_limited
 from cyborg.core.validation import check_text, parse_uuid
+from cyborg.db.backends import desired as desired_backends
+from cyborg.db.devices import write as devices
+from cyborg.db.drivers import rollouts as store
+from cyborg.db.drivers.rollouts import NewStep
+from cyborg.db.jobs.write import JobRow
+from cyborg.db.providers import write as providers
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import desired_backends, devices, providers
-from cyborg.db.write import rollouts as store
-from cyborg.db.write.jobs import JobRow
-from cyborg.db.write.rollouts import NewStep
 
 LOG = get_logger(__name__)
 

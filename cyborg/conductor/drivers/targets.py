@@ -23,9 +23,9 @@ from cyborg.core.drivers.options import Option
 from cyborg.core.drivers.rollout import StepState
 from cyborg.core.errors import Conflict, NotFound
 from cyborg.core.text import join_limited
-from cyborg.db.write import desired_backends
-from cyborg.db.write import drivers as read
-from cyborg.db.write.rollouts import NewStep
+from cyborg.db.backends import desired as desired_backends
+from cyborg.db.drivers import write as read
+from cyborg.db.drivers.rollouts import NewStep
 
 MAX_NAMED = 20
 # Backends of one host. The margin is for other driver jobs that run at the same time.

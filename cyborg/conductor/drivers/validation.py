@@ -6,14 +6,14 @@ from typing import Any
 
 from cyborg.conductor.drivers.targets import BackendTarget
 from cyborg.core.address import PciAddress
-from cyborg.core.arq.arqs import describe_user
+from cyborg.core.binding.arqs import describe_user
 from cyborg.core.drivers import desired_state
 from cyborg.core.drivers.desired_state import DesiredStatus
 from cyborg.core.drivers.rollout import StepState
 from cyborg.core.errors import Conflict, InUse, Invalid
 from cyborg.core.text import join_limited
 from cyborg.core.validation import check_text
-from cyborg.db.write.rollouts import HolderRow
+from cyborg.db.drivers.rollouts import HolderRow
 
 MAX_HOSTS = 10_000
 MAX_CONFIG = 65536  # characters of JSON

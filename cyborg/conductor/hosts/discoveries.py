@@ -20,8 +20,8 @@ from cyborg.core.inventory.report import BackendStatus, parse_backends
 from cyborg.core.log import get_logger
 from cyborg.core.validation import check_optional_text, check_text, parse_uuid
 from cyborg.db import old_rows
+from cyborg.db.discoveries import write as store
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import discoveries as store
 from cyborg.rpc.contract import AgentAPI
 from cyborg.threads.fanout import FanOut
 

@@ -21,9 +21,10 @@ from cyborg.core.log import get_logger
 from cyborg.core.text import join_limited
 from cyborg.core.timestamps import to_iso
 from cyborg.core.wire.notification import Event
+from cyborg.db.outbox import write as outbox
+from cyborg.db.providers import write as providers
+from cyborg.db.services import write as store
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import outbox, providers
-from cyborg.db.write import services as store
 from cyborg.threads.rate_limited_log import RateLimitedLogger
 
 LOG = get_logger(__name__)

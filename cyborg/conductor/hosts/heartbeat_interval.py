@@ -7,12 +7,11 @@ from datetime import datetime
 
 from oslo_config import cfg
 
-from cyborg.core.hosts.heartbeat_interval import choose_interval
-from cyborg.core.hosts.liveness import compute_deadlines
+from cyborg.core.hosts.liveness import choose_interval, compute_deadlines
 from cyborg.core.log import get_logger
+from cyborg.db.services import write as services
+from cyborg.db.services.write import HeartbeatTimes
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import services
-from cyborg.db.write.services import HeartbeatTimes
 
 LOG = get_logger(__name__)
 

@@ -19,22 +19,25 @@ from cyborg.conductor.inventory import report_handler
 from cyborg.conductor.jobs import abandon, cancellation, restore
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.conf.conductor import reference_release
-from cyborg.core.arq.states import ServiceStatus
+from cyborg.core.binding.states import ServiceStatus
 from cyborg.core.drivers.registry import fingerprint
 from cyborg.core.errors import Conflict, Invalid, Stale
-from cyborg.core.hosts.service import AGENT, has_rebooted
+from cyborg.core.hosts.liveness import AGENT, has_rebooted
 from cyborg.core.inventory.reference_names import add_reference_names
 from cyborg.core.inventory.report import Report, parse_backends
 from cyborg.core.log import get_logger
 from cyborg.core.text import join_limited
 from cyborg.core.validation import check_integer, check_text, parse_uuid
 from cyborg.db import errors
+from cyborg.db.backends import desired as wanted_store
+from cyborg.db.backends import write as backend_store
+from cyborg.db.deployables import programming
+from cyborg.db.deployables import write as deployable_store
+from cyborg.db.drivers import write as drivers
+from cyborg.db.jobs import write as jobs
+from cyborg.db.providers import write as providers
+from cyborg.db.services import write as store
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import backends as backend_store
-from cyborg.db.write import deployables as deployable_store
-from cyborg.db.write import desired_backends as wanted_store
-from cyborg.db.write import drivers, jobs, programming, providers
-from cyborg.db.write import services as store
 
 LOG = get_logger(__name__)
 

@@ -10,20 +10,22 @@ import sqlalchemy as sa
 from oslo_config import cfg
 from oslo_db.exception import DBDuplicateEntry
 
-from cyborg.conductor.arqs.arqs import Arqs
-from cyborg.conductor.arqs.release import ReleaseResult
+from cyborg.conductor.binding.arqs import Arqs
+from cyborg.conductor.binding.release import ReleaseResult
 from cyborg.conductor.hosts.services import MAX_NAMED, remove_inventory
 from cyborg.conductor.inventory.report_handler import ReportResult
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.errors import Invalid, NotFound, WrongState
-from cyborg.core.hosts.service import AGENT
+from cyborg.core.hosts.liveness import AGENT
 from cyborg.core.log import get_logger
 from cyborg.core.validation import check_text
+from cyborg.db.binding import write as arq_store
+from cyborg.db.devices import tombstones, windows
+from cyborg.db.devices import write as devices
+from cyborg.db.discoveries import write as discoveries
+from cyborg.db.providers import write as providers
+from cyborg.db.services import write as store
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import arqs as arq_store
-from cyborg.db.write import devices, discoveries, providers, tombstones
-from cyborg.db.write import services as store
-from cyborg.db.write.maintenance import windows
 
 LOG = get_logger(__name__)
 

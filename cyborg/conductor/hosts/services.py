@@ -11,12 +11,13 @@ from cyborg.conductor.inventory import report_handler
 from cyborg.conductor.inventory.report_handler import ReportResult
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.errors import InUse, NotFound, WrongState
-from cyborg.core.hosts.service import AGENT
+from cyborg.core.hosts.liveness import AGENT
 from cyborg.core.log import get_logger
 from cyborg.core.validation import parse_uuid
+from cyborg.db.drivers import rollouts
+from cyborg.db.jobs import write as jobs
+from cyborg.db.services import write as store
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import jobs, rollouts
-from cyborg.db.write import services as store
 
 LOG = get_logger(__name__)
 

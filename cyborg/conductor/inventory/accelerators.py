@@ -7,14 +7,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from cyborg.core.arq.accelerator import parse_label
+from cyborg.core.binding.accelerator import parse_label
 from cyborg.core.errors import NotFound, WrongState
 from cyborg.core.log import get_logger
 from cyborg.core.timestamps import to_iso
 from cyborg.core.validation import check_optional_text, parse_uuid
-from cyborg.db.read import accelerators as read
+from cyborg.db.binding import accelerators as read
+from cyborg.db.binding import write as arqs
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import arqs
 
 LOG = get_logger(__name__)
 

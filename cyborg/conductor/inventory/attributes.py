@@ -11,8 +11,8 @@ from cyborg.core.errors import Conflict, NotFound
 from cyborg.core.log import get_logger
 from cyborg.core.timestamps import to_iso
 from cyborg.core.validation import check_text, parse_uuid
+from cyborg.db.deployables import write as deployables
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import deployables
 
 LOG = get_logger(__name__)
 

@@ -10,7 +10,7 @@ from cyborg.conductor.inventory.sync import HostState
 from cyborg.core.custody.record import Entry, Event
 from cyborg.core.inventory.device import Device
 from cyborg.core.inventory.plan import Add, Change, Remove, Step
-from cyborg.db.write.custody import records
+from cyborg.db.custody import write as records
 
 
 def record_changes(

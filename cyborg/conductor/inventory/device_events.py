@@ -7,13 +7,15 @@ import sqlalchemy as sa
 
 from cyborg.conductor.inventory.sync import DEVICE, HANDLE, HostState
 from cyborg.conductor.notifications.notifications import NotificationBuilder
-from cyborg.core.arq.arqs import describe_user
+from cyborg.core.binding.arqs import describe_user
 from cyborg.core.inventory.device import Device, Health
 from cyborg.core.inventory.plan import Add, Change, Drain, Step
 from cyborg.core.log import Remark
 from cyborg.core.text import join_limited
 from cyborg.core.wire.notification import Event
-from cyborg.db.write import attach_handles, devices, outbox
+from cyborg.db.devices import write as devices
+from cyborg.db.handles import write as attach_handles
+from cyborg.db.outbox import write as outbox
 
 MAX_NAMED = 8  # ARQs listed in one log line
 

@@ -11,11 +11,11 @@ from cyborg.core.errors import Invalid, NotFound
 from cyborg.core.log import get_logger
 from cyborg.core.validation import parse_uuid
 from cyborg.core.wire.notification import Event
-from cyborg.db.read import devices as read
+from cyborg.db.devices import read, windows
+from cyborg.db.devices import write as store
+from cyborg.db.outbox import write as outbox
+from cyborg.db.providers import write as providers
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import devices as store
-from cyborg.db.write import outbox, providers
-from cyborg.db.write.maintenance import windows
 
 LOG = get_logger(__name__)
 

@@ -17,9 +17,9 @@ from cyborg.core.inventory.device import HandleType
 from cyborg.core.inventory.guest_functions import MAX_FUNCTIONS, FunctionOwner
 from cyborg.core.text import describe
 from cyborg.core.validation import check_text, parse_uuid
+from cyborg.db.handles import write as attach_handles
+from cyborg.db.handles.write import OwnedHandleRow
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import attach_handles
-from cyborg.db.write.attach_handles import OwnedHandleRow
 
 
 class FunctionOwners:

@@ -24,7 +24,10 @@ from cyborg.core.inventory.report import BackendState, BackendStatus, Report
 from cyborg.core.log import Remark
 from cyborg.core.migration.import_plan import BACKEND as IMPORTED
 from cyborg.core.text import join_limited
-from cyborg.db.write import attach_handles, desired_backends, programming, providers
+from cyborg.db.backends import desired as desired_backends
+from cyborg.db.deployables import programming
+from cyborg.db.handles import write as attach_handles
+from cyborg.db.providers import write as providers
 
 
 @dataclass(frozen=True, slots=True)

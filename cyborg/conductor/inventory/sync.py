@@ -25,15 +25,13 @@ from cyborg.core.inventory.tombstone import (
 )
 from cyborg.core.jobs.job import DRAINS, JobState
 from cyborg.core.naming import handle_uuid
-from cyborg.db.write import (
-    attach_handles,
-    backends,
-    deployables,
-    devices,
-    programming,
-    tombstones,
-)
-from cyborg.db.write.devices import DeviceRow
+from cyborg.db.backends import write as backends
+from cyborg.db.deployables import programming
+from cyborg.db.deployables import write as deployables
+from cyborg.db.devices import tombstones
+from cyborg.db.devices import write as devices
+from cyborg.db.devices.write import DeviceRow
+from cyborg.db.handles import write as attach_handles
 
 DEVICE, DEPLOYABLE, HANDLE = "device", "deployable", "handle"
 

@@ -16,7 +16,8 @@ from cyborg.conductor.jobs.completion import JobResult
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.jobs.job import JobState
 from cyborg.core.log import Remark
-from cyborg.db.write import desired_backends, jobs
+from cyborg.db.backends import desired as desired_backends
+from cyborg.db.jobs import write as jobs
 
 
 def abandon_cleaning(

@@ -23,7 +23,9 @@ from cyborg.core.jobs.job import (
     INVENTORY_KINDS,
     JobState,
 )
-from cyborg.db.write import desired_backends, jobs, rollouts
+from cyborg.db.backends import desired as desired_backends
+from cyborg.db.drivers import rollouts
+from cyborg.db.jobs import write as jobs
 
 BY_OPERATOR = "cancelled by an operator"
 

@@ -12,23 +12,26 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from cyborg.conductor.arqs import release
-from cyborg.conductor.arqs.context_states import follow_arqs
+from cyborg.conductor.binding import release
+from cyborg.conductor.binding.context_states import follow_arqs
 from cyborg.conductor.custody import entries
 from cyborg.conductor.jobs import failures
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
-from cyborg.core.arq.refusals import (
+from cyborg.core.binding.states import ArqState
+from cyborg.core.contexts.refusals import (
     CLEAN_FAILED,
     PREPARE_FAILED,
     ContextFailure,
     make_job_failure,
 )
-from cyborg.core.arq.states import ArqState
 from cyborg.core.jobs.job import AFTER_REBOOT, CANCELLED, GUEST_KINDS, JobKind, JobState
 from cyborg.core.self_heal import CorrectiveAction
-from cyborg.db.write import arqs as store
-from cyborg.db.write import jobs, programming, self_heal, services
-from cyborg.db.write import providers as publishing
+from cyborg.db.binding import write as store
+from cyborg.db.deployables import programming
+from cyborg.db.jobs import write as jobs
+from cyborg.db.providers import write as publishing
+from cyborg.db.services import write as services
+from cyborg.db.totals import write as self_heal
 
 NOT_IN_TIME = "not completed in time"
 NO_REASON = "no reason given"

@@ -26,7 +26,7 @@ from cyborg.conductor.jobs.abandon import abandon_cleaning
 from cyborg.conductor.jobs.completion import JobResult
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.conductor.notifications.notifications import NotificationBuilder
-from cyborg.core.arq.attach_target import KEY, AttachTarget
+from cyborg.core.binding.attach_target import KEY, AttachTarget
 from cyborg.core.errors import CyborgError, Invalid, NotFound, Unavailable
 from cyborg.core.jobs.activity import Activity, parse_activity
 from cyborg.core.jobs.job import (
@@ -47,9 +47,11 @@ from cyborg.core.text import sanitize
 from cyborg.core.trace_context import MAX_TRACED_ATTEMPTS
 from cyborg.core.validation import check_text, parse_uuid
 from cyborg.db import old_rows
+from cyborg.db.binding import write as arqs
+from cyborg.db.jobs import write as store
+from cyborg.db.services import write as services
+from cyborg.db.totals import write as self_heal
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import arqs, self_heal, services
-from cyborg.db.write import jobs as store
 from cyborg.rpc.contract import AgentAPI
 from cyborg.telemetry.families import BIND_SECONDS, BINDS
 from cyborg.telemetry.recorder import MetricRecorder

@@ -19,8 +19,10 @@ from cyborg.conductor.jobs.completion import JobResult
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.errors import CyborgError, Invalid, NotFound, WrongState
 from cyborg.core.jobs.job import DRAINS, JobState
-from cyborg.db.write import desired_backends, devices, jobs
-from cyborg.db.write import programming as store
+from cyborg.db.backends import desired as desired_backends
+from cyborg.db.deployables import programming as store
+from cyborg.db.devices import write as devices
+from cyborg.db.jobs import write as jobs
 from cyborg.threads.backoff import JITTER, compute_delay
 
 MAX_DELAY = 60.0  # seconds between two checks

@@ -20,8 +20,9 @@ from cyborg.core.jobs.failures import (
     find_failed_item,
 )
 from cyborg.core.jobs.job import JobKind, WorkItem
-from cyborg.db.write import devices, providers
-from cyborg.db.write.jobs import JobRow
+from cyborg.db.devices import write as devices
+from cyborg.db.jobs.write import JobRow
+from cyborg.db.providers import write as providers
 
 OPEN_LIMIT = 256  # devices that one sweep opens
 

@@ -15,8 +15,10 @@ from cyborg.core.errors import InUse, Invalid, NotFound, WrongState
 from cyborg.core.inventory.device import Ability
 from cyborg.core.jobs.job import JobState
 from cyborg.core.text import join_limited
-from cyborg.db.write import desired_backends, providers, services
-from cyborg.db.write import programming as store
+from cyborg.db.backends import desired as desired_backends
+from cyborg.db.deployables import programming as store
+from cyborg.db.providers import write as providers
+from cyborg.db.services import write as services
 
 MAX_NAMED = 8  # layouts or ARQs in an error
 _FAILED = (JobState.FAILED, JobState.CANCELLED)

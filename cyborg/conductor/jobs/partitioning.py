@@ -14,9 +14,10 @@ from cyborg.core.inventory.device import MAX_TEXT
 from cyborg.core.jobs.job import AFTER_REBOOT, DRAINS, JobKind, WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.validation import check_text, parse_uuid
-from cyborg.db.read import devices
+from cyborg.db.backends import desired as desired_backends
+from cyborg.db.devices import read as devices
+from cyborg.db.jobs import write as jobs
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import desired_backends, jobs
 
 LOG = get_logger(__name__)
 

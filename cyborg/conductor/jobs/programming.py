@@ -14,9 +14,10 @@ from cyborg.core.inventory.device import Ability
 from cyborg.core.jobs.job import AFTER_REBOOT, JobKind, WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.validation import parse_uuid
+from cyborg.db.deployables import programming as store
+from cyborg.db.jobs import write as jobs
+from cyborg.db.providers import write as providers
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import jobs, providers
-from cyborg.db.write import programming as store
 
 LOG = get_logger(__name__)
 

@@ -14,8 +14,8 @@ from cyborg.conductor.jobs.partitioning import Partitions
 from cyborg.conductor.jobs.programming import Programs
 from cyborg.core.errors import CyborgError, InUse, Invalid, NotFound, WrongState
 from cyborg.core.log import get_logger
+from cyborg.db.deployables import programming as store
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import programming as store
 from cyborg.threads.rate_limited_log import RateLimitedLogger
 
 LOG = get_logger(__name__)

@@ -10,11 +10,14 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
-from cyborg.core.arq.profile import parse_group
+from cyborg.core.binding.profile import parse_group
 from cyborg.core.errors import Conflict
 from cyborg.core.inventory.device import Ability
 from cyborg.core.jobs.job import AFTER_REBOOT, JobKind, WorkItem
-from cyborg.db.write import arqs, jobs, programming, providers
+from cyborg.db.binding import write as arqs
+from cyborg.db.deployables import programming
+from cyborg.db.jobs import write as jobs
+from cyborg.db.providers import write as providers
 
 
 def enqueue_restores(tx: sa.Connection, host: str, now: datetime) -> int:

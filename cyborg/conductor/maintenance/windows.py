@@ -21,12 +21,13 @@ from cyborg.core.inventory.maintenance import SuccessorMode, parse_window
 from cyborg.core.log import get_logger
 from cyborg.core.validation import check_optional_text, parse_uuid
 from cyborg.core.wire.notification import Event
-from cyborg.db.read import devices as read
+from cyborg.db.attachments import successors
+from cyborg.db.devices import read
+from cyborg.db.devices import windows as store
+from cyborg.db.devices import write as device_store
+from cyborg.db.outbox import write as outbox
+from cyborg.db.providers import write as providers
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import devices as device_store
-from cyborg.db.write import outbox, providers
-from cyborg.db.write.attachments import successors
-from cyborg.db.write.maintenance import windows as store
 
 LOG = get_logger(__name__)
 

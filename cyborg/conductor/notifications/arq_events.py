@@ -8,10 +8,10 @@ import sqlalchemy as sa
 from oslo_config import cfg
 
 from cyborg.conductor.notifications.notifications import NotificationBuilder
-from cyborg.core.arq.states import ArqState
+from cyborg.core.binding.states import ArqState
 from cyborg.core.wire.notification import Event
-from cyborg.db.write import outbox
-from cyborg.db.write.arqs import ArqRow, NewArqRow
+from cyborg.db.binding.write import ArqRow, NewArqRow
+from cyborg.db.outbox import write as outbox
 
 Rows = Sequence[ArqRow]
 

@@ -16,10 +16,11 @@ from oslo_context import context
 from cyborg.conductor.notifications.outbox_worker import Channel, OutboxWorker
 from cyborg.core.timestamps import to_iso
 from cyborg.core.wire.notification import OPTIONAL_FIELDS, SCHEMAS, Event
-from cyborg.db.read import deployables, devices
+from cyborg.db.deployables import read as deployables
+from cyborg.db.devices import read as devices
+from cyborg.db.outbox import write as outbox
+from cyborg.db.outbox.write import Message
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import outbox
-from cyborg.db.write.outbox import Message
 from cyborg.rpc import notifier
 
 NOTIFICATION = "notification"

@@ -17,8 +17,8 @@ from cyborg.core.errors import NotFound, WrongState
 from cyborg.core.log import get_logger
 from cyborg.core.validation import parse_uuid
 from cyborg.db import old_rows
+from cyborg.db.outbox import write as store
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import outbox as store
 
 LOG = get_logger(__name__)
 

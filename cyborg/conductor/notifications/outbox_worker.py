@@ -22,8 +22,8 @@ from cyborg.core.errors import Invalid, Unavailable
 from cyborg.core.log import get_logger
 from cyborg.core.text import sanitize
 from cyborg.core.trace_context import MAX_TRACED_ATTEMPTS
+from cyborg.db.outbox import write as store
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import outbox as store
 from cyborg.telemetry.families import DELIVERY_SECONDS
 from cyborg.telemetry.recorder import MetricRecorder
 from cyborg.threads.backoff import JITTER, compute_delay

@@ -21,9 +21,9 @@ from cyborg.core.log import get_logger
 from cyborg.core.placement import compute_nodes
 from cyborg.core.placement.compute_nodes import ComputeNode
 from cyborg.core.text import join_limited
+from cyborg.db.providers import write as store
+from cyborg.db.services import write as services
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import providers as store
-from cyborg.db.write import services
 
 LOG = get_logger(__name__)
 

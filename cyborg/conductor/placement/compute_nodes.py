@@ -17,8 +17,8 @@ from cyborg.core.hosts import identity as names
 from cyborg.core.hosts.identity import NO_IDENTITY, Identity
 from cyborg.core.log import get_logger
 from cyborg.core.validation import parse_uuid
+from cyborg.db.services import write as services
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import services
 
 LOG = get_logger(__name__)
 

@@ -12,7 +12,7 @@ from oslo_config import cfg
 
 from cyborg.clients.placement import Placement
 from cyborg.conductor.common.lease_owner import new_owner
-from cyborg.db.write.providers import LeasedProviderRow, VerifiedProviderRow
+from cyborg.db.providers.write import LeasedProviderRow, VerifiedProviderRow
 
 ProviderRow = TypeVar("ProviderRow", LeasedProviderRow, VerifiedProviderRow)
 

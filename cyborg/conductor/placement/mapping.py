@@ -9,7 +9,7 @@ from cyborg.clients.placement import ProviderSummary
 from cyborg.core.inventory import device_state
 from cyborg.core.placement import provider_tree
 from cyborg.core.placement.provider_tree import DeployableState, Inventory, Provider
-from cyborg.db.write.deployables import DesiredProviderRow
+from cyborg.db.deployables.write import DesiredProviderRow
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(Inventory))
 

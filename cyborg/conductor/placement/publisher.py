@@ -25,11 +25,12 @@ from cyborg.core.errors import CyborgError, InUse, NotFound, Unavailable
 from cyborg.core.log import get_logger, log_fields
 from cyborg.core.placement.provider_tree import Provider
 from cyborg.core.self_heal import CorrectiveAction
+from cyborg.db.deployables import write as deployables
+from cyborg.db.deployables.write import DesiredProviderRow
+from cyborg.db.providers import write as store
+from cyborg.db.providers.write import LeasedProviderRow, PlacementState, Published
+from cyborg.db.totals import write as self_heal
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import deployables, self_heal
-from cyborg.db.write import providers as store
-from cyborg.db.write.deployables import DesiredProviderRow
-from cyborg.db.write.providers import LeasedProviderRow, PlacementState, Published
 from cyborg.threads.parallel import map_parallel
 from cyborg.threads.rate_limited_log import RateLimitedLogger
 

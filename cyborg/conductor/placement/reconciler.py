@@ -17,7 +17,7 @@ from cyborg.core.log import get_logger
 from cyborg.core.placement import provider_tree
 from cyborg.core.placement.provider_tree import Inventory, Provider
 from cyborg.core.text import join_limited
-from cyborg.db.write.providers import LeasedProviderRow, PlacementState
+from cyborg.db.providers.write import LeasedProviderRow, PlacementState
 
 LOG = get_logger(__name__)
 

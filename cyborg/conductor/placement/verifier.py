@@ -26,10 +26,11 @@ from cyborg.core.hosts.identity import NO_IDENTITY, Identity
 from cyborg.core.log import get_logger, log_fields
 from cyborg.core.placement import compute_nodes, verification
 from cyborg.core.placement.provider_tree import Provider
+from cyborg.db.deployables import write as deployables
+from cyborg.db.providers import write as store
+from cyborg.db.providers.write import PlacementState, VerifiedProviderRow
+from cyborg.db.services import write as services
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import deployables, services
-from cyborg.db.write import providers as store
-from cyborg.db.write.providers import PlacementState, VerifiedProviderRow
 from cyborg.threads.parallel import map_parallel
 from cyborg.threads.rate_limited_log import RateLimitedLogger
 

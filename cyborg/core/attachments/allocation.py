@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
-from cyborg.core.arq.profile import Group
+from cyborg.core.binding.profile import Group
 from cyborg.core.codec import Serializable
 from cyborg.core.naming import OWNER_TRAIT
 

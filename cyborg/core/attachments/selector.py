@@ -5,16 +5,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cyborg.core.arq.accelerator import AcceleratorState
-from cyborg.core.arq.context_states import LEASED, USABLE
-from cyborg.core.arq.device_contexts import (
+from cyborg.core.attachments.attachment import AttachmentState, describe_target
+from cyborg.core.binding.accelerator import AcceleratorState
+from cyborg.core.binding.profile import parse_name
+from cyborg.core.contexts.context import (
     ATTACHMENT_PREFIX,
     HIDDEN_PREFIX,
     hidden_profile_name,
     is_hidden_profile_name,
 )
-from cyborg.core.arq.profile import parse_name
-from cyborg.core.attachments.attachment import AttachmentState, describe_target
+from cyborg.core.contexts.states import LEASED, USABLE
 from cyborg.core.errors import Conflict, Invalid, WrongState
 from cyborg.core.text import join_limited
 from cyborg.core.validation import parse_uuid

@@ -14,12 +14,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from cyborg.core.arq.explanation import GroupDemand, ProviderState, find_first_failure
-from cyborg.core.arq.predicates import Predicate
-from cyborg.core.arq.refusals import public_text
-from cyborg.core.arq.request_fit import evaluate_request
 from cyborg.core.attachments.attachment import AttachmentState, Step
+from cyborg.core.contexts.refusals import public_text
 from cyborg.core.errors import Conflict
+from cyborg.core.explain.explanation import GroupDemand, ProviderState, find_first_failure
+from cyborg.core.explain.predicates import Predicate
+from cyborg.core.explain.request_fit import evaluate_request
 from cyborg.core.text import join_limited
 
 MAX_SHOWN = 3  # providers in a text

@@ -3,9 +3,9 @@
 
 from collections.abc import Collection, Iterator, Sequence
 
-from cyborg.core.arq.states import OWNING_STATES
 from cyborg.core.audit.model import Finding, Kind, Repair
 from cyborg.core.audit.sources import ArqRecord, DeployableRecord, HostSnapshot
+from cyborg.core.binding.states import OWNING_STATES
 
 
 def compare(snapshot: HostSnapshot) -> Iterator[Finding]:

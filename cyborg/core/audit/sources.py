@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from cyborg.core.arq.states import ArqState
+from cyborg.core.binding.states import ArqState
 from cyborg.core.placement.provider_tree import Provider
 from cyborg.core.wire.hardware import Hardware
 

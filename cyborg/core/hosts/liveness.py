@@ -1,9 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules for the liveness of services, and for when a conductor may declare a service down."""
+"""Liveness of services: their names, heartbeats, and when a conductor declares one down."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Any
+
+AGENT = "cyborg-agent"
+CONDUCTOR = "cyborg-conductor"
+API = "cyborg-api"
+
+LIVE_ATTACH = "live_attach"
+"""Key of the versions in an agent's heartbeat: whether it attaches devices to running guests."""
+
+RESULT_EPOCHS = "result_epochs"
+"""Key of the versions in an agent's heartbeat: whether it sends its epoch with each result."""
+
+
+def is_current_epoch(epoch: str | None, current: str | None, versions: Mapping[str, Any]) -> bool:
+    """Return whether a result with ``epoch`` is from the current agent of its host.
+
+    ``current`` and ``versions`` are those of the last heartbeat of the agent. A result without an
+    epoch (None) is accepted unless this heartbeat was from an agent that sends epochs.
+    """
+    return versions.get(RESULT_EPOCHS) is not True if epoch is None else epoch == current
+
+
+def has_rebooted(previous: str | None, current: str | None) -> bool:
+    """Return whether two boot ids of a host are of different boots; False if one is unknown."""
+    return None not in (previous, current) and previous != current
+
+
+HEARTBEAT_COST = 0.003
+"""CPU seconds that a conductor needs for a heartbeat without changes.
+
+``tools/bench agents`` measures it. Alternative not taken: each conductor measures its own cost. A
+process cannot tell the threads of the message bus that serve heartbeats from those that serve other
+calls, and an interval that follows the load of the moment changes with every heartbeat."""
+
+MAX_CORES = 0.5
+"""Cores of a conductor process that heartbeats may use."""
+
+
+def choose_interval(agents: int, processes: int, minimum: float, maximum: float) -> float:
+    """Return the seconds between two heartbeats of an agent.
+
+    ``agents`` is the number of agents that are up, ``processes`` that of conductor processes. The
+    interval is the shortest one with which the heartbeats use MAX_CORES of each process, within
+    ``minimum`` and ``maximum``. ``minimum`` takes precedence if it is the larger one.
+    """
+    needed = agents * HEARTBEAT_COST / (max(1, processes) * MAX_CORES)
+    return max(minimum, min(needed, maximum))
+
 
 _START = datetime(1970, 1, 1)  # naive, as the moments of the database are
 

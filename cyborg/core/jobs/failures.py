@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from cyborg.core.arq import attach_target
+from cyborg.core.binding import attach_target
 from cyborg.core.codec import Serializable
 from cyborg.core.jobs.job import JobKind, WorkItem
 from cyborg.core.timestamps import to_iso, to_text

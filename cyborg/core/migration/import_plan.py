@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cyborg.core.address import PciAddress
-from cyborg.core.arq.profile import Group, parse_groups, parse_name
+from cyborg.core.binding.profile import Group, parse_groups, parse_name
 from cyborg.core.errors import Invalid
 from cyborg.core.inventory.device import AttachHandle, Device, DeviceType, HandleType
 from cyborg.core.inventory.tombstone import Attribute

@@ -4,7 +4,7 @@
 from collections.abc import Collection, Iterable
 
 from cyborg.core import naming
-from cyborg.core.arq.profile import Group
+from cyborg.core.binding.profile import Group
 from cyborg.core.inventory.reference_names import UNPUBLISHED, describe_remedy
 
 

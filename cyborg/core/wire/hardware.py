@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices in the format of ``GET /hardware`` of the internal contract."""
+"""Devices in the format of ``GET /hardware`` of the internal contract, and its keys."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,9 @@ from cyborg.core.inventory import capability
 from cyborg.core.inventory.device import Device
 from cyborg.core.inventory.report import BackendState, BackendStatus
 from cyborg.core.validation import string
-from cyborg.core.wire.board_info import NOT_OFFERED
+
+NOT_OFFERED = "not_offered"
+"""The reason why a device or deployable is not offered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,12 @@ from cyborg.core.migration.import_plan import (
     ImportedProfile,
 )
 from cyborg.db import bulk, schema
-from cyborg.db.write import attach_handles, backends, deployables, devices, tombstones
-from cyborg.db.write.custody import records
+from cyborg.db.backends import write as backends
+from cyborg.db.custody import write as records
+from cyborg.db.deployables import write as deployables
+from cyborg.db.devices import tombstones
+from cyborg.db.devices import write as devices
+from cyborg.db.handles import write as attach_handles
 
 Counts = Counter[str]
 """Number of objects by their kind."""

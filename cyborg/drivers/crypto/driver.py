@@ -28,11 +28,11 @@ from cyborg.core.inventory.device import (
 from cyborg.core.inventory.health import Measurement
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
-from cyborg.drivers import hwdb
 from cyborg.drivers.crypto import algorithms, services
 from cyborg.drivers.crypto.families import QAT, VIRTIO, family_of
 from cyborg.drivers.generic import Description, PciDriver
 from cyborg.drivers.host_use import domains
+from cyborg.drivers.pci import hwdb
 from cyborg.drivers.sysfs import PciFunction
 
 LOG = get_logger(__name__)

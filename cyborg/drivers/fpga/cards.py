@@ -6,8 +6,8 @@ from pathlib import Path
 
 from cyborg.core.inventory.device import Deployable, Device
 from cyborg.drivers.fpga.families import find_family
+from cyborg.drivers.fpga.management import management_product
 from cyborg.drivers.fpga.regions import CardRegions, Region
-from cyborg.drivers.fpga_management import management_product
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
 _DEVICES = Path("bus/pci/devices")

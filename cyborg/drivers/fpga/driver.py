@@ -29,7 +29,6 @@ from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import make_custom_name
 from cyborg.core.validation import parse_uuid
-from cyborg.drivers import hwdb, rules
 from cyborg.drivers.base import Option
 from cyborg.drivers.fpga import cards, matching
 from cyborg.drivers.fpga.families import ProgrammerName, find_family
@@ -39,6 +38,7 @@ from cyborg.drivers.fpga.records import RecordStore
 from cyborg.drivers.fpga.regions import CardRegions, Region, read_regions
 from cyborg.drivers.generic import Description, PciDriver
 from cyborg.drivers.host_use import domains
+from cyborg.drivers.pci import hwdb, rules
 from cyborg.drivers.sysfs import PciFunction
 
 LOG = get_logger(__name__)

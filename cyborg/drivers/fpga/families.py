@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cyborg.drivers import fpga_management
+from cyborg.drivers.fpga import management as fpga_management
 
 INTEL = "8086"
 AWS = "1d0f"

@@ -34,8 +34,7 @@ from cyborg.core.inventory.health import Measurement
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import handle_uuid, make_custom_name
-from cyborg.core.wire.board_info import NOT_OFFERED
-from cyborg.drivers import hwdb, pci_classes, reset
+from cyborg.core.wire.hardware import NOT_OFFERED
 from cyborg.drivers.base import Option
 from cyborg.drivers.generic import Description, PciDriver
 from cyborg.drivers.gpu import mig
@@ -60,8 +59,10 @@ from cyborg.drivers.gpu.nvml import (
 from cyborg.drivers.gpu.rules import MdevRule
 from cyborg.drivers.host_use import domains
 from cyborg.drivers.host_use.check import mediated_parents
-from cyborg.drivers.reset import ResetPolicy
-from cyborg.drivers.rules import Rule, RuleSyntaxError
+from cyborg.drivers.pci import classes as pci_classes
+from cyborg.drivers.pci import hwdb, reset
+from cyborg.drivers.pci.reset import ResetPolicy
+from cyborg.drivers.pci.rules import Rule, RuleSyntaxError
 from cyborg.drivers.sysfs import PciFunction
 
 LOG = get_logger(__name__)

@@ -2,10 +2,10 @@
 """Rules that enable one type of mediated devices for each selected parent.
 
 A rule is one line of ``key=value`` pairs. Either it selects functions of the PCI bus by the keys of
-``cyborg.drivers.rules``, or ``parent`` is the name of a parent that is not on the PCI bus. ``type``
-is the name of the type in ``mdev_supported_types``, or several names: then the first type that has
-a device applies, or else the first that can have one. ``max_per_card`` is the maximum number of
-devices of all parents of a card together::
+``cyborg.drivers.pci.rules``, or ``parent`` is the name of a parent that is not on the PCI bus.
+``type`` is the name of the type in ``mdev_supported_types``, or several names: then the first type
+that has a device applies, or else the first that can have one. ``max_per_card`` is the maximum
+number of devices of all parents of a card together::
 
     address=0000:3d:*,type=nvidia-222,resource_class=VGPU,traits=CUSTOM_A|CUSTOM_B
     vendor=10de,product=2236,type=nvidia-558,max_per_card=4
@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cyborg.core.address import is_pci_address
-from cyborg.drivers import rules
 from cyborg.drivers.gpu.mdev import PARENT, TYPE
-from cyborg.drivers.rules import Rule, RuleSyntaxError
+from cyborg.drivers.pci import rules
+from cyborg.drivers.pci.rules import Rule, RuleSyntaxError
 from cyborg.drivers.sysfs import PciFunction
 
 DEFAULT_CLASS = "VGPU"

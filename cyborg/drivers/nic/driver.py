@@ -17,11 +17,11 @@ from cyborg.core.inventory import health
 from cyborg.core.inventory.device import MAX_TEXT, Ability, Device, DeviceType, Health
 from cyborg.core.inventory.health import Measurement
 from cyborg.core.naming import make_custom_name
-from cyborg.drivers import hwdb, sriov
 from cyborg.drivers.base import Option
 from cyborg.drivers.generic import Description, GenericDriver
 from cyborg.drivers.nic import interfaces, networks
 from cyborg.drivers.nic.networks import Connection
+from cyborg.drivers.pci import hwdb, sriov
 from cyborg.drivers.sysfs import PciFunction
 
 CLASS = "02"

@@ -8,8 +8,8 @@ libvirt binds a function with ``managed='yes'``, as Nova 34 sets it for each acc
 
 from collections.abc import Iterable, Mapping
 
-from cyborg.drivers import pci_classes
 from cyborg.drivers.host_use import processes
+from cyborg.drivers.pci import classes as pci_classes
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
 _DRIVER = "nvidia"

@@ -17,8 +17,8 @@ from cyborg.core.inventory.device import (
 )
 from cyborg.core.inventory.functions import root_of
 from cyborg.core.text import join_limited
-from cyborg.core.wire.board_info import NOT_OFFERED
-from cyborg.drivers import hwdb
+from cyborg.core.wire.hardware import NOT_OFFERED
+from cyborg.drivers.pci import hwdb
 from cyborg.drivers.sysfs import PciFunction
 
 MAX_ADDRESSES = 4  # of functions with the same reason

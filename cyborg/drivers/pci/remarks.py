@@ -5,9 +5,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from cyborg.core.text import join_limited
-from cyborg.drivers import pci_classes, topology
+from cyborg.drivers.pci import classes as pci_classes
+from cyborg.drivers.pci import topology
 from cyborg.drivers.pci.offers import Offer
-from cyborg.drivers.rules import Rule, matching_index, matching_rule
+from cyborg.drivers.pci.rules import Rule, matching_index, matching_rule
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
 MAX_ADDRESSES = 5  # of functions in a remark

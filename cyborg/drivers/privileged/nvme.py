@@ -24,7 +24,7 @@ from cyborg.core.errors import DriverFailed
 from cyborg.core.log import get_logger
 from cyborg.core.text import describe
 from cyborg.drivers.host_use.check import used_functions
-from cyborg.drivers.nvme_admin import (
+from cyborg.drivers.nvme.admin import (
     SANITIZE_METHODS,
     Controller,
     ControllerInfo,

@@ -2,7 +2,7 @@
 """Reset of a PCI function, for drivers with the option ``reset``.
 
 ``Documentation/ABI/testing/sysfs-bus-pci`` of the Linux kernel describes ``reset`` and
-``reset_method``; ``cyborg.drivers.reset`` says which functions can be reset.
+``reset_method``; ``cyborg.drivers.pci.reset`` says which functions can be reset.
 """
 
 import contextlib
@@ -14,10 +14,10 @@ from cyborg.core.address import PciAddress
 from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.delivery import is_vfio
 from cyborg.drivers.host_use.check import used_functions
+from cyborg.drivers.pci.reset import find_current_obstacle
 from cyborg.drivers.privileged import CONTEXT, vfio
 from cyborg.drivers.privileged.attributes import write as _write
 from cyborg.drivers.privileged.reset_check import CHECKED, answers, set_mark
-from cyborg.drivers.reset import find_current_obstacle
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
 _SYS, _DEV = Path("/sys"), Path("/dev")

@@ -19,7 +19,7 @@ from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.drivers.base import Driver
 from cyborg.drivers.generic import PciDriver
 from cyborg.drivers.gpu.nvml import GpuFacts
-from cyborg.drivers.hwdb import Names
+from cyborg.drivers.pci.hwdb import Names
 from cyborg.drivers.replay.files import unpack
 from cyborg.drivers.replay.kernel import SimulatedKernel
 from cyborg.drivers.replay.programming import SimulatedControl
@@ -116,7 +116,7 @@ SIMULATED: Mapping[str, Arguments] = {
         "lookup": host.find_names,
         "set_count": SimulatedSriov(host.kernel).set_count,
     },
-    "cyborg.drivers.nvme:NvmeDriver": lambda host: {
+    "cyborg.drivers.nvme.driver:NvmeDriver": lambda host: {
         "lookup": host.find_names,
         "erase": host.kernel.erase,
     },

@@ -18,11 +18,11 @@ from cyborg.core.drivers.registry import Support
 from cyborg.core.errors import CyborgError
 from cyborg.core.inventory.device import Device
 from cyborg.core.log import get_logger
-from cyborg.drivers import health, hwdb
 from cyborg.drivers.base import Driver, MeasureInterface, PartitionInterface
 from cyborg.drivers.generic import PciDriver
 from cyborg.drivers.gpu.nvml import NoNvml, Nvml, NvmlLibrary, is_known
-from cyborg.drivers.pci_classes import is_gpu
+from cyborg.drivers.pci import health, hwdb
+from cyborg.drivers.pci.classes import is_gpu
 from cyborg.drivers.sysfs import Sysfs, observed_by
 
 LOG = get_logger(__name__)

@@ -12,8 +12,8 @@ import re
 from pathlib import Path
 
 from cyborg.core.capture.faults import Operation
-from cyborg.drivers import sriov
 from cyborg.drivers.nic import interfaces
+from cyborg.drivers.pci import sriov
 from cyborg.drivers.replay.kernel import SimulatedKernel, make_link
 
 _COPIED = ("class", "numa_node", "revision", "subsystem_device", "subsystem_vendor", "vendor")

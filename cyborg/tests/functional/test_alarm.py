@@ -17,8 +17,9 @@ from prometheus_client import CollectorRegistry
 from cyborg.conductor.metrics import DatabaseCollector
 from cyborg.conductor.service import ConductorService
 from cyborg.core.timestamps import to_iso
-from cyborg.db.read import backends, services
+from cyborg.db.backends import read as backends
 from cyborg.db.reader import Reader
+from cyborg.db.services import read as services
 from cyborg.rpc.notifier import GROUP, is_enabled
 from cyborg.rpc.transport import make_transport, register_options
 from cyborg.tests.fixtures.bus.notification_listeners import run_listener

@@ -13,7 +13,7 @@ from cyborg.clients.placement import Placement
 from cyborg.conductor.device_profiles import DeviceProfiles
 from cyborg.core.errors import Conflict, Invalid, NotFound, WrongState
 from cyborg.db import schema
-from cyborg.db.read import device_profiles as profiles_read
+from cyborg.db.profiles import read as profiles_read
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.testing.fake_nova import FakeNova
 from cyborg.tests.fixtures.databases import rows

@@ -22,8 +22,8 @@ from cyborg.core.errors import (
     WrongState,
 )
 from cyborg.db import schema
+from cyborg.db.attachments.write import lock_arqs
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write.attachments.records import lock_arqs
 from cyborg.testing.fake_nova import FakeNova
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.attachment_setup import PROFILE, PROJECT, Crash, Env

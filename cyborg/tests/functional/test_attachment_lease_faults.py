@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from cyborg.conductor.arqs import binding
-from cyborg.conductor.arqs.limit_cache import UnifiedLimits
-from cyborg.conductor.arqs.limits import LimitEnforcer
+from cyborg.conductor.binding import binding
+from cyborg.conductor.binding.limits import LimitEnforcer, UnifiedLimits
 from cyborg.conductor.jobs.restore import enqueue_restores
 from cyborg.core.errors import Unavailable
 from cyborg.core.inventory.device import Health

@@ -8,11 +8,11 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from cyborg.conductor.arqs.limits import LimitEnforcer, StaticLimits
+from cyborg.conductor.binding.limits import LimitEnforcer, StaticLimits
 from cyborg.core.errors import NotFound, OverLimit
 from cyborg.db import schema
+from cyborg.db.attachments import write as records
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write.attachments import records
 from cyborg.testing.fake_nova import FakeNova
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.attachment_setup import PROJECT, Env

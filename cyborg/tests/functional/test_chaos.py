@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from cyborg.clients.placement import Placement
 from cyborg.conductor.placement import mapping
 from cyborg.db import schema
-from cyborg.db.write import deployables
+from cyborg.db.deployables import write as deployables
 from cyborg.tests.fixtures.bus.tcp_relay import relay_broker
 from cyborg.tests.fixtures.clouds.chaos import CARDS, HANDLES, PROFILE, Chaos
 from cyborg.tests.fixtures.clouds.cloud import Cloud, make_and_run_cloud

@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from cyborg.conductor.arqs.arqs import Arqs
+from cyborg.conductor.binding.arqs import Arqs
 from cyborg.conductor.device_profiles import DeviceProfiles
 from cyborg.core.errors import Conflict, CyborgError, InUse, NoHandle, NotFound
 from cyborg.db import schema

@@ -19,9 +19,9 @@ from cyborg.core.custody.chain import check_records
 from cyborg.core.custody.verify import find_head_fault
 from cyborg.core.errors import NoHandle
 from cyborg.db import schema
-from cyborg.db.read import custody as read
+from cyborg.db.custody import read
+from cyborg.db.custody import write as custody_keys
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write.custody import keys as custody_keys
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.custody import check_chain
 from cyborg.tests.fixtures.databases.databases import engine_of
@@ -74,7 +74,7 @@ import sqlalchemy as sa
 from cyborg.conductor.custody.sealer import CustodySealer
 from cyborg.db.engine import make_engine
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write.custody import keys
+from cyborg.db.custody import write as keys
 from cyborg.tests.fixtures.machine.options import make_conf
 
 conf = make_conf(

@@ -272,7 +272,7 @@ def test_collector_keeps_orphan_whose_instance_was_not_queried(
     spent_on: str,
 ) -> None:
     """The number of queries in a round is limited: the others wait for the next round."""
-    monkeypatch.setattr("cyborg.conductor.arqs.orphan_collector.MAX_QUERIES", 1)
+    monkeypatch.setattr("cyborg.conductor.orphans.collector.MAX_QUERIES", 1)
     sqlite_cloud = Cloud(sqlite_engine, node, nova, count=2)
     other, running = str(uuid4()), str(uuid4())
     for instance in (other, running):

@@ -41,7 +41,7 @@ def crypto():
     return found.get("resource_providers")  # none while Placement does not have the class
 
 def backend():
-    from cyborg.db.read import services
+    from cyborg.db.services import read as services
     with stack.reader.connect() as connection:
         for row in services.find(connection):
             for one in row["backends"]:

@@ -33,7 +33,7 @@ def health(stack):
     return sorted(device["health"] for device in stack_devices(stack))
 
 def stack_devices(stack):
-    from cyborg.db.read import devices
+    from cyborg.db.devices import read as devices
     with stack.reader.connect() as connection:
         return devices.find(connection)
 

@@ -18,13 +18,13 @@ import pytest
 import sqlalchemy as sa
 from oslo_config import cfg
 
-from cyborg.conductor.arqs.orphan_release import OrphanReleaser
-from cyborg.conductor.instances.watcher import InstanceWatcher
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.conductor.notifications.notifications import NotificationBuilder
+from cyborg.conductor.orphans.release import OrphanReleaser
+from cyborg.conductor.orphans.watcher import InstanceWatcher
 from cyborg.conductor.service import ConductorService
 from cyborg.core.errors import Unavailable
-from cyborg.core.instances import hints
+from cyborg.core.orphans import hints
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.notification_listener import make_listener, queue_name

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from cyborg.core.arq.context_states import LEASED
+from cyborg.core.contexts.states import LEASED
 from cyborg.core.errors import Conflict, CyborgError, NoHandle
 from cyborg.db import schema
 from cyborg.tests.fixtures.databases import rows

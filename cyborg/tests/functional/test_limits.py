@@ -10,8 +10,8 @@ import sys
 import pytest
 import sqlalchemy as sa
 
-from cyborg.conductor.arqs.arqs import Arqs
-from cyborg.conductor.arqs.limits import LimitEnforcer, make_source
+from cyborg.conductor.binding.arqs import Arqs
+from cyborg.conductor.binding.limits import LimitEnforcer, make_source
 from cyborg.core.errors import OverLimit
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from cyborg.core.errors import Conflict, NotFound, WrongState
 from cyborg.db import schema
-from cyborg.db.read import attachments as attachment_read
+from cyborg.db.attachments import read as attachment_read
 from cyborg.testing.fake_nova import FakeNova
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.attachment_setup import Crash

@@ -17,8 +17,8 @@ from cyborg.conductor.notifications.notifications import NOTIFICATION, Notificat
 from cyborg.conductor.service import ConductorService
 from cyborg.core.wire.notification import Event
 from cyborg.db import schema
-from cyborg.db.write import arqs as request_store
-from cyborg.db.write import outbox
+from cyborg.db.binding import write as request_store
+from cyborg.db.outbox import write as outbox
 from cyborg.rpc.client import make_conductor_client
 from cyborg.rpc.notifier import GROUP, is_enabled
 from cyborg.rpc.transport import make_transport, register_options

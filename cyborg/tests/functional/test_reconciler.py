@@ -8,10 +8,10 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from cyborg.conductor.arqs.arqs import Arqs
-from cyborg.conductor.arqs.orphan_collector import OrphanCollector, RoundStats
-from cyborg.conductor.arqs.ownership import OwnerResolver
+from cyborg.conductor.binding.arqs import Arqs
+from cyborg.conductor.binding.ownership import OwnerResolver
 from cyborg.conductor.inventory.devices import Devices
+from cyborg.conductor.orphans.collector import OrphanCollector, RoundStats
 from cyborg.core.errors import NoHandle, Unavailable
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork

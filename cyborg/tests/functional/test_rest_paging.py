@@ -10,20 +10,18 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import requests
 
-from cyborg.db.read import (
-    accelerators,
-    arqs,
-    attributes,
-    backends,
-    deployables,
-    device_profiles,
-    devices,
-    hardware,
-    outbox,
-    services,
-)
-from cyborg.db.read.capacity import hosts
-from cyborg.db.read.drivers import summaries
+from cyborg.db.backends import read as backends
+from cyborg.db.binding import accelerators
+from cyborg.db.binding import read as arqs
+from cyborg.db.deployables import attributes
+from cyborg.db.deployables import read as deployables
+from cyborg.db.devices import hardware
+from cyborg.db.devices import read as devices
+from cyborg.db.drivers import read as summaries
+from cyborg.db.outbox import read as outbox
+from cyborg.db.profiles import read as device_profiles
+from cyborg.db.services import hosts
+from cyborg.db.services import read as services
 from cyborg.tests.fixtures.clouds.served_api import Site, roots, site
 from cyborg.tests.fixtures.machine import tiers
 

@@ -18,13 +18,16 @@ from oslo_utils import timeutils
 from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement
 from cyborg.conductor.wiring import Conductor, build_conductor
-from cyborg.core.arq.accelerator import AcceleratorState
+from cyborg.core.binding.accelerator import AcceleratorState
 from cyborg.db import schema
+from cyborg.db.backends import read as backends
+from cyborg.db.binding import accelerators
+from cyborg.db.orphans import write as orphans
 from cyborg.db.paging import Page
-from cyborg.db.read import accelerators, backends, services, totals
+from cyborg.db.services import read as services
+from cyborg.db.services import write as write_services
+from cyborg.db.totals import read as totals
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import orphans
-from cyborg.db.write import services as write_services
 from cyborg.testing.fake_nova import FakeNova
 from cyborg.tests.fixtures.databases.databases import engine_of, fresh_database
 from cyborg.tests.fixtures.databases.placement import placement_adapter

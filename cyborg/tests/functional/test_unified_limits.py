@@ -12,9 +12,8 @@ from keystoneauth1 import adapter
 from oslo_config import cfg
 
 from cyborg import conf as options
-from cyborg.conductor.arqs.arqs import Arqs
-from cyborg.conductor.arqs.limit_cache import RETRY_DELAY
-from cyborg.conductor.arqs.limits import LimitEnforcer, make_source
+from cyborg.conductor.binding.arqs import Arqs
+from cyborg.conductor.binding.limits import RETRY_DELAY, LimitEnforcer, make_source
 from cyborg.core.errors import Misconfigured, OverLimit, Unavailable
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.clouds.keystone_stack import OTHER, OWN, REGION, Keystone

@@ -17,7 +17,7 @@ import cyborg.conf
 from cyborg.api import controller, routes, versions
 from cyborg.conf import opts
 from cyborg.core import errors
-from cyborg.core.arq import states
+from cyborg.core.binding import states
 from cyborg.core.inventory import capability
 from cyborg.core.inventory.device import AttachHandle, Deployable, Device
 from cyborg.drivers.base import Driver
@@ -27,8 +27,8 @@ from cyborg.drivers.fpga.driver import FpgaDriver
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.nic.driver import NicDriver
-from cyborg.drivers.nvme import NvmeDriver
-from cyborg.drivers.rules import KEYS
+from cyborg.drivers.nvme.driver import NvmeDriver
+from cyborg.drivers.pci.rules import KEYS
 from cyborg.policies import list_rules
 from cyborg.testing import captures
 from cyborg.testing.conformance.kit import Outcome, run_rules

@@ -30,7 +30,10 @@ FILES = {
         *("agent", "core", "drivers", "os_acc", "rpc", "cmd/agent.py", "testing/conformance"),
         *("clients/credentials.py", "clients/glance.py", "clients/service_client.py"),
     ),
-    "api": ("api", "policies", "wsgi", "db/read", "db/reader.py", "db/engine.py"),
+    "api": (
+        *("api", "policies", "wsgi", "db/reader.py", "db/engine.py"),
+        *sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.glob("db/*/read.py")),
+    ),
     "client": ("cli", "osc", "cmd/client.py"),
     "conductor": (
         "clients/nova.py",

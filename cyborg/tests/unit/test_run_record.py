@@ -91,7 +91,7 @@ def test_reader_incomplete_line_is_read_when_it_is_complete(tmp_path: Path) -> N
         ("lab/test_gpu_service.py", "lab/test_gpu_service.py"),
         ("functional/test_tempest.py", "keystone"),
         ("functional/console/test_console_keystone.py", "keystone"),
-        ("unit/core/arq/test_states.py", "unit/core/arq/test_states.py"),
+        ("unit/core/binding/test_states.py", "unit/core/binding/test_states.py"),
     ],
 )
 def test_group_of_a_test(path: str, group: str) -> None:

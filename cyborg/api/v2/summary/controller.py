@@ -11,12 +11,12 @@ from cyborg.api import types
 from cyborg.api.controller import ApiContext, Resource
 from cyborg.api.operation import operation
 from cyborg.api.request_context import RequestContext
-from cyborg.core.hosts.liveness import Liveness
-from cyborg.core.hosts.service import AGENT
+from cyborg.core.hosts.liveness import AGENT, Liveness
 from cyborg.core.inventory.device import Health
-from cyborg.db.read import services, totals
-from cyborg.db.read.capacity.handles import USES
-from cyborg.db.read.totals import Counts, Totals
+from cyborg.db.handles.usage import USES
+from cyborg.db.services import read as services
+from cyborg.db.totals import read as totals
+from cyborg.db.totals.read import Counts, Totals
 from cyborg.threads.cached_value import CachedValue
 
 MAX_NAMED = 16

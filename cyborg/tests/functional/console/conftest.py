@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cyborg.db.read import count_cache
+from cyborg.db.totals import cache as count_cache
 from cyborg.tests.functional.console.browser import WIDE, OpenWindow, Window, open_browser
 from cyborg.tests.functional.console.service import ConsoleService, serve
 

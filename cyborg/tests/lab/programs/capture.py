@@ -8,7 +8,7 @@ from pathlib import Path
 from cyborg.cmd.capture import main as capture
 from cyborg.drivers.crypto.driver import CryptoDriver
 from cyborg.drivers.generic import GenericDriver
-from cyborg.drivers.nvme import NvmeDriver
+from cyborg.drivers.nvme.driver import NvmeDriver
 from cyborg.tests.lab.programs.drive import load_driver
 
 FILE = Path("/tmp/guest.jsonl.gz")

@@ -18,8 +18,8 @@ from typing import Any
 from cyborg.agent.backends.memory import MemoryFile
 from cyborg.core.errors import DriverFailed
 from cyborg.core.jobs.job import WorkItem
-from cyborg.core.wire.board_info import NOT_OFFERED
-from cyborg.drivers.nvme import NvmeDriver
+from cyborg.core.wire.hardware import NOT_OFFERED
+from cyborg.drivers.nvme.driver import NvmeDriver
 from cyborg.tests.fixtures.machine.processes import wait_until
 
 DISK = Path("/dev/nvme0n1")
@@ -95,7 +95,7 @@ def erase_by_rule(policy: str) -> list[Any]:
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("cyborg.drivers.nvme")
+    logger = logging.getLogger("cyborg.drivers.nvme.driver")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:

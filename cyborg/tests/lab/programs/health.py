@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from cyborg.drivers.generic import GenericDriver
-from cyborg.drivers.health import CHECKS
+from cyborg.drivers.pci.health import CHECKS
 from cyborg.tests.lab.programs.drive import load_driver
 
 

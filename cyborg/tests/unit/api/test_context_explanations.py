@@ -8,9 +8,9 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.api.v2 import device_contexts, explanations
-from cyborg.core.arq.refusals import make_job_failure
+from cyborg.core.contexts.refusals import make_job_failure
 from cyborg.db import schema
-from cyborg.db.read import device_contexts as read
+from cyborg.db.contexts import read
 from cyborg.testing.fake_keystone import FakeKeystone
 from cyborg.tests.fixtures.clouds.api import INSTANCE, ApiEnv, error_message
 from cyborg.tests.fixtures.databases import rows

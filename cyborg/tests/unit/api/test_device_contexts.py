@@ -15,7 +15,7 @@ from cyborg.tests.fixtures.clouds.api import ApiEnv, bind_body, error_message
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.unit.api.test_auth import keystone_conf
-from cyborg.tests.unit.core.arq.test_device_contexts import BAD
+from cyborg.tests.unit.core.contexts.test_context import BAD
 
 PATH = "/v2/device_contexts"
 PROFILES = "/v2/device_profiles"

@@ -9,10 +9,10 @@ import sqlalchemy as sa
 
 from cyborg.api.v2.summary.controller import MAX_NAMED, _count_unhealthy
 from cyborg.db import schema
-from cyborg.db.read import totals
-from cyborg.db.read.capacity.handles import USES
-from cyborg.db.read.count_cache import CountCache
+from cyborg.db.handles.usage import USES
 from cyborg.db.reader import Reader
+from cyborg.db.totals import read as totals
+from cyborg.db.totals.cache import CountCache
 from cyborg.tests.fixtures.clouds.api import ApiEnv
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements

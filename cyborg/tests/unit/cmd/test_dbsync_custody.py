@@ -8,10 +8,10 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.cmd import dbsync
-from cyborg.conductor.audit.custody import ChainChecker
+from cyborg.conductor.custody.check import ChainChecker
 from cyborg.core.custody.keys import Keys, parse_keys
 from cyborg.db import schema
-from cyborg.db.write.custody import keys as custody_keys
+from cyborg.db.custody import write as custody_keys
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.machine.options import make_conf
 from cyborg.tests.unit.conductor.custody.test_sealer import DEVICES, Env

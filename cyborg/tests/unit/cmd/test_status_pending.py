@@ -14,7 +14,7 @@ from oslo_utils import timeutils
 from cyborg.cmd import dbsync, status
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db import schema
-from cyborg.db.write import self_heal
+from cyborg.db.totals import write as self_heal
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.machine.processes import ini
 

@@ -17,15 +17,15 @@ import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 
 import cyborg
-from cyborg.conductor.instances.watcher import RESULTS
 from cyborg.conductor.metrics import CACHE_SECONDS, METRICS, DatabaseCollector, make_server
+from cyborg.conductor.orphans.watcher import RESULTS
 from cyborg.conductor.service import ConductorService
 from cyborg.core.audit.model import State
 from cyborg.core.errors import Unavailable
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db import schema
 from cyborg.db.reader import Reader
-from cyborg.db.write import self_heal
+from cyborg.db.totals import write as self_heal
 from cyborg.rpc.transport import register_options
 from cyborg.telemetry.families import FAMILIES
 from cyborg.telemetry.recorder import MetricRecorder

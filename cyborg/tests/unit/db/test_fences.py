@@ -15,11 +15,12 @@ import pytest
 import sqlalchemy as sa
 from oslo_utils import timeutils
 
-from cyborg.core.arq.context_states import ContextState
-from cyborg.db import project_units, schema
+from cyborg.core.contexts.states import ContextState
+from cyborg.db import schema
+from cyborg.db.binding import claims as handle_claims
+from cyborg.db.binding import project_units
+from cyborg.db.contexts import states
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import handle_claims
-from cyborg.db.write.contexts import states
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.interleave import Race
 

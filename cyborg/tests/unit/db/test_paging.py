@@ -9,10 +9,15 @@ import sqlalchemy as sa
 
 from cyborg.core.errors import Invalid
 from cyborg.db import paging, schema
+from cyborg.db.binding import read as arqs
+from cyborg.db.contexts import read as device_contexts
+from cyborg.db.deployables import attributes
+from cyborg.db.deployables import read as deployables
+from cyborg.db.devices import read as devices
 from cyborg.db.paging import Page
-from cyborg.db.read import arqs, attributes, deployables, device_contexts, devices, services
-from cyborg.db.read import device_profiles as profiles
+from cyborg.db.profiles import read as profiles
 from cyborg.db.reader import Reader
+from cyborg.db.services import read as services
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 

@@ -9,29 +9,28 @@ import pytest
 import sqlalchemy as sa
 from oslo_utils import timeutils
 
-from cyborg.db import project_units, schema
-from cyborg.db.read import (
-    accelerators,
-    arqs,
-    attachments,
-    attributes,
-    audit_sources,
-    audits,
-    backends,
-    custody,
-    deployables,
-    device_contexts,
-    device_profiles,
-    devices,
-    discoveries,
-    hardware,
-    jobs,
-    outbox,
-    self_heal,
-    services,
-    totals,
-)
-from cyborg.db.read.drivers import hosts, summaries
+from cyborg.db import schema
+from cyborg.db.attachments import read as attachments
+from cyborg.db.audits import read as audits
+from cyborg.db.audits import sources as audit_sources
+from cyborg.db.backends import read as backends
+from cyborg.db.binding import accelerators, project_units
+from cyborg.db.binding import read as arqs
+from cyborg.db.contexts import read as device_contexts
+from cyborg.db.custody import read as custody
+from cyborg.db.deployables import attributes
+from cyborg.db.deployables import read as deployables
+from cyborg.db.devices import hardware
+from cyborg.db.devices import read as devices
+from cyborg.db.discoveries import read as discoveries
+from cyborg.db.drivers import entries as hosts
+from cyborg.db.drivers import read as summaries
+from cyborg.db.jobs import read as jobs
+from cyborg.db.outbox import read as outbox
+from cyborg.db.profiles import read as device_profiles
+from cyborg.db.services import read as services
+from cyborg.db.totals import read as totals
+from cyborg.db.totals import self_heal
 from cyborg.tests.fixtures.databases.row_types import DEVICE, assert_rows_fit, fill
 
 Find = Callable[[sa.Connection], Sequence[Mapping[str, Any]]]

@@ -6,7 +6,8 @@ import sqlalchemy as sa
 from cyborg.core.drivers.desired_state import DesiredBackend, DesiredStatus
 from cyborg.core.drivers.rollout import StepState
 from cyborg.db import schema
-from cyborg.db.write import desired_backends, rollouts
+from cyborg.db.backends import desired as desired_backends
+from cyborg.db.drivers import rollouts
 from cyborg.tests.fixtures.databases import rows
 
 

@@ -9,33 +9,33 @@ from typing import Any, is_typeddict
 import sqlalchemy as sa
 from oslo_utils import timeutils
 
-from cyborg.core.arq.orphans import BoundArqRow
-from cyborg.core.hosts.service import AGENT
+from cyborg.core.hosts.liveness import AGENT
+from cyborg.core.orphans.orphans import BoundArqRow
 from cyborg.db import schema
+from cyborg.db.attachments import handles as guest_devices
+from cyborg.db.attachments import write as attachments
+from cyborg.db.audits import write as audits
+from cyborg.db.backends import desired as desired_backends
+from cyborg.db.binding import claims as handle_claims
+from cyborg.db.binding import write as arqs
+from cyborg.db.contexts import states
+from cyborg.db.contexts import write as device_contexts
+from cyborg.db.custody import chains
+from cyborg.db.custody import write as records
+from cyborg.db.deployables import programming
+from cyborg.db.deployables import write as deployables
+from cyborg.db.devices import write as devices
+from cyborg.db.discoveries import write as discoveries
+from cyborg.db.drivers import rollouts
+from cyborg.db.drivers import write as drivers
+from cyborg.db.handles import write as attach_handles
+from cyborg.db.jobs import write as jobs
+from cyborg.db.orphans import write as orphans
+from cyborg.db.outbox import write as outbox
+from cyborg.db.profiles import write as device_profiles
+from cyborg.db.providers import write as providers
 from cyborg.db.rows import StoredRow
-from cyborg.db.write import (
-    arqs,
-    attach_handles,
-    audits,
-    deployables,
-    desired_backends,
-    device_profiles,
-    devices,
-    discoveries,
-    drivers,
-    handle_claims,
-    jobs,
-    orphans,
-    outbox,
-    programming,
-    providers,
-    rollouts,
-    services,
-)
-from cyborg.db.write.attachments import guest_devices
-from cyborg.db.write.attachments import records as attachments
-from cyborg.db.write.contexts import device_contexts, states
-from cyborg.db.write.custody import chains, records
+from cyborg.db.services import write as services
 from cyborg.tests.fixtures.databases.row_types import DEVICE, INSTANCE, assert_rows_fit, fill
 
 NOW = timeutils.utcnow()

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from cyborg.core.errors import DriverFailed
-from cyborg.drivers.nvme import NvmeDriver
-from cyborg.drivers.nvme_admin import Controller
+from cyborg.drivers.nvme.admin import Controller
+from cyborg.drivers.nvme.driver import NvmeDriver
 
 
 class SimulatedNvmeDriver(NvmeDriver):

@@ -22,9 +22,9 @@ from cyborg.drivers.fake import FakeDriver
 from cyborg.drivers.fpga.driver import FpgaDriver
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.gpu.driver import GpuDriver
-from cyborg.drivers.health import CHECKS
 from cyborg.drivers.nic.driver import NicDriver
-from cyborg.drivers.nvme import NvmeDriver
+from cyborg.drivers.nvme.driver import NvmeDriver
+from cyborg.drivers.pci.health import CHECKS
 from cyborg.testing.conformance import environment
 from cyborg.testing.conformance.command import main
 from cyborg.testing.conformance.kit import Outcome, Result, conformance, format_table, run_rules

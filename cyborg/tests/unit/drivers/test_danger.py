@@ -14,14 +14,14 @@ import pytest
 from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device import Device
 from cyborg.core.jobs.job import WorkItem
-from cyborg.core.wire.board_info import NOT_OFFERED
+from cyborg.core.wire.hardware import NOT_OFFERED
 from cyborg.drivers.crypto.driver import CryptoDriver
 from cyborg.drivers.fpga.driver import FpgaDriver
 from cyborg.drivers.generic import GenericDriver, PciDriver
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.nic.driver import NicDriver
-from cyborg.drivers.nvme import NvmeDriver
-from cyborg.drivers.nvme_admin import Method
+from cyborg.drivers.nvme.admin import Method
+from cyborg.drivers.nvme.driver import NvmeDriver
 from cyborg.drivers.privileged import CONTEXT, fpga, mdev, nvme, qat, sriov
 from cyborg.testing.conformance.environment import CallResult, DriverUnderTest, Environment
 from cyborg.testing.host_tree import HostTree

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from cyborg.core.inventory.device import Device
-from cyborg.core.wire.board_info import NOT_OFFERED
+from cyborg.core.wire.hardware import NOT_OFFERED
 from cyborg.drivers.crypto.driver import CryptoDriver
 from cyborg.drivers.fpga.driver import FpgaDriver
 from cyborg.drivers.generic import GenericDriver, PciDriver
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.nic.driver import NicDriver
-from cyborg.drivers.nvme import NvmeDriver
+from cyborg.drivers.nvme.driver import NvmeDriver
 from cyborg.testing import machine
 
 DRIVERS: Mapping[str, type[PciDriver]] = {

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cyborg import os_acc
-from cyborg.core.arq.arqs import MAX_ARQS, BindRequest, parse_patch
+from cyborg.core.binding.arqs import MAX_ARQS, BindRequest, parse_patch
 from cyborg.core.errors import Invalid
 from cyborg.tests.unit.os_acc.samples import (
     ARQ,

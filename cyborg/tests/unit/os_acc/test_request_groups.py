@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cyborg import os_acc
-from cyborg.core.arq import device_contexts
-from cyborg.core.arq.profile import Group, parse_groups
+from cyborg.core.binding.profile import Group, parse_groups
+from cyborg.core.contexts import context as device_contexts
 from cyborg.core.errors import Invalid
 from cyborg.core.naming import OWNER_TRAIT
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter

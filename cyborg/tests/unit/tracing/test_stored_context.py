@@ -15,8 +15,9 @@ from cyborg.conductor.notifications.outbox_worker import Channel, OutboxWorker
 from cyborg.core.jobs.job import JobKind
 from cyborg.core.trace_context import LENGTH
 from cyborg.db import schema
+from cyborg.db.jobs import write as jobs
+from cyborg.db.outbox import write as outbox
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import jobs, outbox
 from cyborg.tests.fixtures.machine.options import make_conf
 from cyborg.tests.fixtures.tracing.boot import TRACE, TRACEPARENT, plain
 from cyborg.tests.fixtures.tracing.exporter import exporter

@@ -15,7 +15,8 @@ from cyborg.wsgi.process import Application, config_arguments, server_id
 HEAVY = (
     *("alembic", "cliff", "eventlet", "openstack", "placement", "pyudev", "rich"),
     *("cyborg.agent", "cyborg.cli", "cyborg.clients", "cyborg.conductor", "cyborg.db.migrations"),
-    *("cyborg.db.write", "cyborg.drivers", "cyborg.standalone"),
+    *("cyborg.db.binding.write", "cyborg.db.devices.write", "cyborg.db.services.write"),
+    *("cyborg.drivers", "cyborg.standalone"),
 )
 
 

@@ -13,7 +13,7 @@ from cyborg.agent.report.host_identity import HostIdentityProvider
 from cyborg.core.errors import DriverFailed, Misconfigured
 from cyborg.drivers import privileged
 from cyborg.drivers.base import Driver
-from cyborg.drivers.nvme import NvmeDriver
+from cyborg.drivers.nvme.driver import NvmeDriver
 from cyborg.testing import captures
 from cyborg.tests.fixtures.machine.options import make_conf
 

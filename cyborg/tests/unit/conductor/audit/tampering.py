@@ -15,8 +15,8 @@ from cyborg.core.custody.chain import START, Link, compute_hash
 from cyborg.core.custody.keys import parse_keys
 from cyborg.core.custody.verify import serialize_head
 from cyborg.db import schema
-from cyborg.db.read import custody as read
-from cyborg.db.write.custody import keys as custody_keys
+from cyborg.db.custody import read
+from cyborg.db.custody import write as custody_keys
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.unit.conductor.custody.test_sealer import KEYS, Env
 

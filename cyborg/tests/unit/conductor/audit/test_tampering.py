@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from cyborg.cli.common.errors import CommandError
 from cyborg.cli.common.rest import RestClient
 from cyborg.cli.custody import verify_log
-from cyborg.conductor.audit.custody import ChainChecker
+from cyborg.conductor.custody.check import ChainChecker
 from cyborg.core.audit.model import Kind
 from cyborg.core.custody.chain import Link
 from cyborg.core.custody.keys import NO_KEYS

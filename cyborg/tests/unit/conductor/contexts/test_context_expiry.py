@@ -8,15 +8,15 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.clients.nova import Nova
-from cyborg.conductor.arqs.orphan_collector import OrphanCollector
-from cyborg.conductor.arqs.orphan_release import OrphanReleaser
 from cyborg.conductor.contexts.device_contexts import DeviceContexts
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.conductor.notifications.notifications import NotificationBuilder
-from cyborg.core.arq.orphans import BoundArq
+from cyborg.conductor.orphans.collector import OrphanCollector
+from cyborg.conductor.orphans.release import OrphanReleaser
 from cyborg.core.errors import OverLimit
+from cyborg.core.orphans.orphans import BoundArq
 from cyborg.db import schema
-from cyborg.db.write import orphans
+from cyborg.db.orphans import write as orphans
 from cyborg.testing.fake_nova import FakeNova
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.hosts.context_work import PROJECT, ContextEnv

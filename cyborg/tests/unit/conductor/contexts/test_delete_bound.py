@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from cyborg.conductor.contexts.device_contexts import DeviceContexts
 from cyborg.core.errors import NotFound, WrongState
 from cyborg.db import schema
-from cyborg.db.write.contexts import device_contexts as store
+from cyborg.db.contexts import write as store
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.hosts.context_work import PROJECT, ContextEnv
 

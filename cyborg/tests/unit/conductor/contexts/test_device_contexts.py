@@ -7,12 +7,12 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from cyborg.conductor.arqs.arqs import Arqs
+from cyborg.conductor.binding.arqs import Arqs
 from cyborg.conductor.contexts.device_contexts import DeviceContexts
 from cyborg.conductor.device_profiles import DeviceProfiles
 from cyborg.conductor.notifications.notifications import NotificationBuilder
-from cyborg.core.arq.device_contexts import hidden_profile_name
-from cyborg.core.arq.profile import MAX_KEYS
+from cyborg.core.binding.profile import MAX_KEYS
+from cyborg.core.contexts.context import hidden_profile_name
 from cyborg.core.errors import (
     Conflict,
     InUse,
@@ -23,7 +23,7 @@ from cyborg.core.errors import (
     WrongState,
 )
 from cyborg.db import schema
-from cyborg.db.write.orphans import assign_project
+from cyborg.db.orphans.write import assign_project
 from cyborg.rpc.notifier import is_enabled
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.hosts.context_work import BODY, PROJECT, ContextEnv

@@ -6,8 +6,8 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from cyborg.conductor.arqs.arqs import Arqs
-from cyborg.conductor.arqs.ownership import InstanceAllocations
+from cyborg.conductor.binding.arqs import Arqs
+from cyborg.conductor.binding.ownership import InstanceAllocations
 from cyborg.core.errors import Conflict, Unavailable
 from cyborg.tests.fixtures.hosts.context_work import PROJECT, ContextEnv
 

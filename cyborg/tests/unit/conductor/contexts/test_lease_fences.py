@@ -8,11 +8,11 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from cyborg.conductor.arqs.arqs import Arqs
-from cyborg.conductor.arqs.limits import LimitEnforcer
-from cyborg.conductor.arqs.ownership import InstanceAllocations
+from cyborg.conductor.binding.arqs import Arqs
+from cyborg.conductor.binding.limits import LimitEnforcer
+from cyborg.conductor.binding.ownership import InstanceAllocations
 from cyborg.conductor.contexts import leases
-from cyborg.core.arq.limits import Limits
+from cyborg.core.binding.limits import Limits
 from cyborg.core.errors import (
     Conflict,
     Invalid,

@@ -9,9 +9,9 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from cyborg.conductor.arqs.arqs import Arqs
-from cyborg.conductor.arqs.context_states import record_refusal
-from cyborg.conductor.arqs.ownership import InstanceAllocations
+from cyborg.conductor.binding.arqs import Arqs
+from cyborg.conductor.binding.context_states import record_refusal
+from cyborg.conductor.binding.ownership import InstanceAllocations
 from cyborg.conductor.jobs.restore import enqueue_restores
 from cyborg.core.errors import (
     Conflict,
@@ -23,7 +23,8 @@ from cyborg.core.errors import (
 )
 from cyborg.core.timestamps import to_iso, to_text
 from cyborg.db import schema
-from cyborg.db.write import handle_claims, orphans
+from cyborg.db.binding import claims as handle_claims
+from cyborg.db.orphans import write as orphans
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.hosts.context_work import PROJECT, ContextEnv
 

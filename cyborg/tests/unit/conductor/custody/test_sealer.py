@@ -16,10 +16,10 @@ from cyborg.core.custody.keys import parse_keys
 from cyborg.core.custody.record import Entry, Event
 from cyborg.core.custody.verify import Log, verify
 from cyborg.db import schema
-from cyborg.db.read import custody as read
+from cyborg.db.custody import read
+from cyborg.db.custody import write as custody_keys
+from cyborg.db.custody import write as records
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write.custody import keys as custody_keys
-from cyborg.db.write.custody import records
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.databases.interleave import Race

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.api.controller import ApiContext, Resource
-from cyborg.conductor.arqs.arqs import Arqs
+from cyborg.conductor.binding.arqs import Arqs
 from cyborg.conductor.hosts.failure_detector import FailureDetector
 from cyborg.conductor.hosts.heartbeats import Hosts
 from cyborg.conductor.jobs.dispatcher import JobDispatcher

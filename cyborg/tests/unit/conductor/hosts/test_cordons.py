@@ -8,14 +8,14 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from cyborg.conductor.arqs.arqs import Arqs
+from cyborg.conductor.binding.arqs import Arqs
 from cyborg.conductor.placement import mapping
 from cyborg.core.errors import NoHandle
 from cyborg.core.inventory.device import Ability
 from cyborg.core.inventory.report import BackendState, BackendStatus
 from cyborg.db import schema
+from cyborg.db.deployables import write as deployables
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import deployables
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.hosts.hosts import Host, card, make_hosts
 from cyborg.tests.fixtures.machine.options import make_conf

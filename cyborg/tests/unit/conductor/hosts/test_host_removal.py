@@ -10,11 +10,11 @@ import pytest
 import sqlalchemy as sa
 from oslo_utils import timeutils
 
-from cyborg.conductor.arqs.arqs import Arqs
+from cyborg.conductor.binding.arqs import Arqs
 from cyborg.conductor.hosts.host_removal import HostRemoval
 from cyborg.conductor.inventory import report_handler
 from cyborg.core.errors import CyborgError, InUse, Invalid, NotFound, WrongState
-from cyborg.core.hosts.service import AGENT, CONDUCTOR
+from cyborg.core.hosts.liveness import AGENT, CONDUCTOR
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows

@@ -8,13 +8,13 @@ import pytest
 import sqlalchemy as sa
 from oslo_utils import timeutils
 
-from cyborg.conductor.arqs import release
+from cyborg.conductor.binding import release
 from cyborg.conductor.hosts.services import Services
 from cyborg.core.errors import CyborgError, InUse, Invalid, NotFound, WrongState
-from cyborg.core.hosts.service import AGENT
+from cyborg.core.hosts.liveness import AGENT
 from cyborg.db import schema
+from cyborg.db.jobs import write as jobs
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import jobs
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.machine.options import make_conf
 

@@ -13,10 +13,10 @@ from oslo_utils import timeutils
 from cyborg.conductor.inventory.accelerators import Accelerators
 from cyborg.core.errors import Invalid, NotFound, WrongState
 from cyborg.db import schema
-from cyborg.db.read import accelerators as read
+from cyborg.db.binding import accelerators as read
+from cyborg.db.binding import claims as handle_claims
+from cyborg.db.binding import write as store
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import arqs as store
-from cyborg.db.write import handle_claims
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.databases.interleave import Race

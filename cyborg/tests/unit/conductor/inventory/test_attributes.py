@@ -10,8 +10,8 @@ from cyborg.conductor.inventory.attributes import Attributes
 from cyborg.core.errors import Conflict, Invalid, NotFound
 from cyborg.core.timestamps import to_iso
 from cyborg.db import schema
-from cyborg.db.read import attributes as read
-from cyborg.db.read import deployables as read_deployables
+from cyborg.db.deployables import attributes as read
+from cyborg.db.deployables import read as read_deployables
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements

@@ -12,7 +12,7 @@ from cyborg.core.inventory.device import Ability, AttachHandle, Device, HandleTy
 from cyborg.core.inventory.report import BackendState, BackendStatus
 from cyborg.core.migration.import_plan import BACKEND
 from cyborg.db import schema
-from cyborg.db.write import handle_claims
+from cyborg.db.binding import claims as handle_claims
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.hosts.hosts import READY, Host, card, handles, make_hosts

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import sqlalchemy as sa
 
-from cyborg.conductor.arqs.arqs import Arqs
+from cyborg.conductor.binding.arqs import Arqs
 from cyborg.conductor.jobs.dispatcher import JobDispatcher
 from cyborg.core.errors import InUse, NotFound
 from cyborg.db import schema

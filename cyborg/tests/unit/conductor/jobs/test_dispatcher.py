@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.jobs.dispatcher import POLL_INTERVAL, JobDispatcher
 from cyborg.core.errors import Invalid, NoHandle, NotFound, Stale, TimedOut
-from cyborg.core.hosts.service import RESULT_EPOCHS
+from cyborg.core.hosts.liveness import RESULT_EPOCHS
 from cyborg.db import schema
 from cyborg.telemetry.families import BIND_SECONDS, BINDS
 from cyborg.telemetry.recorder import MetricRecorder
@@ -254,7 +254,7 @@ def test_handle_whose_cleaning_fails_is_reserved_in_placement(sqlite_env: JobsEn
 
     def provider() -> tuple[int, int]:
         from cyborg.conductor.placement import mapping
-        from cyborg.db.write import deployables
+        from cyborg.db.deployables import write as deployables
 
         with sqlite_env.engine.connect() as connection:
             providers = mapping.desired_providers(

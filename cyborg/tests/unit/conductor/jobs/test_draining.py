@@ -12,7 +12,7 @@ from cyborg.conductor.notifications.notifications import NOTIFICATION
 from cyborg.core.errors import InUse, NoHandle, WrongState
 from cyborg.core.jobs.job import JobState
 from cyborg.db import schema
-from cyborg.db.write import desired_backends
+from cyborg.db.backends import desired as desired_backends
 from cyborg.rpc.notifier import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.unit.conductor.jobs.test_partitioning import ONE, PartitionEnv

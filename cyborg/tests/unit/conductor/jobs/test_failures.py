@@ -15,9 +15,10 @@ from cyborg.conductor.jobs import failures
 from cyborg.conductor.jobs.partitioning import Partitions
 from cyborg.core.errors import NoHandle
 from cyborg.db import schema
-from cyborg.db.read import accelerators, devices
-from cyborg.db.write import deployables
-from cyborg.db.write import devices as store
+from cyborg.db.binding import accelerators
+from cyborg.db.deployables import write as deployables
+from cyborg.db.devices import read as devices
+from cyborg.db.devices import write as store
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.hosts.host_work import START, UNREACHABLE, JobsEnv

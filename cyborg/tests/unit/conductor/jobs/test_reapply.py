@@ -15,9 +15,9 @@ from cyborg.conductor.jobs.reapply import LostValues
 from cyborg.core.errors import WrongState
 from cyborg.core.inventory.device import Ability, Device, Layout
 from cyborg.db import schema
-from cyborg.db.read import devices
+from cyborg.db.deployables import programming
+from cyborg.db.devices import read as devices
 from cyborg.db.reader import Reader
-from cyborg.db.write import programming
 from cyborg.rpc.notifier import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements

@@ -16,8 +16,9 @@ from cyborg.core.inventory import device_state
 from cyborg.core.inventory.device import Ability, Layout
 from cyborg.core.jobs.job import GIVE_UP_ATTEMPTS, JobState
 from cyborg.db import schema
-from cyborg.db.read import accelerators, devices
-from cyborg.db.write import deployables
+from cyborg.db.binding import accelerators
+from cyborg.db.deployables import write as deployables
+from cyborg.db.devices import read as devices
 from cyborg.rpc.notifier import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.hosts.host_work import UNREACHABLE, JobsEnv

@@ -10,8 +10,11 @@ from cyborg.core.audit.arqs import compare
 from cyborg.core.audit.sources import HostSnapshot
 from cyborg.core.errors import WrongState
 from cyborg.db import schema
-from cyborg.db.read import accelerators, audit_sources, devices
-from cyborg.db.write import deployables, orphans
+from cyborg.db.audits import sources as audit_sources
+from cyborg.db.binding import accelerators
+from cyborg.db.deployables import write as deployables
+from cyborg.db.devices import read as devices
+from cyborg.db.orphans import write as orphans
 from cyborg.rpc.notifier import GROUP
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.hosts.host_work import UNREACHABLE, JobsEnv

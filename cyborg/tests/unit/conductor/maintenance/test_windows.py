@@ -13,7 +13,7 @@ from cyborg.conductor.maintenance.windows import MaintenanceWindows
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.errors import Invalid, NotFound, WrongState
 from cyborg.db import schema
-from cyborg.db.read import devices as read
+from cyborg.db.devices import read
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.notifier import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows

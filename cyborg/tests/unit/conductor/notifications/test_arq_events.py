@@ -6,7 +6,7 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from cyborg.conductor.arqs.arqs import Arqs
+from cyborg.conductor.binding.arqs import Arqs
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.notifier import GROUP, is_enabled

@@ -25,9 +25,9 @@ from cyborg.conductor.notifications.outbox_worker import BATCH
 from cyborg.core.errors import InUse, TimedOut
 from cyborg.core.wire.notification import OPTIONAL_FIELDS, SCHEMAS, Event, Schema
 from cyborg.db import schema
+from cyborg.db.binding import write as request_store
+from cyborg.db.outbox import write as outbox
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import arqs as request_store
-from cyborg.db.write import outbox
 from cyborg.rpc.notifier import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements

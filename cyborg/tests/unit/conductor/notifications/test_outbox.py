@@ -11,7 +11,7 @@ from cyborg.clients.nova import Nova
 from cyborg.conductor.notifications.outbox import MAX_RETRY_DELAY, create_nova_worker
 from cyborg.conductor.notifications.outbox_worker import BATCH
 from cyborg.db import schema
-from cyborg.db.write import outbox as store
+from cyborg.db.outbox import write as store
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.databases.outbox import START, Env, env, sqlite_env

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from cyborg.conductor.notifications.arq_events import NOVA_EVENT
 from cyborg.conductor.notifications.outbox_worker import BATCH, Channel, OutboxWorker
-from cyborg.db.write import outbox as store
+from cyborg.db.outbox import write as store
 from cyborg.tests.fixtures.databases.outbox import Env, env, sqlite_env
 
 __all__ = ["env", "sqlite_env"]

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from cyborg.conductor.placement.publisher import Publisher
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db import schema
-from cyborg.db.write import providers as store
+from cyborg.db.providers import write as store
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
 from cyborg.tests.fixtures.databases.publisher_setup import (

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from cyborg.conductor.placement.publisher import Publisher
 from cyborg.conductor.placement.reconciler import ProviderReconciler
 from cyborg.core.errors import Stale
-from cyborg.db.write import providers as store
+from cyborg.db.providers import write as store
 from cyborg.tests.fixtures.databases.placement import (
     Node,
     make_allocation,

@@ -9,10 +9,11 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.placement import mapping
-from cyborg.core.arq.selection import Candidate, Demand, explain_rejection
+from cyborg.core.binding.selection import Candidate, Demand, explain_rejection
 from cyborg.core.inventory.device import Health
 from cyborg.db import schema
-from cyborg.db.write import deployables, handle_claims
+from cyborg.db.binding import claims as handle_claims
+from cyborg.db.deployables import write as deployables
 from cyborg.tests.fixtures.databases import rows
 
 HOSTS = ("down", "late", "unknown")  # the last one has no agent

@@ -11,8 +11,8 @@ from cyborg.conductor.inventory.devices import Devices
 from cyborg.conductor.placement import publisher as publisher_module
 from cyborg.core.inventory.device import Health
 from cyborg.db import schema
+from cyborg.db.providers import write as store
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import providers as store
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
 from cyborg.tests.fixtures.databases.publisher_setup import (

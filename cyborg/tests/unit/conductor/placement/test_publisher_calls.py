@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from cyborg.clients import placement
 from cyborg.core.inventory.device import Health
 from cyborg.db import schema
-from cyborg.db.write import providers as store
+from cyborg.db.providers import write as store
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter

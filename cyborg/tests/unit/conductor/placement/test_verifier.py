@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from cyborg.core.errors import Unavailable
 from cyborg.core.placement import verification
 from cyborg.db import schema
-from cyborg.db.write import providers as store
+from cyborg.db.providers import write as store
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.databases.placement import Node, placement_adapter

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.core.arq.profile import Group
 from cyborg.core.attachments import allocation
 from cyborg.core.attachments.allocation import Intent
+from cyborg.core.binding.profile import Group
 
 NAMES = st.sampled_from(["a", "b", "c"])
 AMOUNTS = st.dictionaries(

@@ -7,10 +7,10 @@ from uuid import uuid4
 
 import pytest
 
-from cyborg.core.arq.accelerator import AcceleratorState
-from cyborg.core.arq.context_states import LEASED, USABLE, ContextState
 from cyborg.core.attachments import selector
 from cyborg.core.attachments.attachment import AttachmentState
+from cyborg.core.binding.accelerator import AcceleratorState
+from cyborg.core.contexts.states import LEASED, USABLE, ContextState
 from cyborg.core.errors import Conflict, Invalid, WrongState
 
 UUID, OTHER = str(uuid4()), str(uuid4())

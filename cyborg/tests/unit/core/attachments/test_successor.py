@@ -6,8 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.core.arq.explanation import GroupDemand, HandleCounts, ProviderState
-from cyborg.core.arq.predicates import Predicate
 from cyborg.core.attachments.attachment import AttachmentState, Step
 from cyborg.core.attachments.successor import (
     OwnedUnit,
@@ -16,6 +14,8 @@ from cyborg.core.attachments.successor import (
     pair_units,
 )
 from cyborg.core.errors import Conflict
+from cyborg.core.explain.explanation import GroupDemand, HandleCounts, ProviderState
+from cyborg.core.explain.predicates import Predicate
 from cyborg.core.inventory.device_state import DeviceFacts
 
 GROUPS = st.lists(st.integers(0, 4), min_size=1, max_size=12)

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cyborg
-from cyborg.core.arq.states import ArqState
 from cyborg.core.audit.compare import compare, instances_to_verify
 from cyborg.core.audit.model import Kind, Repair, confirmed
 from cyborg.core.audit.sources import (
@@ -22,6 +21,7 @@ from cyborg.core.audit.sources import (
     PlacementSnapshot,
     ProviderRecord,
 )
+from cyborg.core.binding.states import ArqState
 from cyborg.core.inventory.device import Device
 from cyborg.core.placement.provider_tree import Inventory, Provider
 from cyborg.core.wire.hardware import Hardware, ObservedDeployable, ObservedDevice

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.core.arq.profile import parse_groups
+from cyborg.core.binding.profile import parse_groups
 from cyborg.core.inventory.device import (
     AttachHandle,
     Deployable,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cyborg.core.migration import device_rules
 from cyborg.core.migration.device_rules import convert_specs
 from cyborg.core.migration.reference_drivers import COUNTERPARTS
-from cyborg.drivers import rules
+from cyborg.drivers.pci import rules
 from cyborg.drivers.sysfs import PciFunction
 
 PCI = "resource_class=CUSTOM_PCI"

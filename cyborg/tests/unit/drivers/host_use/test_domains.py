@@ -10,12 +10,12 @@ import pytest
 
 from cyborg.core.errors import DriverFailed
 from cyborg.core.jobs.job import WorkItem
-from cyborg.core.wire.board_info import NOT_OFFERED
+from cyborg.core.wire.hardware import NOT_OFFERED
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.host_use import domains
 from cyborg.drivers.host_use.domains import DomainFacts
-from cyborg.drivers.nvme import NvmeDriver
+from cyborg.drivers.nvme.driver import NvmeDriver
 from cyborg.drivers.replay.recorder import Recorder
 from cyborg.drivers.sysfs import LOCAL_ROOT, Sysfs, observed_by
 from cyborg.testing.host_tree import HostTree

@@ -14,9 +14,9 @@ import pytest
 from cyborg.core.errors import DriverFailed, Invalid, Misconfigured
 from cyborg.core.inventory.device import Ability, Device
 from cyborg.core.jobs.job import WorkItem
-from cyborg.core.wire.board_info import NOT_OFFERED
-from cyborg.drivers.nvme import NvmeDriver
-from cyborg.drivers.nvme_admin import Controller, ControllerInfo, Method, SanitizeState
+from cyborg.core.wire.hardware import NOT_OFFERED
+from cyborg.drivers.nvme.admin import Controller, ControllerInfo, Method, SanitizeState
+from cyborg.drivers.nvme.driver import NvmeDriver
 from cyborg.drivers.privileged import CONTEXT
 from cyborg.drivers.privileged import nvme as privileged
 from cyborg.testing.host_tree import HostTree

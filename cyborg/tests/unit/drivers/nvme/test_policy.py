@@ -13,15 +13,14 @@ from hypothesis import strategies as st
 
 from cyborg.core.errors import DriverFailed, Misconfigured
 from cyborg.core.jobs.job import WorkItem
-from cyborg.drivers import nvme_admin
 from cyborg.drivers.base import Driver, VolatileMemory
 from cyborg.drivers.crypto.driver import CryptoDriver
 from cyborg.drivers.fpga.driver import FpgaDriver
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.nic.driver import NicDriver
-from cyborg.drivers.nvme import NvmeDriver
-from cyborg.drivers.nvme_admin import (
+from cyborg.drivers.nvme import admin as nvme_admin
+from cyborg.drivers.nvme.admin import (
     SANITIZE_METHODS,
     ControllerInfo,
     Method,
@@ -30,9 +29,10 @@ from cyborg.drivers.nvme_admin import (
     find_mismatch,
     permitted_methods,
 )
+from cyborg.drivers.nvme.driver import NvmeDriver
+from cyborg.drivers.pci.rules import ErasePolicy
 from cyborg.drivers.privileged import CONTEXT
 from cyborg.drivers.privileged import nvme as privileged
-from cyborg.drivers.rules import ErasePolicy
 from cyborg.testing.host_tree import HostTree
 
 DRIVE = "0000:01:00.0"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from cyborg.agent.backends.memory import MemoryFile
-from cyborg.core.wire.board_info import NOT_OFFERED
+from cyborg.core.wire.hardware import NOT_OFFERED
 from cyborg.drivers.base import Driver
 from cyborg.drivers.generic import GenericDriver
-from cyborg.drivers.nvme import NvmeDriver
+from cyborg.drivers.nvme.driver import NvmeDriver
 from cyborg.testing.host_tree import HostTree
 
 DRIVE, HBA = "0000:01:00.0", "0000:02:00.0"

@@ -20,7 +20,7 @@ from cyborg.drivers.fpga.driver import FpgaDriver
 from cyborg.drivers.generic import GenericDriver, PciDriver
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.nic.driver import NicDriver
-from cyborg.drivers.nvme import NvmeDriver
+from cyborg.drivers.nvme.driver import NvmeDriver
 from cyborg.drivers.replay.host import SIMULATED, ReplayedHost
 from cyborg.testing import captures
 from cyborg.testing.conformance.kit import Outcome, run_rules

@@ -18,9 +18,9 @@ from cyborg.drivers.fpga.driver import FpgaDriver
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.gpu.nvml import GpuFacts
-from cyborg.drivers.hwdb import Names
 from cyborg.drivers.nic.driver import NicDriver
-from cyborg.drivers.nvme import NvmeDriver
+from cyborg.drivers.nvme.driver import NvmeDriver
+from cyborg.drivers.pci.hwdb import Names
 from cyborg.drivers.replay.files import load_capture, save_capture
 from cyborg.drivers.replay.host import ReplayedHost
 from cyborg.drivers.replay.recorder import record_host

@@ -11,7 +11,7 @@ import pytest
 from cyborg.core.capture.model import Uevent
 from cyborg.drivers.fpga.driver import FpgaDriver
 from cyborg.drivers.nic.driver import NicDriver
-from cyborg.drivers.nvme import NvmeDriver
+from cyborg.drivers.nvme.driver import NvmeDriver
 from cyborg.drivers.replay.host import ReplayedHost
 from cyborg.drivers.replay.uevents import RecordedUevents
 from cyborg.testing import captures

@@ -10,9 +10,9 @@ import pytest
 from cyborg.core.errors import DriverFailed, Misconfigured
 from cyborg.core.inventory.device import Ability, Device, count_handles
 from cyborg.core.jobs.job import WorkItem
-from cyborg.core.wire.board_info import NOT_OFFERED
-from cyborg.drivers import sriov
+from cyborg.core.wire.hardware import NOT_OFFERED
 from cyborg.drivers.generic import GenericDriver
+from cyborg.drivers.pci import sriov
 from cyborg.drivers.privileged import sriov as privileged
 from cyborg.drivers.sysfs import Sysfs
 from cyborg.tests.unit.drivers.sriov.simulated_sriov import CARD, VIRTUAL, SimulatedSriov

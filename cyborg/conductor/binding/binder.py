@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the transactions of binds and leases: limits, retries, orphans, and what follows."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import sqlalchemy as sa
+from oslo_config import cfg
+
+from cyborg import tracing
+from cyborg.conductor.binding.claim_plan import AllocationsUnread, BindContext, BindResult
+from cyborg.conductor.binding.claims import ClaimLost
+from cyborg.conductor.binding.context_states import record_refusal
+from cyborg.conductor.binding.limits import LimitEnforcer, run_with_limits
+from cyborg.conductor.binding.ownership import OwnerLookup
+from cyborg.conductor.notifications.arq_events import ArqEventRecorder
+from cyborg.core.errors import CyborgError, NoHandle, Unavailable
+from cyborg.core.log import get_logger
+from cyborg.core.orphans.orphans import providers_to_check
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.telemetry.families import BIND_SECONDS, BINDS
+from cyborg.telemetry.recorder import MetricRecorder
+
+LOG = get_logger(__name__)
+
+T = TypeVar("T")
+
+# Transactions of one bind. The first skips locked handles, the next ones wait for the locks.
+MAX_ATTEMPTS = 4
+
+
+class OrphanChecker(Protocol):
+    """Interface of ``cyborg.conductor.orphans.check.OrphanCheck``."""
+
+    def release_at(self, providers: Sequence[str]) -> bool:
+        """Release the orphaned ARQs of these providers; return whether to retry the bind."""
+
+
+class Binder:
+    """Runner of the transactions that claim handles."""
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        uow: UnitOfWork,
+        recorder: ArqEventRecorder,
+        wake_outbox: Callable[[], None],
+        wake_jobs: Callable[[], None],
+        owners: OwnerLookup | None,
+        orphans: OrphanChecker | None,
+        enforcer: LimitEnforcer | None,
+        now: Callable[[], datetime],
+        metrics: MetricRecorder,
+    ) -> None:
+        """The parameters are those of ``Arqs``."""
+        self._conf = conf
+        self._uow = uow
+        self._recorder = recorder
+        self._wake_outbox = wake_outbox
+        self._wake_jobs = wake_jobs
+        self._owners = owners
+        self._orphans = orphans
+        self._enforcer = enforcer
+        self._now = now
+        self._metrics = metrics
+
+    def make_context(self) -> BindContext:
+        """Return the context of a claim without an instance."""
+        now, timeout = self._now(), self._conf.conductor.prepare_timeout
+        return BindContext(now=now, prepare_timeout=timeout)
+
+    def refresh(self, context: BindContext) -> BindContext:
+        """Return the context of a claim at the present time.
+
+        Each transaction needs this: queries of other services and locks may have taken long.
+        """
+        return replace(context, now=self._now())
+
+    def make_instance_context(self, instance: str, project: str | None) -> BindContext:
+        """Return the context of a bind; without ``project``, ask Placement about the instance.
+
+        With ``project``, Placement is only asked if the device is cordoned: it adds a request to
+        each bind, and binds continue while it is away.
+        """
+        context = replace(self.make_context(), cordon_grace=self._conf.conductor.cordon_grace)
+        if project is not None or self._owners is None:
+            return context
+        context, found = self._add_allocations(context, instance)
+        return replace(context, project=found, owner_verified=found is not None)
+
+    def _add_allocations(
+        self, context: BindContext, instance: str
+    ) -> tuple[BindContext, str | None]:
+        """Return the context with the allocations of an instance, and the project of these.
+
+        If Placement does not answer, the context has the reason instead.
+        """
+        if self._owners is None:
+            return replace(context, allocated={}), None
+        started = time.monotonic()
+        try:
+            with tracing.child_span("bind.find_project"):
+                found = self._owners.find_allocations(instance)
+            return replace(context, allocated=found.units), found.project
+        except Unavailable as exc:
+            error = exc.message
+        finally:
+            self._metrics.observe(BIND_SECONDS, time.monotonic() - started, "owner")
+        LOG.warning("Cannot read the allocations of an instance now: %s", error, instance=instance)
+        return replace(context, owner_error=error), None
+
+    def run(
+        self,
+        projects: Iterable[str | None],
+        context: BindContext,
+        work: Callable[[sa.Connection, BindContext, bool], T],
+        answer: Callable[[T], Any] = lambda _: None,
+        epochs: Mapping[str, int] | None = None,
+        **log_fields: Any,
+    ) -> T:
+        """Run the transaction of a call that claims handles, and return its result.
+
+        ``projects`` are those whose limits the transaction needs, as far as they are known. The
+        last argument of ``work`` is whether to wait for handles that others have locked. ``answer``
+        is that of ``UnitOfWork.run_once``. If concurrent transactions claim the handles, and if
+        orphans own them, the transaction runs again. ``epochs`` has the present epoch of the device
+        contexts that the call names. Raise what ``work`` raises; NoHandle is logged, with
+        ``log_fields``, and kept with the unbound device contexts.
+        """
+        started = time.monotonic()
+        try:
+            result = self._run_with_orphans(projects, context, work, answer)
+        except CyborgError as exc:
+            self._metrics.count(BINDS, exc.code)
+            raise
+        finally:
+            self._metrics.observe(BIND_SECONDS, time.monotonic() - started, "claim")
+        if isinstance(result, NoHandle):
+            self._metrics.count(BINDS, result.code)
+            # Nova logs only the HTTP status of the error, so the reasons are logged here.
+            LOG.warning("No free handle: %s", result.message, **log_fields)
+            record = partial(record_refusal, no_handle=result, epochs=epochs or {}, now=self._now())
+            self._uow.run(record)
+            raise result
+        return result
+
+    def record(self, tx: sa.Connection, result: BindResult) -> None:
+        """Record the events of bound ARQs."""
+        if result.host_work_pending:
+            self._recorder.record_bind_started(tx, result.arqs)
+        else:
+            self._recorder.record_bound(tx, result.arqs)
+
+    def wake(self, result: BindResult) -> None:
+        """Count a bind after its commit, and wake the loops that have work.
+
+        A bind with host work is counted at the end of this work.
+        """
+        if result.arqs and not result.host_work_pending:
+            self._metrics.count(BINDS, "bound")
+        if result.host_work_pending:
+            self._wake_jobs()
+        elif result.arqs and self._conf.nova.send_events:
+            self._wake_outbox()
+
+    def _run_with_orphans(
+        self,
+        projects: Iterable[str | None],
+        context: BindContext,
+        work: Callable[[sa.Connection, BindContext, bool], T],
+        answer: Callable[[T], Any],
+    ) -> T | NoHandle:
+        """Return the result; if orphans own the handles, release them and run again."""
+        result = self._run(projects, context, work, answer)
+        if isinstance(result, NoHandle) and self._release_orphans(result):
+            return self._run(projects, context, work, answer)
+        return result
+
+    def _run(
+        self,
+        projects: Iterable[str | None],
+        context: BindContext,
+        work: Callable[[sa.Connection, BindContext, bool], T],
+        answer: Callable[[T], Any],
+    ) -> T | NoHandle:
+        return run_with_limits(
+            self._enforcer,
+            projects,
+            lambda found: self._attempt(replace(context, limits=found), work, answer),
+        )
+
+    def _attempt(
+        self,
+        context: BindContext,
+        work: Callable[[sa.Connection, BindContext, bool], T],
+        answer: Callable[[T], Any],
+    ) -> T | NoHandle:
+        """Return the result, or the error if no handle is free."""
+        attempt = 0
+        while attempt < MAX_ATTEMPTS:
+            try:
+                with tracing.child_span("bind.claim", attempt=attempt):
+                    call = partial(self._call, work, context, attempt > 0)
+                    return self._uow.run_once(call, answer)
+            except ClaimLost:
+                attempt += 1
+                continue
+            except NoHandle as exc:
+                return exc
+            except AllocationsUnread as exc:
+                instance = exc.instance
+            # No attempt: others have claimed nothing. It happens once, since the context then has
+            # the allocations or the error.
+            context, _ = self._add_allocations(context, instance)
+        return NoHandle(
+            f"all candidate handles were claimed concurrently ({MAX_ATTEMPTS} attempts), retry",
+            reasons={},
+        )
+
+    def _call(
+        self,
+        work: Callable[[sa.Connection, BindContext, bool], T],
+        context: BindContext,
+        wait: bool,
+        tx: sa.Connection,
+    ) -> T:
+        return work(tx, self.refresh(context), wait)
+
+    def _release_orphans(self, no_handle: NoHandle) -> bool:
+        """Release orphaned ARQs that own the handles needed; return whether to retry the bind.
+
+        Call this outside a transaction: it queries Placement and Nova.
+        """
+        if self._orphans is None:
+            return False
+        return self._orphans.release_at(providers_to_check(no_handle.details["reasons"]))

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claim handles for the ARQs of one call, and enqueue the job that prepares them on their host.
+
+A bind to an instance and the lease of a device context use this.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import sqlalchemy as sa
+
+from cyborg.conductor.binding.claims import check_providers, claim
+from cyborg.conductor.binding.limits import ProjectLimits
+from cyborg.conductor.custody import entries
+from cyborg.core.binding.attach_target import check_user, find_target
+from cyborg.core.binding.profile import count_units, parse_group
+from cyborg.core.binding.selection import Demand, describe_rejection, make_no_handle_error
+from cyborg.core.binding.states import ArqState
+from cyborg.core.errors import Unavailable
+from cyborg.core.explain.predicates import Failure, Predicate
+from cyborg.core.inventory.device import CLEANING_ABILITIES, Ability
+from cyborg.core.inventory.device_state import is_in_grace
+from cyborg.core.jobs.job import JobKind, WorkItem
+from cyborg.db.binding import claims as handle_claims
+from cyborg.db.binding import write as store
+from cyborg.db.jobs import write as jobs
+from cyborg.db.services import write as agents
+
+
+class AllocationsUnread(Exception):
+    """A device is cordoned, so the bind needs the allocations of the instance. Roll back."""
+
+    def __init__(self, instance: str) -> None:
+        super().__init__(instance)
+        self.instance = instance
+
+
+@dataclass(frozen=True, slots=True)
+class BindContext:
+    """Context of a bind that is not part of the request.
+
+    ``project`` is the project of the instance in Placement, or None. ``owner_verified`` is False if
+    the project of the instance could not be determined. ``prepare_timeout`` limits the host work,
+    in seconds. ``limits`` is None if projects have no limits. ``epoch`` is that of the lease which
+    the bind must find, if the caller knows it. ``check_host`` is whether the agent of the host must
+    be up and Placement must have the providers, as explanations say; Nova, which has chosen the
+    host, binds without this. ``handle`` is the uuid of the only handle that may be claimed, None
+    for any. ``allocated`` are the units that Placement has allocated to the instance, by provider,
+    None if it was not asked or did not answer, and ``cordon_grace`` is the time in seconds for
+    which these are honoured after a cordon. ``owner_error`` is why Placement did not answer about
+    the instance.
+    """
+
+    now: datetime
+    prepare_timeout: float
+    project: str | None = None
+    owner_verified: bool = True
+    limits: ProjectLimits | None = None
+    epoch: int | None = None
+    check_host: bool = False
+    handle: str | None = None
+    allocated: Mapping[str, int] | None = None
+    cordon_grace: float = 0.0
+    owner_error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BindResult:
+    """Result of a bind: the rows of the ARQs that this call has bound, as they are now.
+
+    An ARQ that an earlier call has bound is left out. If ``host_work_pending`` is True, the ARQs
+    are BindStarted and wait for a job.
+    """
+
+    arqs: Sequence[store.ArqRow] = ()
+    host_work_pending: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimPlan:
+    """Demands of the ARQs of one call, and the deployables that they name.
+
+    ``to_prepare`` has the uuids of the providers whose handles need work on the host.
+    """
+
+    demands: Sequence[Demand]
+    deployables: Sequence[handle_claims.ClaimedProviderRow]
+    to_prepare: frozenset[str]
+
+    @property
+    def state(self) -> ArqState:
+        """Return the state of the ARQs after the claim."""
+        return ArqState.BIND_STARTED if self.to_prepare else ArqState.BOUND
+
+
+def make_plan(
+    tx: sa.Connection,
+    rows: Sequence[store.ArqRow],
+    hostname: str,
+    providers: Mapping[str, str],
+    *,
+    for_host: bool = False,
+) -> ClaimPlan:
+    """Return the plan of a claim; ``providers`` has the provider of each ARQ by the ARQ's uuid.
+
+    ``for_host`` is whether the host itself gets the devices. Raise NotFound if a provider does not
+    exist on the host, Conflict if the devices are for another target.
+    """
+    demands = [_to_demand(row, hostname, providers[row["uuid"]]) for row in rows]
+    for demand in demands:
+        check_user([demand.target], demand.profile, for_host=for_host)
+    deployables = handle_claims.providers(tx, sorted({demand.provider for demand in demands}))
+    check_providers(demands, deployables)
+    prepared = (row["provider"] for row in deployables if Ability.PREPARES in row["abilities"])
+    return ClaimPlan(demands, deployables, frozenset(prepared))
+
+
+def claim_planned(
+    tx: sa.Connection,
+    rows: Sequence[store.ArqRow],
+    updated: Sequence[store.ArqRow],
+    plan: ClaimPlan,
+    context: BindContext,
+    *,
+    instance: str | None,
+    subject: str,
+    wait: bool,
+) -> None:
+    """Claim the handles, enqueue the host work, and record who owns them.
+
+    ``rows`` are the ARQs, which are BindStarted or Bound in this transaction, and ``updated`` are
+    the same with their new values. ``subject`` is that of the job. Raise NoHandle or ClaimLost.
+    """
+    needs_cleaning = {
+        row["provider"] for row in plan.deployables if CLEANING_ABILITIES & set(row["abilities"])
+    }
+    ids = {row["uuid"]: row["id"] for row in rows}
+    chosen = claim(
+        tx,
+        plan.demands,
+        ids,
+        plan.deployables,
+        needs_cleaning=needs_cleaning,
+        wait=wait,
+        handle=context.handle,
+        check_host=context.check_host,
+        honoured=_find_honoured(tx, plan, context, instance),
+    )
+    if plan.to_prepare:
+        _enqueue_prepare_job(tx, ids.values(), plan, chosen, instance, subject, context)
+    by_provider = {row["provider"]: row for row in plan.deployables}
+    of_arqs = {demand.arq_uuid: by_provider[demand.provider] for demand in plan.demands}
+    entries.record_claimed(tx, updated, chosen, of_arqs, context.now)
+
+
+def _find_honoured(
+    tx: sa.Connection, plan: ClaimPlan, context: BindContext, instance: str | None
+) -> frozenset[str]:
+    """Return the providers whose cordon does not count, because Placement served the instance.
+
+    What the instance has already counts: an allocation is served once. Raise AllocationsUnread if
+    the allocations decide and are not in the context, Unavailable if Placement did not answer.
+    """
+    cordoned = {
+        row["provider"]: row["deployable_id"]
+        for row in plan.deployables
+        if is_in_grace(row["cordoned_since"], context.now, context.cordon_grace)
+    }
+    if not cordoned or instance is None:
+        return frozenset()
+    if context.owner_error is not None:
+        raise Unavailable(
+            f"it is unknown whether the instance was served before its device was cordoned: "
+            f"{context.owner_error}"
+        )
+    if context.allocated is None:
+        raise AllocationsUnread(instance)
+    owned = handle_claims.count_owned(tx, cordoned.values(), instance)
+    wanted = Counter(demand.provider for demand in plan.demands)
+    return frozenset(
+        provider
+        for provider, id_ in cordoned.items()
+        if owned.get(id_, 0) + wanted[provider] <= context.allocated.get(provider, 0)
+    )
+
+
+def _enqueue_prepare_job(
+    tx: sa.Connection,
+    ids: Collection[int],
+    plan: ClaimPlan,
+    chosen: Mapping[str, handle_claims.FreeHandleRow],
+    instance: str | None,
+    subject: str,
+    context: BindContext,
+) -> None:
+    """Enqueue the job that prepares the devices. Raise NoHandle if the agent is down."""
+    demands = [demand for demand in plan.demands if demand.provider in plan.to_prepare]
+    host = demands[0].host
+    if not agents.has_agent(tx, host, context.now):
+        reason = f"the agent of host {host} is down and its devices must be prepared"
+        failure = Failure(Predicate.HOST_DOWN, reason)
+        reasons = {demand.arq_uuid: [describe_rejection(demand, failure, 1)] for demand in demands}
+        raise make_no_handle_error(reasons, demands)
+    by_provider = {row["provider"]: row for row in plan.deployables}
+    items = [
+        WorkItem(
+            backend=row["backend"],
+            device=row["device"],
+            deployable=row["address"],
+            handle=chosen[demand.arq_uuid]["address"],
+            accel=demand.accel,
+        )
+        for demand in demands
+        if (row := by_provider[demand.provider])
+    ]
+    job = jobs.enqueue(
+        tx,
+        kind=JobKind.PREPARE,
+        host=host,
+        subject=subject,
+        arguments={"items": [item.to_dict() for item in items], "instance": instance},
+        now=context.now,
+        deadline=context.now + timedelta(seconds=context.prepare_timeout),
+    )
+    jobs.assign_arqs(tx, ids, job)
+
+
+def _to_demand(row: store.ArqRow, hostname: str, provider: str) -> Demand:
+    group, profile = parse_group(row["group"], "group"), row["device_profile_name"]
+    return Demand(
+        arq_uuid=row["uuid"],
+        provider=provider,
+        host=hostname,
+        resource_class=row["resource_class"],
+        required=group.required,
+        forbidden=group.forbidden,
+        accel=group.accel,
+        target=find_target(group, profile),
+        profile=profile,
+        group=row["device_profile_group_id"],
+        group_units=count_units(group),
+    )

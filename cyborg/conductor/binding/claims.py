@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claim a free handle for each ARQ of a bind, or explain why there is none."""
+
+import os
+import random
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import sqlalchemy as sa
+
+from cyborg.core.binding.attach_target import REQUIRED_INFO
+from cyborg.core.binding.selection import (
+    Candidate,
+    Demand,
+    choose_handles,
+    describe_rejection,
+    find_claim_failures,
+    put_first,
+)
+from cyborg.core.errors import NoHandle, NotFound
+from cyborg.core.explain.explanation import ProviderState
+from cyborg.core.explain.predicates import Failure, Predicate
+from cyborg.core.inventory.device_state import ENABLED
+from cyborg.core.naming import OWNER_TRAIT
+from cyborg.db.binding import claims as handle_claims
+from cyborg.db.binding.claims import ClaimedProviderRow, FreeHandleRow, HandleStateRow
+from cyborg.db.explain import provider_states
+
+MAX_HANDLES = 4096  # of one provider, more than a device has
+NO_HANDLES = Failure(Predicate.TOO_FEW_HANDLES, "no handle")
+
+# Faster than the generator of the system for thousands of handles. The workers of a conductor are
+# forks: with the same state all would choose the same handles.
+_RANDOM = random.Random()  # noqa: S311  (spreads load, no security purpose)
+os.register_at_fork(after_in_child=_RANDOM.seed)
+
+
+class ClaimLost(Exception):
+    """A concurrent transaction claimed a candidate handle. Roll back, and retry with ``wait``."""
+
+
+def claim(
+    tx: sa.Connection,
+    demands: Sequence[Demand],
+    ids: Mapping[str, int],
+    deployables: Sequence[ClaimedProviderRow],
+    *,
+    needs_cleaning: Collection[str],
+    wait: bool,
+    handle: str | None = None,
+    check_host: bool = False,
+    honoured: Collection[str] = (),
+) -> dict[str, FreeHandleRow]:
+    """Claim, for each demand, a free handle of the demanded provider; return them by ARQ uuid.
+
+    ``needs_cleaning`` has the uuids of the providers whose handles must be cleaned after use. The
+    column ``needs_cleaning`` of such a handle is set with the claim. ``handle`` is the uuid of the
+    only handle to claim. With ``check_host``, Placement must have the providers: the caller has
+    called ``check_available`` before. ``honoured`` are the uuids of the providers whose cordon does
+    not count. Raise NoHandle, NotFound or ClaimLost.
+    """
+    deployables = [_without_cordon(r) if r["provider"] in honoured else r for r in deployables]
+    units = Counter(demand.provider for demand in demands)
+    needs_info = {demand.provider for demand in demands if REQUIRED_INFO[demand.target]}
+    # The other ARQs must leave the handles with the info to later servers: choose among all.
+    mixed = bool(needs_info) and not all(REQUIRED_INFO[demand.target] for demand in demands)
+    rows: dict[int, FreeHandleRow] = {}
+    free_handles: list[Candidate] = []
+    for row in deployables:
+        provider = row["provider"]
+        # Not all handles may have the info: after an attempt that found none, lock all of them.
+        lock_all = mixed or (wait and provider in needs_info)
+        limit = MAX_HANDLES if lock_all else units[provider]
+        free = handle_claims.lock_unclaimed(
+            tx, row["deployable_id"], limit, wait=wait, handle=handle
+        )
+        free_handles += [_to_candidate(row, item) for item in free]
+        rows |= {item["id"]: item for item in free}
+    if len(free_handles) < len(demands):
+        # Without ``wait``, handles may be locked out of order: waiting now could be a deadlock.
+        if not wait:
+            raise ClaimLost
+        raise _explain_no_handle(
+            tx, demands, deployables, handle, check_host=check_host, honoured=honoured
+        )
+    try:
+        chosen = choose_handles(demands, free_handles, _RANDOM)
+    except NoHandle:
+        raise _explain_no_handle(
+            tx, demands, deployables, handle, check_host=check_host, honoured=honoured
+        ) from None
+    owners = {handle_id: ids[arq] for arq, handle_id in chosen.items()}
+    dirty = [item.handle_id for item in free_handles if item.provider in needs_cleaning]
+    claimed = handle_claims.claim(
+        tx,
+        owners,
+        needs_cleaning=dirty,
+        published=check_host,
+        honoured=[row["deployable_id"] for row in deployables if row["provider"] in honoured],
+    )
+    if claimed != len(owners):
+        raise ClaimLost
+    return {arq: rows[handle_id] for arq, handle_id in chosen.items()}
+
+
+def check_available(tx: sa.Connection, demands: Sequence[Demand]) -> None:
+    """Raise NoHandle if the agent of a host is down, or Placement does not have a provider.
+
+    The reasons are the first failing predicates, as in an explanation. The guards of the later
+    changes check both again: without them, a concurrent transaction could mark the agent down
+    between this query and the claim.
+    """
+    providers = sorted({demand.provider for demand in demands})
+    if not handle_claims.any_unavailable(tx, providers):
+        return
+    states = _read_states(tx, demands, check_host=True)
+    failures = find_claim_failures(demands, states)
+    if not failures:
+        raise ClaimLost  # it is available again
+    reasons: dict[str, list[dict[str, object]]] = {arq_uuid: [] for arq_uuid in failures}
+    raise put_first(reasons, failures, demands, _count_handles(states))
+
+
+def check_providers(demands: Sequence[Demand], deployables: Sequence[ClaimedProviderRow]) -> None:
+    """Raise NotFound unless the provider of each demand exists on the host of the demand.
+
+    The error names the provider and no ARQ: those of a device context or an attachment are created
+    in the transaction that is undone.
+    """
+    hosts = {row["provider"]: row["host"] for row in deployables}
+    for demand in demands:
+        if demand.provider not in hosts:
+            raise NotFound(
+                f"resource provider {demand.provider} does not exist in this service: take one of "
+                "cyborg deployable-list",
+                provider=demand.provider,
+            )
+        if hosts[demand.provider] != demand.host:
+            raise NotFound(
+                f"resource provider {demand.provider} is on host {hosts[demand.provider]}, not on "
+                f"{demand.host}: bind to its host, or take a provider of that host",
+                provider=demand.provider,
+                host=hosts[demand.provider],
+            )
+
+
+def _explain_no_handle(
+    tx: sa.Connection,
+    demands: Sequence[Demand],
+    deployables: Sequence[ClaimedProviderRow],
+    handle: str | None,
+    *,
+    check_host: bool,
+    honoured: Collection[str],
+) -> Exception:
+    """Return the NoHandle error, with the reasons why each handle cannot be claimed.
+
+    The first reason of each ARQ is the first failing predicate of its group, as in an explanation.
+    """
+    error = _list_rejections(tx, demands, deployables, handle)
+    if handle is not None or not isinstance(error, NoHandle):
+        return error
+    states = [
+        replace(state, facts=replace(state.facts, status=ENABLED, cordoned=False))
+        if state.uuid in honoured
+        else state
+        for state in _read_states(tx, demands, check_host=check_host)
+    ]
+    failures = find_claim_failures(demands, states)
+    return put_first(error.details["reasons"], failures, demands, _count_handles(states))
+
+
+def _read_states(
+    tx: sa.Connection, demands: Sequence[Demand], *, check_host: bool
+) -> list[ProviderState]:
+    """Return the states of the demanded providers; without ``check_host``, as if available."""
+    states = provider_states.find(
+        tx,
+        uuids={demand.provider for demand in demands},
+        attach_targets={demand.target for demand in demands},
+    )
+    if check_host:
+        return states
+    return [
+        replace(state, published=True, facts=replace(state.facts, host_down=False))
+        for state in states
+    ]
+
+
+def _count_handles(states: Iterable[ProviderState]) -> dict[str, int]:
+    return {state.uuid: state.handles.total for state in states}
+
+
+def _list_rejections(
+    tx: sa.Connection,
+    demands: Sequence[Demand],
+    deployables: Sequence[ClaimedProviderRow],
+    handle: str | None,
+) -> Exception:
+    """Return the NoHandle error with all predicates that the handles fail, or another one.
+
+    It is ClaimLost if a handle can be claimed now, NotFound if the only ``handle`` was deleted.
+    """
+    by_id = {row["deployable_id"]: row for row in deployables}
+    handles = handle_claims.all_handles(tx, sorted(by_id))
+    candidates = [
+        _to_candidate(
+            by_id[row["deployable_id"]],
+            row,
+            draining=row["draining"],
+            in_use=row["taken"],
+            dirty=row["dirty"],
+        )
+        for row in handles
+        if handle in (None, row["uuid"])
+    ]
+    if handle is not None and not candidates:
+        return NotFound(f"accelerator {handle} does not exist any more")
+    try:
+        choose_handles(demands, candidates, _RANDOM)
+    except NoHandle as exc:
+        for demand in demands:
+            if exc.details["reasons"].get(demand.arq_uuid) == []:  # a provider without handles
+                none = describe_rejection(demand, NO_HANDLES, 0)
+                exc.details["reasons"][demand.arq_uuid].append(none)
+        return exc
+    return ClaimLost()  # a handle was released since the first query, or was not locked by it
+
+
+def _without_cordon(row: ClaimedProviderRow) -> ClaimedProviderRow:
+    """Return the data of a provider as if its device were not cordoned."""
+    return {**row, "device_status": ENABLED, "cordoned": False}
+
+
+def _to_candidate(
+    deployable: ClaimedProviderRow,
+    handle: FreeHandleRow | HandleStateRow,
+    *,
+    draining: bool = False,
+    in_use: bool = False,
+    dirty: bool = False,
+) -> Candidate:
+    return Candidate(
+        handle_id=handle["id"],
+        handle=handle["uuid"],
+        provider=deployable["provider"],
+        resource_class=deployable["resource_class"],
+        # Placement shows this trait of each provider of ours; no report has it.
+        traits=frozenset(deployable["traits"]) | {OWNER_TRAIT},
+        device_status=deployable["device_status"],
+        health=deployable["health"],
+        draining=deployable["draining"] or draining,
+        setup_required=deployable["setup_required"],
+        reboot_required=deployable["reboot_required"],
+        failing=deployable["failing"],
+        deliverable=deployable["deliverable"],
+        backend_disabled=deployable["cordoned"],
+        programming=deployable["programming"],
+        restore_failed=deployable["restore_failed"],
+        in_use=in_use,
+        dirty=dirty,
+        device=deployable["device"],
+        numa_node=deployable["numa_node"],
+        info=handle["info"],
+    )

@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Enforce the limits of projects in the transactions that create and bind ARQs.
+
+The unified limits of keystone are cached by project.
+"""
+
+import threading
+import time
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import sqlalchemy as sa
+from oslo_config import cfg
+
+from cyborg.conductor.binding.project_lock import insert_row
+from cyborg.conf import quota as options
+from cyborg.core.binding import limits as core
+from cyborg.core.binding.limits import Limits
+from cyborg.core.errors import Misconfigured, Unavailable
+from cyborg.core.log import get_logger
+from cyborg.core.validation import check_text
+from cyborg.db.binding import project_units
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.threads.rate_limited_log import RateLimitedLogger
+
+LOG = get_logger(__name__)
+
+MAX_PROJECTS = 10_000
+"""Projects in the cache; the one that was not used for the longest time is dropped."""
+
+RETRY_DELAY = 10.0
+"""Seconds without a request for any project after one that failed."""
+
+
+class LimitReader(Protocol):
+    """Interface of ``cyborg.clients.limits.KeystoneLimits``."""
+
+    def read(self, project: str) -> Mapping[str, int]:
+        """Return the limits of a project by resource class. Raise Unavailable."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    limits: Limits
+    read_at: float
+    next_read_at: float
+
+
+class UnifiedLimits:
+    """Source of limits that reads them from keystone. Thread-safe."""
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        reader: LimitReader,
+        default: Mapping[str, int],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``default`` has limits of resource classes for which keystone has none."""
+        self._options = conf.quota
+        self._reader = reader
+        self._default = default
+        self._clock = clock
+        self._entries = OrderedDict[str, _Entry]()
+        self._lock = threading.Lock()
+        self._failure_log = RateLimitedLogger(clock, LOG)
+        self._error = ""
+        self._retry_at = float("-inf")
+
+    def known(self, project: str) -> Limits | None:
+        """Return the cached limits of a project, None if they must be read."""
+        with self._lock:
+            entry = self._entries.get(project)
+            if entry is None or self._clock() >= entry.next_read_at:
+                return None
+            self._entries.move_to_end(project)
+            return entry.limits
+
+    def find(self, project: str) -> Limits:
+        """Return the limits of a project, from keystone if the cached ones are too old.
+
+        One thread reads the limits again; the other ones use the old limits meanwhile. Raise
+        Unavailable if keystone does not answer and no limits are known. After a failed request,
+        calls do not wait for another one for RETRY_DELAY, whatever their project is.
+        """
+        with self._lock:
+            now = self._clock()
+            entry = self._entries.get(project)
+            if entry is not None and now - entry.read_at > self._max_age:
+                del self._entries[project]
+                entry = None
+            if entry is not None:
+                self._entries.move_to_end(project)
+                if now < max(entry.next_read_at, self._retry_at):
+                    return entry.limits
+                entry.next_read_at = now + RETRY_DELAY
+            elif now < self._retry_at:
+                raise Unavailable(
+                    f"cannot read the limits of project {project}, retry later; the last request "
+                    f"failed: {self._error}"
+                )
+        try:
+            limits = Limits(project, {**self._default, **self._reader.read(project)})
+        except Unavailable as exc:
+            with self._lock:
+                self._error, self._retry_at = exc.message, self._clock() + RETRY_DELAY
+            if entry is None:
+                raise
+            error = exc.message
+        else:
+            self._failure_log.recovered("Limits of keystone")
+            self._store(project, limits, now)
+            return limits
+        age = now - entry.read_at
+        self._failure_log.warn("Using limits that are %.0f s old: %s", age, error)
+        return entry.limits
+
+    @property
+    def _max_age(self) -> float:
+        return float(max(self._options.max_cache_age, self._options.cache_time))
+
+    def _store(self, project: str, limits: Limits, read_at: float) -> None:
+        with self._lock:
+            self._entries[project] = _Entry(limits, read_at, read_at + self._options.cache_time)
+            self._entries.move_to_end(project)
+            while len(self._entries) > MAX_PROJECTS:
+                self._entries.popitem(last=False)
+
+
+T = TypeVar("T")
+
+MAX_ATTEMPTS = 4
+"""Transactions of one call: a transaction finds out which projects it needs under its locks."""
+
+
+class LimitSource(Protocol):
+    """Source of the limits, such as the configuration file."""
+
+    def known(self, project: str) -> Limits | None:
+        """Return the limits of a project, None if another service has to be called for them."""
+
+    def find(self, project: str) -> Limits:
+        """Return the limits of a project; may call another service. Raise Unavailable."""
+
+
+class ProjectsMissing(Exception):
+    """A transaction needs the limits, or the lock rows, of more projects. Roll back, retry."""
+
+    def __init__(self, projects: Collection[str]) -> None:
+        super().__init__(", ".join(sorted(projects)))
+        self.projects = projects
+
+
+class StaticLimits:
+    """The limits of the configuration file."""
+
+    def __init__(self, conf: cfg.ConfigOpts) -> None:
+        """Parse the options. Raise Misconfigured."""
+        self._default = parse_default_limits(conf)
+        self._projects = core.parse_project_limits(
+            conf.quota.project_limits, "[quota] project_limits"
+        )
+
+    def known(self, project: str) -> Limits:
+        """Return the limits of a project."""
+        return Limits(project, {**self._default, **self._projects.get(project, {})})
+
+    find = known
+
+
+class ProjectLimits:
+    """The limits of projects during one call: they do not change between its transactions."""
+
+    def __init__(self, source: LimitSource) -> None:
+        self._source = source
+        self._found: dict[str, Limits] = {}
+
+    def known(self, projects: Collection[str]) -> dict[str, Limits]:
+        """Return the limits of projects. Raise ProjectsMissing if another service has them."""
+        limits = {name: self._found.get(name) or self._source.known(name) for name in projects}
+        known = {name: found for name, found in limits.items() if found is not None}
+        if missing := set(projects) - set(known):
+            raise ProjectsMissing(missing)
+        self._found |= known
+        return known
+
+    def find(self, project: str) -> None:
+        """Find the limits of a project, for ``known``. Raise Unavailable."""
+        self._found[project] = self._source.find(project)
+
+    def __contains__(self, project: str) -> bool:
+        return project in self._found
+
+
+class LimitEnforcer:
+    """Provides transactions with the limits and the lock rows of their projects."""
+
+    def __init__(self, uow: UnitOfWork, source: LimitSource) -> None:
+        self._uow = uow
+        self._source = source
+
+    def run(self, projects: Iterable[str | None], work: Callable[[ProjectLimits], T]) -> T:
+        """Return the result of ``work``, which runs a transaction with the limits of projects.
+
+        ``projects`` are those that are known before. If ``work`` raises ProjectsMissing, it runs
+        again with the limits of these projects too. Raise Unavailable.
+        """
+        limits = ProjectLimits(self._source)
+        for name in projects:
+            if name is not None:
+                limits.find(name)
+        for _ in range(MAX_ATTEMPTS):
+            try:
+                return work(limits)
+            except ProjectsMissing as exc:
+                missing = exc.projects
+            for name in missing:
+                if name in limits:
+                    insert_row(self._uow, name)
+                else:
+                    limits.find(name)
+        raise Unavailable("the projects of the accelerator requests change concurrently, retry")
+
+
+class LimitLookup:
+    """Lookup of the limits of a project for the API."""
+
+    def __init__(self, conf: cfg.ConfigOpts, source: LimitSource | None) -> None:
+        """Without ``source``, only the numbers of ARQs, contexts and attachments are limited."""
+        self._conf = conf
+        self._source = source
+
+    def get(self, project_id: str) -> dict[str, Any]:
+        """Return the maximum numbers of objects, and under ``units`` those of each resource class.
+
+        Raise Unavailable.
+        """
+        project = check_text("project_id", project_id)
+        limits = None if self._source is None else self._source.find(project)
+        return {
+            "arqs": self._conf.conductor.max_project_arqs,
+            "attachments": self._conf.attachments.max_per_project,
+            "device_contexts": self._conf.device_contexts.max_per_project,
+            "units": {} if limits is None else dict(limits.units),
+        }
+
+
+def run_with_limits(
+    enforcer: LimitEnforcer | None,
+    projects: Iterable[str | None],
+    work: Callable[[ProjectLimits | None], T],
+) -> T:
+    """Return the result of ``work``, called with None if there is no enforcer."""
+    return work(None) if enforcer is None else enforcer.run(projects, work)
+
+
+def parse_default_limits(conf: cfg.ConfigOpts) -> dict[str, int]:
+    """Return the limits of the option ``default_limits``. Raise Misconfigured."""
+    return core.parse_default_limits(conf.quota.default_limits, "[quota] default_limits")
+
+
+def make_source(conf: cfg.ConfigOpts) -> LimitSource | None:
+    """Return the configured source of limits, None without limits. Raise Misconfigured."""
+    if conf.quota.driver == options.NONE:
+        return None
+    if conf.quota.driver == options.STATIC:
+        return StaticLimits(conf)
+    return _make_unified(conf)
+
+
+def _make_unified(conf: cfg.ConfigOpts) -> UnifiedLimits:
+    # A late import: oslo.limit is an optional dependency and slow to import.
+    try:
+        from cyborg.clients.limits import KeystoneLimits
+    except ImportError as exc:
+        raise Misconfigured(
+            f"[quota] driver = unified needs pip install 'cyborg[limits]': {exc}",
+            option="[quota] driver",
+        ) from exc
+    return UnifiedLimits(conf, KeystoneLimits(conf), parse_default_limits(conf))
+
+
+def check_create(
+    tx: sa.Connection, project: str | None, units: Mapping[str, int], limits: ProjectLimits
+) -> None:
+    """Raise OverLimit if a project cannot create ARQs of these units by resource class."""
+    if project is None:
+        return
+    found = limits.known([project])[project]
+    if classes := found.limited(units):
+        _lock(tx, [project])
+        used = project_units.count(tx, project, classes, bound=False)
+        core.check_created(found, used, units)
+
+
+def check_bind(
+    tx: sa.Connection, units: Iterable[tuple[str | None, str]], limits: ProjectLimits
+) -> None:
+    """Raise OverLimit if a project cannot bind its ARQs of these units.
+
+    ``units`` has the project, after the bind, and the resource class of each ARQ to bind.
+    """
+    by_project = defaultdict[str, Counter[str]](Counter)
+    for project, resource_class in units:
+        if project is not None:
+            by_project[project][resource_class] += 1
+    found = limits.known(by_project)
+    limited = {
+        project: classes
+        for project, requested in sorted(by_project.items())
+        if (classes := found[project].limited(requested))
+    }
+    _lock(tx, limited)
+    for project, classes in limited.items():
+        bound = project_units.count(tx, project, classes, bound=True)
+        core.check_bound(found[project], bound, by_project[project])
+
+
+def _lock(tx: sa.Connection, projects: Iterable[str]) -> None:
+    """Lock projects, which must be sorted. Raise ProjectsMissing if some have no row yet."""
+    if missing := [project for project in projects if not project_units.lock(tx, project)]:
+        raise ProjectsMissing(missing)

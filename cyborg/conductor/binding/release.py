@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Release the handles of ARQs and enqueue their cleaning, within the transaction of the caller.
+
+A handle that was prepared, or must be sanitised, is dirty once it is released. The transaction that
+removes the owner also enqueues a release job for each host. The handle cannot be claimed before
+that job is done.
+"""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+import sqlalchemy as sa
+
+from cyborg.conductor.custody import entries
+from cyborg.core.binding.states import OWNING_STATES, Step, source_states
+from cyborg.core.contexts.refusals import PREPARE_FAILED, ContextFailure, make_job_failure
+from cyborg.core.errors import WrongState
+from cyborg.core.jobs.job import JobKind, JobState, WorkItem
+from cyborg.db.binding import claims as handle_claims
+from cyborg.db.binding import write as store
+from cyborg.db.jobs import write as jobs
+from cyborg.db.providers import write as providers
+
+MAX_HANDLES_PER_JOB = 64  # a job is one message
+CANCELLED_ERROR = "other ARQs of the same host work were unbound or deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseResult:
+    """Result of a release: the number of ARQs, and the work that follows the commit.
+
+    ``failed_arqs`` are the rows of other ARQs of the same instances, whose bind waited for the same
+    host work. They are now BindFailed, and Nova must be notified. ``instances`` has the released
+    ARQs by instance; ARQs without an instance have the key "".
+    """
+
+    count: int
+    jobs_created: int = 0
+    failed_arqs: Sequence[store.ArqRow] = ()
+    instances: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+def stays(row: store.ArqRow, *, keep: bool) -> bool:
+    """Return whether the release of an ARQ unbinds it; otherwise it deletes it.
+
+    The ARQs of a device context are used again by its next bind. They are deleted with it.
+    """
+    return keep or row["context_id"] is not None
+
+
+def is_idle(row: store.ArqRow) -> bool:
+    """Return whether it is an ARQ of a device context that is not bound: nothing to release."""
+    return row["context_id"] is not None and row["state"] not in source_states(Step.UNBIND)
+
+
+def release(
+    tx: sa.Connection, rows: Sequence[store.ArqRow], *, keep: bool, now: datetime, timeout: float
+) -> ReleaseResult:
+    """Free the handles of locked ARQs (``store.lock``), then unbind or delete the ARQs.
+
+    Unbind the ARQs if ``keep`` is True, else delete them. The ARQs of a device context are always
+    unbound; those that are unbound already do not change. An unbound ARQ waits for the job that
+    cleans its former handle; if the job takes longer than ``timeout`` seconds, the ARQ becomes
+    UnbindFailed. Raise WrongState if the state of an ARQ does not allow it.
+    """
+    rows = [row for row in rows if keep or not is_idle(row)]
+    if not rows:
+        return ReleaseResult(0)
+    ids = [row["id"] for row in rows]
+    owning = [row for row in rows if row["state"] in OWNING_STATES]
+    # The job of an unbound ARQ cleans its former handle, and must go on without the ARQ.
+    cancelled = sorted({row["job_id"] for row in owning if row["job_id"] is not None})
+    failed: Sequence[store.ArqRow] = ()
+    cancelled_uuids: list[str] = []
+    if cancelled:
+        failed = [row for row in store.lock_of_jobs(tx, cancelled) if row["id"] not in ids]
+        cancelled_uuids = jobs.uuids(tx, cancelled)
+        restores = set(jobs.failing_restores(tx, cancelled))
+        jobs.end(tx, cancelled, JobState.CANCELLED, "its ARQs were unbound or deleted")
+        if uncordoned := [row for row in owning if row["job_id"] in restores]:
+            providers.mark_stale_existing(tx, store.providers_of(uncordoned), now)
+        # Either all ARQs of an instance are bound, or none.
+        store.fail_bind(tx, [row["id"] for row in failed])
+    owners = [row["id"] for row in (*owning, *failed)]
+    for reason, is_kept in (("unbound", True), ("deleted", False)):
+        released = [row for row in owning if stays(row, keep=keep) is is_kept]
+        entries.record_released(tx, released, now, reason=reason)
+    entries.record_released(tx, failed, now, reason="bind_failed", error=CANCELLED_ERROR)
+    dirty = handle_claims.release(tx, owners, now) if owners else ()
+    cleaning = enqueue_cleaning(tx, dirty, now=now, timeout=timeout, cancelled_jobs=cancelled_uuids)
+    kept = [row["id"] for row in rows if stays(row, keep=keep)]
+    changed = 0
+    if kept:
+        owners_by_handle = {row["id"]: row["owner_id"] for row in dirty}
+        waits = {owners_by_handle[handle]: job for handle, job in cleaning.items()}
+        changed += store.unbind(tx, kept, {arq: job for arq, job in waits.items() if arq in kept})
+    if deleted := [id_ for id_ in ids if id_ not in kept]:
+        changed += store.delete(tx, deleted)
+    if changed != len(ids):
+        raise WrongState(
+            f"cannot {'unbind' if keep else 'delete'} {len(ids) - changed} of {len(ids)} ARQs "
+            "in their current state",
+            requests=sorted(row["uuid"] for row in rows),
+        )
+    instances = defaultdict[str, list[str]](list)
+    for row in rows:
+        instances[row["instance_uuid"] or ""].append(row["uuid"])
+    return ReleaseResult(len(ids), len(set(cleaning.values())), failed, instances)
+
+
+def fail_binds(
+    tx: sa.Connection,
+    rows: Sequence[store.ArqRow],
+    *,
+    now: datetime,
+    timeout: float,
+    cancelled_jobs: Collection[str],
+    error: str | None = None,
+) -> int:
+    """Set locked ARQs from BindStarted to BindFailed and free their handles.
+
+    ``cancelled_jobs`` are the uuids of jobs that must no longer start, and ``error`` is why the
+    bind failed. Return the number of release jobs that undo the host work.
+    """
+    ids = [row["id"] for row in rows]
+    if store.fail_bind(tx, ids) != len(ids):
+        raise WrongState("the state of an ARQ changed during the rollback of its bind")
+    entries.record_released(tx, rows, now, reason="bind_failed", error=error)
+    dirty = handle_claims.release(tx, ids, now)
+    cleaning = enqueue_cleaning(tx, dirty, now=now, timeout=timeout, cancelled_jobs=cancelled_jobs)
+    return len(set(cleaning.values()))
+
+
+def make_cancelled(now: datetime) -> ContextFailure:
+    """Return the failure of a bind of which other ARQs were released."""
+    return make_job_failure(PREPARE_FAILED, CANCELLED_ERROR, None, None, now)
+
+
+def enqueue_cleaning(
+    tx: sa.Connection,
+    handles: Sequence[handle_claims.DirtyHandleRow],
+    *,
+    now: datetime,
+    timeout: float,
+    cancelled_jobs: Collection[str] = (),
+    repeated: bool = False,
+) -> dict[int, int]:
+    """Enqueue release jobs that clean these dirty handles.
+
+    Return, by the row id of each handle, the row id of its job. The deadline of the jobs is in
+    ``timeout`` seconds; after the deadline they are still retried. ``repeated`` is True if earlier
+    jobs have ended without cleaning the handles: unbound ARQs that waited for an earlier job then
+    wait for the new job.
+    """
+    by_host = sorted(handles, key=lambda row: (row["host"], row["id"]))
+    created: dict[int, int] = {}
+    for host, rows in _batches_by_host(by_host):
+        job = jobs.enqueue(
+            tx,
+            kind=JobKind.RELEASE,
+            host=host,
+            subject=rows[0]["deployable"],
+            arguments={
+                "items": [work_item(row).to_dict() for row in rows],
+                "cancels": list(cancelled_jobs),
+            },
+            now=now,
+            deadline=now + timedelta(seconds=timeout),
+        )
+        ids = [row["id"] for row in rows]
+        if repeated:
+            store.replace_release_jobs(tx, ids, job)
+        jobs.assign_cleaning(tx, ids, job)
+        created |= dict.fromkeys(ids, job)
+    return created
+
+
+def _batches_by_host(
+    by_host: Sequence[handle_claims.DirtyHandleRow],
+) -> Iterator[tuple[str, Sequence[handle_claims.DirtyHandleRow]]]:
+    """Yield the handles of each host in batches of at most MAX_HANDLES_PER_JOB."""
+    for host, group in itertools.groupby(by_host, key=lambda row: row["host"]):
+        rows = list(group)
+        for start in range(0, len(rows), MAX_HANDLES_PER_JOB):
+            yield host, rows[start : start + MAX_HANDLES_PER_JOB]
+
+
+def work_item(
+    row: handle_claims.DirtyHandleRow, accel: Mapping[str, str] | None = None
+) -> WorkItem:
+    """Convert a handle row to a work item for the agent."""
+    return WorkItem(
+        backend=row["backend"],
+        device=row["device"],
+        deployable=row["deployable"],
+        handle=row["address"],
+        accel=accel or {},
+    )

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many more servers with given request groups fit on a host, and why handles are unusable.
+
+A server needs all groups, on one host. Each group is served by one provider, and several groups may
+share a provider that has enough handles: the rules of Placement with ``group_policy=none``.
+
+The capacity is that of free handles in the database. Allocations in Placement without an ARQ, other
+resources of the server (memory, processors) and the limits of Nova's scheduler are not known here.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cyborg.core.explain.explanation import GroupDemand, ProviderState, find_device_failure
+from cyborg.core.explain.packing import Budget, Kind, pack
+from cyborg.core.explain.predicates import MATCHING, Predicate, device_failures, find_trait_failure
+from cyborg.core.inventory.device import Layout
+
+DEFAULT_EFFORT = 50_000
+"""Steps of the exact searches in one computation: together they take a few seconds at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostCapacity:
+    """Number of servers that fit on a host; a lower bound unless ``exact``.
+
+    ``free`` are the handles that at least one group could use now, ``total`` all handles of the
+    providers that match a group. ``losses`` are the other handles, by the predicate that they fail.
+    The handles of OTHER_LAYOUT are not part of ``total``: they are the additional handles that idle
+    devices would have in another layout.
+    """
+
+    host: str
+    servers: int
+    exact: bool
+    free: int
+    total: int
+    losses: Mapping[Predicate, int]
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Counts of the handles of a host."""
+
+    free: int = 0
+    total: int = 0
+    losses: Counter[Predicate] = field(default_factory=Counter)
+
+
+def compute_capacity(
+    demands: Sequence[GroupDemand],
+    providers: Iterable[ProviderState],
+    effort: int = DEFAULT_EFFORT,
+) -> list[HostCapacity]:
+    """Return the capacity of each host that has one of the providers, ordered by host.
+
+    The result is exact if the groups of each resource class request equal numbers of handles, which
+    is the usual case. With different numbers it is exact on hosts with few handles.
+    ``core.arq.packing`` says what is approximated; ``effort`` limits its searches and its bounds
+    for all hosts together. When it is spent, the result for the remaining hosts is a lower bound.
+    Hosts with equal free handles are computed once.
+    """
+    by_host: dict[str, list[ProviderState]] = {}
+    for provider in providers:
+        by_host.setdefault(provider.host, []).append(provider)
+    kinds = _make_kinds(demands)
+    budget = Budget(effort)
+    cache: dict[object, tuple[int, bool]] = {}
+    capacities = []
+    for host, states in sorted(by_host.items()):
+        tally, bins = _count_handles(demands, states)
+        key = tuple(sorted(Counter(bins).items()))
+        if key not in cache:
+            cache[key] = _fit_servers(kinds, bins, budget)
+        servers, exact = cache[key]
+        capacities.append(
+            HostCapacity(host, servers, exact, tally.free, tally.total, dict(tally.losses))
+        )
+    return capacities
+
+
+def _make_kinds(demands: Sequence[GroupDemand]) -> dict[str | None, list[tuple[int, Kind]]]:
+    """Return the distinct demands by resource class: (index of a demand, kind)."""
+    counts: dict[object, tuple[int, int]] = {}
+    for index, demand in enumerate(demands):
+        first, count = counts.get(demand.kind, (index, 0))
+        counts[demand.kind] = first, count + 1
+    kinds: dict[str | None, list[tuple[int, Kind]]] = {}
+    for first, count in counts.values():
+        demand = demands[first]
+        kinds.setdefault(demand.resource_class, []).append((first, Kind(demand.count, count)))
+    return kinds
+
+
+def _fit_servers(
+    kinds: Mapping[str | None, Sequence[tuple[int, Kind]]],
+    bins: Sequence[tuple[int, ...]],
+    budget: Budget,
+) -> tuple[int, bool]:
+    """Return the number of servers that fit, and whether it is exact.
+
+    A provider has one resource class, so that the classes are independent of each other.
+    """
+    results = []
+    for members in kinds.values():
+        indexes = [index for index, _ in members]
+        caps = [tuple(bin_[index] for index in indexes) for bin_ in bins]
+        results.append(pack([kind for _, kind in members], [c for c in caps if any(c)], budget))
+    servers = min(count for count, _ in results)
+    return servers, any(exact for count, exact in results if count == servers)
+
+
+def _count_handles(
+    demands: Sequence[GroupDemand], providers: Sequence[ProviderState]
+) -> tuple[_Tally, list[tuple[int, ...]]]:
+    """Count the handles of a host; return also the free handles of each provider, by demand."""
+    tally = _Tally()
+    bins: list[tuple[int, ...]] = []
+    devices: dict[str, list[ProviderState]] = {}
+    for provider in providers:
+        devices.setdefault(provider.device_uuid, []).append(provider)
+        if caps := _count_provider(demands, provider, tally):
+            bins.append(caps)
+    for states in devices.values():
+        if gain := _layout_gain(demands, states):
+            tally.losses[Predicate.OTHER_LAYOUT] += gain
+    return tally, bins
+
+
+def _count_provider(
+    demands: Sequence[GroupDemand], provider: ProviderState, tally: _Tally
+) -> tuple[int, ...]:
+    """Count the handles of a provider; return its free handles by demand, empty without any."""
+    failures = [find_device_failure(demand, provider) for demand in demands]
+    predicates = [failure.predicate for failure in failures if failure is not None]
+    if len(predicates) == len(demands):
+        # The group that came nearest decides.
+        nearest = max(predicates, key=lambda predicate: predicate.position)
+        if nearest not in MATCHING:
+            tally.total += provider.handles.total
+            tally.losses[nearest] += provider.handles.total
+        return ()
+    handles = provider.handles
+    caps = tuple(
+        handles.fitting(demand.target) if failure is None else 0
+        for demand, failure in zip(demands, failures, strict=True)
+    )
+    usable = max(caps)
+    tally.total += handles.total
+    tally.free += usable
+    for predicate, count in (
+        (Predicate.DRAINING, handles.draining),
+        (Predicate.TAKEN, handles.taken),
+        (Predicate.CLEANING, handles.cleaning),
+        (Predicate.ATTACH_TARGET, handles.free - usable),
+    ):
+        if count:
+            tally.losses[predicate] += count
+    return caps if usable else ()
+
+
+def _layout_gain(demands: Sequence[GroupDemand], providers: Sequence[ProviderState]) -> int:
+    """Return how many more usable handles an idle device would have in its best layout.
+
+    In another layout, a deployable has the traits of that layout, and those of its present traits
+    that belong to no layout. The result is 0 for a device with a condition that excludes it. A
+    layout with fewer handles of a resource class that another group needs does not count.
+    """
+    first = providers[0]
+    if len(first.layouts) < 2:
+        return 0
+    if any(
+        device_failures(state.facts) or state.handles.free < state.handles.total
+        for state in providers
+    ):
+        return 0
+    present = Counter[str]()
+    for state in providers:
+        if _is_usable(demands, state.resource_class, state.traits, state.handles.total):
+            present[state.resource_class] += state.handles.total
+    return max(
+        (
+            _count_gain(present, _count_offers(demands, providers, layout))
+            for layout in first.layouts
+            if layout.name != first.layout
+        ),
+        default=0,
+    )
+
+
+def _count_gain(present: Counter[str], offered: Counter[str]) -> int:
+    """Return how many handles a change adds; 0 if it removes handles of some resource class."""
+    return offered.total() - present.total() if present <= offered else 0
+
+
+def _count_offers(
+    demands: Sequence[GroupDemand], providers: Sequence[ProviderState], layout: Layout
+) -> Counter[str]:
+    """Return the numbers of usable handles in a layout by resource class."""
+    traits = frozenset.intersection(*(state.traits_in(layout) for state in providers))
+    return Counter(
+        {
+            resource_class: count
+            for resource_class, count in layout.offers.items()
+            if _is_usable(demands, resource_class, traits, count)
+        }
+    )
+
+
+def _is_usable(
+    demands: Sequence[GroupDemand], resource_class: str, traits: frozenset[str], handles: int
+) -> bool:
+    """Return whether a provider with these handles could serve one of the groups."""
+    return any(
+        demand.resource_class == resource_class
+        and demand.count <= handles
+        and find_trait_failure(demand.required, demand.forbidden, traits) is None
+        for demand in demands
+    )

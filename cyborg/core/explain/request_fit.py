@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether hosts can serve all groups of a request together.
+
+A provider may have enough handles for each group alone, and too few for all of them. A server, or a
+device context, needs all its groups on one host. So a group that no predicate excludes still fails:
+
+* as TAKEN_IN_CALL if groups that share providers need more handles than these have together;
+* as OTHER_GROUP if the host cannot serve another group of the request.
+
+Explanations, refused binds and allocation candidates use this evaluation.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from cyborg.core.explain.explanation import (
+    Check,
+    GroupDemand,
+    GroupSummary,
+    ProviderState,
+    find_failures,
+    find_first_equals,
+    find_first_failure,
+)
+from cyborg.core.explain.packing import Budget, Caps, Kind, fits_once
+from cyborg.core.explain.predicates import Failure, Predicate, fail
+
+TOGETHER = "groups {} together need more handles than host {} has"
+EFFORT = 5000
+"""Steps of the searches in one evaluation: a tenth of those of a capacity."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFit:
+    """The failures of providers for the groups of a request.
+
+    ``alone`` has for each provider its first failure for each distinct group, by the index of the
+    first equal demand. ``joint`` has by host the failures of groups that a provider of the host
+    fits alone, by the same index. ``fitting_hosts`` can serve all groups together.
+    """
+
+    demands: Sequence[GroupDemand]
+    firsts: tuple[int, ...]
+    check: Check | None
+    alone: Sequence[tuple[ProviderState, Mapping[int, Failure | None]]]
+    joint: Mapping[str, Mapping[int, Failure]]
+    fitting_hosts: frozenset[str]
+
+    def failures(self, provider: ProviderState) -> list[Failure | None]:
+        """Return the first failure of a provider for each demand, with those of its host."""
+        joint = self.joint.get(provider.host, {})
+        found = find_failures(self.demands, self.firsts, provider, self.check)
+        return [own or joint.get(first) for own, first in zip(found, self.firsts, strict=True)]
+
+    def summarize(self) -> list[GroupSummary]:
+        """Return for each group how many providers fit, and how many fail at which predicate.
+
+        The summaries of equal groups share their counters.
+        """
+        found = {first: GroupSummary(self.demands[first]) for first in self.firsts}
+        for provider, alone in self.alone:
+            joint = self.joint.get(provider.host, {})
+            for first, own in alone.items():
+                found[first].count(provider, own or joint.get(first))
+        return [
+            replace(found[first], demand=demand)
+            for demand, first in zip(self.demands, self.firsts, strict=True)
+        ]
+
+
+def evaluate_request(
+    demands: Sequence[GroupDemand],
+    providers: Iterable[ProviderState],
+    check: Check | None = None,
+    effort: int = EFFORT,
+) -> RequestFit:
+    """Evaluate all groups of a request; ``providers`` are all providers of each host.
+
+    ``effort`` limits the searches for groups that compete, on all hosts together. A host whose
+    search ends without a result counts as one that fits.
+    """
+    firsts = find_first_equals(demands)
+    kinds = tuple(dict.fromkeys(firsts))
+    alone: list[tuple[ProviderState, Mapping[int, Failure | None]]] = []
+    hosts: dict[str, list[Caps]] = {}
+    for provider in providers:
+        found = {first: find_first_failure(demands[first], provider, check) for first in kinds}
+        alone.append((provider, found))
+        caps = tuple(
+            provider.handles.fitting(demands[first].target) if failure is None else 0
+            for first, failure in found.items()
+        )
+        bins = hosts.setdefault(provider.host, [])
+        if any(caps):
+            bins.append(caps)
+    search = _Search(demands, firsts, kinds, Budget(effort))
+    joint: dict[str, dict[int, Failure]] = {}
+    fitting: set[str] = set()
+    for host, bins in hosts.items():
+        problem = search.find(bins)
+        if problem is None:
+            fitting.add(host)
+        elif bins:
+            joint[host] = _describe(demands, firsts, problem, host)
+    return RequestFit(demands, firsts, check, alone, joint, frozenset(fitting))
+
+
+class _Problem(NamedTuple):
+    """Why a host cannot serve all groups together: sets of indexes of first equal demands.
+
+    ``unserved`` fit no provider of the host. The groups of each set in ``competing`` fit alone, and
+    not together; those in ``idle`` are the rest.
+    """
+
+    unserved: tuple[int, ...]
+    competing: tuple[tuple[int, ...], ...]
+    idle: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Search:
+    """A search for the groups that prevent a host from serving a request.
+
+    Hosts with equal free handles are searched once.
+    """
+
+    demands: Sequence[GroupDemand]
+    firsts: Sequence[int]
+    kinds: Sequence[int]
+    budget: Budget
+    cache: dict[object, _Problem | None] = field(default_factory=dict)
+
+    def find(self, bins: Sequence[Caps]) -> _Problem | None:
+        """Return why a host with these free handles, by kind, serves no request; None if it does.
+
+        A bin is a provider.
+        """
+        key = tuple(sorted(Counter(bins).items()))
+        if key not in self.cache:
+            self.cache[key] = self._find(bins)
+        return self.cache[key]
+
+    def _find(self, bins: Sequence[Caps]) -> _Problem | None:
+        columns = range(len(self.kinds))
+        served = [column for column in columns if any(caps[column] for caps in bins)]
+        competing = [
+            part for part in _split(served, bins) if self._fits_together(part, bins) is False
+        ]
+        unserved = tuple(self.kinds[column] for column in columns if column not in served)
+        if not unserved and not competing:
+            return None
+        busy = {column for part in competing for column in part}
+        return _Problem(
+            unserved,
+            tuple(tuple(self.kinds[column] for column in part) for part in competing),
+            tuple(self.kinds[column] for column in served if column not in busy),
+        )
+
+    def _fits_together(self, columns: Sequence[int], bins: Sequence[Caps]) -> bool | None:
+        """Return whether groups fit together; None if that was not found out."""
+        counts = Counter(self.firsts)
+        kinds = [
+            Kind(self.demands[first].count, counts[first])
+            for first in (self.kinds[column] for column in columns)
+        ]
+        if len(kinds) == 1 and kinds[0].count == 1:
+            return True
+        caps = [tuple(bin_[column] for column in columns) for bin_ in bins]
+        return fits_once(kinds, [each for each in caps if any(each)], self.budget)
+
+
+def _split(columns: Sequence[int], bins: Iterable[Caps]) -> list[list[int]]:
+    """Return the columns in parts: two columns are in one part if they can use one bin."""
+    parts = [{column} for column in columns]
+    for caps in set(bins):
+        users = {column for column in columns if caps[column]}
+        merged = [part for part in parts if part & users]
+        if len(merged) > 1:
+            parts = [part for part in parts if not part & users]
+            parts.append(set().union(*merged))
+    return [sorted(part) for part in parts]
+
+
+def _describe(
+    demands: Sequence[GroupDemand], firsts: Sequence[int], problem: _Problem, host: str
+) -> dict[int, Failure]:
+    """Return the failures of the groups that the host serves alone, by their first equal demand."""
+    found: dict[int, Failure] = {}
+    for part in problem.competing:
+        text = TOGETHER.format(_list_numbers(demands, firsts, part), host)
+        found |= dict.fromkeys(part, Failure(Predicate.TAKEN_IN_CALL, text))
+    blocking = problem.unserved or problem.competing[0]
+    other = fail(Predicate.OTHER_GROUP, _list_numbers(demands, firsts, blocking))
+    return found | dict.fromkeys(problem.idle, other)
+
+
+def _list_numbers(
+    demands: Sequence[GroupDemand], firsts: Sequence[int], chosen: Collection[int]
+) -> str:
+    """Return the numbers of groups, such as ``0, 1 and 2``; ``chosen`` are first equal demands."""
+    *numbers, last = [
+        str(demand.number) for demand, first in zip(demands, firsts, strict=True) if first in chosen
+    ]
+    return f"{', '.join(numbers)} and {last}" if numbers else last

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the attach handles of attachments, for the mode and the guest of an attachment.
+
+The type of a handle decides in which mode it can be attached; agents attach the devices to running
+guests.
+"""
+
+from collections.abc import Collection
+from typing import Any, TypedDict
+
+import sqlalchemy as sa
+
+from cyborg.core.attachments.attachment import AttachmentState, Mode
+from cyborg.core.binding.states import OWNING_STATES, ArqState
+from cyborg.core.hosts.liveness import AGENT, LIVE_ATTACH
+from cyborg.core.jobs.job import JobState
+from cyborg.db.rows import fetch_all
+from cyborg.db.schema import (
+    arqs,
+    attach_handles,
+    attachments,
+    deployables,
+    devices,
+    jobs,
+    services,
+)
+
+
+def of_accelerator(tx: sa.Connection, uuid: str) -> set[str]:
+    """Return the type of an accelerator, nothing if it does not exist."""
+    query = sa.select(attach_handles.c.type).where(attach_handles.c.uuid == uuid)
+    return set(tx.scalars(query))
+
+
+def of_hosts(
+    tx: sa.Connection, hosts: Collection[str], classes: Collection[str]
+) -> dict[str, set[str]]:
+    """Return the types of the handles of hosts, by resource class."""
+    query = (
+        sa.select(deployables.c.resource_class, attach_handles.c.type)
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .join(attach_handles, attach_handles.c.deployable_id == deployables.c.id)
+        .where(devices.c.host.in_(sorted(hosts)), deployables.c.resource_class.in_(sorted(classes)))
+        .distinct()
+    )
+    return _group(tx, query)
+
+
+def of_providers(tx: sa.Connection, providers: Collection[str]) -> dict[str, set[str]]:
+    """Return the types of the handles of resource providers, by the uuid of the provider."""
+    query = (
+        sa.select(deployables.c.rp_uuid, attach_handles.c.type)
+        .join(attach_handles, attach_handles.c.deployable_id == deployables.c.id)
+        .where(deployables.c.rp_uuid.in_(sorted(providers)))
+        .distinct()
+    )
+    return _group(tx, query)
+
+
+def of_arqs(tx: sa.Connection, ids: Collection[int]) -> set[str]:
+    """Return the types of the handles that ARQs own, by row id."""
+    query = sa.select(attach_handles.c.type).where(attach_handles.c.arq_id.in_(sorted(ids)))
+    return set(tx.scalars(query.distinct()))
+
+
+def of_attachments(tx: sa.Connection, ids: Collection[int]) -> dict[int, set[str]]:
+    """Return the types of the handles that the ARQs of attachments own, by row id."""
+    query = (
+        sa.select(arqs.c.attachment_id, attach_handles.c.type)
+        .join(attach_handles, attach_handles.c.arq_id == arqs.c.id)
+        .where(arqs.c.attachment_id.in_(sorted(ids)))
+        .distinct()
+    )
+    return _group(tx, query)
+
+
+def _group(tx: sa.Connection, query: sa.Select[Any]) -> dict[Any, set[str]]:
+    """Return the types that a query selects, by its first column."""
+    found: dict[Any, set[str]] = {}
+    for key, type_ in tx.execute(query).all():
+        found.setdefault(key, set()).add(type_)
+    return found
+
+
+class GuestDeviceRow(TypedDict):
+    """An ARQ of an attachment, its handle, and the addresses of its device.
+
+    ``ready`` is whether no job prepares the device, such as one after a reboot of the host.
+    """
+
+    uuid: str
+    state: str
+    instance_uuid: str
+    attach_handle_type: str
+    attach_handle_uuid: str
+    attach_handle_info: dict[str, Any]
+    handle: str
+    deployable: str
+    device: str
+    backend: str
+    host: str
+    ready: bool
+
+
+_OPEN_JOB = sa.exists().where(jobs.c.id == arqs.c.job_id, jobs.c.state == JobState.OPEN)
+_QUERY = (
+    sa.select(
+        arqs.c.uuid,
+        arqs.c.state,
+        attachments.c.instance_uuid,
+        attach_handles.c.type.label("attach_handle_type"),
+        attach_handles.c.uuid.label("attach_handle_uuid"),
+        attach_handles.c.info.label("attach_handle_info"),
+        attach_handles.c.address.label("handle"),
+        deployables.c.address.label("deployable"),
+        devices.c.address.label("device"),
+        devices.c.backend,
+        devices.c.host,
+        sa.not_(_OPEN_JOB).label("ready"),
+    )
+    .join(attachments, attachments.c.id == arqs.c.attachment_id)
+    .join(attach_handles, attach_handles.c.arq_id == arqs.c.id)
+    .join(deployables, deployables.c.id == attach_handles.c.deployable_id)
+    .join(devices, devices.c.id == deployables.c.device_id)
+    .order_by(arqs.c.id)
+)
+
+
+def of_attachment(tx: sa.Connection, id_: int) -> list[GuestDeviceRow]:
+    """Return the devices that the ARQs of an attachment own."""
+    query = _QUERY.where(arqs.c.attachment_id == id_, arqs.c.state.in_(sorted(OWNING_STATES)))
+    return fetch_all(GuestDeviceRow, tx.execute(query))
+
+
+def all_ready(tx: sa.Connection, id_: int) -> bool:
+    """Return whether no open job prepares a device of an attachment.
+
+    An ARQ may refer to a job that has ended, in a database that was restored or edited by hand.
+    """
+    query = sa.select(arqs.c.id).where(
+        arqs.c.attachment_id == id_, arqs.c.state.in_(sorted(OWNING_STATES)), _OPEN_JOB
+    )
+    return tx.scalar(query.limit(1)) is None
+
+
+def of_host(tx: sa.Connection, host: str) -> list[GuestDeviceRow]:
+    """Return the devices of a host that running guests must have.
+
+    An attachment that is being attached or detached is left out: its own jobs change the guest.
+    """
+    query = _QUERY.where(
+        devices.c.host == host,
+        attachments.c.mode == Mode.LIVE,
+        attachments.c.state == AttachmentState.ATTACHED,
+        arqs.c.state == ArqState.BOUND,
+    )
+    return fetch_all(GuestDeviceRow, tx.execute(query))
+
+
+def live_hosts(tx: sa.Connection, names: Collection[str]) -> dict[str, bool]:
+    """Return, for each of these hosts that has an agent, whether live attach is enabled there."""
+    query = sa.select(services.c.host, services.c.versions).where(
+        services.c.binary == AGENT, services.c.host.in_(sorted(names))
+    )
+    return {host: versions.get(LIVE_ATTACH) is True for host, versions in tx.execute(query)}
+
+
+def is_current_agent(tx: sa.Connection, host: str, epoch: str) -> bool:
+    """Return whether the agent of a host has this epoch."""
+    query = sa.select(services.c.id).where(
+        services.c.binary == AGENT, services.c.host == host, services.c.epoch == epoch
+    )
+    return tx.scalar(query) is not None

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write successors: attachments whose devices replace those of a device context.
+
+A row of ``attachments`` with ``maintained_device`` is a successor: ``core.attachments.successor``.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypedDict
+
+import sqlalchemy as sa
+
+from cyborg.core.attachments.attachment import AttachmentState, Step
+from cyborg.core.binding.states import ArqState
+from cyborg.db import bulk
+from cyborg.db.attachments import write as records
+from cyborg.db.attachments.write import AttachmentRow
+from cyborg.db.binding.write import ArqRow
+from cyborg.db.rows import fetch_all
+from cyborg.db.schema import (
+    arqs,
+    attach_handles,
+    attachments,
+    deployables,
+    device_contexts,
+    device_maintenances,
+    devices,
+)
+
+_OWNED = (
+    attach_handles.join(deployables, deployables.c.id == attach_handles.c.deployable_id)
+    .join(devices, devices.c.id == deployables.c.device_id)
+    .join(arqs, arqs.c.id == attach_handles.c.arq_id)
+)
+
+
+class BoundContextRow(TypedDict):
+    """A device context that owns handles of a device for an instance."""
+
+    successor_of: str
+    project_id: str
+    instance_uuid: str
+    hostname: str
+    device_profile_name: str
+
+
+# ARQs with which the server of a context was built; those of an attached context stay.
+_BOUND = (
+    arqs.c.state == ArqState.BOUND,
+    arqs.c.instance_uuid.is_not(None),
+    arqs.c.attachment_id.is_(None),
+)
+_RECORDED = attachments.c.state.in_([AttachmentState.ATTACHING, AttachmentState.ERROR])
+"""The work on the successor has not exchanged the handles: there is no other one meanwhile."""
+
+
+def record_key(context: str, device: str, instance: str) -> str:
+    """Return the request key of a successor, unique for context, device and instance."""
+    return f"successor/{context}/{device}/{instance}"
+
+
+def bound_contexts(tx: sa.Connection, device: str) -> list[BoundContextRow]:
+    """Return the contexts with an ARQ that is Bound to an instance and owns a handle of a device.
+
+    Attached contexts are not among them.
+    """
+    query = (
+        sa.select(
+            device_contexts.c.uuid.label("successor_of"),
+            device_contexts.c.project_id,
+            arqs.c.instance_uuid,
+            arqs.c.hostname,
+            arqs.c.device_profile_name,
+        )
+        .select_from(_OWNED)
+        .join(device_contexts, device_contexts.c.id == arqs.c.context_id)
+        .where(devices.c.uuid == device, *_BOUND)
+        .order_by(device_contexts.c.uuid)
+        .distinct()
+    )
+    return fetch_all(BoundContextRow, tx.execute(query))
+
+
+def recorded(tx: sa.Connection, device: str) -> list[AttachmentRow]:
+    """Return the successors of a device that have not exchanged their handles yet."""
+    query = sa.select(attachments).where(attachments.c.maintained_device == device, _RECORDED)
+    return fetch_all(AttachmentRow, tx.execute(query.order_by(attachments.c.id)))
+
+
+def devices_to_plan(tx: sa.Connection, now: datetime, mode: str, limit: int) -> list[str]:
+    """Return the uuids of up to ``limit`` devices with successors to insert or to begin again.
+
+    They have an open window with this mode, and a bound context without a successor, or a failed
+    successor that is due.
+    """
+    opened = (device_maintenances.c.until > now, device_maintenances.c.successor == mode)
+    missing = (
+        sa.select(devices.c.uuid)
+        .select_from(_OWNED)
+        .join(device_contexts, device_contexts.c.id == arqs.c.context_id)
+        .join(device_maintenances, device_maintenances.c.device_uuid == devices.c.uuid)
+        .where(
+            *opened,
+            *_BOUND,
+            ~sa.exists().where(
+                attachments.c.successor_of == device_contexts.c.uuid,
+                attachments.c.maintained_device == devices.c.uuid,
+                attachments.c.instance_uuid == arqs.c.instance_uuid,
+                _RECORDED,
+            ),
+        )
+    )
+    due = (
+        sa.select(devices.c.uuid)
+        .join(device_maintenances, device_maintenances.c.device_uuid == devices.c.uuid)
+        .join(attachments, attachments.c.maintained_device == devices.c.uuid)
+        .where(
+            *opened,
+            attachments.c.state == AttachmentState.ERROR,
+            attachments.c.next_try_at <= now,
+        )
+    )
+    return list(tx.scalars(sa.union(missing, due).limit(limit)))
+
+
+def insert_all(tx: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert successors."""
+    bulk.insert(tx, attachments, rows)
+
+
+def restart(tx: sa.Connection, ids: Collection[int], now: datetime, deadline: datetime) -> int:
+    """Let the work on failed successors begin again; return how many were changed."""
+    if not ids:
+        return 0
+    values = {
+        "state": AttachmentState.ATTACHING,
+        "step": Step.ALLOCATE,
+        "failure": None,
+        "attempts": 0,
+        "boot_marker": None,
+        "reboot_marker": None,
+        "deadline": deadline,
+        "next_try_at": now,
+    }
+    failed = (attachments.c.id.in_(sorted(ids)), attachments.c.state == AttachmentState.ERROR)
+    return tx.execute(sa.update(attachments).where(*failed).values(**values)).rowcount
+
+
+def purge(tx: sa.Connection, mode: str, limit: int) -> int:
+    """Delete up to ``limit`` failed successors that nothing needs any more; return their number.
+
+    A successor is not needed if the device has no window with this mode, or if no handle of the
+    device belongs to the context for the instance.
+    """
+    window = sa.exists().where(
+        device_maintenances.c.device_uuid == attachments.c.maintained_device,
+        device_maintenances.c.successor == mode,
+    )
+    bound = (
+        sa.select(arqs.c.id)
+        .select_from(_OWNED)
+        .join(device_contexts, device_contexts.c.id == arqs.c.context_id)
+        .where(
+            devices.c.uuid == attachments.c.maintained_device,
+            device_contexts.c.uuid == attachments.c.successor_of,
+            arqs.c.instance_uuid == attachments.c.instance_uuid,
+            *_BOUND,
+        )
+        .correlate(attachments)
+        .exists()
+    )
+    failed = (
+        attachments.c.maintained_device.is_not(None),
+        attachments.c.state == AttachmentState.ERROR,
+        sa.or_(sa.not_(window), sa.not_(bound)),
+    )
+    ids = tx.scalars(sa.select(attachments.c.id).where(*failed).limit(limit)).all()
+    return records.delete_failed(tx, ids) if ids else 0
+
+
+def lock_replaced(tx: sa.Connection, context: str, device: str) -> list[ArqRow]:
+    """Return the ARQs of a context that own handles of a device, by id, locked."""
+    ids = tx.scalars(
+        sa.select(arqs.c.id)
+        .select_from(_OWNED)
+        .join(device_contexts, device_contexts.c.id == arqs.c.context_id)
+        .where(devices.c.uuid == device, device_contexts.c.uuid == context)
+    ).all()
+    if not ids:
+        return []
+    query = sa.select(arqs).where(arqs.c.id.in_(ids)).order_by(arqs.c.id)
+    return fetch_all(ArqRow, tx.execute(query.with_for_update()))
+
+
+def providers_of(tx: sa.Connection, device: str) -> set[str]:
+    """Return the uuids of the resource providers of a device."""
+    query = (
+        sa.select(deployables.c.rp_uuid)
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .where(devices.c.uuid == device)
+    )
+    return set(tx.scalars(query))
+
+
+def host_of(tx: sa.Connection, device: str) -> str | None:
+    """Return the host of a device, or None."""
+    return tx.scalar(sa.select(devices.c.host).where(devices.c.uuid == device))
+
+
+def exchange_handles(tx: sa.Connection, pairs: Mapping[int, int]) -> bool:
+    """Exchange the handles and providers of pairs of ARQs, by row id.
+
+    Return False if an ARQ owns no handle. The caller has locked the ARQs. Their ``updated_at``, the
+    time of the bind, stays.
+    """
+    partners = {**pairs, **{new: old for old, new in pairs.items()}}
+    owned = sa.select(attach_handles.c.id, attach_handles.c.arq_id).where(
+        attach_handles.c.arq_id.in_(sorted(partners))
+    )
+    owners = {row.id: row.arq_id for row in tx.execute(owned.with_for_update())}
+    if len(owners) != len(partners):
+        return False
+    ids = attach_handles.c.id.in_(sorted(owners))
+    # The owner is unique: no handle may get its new owner before the other one has lost it.
+    tx.execute(sa.update(attach_handles).where(ids).values(arq_id=None))
+    new_owners = {handle: partners[owner] for handle, owner in owners.items()}
+    case = sa.case(new_owners, value=attach_handles.c.id)
+    tx.execute(sa.update(attach_handles).where(ids).values(arq_id=case))
+    found = sa.select(arqs.c.id, arqs.c.device_rp_uuid).where(arqs.c.id.in_(sorted(partners)))
+    providers = {partners[row.id]: row.device_rp_uuid for row in tx.execute(found)}
+    tx.execute(
+        sa.update(arqs)
+        .where(arqs.c.id.in_(sorted(partners)))
+        .values(device_rp_uuid=sa.case(providers, value=arqs.c.id), updated_at=arqs.c.updated_at)
+    )
+    return True

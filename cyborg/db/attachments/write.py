@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write attachments. The row is also the record of the work, which one conductor leases.
+
+The lease guards every write of a conductor: a conductor that has lost the lease changes nothing.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any
+
+import sqlalchemy as sa
+
+from cyborg import tracing
+from cyborg.core.attachments.attachment import WORKING_STATES, AttachmentState, Mode, Step
+from cyborg.core.binding.states import OWNING_STATES
+from cyborg.db.binding.write import ArqRow
+from cyborg.db.rows import StoredRow, fetch_all, fetch_first
+from cyborg.db.schema import arqs, attach_handles, attachments, deployables
+
+# Attached, although its ARQs are all deleted or unbound.
+_LOST = sa.and_(
+    attachments.c.state == AttachmentState.ATTACHED,
+    sa.not_(
+        sa.exists().where(
+            arqs.c.attachment_id == attachments.c.id, arqs.c.state.in_(sorted(OWNING_STATES))
+        )
+    ),
+)
+
+
+class AttachmentRow(StoredRow):
+    """All columns of an attachment."""
+
+    uuid: str
+    request_key: str | None
+    project_id: str
+    instance_uuid: str | None
+    hostname: str
+    device_profile_name: str
+    device_context: str | None
+    accelerator: str | None
+    context_epoch: int | None
+    mode: str
+    reboot: bool
+    state: str
+    step: str | None
+    error: str | None
+    failure: str | None
+    intent: dict[str, Any] | None
+    allocation_key: str | None
+    boot_marker: str | None
+    reboot_marker: str | None
+    guest_job: str | None
+    successor_of: str | None
+    maintained_device: str | None
+    deadline: datetime
+    attempts: int
+    next_try_at: datetime
+    owner: str | None
+    lease_until: datetime | None
+    trace_context: str | None
+
+
+def insert(tx: sa.Connection, values: Mapping[str, Any]) -> int:
+    """Insert an attachment and return its row id.
+
+    Raise oslo.db's DBDuplicateEntry if its uuid or key exists.
+    """
+    query = sa.insert(attachments).values(**values, trace_context=tracing.current_context())
+    key = tx.execute(query).inserted_primary_key
+    if key is None:
+        raise TypeError("the insert returned no key")
+    return int(key[0])
+
+
+def count(tx: sa.Connection, project: str, limit: int | None = None) -> int:
+    """Return the number of attachments of a project, counted up to ``limit`` if it is given."""
+    own = (attachments.c.project_id == project, attachments.c.maintained_device.is_(None))
+    found = sa.select(attachments.c.id).where(*own).limit(limit)
+    return int(tx.scalar(sa.select(sa.func.count()).select_from(found.subquery())) or 0)
+
+
+def find_request(
+    tx: sa.Connection, uuid: str | None, request_key: str | None
+) -> AttachmentRow | None:
+    """Return the attachment of a repeated request, by the caller's uuid or by the key, or None."""
+    query = sa.select(attachments)
+    if uuid is not None:
+        query = query.where(attachments.c.uuid == uuid)
+    else:
+        query = query.where(attachments.c.request_key == request_key)
+    return fetch_first(AttachmentRow, tx.execute(query))
+
+
+def lock(
+    tx: sa.Connection,
+    *,
+    uuid: str | None = None,
+    instance: str | None = None,
+    hostname: str | None = None,
+    accelerator: str | None = None,
+    project_scope: str | None = None,
+) -> list[AttachmentRow]:
+    """Return one attachment, or all of an instance or host, in the order of their ids, locked.
+
+    With ``hostname``, the attachments of the instances on the host are not among them.
+
+    ``accelerator`` selects the attachments that hold this accelerator, or were requested for it.
+    Successors are not among them: no caller can detach one. ``project_scope`` is the only project
+    whose attachments the caller may see, None for all.
+    """
+    query = sa.select(attachments).where(attachments.c.maintained_device.is_(None))
+    query = query.order_by(attachments.c.id).with_for_update()
+    if uuid is not None:
+        query = query.where(attachments.c.uuid == uuid)
+    if instance is not None:
+        query = query.where(attachments.c.instance_uuid == instance)
+    if hostname is not None:
+        query = query.where(attachments.c.hostname == hostname, attachments.c.mode == Mode.HOST)
+    if accelerator is not None:
+        holds = (
+            sa.select(arqs.c.attachment_id)
+            .join(attach_handles, attach_handles.c.arq_id == arqs.c.id)
+            .where(attach_handles.c.uuid == accelerator, arqs.c.attachment_id.is_not(None))
+        )
+        query = query.where(
+            sa.or_(attachments.c.accelerator == accelerator, attachments.c.id.in_(holds))
+        )
+    if project_scope is not None:
+        query = query.where(attachments.c.project_id == project_scope)
+    return fetch_all(AttachmentRow, tx.execute(query))
+
+
+def accelerators_of(tx: sa.Connection, ids: Collection[int]) -> dict[int, list[str]]:
+    """Return the uuids of the accelerators that the ARQs of attachments own, by row id."""
+    query = (
+        sa.select(arqs.c.attachment_id, attach_handles.c.uuid)
+        .join(arqs, arqs.c.id == attach_handles.c.arq_id)
+        .where(arqs.c.attachment_id.in_(sorted(ids)))
+    )
+    found: dict[int, list[str]] = {}
+    for attachment, uuid in tx.execute(query):
+        found.setdefault(attachment, []).append(uuid)
+    return found
+
+
+def state_of(tx: sa.Connection, id_: int) -> str | None:
+    """Return the state of an attachment, not locked, or None if it does not exist."""
+    return tx.scalar(sa.select(attachments.c.state).where(attachments.c.id == id_))
+
+
+def provider_of(tx: sa.Connection, accelerator: str) -> str | None:
+    """Return the resource provider of an accelerator, or None if it does not exist."""
+    query = (
+        sa.select(deployables.c.rp_uuid)
+        .join(attach_handles, attach_handles.c.deployable_id == deployables.c.id)
+        .where(attach_handles.c.uuid == accelerator)
+    )
+    return tx.scalar(query)
+
+
+def start_detach(
+    tx: sa.Connection, ids: Collection[int], step: Step | None, now: datetime, *, reboot: bool
+) -> int:
+    """Change attached attachments to detaching; return how many were changed.
+
+    Without ``step``, change those that are being attached or undone, and keep their step: then the
+    work on a step of the attach is cancelled, and undone from this step.
+    """
+    source = AttachmentState.ATTACHING if step is None else AttachmentState.ATTACHED
+    values = {
+        **({} if step is None else {"step": step}),
+        "state": AttachmentState.DETACHING,
+        "request_key": None,
+        "reboot": reboot,
+        "reboot_marker": None,
+        "error": None,
+        "failure": None,
+        "attempts": 0,
+        "next_try_at": now,
+        "trace_context": tracing.current_context(),
+    }
+    guard = (attachments.c.id.in_(ids), attachments.c.state == source)
+    return tx.execute(sa.update(attachments).where(*guard).values(**values)).rowcount
+
+
+def request_reboot(tx: sa.Connection, ids: Collection[int], now: datetime) -> int:
+    """Let the work on detaching attachments ask for a reboot; return how many were changed."""
+    guard = (attachments.c.id.in_(ids), attachments.c.state == AttachmentState.DETACHING)
+    query = sa.update(attachments).where(*guard)
+    return tx.execute(query.values(reboot=True, next_try_at=now)).rowcount
+
+
+def schedule_reboot(tx: sa.Connection, id_: int, now: datetime, deadline: datetime) -> int:
+    """Let the work on an attachment that has no reboot ask for one; return how many were changed.
+
+    An attached one continues with the step ``reboot``, until ``deadline``.
+    ``core.attachments.attachment.can_get_reboot`` has the rule.
+    """
+    guard = (
+        attachments.c.id == id_,
+        attachments.c.mode == Mode.NEXT_BOOT,
+        sa.not_(attachments.c.reboot),
+    )
+    is_attach = (attachments.c.state == AttachmentState.ATTACHING, attachments.c.failure.is_(None))
+    early = sa.update(attachments).where(*guard, *is_attach).values(reboot=True)
+    if changed := tx.execute(early).rowcount:
+        return changed
+    values = {
+        "state": AttachmentState.ATTACHING,
+        "step": Step.REBOOT,
+        "reboot": True,
+        "deadline": deadline,
+        "error": None,
+        "attempts": 0,
+        "next_try_at": now,
+    }
+    is_attached = attachments.c.state == AttachmentState.ATTACHED
+    return tx.execute(sa.update(attachments).where(*guard, is_attached).values(**values)).rowcount
+
+
+def delete_failed(tx: sa.Connection, ids: Collection[int]) -> int:
+    """Delete attachments in error; return how many were deleted."""
+    guard = (attachments.c.id.in_(ids), attachments.c.state == AttachmentState.ERROR)
+    return tx.execute(sa.delete(attachments).where(*guard)).rowcount
+
+
+def lease(tx: sa.Connection, *, owner: str, now: datetime, until: datetime) -> AttachmentRow | None:
+    """Lease the attachment whose work is due for longest; return its row, or None.
+
+    ``owner`` must be unique to each call.
+    """
+    due = sa.and_(
+        attachments.c.state.in_(sorted(WORKING_STATES)),
+        attachments.c.next_try_at <= now,
+        sa.or_(attachments.c.lease_until.is_(None), attachments.c.lease_until < now),
+    )
+    order = (attachments.c.next_try_at, attachments.c.id)
+    first = sa.select(attachments).where(due).order_by(*order).limit(1)
+    row = fetch_first(AttachmentRow, tx.execute(first))
+    if row is None:
+        return None
+    query = sa.update(attachments).where(attachments.c.id == row["id"], due)
+    leased = tx.execute(query.values(owner=owner, lease_until=until)).rowcount
+    return row if leased else None
+
+
+def write(
+    tx: sa.Connection,
+    id_: int,
+    owner: str,
+    values: Mapping[str, Any],
+    expected: Mapping[str, Any] = MappingProxyType({}),
+) -> bool:
+    """Write columns of a leased attachment; return whether ``owner`` still had the lease.
+
+    Write nothing unless the columns ``expected`` still have these values: a request may have
+    changed them, or an earlier commit whose outcome is unknown. Raise oslo.db's DBDuplicateEntry if
+    another attachment changes the instance's allocation.
+    """
+    leased = [attachments.c.id == id_, attachments.c.owner == owner]
+    leased += [attachments.c[name] == value for name, value in expected.items()]
+    return bool(tx.execute(sa.update(attachments).where(*leased).values(**values)).rowcount)
+
+
+def delete(tx: sa.Connection, id_: int, owner: str) -> bool:
+    """Delete a leased attachment; return whether ``owner`` still had the lease."""
+    leased = (attachments.c.id == id_, attachments.c.owner == owner)
+    return bool(tx.execute(sa.delete(attachments).where(*leased)).rowcount)
+
+
+def lock_arqs(tx: sa.Connection, id_: int) -> list[ArqRow]:
+    """Return the ARQs of an attachment in the order of their ids, locked."""
+    query = sa.select(arqs).where(arqs.c.attachment_id == id_).order_by(arqs.c.id)
+    return fetch_all(ArqRow, tx.execute(query.with_for_update()))
+
+
+def take_arqs(tx: sa.Connection, id_: int, arq_ids: Collection[int]) -> int:
+    """Give existing ARQs to an attachment, hidden from Nova; return how many were changed."""
+    free = (arqs.c.id.in_(sorted(arq_ids)), arqs.c.attachment_id.is_(None))
+    values = {"attachment_id": id_, "hidden": True, "updated_at": arqs.c.updated_at}
+    return tx.execute(sa.update(arqs).where(*free).values(**values)).rowcount
+
+
+def set_hidden(tx: sa.Connection, id_: int, hidden: bool) -> int:
+    """Hide the ARQs of an attachment from Nova, or show them to Nova; return their number."""
+    query = sa.update(arqs).where(arqs.c.attachment_id == id_)
+    # The orphan collector uses updated_at as the time of the bind.
+    return tx.execute(query.values(hidden=hidden, updated_at=arqs.c.updated_at)).rowcount
+
+
+def awaits_marker(tx: sa.Connection, instance: str, *, without: int) -> bool:
+    """Return whether an attachment that is being detached has not recorded its reboot marker.
+
+    For such an attachment, a reboot before its marker does not prove that the guest has lost the
+    devices. ``without`` is the row id of an attachment to leave out.
+    """
+    query = sa.select(attachments.c.id).where(
+        attachments.c.instance_uuid == instance,
+        attachments.c.id != without,
+        attachments.c.state == AttachmentState.DETACHING,
+        attachments.c.step.in_([Step.HIDE, Step.GUEST]),
+        attachments.c.reboot_marker.is_(None),
+    )
+    return tx.scalar(query.limit(1)) is not None
+
+
+def owned_units(
+    tx: sa.Connection, instance: str, *, without: int | None = None, all_contexts: bool
+) -> dict[str, dict[str, int]]:
+    """Return the number of handles that an instance owns, by provider and resource class.
+
+    The handles of a device context that is not attached are counted only with ``all_contexts``. If
+    Nova built the server with the context, its allocation belongs to the server. If the context was
+    leased, its allocation may belong to another consumer. The handles of the attachment ``without``
+    are not counted.
+    """
+    known = sa.or_(arqs.c.context_id.is_(None), arqs.c.attachment_id.is_not(None))
+    other = sa.true() if without is None else arqs.c.attachment_id.is_distinct_from(without)
+    query = (
+        sa.select(arqs.c.device_rp_uuid, arqs.c.resource_class, sa.func.count())
+        .where(
+            arqs.c.instance_uuid == instance,
+            sa.true() if all_contexts else known,
+            arqs.c.device_rp_uuid.is_not(None),
+            arqs.c.state.in_(sorted(OWNING_STATES)),
+            other,
+        )
+        .group_by(arqs.c.device_rp_uuid, arqs.c.resource_class)
+    )
+    units: dict[str, dict[str, int]] = {}
+    for provider, name, count in tx.execute(query):
+        units.setdefault(provider, {})[name] = int(count)
+    return units
+
+
+def any_lost(tx: sa.Connection, instances: Collection[str]) -> bool:
+    """Return whether one of these instances has an attached attachment that owns no ARQ."""
+    query = sa.select(attachments.c.id).where(
+        attachments.c.instance_uuid.in_(sorted(instances)), _LOST
+    )
+    return tx.scalar(query.limit(1)) is not None
+
+
+def lock_lost(tx: sa.Connection, limit: int) -> list[AttachmentRow]:
+    """Return up to ``limit`` attached attachments whose ARQs are all deleted or unbound, locked."""
+    query = sa.select(attachments).where(_LOST).order_by(attachments.c.id).limit(limit)
+    return fetch_all(AttachmentRow, tx.execute(query.with_for_update()))
+
+
+def purge(tx: sa.Connection, cutoff: datetime, limit: int) -> int:
+    """Delete up to ``limit`` attachments that failed before ``cutoff``; return their number."""
+    failed = attachments.c.state == AttachmentState.ERROR
+    old = sa.select(attachments.c.id).where(failed, attachments.c.updated_at < cutoff).limit(limit)
+    ids: Sequence[int] = tx.scalars(old).all()
+    return delete_failed(tx, ids) if ids else 0

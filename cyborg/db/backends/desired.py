@@ -1,0 +1,390 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write the desired backends of each host, and the outcomes that its agent reports.
+
+The generation of the desired state is a column of the agent's row. A higher generation makes the
+agent fetch the desired state. The UPDATE also locks the row, so that changes of one host are
+serialized.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypedDict
+
+import sqlalchemy as sa
+
+from cyborg.core.drivers.desired_state import (
+    BackendOutcome,
+    DesiredBackend,
+    DesiredHostState,
+    DesiredStatus,
+)
+from cyborg.core.hosts.liveness import AGENT
+from cyborg.core.inventory.device import CLEANING_ABILITIES
+from cyborg.core.inventory.device_state import ENABLED
+from cyborg.core.jobs.job import DRAINS, JobKind, JobState
+from cyborg.db import bulk
+from cyborg.db.columns import Moment
+from cyborg.db.rows import fetch_all, fetch_first
+from cyborg.db.schema import attach_handles, backends, deployables, devices, jobs, services
+from cyborg.db.schema import desired_backends as table
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredRecord:
+    """Desired state of a backend, and whether its agent reported that it is applied."""
+
+    desired: DesiredBackend
+    applied: bool
+
+
+class LockedAgentRow(TypedDict):
+    """An agent whose row is locked."""
+
+    id: int
+    desired_generation: int
+    down_since: datetime | None
+
+
+def lock(tx: sa.Connection, host: str, epoch: str) -> LockedAgentRow | None:
+    """Return a host's agent, locked; None if it has another epoch."""
+    query = (
+        sa.select(services.c.id, services.c.desired_generation, services.c.down_since)
+        .where(services.c.binary == AGENT, services.c.host == host, services.c.epoch == epoch)
+        .with_for_update()
+    )
+    return fetch_first(LockedAgentRow, tx.execute(query))
+
+
+def lock_host(tx: sa.Connection, host: str) -> None:
+    """Lock the row of a host's agent, whatever its epoch."""
+    condition = sa.and_(services.c.binary == AGENT, services.c.host == host)
+    tx.execute(sa.select(services.c.id).where(condition).with_for_update()).first()
+
+
+def lock_agents(tx: sa.Connection, agents: Collection[int]) -> dict[int, LockedAgentRow]:
+    """Lock agents in the order of their row ids; return their rows by row id.
+
+    A caller that changes the desired state, or cordons devices, must hold these locks. So the
+    caller waits for a report in progress, and the next report sees the change.
+    """
+    found: dict[int, LockedAgentRow] = {}
+    for chunk in bulk.chunks(sorted(set(agents))):
+        query = (
+            sa.select(services.c.id, services.c.desired_generation, services.c.down_since)
+            .where(services.c.id.in_(chunk))
+            .order_by(services.c.id)
+            .with_for_update()
+        )
+        found |= {row["id"]: row for row in fetch_all(LockedAgentRow, tx.execute(query))}
+    return found
+
+
+def of_host(tx: sa.Connection, host: str, epoch: str) -> DesiredHostState | None:
+    """Return the desired state of a host, None if its agent has another epoch."""
+    same_agent = sa.and_(
+        services.c.binary == AGENT, services.c.host == host, services.c.epoch == epoch
+    )
+    # One statement, so that the generation matches the returned backends.
+    query = (
+        sa.select(services.c.desired_generation, *_COLUMNS)
+        # A backend that is only cordoned has generation 0 and is not for the agent.
+        .outerjoin(table, sa.and_(table.c.service_id == services.c.id, table.c.generation > 0))
+        .where(same_agent)
+        .order_by(table.c.backend)
+    )
+    rows = tx.execute(query).mappings().all()
+    if not rows:
+        return None
+    found = tuple(_value(row) for row in rows if row["backend"] is not None)
+    return DesiredHostState(rows[0]["desired_generation"], found)
+
+
+def find(
+    tx: sa.Connection, driver: str | None = None, backend: str | None = None
+) -> dict[tuple[int, str], DesiredRecord]:
+    """Return the desired state of a driver's backends, or of all backends with a name.
+
+    The keys are the agent's row id and the backend's name.
+    """
+    query = sa.select(table.c.service_id, table.c.applied, *_COLUMNS)
+    if driver is not None:
+        query = query.where(table.c.driver == driver)
+    if backend is not None:
+        query = query.where(table.c.backend == backend)
+    return {
+        (r["service_id"], r["backend"]): DesiredRecord(_value(r), bool(r["applied"]))
+        for r in tx.execute(query).mappings()
+    }
+
+
+def agents_at_limit(tx: sa.Connection, agents: Collection[int], max_backends: int) -> set[int]:
+    """Return the agents, by row id, that have ``max_backends`` or more desired backends."""
+    found: set[int] = set()
+    for chunk in bulk.chunks(agents):
+        query = (
+            sa.select(table.c.service_id)
+            .where(table.c.service_id.in_(chunk))
+            .group_by(table.c.service_id)
+            .having(sa.func.count() >= max_backends)
+        )
+        found |= set(tx.scalars(query))
+    return found
+
+
+def removed_backends(tx: sa.Connection, host: str, backends: Collection[str]) -> set[str]:
+    """Return the given backends of a host whose desired status is ABSENT."""
+    query = (
+        sa.select(table.c.backend)
+        .join(services, services.c.id == table.c.service_id)
+        .where(
+            services.c.binary == AGENT,
+            services.c.host == host,
+            table.c.backend.in_(sorted(backends)),
+            table.c.status == str(DesiredStatus.ABSENT),
+        )
+    )
+    return set(tx.scalars(query))
+
+
+def removed_with_drained_handles(tx: sa.Connection, limit: int) -> Sequence[tuple[str, str]]:
+    """Return (host, backend) of removed backends that still have a drained handle.
+
+    Only hosts that are down are included: on other hosts the next report deletes the handle. Owned
+    handles and dirty handles are ignored.
+    """
+    query = (
+        sa.select(services.c.host, table.c.backend)
+        .distinct()
+        .join(table, table.c.service_id == services.c.id)
+        .join(
+            devices,
+            sa.and_(devices.c.host == services.c.host, devices.c.backend == table.c.backend),
+        )
+        .join(deployables, deployables.c.device_id == devices.c.id)
+        .join(attach_handles, attach_handles.c.deployable_id == deployables.c.id)
+        .where(
+            services.c.binary == AGENT,
+            services.c.down_since.is_not(None),
+            table.c.status == str(DesiredStatus.ABSENT),
+            attach_handles.c.draining,
+            attach_handles.c.arq_id.is_(None),
+            sa.not_(attach_handles.c.needs_cleaning),
+        )
+        .order_by(services.c.host, table.c.backend)
+        .limit(limit)
+    )
+    return [(row.host, row.backend) for row in tx.execute(query)]
+
+
+def cordon(
+    tx: sa.Connection,
+    driver: str,
+    stored: Collection[tuple[int, str]],
+    targets: Collection[tuple[int, str]],
+) -> None:
+    """Cordon backends, given as (agent, name), in the database only; their hosts do nothing.
+
+    ``stored`` are the backends that already have a desired state. The caller must hold locks on the
+    agents' rows.
+    """
+    old = [
+        (agent, name, str(DesiredStatus.DISABLED))
+        for agent, name in targets
+        if (agent, name) in stored
+    ]
+    for condition, status in _groups(old):
+        tx.execute(sa.update(table).where(condition).values(status=status))
+    values = {"driver": driver, "status": DesiredStatus.DISABLED, "config": {}, "generation": 0}
+    bulk.insert(
+        tx,
+        table,
+        [{"service_id": a, "backend": b, **values} for a, b in targets if (a, b) not in stored],
+    )
+
+
+def bump_generation(tx: sa.Connection, agents: Collection[int]) -> None:
+    """Raise the generation of the desired state of hosts, by their agents' row ids."""
+    for chunk in bulk.chunks(sorted(set(agents))):
+        tx.execute(
+            sa.update(services)
+            .where(services.c.id.in_(chunk))
+            .values(desired_generation=services.c.desired_generation + 1)
+        )
+
+
+def write(tx: sa.Connection, service_id: int, desired: DesiredBackend) -> bool:
+    """Write the desired state of one backend; return whether it was written.
+
+    Nothing is written while the backend belongs to another driver. The caller must hold a lock on
+    the agent's row.
+    """
+    same_backend = sa.and_(table.c.service_id == service_id, table.c.backend == desired.backend)
+    available = sa.or_(
+        table.c.driver == desired.driver, table.c.status == str(DesiredStatus.ABSENT)
+    )
+    values = {
+        "driver": desired.driver,
+        "status": str(desired.status),
+        "config": dict(desired.config),
+        "generation": desired.generation,
+        "applied": False,
+        "error": None,
+    }
+    if tx.execute(sa.update(table).where(same_backend, available).values(**values)).rowcount:
+        return True
+    if tx.execute(sa.select(table.c.id).where(same_backend)).first():
+        return False
+    tx.execute(sa.insert(table).values(service_id=service_id, backend=desired.backend, **values))
+    return True
+
+
+def revert(
+    tx: sa.Connection,
+    service_id: int,
+    backend: str,
+    generation: int | None,
+    previous: DesiredBackend | None,
+) -> bool:
+    """Restore the previous desired state of a backend if it still has this ``generation``.
+
+    Return whether it had. Without a previous state, delete the desired state, so that the host's
+    configuration file applies. The caller must hold a lock on the agent's row.
+    """
+    condition = sa.and_(
+        table.c.service_id == service_id,
+        table.c.backend == backend,
+        table.c.generation == generation,
+    )
+    if previous is None:
+        return tx.execute(sa.delete(table).where(condition)).rowcount > 0
+    restored = sa.update(table).values(
+        driver=previous.driver,
+        status=str(previous.status),
+        config=dict(previous.config),
+        generation=previous.generation,
+        applied=False,
+        error=None,
+    )
+    return tx.execute(restored.where(condition)).rowcount > 0
+
+
+def uncordon(
+    tx: sa.Connection, previous: Collection[tuple[int | None, str, Mapping[str, Any] | None]]
+) -> None:
+    """Undo ``cordon``; ``previous`` has (agent, backend, desired state as plain values).
+
+    The caller must hold locks on the agents' rows.
+    """
+    statuses = [
+        (agent, backend, None if values is None else str(values["status"]))
+        for agent, backend, values in previous
+        if agent is not None
+    ]
+    for condition, status in _groups(statuses):
+        if status is None:
+            tx.execute(sa.delete(table).where(condition))
+        else:
+            tx.execute(sa.update(table).where(condition).values(status=status))
+
+
+def record_outcomes(tx: sa.Connection, service_id: int, outcomes: Sequence[BackendOutcome]) -> None:
+    """Write the outcomes that an agent reports, unless the desired state has changed since."""
+    for outcome in outcomes:
+        tx.execute(
+            sa.update(table)
+            .where(
+                table.c.service_id == service_id,
+                table.c.backend == outcome.backend,
+                table.c.generation == outcome.generation,
+            )
+            .values(applied=outcome.error is None, error=outcome.error)
+        )
+
+
+def sync_cordon(tx: sa.Connection, hosts: Collection[str], now: datetime) -> int:
+    """Cordon or uncordon each device of these hosts, as the state of its backend requires.
+
+    A device is cordoned if the desired status of its backend is not ENABLED, if its backend is
+    cordoned and its handles need host work, or if it drains for another layout. Any other device is
+    uncordoned. ``cordoned_since`` is ``now`` for a device that is cordoned, and None if its backend
+    is being removed or does not work. Return the number of devices that changed; the caller must
+    mark their providers stale.
+    """
+    backend = sa.and_(
+        table.c.service_id == services.c.id,
+        services.c.binary == AGENT,
+        services.c.host == devices.c.host,
+        table.c.backend == devices.c.backend,
+    )
+    disabled = sa.exists().where(backend, table.c.status != str(DesiredStatus.ENABLED))
+    removed = sa.exists().where(backend, table.c.status == str(DesiredStatus.ABSENT))
+    changed = 0
+    for chunk in bulk.chunks(sorted(hosts)):
+        on_hosts = devices.c.host.in_(chunk)
+        failing = devices.c.id.in_(_cordoned(tx, chunk))
+        cordoned = sa.or_(disabled, failing, devices.c.uuid.in_(_draining(tx, chunk)))
+        since = sa.case(
+            (sa.or_(removed, failing), None),
+            else_=sa.func.coalesce(devices.c.cordoned_since, sa.literal(now, Moment)),
+        )
+        kept = sa.case((devices.c.status != ENABLED, devices.c.cordoned_since), else_=None)
+        to_cordon = sa.update(devices).where(on_hosts, sa.not_(devices.c.cordoned), cordoned)
+        to_uncordon = sa.update(devices).where(on_hosts, devices.c.cordoned, sa.not_(cordoned))
+        to_close = sa.update(devices).where(
+            on_hosts, devices.c.cordoned_since.is_not(None), sa.or_(removed, failing)
+        )
+        changed += tx.execute(to_cordon.values(cordoned=True, cordoned_since=since)).rowcount
+        changed += tx.execute(to_uncordon.values(cordoned=False, cordoned_since=kept)).rowcount
+        tx.execute(to_close.values(cordoned_since=None))
+    return changed
+
+
+def _cordoned(tx: sa.Connection, hosts: Collection[str]) -> list[int]:
+    """Return the ids of the devices of cordoned backends whose handles need host work."""
+    query = (
+        sa.select(devices.c.id, devices.c.abilities)
+        .join(services, services.c.host == devices.c.host)
+        .join(
+            backends,
+            sa.and_(backends.c.service_id == services.c.id, backends.c.name == devices.c.backend),
+        )
+        .where(services.c.binary == AGENT, services.c.host.in_(hosts), backends.c.cordoned)
+        .order_by(devices.c.id)
+    )
+    return [row.id for row in tx.execute(query) if CLEANING_ABILITIES & set(row.abilities)]
+
+
+def _draining(tx: sa.Connection, hosts: Collection[str]) -> list[str]:
+    """Return the uuids of the devices with an open partition job that waits for their release."""
+    query = sa.select(jobs.c.subject, jobs.c.arguments).where(
+        jobs.c.state == JobState.OPEN, jobs.c.kind == JobKind.PARTITION, jobs.c.host.in_(hosts)
+    )
+    return [row.subject for row in tx.execute(query) if DRAINS in row.arguments]
+
+
+_COLUMNS = tuple(table.c[name] for name in ("backend", "driver", "status", "generation", "config"))
+
+
+def _groups(
+    items: Iterable[tuple[int, str, str | None]],
+) -> list[tuple[sa.ColumnElement[bool], str | None]]:
+    """Group (agent, backend, value) by backend and value; return a condition for each group."""
+    agents: dict[tuple[str, str | None], list[int]] = {}
+    for agent, backend, value in items:
+        agents.setdefault((backend, value), []).append(agent)
+    return [
+        (sa.and_(table.c.backend == backend, table.c.service_id.in_(chunk)), value)
+        for (backend, value), ids in sorted(agents.items(), key=str)
+        for chunk in bulk.chunks(ids)
+    ]
+
+
+def _value(row: sa.RowMapping) -> DesiredBackend:
+    return DesiredBackend(
+        row["backend"],
+        row["driver"],
+        DesiredStatus(row["status"]),
+        row["generation"],
+        row["config"],
+    )

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the backends of all agents, one row for each backend."""
+
+import functools
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NotRequired, TypedDict, cast
+
+import sqlalchemy as sa
+
+from cyborg.core.inventory import capability
+from cyborg.core.inventory import functions as core_functions
+from cyborg.core.inventory.functions import HandleUsage
+from cyborg.db import paging
+from cyborg.db.binding.accelerators import BLOCKED, DEVICE_DRAINING
+from cyborg.db.paging import Page
+from cyborg.db.schema import attach_handles, backend_functions, deployables, devices, services
+from cyborg.db.schema import backends as table
+
+
+class FunctionRow(TypedDict):
+    """A capability such as ``crypto.ipsec.aes``, computed from the devices of a backend.
+
+    ``cyborg.core.inventory.functions`` defines the names and the numbers.
+    """
+
+    function: str
+    total: int
+    used: int
+    free: int
+
+
+class BackendRow(TypedDict):
+    """A backend of an agent; with its capabilities (``functions``) on request."""
+
+    uuid: str
+    name: str
+    driver: str
+    status: str
+    error: str | None
+    functions: NotRequired[list[FunctionRow]]
+
+
+class AgentBackendRow(BackendRow):
+    """A backend with the state of its agent.
+
+    ``backends`` has only this backend, so that the row looks like one of
+    ``cyborg.db.services.read``.
+    """
+
+    created_at: datetime
+    binary: str
+    host: str
+    last_seen_at: datetime
+    late_at: datetime
+    down_at: datetime
+    down_since: datetime | None
+    backends: list[BackendRow]
+
+
+COLUMNS = tuple(table.c[name] for name in ("id", "uuid", "name", "driver", "status", "error"))
+"""The row id, and the columns of BackendRow: a page of agents has thousands of these rows."""
+_SERVICE_KEYS = ("binary", "host", "last_seen_at")
+SORTABLE = {
+    **{name: services.c[name] for name in _SERVICE_KEYS},
+    **{name: table.c[name] for name in ("uuid", "name", "driver", "status", "created_at")},
+}
+_IN_USE = sa.or_(attach_handles.c.arq_id.is_not(None), attach_handles.c.needs_cleaning)
+_IDLE = sa.not_(sa.or_(_IN_USE, attach_handles.c.draining))
+_TOTAL, _USED = 1 << 40, 1 << 20  # the units of ``_count_handles``
+# The arguments of a HandleUsage, with the board info instead of the tree; tuples are hashed faster.
+_Usage = tuple[str, int, int, int, str]
+
+
+def find(
+    connection: sa.Connection,
+    *,
+    page: Page | None = None,
+    host: str | None = None,
+    binary: str | None = None,
+    function: str | None = None,
+) -> list[AgentBackendRow]:
+    """Return backends with their capabilities; execute two statements, or three with a marker.
+
+    ``function`` is the name of a capability. It selects the backends that offer the capability, and
+    limits the result to this capability and those below it.
+    """
+    source = table.join(services, services.c.id == table.c.service_id)
+    sort_key = None if page is None else page.sort_key
+    is_joined = host is not None or binary is not None or sort_key in _SERVICE_KEYS
+    ids = sa.select(table.c.id).select_from(source if is_joined else table)
+    if host is not None:
+        ids = ids.where(services.c.host == host)
+    if binary is not None:
+        ids = ids.where(services.c.binary == binary)
+    if function is not None:
+        ids = ids.where(offer(function))
+    query = sa.select(
+        *COLUMNS,
+        table.c.created_at,
+        services.c.binary,
+        services.c.host,
+        services.c.last_seen_at,
+        services.c.late_at,
+        services.c.down_at,
+        services.c.down_since,
+    ).select_from(source)
+    query = paging.paginate_ids(connection, query, ids, table, page, SORTABLE)
+    found = [dict(row) for row in connection.execute(query).mappings()]
+    offered = functions(connection, [_reference(row) for row in found], function)
+    return [_row(row, offered.get(row.pop("id"), [])) for row in found]
+
+
+@dataclass(frozen=True, slots=True)
+class BackendReference:
+    """A backend with its host, to find its devices."""
+
+    id: int
+    host: str
+    name: str
+    host_down: bool
+
+
+def functions(
+    connection: sa.Connection, backends: Collection[BackendReference], within: str | None = None
+) -> dict[int, list[FunctionRow]]:
+    """Return the capabilities of backends by backend id.
+
+    ``within`` limits the result to a capability and those below it. Executes one statement, or none
+    without backends.
+    """
+    if not backends:
+        return {}
+    by_name = {(backend.host, backend.name): backend for backend in backends}
+    usages: dict[int, dict[tuple[int, str], _Usage]] = {}
+    for host, name, device, resource_class, board, counts in _usages(connection, backends):
+        backend = by_name.get((host, name))
+        if backend is None:
+            continue
+        total, rest = divmod(counts or 0, _TOTAL)
+        used, free = divmod(rest, _USED)
+        if backend.host_down:
+            free = 0
+        of_backend = usages.setdefault(backend.id, {})
+        key = device, resource_class
+        if (before := of_backend.get(key)) is not None:
+            total, used, free = before[1] + total, before[2] + used, before[3] + free
+        of_backend[key] = resource_class, total, used, free, board
+    return {
+        id_: [
+            {"function": item.name, "total": item.total, "used": item.used, "free": item.free}
+            for item in _summarize(tuple(found.values()), within)
+        ]
+        for id_, found in usages.items()
+    }
+
+
+def offer(function: str) -> sa.ColumnElement[bool]:
+    """Return the condition that a backend offers a capability."""
+    ids = sa.select(backend_functions.c.backend_id).where(backend_functions.c.function == function)
+    return table.c.id.in_(ids)
+
+
+# One row for each deployable and few columns: the conditions are evaluated and the handles counted
+# in the database, because a page of agents has thousands of deployables with all their handles. The
+# numbers of handles are one number for the same reason. They are a subquery for each deployable,
+# which an index answers: PostgreSQL would scan all handles to join them with the devices of a page.
+def _usages(
+    connection: sa.Connection, backends: Collection[BackendReference]
+) -> Iterable[tuple[Any, ...]]:
+    hosts = {backend.host for backend in backends}
+    names = {backend.name for backend in backends}
+    blocked = sa.or_(BLOCKED, DEVICE_DRAINING)
+    query = (
+        sa.select(
+            devices.c.host,
+            devices.c.backend,
+            devices.c.id,
+            deployables.c.resource_class,
+            sa.cast(devices.c.vendor_board_info, sa.Text),
+            sa.case((blocked, _count_handles(idle=0)), else_=_count_handles(idle=1)),
+        )
+        .join(deployables, deployables.c.device_id == devices.c.id)
+        .where(devices.c.host.in_(hosts), devices.c.backend.in_(names))
+    )
+    # PostgreSQL would compare each device with one pair after another.
+    if connection.dialect.name != "postgresql" and len(backends) < len(hosts) * len(names):
+        pairs = sorted((backend.host, backend.name) for backend in backends)
+        query = query.where(sa.tuple_(devices.c.host, devices.c.backend).in_(pairs))
+    return cast(Iterable[tuple[Any, ...]], connection.execute(query))
+
+
+def _count_handles(*, idle: int) -> sa.ColumnElement[int]:
+    """Return the numbers of handles of a deployable as one number, None without handles.
+
+    All are counted in units of _TOTAL, those in use in units of _USED, idle ones as ``idle``.
+    """
+    value = sa.case((_IN_USE, _TOTAL + _USED), (_IDLE, _TOTAL + idle), else_=_TOTAL)
+    query = sa.select(sa.cast(sa.func.sum(value), sa.BigInteger))
+    return query.where(attach_handles.c.deployable_id == deployables.c.id).scalar_subquery()
+
+
+# Cached: a cloud has many equal devices.
+@functools.lru_cache(maxsize=1024)
+def _summarize(usages: tuple[_Usage, ...], within: str | None) -> Sequence[core_functions.Function]:
+    return core_functions.summarize_functions(
+        [
+            HandleUsage(resource_class, total, used, free, _encoded_tree(board))
+            for resource_class, total, used, free, board in usages
+        ],
+        within,
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _encoded_tree(board: str) -> str:
+    """Return the text of the capability tree in the JSON text of a board info."""
+    return capability.encoded_text(json.loads(board))
+
+
+def _reference(row: Mapping[str, Any]) -> BackendReference:
+    return BackendReference(row["id"], row["host"], row["name"], row["down_since"] is not None)
+
+
+def _row(row: Mapping[str, Any], offered: list[FunctionRow]) -> AgentBackendRow:
+    backend = {**row, "functions": offered}
+    return cast(AgentBackendRow, {**backend, "backends": [backend]})

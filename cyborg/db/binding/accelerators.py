@@ -1,0 +1,425 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read accelerators: each attach handle, joined with the ARQ that owns it.
+
+``state`` is an AcceleratorState. ``error`` is the last error of the job that cleans the handle, or
+that prepares it again after a reboot of its host; None if it has not failed. ``state_reasons`` are
+the conditions (DeviceCondition) that make the device unschedulable. ``driver`` is None if the agent
+no longer has this backend.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypedDict, cast
+
+import sqlalchemy as sa
+
+from cyborg.core.binding import accelerator
+from cyborg.core.binding.accelerator import AcceleratorState
+from cyborg.core.binding.states import ArqState
+from cyborg.core.hosts.liveness import AGENT
+from cyborg.core.inventory import device_state
+from cyborg.core.inventory.device import Health
+from cyborg.db import paging
+from cyborg.db.deployables import failed_restores
+from cyborg.db.paging import Page
+from cyborg.db.schema import arqs, backends, deployables, devices, jobs, services
+from cyborg.db.schema import attach_handles as table
+
+
+class AcceleratorRow(TypedDict):
+    """An attach handle; the fields of the ARQ are None if no ARQ owns the handle."""
+
+    uuid: str
+    type: str
+    vendor: str
+    model: str
+    backend: str
+    hostname: str
+    driver: str | None
+    device_uuid: str
+    deployable_uuid: str
+    rp_uuid: str
+    resource_class: str
+    attach_handle_type: str
+    attach_handle_info: dict[str, Any]
+    arq_uuid: str | None
+    instance_uuid: str | None
+    project_id: str | None
+    name: str | None
+    description: str | None
+    tags: list[str]
+    created_at: datetime
+    updated_at: datetime | None
+    error: str | None
+    state: str
+    state_reasons: list[str]
+
+
+DEVICE_DRAINING = sa.or_(deployables.c.draining, devices.c.draining)
+"""The condition that a device or its deployable is draining, with all handles."""
+_DRAINING = sa.or_(table.c.draining, DEVICE_DRAINING)
+_PROGRAMMING = deployables.c.job_id.is_not(None)
+_DEVICE_COLUMNS = (
+    *("status", "health", "setup_required", "reboot_required", "deliverable", "cordoned"),
+    "failing",
+)
+_CLEANING = jobs.alias("cleaning")
+_OWNER_JOB = jobs.alias("owner_job")
+_HOST_DOWN = services.c.down_since.is_not(None)
+COLUMNS = [
+    table.c.uuid,
+    *(devices.c[name] for name in ("type", "vendor", "model", "backend")),
+    devices.c.host.label("hostname"),
+    backends.c.driver,
+    devices.c.uuid.label("device_uuid"),
+    deployables.c.uuid.label("deployable_uuid"),
+    deployables.c.rp_uuid,
+    deployables.c.resource_class,
+    table.c.type.label("attach_handle_type"),
+    table.c.info.label("attach_handle_info"),
+    arqs.c.uuid.label("arq_uuid"),
+    arqs.c.instance_uuid,
+    arqs.c.project_id,
+    arqs.c.label_name.label("name"),
+    arqs.c.label_description.label("description"),
+    arqs.c.label_tags.label("tags"),
+    table.c.created_at,
+    table.c.updated_at,
+    sa.case((table.c.arq_id.is_(None), _CLEANING.c.error), else_=_OWNER_JOB.c.error).label("error"),
+    arqs.c.state.label("holder"),
+    table.c.needs_cleaning,
+    _DRAINING.label("draining"),
+    *(devices.c[name] for name in _DEVICE_COLUMNS),
+    _PROGRAMMING.label("programming"),
+    failed_restores.IS_FAILED.label("restore_failed"),
+    _HOST_DOWN.label("host_down"),
+]
+_INTERNAL = {*device_state.FACTS, "holder", "needs_cleaning", "row_id"}
+AGENT_OF_DEVICE = sa.and_(services.c.host == devices.c.host, services.c.binary == AGENT)
+"""The condition that joins devices with the agents of their hosts, which may be missing."""
+_BACKEND_OF_DEVICE = sa.and_(
+    backends.c.service_id == services.c.id, backends.c.name == devices.c.backend
+)
+BLOCKED = sa.or_(
+    devices.c.status != device_state.ENABLED,
+    devices.c.cordoned,
+    devices.c.health == Health.UNHEALTHY,
+    devices.c.setup_required,
+    devices.c.reboot_required,
+    devices.c.failing,
+    sa.not_(devices.c.deliverable),
+    _PROGRAMMING,
+    failed_restores.IS_FAILED,
+)
+"""UNSCHEDULABLE without the condition that the host is down, which is one of another table."""
+UNSCHEDULABLE = sa.or_(BLOCKED, _HOST_DOWN)
+"""The condition that a device that is not draining is not schedulable (``device_state``)."""
+
+
+def _join_details(source: sa.FromClause) -> sa.FromClause:
+    """Join handles, or ARQs with their handles, with all tables that describe them.
+
+    All joins are outer joins, also with tables that always have the row: a database leaves out an
+    outer join whose columns a statement does not use.
+    """
+    return (
+        source.outerjoin(deployables, deployables.c.id == table.c.deployable_id)
+        .outerjoin(devices, devices.c.id == deployables.c.device_id)
+        .outerjoin(services, AGENT_OF_DEVICE)
+        .outerjoin(backends, _BACKEND_OF_DEVICE)
+        .outerjoin(_CLEANING, _CLEANING.c.id == table.c.job_id)
+        .outerjoin(_OWNER_JOB, _OWNER_JOB.c.id == arqs.c.job_id)
+    )
+
+
+_OWNER = arqs.c.id == table.c.arq_id
+_FROM = _join_details(table.outerjoin(arqs, _OWNER))
+_FROM_ARQS = _join_details(arqs.join(table, _OWNER))
+_ALL = sa.select(*COLUMNS).select_from(_FROM)
+_OWNED = table.c.arq_id.is_not(None)
+
+
+def _is_false(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+    """Return the negation of a condition on an outer join, true also for a missing row.
+
+    With NOT, MariaDB could read the joined tables before the handles, and would.
+    """
+    return condition.is_not(sa.true())
+
+
+_PREPARING = arqs.c.state == ArqState.BIND_STARTED
+_DIRTY = sa.and_(_is_false(_DRAINING), sa.not_(_OWNED), table.c.needs_cleaning)
+_CLEAN = sa.and_(_is_false(_DRAINING), sa.not_(_OWNED), sa.not_(table.c.needs_cleaning))
+# Only for the filter; core computes the state in the result. A test compares the two. No CASE
+# expression: no index serves it, and PostgreSQL cannot know how many rows a state has.
+CONDITIONS: Mapping[AcceleratorState, sa.ColumnElement[bool]] = {
+    AcceleratorState.DRAINING: _DRAINING,
+    AcceleratorState.PREPARING: sa.and_(_is_false(_DRAINING), _OWNED, _PREPARING),
+    AcceleratorState.BOUND: sa.and_(_is_false(_DRAINING), _OWNED, _is_false(_PREPARING)),
+    AcceleratorState.ERROR: sa.and_(_DIRTY, _CLEANING.c.error.is_not(None)),
+    AcceleratorState.DIRTY: sa.and_(_DIRTY, _CLEANING.c.error.is_(None)),
+    AcceleratorState.CORDONED: sa.and_(_CLEAN, UNSCHEDULABLE),
+    AcceleratorState.FREE: sa.and_(_CLEAN, _is_false(UNSCHEDULABLE)),
+}
+# The order of creation is that of the row ids: no index on the time is needed.
+SORTABLE: Mapping[str, sa.ColumnElement[Any]] = {"uuid": table.c.uuid, "created_at": table.c.id}
+_STATES_WITH_OWNER = frozenset({AcceleratorState.PREPARING, AcceleratorState.BOUND})
+_STATES_TO_CLEAN = frozenset({AcceleratorState.DIRTY, AcceleratorState.ERROR})
+_CLEAN_STATES = frozenset({AcceleratorState.FREE, AcceleratorState.CORDONED})
+_STATES_WITHOUT_OWNER = _STATES_TO_CLEAN | _CLEAN_STATES
+# Only hosts that are down are read, not the agent of each device: PostgreSQL needs half the time.
+_ON_DOWN_HOST = devices.c.host.in_(
+    sa.select(services.c.host).where(services.c.binary == AGENT, _HOST_DOWN)
+)
+# The conditions of the states that few deployables have. A handle may be the only draining one.
+_CONDITIONS_OF_DEPLOYABLES: Mapping[AcceleratorState, sa.ColumnElement[bool]] = {
+    AcceleratorState.CORDONED: sa.or_(BLOCKED, _ON_DOWN_HOST),
+    AcceleratorState.DRAINING: sa.or_(
+        DEVICE_DRAINING,
+        deployables.c.id.in_(sa.select(table.c.deployable_id).where(table.c.draining)),
+    ),
+}
+_CLEAN_INDEX = "ix_attach_handles_needs_cleaning_arq_id_id"
+_CLEAN_COLUMNS = (table.c.needs_cleaning, table.c.arq_id)
+_DEPLOYABLE_ORDER = (table.c.deployable_id, table.c.id)
+MAX_CHUNK = 2000
+"""Maximum number of deployables whose accelerators one statement reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Selected values of accelerators; None selects all. See ``find``.
+
+    ``address`` is that of a handle or, of a mediated device, that of its parent.
+    """
+
+    project_id: str | None = None
+    hostname: str | None = None
+    device_uuid: str | None = None
+    driver: str | None = None
+    instance_uuid: str | None = None
+    resource_class: str | None = None
+    name: str | None = None
+    address: str | None = None
+    states: Collection[str] = ()
+
+    def of_owner(self) -> list[sa.ColumnElement[bool]]:
+        """Return the conditions on ARQs."""
+        return _equal(
+            (arqs.c.project_id, self.project_id),
+            (arqs.c.instance_uuid, self.instance_uuid),
+            (arqs.c.label_name, self.name),
+        )
+
+    def of_device(self) -> list[sa.ColumnElement[bool]]:
+        """Return the conditions on deployables, their devices and backends."""
+        found = _equal(
+            (devices.c.host, self.hostname),
+            (devices.c.uuid, self.device_uuid),
+            (deployables.c.resource_class, self.resource_class),
+        )
+        if self.driver is not None:
+            names = (backends.c.driver, devices.c.backend)
+            found.append(sa.or_(*(name == self.driver for name in names)))
+        if self.states and _CONDITIONS_OF_DEPLOYABLES.keys() >= self._states():
+            found.append(sa.or_(*(_CONDITIONS_OF_DEPLOYABLES[s] for s in sorted(self._states()))))
+        return found
+
+    def of_handle(self) -> list[sa.ColumnElement[bool]]:
+        """Return the conditions on the handle and its state, with those that follow from it."""
+        states, found = self._states(), list[sa.ColumnElement[bool]]()
+        if self.address is not None:
+            address = table.c.address
+            below = address.startswith(f"{self.address}/", autoescape=True)
+            found.append(sa.or_(address == self.address, below))
+        if not states:
+            return found
+        found.append(sa.or_(*(CONDITIONS[state] for state in sorted(states))))
+        if len(states) == 1:
+            return found
+        # An index serves what the states have in common, but not OR.
+        if states <= _STATES_WITHOUT_OWNER:
+            found.append(table.c.arq_id.is_(None))
+        if states <= _STATES_WITH_OWNER:
+            found.append(table.c.arq_id.is_not(None))
+        if states <= _STATES_TO_CLEAN:
+            found.append(table.c.needs_cleaning)
+        if states <= _CLEAN_STATES:
+            found.append(sa.not_(table.c.needs_cleaning))
+        return found
+
+    def _states(self) -> frozenset[AcceleratorState]:
+        return frozenset(map(AcceleratorState, self.states))
+
+    def are_few(self) -> bool:
+        """Return whether all accelerators are on one host or at one address: indexes find them."""
+        return (self.hostname, self.device_uuid, self.address) != (None, None, None)
+
+    def are_clean(self) -> bool:
+        """Return whether all accelerators in the states have no owner and need no cleaning."""
+        return bool(self.states) and self._states() <= _CLEAN_STATES
+
+    def conditions(self) -> list[sa.ColumnElement[bool]]:
+        """Return all conditions."""
+        return [*self.of_owner(), *self.of_device(), *self.of_handle()]
+
+
+def find(
+    connection: sa.Connection,
+    *,
+    page: Page | None = None,
+    uuids: Collection[str] | None = None,
+    **filters: Any,
+) -> list[AcceleratorRow]:
+    """Return accelerators; ``filters`` are the fields of Filters.
+
+    ``project_id`` selects accelerators owned by an ARQ of this project. ``driver`` is the name of a
+    driver or of a backend. Without ``states``, accelerators in all states are selected.
+
+    Without a sort key, the accelerators of a project are in the order of its ARQs, those of a
+    resource class or a driver in the order of their deployables, and all others in the order of
+    their creation: an index has the rows of the page in this order.
+
+    Execute one statement without a limit, or two with a limit; a marker needs one statement more.
+    If few accelerators of a resource class or driver are selected, execute more statements to find
+    them.
+    """
+    page, chosen = page or Page(), Filters(**filters)
+    conditions = chosen.conditions()
+    if uuids is not None:
+        conditions.append(table.c.uuid.in_(uuids))
+    if page.limit is None:
+        query = paging.paginate(connection, _ALL.where(*conditions), table, page, SORTABLE)
+        return [_row(row) for row in connection.execute(query).mappings()]
+    if page.sort_key is not None or uuids is not None or not conditions:
+        ids = _find_ids(connection, _FROM, conditions, page, table)
+    elif chosen.of_owner():
+        ids = _find_ids(connection, _FROM_ARQS, conditions, page, arqs)
+    elif not chosen.are_few() and chosen.of_device():
+        if page.total is not None:
+            query = sa.select(table.c.id).select_from(_FROM).where(*conditions)
+            page.total.count(connection, query, table.c.id)
+        ids = list(_find_ids_by_deployable(connection, chosen, page))
+    else:
+        ids = _find_ids(
+            connection,
+            _FROM,
+            conditions,
+            page,
+            table,
+            clean=not chosen.are_few() and chosen.are_clean(),
+        )
+    if not ids:
+        return []
+    query = _ALL.add_columns(table.c.id.label("row_id")).where(table.c.id.in_(ids))
+    rows = {row["row_id"]: row for row in connection.execute(query).mappings()}
+    # A row may have been deleted between the two statements.
+    return [_row(rows[id_]) for id_ in ids if id_ in rows]
+
+
+def _equal(*pairs: tuple[sa.ColumnElement[Any], Any]) -> list[sa.ColumnElement[bool]]:
+    return [column == value for column, value in pairs if value is not None]
+
+
+def _find_ids(
+    connection: sa.Connection,
+    source: sa.FromClause,
+    conditions: Collection[sa.ColumnElement[bool]],
+    page: Page,
+    ordered: sa.Table,
+    *,
+    clean: bool = False,
+) -> Sequence[int]:
+    """Return the row ids of a page, by default in the order of the table ``ordered``.
+
+    ``clean`` is whether the conditions select only handles without an owner that need no cleaning.
+    """
+    query = sa.select(table.c.id).select_from(source).where(*conditions)
+    # An index has the clean handles in the order of their ids. MariaDB would read all handles in
+    # this order, PostgreSQL too, unless the order names the columns before the id.
+    if clean and connection.dialect.name == "postgresql":
+        ascending = paging.is_ascending(page)
+        query = query.order_by(*(c.asc() if ascending else c.desc() for c in _CLEAN_COLUMNS))
+    query = paging.paginate(connection, query, table, page, SORTABLE, ordered.c.id)
+    if clean:
+        # Not before: the marker is found by another index.
+        query = query.with_hint(table, f"FORCE INDEX ({_CLEAN_INDEX})", "mysql")
+    return connection.scalars(query).all()
+
+
+def _find_ids_by_deployable(
+    connection: sa.Connection, filters: Filters, page: Page
+) -> Iterator[int]:
+    """Yield the row ids of a page in the order of their deployables.
+
+    The deployables are read in chunks of a growing size until the page is full. One statement would
+    sort all accelerators of the resource class before it returns the first of them.
+    """
+    ascending, wanted = paging.is_ascending(page), paging.check_limit(page.limit or 0)
+    handles = sa.select(table.c.id).select_from(_FROM).where(*filters.of_handle())
+    after: sa.ColumnElement[bool] = sa.true()
+    start: int | None = None
+    if page.marker is not None:
+        listed = handles.where(*filters.of_device())
+        columns = (table.c.deployable_id, table.c.id)
+        start, last = paging.find_marker(connection, listed, table, page.marker, *columns)
+        later = table.c.id > last if ascending else table.c.id < last
+        after = sa.or_(table.c.deployable_id != start, later)
+        # The deployable of the marker may have further accelerators in this page.
+        start += -1 if ascending else 1
+    order = [column.asc() if ascending else column.desc() for column in _DEPLOYABLE_ORDER]
+    size = wanted
+    while wanted:
+        chunk = _find_deployables(connection, filters, start, ascending, size)
+        query = handles.where(table.c.deployable_id.in_(chunk), after)
+        ids = connection.scalars(query.order_by(*order).limit(wanted)).all()
+        yield from ids
+        wanted -= len(ids)
+        if len(chunk) < size:
+            return
+        start, after, size = chunk[-1], sa.true(), min(2 * size, MAX_CHUNK)
+
+
+def _find_deployables(
+    connection: sa.Connection, filters: Filters, start: int | None, ascending: bool, limit: int
+) -> Sequence[int]:
+    """Return the row ids of up to ``limit`` deployables, after the row id ``start``."""
+    d = deployables.c
+    source = (
+        deployables.outerjoin(devices, devices.c.id == d.device_id)
+        .outerjoin(services, AGENT_OF_DEVICE)
+        .outerjoin(backends, _BACKEND_OF_DEVICE)
+    )
+    query = sa.select(d.id).select_from(source).where(*filters.of_device())
+    if start is not None:
+        query = query.where(d.id > start if ascending else d.id < start)
+    # Other orders of the joins read all devices of a driver before the first deployable.
+    query = query.prefix_with("STRAIGHT_JOIN", dialect="mysql")
+    return connection.scalars(
+        query.order_by(d.id.asc() if ascending else d.id.desc()).limit(limit)
+    ).all()
+
+
+def get(
+    connection: sa.Connection, uuid: str, project_id: str | None = None
+) -> AcceleratorRow | None:
+    """Return one accelerator, or None; with a project, only if an ARQ of this project owns it."""
+    return next(iter(find(connection, uuids=[uuid], project_id=project_id)), None)
+
+
+def _row(row: Mapping[Any, Any]) -> AcceleratorRow:
+    condition = device_state.evaluate_row(row)
+    state = accelerator.evaluate(
+        accelerator.AcceleratorFacts(
+            row["holder"],
+            row["needs_cleaning"],
+            row["error"] is not None,
+            bool(row["draining"]),
+            condition.schedulable,
+        )
+    )
+    shown = {name: value for name, value in row.items() if name not in _INTERNAL}
+    reasons = [str(reason) for reason in condition.reasons]
+    computed = {"tags": row["tags"] or [], "state": str(state), "state_reasons": reasons}
+    return cast(AcceleratorRow, {**shown, **computed})

@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write the owners of attach handles: claim and release.
+
+A claim is one UPDATE with the guard that the handle has no owner; a release is one UPDATE guarded
+by the owner. The column is UNIQUE, so a handle has at most one owner and an owner at most one
+handle, whatever the callers do.
+
+A handle is free if it has no owner, is not draining and does not need cleaning. ``needs_cleaning``
+is set on handles that the host prepares, and on handles that it must sanitise after use. Such a
+handle without an owner is dirty: a job must clean it before its next claim.
+"""
+
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from typing import Any, TypedDict
+
+import sqlalchemy as sa
+
+from cyborg.core.hosts.liveness import AGENT
+from cyborg.core.inventory.device import Health
+from cyborg.db.deployables import failed_restores
+from cyborg.db.providers import write as publishing
+from cyborg.db.rows import fetch_all
+from cyborg.db.schema import arqs, deployables, devices, jobs, services
+from cyborg.db.schema import attach_handles as handles
+from cyborg.db.schema import providers as published_providers
+
+
+class ClaimedProviderRow(TypedDict):
+    """Data that decide whether handles of a provider may be claimed.
+
+    ``provider`` is the uuid of the provider, ``device`` the address of its device. ``programming``
+    is whether a job programs the deployable, ``draining`` whether it or its device is draining.
+    """
+
+    deployable_id: int
+    provider: str
+    address: str
+    programming: bool
+    restore_failed: bool
+    device: str
+    device_uuid: str
+    backend: str
+    abilities: list[str]
+    resource_class: str
+    traits: list[str]
+    draining: bool
+    host: str
+    device_status: str
+    health: str
+    setup_required: bool
+    reboot_required: bool
+    failing: bool
+    deliverable: bool
+    cordoned: bool
+    cordoned_since: datetime | None
+    numa_node: int | None
+
+
+class FreeHandleRow(TypedDict):
+    """A handle that can be claimed."""
+
+    id: int
+    uuid: str
+    address: str
+    info: dict[str, str]
+
+
+class HandleStateRow(TypedDict):
+    """A handle, with the reasons why it cannot be claimed."""
+
+    id: int
+    uuid: str
+    deployable_id: int
+    info: dict[str, str]
+    taken: bool
+    dirty: bool
+    draining: bool
+
+
+class DirtyHandleRow(TypedDict):
+    """A handle to clean, with the addresses of its deployable and its device."""
+
+    id: int
+    address: str
+    deployable: str
+    device: str
+    backend: str
+    host: str
+
+
+class ReleasedHandleRow(DirtyHandleRow):
+    """A handle that was released, with its last owner."""
+
+    owner_id: int
+    needs_cleaning: bool
+    draining: bool
+    rp_uuid: str
+
+
+def providers(tx: sa.Connection, uuids: Collection[str]) -> list[ClaimedProviderRow]:
+    """Return the data that decide whether handles may be claimed, one row for each provider."""
+    return fetch_all(ClaimedProviderRow, tx.execute(_PROVIDERS, {"uuids": sorted(uuids)}))
+
+
+def lock_unclaimed(
+    tx: sa.Connection, deployable_id: int, limit: int, *, wait: bool, handle: str | None = None
+) -> list[FreeHandleRow]:
+    """Return up to ``limit`` free handles, locked; ``handle`` is the uuid of the only one to lock.
+
+    Without ``wait``, skip handles that another transaction has locked, so that concurrent claims
+    lock different handles and do not wait for each other. A skipped handle becomes free again if
+    that transaction fails, so only with ``wait`` a lack of handles is certain. SQLite allows one
+    writer at a time and has no row locks.
+    """
+    query = _LOCK_UNCLAIMED_WAITING if wait else _LOCK_UNCLAIMED
+    if handle is not None:
+        query = query.where(handles.c.uuid == handle)
+    values = {"deployable_id": deployable_id, "max_handles": limit}
+    return fetch_all(FreeHandleRow, tx.execute(query, values))
+
+
+def any_cleaning(tx: sa.Connection, uuids: Collection[str], now: datetime) -> bool:
+    """Return whether a job still cleans one of these handles, and its deadline is not over."""
+    query = (
+        sa.select(handles.c.id)
+        .join(jobs, jobs.c.id == handles.c.job_id)
+        .where(
+            handles.c.uuid.in_(sorted(uuids)),
+            handles.c.arq_id.is_(None),
+            handles.c.needs_cleaning,
+            sa.or_(jobs.c.deadline.is_(None), jobs.c.deadline > now),
+        )
+    )
+    return tx.scalar(query.limit(1)) is not None
+
+
+def all_handles(tx: sa.Connection, deployable_ids: Collection[int]) -> list[HandleStateRow]:
+    """Return every handle of the deployables with the reasons why it cannot be claimed, if any."""
+    owned = handles.c.arq_id.is_not(None)
+    query = (
+        sa.select(
+            handles.c.id,
+            handles.c.uuid,
+            handles.c.deployable_id,
+            handles.c.info,
+            owned.label("taken"),
+            sa.and_(handles.c.needs_cleaning, sa.not_(owned)).label("dirty"),
+            handles.c.draining,
+        )
+        .where(handles.c.deployable_id.in_(deployable_ids))
+        .order_by(handles.c.id)
+    )
+    return fetch_all(HandleStateRow, tx.execute(query))
+
+
+def any_unavailable(tx: sa.Connection, uuids: Collection[str]) -> bool:
+    """Return whether the agent of a provider's host is down, or Placement lacks a provider."""
+    query = (
+        sa.select(deployables.c.id)
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .outerjoin(services, sa.and_(services.c.host == devices.c.host, services.c.binary == AGENT))
+        .where(
+            deployables.c.rp_uuid.in_(sorted(uuids)),
+            sa.or_(services.c.down_since.is_not(None), sa.not_(_PUBLISHED)),
+        )
+    )
+    return tx.scalar(query.limit(1)) is not None
+
+
+def claim(
+    tx: sa.Connection,
+    owners: Mapping[int, int],
+    *,
+    needs_cleaning: Collection[int] = (),
+    published: bool = False,
+    honoured: Collection[int] = (),
+) -> int:
+    """Assign each handle to its ARQ in ``owners``, by row id; return how many were assigned.
+
+    Set ``needs_cleaning`` of these handles: whatever the result of the host work, they are cleaned
+    before their next claim. The guard checks the device again: if the device was cordoned after the
+    candidates were read, its handle is not assigned. With ``published``, nor is one of a provider
+    that Placement does not have. For the deployables ``honoured``, given by row ids, the cordon of
+    a device that can be used does not count.
+    """
+    if len(owners) == 1 and not published and not honoured:
+        ((handle_id, arq_id),) = owners.items()
+        one = {"old_id": handle_id, "new_arq_id": arq_id, "new_dirty": handle_id in needs_cleaning}
+        return tx.execute(_CLAIM_ONE, one).rowcount
+    schedulable: sa.ColumnElement[bool] = _SCHEDULABLE
+    if honoured:
+        is_honoured = handles.c.deployable_id.in_(sorted(honoured))
+        schedulable = sa.or_(_SCHEDULABLE, sa.and_(is_honoured, _USABLE))
+    guard = [handles.c.id.in_(sorted(owners)), *_UNCLAIMED, schedulable]
+    if published:
+        guard.append(_PUBLISHED_HANDLE)
+    values: dict[str, Any] = {"arq_id": sa.case(owners, value=handles.c.id)}
+    if needs_cleaning:
+        values["needs_cleaning"] = handles.c.id.in_(sorted(needs_cleaning))
+    return tx.execute(sa.update(handles).where(*guard).values(**values)).rowcount
+
+
+def count_owned(
+    tx: sa.Connection, deployable_ids: Collection[int], instance: str
+) -> dict[int, int]:
+    """Return how many handles of each deployable an instance owns, by the deployable's row id."""
+    query = (
+        sa.select(handles.c.deployable_id, sa.func.count())
+        .join(arqs, arqs.c.id == handles.c.arq_id)
+        .where(
+            handles.c.deployable_id.in_(sorted(deployable_ids)), arqs.c.instance_uuid == instance
+        )
+        .group_by(handles.c.deployable_id)
+    )
+    return {row[0]: row[1] for row in tx.execute(query)}
+
+
+def lock_schedulable(tx: sa.Connection, arq_ids: Collection[int]) -> int:
+    """Lock the handles of ARQs that could be claimed if they had no owner; return their number.
+
+    The guard is the same as in ``claim``, except that the handles are owned and prepared.
+    """
+    owned = handles.c.arq_id.in_(sorted(arq_ids))
+    # An update instead of a read: it sees what concurrent transactions have committed.
+    query = sa.update(handles).where(owned, sa.not_(handles.c.draining), _SCHEDULABLE)
+    return tx.execute(query.values(arq_id=handles.c.arq_id)).rowcount
+
+
+def release(tx: sa.Connection, arq_ids: Collection[int], now: datetime) -> list[ReleasedHandleRow]:
+    """Release the handles of ARQs, which the caller must have locked; return the dirty handles.
+
+    A draining handle remains, without an owner, until the next report deletes it
+    (``services.request_stale_reports`` requests a report); its provider is marked stale.
+    """
+    freed = tx.execute(_RELEASE_CLEAN, {"arq_ids": sorted(arq_ids)}).rowcount
+    if freed == len(arq_ids):
+        return []
+    owned = handles.c.arq_id.in_(arq_ids)
+    query = (
+        sa.select(
+            handles.c.id,
+            handles.c.address,
+            handles.c.arq_id.label("owner_id"),
+            handles.c.needs_cleaning,
+            handles.c.draining,
+            deployables.c.address.label("deployable"),
+            deployables.c.rp_uuid,
+            devices.c.address.label("device"),
+            devices.c.backend,
+            devices.c.host,
+        )
+        .join(deployables, deployables.c.id == handles.c.deployable_id)
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .where(owned)
+        .order_by(handles.c.id)
+    )
+    rows = fetch_all(ReleasedHandleRow, tx.execute(query))
+    if not rows:
+        return []
+    tx.execute(
+        sa.update(handles)
+        .where(handles.c.id.in_([row["id"] for row in rows]), owned)
+        .values(arq_id=None)
+    )
+    if changed := {row["rp_uuid"] for row in rows if row["draining"]}:
+        publishing.mark_stale_existing(tx, changed, now)
+    return [row for row in rows if row["needs_cleaning"]]
+
+
+_CLAIM_INDEX = "ix_attach_handles_deployable_id_arq_id_needs_cleaning_draining"
+_UNCLAIMED = (
+    handles.c.arq_id.is_(None),
+    sa.not_(handles.c.needs_cleaning),
+    sa.not_(handles.c.draining),
+)
+# Built once: SQLAlchemy needs more time to build such a statement than a database to run it.
+_PROVIDERS = (
+    sa.select(
+        deployables.c.id.label("deployable_id"),
+        deployables.c.rp_uuid.label("provider"),
+        deployables.c.address,
+        deployables.c.job_id.is_not(None).label("programming"),
+        failed_restores.IS_FAILED.label("restore_failed"),
+        devices.c.address.label("device"),
+        devices.c.uuid.label("device_uuid"),
+        devices.c.backend,
+        devices.c.abilities,
+        deployables.c.resource_class,
+        deployables.c.traits,
+        sa.or_(deployables.c.draining, devices.c.draining).label("draining"),
+        devices.c.host,
+        devices.c.status.label("device_status"),
+        devices.c.health,
+        devices.c.setup_required,
+        devices.c.reboot_required,
+        devices.c.failing,
+        devices.c.deliverable,
+        devices.c.cordoned,
+        devices.c.cordoned_since,
+        devices.c.numa_node,
+    )
+    .join(devices, devices.c.id == deployables.c.device_id)
+    .where(deployables.c.rp_uuid.in_(sa.bindparam("uuids", expanding=True)))
+    .order_by(deployables.c.id)
+)
+_CHOOSE_UNCLAIMED = (
+    sa.select(handles.c.id, handles.c.uuid, handles.c.address, handles.c.info)
+    # Otherwise MariaDB scans the free handles of the whole cloud and filters by deployable: a scan
+    # that grows with the cloud and locks handles that concurrent claims then skip.
+    .with_hint(handles, f"FORCE INDEX ({_CLAIM_INDEX})", "mysql")
+    .where(
+        handles.c.deployable_id == sa.bindparam("deployable_id", type_=sa.BigInteger), *_UNCLAIMED
+    )
+    .limit(sa.bindparam("max_handles", type_=sa.Integer))
+)
+_LOCK_UNCLAIMED = _CHOOSE_UNCLAIMED.with_for_update(skip_locked=True)
+# Only a waiting query can deadlock, so only it needs an order, which costs a worse plan.
+_LOCK_UNCLAIMED_WAITING = _CHOOSE_UNCLAIMED.order_by(handles.c.id).with_for_update()
+_PUBLISHED = sa.exists(
+    sa.select(published_providers.c.id).where(
+        published_providers.c.uuid == deployables.c.rp_uuid,
+        published_providers.c.published_revision > 0,
+    )
+)
+_PUBLISHED_HANDLE = sa.exists(
+    sa.select(deployables.c.id).where(deployables.c.id == handles.c.deployable_id, _PUBLISHED)
+)
+_DEVICE_OF_HANDLE = (
+    sa.select(deployables.c.id)
+    .join(devices, devices.c.id == deployables.c.device_id)
+    .where(
+        deployables.c.id == handles.c.deployable_id,
+        deployables.c.job_id.is_(None),
+        sa.not_(deployables.c.draining),
+        sa.not_(devices.c.draining),
+        devices.c.health != Health.UNHEALTHY,
+        sa.not_(devices.c.setup_required),
+        sa.not_(devices.c.reboot_required),
+        sa.not_(devices.c.failing),
+        devices.c.deliverable,
+    )
+)
+_USABLE = sa.exists(_DEVICE_OF_HANDLE.where(devices.c.cordoned_since.is_not(None)))
+"""The device is cordoned, and could be used otherwise."""
+_SCHEDULABLE = sa.exists(
+    _DEVICE_OF_HANDLE.where(devices.c.status == "enabled", sa.not_(devices.c.cordoned))
+)
+"""The device is schedulable: the guard of a claim, equal to ``core.inventory.device_state``.
+
+The guard omits ``restore_failed``: if the restore fails after the candidates were read, the new
+bind has to prepare its own handle, and fails too. MariaDB would lock the jobs that it reads here.
+"""
+# The claim of one handle, as in most calls. That of several handles has a CASE for each.
+_CLAIM_ONE = (
+    sa.update(handles)
+    .where(handles.c.id == sa.bindparam("old_id", type_=sa.BigInteger), *_UNCLAIMED, _SCHEDULABLE)
+    .values(
+        arq_id=sa.bindparam("new_arq_id", type_=sa.BigInteger),
+        # The guard: it is False before.
+        needs_cleaning=sa.bindparam("new_dirty", type_=sa.Boolean),
+    )
+)
+_RELEASE_CLEAN = (
+    sa.update(handles)
+    .where(
+        handles.c.arq_id.in_(sa.bindparam("arq_ids", expanding=True)),
+        sa.not_(handles.c.needs_cleaning),
+        sa.not_(handles.c.draining),
+    )
+    .values(arq_id=None)
+)

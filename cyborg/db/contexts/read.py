@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read device contexts."""
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import Any, NotRequired, TypedDict, cast
+
+import sqlalchemy as sa
+
+from cyborg.core.contexts.states import LEASED
+from cyborg.core.inventory.maintenance import SuccessorState, successor_state
+from cyborg.db import paging
+from cyborg.db.paging import Page
+from cyborg.db.schema import attachments
+from cyborg.db.schema import device_contexts as table
+
+
+class SuccessorRow(TypedDict):
+    """The successor of a context whose device is under maintenance; ``error`` is for operators."""
+
+    state: SuccessorState
+    error: str | None
+
+
+class DeviceContextRow(TypedDict):
+    """A device context; ``expires_at`` is the end of its lease while it has one.
+
+    ``failure`` is read by ``get`` only: with 32 long reasons it has 14 kilobytes.
+    """
+
+    uuid: str
+    project_id: str | None
+    name: str | None
+    description: str | None
+    state: str
+    groups: list[dict[str, str]]
+    config_data: dict[str, str]
+    device_profile: str | None
+    hostname: str | None
+    instance_uuid: str | None
+    error: str | None
+    failure: NotRequired[dict[str, Any] | None]
+    epoch: int
+    expires_at: datetime | None
+    created_at: datetime
+    updated_at: datetime | None
+    successor: SuccessorRow | None
+
+
+EXPIRES_AT = sa.case(
+    (table.c.state.in_(sorted(LEASED)), table.c.lease_expires_at), else_=table.c.expires_at
+)
+COLUMNS: list[sa.ColumnElement[Any]] = [
+    *(c for c in table.c if c.name not in ("id", "failure", "expires_at", "lease_expires_at")),
+    EXPIRES_AT.label("expires_at"),
+]
+SORTABLE: dict[str, sa.ColumnElement[Any]] = {
+    name: table.c[name]
+    for name in (
+        "uuid",
+        "name",
+        "state",
+        "device_profile",
+        "hostname",
+        "instance_uuid",
+        "project_id",
+        "created_at",
+        "updated_at",
+    )
+} | {"expires_at": EXPIRES_AT}
+
+
+def find(
+    connection: sa.Connection,
+    *,
+    page: Page | None = None,
+    uuids: Collection[str] | None = None,
+    state: str | None = None,
+    instance_uuid: str | None = None,
+    hostname: str | None = None,
+    device_profile: str | None = None,
+    name: str | None = None,
+    project_id: str | None = None,
+    with_failure: bool = False,
+) -> list[DeviceContextRow]:
+    """Return device contexts.
+
+    Execute one statement; execute one more if a context has an instance, and one more with a
+    marker.
+    """
+    query = sa.select(*COLUMNS, table.c.failure) if with_failure else sa.select(*COLUMNS)
+    if uuids is not None:
+        query = query.where(table.c.uuid.in_(uuids))
+    criteria = {
+        "state": state,
+        "instance_uuid": instance_uuid,
+        "hostname": hostname,
+        "device_profile": device_profile,
+        "name": name,
+        "project_id": project_id,
+    }
+    for column, value in criteria.items():
+        if value is not None:
+            query = query.where(table.c[column] == value)
+    query = paging.paginate(connection, query, table, page, SORTABLE)
+    rows = [dict(row) for row in connection.execute(query).mappings()]
+    # A context without an instance has no successor.
+    found = successors(connection, [row["uuid"] for row in rows if row["instance_uuid"]])
+    return [cast(DeviceContextRow, {**row, "successor": found.get(row["uuid"])}) for row in rows]
+
+
+def successors(connection: sa.Connection, uuids: Collection[str]) -> dict[str, SuccessorRow]:
+    """Return the oldest successor of each of these contexts that has one, by its uuid.
+
+    A successor for a former instance of the context is left out.
+    """
+    if not uuids:
+        return {}
+    query = (
+        sa.select(
+            attachments.c.successor_of,
+            attachments.c.state,
+            attachments.c.step,
+            attachments.c.error,
+        )
+        .join(table, table.c.uuid == attachments.c.successor_of)
+        .where(
+            attachments.c.successor_of.in_(sorted(uuids)),
+            attachments.c.instance_uuid == table.c.instance_uuid,
+        )
+        .order_by(attachments.c.id.desc())
+    )
+    return {
+        row.successor_of: {"state": successor_state(row.state, row.step), "error": row.error}
+        for row in connection.execute(query)
+    }
+
+
+def count(connection: sa.Connection, project_id: str) -> int:
+    """Return the number of contexts of a project."""
+    query = sa.select(sa.func.count()).where(table.c.project_id == project_id)
+    return int(connection.scalar(query) or 0)
+
+
+def get(
+    connection: sa.Connection, uuid: str, project_id: str | None = None
+) -> DeviceContextRow | None:
+    """Return one context, or None; with a project, only if it belongs to this project."""
+    found = find(connection, uuids=[uuid], project_id=project_id, with_failure=True)
+    return next(iter(found), None)

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write deployables: the parts of devices that are resource providers."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, TypedDict
+from uuid import uuid4
+
+import sqlalchemy as sa
+
+from cyborg.core import naming
+from cyborg.core.hosts.liveness import AGENT
+from cyborg.core.inventory.device import Deployable
+from cyborg.db import bulk
+from cyborg.db.deployables import failed_restores
+from cyborg.db.rows import StoredRow, fetch_all
+from cyborg.db.schema import attach_handles, attributes, deployables, devices, jobs, services
+
+
+class DeployableRow(StoredRow):
+    """All columns of a deployable, and the addresses of its device and its parent."""
+
+    uuid: str
+    device_id: int
+    host: str
+    parent_id: int | None
+    root_id: int | None
+    address: str
+    name: str
+    rp_uuid: str
+    resource_class: str
+    traits: list[str]
+    attributes: dict[str, Any]
+    bitstream_id: str | None
+    desired_image: str | None
+    num_accelerators: int
+    draining: bool
+    job_id: int | None
+    device: str
+    parent: str | None
+    job_state: str | None
+
+
+class DesiredProviderRow(TypedDict):
+    """The data for the desired state of a provider.
+
+    ``parent`` is the uuid of the parent provider. ``total`` is the number of all handles without
+    draining handles that have no owner. ``stuck`` is the number of dirty handles whose cleaning job
+    has failed and is retried. ``draining`` is whether the deployable or its device is draining.
+    ``host_down`` is whether the agent is marked down, False without an agent. ``identity`` has the
+    names of the compute node that the agent reported, None without an agent.
+    """
+
+    uuid: str
+    name: str
+    parent: str | None
+    resource_class: str
+    traits: list[str]
+    total: int
+    stuck: int
+    programming: bool
+    restore_failed: bool
+    draining: bool
+    device_status: str
+    health: str
+    setup_required: bool
+    reboot_required: bool
+    failing: bool
+    deliverable: bool
+    cordoned: bool
+    host_down: bool
+    host: str
+    identity: dict[str, Any] | None
+
+
+class NewAttributeRow(TypedDict):
+    """An attribute to insert."""
+
+    uuid: str
+    key: str
+    value: str
+    created_at: datetime
+
+
+def of_host(tx: sa.Connection, host: str) -> list[DeployableRow]:
+    """Return every deployable row of a host."""
+    parents = deployables.alias("parents")
+    query = (
+        sa.select(
+            deployables,
+            devices.c.address.label("device"),
+            parents.c.address.label("parent"),
+            jobs.c.state.label("job_state"),
+        )
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .outerjoin(parents, parents.c.id == deployables.c.parent_id)
+        .outerjoin(jobs, jobs.c.id == deployables.c.job_id)
+        .where(devices.c.host == host)
+    )
+    return fetch_all(DeployableRow, tx.execute(query))
+
+
+def to_deployable(row: DeployableRow) -> Deployable:
+    """Convert a row of ``of_host`` to the value that describes a reported deployable.
+
+    The value has no handles.
+    """
+    return Deployable(
+        address=row["address"],
+        resource_class=row["resource_class"],
+        traits=frozenset(row["traits"]),
+        attributes=row["attributes"],
+        parent=row["parent"],
+        bitstream_id=row["bitstream_id"],
+    )
+
+
+def _reported(deployable: Deployable) -> dict[str, Any]:
+    return {
+        "resource_class": deployable.resource_class,
+        "traits": sorted(deployable.traits),
+        "attributes": dict(deployable.attributes),
+        "bitstream_id": deployable.bitstream_id,
+        "draining": False,
+    }
+
+
+def add(
+    tx: sa.Connection,
+    host: str,
+    new: Iterable[tuple[int, Deployable, int]],
+    uuids: Mapping[str, str] = MappingProxyType({}),
+    providers: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Insert deployables, each as (row id of its device, deployable, number of handles).
+
+    ``uuids`` maps the addresses of restored deployables to their former uuids, ``providers`` the
+    addresses of deployables whose provider exists to its uuid. ``set_parents`` writes the parents
+    of the new deployables.
+    """
+    bulk.insert(
+        tx,
+        deployables,
+        [
+            {
+                "uuid": uuids.get(d.address) or str(uuid4()),
+                "device_id": device_id,
+                "host": host,
+                "address": d.address,
+                "name": naming.provider_name(host, d.address),
+                "rp_uuid": providers.get(d.address) or naming.provider_uuid(host, d.address),
+                "num_accelerators": handles,
+                **_reported(d),
+            }
+            for device_id, d, handles in new
+        ],
+    )
+
+
+def find_name_conflicts(
+    tx: sa.Connection, host: str, addresses: Collection[str]
+) -> Sequence[tuple[str, str]]:
+    """Return (provider name, other host) of names of this host that another host already uses."""
+    found: set[tuple[str, str]] = set()
+    for chunk in bulk.chunks(sorted({naming.provider_name(host, a) for a in addresses})):
+        found |= {
+            (str(name), str(other))
+            for name, other in tx.execute(
+                sa.select(deployables.c.name, deployables.c.host).where(
+                    deployables.c.name.in_(chunk), deployables.c.host != host
+                )
+            )
+        }
+    return sorted(found)
+
+
+def ids_by_address(tx: sa.Connection, host: str) -> dict[tuple[str, str], int]:
+    """Return the row ids of a host's deployables by the addresses of device and deployable."""
+    query = (
+        sa.select(devices.c.address, deployables.c.address, deployables.c.id)
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .where(devices.c.host == host)
+    )
+    return {(device, deployable): id_ for device, deployable, id_ in tx.execute(query)}
+
+
+def update(tx: sa.Connection, changed: Mapping[int, Deployable]) -> None:
+    """Write the reported values of deployables, by row id.
+
+    A draining deployable becomes available again.
+    """
+    bulk.update(tx, deployables, [{"id": id_, **_reported(d)} for id_, d in changed.items()])
+
+
+def set_parents(tx: sa.Connection, parents: Mapping[int, tuple[int | None, int]]) -> None:
+    """Write the row ids of the parent and the root of deployables, by row id of the deployable."""
+    # Nearly all deployables have no parent: these need only one statement.
+    without_parent = [id_ for id_, (parent, _) in parents.items() if parent is None]
+    for chunk in bulk.chunks(without_parent):
+        tx.execute(
+            sa.update(deployables)
+            .where(deployables.c.id.in_(chunk))
+            .values(parent_id=None, root_id=deployables.c.id)
+        )
+    bulk.update(
+        tx,
+        deployables,
+        [
+            {"id": id_, "parent_id": parent, "root_id": root}
+            for id_, (parent, root) in parents.items()
+            if parent is not None
+        ],
+    )
+
+
+def set_handle_counts(tx: sa.Connection, counts: Mapping[int, int]) -> None:
+    """Write the number of handles of deployables, by row id."""
+    bulk.update(tx, deployables, [{"id": i, "num_accelerators": n} for i, n in counts.items()])
+
+
+def mark_draining(tx: sa.Connection, ids: Collection[int]) -> None:
+    """Mark deployables, by row id, that were removed from the host but have a bound handle."""
+    for chunk in bulk.chunks(ids):
+        tx.execute(sa.update(deployables).where(deployables.c.id.in_(chunk)).values(draining=True))
+
+
+def delete(tx: sa.Connection, ids: Collection[int]) -> None:
+    """Delete deployables by row id. Raise oslo.db's DBReferenceError if handles still exist."""
+    bulk.delete(tx, deployables, ids)
+
+
+def desired_state(tx: sa.Connection, providers: Collection[str]) -> list[DesiredProviderRow]:
+    """Return the data for the desired state of the providers with these uuids.
+
+    A provider that must be deleted from Placement has no row.
+    """
+    parents = deployables.alias("parents")
+    total = (
+        sa.select(sa.func.count())
+        .where(
+            attach_handles.c.deployable_id == deployables.c.id,
+            sa.or_(sa.not_(attach_handles.c.draining), attach_handles.c.arq_id.is_not(None)),
+        )
+        .scalar_subquery()
+    )
+    stuck = (
+        sa.select(sa.func.count())
+        .select_from(attach_handles)
+        .join(jobs, jobs.c.id == attach_handles.c.job_id)
+        .where(
+            attach_handles.c.deployable_id == deployables.c.id,
+            attach_handles.c.arq_id.is_(None),
+            sa.not_(attach_handles.c.draining),
+            jobs.c.error.is_not(None),
+        )
+        .scalar_subquery()
+    )
+    query = (
+        sa.select(
+            deployables.c.rp_uuid.label("uuid"),
+            deployables.c.name,
+            parents.c.rp_uuid.label("parent"),
+            deployables.c.resource_class,
+            deployables.c.traits,
+            total.label("total"),
+            stuck.label("stuck"),
+            deployables.c.job_id.is_not(None).label("programming"),
+            failed_restores.IS_FAILED.label("restore_failed"),
+            sa.or_(deployables.c.draining, devices.c.draining).label("draining"),
+            devices.c.status.label("device_status"),
+            devices.c.health,
+            devices.c.setup_required,
+            devices.c.reboot_required,
+            devices.c.failing,
+            devices.c.deliverable,
+            devices.c.cordoned,
+            services.c.down_since.is_not(None).label("host_down"),
+            devices.c.host,
+            services.c.identity,
+        )
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .outerjoin(parents, parents.c.id == deployables.c.parent_id)
+        .outerjoin(services, sa.and_(services.c.host == devices.c.host, services.c.binary == AGENT))
+        .where(deployables.c.rp_uuid.in_(sorted(providers)))
+        .order_by(deployables.c.id)
+    )
+    return fetch_all(DesiredProviderRow, tx.execute(query))
+
+
+def add_attribute(tx: sa.Connection, deployable: str, row: NewAttributeRow) -> bool:
+    """Add an attribute to the deployable with this uuid; return whether the deployable exists.
+
+    Raise oslo.db's DBDuplicateEntry if the deployable already has an attribute with this key, and
+    DBReferenceError if the deployable is deleted concurrently.
+    """
+    values = [sa.literal(v, attributes.c[name].type).label(name) for name, v in row.items()]
+    found = sa.select(deployables.c.id, *values).where(deployables.c.uuid == deployable)
+    columns = ["deployable_id", *row]
+    return bool(tx.execute(sa.insert(attributes).from_select(columns, found)).rowcount)
+
+
+def delete_attribute(tx: sa.Connection, uuid: str) -> bool:
+    """Delete an attribute; return whether it existed."""
+    return bool(tx.execute(sa.delete(attributes).where(attributes.c.uuid == uuid)).rowcount)

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read hardware: the devices that the hosts last reported, in the format of the hardware API."""
+
+from collections.abc import Collection
+from typing import Any, TypedDict, cast
+
+import sqlalchemy as sa
+
+from cyborg.core.hosts.liveness import AGENT
+from cyborg.core.wire.hardware import dump_row
+from cyborg.db import paging
+from cyborg.db.paging import Page
+from cyborg.db.schema import attach_handles, backends, deployables, services
+from cyborg.db.schema import devices as table
+
+
+class HardwareRow(TypedDict):
+    """A device in the format of ``core.wire.hardware.dump_row``.
+
+    ``host_down`` is True if the host's agent is marked down.
+    """
+
+    uuid: str
+    host: str
+    backend: str
+    acc_specs: dict[str, Any]
+    acc_status: dict[str, Any]
+    address: str
+    driver: str | None
+    vendor_id: str
+    product_id: str | None
+    numa_node: int | None
+    health: str
+    serial: str | None
+    not_offered: str | None
+    host_down: bool
+
+
+_NUM = (
+    sa.select(sa.func.count())
+    .select_from(
+        attach_handles.join(deployables, deployables.c.id == attach_handles.c.deployable_id)
+    )
+    .where(
+        deployables.c.device_id == table.c.id,
+        sa.not_(attach_handles.c.draining),
+        sa.not_(deployables.c.draining),
+    )
+    .correlate(table)
+    .scalar_subquery()
+    .label("num")
+)
+_AGENT = sa.and_(services.c.host == table.c.host, services.c.binary == AGENT)
+_BACKEND = sa.and_(backends.c.service_id == services.c.id, backends.c.name == table.c.backend)
+_FROM = table.outerjoin(services, _AGENT).outerjoin(backends, _BACKEND)
+_FACTS = (
+    *("uuid", "host", "address", "type", "vendor", "backend", "std_board_info", "numa_node"),
+    *("serial", "health", "setup_required", "reboot_required", "vendor_board_info"),
+)
+_DOWN = services.c.down_since.is_not(None).label("host_down")
+COLUMNS = [*(table.c[name] for name in _FACTS), backends.c.driver, _NUM, _DOWN]
+SORTABLE = {
+    name: table.c[name] for name in ("uuid", "host", "address", "numa_node", "health", "serial")
+}
+
+
+def find(
+    connection: sa.Connection,
+    *,
+    page: Page | None = None,
+    uuids: Collection[str] | None = None,
+    host: str | None = None,
+    driver: str | None = None,
+) -> list[HardwareRow]:
+    """Return hardware; execute one statement, or two with a marker.
+
+    Draining devices are left out. ``driver`` is the name of a driver or of a backend.
+    """
+    ids = sa.select(table.c.id).where(sa.not_(table.c.draining))
+    if uuids is not None:
+        ids = ids.where(table.c.uuid.in_(uuids))
+    if host is not None:
+        ids = ids.where(table.c.host == host)
+    if driver is not None:
+        ids = ids.select_from(_FROM).where(
+            sa.or_(backends.c.driver == driver, table.c.backend == driver)
+        )
+    query = sa.select(*COLUMNS).select_from(_FROM)
+    query = paging.paginate_ids(connection, query, ids, table, page, SORTABLE)
+    found: list[dict[str, Any]] = [dict(row) for row in connection.execute(query).mappings()]
+    return [
+        cast(HardwareRow, {**dump_row(row), "host_down": bool(row["host_down"])}) for row in found
+    ]

@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the entries of drivers on hosts.
+
+An entry of a driver is a backend that uses or should use it, or a host that has the driver
+installed without such a backend. A cloud has one or more entries for each host: only those of one
+host or of a page of hosts are read.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime
+from typing import Any, TypedDict, TypeVar
+
+import sqlalchemy as sa
+
+from cyborg.core.drivers.desired_state import DesiredStatus
+from cyborg.core.drivers.driver import version_of
+from cyborg.core.hosts.liveness import AGENT
+from cyborg.db import paging
+from cyborg.db.paging import Page
+from cyborg.db.rows import fetch_all
+from cyborg.db.schema import backends, desired_backends, services
+from cyborg.db.schema import drivers as table
+
+R = TypeVar("R")
+
+
+class HostDriverRow(TypedDict):
+    """A driver on one host.
+
+    ``backend`` is None for an installed driver without a backend. ``desired_status`` and
+    ``applied`` are None for a backend that only the configuration file names.
+    """
+
+    host: str
+    backend: str | None
+    status: str
+    error: str | None
+    remarks: list[str]
+    version: str | None
+    last_seen_at: datetime
+    late_at: datetime
+    down_at: datetime
+    desired_status: str | None
+    applied: bool | None
+
+
+class HostRow(TypedDict):
+    """A host of a driver: the row id of its agent, and as ``uuid`` its name, for ``paging``."""
+
+    id: int
+    uuid: str
+
+
+class EffectiveOptionsRow(TypedDict):
+    """The options that an agent reported for a backend; an option is {name, value, source}."""
+
+    host: str
+    backend: str
+    options: list[dict[str, Any]]
+
+
+class _HostRow(TypedDict):
+    host: str
+    last_seen_at: datetime
+    late_at: datetime
+    down_at: datetime
+
+
+class _InstalledRow(_HostRow):
+    driver: str
+    version: str | None
+    error: str | None
+
+
+class _UsedRow(_HostRow):
+    driver: str
+    backend: str
+    status: str
+    error: str | None
+    remarks: list[str] | None
+    versions: dict[str, Any]
+
+
+class _DesiredRow(_HostRow):
+    driver: str
+    backend: str
+    applied: bool
+    error: str | None
+    desired_status: str
+
+
+class _SettingsRow(_HostRow):
+    backend: str
+    settings: list[dict[str, Any]] | None
+
+
+HOST_SORTABLE = {"host": services.c.host}
+INSTALLED = "INSTALLED"  # no backend uses it
+IMPORT_FAILED = "IMPORT_FAILED"  # its import failed
+NOT_REPORTED = "NOT_REPORTED"  # its agent has not reported the backend yet
+UNKNOWN = "UNKNOWN"  # its agent is down
+
+PRESENT = desired_backends.c.status != DesiredStatus.ABSENT
+_USED, _DESIRED = backends.c, desired_backends.c
+# The rules of ``entries_by_driver`` in SQL: a desired backend that is not reported, and a driver
+# that is installed without a backend on its host.
+MISSING = sa.and_(
+    PRESENT,
+    ~sa.exists().where(
+        _USED.service_id == _DESIRED.service_id,
+        _USED.name == _DESIRED.backend,
+        _USED.driver == _DESIRED.driver,
+    ),
+)
+UNUSED = sa.and_(
+    ~sa.exists().where(_USED.service_id == table.c.service_id, _USED.driver == table.c.name),
+    ~sa.exists().where(
+        _DESIRED.service_id == table.c.service_id, _DESIRED.driver == table.c.name, PRESENT
+    ),
+)
+# Literals: a database cannot know the type of a parameter here.
+MISSING_STATUS = sa.literal_column(f"'{NOT_REPORTED}'", sa.String)
+UNUSED_STATUS = sa.case(
+    (table.c.error.is_(None), sa.literal_column(f"'{INSTALLED}'", sa.String)),
+    else_=sa.literal_column(f"'{IMPORT_FAILED}'", sa.String),
+)
+
+
+def find_hosts(
+    connection: sa.Connection,
+    driver: str,
+    *,
+    now: datetime,
+    page: Page | None = None,
+    host: str | None = None,
+    status: str | None = None,
+) -> list[HostRow]:
+    """Return the hosts that have entries of a driver, ordered by name, in one or two statements.
+
+    ``host`` selects one host, with the second statement. ``status`` selects hosts with an entry of
+    this status. The marker is any text, as of ``paging.start_after_name``.
+    """
+    page = page or Page()
+    query: sa.Select[Any] = sa.select(services.c.id, services.c.host.label("uuid"))
+    if host is not None:
+        query = query.where(services.c.id.in_([row["id"] for row in hosts_named(connection, host)]))
+    if status is not None:
+        is_down = services.c.down_at <= now
+        query = query.where(is_down if status == UNKNOWN else ~is_down)
+    query = query.where(_has_entry(driver, None if status == UNKNOWN else status))
+    query, page = paging.start_after_name(query, services.c.host, page)
+    query = paging.paginate(
+        connection, query, services, page, HOST_SORTABLE, identity=services.c.host
+    )
+    return fetch_all(HostRow, connection.execute(query))
+
+
+def find_entries(
+    connection: sa.Connection,
+    driver: str,
+    hosts: Sequence[HostRow],
+    *,
+    now: datetime,
+    status: str | None = None,
+) -> list[HostDriverRow]:
+    """Return the entries of a driver on a page of hosts, in three statements.
+
+    They are in the order of ``hosts``, and on each host ordered by backend. ``status`` selects
+    entries.
+    """
+    if not hosts:
+        return []
+    found = entries_by_driver(connection, [driver], hosts)[driver]
+    return [entry for entry in found if status is None or _status(entry, now) == status]
+
+
+def find_effective_options(
+    connection: sa.Connection, driver: str, hosts: Sequence[HostRow]
+) -> list[EffectiveOptionsRow]:
+    """Return the options of the backends of a driver on a page of hosts, in their order."""
+    if not hosts:
+        return []
+    columns = [backends.c.name.label("backend"), backends.c.settings]
+    rows = _read(_SettingsRow, connection, backends, backends.c.driver, columns, [driver], hosts)
+    return [
+        {"host": row["host"], "backend": row["backend"], "options": row["settings"]}
+        for row in paging.sort_by_page(rows, hosts, lambda row: (row["host"], row["backend"]))
+        if row["settings"] is not None
+    ]
+
+
+def hosts_named(connection: sa.Connection, host: str) -> list[HostRow]:
+    """Return the host of this name, or nothing if it has no agent."""
+    query = sa.select(services.c.id, services.c.host.label("uuid"))
+    query = query.where(services.c.binary == AGENT, services.c.host == host)
+    return fetch_all(HostRow, connection.execute(query))
+
+
+def entries_by_driver(
+    connection: sa.Connection, drivers: Collection[str], hosts: Sequence[HostRow]
+) -> dict[str, list[HostDriverRow]]:
+    """Return the entries of each driver on hosts, in their order, in three statements."""
+    installations = {name: list[_InstalledRow]() for name in drivers}
+    entries: dict[str, dict[tuple[str, str], HostDriverRow]] = {name: {} for name in drivers}
+    for installed in _installed(connection, drivers, hosts):
+        installations[installed["driver"]].append(installed)
+    for row in _used(connection, drivers, hosts):
+        version = version_of(row["driver"], row["versions"])
+        entry = _entry(row, row["backend"], row["status"], row["error"], version)
+        entry["remarks"] = list(row["remarks"] or ())
+        entries[row["driver"]][row["host"], row["backend"]] = entry
+    for desired in _desired(connection, drivers, hosts):
+        by_backend, key = entries[desired["driver"]], (desired["host"], desired["backend"])
+        if key not in by_backend and desired["desired_status"] == DesiredStatus.ABSENT:
+            continue
+        missing = _entry(desired, desired["backend"], NOT_REPORTED, None, None)
+        entry = by_backend.setdefault(key, missing)
+        entry["desired_status"] = desired["desired_status"]
+        entry["applied"] = bool(desired["applied"])
+        entry["error"] = entry["error"] or desired["error"]
+    return {name: _merge(installations[name], entries[name], hosts) for name in drivers}
+
+
+def _has_entry(driver: str, status: str | None) -> sa.ColumnElement[bool]:
+    """Return the condition that a service has an entry of a driver with a status, None is any."""
+    used = sa.select(_USED.service_id, _USED.status).where(_USED.driver == driver)
+    missing = sa.select(_DESIRED.service_id, MISSING_STATUS).where(
+        _DESIRED.driver == driver, MISSING
+    )
+    unused = sa.select(table.c.service_id, UNUSED_STATUS).where(table.c.name == driver, UNUSED)
+    entries = sa.union_all(used, missing, unused).subquery("entries")
+    matching = sa.select(entries.c.service_id)
+    if status is not None:
+        matching = matching.where(entries.c.status == status)
+    return services.c.id.in_(matching)
+
+
+def _status(entry: HostDriverRow, now: datetime) -> str:
+    return UNKNOWN if entry["down_at"] <= now else entry["status"]
+
+
+def _merge(
+    installations: Collection[_InstalledRow],
+    entries: dict[tuple[str, str], HostDriverRow],
+    hosts: Sequence[HostRow],
+) -> list[HostDriverRow]:
+    """Return the entries of a driver, with those of hosts that have no backend of it.
+
+    They are in the order of ``hosts``.
+    """
+    versions = {row["host"]: row["version"] for row in installations}
+    hosts_with_backends = {host for host, _ in entries}
+    for (host, _), entry in entries.items():
+        entry["version"] = entry["version"] or versions.get(host)
+    for row in installations:
+        if row["host"] not in hosts_with_backends:
+            status = INSTALLED if row["error"] is None else IMPORT_FAILED
+            entry = _entry(row, None, status, row["error"], row["version"])
+            entries[row["host"], ""] = entry
+    return paging.sort_by_page(
+        list(entries.values()), hosts, lambda entry: (entry["host"], entry["backend"] or "")
+    )
+
+
+def _entry(
+    row: _HostRow, backend: str | None, status: str, error: str | None, version: str | None
+) -> HostDriverRow:
+    return {
+        "host": row["host"],
+        "backend": backend,
+        "status": status,
+        "error": error,
+        "remarks": [],
+        "version": version,
+        "last_seen_at": row["last_seen_at"],
+        "late_at": row["late_at"],
+        "down_at": row["down_at"],
+        "desired_status": None,
+        "applied": None,
+    }
+
+
+def _installed(
+    connection: sa.Connection, drivers: Collection[str], hosts: Sequence[HostRow]
+) -> list[_InstalledRow]:
+    facts = ("version", "error")
+    columns = [table.c.name.label("driver"), *(table.c[fact] for fact in facts)]
+    return _read(_InstalledRow, connection, table, table.c.name, columns, drivers, hosts)
+
+
+def _used(
+    connection: sa.Connection, drivers: Collection[str], hosts: Sequence[HostRow]
+) -> list[_UsedRow]:
+    columns = [
+        *(backends.c[fact] for fact in ("driver", "status", "error", "remarks")),
+        backends.c.name.label("backend"),
+        services.c.versions,
+    ]
+    return _read(_UsedRow, connection, backends, backends.c.driver, columns, drivers, hosts)
+
+
+def _desired(
+    connection: sa.Connection, drivers: Collection[str], hosts: Sequence[HostRow]
+) -> list[_DesiredRow]:
+    w = desired_backends.c
+    columns = [
+        *(w[fact] for fact in ("driver", "backend", "applied", "error")),
+        w.status.label("desired_status"),
+    ]
+    return _read(_DesiredRow, connection, desired_backends, w.driver, columns, drivers, hosts)
+
+
+def _read(
+    kind: Callable[..., R],
+    connection: sa.Connection,
+    source: sa.Table,
+    name: sa.ColumnElement[str],
+    columns: Collection[sa.ColumnElement[Any]],
+    drivers: Collection[str],
+    hosts: Sequence[HostRow],
+) -> list[R]:
+    query = (
+        sa.select(*(services.c[name] for name in _HostRow.__annotations__), *columns)
+        .select_from(source)
+        .join(services, services.c.id == source.c.service_id)
+        .where(name.in_(drivers), paging.id_in(source.c.service_id, [row["id"] for row in hosts]))
+    )
+    return fetch_all(kind, connection.execute(query))

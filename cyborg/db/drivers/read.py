@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read drivers: their properties, and the numbers of their hosts and entries.
+
+The database counts the entries (``hosts``), of which a cloud has one or more for each host.
+
+A driver's newest version supplies its type, support and abilities; ``version`` is None if the hosts
+have different versions. A driver that no host has installed, uses or desires has no row.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, TypedDict
+
+import sqlalchemy as sa
+
+from cyborg.core.drivers.driver import common_version, driver_uuid, newest_row, version_of
+from cyborg.core.drivers.registry import Support
+from cyborg.db import paging
+from cyborg.db.drivers.entries import (
+    IMPORT_FAILED,
+    MISSING,
+    MISSING_STATUS,
+    PRESENT,
+    UNKNOWN,
+    UNUSED,
+    UNUSED_STATUS,
+    HostDriverRow,
+    HostRow,
+    entries_by_driver,
+    hosts_named,
+)
+from cyborg.db.paging import Page
+from cyborg.db.rows import fetch_all
+from cyborg.db.schema import backends, desired_backends, services
+from cyborg.db.schema import drivers as table
+
+
+class _SummaryRow(TypedDict):
+    uuid: str
+    name: str
+    type: str | None
+    support: str
+    abilities: list[str]
+    version: str | None
+    num_hosts: int
+    statuses: dict[str, int]
+
+
+class DriverRow(_SummaryRow):
+    """A driver with the number of its hosts and of its entries by status.
+
+    ``statuses`` counts entries of hosts whose agent is down as UNKNOWN. ``hosts`` are the entries
+    of one host, None for a driver on all hosts. The uuid is derived from the name of the driver.
+    """
+
+    hosts: list[HostDriverRow] | None
+
+
+class DriverDetailsRow(_SummaryRow):
+    """A driver with its options; an option is {name, kind, default, help, ...}."""
+
+    options: list[dict[str, Any]]
+
+
+class _VersionRow(TypedDict):
+    driver: str
+    id: int
+    version: str | None
+
+
+class _FactsRow(TypedDict):
+    id: int
+    type: str | None
+    support: str
+    abilities: list[str]
+
+
+@dataclass(slots=True)
+class _Counts:
+    """The number of entries of a driver by status, and the versions of its hosts.
+
+    ``unused`` is the number of hosts with the driver and without a backend of it.
+    """
+
+    statuses: Counter[str] = field(default_factory=Counter)
+    versions: set[str | None] = field(default_factory=set)
+    unused: int = 0
+
+
+Hosts = Sequence[HostRow] | None
+"""The hosts whose entries count; None is all hosts."""
+
+SORTABLE = ("name", "uuid")
+
+
+def names(connection: sa.Connection) -> list[str]:
+    """Return the names of all drivers, sorted, in one statement."""
+    return _names(connection, None, None)
+
+
+def find(
+    connection: sa.Connection,
+    *,
+    now: datetime,
+    page: Page | None = None,
+    host: str | None = None,
+    type: str | None = None,
+) -> list[DriverRow]:
+    """Return drivers, in five statements, or nine with ``host``.
+
+    ``host`` selects the drivers and entries of this host. A driver's uuid is not a column, so this
+    function reads all names, which are few, and paginates them in memory.
+    """
+    hosts = None if host is None else hosts_named(connection, host)
+    all_names = _names(connection, hosts, type)
+    drivers = [{"uuid": driver_uuid(name), "name": name} for name in all_names]
+    chosen = [row["name"] for row in paging.paginate_rows(drivers, page, SORTABLE)]
+    if not chosen:
+        return []
+    summaries = _summaries(connection, chosen, hosts, now)
+    if hosts is None:
+        return [{**summary, "hosts": None} for summary in summaries]
+    entries = entries_by_driver(connection, chosen, hosts)
+    return [{**summary, "hosts": entries[summary["name"]]} for summary in summaries]
+
+
+def get(
+    connection: sa.Connection, key: str, host: str | None = None, *, now: datetime
+) -> DriverDetailsRow | None:
+    """Return one driver by its name or its uuid, or None; a name takes precedence over a uuid.
+
+    ``host`` limits the numbers and the versions to this host.
+    """
+    all_names = names(connection)
+    # A driver's name may look like the uuid of another driver: the name takes precedence.
+    by_uuid = (name for name in all_names if driver_uuid(name) == key.lower())
+    driver = key if key in all_names else next(by_uuid, None)
+    if driver is None:
+        return None
+    hosts = None if host is None else hosts_named(connection, host)
+    (summary,) = _summaries(connection, [driver], hosts, now)
+    return {**summary, "options": _options(connection, driver)}
+
+
+def _names(connection: sa.Connection, hosts: Hosts, type_: str | None) -> list[str]:
+    installed = sa.select(table.c.name).where(*_on(table, hosts))
+    if type_ is not None:
+        installed = installed.where(table.c.type == type_)
+    used = sa.select(backends.c.driver).where(*_on(backends, hosts))
+    w = desired_backends.c
+    desired = sa.select(w.driver).where(PRESENT, *_on(desired_backends, hosts))
+    # Only an installed driver has a known type.
+    sources = (installed, used, desired) if type_ is None else (installed,)
+    # Distinct in each: the rows of all hosts are then not copied to a temporary table.
+    return sorted(connection.scalars(sa.union(*(source.distinct() for source in sources))))
+
+
+def _on(source: sa.Table, hosts: Hosts) -> list[sa.ColumnElement[bool]]:
+    """Return the condition that rows are those of hosts, or nothing for all hosts."""
+    if hosts is None:
+        return []
+    return [paging.id_in(source.c.service_id, [row["id"] for row in hosts])]
+
+
+def _summaries(
+    connection: sa.Connection, drivers: Collection[str], hosts: Hosts, now: datetime
+) -> list[_SummaryRow]:
+    """Return drivers without their entries, in four statements."""
+    counts = _counts(connection, drivers, hosts, now)
+    used = _num_used(connection, drivers, hosts)
+    newest = _newest(connection, drivers, hosts)
+    rows: list[_SummaryRow] = []
+    for name in drivers:
+        facts = newest.get(name)
+        rows.append(
+            {
+                "uuid": driver_uuid(name),
+                "name": name,
+                "type": facts["type"] if facts else None,
+                "support": facts["support"] if facts else Support.UNKNOWN,
+                "abilities": facts["abilities"] if facts else [],
+                "version": common_version(counts[name].versions),
+                "num_hosts": used.get(name, 0) + counts[name].unused,
+                "statuses": dict(sorted(counts[name].statuses.items())),
+            }
+        )
+    return rows
+
+
+def _counts(
+    connection: sa.Connection, drivers: Collection[str], hosts: Hosts, now: datetime
+) -> dict[str, _Counts]:
+    b, w = backends.c, desired_backends.c
+    # As text: PostgreSQL cannot compare JSON.
+    versions = sa.cast(services.c.versions, sa.Text)
+    branches = (
+        (backends, b.driver, b.status, versions, 0, ()),
+        (desired_backends, w.driver, MISSING_STATUS, sa.null(), 0, (MISSING,)),
+        (table, table.c.name, UNUSED_STATUS, sa.null(), 1, (UNUSED,)),
+    )
+    queries = []
+    for source, driver, status, reported, unused, conditions in branches:
+        rows = sa.join(source, services, services.c.id == source.c.service_id)
+        if source is not table:
+            same_host = table.c.service_id == source.c.service_id
+            rows = rows.outerjoin(table, sa.and_(same_host, table.c.name == driver))
+        query = (
+            sa.select(
+                driver.label("driver"),
+                status.label("entry_status"),
+                sa.case((services.c.down_at <= now, 1), else_=0).label("down"),
+                reported.label("reported"),
+                table.c.version,
+                sa.literal_column(str(unused)).label("unused"),
+                sa.func.count().label("entries"),
+            )
+            .select_from(rows)
+            .where(driver.in_(drivers), *conditions, *_on(source, hosts))
+        )
+        # Grouped in each: the rows of all hosts are then not copied to a temporary table.
+        group = (driver, "entry_status", "down", "reported", table.c.version)
+        queries.append(query.group_by(*group))
+    found = {name: _Counts() for name in drivers}
+    for row in connection.execute(sa.union_all(*queries)):
+        counts = found[row.driver]
+        counts.statuses[UNKNOWN if row.down else row.entry_status] += row.entries
+        counts.unused += row.entries if row.unused else 0
+        if row.entry_status != IMPORT_FAILED:
+            reported_versions = json.loads(row.reported) if row.reported else None
+            counts.versions.add(version_of(row.driver, reported_versions) or row.version)
+    return found
+
+
+def _num_used(connection: sa.Connection, drivers: Collection[str], hosts: Hosts) -> dict[str, int]:
+    """Return the number of hosts that use or should use each driver."""
+    b, w = backends.c, desired_backends.c
+    used = sa.union_all(
+        sa.select(b.driver, b.service_id).where(b.driver.in_(drivers), *_on(backends, hosts)),
+        sa.select(w.driver, w.service_id).where(
+            w.driver.in_(drivers), PRESENT, *_on(desired_backends, hosts)
+        ),
+    ).subquery("used")
+    count = sa.func.count(used.c.service_id.distinct()).label("hosts")
+    query = sa.select(used.c.driver, count).group_by(used.c.driver)
+    return {row.driver: row.hosts for row in connection.execute(query)}
+
+
+def _newest(
+    connection: sa.Connection, drivers: Collection[str], hosts: Hosts
+) -> dict[str, _FactsRow]:
+    """Return the facts of the newest version of each driver that a host can import."""
+    # Cheaper than the rows of all hosts: hosts with one version have the same facts.
+    query = sa.select(
+        table.c.name.label("driver"), sa.func.min(table.c.id).label("id"), table.c.version
+    ).where(table.c.name.in_(drivers), table.c.error.is_(None), *_on(table, hosts))
+    query = query.group_by(table.c.name, table.c.version).order_by(sa.func.min(table.c.id))
+    rows_by_driver: dict[str, list[_VersionRow]] = {}
+    for row in fetch_all(_VersionRow, connection.execute(query)):
+        rows_by_driver.setdefault(row["driver"], []).append(row)
+    best = {name: newest_row(rows) for name, rows in rows_by_driver.items()}
+    ids = {name: row["id"] for name, row in best.items() if row is not None}
+    facts = (table.c[name] for name in _FactsRow.__annotations__)
+    chosen = sa.select(*facts).where(paging.id_in(table.c.id, ids.values()))
+    by_id = {row["id"]: row for row in fetch_all(_FactsRow, connection.execute(chosen))}
+    # A report may have replaced the row since then.
+    return {name: by_id[id_] for name, id_ in ids.items() if id_ in by_id}
+
+
+def _options(connection: sa.Connection, driver: str) -> list[dict[str, Any]]:
+    facts = _newest(connection, [driver], None).get(driver)
+    if facts is None:
+        return []
+    options = connection.scalar(sa.select(table.c.options).where(table.c.id == facts["id"]))
+    return list(options or [])

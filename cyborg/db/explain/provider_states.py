@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the states of providers, from which explanations and capacities are computed.
+
+The handles are counted by the database, because a cloud can have more than a hundred thousand.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from cyborg.core.binding.attach_target import REQUIRED_INFO, AttachTarget
+from cyborg.core.explain.explanation import HandleCounts, Holder, ProviderState
+from cyborg.core.explain.predicates import Predicate
+from cyborg.core.hosts.liveness import AGENT
+from cyborg.core.inventory.device import Layout
+from cyborg.core.inventory.device_state import FACTS, DeviceFacts
+from cyborg.db.deployables import failed_restores
+from cyborg.db.schema import arqs, deployables, devices, providers, services
+from cyborg.db.schema import attach_handles as handles
+
+MAX_HOLDERS = 16
+"""Maximum number of owners of one provider."""
+MAX_REMARK = 255
+
+
+def find(
+    connection: sa.Connection,
+    *,
+    resource_classes: Collection[str] | None = None,
+    host: str | None = None,
+    uuids: Collection[str] | None = None,
+    attach_targets: Collection[AttachTarget | None] = (),
+) -> list[ProviderState]:
+    """Return the states of providers, ordered by host; execute three statements.
+
+    ``resource_classes`` limits them to providers of these classes and to those of devices with a
+    layout that has one of them, ``uuids`` to some providers. ``attach_targets`` are the targets
+    whose handles are counted.
+    """
+    where = _conditions(resource_classes, host)
+    if uuids is not None:
+        where.append(deployables.c.rp_uuid.in_(sorted(uuids)))
+    failed = failed_restores.providers(connection)
+    counts = _count_handles(connection, where, attach_targets)
+    layouts: dict[int, tuple[Layout, ...]] = {}
+    return [
+        _to_state(row, counts.get(row["id"], _NONE), row["uuid"] in failed, layouts)
+        for row in connection.execute(_STATES.where(*where)).mappings()
+    ]
+
+
+def find_holders(
+    connection: sa.Connection, provider_uuids: Collection[str]
+) -> dict[str, list[Holder]]:
+    """Return the first owners of handles of each provider, at most MAX_HOLDERS, by its uuid.
+
+    Execute one statement.
+    """
+    number = (
+        sa.func.row_number()
+        .over(partition_by=handles.c.deployable_id, order_by=handles.c.id)
+        .label("number")
+    )
+    owned = (
+        sa.select(deployables.c.rp_uuid, *_HOLDER, number)
+        .select_from(_OWNED)
+        .where(deployables.c.rp_uuid.in_(sorted(provider_uuids)))
+        .subquery()
+    )
+    query = sa.select(owned).where(owned.c.number <= MAX_HOLDERS)
+    found: dict[str, list[Holder]] = {}
+    for row in connection.execute(query.order_by(owned.c.rp_uuid, owned.c.number)):
+        holder = Holder(row.uuid, row.instance_uuid, row.project_id)
+        found.setdefault(row.rp_uuid, []).append(holder)
+    return found
+
+
+class OwnHolders(NamedTuple):
+    """The handles of a provider that one project owns: their number and their first owners."""
+
+    first: list[Holder]
+    total: int
+
+
+def find_own_holders(
+    connection: sa.Connection, project: str, resource_classes: Collection[str]
+) -> dict[str, OwnHolders]:
+    """Return, by provider uuid, the handles that one project owns, with up to MAX_HOLDERS owners.
+
+    Draining handles are left out, as in ``HandleCounts.taken``. Execute one statement. It selects
+    by resource class, because there can be too many providers for the parameters of a statement.
+    """
+    uuid = deployables.c.rp_uuid
+    owned = (
+        sa.select(
+            uuid,
+            *_HOLDER,
+            sa.func.row_number().over(partition_by=uuid, order_by=arqs.c.id).label("number"),
+            sa.func.count().over(partition_by=uuid).label("total"),
+        )
+        .select_from(_OWNED)
+        .where(
+            arqs.c.project_id == project,
+            deployables.c.resource_class.in_(sorted(resource_classes)),
+            handles.c.draining.is_(sa.false()),
+        )
+        .subquery()
+    )
+    query = sa.select(owned).where(owned.c.number <= MAX_HOLDERS)
+    found: dict[str, OwnHolders] = {}
+    for row in connection.execute(query.order_by(owned.c.rp_uuid, owned.c.number)):
+        holder = Holder(row.uuid, row.instance_uuid, row.project_id)
+        found.setdefault(row.rp_uuid, OwnHolders([], row.total)).first.append(holder)
+    return found
+
+
+_NONE = HandleCounts()
+_OWNED = arqs.join(handles, handles.c.arq_id == arqs.c.id).join(
+    deployables, deployables.c.id == handles.c.deployable_id
+)
+_HOLDER = (arqs.c.uuid, arqs.c.instance_uuid, arqs.c.project_id)
+_STATES = (
+    sa.select(
+        deployables.c.id,
+        deployables.c.rp_uuid.label("uuid"),
+        deployables.c.resource_class,
+        deployables.c.traits,
+        deployables.c.job_id.is_not(None).label("programming"),
+        sa.or_(deployables.c.draining, devices.c.draining).label("draining"),
+        devices.c.id.label("device_id"),
+        devices.c.uuid.label("device_uuid"),
+        devices.c.host,
+        devices.c.address,
+        devices.c.numa_node,
+        devices.c.status,
+        devices.c.health,
+        devices.c.health_reason,
+        devices.c.setup_required,
+        devices.c.reboot_required,
+        devices.c.failing,
+        devices.c.deliverable,
+        devices.c.undeliverable_reason,
+        devices.c.cordoned,
+        devices.c.layout,
+        devices.c.layouts,
+        services.c.down_since.is_not(None).label("host_down"),
+        sa.func.coalesce(providers.c.published_revision, 0).label("published_revision"),
+        providers.c.error,
+    )
+    .select_from(deployables)
+    .join(devices, devices.c.id == deployables.c.device_id)
+    .outerjoin(services, sa.and_(services.c.host == devices.c.host, services.c.binary == AGENT))
+    .outerjoin(providers, providers.c.uuid == deployables.c.rp_uuid)
+    .order_by(devices.c.host, deployables.c.id)
+)
+
+
+def _conditions(
+    resource_classes: Collection[str] | None, host: str | None
+) -> list[sa.ColumnElement[bool]]:
+    where: list[sa.ColumnElement[bool]] = []
+    if host is not None:
+        where.append(devices.c.host == host)
+    if resource_classes is not None:
+        # JSON has no operator that all databases have; a class has no character that JSON escapes.
+        text = sa.cast(devices.c.layouts, sa.Text())
+        names = sorted(resource_classes)
+        where.append(
+            sa.or_(
+                deployables.c.resource_class.in_(names),
+                *(text.contains(f'"{name}"', autoescape=True) for name in names),
+            )
+        )
+    return where
+
+
+def _count_handles(
+    connection: sa.Connection,
+    where: Sequence[sa.ColumnElement[bool]],
+    attach_targets: Collection[AttachTarget | None],
+) -> dict[int, HandleCounts]:
+    """Return the numbers of handles by the row id of the deployable."""
+    h = handles.c
+    keys = sorted({key for target in attach_targets if target for key in REQUIRED_INFO[target]})
+    lacking = [sa.func.coalesce(h.info[key].as_string(), "") == "" for key in keys]
+    use = sa.case(
+        (h.draining, "draining"),
+        (h.arq_id.is_not(None), "taken"),
+        (h.needs_cleaning, "cleaning"),
+        *((condition, "without_info") for condition in lacking),
+        else_="free",
+    ).label("handle_use")
+    source = handles.join(deployables, deployables.c.id == h.deployable_id).join(
+        devices, devices.c.id == deployables.c.device_id
+    )
+    # The outer GROUP BY is over a subquery: some databases do not accept a bound parameter in the
+    # expression of a group.
+    uses = sa.select(h.deployable_id, use).select_from(source).where(*where).subquery()
+    query = sa.select(uses.c.deployable_id, uses.c.handle_use, sa.func.count()).group_by(
+        uses.c.deployable_id, uses.c.handle_use
+    )
+    by_use: dict[int, dict[str, int]] = {}
+    for deployable, name, count in connection.execute(query):
+        by_use.setdefault(deployable, {})[name] = count
+    return {
+        deployable: HandleCounts(
+            total=sum(found.values()),
+            **{name: count for name, count in found.items() if name != "free"},
+        )
+        for deployable, found in by_use.items()
+    }
+
+
+def _to_state(
+    row: Mapping[Any, Any],
+    counts: HandleCounts,
+    restore_failed: bool,
+    layouts: dict[int, tuple[Layout, ...]],
+) -> ProviderState:
+    """Convert a row; ``layouts`` collects the layouts by the row id of their device."""
+    facts = {name: row[name] for name in FACTS if name != "restore_failed"}
+    # Some databases return a boolean expression as a number.
+    for name in ("programming", "draining", "host_down"):
+        facts[name] = bool(facts[name])
+    if row["device_id"] not in layouts:
+        layouts[row["device_id"]] = tuple(Layout.from_dict(body) for body in row["layouts"])
+    remarks = {
+        Predicate.UNDELIVERABLE: row["undeliverable_reason"],
+        Predicate.UNHEALTHY: row["health_reason"],
+        Predicate.UNPUBLISHED: row["error"],
+    }
+    return ProviderState(
+        uuid=row["uuid"],
+        host=row["host"],
+        device_uuid=row["device_uuid"],
+        device=row["address"],
+        resource_class=row["resource_class"],
+        traits=frozenset(row["traits"]),
+        facts=DeviceFacts(**facts, restore_failed=restore_failed),
+        handles=counts,
+        published=row["published_revision"] > 0,
+        layout=row["layout"],
+        layouts=layouts[row["device_id"]],
+        numa_node=row["numa_node"],
+        remarks={name: text[:MAX_REMARK] for name, text in remarks.items() if text},
+    )

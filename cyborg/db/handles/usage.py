@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Count attach handles by use, for pages of devices and hosts.
+
+A handle counts once: as ``owned``, or without an owner as ``draining``, ``dirty`` (not cleaned
+yet), ``cordoned`` (the device is not schedulable) or ``free``, the first that applies. As in the
+list of accelerators, a dirty handle of a draining device is draining.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypedDict, cast
+
+import sqlalchemy as sa
+
+from cyborg.db.binding import accelerators
+from cyborg.db.paging import id_in
+from cyborg.db.schema import attach_handles, deployables, devices, services
+
+
+class ClassUseRow(TypedDict):
+    """The handles of one resource class of a host: see ``of_hosts``."""
+
+    resource_class: str
+    total: int
+    free: int
+    owned: int
+    dirty: int
+    draining: int
+    cordoned: int
+    undeliverable: int
+    whole_free: int
+    largest_free: int
+
+
+USES = ("free", "owned", "dirty", "draining", "cordoned")
+_INDEX = "ix_attach_handles_deployable_id_arq_id_needs_cleaning_draining"
+
+
+def by_deployable(ids: Collection[int] | None = None) -> sa.Subquery:
+    """Return a query of the numbers of handles of each deployable by their own state.
+
+    It has ``owned``, ``draining``, ``dirty`` and ``clean``, for the deployables ``ids`` or all.
+    """
+    h = attach_handles.c
+    free = h.arq_id.is_(None)
+    # By the deployable alone, since an index has the handles in this order: nothing is sorted.
+    # MariaDB would group the handles of each deployable on its own (LATERAL DERIVED), or sort all.
+    # It cannot if the joined column is an aggregate: hence min().
+    query = sa.select(
+        sa.func.min(h.deployable_id).label("deployable_id"),
+        sa.func.count(h.arq_id).label("owned"),
+        count_if(sa.and_(free, h.draining)).label("draining"),
+        count_if(sa.and_(free, sa.not_(h.draining), h.needs_cleaning)).label("dirty"),
+        count_if(sa.and_(free, sa.not_(h.draining), sa.not_(h.needs_cleaning))).label("clean"),
+    ).group_by(h.deployable_id)
+    if ids is not None:
+        query = query.where(id_in(h.deployable_id, ids))
+    # MariaDB would take another index on the deployable, and read the row of each handle.
+    return query.with_hint(attach_handles, f"FORCE INDEX ({_INDEX})", "mysql").subquery()
+
+
+def count_if(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
+    """Return the expression for the number of rows in a group that meet a condition."""
+    return sa.func.count(sa.case((condition, 1)))
+
+
+def of_devices(connection: sa.Connection, ids: Collection[int]) -> dict[int, dict[str, int]]:
+    """Return the numbers of USES of devices that have handles, by row id, in two statements.
+
+    Clean handles count as ``free``, whatever the state of the device is.
+    """
+    d = deployables.c
+    query = sa.select(d.id, d.device_id, d.draining).where(id_in(d.device_id, ids))
+    found = defaultdict[int, dict[str, int]](lambda: dict.fromkeys(USES, 0))
+    for row in _with_handles(connection, query) if ids else ():
+        for use, number in _uses(row, is_draining=row["draining"], is_closed=False).items():
+            found[row["device_id"]][use] += number
+    return found
+
+
+def of_hosts(connection: sa.Connection, hosts: Sequence[str]) -> dict[str, list[ClassUseRow]]:
+    """Return the handles of hosts by resource class, by the name of the host, in two statements.
+
+    Each has the numbers of USES, their ``total``, ``undeliverable`` (cordoned, of a device that
+    cannot be attached to an instance), ``whole_free`` (free, with all others of their deployable)
+    and ``largest_free`` (the most free ones of one deployable, which one group of a request can
+    get).
+    """
+    d = deployables.c
+    query = sa.select(
+        d.id,
+        devices.c.host,
+        d.resource_class,
+        devices.c.deliverable,
+        accelerators.DEVICE_DRAINING.label("draining"),
+        accelerators.UNSCHEDULABLE.label("closed"),
+    )
+    query = query.join_from(deployables, devices, devices.c.id == d.device_id)
+    query = query.outerjoin(services, accelerators.AGENT_OF_DEVICE)
+    found: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+    for row in _with_handles(connection, query.where(devices.c.host.in_(hosts))):
+        name = row["resource_class"]
+        sums = found[row["host"]].setdefault(name, {"resource_class": name, **_NONE})
+        uses = _uses(row, is_draining=row["draining"], is_closed=row["closed"])
+        for use, number in uses.items():
+            sums[use] += number
+        sums["total"] += sum(uses.values())
+        sums["undeliverable"] += 0 if row["deliverable"] else uses["cordoned"]
+        sums["whole_free"] += uses["free"] if uses["free"] == sum(uses.values()) else 0
+        sums["largest_free"] = max(sums["largest_free"], uses["free"])
+    return {
+        host: [cast(ClassUseRow, classes[name]) for name in sorted(classes)]
+        for host, classes in found.items()
+    }
+
+
+_NONE = dict.fromkeys(("total", *USES, "undeliverable", "whole_free", "largest_free"), 0)
+
+
+def _with_handles(connection: sa.Connection, query: sa.Select[Any]) -> list[dict[str, Any]]:
+    """Return the deployables of a query, with the numbers of their handles."""
+    found = {row["id"]: dict(row) for row in connection.execute(query).mappings()}
+    if not found:
+        return []
+    counted = connection.execute(sa.select(by_deployable(found))).mappings()
+    return [{**found[row["deployable_id"]], "handles": row} for row in counted]
+
+
+def _uses(row: Mapping[str, Any], *, is_draining: bool, is_closed: bool) -> dict[str, int]:
+    owned, draining, dirty, clean = (
+        row["handles"][name] for name in ("owned", "draining", "dirty", "clean")
+    )
+    uses = {**dict.fromkeys(USES, 0), "owned": owned, "draining": draining}
+    if is_draining:
+        return {**uses, "draining": draining + dirty + clean}
+    return {**uses, "dirty": dirty, "cordoned" if is_closed else "free": clean}

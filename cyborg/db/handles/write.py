@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write attach handles as a host reports them; ``handle_claims`` writes their owners."""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, TypedDict
+from uuid import uuid4
+
+import sqlalchemy as sa
+
+from cyborg.core.inventory.device import AttachHandle, HandleType
+from cyborg.db import bulk
+from cyborg.db.binding.write import ArqRow
+from cyborg.db.rows import fetch_all
+from cyborg.db.schema import arqs, deployables, devices
+from cyborg.db.schema import attach_handles as handles
+
+
+class HandleRow(TypedDict):
+    """A handle, with the addresses of its device and its deployable."""
+
+    id: int
+    address: str
+    type: str
+    info: dict[str, Any]
+    draining: bool
+    arq_id: int | None
+    needs_cleaning: bool
+    deployable: str
+    device: str
+
+
+class OwnedHandleRow(TypedDict):
+    """A handle that an ARQ owns; ``instance_uuid`` is None under a lease, and for a host.
+
+    ``device`` is the address of its card.
+    """
+
+    address: str
+    device: str
+    type: str
+    info: dict[str, Any]
+    instance_uuid: str | None
+
+
+class OwnerRow(ArqRow):
+    """An ARQ that owns a handle, and the row id of the handle."""
+
+    handle: int
+
+
+def of_host(tx: sa.Connection, host: str) -> list[HandleRow]:
+    """Return every handle of a host."""
+    query = (
+        sa.select(
+            handles.c.id,
+            handles.c.address,
+            handles.c.type,
+            handles.c.info,
+            handles.c.draining,
+            handles.c.arq_id,
+            handles.c.needs_cleaning,
+            deployables.c.address.label("deployable"),
+            devices.c.address.label("device"),
+        )
+        .join(deployables, deployables.c.id == handles.c.deployable_id)
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .where(devices.c.host == host)
+    )
+    return fetch_all(HandleRow, tx.execute(query))
+
+
+def owned(tx: sa.Connection, host: str) -> list[OwnedHandleRow]:
+    """Return the handles of a host that ARQs own."""
+    query = (
+        sa.select(
+            handles.c.address,
+            devices.c.address.label("device"),
+            handles.c.type,
+            handles.c.info,
+            arqs.c.instance_uuid,
+        )
+        .join(arqs, arqs.c.id == handles.c.arq_id)
+        .join(deployables, deployables.c.id == handles.c.deployable_id)
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .where(devices.c.host == host)
+    )
+    return fetch_all(OwnedHandleRow, tx.execute(query))
+
+
+def to_handle(row: HandleRow) -> AttachHandle:
+    """Convert a row to the value that describes a reported handle."""
+    return AttachHandle(row["address"], HandleType(row["type"]), row["info"])
+
+
+def add(
+    tx: sa.Connection,
+    new: Iterable[tuple[int, AttachHandle]],
+    dirty: Collection[tuple[int, str]] = (),
+    uuids: Mapping[tuple[int, str], str] | None = None,
+) -> None:
+    """Insert handles, each given as (row id of its deployable, handle).
+
+    ``dirty`` has the (deployable id, address) of the handles that need cleaning before their first
+    use. ``uuids`` has the uuids of handles by (deployable id, address); a handle without an entry
+    gets a random uuid.
+    """
+    bulk.insert(
+        tx,
+        handles,
+        [
+            {
+                "uuid": (uuids or {}).get((deployable_id, h.address)) or str(uuid4()),
+                "deployable_id": deployable_id,
+                "address": h.address,
+                "type": str(h.type),
+                "info": dict(h.info),
+                "draining": False,
+                "needs_cleaning": (deployable_id, h.address) in dirty,
+            }
+            for deployable_id, h in new
+        ],
+    )
+
+
+def update(tx: sa.Connection, changed: Mapping[int, AttachHandle]) -> None:
+    """Write the reported values of handles, by row id; draining handles become available again."""
+    bulk.update(
+        tx,
+        handles,
+        [
+            {"id": id_, "type": str(h.type), "info": dict(h.info), "draining": False}
+            for id_, h in changed.items()
+        ],
+    )
+
+
+def mark_draining(tx: sa.Connection, ids: Collection[int]) -> None:
+    """Mark handles, by row id, that were removed from the host but are still owned or dirty."""
+    for chunk in bulk.chunks(ids):
+        tx.execute(sa.update(handles).where(handles.c.id.in_(chunk)).values(draining=True))
+
+
+def lock(tx: sa.Connection, ids: Collection[int]) -> set[int]:
+    """Lock handles, by row id, against claims; return the ids of handles that must stay.
+
+    Owned and dirty handles must not be deleted. If a dirty handle were deleted, and a handle with
+    the same address were added later, the cleaning job of the deleted handle could clean the new
+    handle while an ARQ owns it.
+
+    SQLite has no row locks and needs none, because it allows one writer at a time.
+    """
+    pinned: set[int] = set()
+    for chunk in bulk.chunks(ids):
+        query = (
+            sa.select(handles.c.id, handles.c.arq_id, handles.c.needs_cleaning)
+            .where(handles.c.id.in_(chunk))
+            .order_by(handles.c.id)
+            .with_for_update()
+        )
+        pinned |= {r.id for r in tx.execute(query) if r.arq_id is not None or r.needs_cleaning}
+    return pinned
+
+
+def force_clean(tx: sa.Connection, ids: Collection[int]) -> None:
+    """Mark dirty handles, by row id, as clean without cleaning, so that they can be deleted.
+
+    The caller must delete them in the same transaction, so that no ARQ can claim them.
+    """
+    for chunk in bulk.chunks(ids):
+        unowned = sa.and_(handles.c.id.in_(chunk), handles.c.arq_id.is_(None))
+        tx.execute(sa.update(handles).where(unowned).values(needs_cleaning=False, job_id=None))
+
+
+def delete_clean(tx: sa.Connection, ids: Collection[int]) -> int:
+    """Delete the handles, by row id, that are clean and not owned; return their number."""
+    return sum(
+        tx.execute(
+            sa.delete(handles).where(
+                handles.c.id.in_(chunk),
+                handles.c.arq_id.is_(None),
+                sa.not_(handles.c.needs_cleaning),
+            )
+        ).rowcount
+        for chunk in bulk.chunks(ids)
+    )
+
+
+def owners(tx: sa.Connection, ids: Collection[int]) -> list[OwnerRow]:
+    """Return the ARQs that own these handles.
+
+    Within each chunk of handles the rows are ordered by ARQ id.
+    """
+    found: list[OwnerRow] = []
+    for chunk in bulk.chunks(ids):
+        query = (
+            sa.select(arqs, handles.c.id.label("handle"))
+            .join(handles, handles.c.arq_id == arqs.c.id)
+            .where(handles.c.id.in_(chunk))
+            .order_by(arqs.c.id)
+        )
+        found += fetch_all(OwnerRow, tx.execute(query))
+    return found

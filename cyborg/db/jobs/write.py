@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write jobs: host work that is enqueued in the transaction that needs it, and done later.
+
+A job is open until its outcome is recorded. That is one UPDATE guarded by the open state, so only
+the first of two concurrent outcomes is recorded. ``owner`` is the conductor that has leased the job
+until ``lease_until``. ``next_try_at`` is never later than ``lease_until``; after ``next_try_at``
+any conductor may lease the job.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypedDict
+from uuid import uuid4
+
+import sqlalchemy as sa
+
+from cyborg import tracing
+from cyborg.core.jobs.activity import Activity
+from cyborg.core.jobs.job import (
+    AFTER_REBOOT,
+    INVENTORY_KINDS,
+    RETRIED_KINDS,
+    JobKind,
+    JobState,
+    WorkItem,
+)
+from cyborg.db import bulk
+from cyborg.db.binding.claims import DirtyHandleRow
+from cyborg.db.rows import StoredRow, fetch_all, fetch_first
+from cyborg.db.schema import arqs, attach_handles, deployables, devices, jobs
+
+
+class JobRow(StoredRow):
+    """All columns of a job."""
+
+    uuid: str
+    kind: str
+    host: str
+    subject: str
+    arguments: dict[str, Any]
+    result: Any
+    deadline: datetime | None
+    mutex_key: str | None
+    state: str
+    attempts: int
+    next_try_at: datetime
+    owner: str | None
+    lease_until: datetime | None
+    error: str | None
+    trace_context: str | None
+    activity: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """A Bound ARQ whose handle must be prepared again, and the work for the agent.
+
+    ``subject`` is the instance, the device context if the ARQ is under a lease, or the attachment
+    if it is for the host: a uuid.
+    """
+
+    arq_id: int
+    instance: str | None
+    subject: str
+    item: WorkItem
+
+
+class OverdueRow(TypedDict):
+    """A job past its deadline."""
+
+    id: int
+    uuid: str
+
+
+OPEN = jobs.c.state == JobState.OPEN
+# As a list, not as "not open", for which an index on the state is of no use.
+
+_PRIORITY = sa.case({kind: number for number, kind in enumerate(JobKind)}, value=jobs.c.kind)
+_partitions = jobs.alias("partitions")
+_NEEDS_LAYOUT = (
+    sa.exists()
+    .where(
+        arqs.c.job_id == jobs.c.id,
+        attach_handles.c.arq_id == arqs.c.id,
+        deployables.c.id == attach_handles.c.deployable_id,
+        _partitions.c.id == deployables.c.job_id,
+        _partitions.c.kind == JobKind.PARTITION,
+        _partitions.c.state == JobState.OPEN,
+        _partitions.c.error.is_(None),
+    )
+    .correlate(jobs)
+)
+
+
+def enqueue(
+    tx: sa.Connection,
+    *,
+    kind: JobKind,
+    host: str,
+    subject: str,
+    arguments: Mapping[str, Any],
+    now: datetime,
+    deadline: datetime | None,
+    uuid: str | None = None,
+) -> int:
+    """Enqueue a job that is due immediately; return its row id.
+
+    Without ``uuid``, the job gets a random one.
+    """
+    key = tx.execute(
+        sa.insert(jobs).values(
+            uuid=uuid or str(uuid4()),
+            kind=kind,
+            host=host,
+            subject=subject,
+            arguments=dict(arguments),
+            deadline=deadline,
+            next_try_at=now,
+            trace_context=tracing.current_context(),
+        )
+    ).inserted_primary_key
+    if key is None:
+        raise AssertionError("an INSERT of one row must return its primary key")
+    return int(key[0])
+
+
+def enqueue_restores(
+    tx: sa.Connection, host: str, restores: Collection[Restore], now: datetime
+) -> None:
+    """Enqueue a restore job for each Bound ARQ, due immediately; the ARQ waits for it."""
+    uuids_by_arq = {restore.arq_id: str(uuid4()) for restore in restores}
+    bulk.insert(
+        tx,
+        jobs,
+        [
+            {
+                "uuid": uuids_by_arq[restore.arq_id],
+                "kind": JobKind.RESTORE,
+                "host": host,
+                "subject": restore.subject,
+                "arguments": {"items": [restore.item.to_dict()], "instance": restore.instance},
+                "next_try_at": now,
+            }
+            for restore in restores
+        ],
+    )
+    # The handle may have been claimed when the driver did not prepare devices.
+    tx.execute(
+        sa.update(attach_handles)
+        .where(attach_handles.c.arq_id.in_(uuids_by_arq))
+        .values(needs_cleaning=True)
+    )
+    query = sa.select(jobs.c.uuid, jobs.c.id).where(jobs.c.uuid.in_(uuids_by_arq.values()))
+    ids = {row.uuid: row.id for row in tx.execute(query)}
+    tx.execute(
+        sa.update(arqs)
+        .where(arqs.c.id.in_(uuids_by_arq))
+        .values(
+            job_id=sa.case({arq: ids[uuid] for arq, uuid in uuids_by_arq.items()}, value=arqs.c.id),
+            # The orphan collector uses updated_at as the time of the bind.
+            updated_at=arqs.c.updated_at,
+        )
+    )
+
+
+def lease(
+    tx: sa.Connection, *, owner: str, now: datetime, until: datetime, limit: int
+) -> list[JobRow]:
+    """Lease up to ``limit`` due jobs, in the order of ``JobKind`` and, within a kind, by due time.
+
+    A restore waits until the job that applies the layout of its device again has succeeded or
+    failed, since the handle does not exist without the layout. Return the previous rows, in which
+    ``owner`` is the last owner.
+    """
+    due = sa.and_(OPEN, jobs.c.kind.in_(sorted(JobKind)), jobs.c.next_try_at <= now)
+    query = (
+        sa.select(jobs)
+        .where(due, sa.or_(jobs.c.kind != JobKind.RESTORE, sa.not_(_NEEDS_LAYOUT)))
+        # By kind first: an instance waits for a restore, but nothing waits for a release.
+        .order_by(_PRIORITY, jobs.c.next_try_at, jobs.c.id)
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    )
+    rows = fetch_all(JobRow, tx.execute(query))
+    if rows:
+        tx.execute(
+            sa.update(jobs)
+            .where(jobs.c.id.in_([row["id"] for row in rows]), due)
+            .values(owner=owner, lease_until=until, next_try_at=until, attempts=jobs.c.attempts + 1)
+        )
+    return rows
+
+
+def expedite(tx: sa.Connection, host: str, now: datetime) -> int:
+    """Make a host's open jobs due immediately, whatever their owner; return their number."""
+    return tx.execute(
+        sa.update(jobs).where(jobs.c.host == host, OPEN).values(next_try_at=now)
+    ).rowcount
+
+
+def reschedule(
+    tx: sa.Connection,
+    job_id: int,
+    owner: str | None,
+    *,
+    until: datetime,
+    error: str | None,
+    activity: Activity | None,
+) -> int:
+    """Set the next try of a job to ``until``, unless it has ended or has another owner.
+
+    ``activity`` is stored in the same UPDATE. Return the number of changed jobs.
+    """
+    shown = None if activity is None else activity.to_dict()
+    return tx.execute(
+        sa.update(jobs)
+        .where(jobs.c.id == job_id, jobs.c.owner == owner, OPEN)
+        .values(lease_until=until, next_try_at=until, error=error, activity=shown)
+    ).rowcount
+
+
+def end_drain(
+    tx: sa.Connection, job_id: int, owner: str | None, arguments: Mapping[str, Any], now: datetime
+) -> int:
+    """Let a job whose device has drained run now, unless it has ended or has another owner.
+
+    Return the number of changed jobs.
+    """
+    return tx.execute(
+        sa.update(jobs)
+        .where(jobs.c.id == job_id, jobs.c.owner == owner, OPEN)
+        .values(
+            arguments=dict(arguments),
+            deadline=None,
+            attempts=0,
+            error=None,
+            owner=None,
+            lease_until=None,
+            next_try_at=now,
+        )
+    ).rowcount
+
+
+def end(tx: sa.Connection, ids: Collection[int], state: JobState, error: str | None = None) -> int:
+    """Record the outcome of jobs; return how many of them were open."""
+    return tx.execute(
+        sa.update(jobs)
+        .where(jobs.c.id.in_(sorted(ids)), OPEN)
+        .values(state=state, error=error, owner=None, lease_until=None)
+    ).rowcount
+
+
+def fail_host_jobs(tx: sa.Connection, host: str, error: str) -> int:
+    """Fail a host's open jobs on devices and handles; return their number."""
+    return tx.execute(
+        sa.update(jobs)
+        .where(jobs.c.host == host, jobs.c.kind.in_(sorted(JobKind)), OPEN)
+        .values(state=JobState.FAILED, error=error, owner=None, lease_until=None)
+    ).rowcount
+
+
+def get(tx: sa.Connection, uuid: str) -> JobRow | None:
+    """Return a job's row, or None."""
+    return fetch_first(JobRow, tx.execute(sa.select(jobs).where(jobs.c.uuid == uuid)))
+
+
+def lock(tx: sa.Connection, uuid: str) -> JobRow | None:
+    """Return a job's row, locked, or None."""
+    query = sa.select(jobs).where(jobs.c.uuid == uuid).with_for_update()
+    return fetch_first(JobRow, tx.execute(query))
+
+
+def failed_changes(tx: sa.Connection, host: str) -> list[JobRow]:
+    """Return the open jobs of a host, locked, that have failed to apply what a reboot removed."""
+    failed = sa.and_(OPEN, jobs.c.error.is_not(None))
+    query = sa.select(jobs).where(failed, jobs.c.host == host, jobs.c.kind.in_(INVENTORY_KINDS))
+    # There is seldom one. Each report locks its agent first, a completion its job first: to lock
+    # other jobs of the host here would be a deadlock.
+    found = fetch_all(JobRow, tx.execute(query))
+    ids = [row["id"] for row in found if AFTER_REBOOT in row["arguments"]]
+    if not ids:
+        return []
+    locked = sa.select(jobs).where(jobs.c.id.in_(ids), failed).with_for_update()
+    return fetch_all(JobRow, tx.execute(locked))
+
+
+def get_by_id(tx: sa.Connection, id_: int) -> JobRow | None:
+    """Return a job's row by its row id, or None."""
+    return fetch_first(JobRow, tx.execute(sa.select(jobs).where(jobs.c.id == id_)))
+
+
+def failing_restores(tx: sa.Connection, ids: Collection[int]) -> Sequence[int]:
+    """Return the ids of the open restore jobs among ``ids`` that have failed at least once."""
+    failing = sa.and_(OPEN, jobs.c.kind == JobKind.RESTORE, jobs.c.error.is_not(None))
+    return tx.scalars(sa.select(jobs.c.id).where(jobs.c.id.in_(sorted(ids)), failing)).all()
+
+
+def uuids(tx: sa.Connection, ids: Collection[int]) -> list[str]:
+    """Return the uuids of jobs."""
+    return list(tx.scalars(sa.select(jobs.c.uuid).where(jobs.c.id.in_(sorted(ids)))))
+
+
+def assign_arqs(tx: sa.Connection, ids: Collection[int], job_id: int) -> int:
+    """Make BindStarted ARQs wait for a job; return their number."""
+    return tx.execute(
+        sa.update(arqs).where(arqs.c.id.in_(sorted(ids))).values(job_id=job_id)
+    ).rowcount
+
+
+def assign_cleaning(tx: sa.Connection, ids: Collection[int], job_id: int) -> int:
+    """Assign a cleaning job to dirty handles without an owner; return the number of handles."""
+    h = attach_handles.c
+    return tx.execute(
+        sa.update(attach_handles)
+        .where(h.id.in_(sorted(ids)), h.arq_id.is_(None), h.needs_cleaning)
+        .values(job_id=job_id)
+    ).rowcount
+
+
+def mark_cleaned(tx: sa.Connection, job_id: int) -> Sequence[str]:
+    """Mark the handles of a cleaning job as clean; return their providers' uuids."""
+    h = attach_handles.c
+    providers = providers_of(tx, job_id)
+    tx.execute(
+        sa.update(attach_handles)
+        .where(h.job_id == job_id, h.arq_id.is_(None))
+        .values(needs_cleaning=False, job_id=None)
+    )
+    return providers
+
+
+def overdue(tx: sa.Connection, cutoff: datetime, limit: int) -> list[OverdueRow]:
+    """Return up to ``limit`` open jobs with a deadline before ``cutoff``.
+
+    Jobs that are retried even after their deadline are left out, and partition jobs, whose deadline
+    ends the draining of a device.
+    """
+    ends = jobs.c.kind.not_in(sorted(RETRIED_KINDS | {JobKind.PARTITION}))
+    query = sa.select(jobs.c.id, jobs.c.uuid).where(OPEN, ends, jobs.c.deadline < cutoff)
+    query = query.limit(limit)
+    return fetch_all(OverdueRow, tx.execute(query))
+
+
+def providers_of(tx: sa.Connection, job_id: int) -> Sequence[str]:
+    """Return the uuids of the providers whose handles a job cleans."""
+    h = attach_handles.c
+    query = (
+        sa.select(deployables.c.rp_uuid)
+        .distinct()
+        .join(attach_handles, h.deployable_id == deployables.c.id)
+        .where(h.job_id == job_id)
+    )
+    return tx.scalars(query).all()
+
+
+def unassigned_dirty(
+    tx: sa.Connection, limit: int, ids: Collection[int] | None = None
+) -> list[DirtyHandleRow]:
+    """Return dirty handles without an open cleaning job.
+
+    ``ids`` limits the result to these row ids.
+    """
+    h = attach_handles.c
+    query = (
+        sa.select(
+            h.id,
+            h.address,
+            deployables.c.address.label("deployable"),
+            devices.c.address.label("device"),
+            devices.c.backend,
+            devices.c.host,
+        )
+        .join(deployables, deployables.c.id == h.deployable_id)
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .outerjoin(jobs, jobs.c.id == h.job_id)
+        .where(
+            h.needs_cleaning,
+            h.arq_id.is_(None),
+            sa.or_(h.job_id.is_(None), jobs.c.state != JobState.OPEN),
+            sa.true() if ids is None else h.id.in_(sorted(ids)),
+        )
+        .order_by(h.id)
+        .limit(limit)
+    )
+    return fetch_all(DirtyHandleRow, tx.execute(query))

@@ -1,0 +1,416 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write the services: the last heartbeat, epoch and report of each daemon.
+
+The row of a host's agent is also the lock of the host's inventory: a report first raises the row's
+generation, so that reports of one host are serialized.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NotRequired, TypedDict
+from uuid import uuid4
+
+import sqlalchemy as sa
+
+from cyborg.core.hosts.liveness import AGENT, CONDUCTOR
+from cyborg.core.inventory.report import BackendStatus
+from cyborg.core.jobs.job import JobKind, JobState
+from cyborg.db import bulk, old_rows
+from cyborg.db.rows import fetch_all, fetch_first
+from cyborg.db.schema import (
+    arqs,
+    attach_handles,
+    backends,
+    deployables,
+    devices,
+    job_steps,
+    jobs,
+    services,
+)
+
+
+class HeartbeatFields(TypedDict):
+    """The columns that a heartbeat writes, except epoch and digest.
+
+    Only an agent has ``endpoint`` and ``boot_id``.
+    """
+
+    endpoint: NotRequired[str | None]
+    boot_id: NotRequired[str]
+    status: str
+    versions: dict[str, Any]
+
+
+class HeartbeatTimes(TypedDict):
+    """The time of a heartbeat, and the deadlines that it sets."""
+
+    last_seen_at: datetime
+    late_at: datetime
+    down_at: datetime
+
+
+class UpCountRow(TypedDict):
+    """Numbers of daemons that are up."""
+
+    agents: int
+    conductors: int
+
+
+class DaemonRow(TypedDict):
+    """A daemon of a host."""
+
+    binary: str
+    host: str
+
+
+class DownAgentRow(DaemonRow):
+    """An agent, and since when it is marked down."""
+
+    id: int
+    uuid: str
+    last_seen_at: datetime
+    down_since: datetime | None
+
+
+class HostDaemonRow(TypedDict):
+    """A daemon of a given host, and its deadline."""
+
+    id: int
+    binary: str
+    down_at: datetime
+
+
+class HeartbeatRow(DownAgentRow):
+    """A daemon that sent a heartbeat."""
+
+    digest: str | None
+    generation: int
+    desired_generation: int
+
+
+class AgentEpochRow(TypedDict):
+    """The epoch of an agent, and the versions of its last heartbeat."""
+
+    epoch: str
+    versions: dict[str, Any]
+
+
+class IncarnationRow(TypedDict):
+    """A previous incarnation of a daemon."""
+
+    endpoint: str | None
+    versions: dict[str, Any]
+    last_seen_at: datetime
+    boot_id: str | None
+
+
+def heartbeat_if_unchanged(
+    tx: sa.Connection,
+    binary: str,
+    host: str,
+    epoch: str,
+    digest: str,
+    times: HeartbeatTimes,
+    fields: HeartbeatFields,
+    desired_generation: int | None = None,
+) -> bool:
+    """Record a heartbeat if it has the stored epoch and digest; return whether it was recorded.
+
+    ``fields`` has the other columns of a heartbeat. Also return False if the service is marked
+    down, or if its generation is not ``desired_generation`` (None skips this check).
+    """
+    return bool(
+        tx.execute(
+            sa.update(services)
+            .where(
+                services.c.binary == binary,
+                services.c.host == host,
+                services.c.epoch == epoch,
+                services.c.digest == digest,
+                services.c.down_since.is_(None),
+                sa.true()
+                if desired_generation is None
+                else services.c.desired_generation == desired_generation,
+            )
+            .values(**times, **fields)
+        ).rowcount
+    )
+
+
+def agent_epoch(tx: sa.Connection, host: str) -> AgentEpochRow | None:
+    """Return the epoch and the versions of a host's agent, None without an agent."""
+    query = sa.select(services.c.epoch, services.c.versions)
+    query = query.where(services.c.binary == AGENT, services.c.host == host)
+    return fetch_first(AgentEpochRow, tx.execute(query))
+
+
+def previous_incarnation(
+    tx: sa.Connection, binary: str, host: str, epoch: str
+) -> IncarnationRow | None:
+    """Return a daemon's row if it has another epoch, else None."""
+    query = sa.select(*(services.c[name] for name in IncarnationRow.__annotations__)).where(
+        services.c.binary == binary, services.c.host == host, services.c.epoch != epoch
+    )
+    return fetch_first(IncarnationRow, tx.execute(query))
+
+
+def upsert_heartbeat(
+    tx: sa.Connection,
+    binary: str,
+    host: str,
+    epoch: str,
+    times: HeartbeatTimes,
+    fields: HeartbeatFields,
+) -> HeartbeatRow:
+    """Record a heartbeat, insert the daemon if it is new; return its row, locked.
+
+    A new epoch restarts the generation of reports at 0. The stored inventory remains valid until
+    the next report, so the digest does not change. Raise oslo.db's DBDuplicateEntry if a concurrent
+    transaction inserts the same daemon; the caller must retry.
+    """
+    same_daemon = sa.and_(services.c.binary == binary, services.c.host == host)
+    values: dict[str, Any] = {**times, **fields}
+    same_epoch = sa.update(services).where(same_daemon, services.c.epoch == epoch)
+    if not tx.execute(same_epoch.values(**values)).rowcount:
+        values |= {"epoch": epoch, "generation": 0, "started_at": times["last_seen_at"]}
+        if not tx.execute(sa.update(services).where(same_daemon).values(**values)).rowcount:
+            values |= {"uuid": str(uuid4()), "binary": binary, "host": host}
+            tx.execute(sa.insert(services).values(**values))
+    query = sa.select(*(services.c[name] for name in HeartbeatRow.__annotations__))
+    return fetch_all(HeartbeatRow, tx.execute(query.where(same_daemon)))[0]
+
+
+def delete(tx: sa.Connection, uuid: str, now: datetime) -> bool:
+    """Delete a daemon that is down; return whether it was deleted.
+
+    This also deletes its backends, their desired state and its drivers.
+    """
+    unreachable = sa.and_(services.c.uuid == uuid, services.c.down_at <= now)
+    return bool(tx.execute(sa.delete(services).where(unreachable)).rowcount)
+
+
+def purge(tx: sa.Connection, cutoff: datetime, limit: int) -> list[DaemonRow]:
+    """Delete daemons last seen before ``cutoff``, at most ``limit``, and return them.
+
+    An agent is deleted only if its host has no devices. With a daemon, its backends, their desired
+    state and its drivers are deleted.
+    """
+    old = old_rows.SERVICES.is_old(cutoff)
+    # FOR UPDATE: a daemon that sends a heartbeat now is not among the rows, or waits for its end.
+    query = sa.select(services.c.id, services.c.binary, services.c.host).where(old)
+    rows = tx.execute(
+        query.order_by(services.c.last_seen_at).limit(limit).with_for_update(of=services)
+    ).all()
+    bulk.delete(tx, services, [row.id for row in rows])
+    return [{"binary": row.binary, "host": row.host} for row in rows]
+
+
+def find(tx: sa.Connection, uuid: str) -> DaemonRow | None:
+    """Return a daemon, or None."""
+    query = sa.select(services.c.binary, services.c.host).where(services.c.uuid == uuid)
+    return fetch_first(DaemonRow, tx.execute(query))
+
+
+def lock_of_host(tx: sa.Connection, host: str) -> list[HostDaemonRow]:
+    """Return the daemons of a host, locked."""
+    query = sa.select(*(services.c[name] for name in HostDaemonRow.__annotations__))
+    query = query.where(services.c.host == host).order_by(services.c.id)
+    return fetch_all(HostDaemonRow, tx.execute(query.with_for_update()))
+
+
+def insert_absent_agent(tx: sa.Connection, host: str, now: datetime) -> int:
+    """Insert the row of an agent that never sent a heartbeat; return the row's id.
+
+    Until the end of the transaction, the row keeps an agent of the host from registering. Raise
+    oslo.db's DBDuplicateEntry if an agent has just done that.
+    """
+    times = dict.fromkeys(("started_at", "last_seen_at", "late_at", "down_at", "down_since"), now)
+    values = {"binary": AGENT, "host": host, "epoch": "", "status": "", **times}
+    tx.execute(sa.insert(services).values(uuid=str(uuid4()), **values))
+    same_agent = sa.and_(services.c.binary == AGENT, services.c.host == host)
+    return int(tx.execute(sa.select(services.c.id).where(same_agent)).scalar_one())
+
+
+def delete_of_host(tx: sa.Connection, ids: Collection[int], now: datetime) -> int:
+    """Delete those of these daemons, by row id, that are down; return their number.
+
+    This also deletes their backends, the desired state of these, and their drivers.
+    """
+    unreachable = sa.and_(services.c.id.in_(sorted(ids)), services.c.down_at <= now)
+    return tx.execute(sa.delete(services).where(unreachable)).rowcount if ids else 0
+
+
+def open_jobs(tx: sa.Connection, host: str, *, programs: bool = True) -> Sequence[str]:
+    """Return the uuids of open jobs that have a step, or program a device, on a host.
+
+    Jobs of the host without a deadline do not count: they end with the removal of the host. Without
+    ``programs``, count only the jobs that have a step.
+    """
+    steps = sa.exists().where(job_steps.c.job_id == jobs.c.id, job_steps.c.host == host)
+    of_device = sa.and_(
+        jobs.c.host == host, jobs.c.kind == str(JobKind.PROGRAM), jobs.c.deadline.is_not(None)
+    )
+    query = sa.select(jobs.c.uuid).where(
+        jobs.c.state == str(JobState.OPEN), sa.or_(steps, of_device) if programs else steps
+    )
+    return tx.scalars(query).all()
+
+
+def holders(tx: sa.Connection, host: str) -> Sequence[str]:
+    """Return the uuids of the ARQs that own handles of a host."""
+    query = (
+        sa.select(arqs.c.uuid)
+        .join(attach_handles, attach_handles.c.arq_id == arqs.c.id)
+        .join(deployables, deployables.c.id == attach_handles.c.deployable_id)
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .where(devices.c.host == host)
+        .order_by(arqs.c.id)
+    )
+    return tx.scalars(query).all()
+
+
+def mark_down(
+    tx: sa.Connection, now: datetime, max_timeout: timedelta, max_agents: int
+) -> list[DownAgentRow]:
+    """Mark agents as down, at most ``max_agents``, and return those that this call marked.
+
+    These are agents whose deadline has passed. An agent with a deadline of more than
+    ``max_timeout`` after its last heartbeat is left out, and so is an agent that another conductor
+    marked, or that sent a heartbeat meanwhile.
+    """
+    s = services.c
+    unreachable = sa.and_(s.binary == AGENT, s.down_since.is_(None), s.down_at <= now)
+    # A SELECT first: on MariaDB an UPDATE without a match still locks the rows that it scans.
+    found = tx.execute(
+        sa.select(s.id, s.last_seen_at, s.down_at)
+        .where(unreachable)
+        .order_by(s.down_at)
+        .limit(max_agents)
+    )
+    # The databases have no common arithmetic of times. If agents that are left out fill the limit,
+    # others wait for them, but not longer than the longest deadline.
+    ids = [row.id for row in found if row.down_at - row.last_seen_at <= max_timeout]
+    if not ids:
+        return []
+    selected = services.c.id.in_(sorted(ids))
+    if not tx.execute(
+        sa.update(services).where(selected, unreachable).values(down_since=now)
+    ).rowcount:
+        return []
+    marked = sa.select(*(s[name] for name in DownAgentRow.__annotations__)).where(
+        selected, s.down_since == now
+    )
+    return fetch_all(DownAgentRow, tx.execute(marked.order_by(s.host)))
+
+
+def mark_up(tx: sa.Connection, id_: int) -> None:
+    """Mark an agent up. The caller must hold a lock on its row."""
+    tx.execute(sa.update(services).where(services.c.id == id_).values(down_since=None))
+
+
+def accept_report(
+    tx: sa.Connection, host: str, epoch: str, generation: int, digest: str, times: HeartbeatTimes
+) -> bool:
+    """Accept a report and lock the agent's row; return whether the report must be recorded.
+
+    Return False for a report with another epoch, for a report that is not newer than the last
+    accepted report, and for a report of an agent marked down, which must send a heartbeat first.
+    """
+    same_agent = sa.and_(
+        services.c.binary == AGENT, services.c.host == host, services.c.epoch == epoch
+    )
+    result = tx.execute(
+        sa.update(services)
+        .where(same_agent, services.c.generation < generation, services.c.down_since.is_(None))
+        .values(generation=generation, digest=digest, **times)
+    )
+    return bool(result.rowcount)
+
+
+def set_identity(tx: sa.Connection, host: str, identity: Mapping[str, Any]) -> None:
+    """Write the compute node names of a host.
+
+    The caller must hold a lock on the agent's row.
+    """
+    same_agent = sa.and_(services.c.binary == AGENT, services.c.host == host)
+    tx.execute(sa.update(services).where(same_agent).values(identity=dict(identity)))
+
+
+def identities(tx: sa.Connection, hosts: Collection[str]) -> dict[str, object]:
+    """Return the compute node names that the agents of these hosts reported, by host, unparsed."""
+    query = sa.select(services.c.host, services.c.identity).where(
+        services.c.binary == AGENT, services.c.host.in_(sorted(hosts))
+    )
+    return {row.host: row.identity for row in tx.execute(query)}
+
+
+def existing_hosts(tx: sa.Connection, names: Collection[str]) -> set[str]:
+    """Return those of ``names`` that are names of hosts with an agent."""
+    query = sa.select(services.c.host).where(
+        services.c.binary == AGENT, services.c.host.in_(sorted(names))
+    )
+    return set(tx.scalars(query))
+
+
+def has_agent(tx: sa.Connection, host: str, now: datetime) -> bool:
+    """Return whether a host has an agent that is not down."""
+    same_agent = sa.and_(services.c.binary == AGENT, services.c.host == host)
+    return (
+        tx.scalar(sa.select(services.c.id).where(same_agent, services.c.down_at > now)) is not None
+    )
+
+
+def count_up(tx: sa.Connection, now: datetime) -> UpCountRow:
+    """Count the agents that are not marked down, and the conductors whose deadline has not passed.
+
+    After an outage of the conductors all deadlines of agents have passed, and all agents return.
+    """
+    s = services.c
+    agents = sa.select(sa.func.count()).where(s.binary == AGENT, s.down_since.is_(None))
+    conductors = sa.select(sa.func.count()).where(s.binary == CONDUCTOR, s.down_at > now)
+    row = tx.execute(sa.select(agents.scalar_subquery(), conductors.scalar_subquery())).one()
+    return {"agents": row[0], "conductors": row[1]}
+
+
+def request_report(tx: sa.Connection, host: str) -> None:
+    """Make a host send a new report, even if its inventory has not changed."""
+    tx.execute(
+        sa.update(services)
+        .where(services.c.binary == AGENT, services.c.host == host)
+        .values(digest=None)
+    )
+
+
+def request_stale_reports(tx: sa.Connection) -> int:
+    """Request a new report from hosts with draining handles that have no owner any more.
+
+    A report deletes the handles that are not in it, but an unchanged host sends none by itself.
+    Return the number of these hosts.
+    """
+    stale_hosts = (
+        sa.select(services.c.id)
+        .distinct()
+        .join(devices, devices.c.host == services.c.host)
+        .join(deployables, deployables.c.device_id == devices.c.id)
+        .join(attach_handles, attach_handles.c.deployable_id == deployables.c.id)
+        .outerjoin(
+            backends,
+            sa.and_(backends.c.service_id == services.c.id, backends.c.name == devices.c.backend),
+        )
+        .where(
+            # A report deletes no handles of a failed backend. A backend without a row was removed,
+            # so a report deletes its handles.
+            sa.or_(backends.c.id.is_(None), backends.c.status == str(BackendStatus.READY)),
+            services.c.binary == AGENT,
+            services.c.digest.is_not(None),
+            attach_handles.c.draining,
+            attach_handles.c.arq_id.is_(None),
+            sa.not_(attach_handles.c.needs_cleaning),
+        )
+    )
+    ids = tx.scalars(stale_hosts).all()
+    if not ids:
+        return 0
+    return tx.execute(
+        sa.update(services).where(services.c.id.in_(ids)).values(digest=None)
+    ).rowcount

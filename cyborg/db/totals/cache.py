@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cache of the numbers of objects, whose counting reads whole tables.
+
+Counting takes a small share of the database's time at any size of the cloud: the longer it takes,
+the longer its result is used. Alternative not taken: counters that each write changes, on which all
+binds of a cloud would wait for each other.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+from cyborg.core.errors import Unavailable
+from cyborg.core.log import get_logger
+from cyborg.db.reader import Reader
+from cyborg.db.totals import read as totals
+from cyborg.db.totals.read import Counts
+
+LOG = get_logger(__name__)
+
+SHARE = 100
+"""Counts are used for this many times the seconds that counting took."""
+MAX_AGE = 600.0
+"""Seconds after which counts are always counted again."""
+INLINE_SECONDS = 0.05
+"""If counting takes no longer than this, it is not done in the background."""
+STOP_SECONDS = 5.0
+"""Seconds that ``stop`` waits for counting in the background."""
+
+
+class CountCache:
+    """Cache of the numbers of objects in the database; thread-safe."""
+
+    def __init__(self, reader: Reader, clock: Callable[[], float] = time.monotonic) -> None:
+        """``clock`` returns monotonic seconds."""
+        self._reader = reader
+        self._clock = clock
+        self._lock = threading.Lock()
+        # The counts, when they were counted, and the seconds that it took.
+        self._found: tuple[Counts, float, float] | None = None
+        self._thread: threading.Thread | None = None
+
+    def read(self) -> tuple[Counts, float]:
+        """Return the counts and their age in seconds. Raise Unavailable.
+
+        If the counts are too old, count again. This call waits for the new counts if counting is
+        quick, if there are no counts yet, or if the counts are older than twice MAX_AGE. Otherwise
+        counting runs in the background.
+        """
+        with self._lock:
+            found = self._found
+        if found is not None:
+            counts, counted_at, duration = found
+            age = self._clock() - counted_at
+            if age < min(SHARE * duration, MAX_AGE):
+                return counts, age
+            if duration > INLINE_SECONDS and age < 2 * MAX_AGE:
+                self._start()
+                return counts, age
+        return self._count(), 0.0
+
+    def stop(self) -> None:
+        """Wait for counting in the background, for up to STOP_SECONDS. Idempotent."""
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join(STOP_SECONDS)
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                # A daemon, so that a database that hangs does not keep the process.
+                self._thread = threading.Thread(
+                    target=self._count_in_background, name="count", daemon=True
+                )
+                self._thread.start()
+
+    def _count_in_background(self) -> None:
+        error: str | None = None
+        try:
+            self._count()
+        except Unavailable as exc:
+            error = exc.message
+        if error is not None:
+            LOG.warning("Cannot count objects, older counts are shown: %s", error)
+
+    def _count(self) -> Counts:
+        start = self._clock()
+        with self._reader.connect() as connection:
+            counts = totals.count(connection)
+        end = self._clock()
+        with self._lock:
+            self._found = (counts, start, end - start)
+        return counts

@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Total counts for metrics and operators, in a fixed number of statements.
+
+Indexes find what ``read`` returns: pending and failing work. ``count`` reads whole tables or
+indexes: its cost grows with the cloud.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypedDict
+
+import sqlalchemy as sa
+
+from cyborg.core.audit.model import State
+from cyborg.core.binding.states import ArqState
+from cyborg.core.inventory.device import Health
+from cyborg.core.inventory.maintenance import successor_state
+from cyborg.core.jobs.job import JobState
+from cyborg.db.binding import accelerators
+from cyborg.db.handles import usage as handles
+from cyborg.db.handles.usage import count_if
+from cyborg.db.paging import Row
+from cyborg.db.rows import fetch_all
+from cyborg.db.schema import (
+    arqs,
+    attachments,
+    audits,
+    deployables,
+    device_contexts,
+    device_maintenances,
+    devices,
+    jobs,
+    outbox,
+    providers,
+    services,
+)
+from cyborg.db.totals import self_heal
+from cyborg.db.totals.self_heal import SelfHealRow
+
+UNDELIVERABLE = "undeliverable"
+MAX_UNHEALTHY = 1000
+"""Maximum number of unhealthy devices in the list; those unhealthy for longest come first."""
+
+
+class UnhealthyRow(TypedDict):
+    """An unhealthy device."""
+
+    host: str
+    address: str
+    health_since: datetime
+
+
+class OutboxCountRow(TypedDict):
+    """The number of messages of one kind and state, and the creation time of the oldest message."""
+
+    kind: str
+    state: str
+    count: int
+    oldest: datetime
+
+
+class JobCountRow(TypedDict):
+    """The number of open jobs of one kind, and the creation time of the oldest job.
+
+    ``overdue`` is the number of jobs past their deadline.
+    """
+
+    kind: str
+    count: int
+    overdue: int
+    oldest: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Numbers of objects, by state or status.
+
+    ``handles`` counts by resource class and by ``owned`` and, without an owner, by ``draining``,
+    ``dirty`` (not cleaned yet), ``cordoned`` (the device is not schedulable) and ``free``. Of these
+    the first that applies counts. Those of the ``cordoned`` ones whose devices cannot be attached
+    to an instance are in ``handles_undeliverable``, by resource class. ``devices`` counts by status
+    and health, and ``devices_undeliverable`` those with deployables that cannot be attached.
+    ``attachments`` does not include successors; ``successors`` counts them by
+    ``core.inventory.maintenance.SuccessorState``.
+    """
+
+    arqs: dict[str, int]
+    orphans_suspected: int
+    owners_unverified: int
+    device_contexts: dict[str, int]
+    attachments: dict[str, int]
+    successors: dict[str, int]
+    handles: dict[tuple[str, str], int]
+    handles_undeliverable: dict[str, int]
+    devices: dict[tuple[str, str], int]
+    devices_undeliverable: int
+    providers: int
+
+    def count_handles(self, use: str) -> int:
+        """Return the number of handles of all resource classes in a use."""
+        return sum(count for (_, each), count in self.handles.items() if each == use)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Pending and failing work. Fields such as the oldest message are times, not ages.
+
+    ``unhealthy`` has those that are unhealthy for longest. A provider that is only due for
+    verification is not stale. ``audit_findings`` are those of the last audit that is done, None
+    without one.
+    """
+
+    maintenance_windows: int
+    devices_failing: int
+    audit_findings: int | None
+    oldest_bind_started: datetime | None
+    unhealthy: list[UnhealthyRow]
+    services: dict[tuple[str, str], int]
+    hosts_cordoned: int
+    outbox: list[OutboxCountRow]
+    jobs: list[JobCountRow]
+    providers_stale: int
+    providers_failing: int
+    oldest_stale: datetime | None
+    oldest_verified: datetime | None
+    self_heal_actions: list[SelfHealRow]
+
+
+def count(connection: sa.Connection) -> Counts:
+    """Return the numbers of objects, in seven statements."""
+    r = arqs.c
+    arqs_by_state = _all(
+        connection,
+        sa.select(
+            r.state,
+            sa.func.count().label("count"),
+            sa.func.count(r.orphan_since).label("suspected"),
+            count_if(sa.not_(r.owner_verified)).label("unverified"),
+        ).group_by(r.state),
+    )
+    d = devices.c
+    # A device that is not offered at all, such as the disk of the root file system, has none.
+    offered = sa.exists().where(deployables.c.device_id == d.id).correlate(devices)
+    devices_by_state = _all(
+        connection,
+        sa.select(
+            d.status,
+            d.health,
+            sa.func.count().label("count"),
+            count_if(sa.and_(sa.not_(d.deliverable), offered)).label("undeliverable"),
+        ).group_by(d.status, d.health),
+    )
+    successors = _successors(connection)
+    not_attachments = Counter[str]()
+    for row in successors:
+        not_attachments[row["state"]] += row["count"]
+    uses = _handles(connection)
+    return Counts(
+        arqs={row["state"]: row["count"] for row in arqs_by_state},
+        orphans_suspected=sum(row["suspected"] for row in arqs_by_state),
+        owners_unverified=sum(row["unverified"] for row in arqs_by_state),
+        device_contexts=_by_state(connection, device_contexts),
+        # Subtracted, since an index on the state alone counts all rows.
+        attachments=dict(Counter(_by_state(connection, attachments)) - not_attachments),
+        successors=_count_successors(successors),
+        handles={key: number for key, number in uses.items() if key[1] != UNDELIVERABLE},
+        handles_undeliverable={name: n for (name, use), n in uses.items() if use == UNDELIVERABLE},
+        devices={(row["status"], row["health"]): row["count"] for row in devices_by_state},
+        devices_undeliverable=sum(row["undeliverable"] for row in devices_by_state),
+        providers=_count_rows(connection, providers),
+    )
+
+
+def read(connection: sa.Connection, *, now: datetime, max_unhealthy: int = MAX_UNHEALTHY) -> Totals:
+    """Return pending and failing work, and services by their liveness, in eight statements.
+
+    ``max_unhealthy`` limits the list of unhealthy devices.
+    """
+    r, p = arqs.c, providers.c
+    started = sa.select(sa.func.min(sa.func.coalesce(r.updated_at, r.created_at)))
+    changed = sa.case((sa.not_(p.verify_only), p.stale_since))
+    oldest_verified = sa.select(sa.func.min(providers.alias().c.verified_at))
+    # A provider whose publishing failed stays stale, so that the index on stale_since finds it.
+    (stale,) = _all(
+        connection,
+        sa.select(
+            sa.func.count(changed).label("count"),
+            sa.func.count(p.error).label("failing"),
+            sa.func.min(changed).label("oldest"),
+            oldest_verified.scalar_subquery().label("oldest_verified"),
+        ).where(p.stale_since.is_not(None)),
+    )
+    windows = sa.select(sa.func.count()).select_from(device_maintenances)
+    # An index has the devices that are closed until a time.
+    failing = sa.select(sa.func.count()).where(devices.c.retry_at.is_not(None))
+    audit = sa.select(audits.c.num_findings).where(audits.c.state == State.DONE)
+    audit = audit.order_by(audits.c.id.desc()).limit(1)
+    (closed,) = _all(
+        connection,
+        sa.select(
+            windows.scalar_subquery().label("windows"),
+            failing.scalar_subquery().label("failing"),
+            audit.scalar_subquery().label("findings"),
+        ),
+    )
+    services_by_state = _services(connection, now)
+    return Totals(
+        maintenance_windows=closed["windows"],
+        devices_failing=closed["failing"],
+        audit_findings=closed["findings"],
+        oldest_bind_started=connection.scalar(started.where(r.state == ArqState.BIND_STARTED)),
+        unhealthy=_unhealthy(connection, max_unhealthy),
+        services={(row["binary"], row["liveness"]): row["count"] for row in services_by_state},
+        hosts_cordoned=sum(row["cordoned"] for row in services_by_state),
+        outbox=_outbox(connection),
+        jobs=_jobs(connection, now),
+        providers_stale=stale["count"],
+        providers_failing=stale["failing"],
+        oldest_stale=stale["oldest"],
+        oldest_verified=stale["oldest_verified"],
+        self_heal_actions=self_heal.find(connection),
+    )
+
+
+def _count_rows(connection: sa.Connection, table: sa.Table) -> int:
+    return connection.scalar(sa.select(sa.func.count()).select_from(table)) or 0
+
+
+def _by_state(connection: sa.Connection, table: sa.Table) -> dict[str, int]:
+    """Return the number of rows by state; each table has an index that begins with the state."""
+    query = sa.select(table.c.state, sa.func.count().label("count")).group_by(table.c.state)
+    return {row["state"]: row["count"] for row in _all(connection, query)}
+
+
+def _successors(connection: sa.Connection) -> list[Row]:
+    """Return the number of successors by the state and step of their attachments."""
+    a = attachments.c
+    query = sa.select(a.state, a.step, sa.func.count().label("count"))
+    query = query.where(a.maintained_device.is_not(None)).group_by(a.state, a.step)
+    return _all(connection, query)
+
+
+def _count_successors(found: Iterable[Row]) -> dict[str, int]:
+    """Return the number of successors by ``core.inventory.maintenance.SuccessorState``."""
+    counts = Counter[str]()
+    for row in found:
+        counts[successor_state(row["state"], row["step"])] += row["count"]
+    return dict(counts)
+
+
+def _handles(connection: sa.Connection) -> dict[tuple[str, str], int]:
+    # Grouped before the join, which then has a row for each deployable and not for each handle.
+    by_deployable = handles.by_deployable()
+    d, c = deployables.c, by_deployable.c
+    state = sa.case(
+        (accelerators.DEVICE_DRAINING, "draining"),
+        (sa.and_(accelerators.UNSCHEDULABLE, sa.not_(devices.c.deliverable)), UNDELIVERABLE),
+        (accelerators.UNSCHEDULABLE, "cordoned"),
+        else_="free",
+    ).label("device_state")
+    sums = (sa.func.sum(c[name]).label(name) for name in ("owned", "draining", "dirty", "clean"))
+    query = sa.select(d.resource_class, state, *sums)
+    query = query.join_from(by_deployable, deployables, d.id == c.deployable_id)
+    query = query.join(devices, devices.c.id == d.device_id)
+    query = query.outerjoin(services, accelerators.AGENT_OF_DEVICE)
+    found = Counter[tuple[str, str]]()
+    for row in _all(connection, query.group_by(d.resource_class, "device_state")):
+        name, device = row["resource_class"], row["device_state"]
+        found[name, "owned"] += int(row["owned"])
+        found[name, "draining"] += int(row["draining"])
+        # As in the list of accelerators, a dirty handle of a draining device is draining.
+        found[name, "draining" if device == "draining" else "dirty"] += int(row["dirty"])
+        found[name, device] += int(row["clean"])
+        if device == UNDELIVERABLE:
+            found[name, "cordoned"] += int(row["clean"])
+    return dict(+found)
+
+
+def _unhealthy(connection: sa.Connection, limit: int) -> list[UnhealthyRow]:
+    d = devices.c
+    query = sa.select(d.host, d.address, d.health_since).where(d.health == Health.UNHEALTHY)
+    query = query.order_by(d.health_since, d.id).limit(limit)
+    return fetch_all(UnhealthyRow, connection.execute(query))
+
+
+def _services(connection: sa.Connection, now: datetime) -> list[Row]:
+    s = services.c
+    state = sa.case(
+        (s.down_at <= now, "down"),
+        (s.late_at <= now, "late"),
+        else_="up",
+    ).label("liveness")
+    query = sa.select(
+        s.binary,
+        state,
+        sa.func.count().label("count"),
+        sa.func.count(s.down_since).label("cordoned"),
+    )
+    return _all(connection, query.group_by(s.binary, "liveness"))
+
+
+def _outbox(connection: sa.Connection) -> list[OutboxCountRow]:
+    o = outbox.c
+    query = (
+        sa.select(
+            o.kind,
+            o.state,
+            sa.func.count().label("count"),
+            sa.func.min(o.created_at).label("oldest"),
+        )
+        .group_by(o.kind, o.state)
+        .order_by(o.kind, o.state)
+    )
+    return fetch_all(OutboxCountRow, connection.execute(query))
+
+
+def _jobs(connection: sa.Connection, now: datetime) -> list[JobCountRow]:
+    j = jobs.c
+    query = (
+        sa.select(
+            j.kind,
+            sa.func.count().label("count"),
+            count_if(sa.func.coalesce(j.deadline < now, sa.false())).label("overdue"),
+            sa.func.min(j.created_at).label("oldest"),
+        )
+        .where(j.state == JobState.OPEN)
+        .group_by(j.kind)
+        .order_by(j.kind)
+    )
+    return fetch_all(JobCountRow, connection.execute(query))
+
+
+def _all(connection: sa.Connection, query: sa.Executable) -> list[Row]:
+    return [dict(row) for row in connection.execute(query).mappings()]

@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Driver for NVMe controllers, which it erases between two servers.
+
+It discovers like the generic driver, but only NVMe controllers. ``nvme_admin`` chooses the method
+of erasure; a rule can restrict the choice. ``privileged.nvme`` erases and verifies the erasure.
+
+If the agent can read which methods a controller supports, one that supports no method of its rule
+is not scheduled. The methods are stored in the memory of the backend, because they can be read only
+while the kernel's nvme driver is bound.
+
+Sources in Linux: ``drivers/nvme/host/sysfs.c`` (``state``, ``serial``, ``model``, ``firmware_rev``)
+and ``Documentation/ABI/stable/sysfs-block`` (``queue/rotational``).
+
+With ``class_by_capacity`` the resource class depends on medium and capacity. The kernel shows both
+only while its nvme driver is bound, and not while a server uses the controller. So the class is
+stored in the memory of the backend.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cyborg.core.address import PciAddress
+from cyborg.core.drivers.registry import Support
+from cyborg.core.errors import DriverFailed, Invalid
+from cyborg.core.inventory.device import MAX_TEXT, Ability, Device, DeviceType
+from cyborg.core.jobs.job import WorkItem
+from cyborg.core.log import get_logger
+from cyborg.core.naming import make_custom_name
+from cyborg.drivers.base import Option
+from cyborg.drivers.generic import Description, PciDriver
+from cyborg.drivers.host_use import domains
+from cyborg.drivers.nvme.admin import Method, find_mismatch, permitted_methods, read_methods
+from cyborg.drivers.pci import hwdb, reset, rules
+from cyborg.drivers.sysfs import PciFunction
+
+LOG = get_logger(__name__)
+
+CLASS = "010802"
+"""Class code of an NVMe I/O controller; ``pci_classes`` names the specification."""
+
+MIN_TIMEOUT, MAX_TIMEOUT = 30.0, 86400.0
+"""Seconds of the option ``erase_timeout``."""
+
+Erase = Callable[[str, float, Sequence[str]], Mapping[str, Any]]
+ReadMethods = Callable[[Path, str | None], Sequence[Method] | None]
+_UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("B", 1.0))
+_UNKNOWN = (
+    "its capacity is unknown, and so is its resource class: bind it to the kernel driver nvme "
+    "until it is discovered, or set resource_class in a rule"
+)
+_ERASE_HELP = (
+    "The key erase is a list of the methods that may erase a released device, the preferred one "
+    "first, such as erase=purge: purge (sanitize, or format with crypto erase), clear (also format "
+    "with user data erase), sanitize, crypto, block, overwrite. Without it the strongest method is "
+    "used. A device that supports none of them is not scheduled, or stays unavailable after its "
+    "first use."
+)
+# Bytes; the unit of "size" in /sys/class/block, whatever the block size is: part_size_show of
+# block/genhd.c and SECTOR_SIZE of include/linux/blk_types.h of Linux.
+_SECTOR = 512
+
+
+def _erase(address: str, timeout: float, methods: Sequence[str]) -> Mapping[str, Any]:
+    # Imported here: without an erasure, the agent does not need oslo.privsep.
+    from cyborg.drivers import privileged
+    from cyborg.drivers.privileged import nvme
+
+    privileged.call_in_process_as_root()
+    result: Mapping[str, Any] = nvme.erase(address, timeout, methods)
+    return result
+
+
+def _refuse(address: str, timeout: float, methods: Sequence[str]) -> Mapping[str, Any]:
+    raise DriverFailed(f"{address} cannot be erased: it is not a controller of this host")
+
+
+def _read_nothing(node: Path, number: str | None) -> None:
+    return None
+
+
+def _with_erase(option: Option) -> Option:
+    if option.name != "devices":
+        return option
+    return replace(option, help=f"{option.help} {_ERASE_HELP}")
+
+
+class NvmeDriver(PciDriver):
+    """Driver that offers NVMe controllers and their virtual functions, and erases them."""
+
+    name = "nvme"
+    version = "1.0"
+    DEVICE_TYPE = DeviceType.SSD
+    SUPPORT_LEVEL = Support.SUPPORTED
+    # The serial number appears with the controller, the capacity with its namespaces: a real drive
+    # needs seconds after its PCI function was bound. ``block`` has uevents of all other disks too.
+    UEVENT_SUBSYSTEMS = PciDriver.UEVENT_SUBSYSTEMS | {"nvme", "nvme-generic"}
+    RULE_KEYS = (*PciDriver.RULE_KEYS, rules.ERASE)
+    OPTIONS = (
+        # An erasure is more than a reset.
+        *(_with_erase(option) for option in PciDriver.OPTIONS if option is not reset.OPTION),
+        Option(
+            "erase_timeout",
+            "float",
+            3600.0,
+            "Seconds until the erasure of a controller fails. Overwriting a large drive takes "
+            "hours; a cryptographic erasure takes seconds.",
+        ),
+        Option(
+            "class_by_capacity",
+            "bool",
+            False,
+            "Whether the resource class of a controller for which no rule sets one follows from "
+            "its medium and capacity, such as CUSTOM_NVME_SSD_1_92TB. Virtual functions keep the "
+            "class CUSTOM_NVME.",
+        ),
+    )
+
+    def __init__(
+        self,
+        backend: str,
+        options: Mapping[str, Any],
+        sysfs_root: str | Path = "/sys",
+        lookup: hwdb.Lookup | None = None,
+        kernel_log: str | Path | None = None,
+        erase: Erase | None = None,
+        read: ReadMethods | None = None,
+    ) -> None:
+        """Create the driver.
+
+        ``erase(address, seconds, methods)`` erases a controller within this time, by the first of
+        the methods that is possible. ``read`` is like ``nvme_admin.read_methods``. The defaults
+        are for controllers of this host. If the sysfs root is not /sys, the addresses are not those
+        of this host: then the default ``erase`` raises DriverFailed, and no methods are known.
+        """
+        super().__init__(backend, options, sysfs_root, lookup, kernel_log)
+        local = self.sysfs_root == Path("/sys")
+        self._erase = erase or (_erase if local else _refuse)
+        self._read_supported = read or (read_methods if local else _read_nothing)
+        if not MIN_TIMEOUT <= self.options["erase_timeout"] <= MAX_TIMEOUT:
+            raise self.misconfigured(
+                "erase_timeout",
+                self.options["erase_timeout"],
+                f"{MIN_TIMEOUT:g} to {MAX_TIMEOUT:g}",
+            )
+        # Resource classes by address: as the last discovery read them, and as this one reports.
+        self._shown: dict[str, str | None] = {}
+        self._classes: dict[str, str | None] = {}
+
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        """Return the abilities, always with SANITISES: a released controller is erased."""
+        return super().abilities | {Ability.SANITISES}
+
+    def sanitise(self, item: WorkItem) -> None:
+        """Erase the controller of a handle; see ``privileged.nvme.erase``."""
+        try:
+            address = str(PciAddress.parse(item.handle or item.device))
+        except Invalid:
+            return  # no controller ever had this address
+        function = self._sysfs.pci_function(address)
+        if function is None:
+            # The contract lets a missing handle succeed. The data of a virtual function is on the
+            # drive, and may come back with it.
+            if address != item.device and self._sysfs.pci_function(item.device) is not None:
+                raise DriverFailed(
+                    f"{address} does not exist now, but its data are still on {item.device}: "
+                    f"enable the virtual functions of {item.device}"
+                )
+            return
+        policies = self._policies(function)
+        methods = [method.value for method in permitted_methods(policies)]
+        domains.check_unused(self._sysfs, self.read_domains, address)
+        result = self._erase(address, self.options["erase_timeout"], methods)
+        if result["method"] is None:
+            return  # it disappeared a moment ago
+        LOG.info(
+            "Erased %s namespaces by %s (%s), verified: %s samples of the old data are gone",
+            result["namespaces"],
+            result["method"],
+            f"policy {rules.ERASE}={'|'.join(policies)}" if policies else "no policy",
+            result["samples"],
+            backend=self.backend,
+            device=item.device,
+        )
+
+    def is_candidate(self, function: PciFunction) -> bool:
+        """Return whether a PCI function is an NVMe controller."""
+        return function.class_code == CLASS
+
+    def discover(self) -> Sequence[Device]:
+        """Return the controllers; those without a resource class cannot be attached to a server."""
+        self._classes = {}
+        devices = super().discover()
+        self._shown = {address: self._shown[address] for address in self._classes}
+        return devices
+
+    def default_type_and_class(self, function: PciFunction) -> tuple[DeviceType, str]:
+        """Return the type and resource class of a controller.
+
+        With ``class_by_capacity`` the class depends on the capacity, if the capacity is known.
+        """
+        type_, plain = super().default_type_and_class(function)
+        if not self.options["class_by_capacity"] or function.physfn is not None:
+            return type_, plain
+        # Once a discovery: a second reading may find another state.
+        if function.address not in self._classes:
+            self._classes[function.address] = self._find_class(function)
+        return type_, self._classes[function.address] or plain
+
+    def find_obstacle(self, function: PciFunction) -> str | None:
+        """Return why a controller is not scheduled, for example because its class is not known yet.
+
+        Return None if the controller is scheduled.
+        """
+        rule = self.select(function)
+        unknown = self._classes.get(function.address, "") is None
+        if unknown and (rule is None or rule.resource_class is None):
+            return _UNKNOWN
+        return self._find_mismatch(function) or super().find_obstacle(function)
+
+    def _policies(self, function: PciFunction) -> Sequence[rules.ErasePolicy]:
+        """Return the policies of the rule for a controller; without any, every method may be used.
+
+        Without a rule there are none: an operator adopted the device or removed its rule.
+        """
+        rule = self.select(function)
+        return () if rule is None else rule.erase
+
+    def _find_mismatch(self, function: PciFunction) -> str | None:
+        """Return why no method of the rule can erase a controller, None if one can or may."""
+        policies = self._policies(function)
+        if not policies or function.address in self._used:
+            return None
+        permitted, virtual = permitted_methods(policies), function.physfn is not None
+        supported = self._find_supported(function)
+        if supported is None:
+            # Sanitize would erase the whole drive: never for a virtual function.
+            supported = tuple(Method)
+        return find_mismatch(permitted, supported, exclusive=not virtual)
+
+    def _find_supported(self, function: PciFunction) -> Sequence[Method] | None:
+        """Return the methods that a controller supports; None if they are unknown.
+
+        They are read once for each drive and firmware, and else taken from the memory.
+        """
+        key, model = f"methods {function.address}", f"{function.vendor}:{function.product}"
+        known_model, drive, texts = [*(self.memory.get(key) or "").split("\n"), "", "", ""][:3]
+        known = [method for method in Method if method.value in texts.split(";")]
+        controller, _ = self._read_namespaces(function.address)
+        if self._sysfs.read_text(controller / "state") != "live":
+            return known if known_model == model and drive else None
+        names = ("serial", "model", "firmware_rev")
+        shown = " ".join(self._sysfs.read_text(controller / name) or "?" for name in names)
+        if (known_model, drive) == (model, shown):
+            return known
+        node = Path("/dev") / controller.name
+        found = self._read_supported(node, self._sysfs.read_text(controller / "dev"))
+        text = None if found is None else f"{model}\n{shown}\n{';'.join(found)}"
+        self.memory.put(key, text)
+        return found
+
+    def _find_class(self, function: PciFunction) -> str | None:
+        """Return the resource class of a controller to report; None if it is unknown.
+
+        A class that differs from the stored class is reported only after two discoveries have found
+        it, because the kernel shows the namespaces of a controller one after another. Otherwise the
+        stored class is returned.
+        """
+        key, model = f"class {function.address}", f"{function.vendor}:{function.product}"
+        known_model, _, known = (self.memory.get(key) or "").partition(" ")
+        previous = known if known_model == model and known else None
+        shown = self._read_class(function.address)
+        confirmed = shown is not None and self._shown.get(function.address) == shown
+        self._shown[function.address] = shown
+        if shown is None or (previous is not None and shown != previous and not confirmed):
+            return previous
+        self.memory.put(key, f"{model} {shown}")
+        return shown
+
+    def _read_class(self, address: str) -> str | None:
+        """Return the resource class for the capacity of the namespaces; None if none is visible."""
+        controller, namespaces = self._read_namespaces(address)
+        if not namespaces or self._sysfs.read_text(controller / "state") != "live":
+            return None
+        media = {self._sysfs.read_text(controller / n / "queue/rotational") for n in namespaces}
+        return resource_class_of(sum(namespaces.values()), rotational="1" in media)
+
+    def _read_namespaces(self, address: str) -> tuple[Path, dict[str, int]]:
+        """Return the sysfs folder of a controller, and its namespaces: the bytes by name.
+
+        Namespaces without a capacity are omitted.
+        """
+        folder = Path("bus/pci/devices") / address / "nvme"
+        names = self._sysfs.list_names(folder)
+        controller = folder / names[0] if names else folder
+        sizes = {
+            name: self._sysfs.read_int(controller / name / "size")
+            for name in self._sysfs.list_names(controller)
+            if name.startswith("nvme")
+        }
+        return controller, {name: size * _SECTOR for name, size in sizes.items() if size}
+
+    def describe(self, card: PciFunction) -> Description:
+        """Return model, firmware, serial and capacity while the kernel's nvme driver is bound."""
+        controller, namespaces = self._read_namespaces(card.address)
+        capacity = sum(namespaces.values())
+        info = {
+            "model_number": self._sysfs.read_text(controller / "model"),
+            "firmware": self._sysfs.read_text(controller / "firmware_rev"),
+            "capacity_bytes": str(capacity) if capacity else None,
+        }
+        return Description(
+            firmware=info["firmware"],
+            serial=self._sysfs.read_text(controller / "serial"),
+            info={key: value[:MAX_TEXT] for key, value in info.items() if value},
+        )
+
+
+def resource_class_of(capacity: int, *, rotational: bool) -> str:
+    """Return the resource class of a number of bytes, such as ``CUSTOM_NVME_SSD_1_92TB``.
+
+    The number is rounded to three significant digits, in decimal units, because drives of the same
+    nominal capacity differ in the other digits.
+    """
+    rounded = float(f"{capacity:.3g}")
+    unit, size = next((u, s) for u, s in _UNITS if rounded >= s or s == 1.0)
+    medium = "HDD" if rotational else "SSD"
+    return make_custom_name(f"NVME_{medium}_{rounded / size:g}{unit}")

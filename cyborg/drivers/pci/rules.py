@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules that select PCI functions.
+
+A rule is one line of ``key=value`` pairs. Keys that match a function::
+
+    vendor=8086            four hexadecimal digits
+    product=37c8|37c9      any of several values
+    subsystem_vendor=1028  vendor id of the card's maker; also subsystem_product
+    class=0b40             prefix of the six digits of the class code
+    address=0000:3d:*      a shell pattern
+    numa_node=0            a decimal number
+    product=!37c9          any value except this one, or no value
+    functions=whole|vf|all virtual functions (vf), all other functions (whole), or both
+
+Without ``functions`` a rule matches virtual functions of all devices except GPUs: these look like
+the whole card. A rule with ``action=skip`` matches all functions.
+
+Keys that set properties of the matched functions::
+
+    type=QAT  resource_class=CUSTOM_QAT  traits=CUSTOM_A|CUSTOM_B  action=offer|skip
+    kernel_driver=vfio-pci|nvidia        the function is unhealthy while bound to another driver
+    erase=purge|clear                    how the driver nvme erases the function: see ErasePolicy
+    active_port=offer|withhold           whether a network port that is up with a link is offered
+
+A rule matches if all its keys match. In a list of rules the first one that matches applies. There
+is no key for the current kernel driver, because it changes while a server uses the function.
+"""
+
+import fnmatch
+import operator
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cyborg.core.inventory.device import DeviceType
+from cyborg.core.naming import ACCELERATOR_CLASSES, is_accelerator_class, is_trait
+from cyborg.drivers.pci import classes as pci_classes
+from cyborg.drivers.sysfs import PciFunction
+
+MATCHERS = (
+    "vendor",
+    "product",
+    "subsystem_vendor",
+    "subsystem_product",
+    "class",
+    "address",
+    "numa_node",
+)
+SCOPE = "functions"
+RESULTS = ("type", "resource_class", "traits", "action", "kernel_driver", "active_port")
+KEYS = (*MATCHERS, SCOPE, *RESULTS)
+ERASE = "erase"
+"""Key that only the driver nvme has."""
+_ACTIONS = ("offer", "skip")
+_ACTIVE_PORTS = ("offer", "withhold")
+_SCOPES = ("whole", "vf", "all")
+_ID = re.compile(r"^[0-9a-f]{4}$")
+_CLASS = re.compile(r"^[0-9a-f]{1,6}$")
+_DRIVER = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
+_NUMBER = re.compile(r"^(0|[1-9][0-9]{0,4})$")
+_ADDRESS = re.compile(r"^[0-9a-f:.*?\[\]!-]{1,64}$")
+
+
+class ErasePolicy(StrEnum):
+    """Values of the key ``erase``; ``nvme_admin.permitted_methods`` returns their methods."""
+
+    PURGE = "purge"
+    CLEAR = "clear"
+    SANITIZE = "sanitize"
+    CRYPTO = "crypto"
+    BLOCK = "block"
+    OVERWRITE = "overwrite"
+
+
+class RuleSyntaxError(ValueError):
+    """Syntax error of a rule; ``found`` is the wrong text, ``expected`` describes a valid text."""
+
+    def __init__(self, found: str, expected: str) -> None:
+        super().__init__(f"found {found!r}; expected {expected}")
+        self.found = found
+        self.expected = expected
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Values that a key matches.
+
+    These are the values in ``accepted`` (any value if ``accepted`` is empty) that are not in
+    ``rejected``.
+    """
+
+    accepted: tuple[str, ...]
+    rejected: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule for PCI functions.
+
+    If ``type`` or ``resource_class`` is None, the class code of the function determines it.
+
+    An empty ``kernel_drivers`` permits any kernel driver, or none. ``scope`` is the value of the
+    key ``functions``, None without it. ``erase`` is in the order of preference, and empty without
+    the key. With ``offers_active_port``, a network port that is up with a link does not count as
+    used by the host.
+    """
+
+    vendor: Values | None = None
+    product: Values | None = None
+    subsystem_vendor: Values | None = None
+    subsystem_product: Values | None = None
+    class_code: Values | None = None
+    address: Values | None = None
+    numa_node: Values | None = None
+    type: DeviceType | None = None
+    resource_class: str | None = None
+    traits: frozenset[str] = frozenset()
+    skip: bool = False
+    kernel_drivers: frozenset[str] = frozenset()
+    scope: str | None = None
+    erase: tuple[ErasePolicy, ...] = ()
+    offers_active_port: bool = False
+
+    def matches(self, function: PciFunction) -> bool:
+        """Return whether every key of the rule matches the PCI function."""
+        return (
+            _fits(self.vendor, function.vendor, operator.eq)
+            and _fits(self.product, function.product, operator.eq)
+            and _fits(self.subsystem_vendor, function.subsystem_vendor, operator.eq)
+            and _fits(self.subsystem_product, function.subsystem_product, operator.eq)
+            and _fits(self.class_code, function.class_code, str.startswith)
+            and _fits(self.address, function.address, fnmatch.fnmatchcase)
+            and _fits(self.numa_node, _text(function.numa_node), operator.eq)
+            and self._fits_scope(function)
+        )
+
+    def _fits_scope(self, function: PciFunction) -> bool:
+        default = "all" if self.skip or not pci_classes.is_gpu(function) else "whole"
+        scope = self.scope or default
+        return scope == "all" or (scope == "vf") == (function.physfn is not None)
+
+
+def matching_rule(rules: Sequence[Rule], function: PciFunction) -> Rule | None:
+    """Return the first rule that matches a PCI function.
+
+    Return None if no rule matches, or if the action of that rule is skip.
+    """
+    number = matching_index(rules, function)
+    return None if number is None or rules[number].skip else rules[number]
+
+
+def matching_index(rules: Sequence[Rule], function: PciFunction) -> int | None:
+    """Return the index of the first rule that matches a PCI function; None if no rule matches."""
+    return next((n for n, rule in enumerate(rules) if rule.matches(function)), None)
+
+
+def parse(text: str, keys: Collection[str] = KEYS, driver: str = "generic") -> Rule:
+    """Parse a rule of a driver with these keys. Raise RuleSyntaxError if it is invalid."""
+    pairs = _pairs(text, keys, driver)
+    scope = _scope(pairs)
+    return Rule(
+        vendor=_values(pairs, "vendor", _ID, "four hexadecimal digits, such as vendor=8086"),
+        product=_values(pairs, "product", _ID, "four hexadecimal digits, such as product=37c8"),
+        subsystem_vendor=_values(
+            pairs, "subsystem_vendor", _ID, "four hexadecimal digits, as subsystem_vendor=1028"
+        ),
+        subsystem_product=_values(
+            pairs, "subsystem_product", _ID, "four hexadecimal digits, as subsystem_product=1f9b"
+        ),
+        class_code=_values(
+            pairs, "class", _CLASS, "one to six hexadecimal digits, such as class=0b40"
+        ),
+        address=_values(
+            pairs, "address", _ADDRESS, "a pattern of PCI addresses, such as address=0000:3d:*"
+        ),
+        numa_node=_values(pairs, "numa_node", _NUMBER, "a number, such as numa_node=0"),
+        type=_type(pairs.get("type")),
+        resource_class=_resource_class(pairs.get("resource_class")),
+        traits=_traits(pairs.get("traits")),
+        skip=_action(pairs.get("action")),
+        kernel_drivers=_drivers(pairs.get("kernel_driver")),
+        scope=scope,
+        erase=_erase(pairs.get(ERASE)),
+        offers_active_port=_active_port(pairs.get("active_port")),
+    )
+
+
+def _fits(values: Values | None, found: str | None, fits: Callable[[str, str], bool]) -> bool:
+    if values is None:
+        return True
+    if found is None:
+        return not values.accepted
+    if any(fits(found, value) for value in values.rejected):
+        return False
+    return not values.accepted or any(fits(found, value) for value in values.accepted)
+
+
+def _text(number: int | None) -> str | None:
+    return None if number is None else str(number)
+
+
+def _pairs(text: str, keys: Collection[str], driver: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for part in text.split(","):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if key == ERASE and key not in keys:
+            raise RuleSyntaxError(
+                part.strip(),
+                f"no {key}: the driver {driver} does not erase devices, the driver nvme does",
+            )
+        if not equals or not value or key not in keys:
+            raise RuleSyntaxError(part.strip(), f"key=value with a key of {', '.join(keys)}")
+        if key in pairs:
+            raise RuleSyntaxError(
+                part.strip(), f"{key} only once in a rule; separate alternatives with |"
+            )
+        pairs[key] = value
+    if not set(pairs) & set(MATCHERS):
+        raise RuleSyntaxError(text, f"at least one of {', '.join(MATCHERS)}; address=* matches all")
+    return pairs
+
+
+def _values(
+    pairs: Mapping[str, str], key: str, form: re.Pattern[str], expected: str
+) -> Values | None:
+    if key not in pairs:
+        return None
+    accepted: list[str] = []
+    rejected: list[str] = []
+    for alternative in pairs[key].lower().split("|"):
+        value = alternative.strip()
+        negated = value.startswith("!")
+        value = value.removeprefix("!")
+        if key != "address":
+            value = value.removeprefix("0x")
+        if key == "class":
+            value = value.rstrip("*")
+        if not form.match(value):
+            raise RuleSyntaxError(f"{key}={pairs[key]}", expected)
+        (rejected if negated else accepted).append(value)
+    return Values(tuple(accepted), tuple(rejected))
+
+
+def _scope(pairs: Mapping[str, str]) -> str | None:
+    value = pairs.get(SCOPE)
+    if value is not None and value not in _SCOPES:
+        raise RuleSyntaxError(f"{SCOPE}={value}", f"one of {', '.join(_SCOPES)}")
+    if value == "all" and "resource_class" in pairs:
+        raise RuleSyntaxError(
+            f"{SCOPE}=all",
+            "a rule for functions=whole and one for functions=vf: a server that asks for the "
+            "resource class of a whole card must not get a virtual function",
+        )
+    return value
+
+
+def _type(value: str | None) -> DeviceType | None:
+    try:
+        return None if value is None else DeviceType(value.upper())
+    except ValueError:
+        raise RuleSyntaxError(f"type={value}", f"one of {', '.join(DeviceType)}") from None
+
+
+def _resource_class(value: str | None) -> str | None:
+    if value is not None and not is_accelerator_class(value):
+        raise RuleSyntaxError(
+            f"resource_class={value}",
+            f"one of {', '.join(sorted(ACCELERATOR_CLASSES))}, or CUSTOM_NAME; other standard "
+            "resource classes belong to Nova",
+        )
+    return value
+
+
+def _traits(value: str | None) -> frozenset[str]:
+    names = frozenset() if value is None else frozenset(t.strip() for t in value.split("|"))
+    if not all(is_trait(name) for name in names):
+        raise RuleSyntaxError(
+            f"traits={value}", "standard traits or CUSTOM_NAME, such as CUSTOM_A|CUSTOM_B"
+        )
+    return names
+
+
+def _drivers(value: str | None) -> frozenset[str]:
+    names = frozenset() if value is None else frozenset(d.strip() for d in value.split("|"))
+    if not all(_DRIVER.match(name) for name in names):
+        raise RuleSyntaxError(
+            f"kernel_driver={value}", "names of kernel drivers, such as kernel_driver=vfio-pci"
+        )
+    return names
+
+
+def _erase(value: str | None) -> tuple[ErasePolicy, ...]:
+    names = [] if value is None else [name.strip() for name in value.split("|")]
+    try:
+        return tuple(dict.fromkeys(ErasePolicy(name) for name in names))
+    except ValueError:
+        raise RuleSyntaxError(
+            f"{ERASE}={value}",
+            f"values of {', '.join(ErasePolicy)}, the preferred one first, such as "
+            f"{ERASE}={ErasePolicy.PURGE}|{ErasePolicy.CLEAR}",
+        ) from None
+
+
+def _action(value: str | None) -> bool:
+    if value is not None and value not in _ACTIONS:
+        raise RuleSyntaxError(f"action={value}", f"one of {', '.join(_ACTIONS)}")
+    return value == "skip"
+
+
+def _active_port(value: str | None) -> bool:
+    if value is not None and value not in _ACTIVE_PORTS:
+        raise RuleSyntaxError(f"active_port={value}", f"one of {', '.join(_ACTIVE_PORTS)}")
+    return value == "offer"

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transition table of ARQs."""
+
+import itertools
+
+import pytest
+
+from cyborg.core.binding import states
+from cyborg.core.binding.states import OWNING_STATES, TRANSITIONS, ArqState, Step
+
+
+@pytest.mark.parametrize(("state", "step"), list(itertools.product(ArqState, Step)))
+def test_source_states_are_those_with_a_transition(state: ArqState, step: Step) -> None:
+    assert (state in states.source_states(step)) == ((state, step) in TRANSITIONS)
+
+
+def test_arq_states_match_contract() -> None:
+    assert {str(s) for s in ArqState} == {
+        "Initial",
+        "BindStarted",
+        "Bound",
+        "Unbound",
+        "BindFailed",
+        "UnbindFailed",
+        "Deleting",
+    }
+    assert {str(s) for s in states.RESOLVED} == {"Bound", "BindFailed", "Deleting"}
+
+
+def test_start_from_states_without_handle_only() -> None:
+    """An ARQ with a handle claims no other one, and a failed bind leaves none."""
+    assert not OWNING_STATES & set(states.source_states(Step.START))
+    assert {TRANSITIONS[s, Step.START] for s in states.source_states(Step.START)} <= OWNING_STATES
+    assert TRANSITIONS[ArqState.BIND_STARTED, Step.FAIL_BIND] not in OWNING_STATES
+
+
+def test_failed_unbind_is_left_only_by_itself_or_by_a_deletion() -> None:
+    assert ArqState.UNBIND_FAILED not in OWNING_STATES, "the handle has no owner"
+    steps = {step for state, step in TRANSITIONS if state is ArqState.UNBIND_FAILED}
+    assert steps == {Step.FINISH_UNBIND, Step.DELETE}
+    assert TRANSITIONS[ArqState.UNBIND_FAILED, Step.FINISH_UNBIND] is ArqState.UNBOUND
+
+
+def test_delete_is_allowed_from_every_other_state() -> None:
+    assert set(states.source_states(Step.DELETE)) == set(ArqState) - {ArqState.DELETING}

@@ -195,10 +195,10 @@ def _enqueue_prepare_job(
     subject: str,
     context: BindContext,
 ) -> None:
-    """Enqueue the job that prepares the devices. Raise NoHandle if the agent is down."""
+    """Enqueue the job that prepares the devices. Raise NoHandle if the agent is marked down."""
     demands = [demand for demand in plan.demands if demand.provider in plan.to_prepare]
     host = demands[0].host
-    if not agents.has_agent(tx, host, context.now):
+    if not agents.has_agent(tx, host):
         reason = f"the agent of host {host} is down and its devices must be prepared"
         failure = Failure(Predicate.HOST_DOWN, reason)
         reasons = {demand.arq_uuid: [describe_rejection(demand, failure, 1)] for demand in demands}

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 import sqlalchemy as sa
-from oslo_config import cfg
 
 from cyborg.conductor.jobs import layout_change
 from cyborg.conductor.jobs.completion import JobResult
@@ -33,7 +32,6 @@ def advance(
     job: jobs.JobRow,
     owner: str,
     now: datetime,
-    conf: cfg.ConfigOpts,
     notifications: NotificationBuilder,
 ) -> JobResult:
     """Start the job if nothing uses its device any more; else schedule another check.
@@ -56,7 +54,7 @@ def advance(
     elif any(row["job_id"] is not None for row in rows):
         waits = WrongState(f"another job changes device {uuid}")
     else:
-        waits = layout_change.find_obstacle(tx, conf, now, uuid, rows)
+        waits = layout_change.find_obstacle(tx, uuid, rows)
     if waits is None:
         arguments = {name: value for name, value in arguments.items() if name != DRAINS}
         # The layout may have changed since the request.

@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
-from oslo_config import cfg
 
 from cyborg.core.errors import InUse, Invalid, NotFound, WrongState
 from cyborg.core.inventory.device import Ability
@@ -72,11 +71,7 @@ def find_job(
 
 
 def find_obstacle(
-    tx: sa.Connection,
-    conf: cfg.ConfigOpts,
-    now: datetime,
-    uuid: str,
-    rows: Sequence[store.PartitionRow],
+    tx: sa.Connection, uuid: str, rows: Sequence[store.PartitionRow]
 ) -> InUse | WrongState | None:
     """Lock the handles of a device; return why its layout cannot be changed now, or None."""
     ids, host = _deployable_ids(rows), rows[0]["host"]
@@ -93,7 +88,7 @@ def find_obstacle(
             f"{dirty} handle(s) of device {uuid} are being cleaned: retry when this is done",
             device=uuid,
         )
-    if not services.has_agent(tx, host, now):
+    if not services.has_agent(tx, host):
         return WrongState(
             f"device {uuid} cannot be partitioned: the agent of host {host} is down", device=uuid
         )

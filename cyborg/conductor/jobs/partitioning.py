@@ -88,7 +88,7 @@ class Partitions:
                 device=uuid,
             )
         now = self._now()
-        obstacle = layout_change.find_obstacle(tx, self._conf, now, uuid, rows)
+        obstacle = layout_change.find_obstacle(tx, uuid, rows)
         if obstacle is not None and DRAINS not in options:
             raise obstacle
         item = WorkItem(backend=row["backend"], device=row["address"], deployable="")

@@ -352,12 +352,16 @@ def existing_hosts(tx: sa.Connection, names: Collection[str]) -> set[str]:
     return set(tx.scalars(query))
 
 
-def has_agent(tx: sa.Connection, host: str, now: datetime) -> bool:
-    """Return whether a host has an agent that is not down."""
+def has_agent(tx: sa.Connection, host: str) -> bool:
+    """Return whether a host has an agent that is not marked down.
+
+    The deadline does not decide: after an outage of the conductors the deadlines of all agents have
+    passed. Then Placement still offers the devices, and calls for them must not be rejected until
+    the next heartbeat of each agent.
+    """
     same_agent = sa.and_(services.c.binary == AGENT, services.c.host == host)
-    return (
-        tx.scalar(sa.select(services.c.id).where(same_agent, services.c.down_at > now)) is not None
-    )
+    running = sa.select(services.c.id).where(same_agent, services.c.down_since.is_(None))
+    return tx.scalar(running) is not None
 
 
 def count_up(tx: sa.Connection, now: datetime) -> UpCountRow:

@@ -137,7 +137,11 @@ def test_servers_in_build_get_their_devices_after_a_cordon(
 def test_servers_in_build_survive_a_killed_conductor(
     servers: Servers, seconds: int, attempt: int
 ) -> None:
-    """One conductor, killed while it binds, and started again."""
+    """One conductor, killed while it binds, and started again.
+
+    After 10 seconds the deadlines of the agent's heartbeats have passed. Nova may bind before the
+    next heartbeat arrives.
+    """
     cloud, count = servers.cloud, 12
     cloud.daemons["conductor-2"].stop()
     before = binds(cloud)

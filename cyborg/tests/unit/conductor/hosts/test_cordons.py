@@ -139,7 +139,7 @@ def test_bind_to_a_cordoned_backend_is_refused_with_the_reason(sqlite_env: Env) 
 
 def test_bind_without_the_agent_that_prepares_says_what_to_do(sqlite_env: Env) -> None:
     (service,) = rows.read(sqlite_env.engine, schema.services)
-    rows.update(sqlite_env.engine, schema.services, service["id"], down_at=service["started_at"])
+    rows.update(sqlite_env.engine, schema.services, service["id"], down_since=service["started_at"])
     with pytest.raises(NoHandle) as refused:
         bind_prepared(sqlite_env)
     assert refused.value.message == (

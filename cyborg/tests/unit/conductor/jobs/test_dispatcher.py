@@ -277,11 +277,22 @@ def test_handle_whose_cleaning_fails_is_reserved_in_placement(sqlite_env: JobsEn
 
 def test_bind_on_a_host_with_a_down_agent_is_refused(sqlite_env: JobsEnv) -> None:
     card = sqlite_env.add_card()
-    sqlite_env.advance(3600)
+    sqlite_env.mark_agents_down()
     with pytest.raises(NoHandle, match="agent of host compute-1 is down"):
         sqlite_env.bind(card)
     assert sqlite_env.states() == {"Initial": 1}
     assert sqlite_env.handles() == {"free": 16}
+
+
+def test_bind_after_an_outage_of_the_conductors_is_prepared(env: JobsEnv) -> None:
+    """The deadlines of all agents have passed; no agent is marked down, nor its host cordoned."""
+    card = env.add_card()
+    env.advance(3600)
+    env.bind(card)
+    assert env.states() == {"BindStarted": 1}
+    env.jobs.run_once()
+    assert env.agents.kinds() == ["prepare"]
+    assert env.states() == {"Bound": 1}
 
 
 def test_sweep_repairs_objects_without_an_open_job(env: JobsEnv) -> None:

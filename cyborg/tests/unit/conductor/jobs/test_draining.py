@@ -47,7 +47,8 @@ class DrainEnv(PartitionEnv):
     def run(self) -> None:
         """Process the jobs that are due in a minute."""
         self.advance(30)
-        rows.update(self.engine, schema.services, 1, **rows.heartbeat(self.now()))
+        times = {**rows.heartbeat(self.now()), "down_since": None}
+        rows.update(self.engine, schema.services, 1, **times)
         self.jobs.run_once()
 
     def kinds(self) -> list[str]:
@@ -197,7 +198,7 @@ def test_drain_for_a_layout_that_disappears_fails(
 def test_drain_waits_for_an_agent_that_is_down(sqlite_env: DrainEnv) -> None:
     env = sqlite_env
     env.release()
-    env.advance(3600)
+    env.mark_agents_down()
     job = env.drain()
     assert env.device()["cordoned"]
     env.jobs.run_once()

@@ -133,7 +133,7 @@ def test_partitioning_is_awaited_after_any_time(env: PartitionEnv) -> None:
 
 
 def test_start_on_a_host_that_is_down_is_refused(sqlite_env: PartitionEnv) -> None:
-    sqlite_env.advance(3600)
+    sqlite_env.mark_agents_down()
     with pytest.raises(WrongState, match="the agent of host compute-1 is down"):
         sqlite_env.start()
 

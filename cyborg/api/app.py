@@ -53,7 +53,7 @@ class Api:
 
     def __init__(self, conf: cfg.ConfigOpts, context: ApiContext, recorder: MetricRecorder) -> None:
         self.health = Health(context.reader)
-        pecan_signatures.install()
+        pecan_signatures.cache_pecan_signatures()
         routes = build_routes(context)
         resources = Pecan(
             Root(routes),

@@ -36,7 +36,7 @@ class KeystoneLimits:
         self._enforcer: limit.Enforcer | None = None
         _register(conf)
         _check(conf)
-        limit_configuration.use(conf)
+        limit_configuration.use_limit_configuration(conf)
 
     def read(self, project: str) -> Mapping[str, int]:
         """Return the limits of a project by resource class. Raise Unavailable. Sends two requests.

@@ -8,7 +8,7 @@ eventlet if it is installed. This import takes a third of the CPU time of a daem
 import sys
 
 
-def hide() -> None:
+def hide_eventlet() -> None:
     """Make ``import eventlet`` raise ImportError in this process, unless it is imported already.
 
     futurist 3.5.0 and the other libraries that support eventlet then use threads.

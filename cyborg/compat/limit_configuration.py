@@ -4,7 +4,7 @@
 from oslo_config import cfg
 
 
-def use(conf: cfg.ConfigOpts) -> None:
+def use_limit_configuration(conf: cfg.ConfigOpts) -> None:
     """Make oslo.limit read this configuration, and connect with it at its next use."""
     # A late import: oslo.limit is an optional dependency and slow to import.
     from oslo_limit import limit

@@ -8,7 +8,7 @@ MAX_COLUMNS = 4096
 """Number of column descriptions that are kept; the statements of a service have some hundreds."""
 
 
-def install() -> None:
+def cache_column_descriptions() -> None:
     """Let PyMySQL parse equal descriptions of columns once in this process. Idempotent.
 
     The server describes each column of each answer, with the names of its table and of its

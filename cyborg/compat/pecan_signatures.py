@@ -8,7 +8,7 @@ import pecan.core
 import pecan.routing
 
 
-def install() -> None:
+def cache_pecan_signatures() -> None:
     """Let pecan inspect each signature once in this process. Idempotent.
 
     For each request pecan inspects the signatures of the same few methods, which is a tenth of the

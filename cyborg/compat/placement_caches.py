@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy
 
 
-def install() -> None:
+def cache_computed_values() -> None:
     """Let Placement make each alias of a table, and check each JSON schema, once. Idempotent.
 
     SQLAlchemy copies all columns of a table into an alias. An alias is immutable, and its name

@@ -2,7 +2,7 @@
 """Flags of Placement: has this process written the standard traits and resource classes?"""
 
 
-def reset() -> None:
+def reset_sync_flags() -> None:
     """Clear the flags, so that Placement writes traits and classes to the next database too."""
     # A late import: Placement is an optional dependency and slow to import.
     from placement.objects import resource_class, trait

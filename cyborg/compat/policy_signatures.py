@@ -20,7 +20,7 @@ def _getfullargspec(method: Callable[..., Any]) -> inspect.FullArgSpec:
     return _inspect(getattr(method, "__func__", method))
 
 
-def install() -> None:
+def cache_policy_signatures() -> None:
     """Let oslo.policy inspect the signature of each class of checks once. Idempotent.
 
     For each check of a rule oslo.policy inspects whether the class of the check takes the name of

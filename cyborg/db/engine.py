@@ -137,7 +137,7 @@ def make_engine(
         return _sqlite(url, conf, read_only)
     drop_tracebacks(_POOL_LOGGERS, (Exception,))
     if url.get_driver_name() == "pymysql":
-        mysql_columns.install()
+        mysql_columns.cache_column_descriptions()
     seconds = conf.api.database_timeout if read_only else conf.conductor.database_timeout
     if bounded:
         limits = limits or Timeouts(seconds)

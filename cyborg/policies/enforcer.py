@@ -89,7 +89,7 @@ def make_enforcer(
 
     A changed policy file is reloaded within RELOAD_INTERVAL. ``clock`` is monotonic, in seconds.
     """
-    policy_signatures.install()
+    policy_signatures.cache_policy_signatures()
     enforcer = _Enforcer(conf, clock)
     enforcer.register_defaults(list_rules())
     return enforcer

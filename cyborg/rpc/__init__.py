@@ -10,7 +10,7 @@ from cyborg.compat import eventlet
 # oslo.messaging imports oslo.service, which uses eventlet unless a backend is set before, and
 # futurist, which imports eventlet.
 backend.register_backend_default_hook(lambda: backend.BackendType.THREADING)
-eventlet.hide()
+eventlet.hide_eventlet()
 with warnings.catch_warnings():
     # It also imports a deprecated module of oslo.utils, or eventlet itself, which warn.
     warnings.simplefilter("ignore")

@@ -66,7 +66,7 @@ def capture_warnings(callback: Callable[[str], None]) -> Iterator[None]:
         logger.removeFilter(capture)
 
 
-def install() -> None:
+def limit_library_log() -> None:
     """Limit the log of oslo.messaging in this process. Idempotent."""
     drop_tracebacks(TRACEBACK_LOGGERS, FAULTS)
     logger = logging.getLogger(DRIVER)

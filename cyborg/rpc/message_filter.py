@@ -45,7 +45,7 @@ def max_body_bytes(conf: cfg.ConfigOpts) -> int:
     return 2 * max(int(conf.conductor.max_report_bytes), MAX_MESSAGE_BYTES) + 65536
 
 
-def install(transport: Any, conf: cfg.ConfigOpts) -> threading.Event:
+def filter_messages(transport: Any, conf: cfg.ConfigOpts) -> threading.Event:
     """Install the filter in a transport of oslo.messaging; do nothing if it is not RabbitMQ's.
 
     Return the event of ``rabbit.use_connections``, which ends connecting.

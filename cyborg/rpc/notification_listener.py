@@ -54,7 +54,7 @@ class NotificationListener:
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         """Create the listener without connecting. Raise Misconfigured."""
         register_options(conf)
-        log_filter.install()
+        log_filter.limit_library_log()
         self._conf = conf
         self._transport = _make_transport(conf)
         self._server: Any = None

@@ -49,7 +49,7 @@ class Notifier:
                 f"{', '.join(sorted(installed))}",
                 option=f"[{GROUP}] driver",
             )
-        log_filter.install()
+        log_filter.limit_library_log()
         self.timeout = float(conf.rpc.timeout)
         self._transport = _transport(conf)
         self._errors: list[Exception] = []

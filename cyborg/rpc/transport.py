@@ -72,7 +72,7 @@ class Transport:
         if str(conf.transport_url).startswith("kombu+memory:"):
             _silence_inprocess_logs()
             memory_broker.install()
-        log_filter.install()
+        log_filter.limit_library_log()
         try:
             self.oslo = oslo_messaging.get_rpc_transport(conf)
         except (oslo_messaging.MessagingException, ValueError) as exc:
@@ -83,7 +83,7 @@ class Transport:
                 "expected something like rabbit://user:password@host:5672/"
             ) from exc
         conf.set_default("rabbit_interval_max", MAX_RETRY_DELAY, group="oslo_messaging_rabbit")
-        self._closing = message_filter.install(self.oslo, conf)
+        self._closing = message_filter.filter_messages(self.oslo, conf)
         self._lock = threading.Lock()
         self._opened = threading.Event()
         self._opener: threading.Thread | None = None

@@ -75,8 +75,8 @@ class EmbeddedPlacement:
         from placement import conf as placement_conf
         from placement import db_api, deploy, policy
 
-        placement_caches.install()
-        policy_signatures.install()
+        placement_caches.cache_computed_values()
+        policy_signatures.cache_policy_signatures()
         for name in ("placement", "alembic"):
             _set_log_level(name, logging.WARNING)
         conf = cfg.ConfigOpts()
@@ -94,7 +94,7 @@ class EmbeddedPlacement:
         self._undo.callback(db_api.placement_context_manager.patch_factory(database))
         policy.reset()
         self._undo.callback(policy.reset)
-        placement_sync.reset()
+        placement_sync.reset_sync_flags()
         app: Callable[..., Iterable[bytes]] = deploy.loadapp(conf)
         return app
 

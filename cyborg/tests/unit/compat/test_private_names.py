@@ -104,9 +104,9 @@ def test_checked_version_is_that_of_constraints(library: str) -> None:
 def test_pecan_inspects_a_signature_once() -> None:
     import pecan.core
 
-    pecan_signatures.install()
+    pecan_signatures.cache_pecan_signatures()
     cache = pecan.core.getargspec
-    pecan_signatures.install()
+    pecan_signatures.cache_pecan_signatures()
     assert pecan.core.getargspec is cache
 
     class Controller:
@@ -130,7 +130,7 @@ def test_pecan_sees_the_outer_signature_of_an_operation() -> None:
 
 
 def test_oslo_policy_inspects_a_class_of_checks_once() -> None:
-    policy_signatures.install()
+    policy_signatures.cache_policy_signatures()
     cache = policy_signatures._inspect
     enforcer = policy.Enforcer(make_conf(), rules={}, use_conf=False)
     enforcer.set_rules(policy.Rules.from_dict({"a": "role:x or role:y", "b": "not role:z"}))
@@ -145,9 +145,9 @@ def test_oslo_policy_inspects_a_class_of_checks_once() -> None:
 
 def test_pymysql_parses_a_description_once() -> None:
     module: Any = connections
-    mysql_columns.install()
+    mysql_columns.cache_column_descriptions()
     cached = module.FieldDescriptorPacket
-    mysql_columns.install()
+    mysql_columns.cache_column_descriptions()
     assert module.FieldDescriptorPacket is cached
     names = (b"def", b"cyborg", b"a", b"arqs", b"state", b"state")
     data = b"".join(bytes([len(name)]) + name for name in names)
@@ -166,16 +166,16 @@ def test_placement_forgets_its_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     resource_class = pytest.importorskip("placement.objects.resource_class")
     monkeypatch.setattr(trait, "_TRAITS_SYNCED", True)
     monkeypatch.setattr(resource_class, "_RESOURCE_CLASSES_SYNCED", True)
-    placement_sync.reset()
+    placement_sync.reset_sync_flags()
     assert not trait._TRAITS_SYNCED
     assert not resource_class._RESOURCE_CLASSES_SYNCED
 
 
 def test_placement_makes_an_alias_once() -> None:
     resource_provider: Any = pytest.importorskip("placement.objects.resource_provider")
-    placement_caches.install()
+    placement_caches.cache_computed_values()
     cached = resource_provider.sa
-    placement_caches.install()
+    placement_caches.cache_computed_values()
     assert resource_provider.sa is cached
     table = resource_provider._RP_TBL
     alias = cached.alias(table, name="rp")
@@ -188,9 +188,9 @@ def test_placement_makes_an_alias_once() -> None:
 
 def test_placement_checks_a_schema_once(monkeypatch: pytest.MonkeyPatch) -> None:
     util: Any = pytest.importorskip("placement.util")
-    placement_caches.install()
+    placement_caches.cache_computed_values()
     cached = util.jsonschema
-    placement_caches.install()
+    placement_caches.cache_computed_values()
     assert util.jsonschema is cached
     checked: list[Any] = []
     validator = jsonschema.validators.validator_for({})

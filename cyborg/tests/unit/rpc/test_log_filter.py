@@ -5,7 +5,7 @@ import logging
 import threading
 
 from cyborg.rpc import log_filter
-from cyborg.rpc.log_filter import DRIVER, RateLimitFilter, install
+from cyborg.rpc.log_filter import DRIVER, RateLimitFilter, limit_library_log
 
 
 def make_record(number: int, level: int = logging.ERROR) -> logging.LogRecord:
@@ -28,8 +28,8 @@ def test_filter_passes_all_info_lines() -> None:
 
 
 def test_install_is_idempotent() -> None:
-    install()
-    install()
+    limit_library_log()
+    limit_library_log()
     filters = logging.getLogger(DRIVER).filters
     assert len([f for f in filters if isinstance(f, RateLimitFilter)]) == 1
 
@@ -37,7 +37,7 @@ def test_install_is_idempotent() -> None:
 def test_capture_warnings_gets_suppressed_warnings_of_its_thread() -> None:
     logger = logging.getLogger(DRIVER)
     captured: list[str] = []
-    install()
+    limit_library_log()
     with log_filter.capture_warnings(captured.append):
         for _ in range(2):
             logger.error("Connection failed: %s", "refused")

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from cyborg.agent.backends.backend import Backend
 from cyborg.agent.backends.inventory import collect
-from cyborg.agent.jobs.outcomes import MAX_PENDING
+from cyborg.agent.jobs.checkpoint import MAX_PENDING
 from cyborg.agent.jobs.queue import JobQueue
 from cyborg.core.drivers.registry import DriverEntry
 from cyborg.core.errors import Invalid, NotFound, Unavailable

@@ -11,17 +11,15 @@ from oslo_config import cfg
 
 from cyborg.agent.backends.backend import Backend
 from cyborg.agent.backends.catalogue import DriverCatalogue
-from cyborg.agent.backends.factory import DriverFactory
-from cyborg.agent.backends.registry import BackendRegistry
-from cyborg.agent.backends.replay import open_replay
-from cyborg.agent.backends.uevent_watcher import UeventWatcher
-from cyborg.agent.desired.reconciler import BackendReconciler
-from cyborg.agent.desired.state_file import StateFile
+from cyborg.agent.backends.factory import DriverFactory, open_replay
+from cyborg.agent.backends.inventory import BackendRegistry
+from cyborg.agent.backends.uevents import UeventWatcher
+from cyborg.agent.desired.reconciler import BackendReconciler, StateFile
 from cyborg.agent.endpoint import AgentEndpoint
 from cyborg.agent.external import driver as external
-from cyborg.agent.guests.factory import LiveGuests, make_function_users, make_guests
 from cyborg.agent.guests.function_users import FunctionUsers
-from cyborg.agent.images.factory import ClosableImageStore, make_image_store
+from cyborg.agent.guests.reassertion import LiveGuests, make_function_users, make_guests
+from cyborg.agent.images.store import ClosableImageStore, make_image_store
 from cyborg.agent.jobs.checkpoint import BOOT_ID, Checkpoint, read_boot_id
 from cyborg.agent.jobs.queue import JobQueue
 from cyborg.agent.report.heartbeat import Reporter
@@ -39,7 +37,7 @@ from cyborg.drivers.sysfs import LOCAL_ROOT
 from cyborg.rpc.contract import ConductorAPI
 from cyborg.rpc.server import Server, make_server
 from cyborg.rpc.transport import Transport
-from cyborg.threads.backoff import Backoff
+from cyborg.threads.failures import Backoff
 from cyborg.tracing import service as tracing
 
 LOG = get_logger(__name__)

@@ -14,8 +14,7 @@ from typing import Any
 from oslo_context import context
 
 from cyborg.core.log import get_logger
-from cyborg.telemetry.families import API_REQUESTS, API_SECONDS
-from cyborg.telemetry.recorder import MetricRecorder
+from cyborg.telemetry.recorder import API_REQUESTS, API_SECONDS, MetricRecorder
 
 LOG = get_logger("cyborg.api.access")
 

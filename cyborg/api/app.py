@@ -40,7 +40,7 @@ from cyborg.api.middleware import VERSIONS, App, EntryMiddleware
 from cyborg.api.openapi.document import PATHS, OpenApiDocument
 from cyborg.api.request_context import Request
 from cyborg.api.routes import Root, build_routes, make_route_finder
-from cyborg.compat import pecan_signatures
+from cyborg.compat import api as pecan_signatures
 from cyborg.db.reader import Reader
 from cyborg.policies.enforcer import make_enforcer
 from cyborg.rpc.contract import ConductorAPI

@@ -11,8 +11,8 @@ from cyborg.core.errors import CyborgError
 from cyborg.core.hosts import liveness as service
 from cyborg.core.log import get_logger
 from cyborg.rpc.contract import ConductorAPI
-from cyborg.threads.loop import LoopThread
-from cyborg.threads.rate_limited_log import RateLimitedLogger
+from cyborg.threads.failures import RateLimitedLogger
+from cyborg.threads.periodic import LoopThread
 
 LOG = get_logger(__name__)
 

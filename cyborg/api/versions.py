@@ -29,7 +29,7 @@ import microversion_parse
 from webob import exc
 
 from cyborg.core.log import get_logger
-from cyborg.threads.rate_limited_log import LOG_INTERVAL, RateLimitedLogger
+from cyborg.threads.failures import LOG_INTERVAL, RateLimitedLogger
 
 SERVICE_TYPE = "accelerator"
 MINIMUM = (2, 0)

@@ -16,8 +16,7 @@ from urllib.parse import urlencode, urlsplit
 from oslo_config import cfg
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
-from cyborg.clients.credentials import credentials_error, describe
-from cyborg.clients.service_client import ServiceClient, load_adapter
+from cyborg.clients.service_client import ServiceClient, credentials_error, describe, load_adapter
 from cyborg.core.errors import Forbidden, Invalid, NotFound, TimedOut, Unavailable
 from cyborg.core.image import ImageMetadata, parse_metadata
 

@@ -14,8 +14,8 @@ from openstack import exceptions as sdk
 from oslo_config import cfg
 from oslo_limit import exception, limit, opts
 
-from cyborg.clients.credentials import describe
-from cyborg.compat import limit_configuration
+from cyborg.clients.service_client import describe
+from cyborg.compat import oslo as limit_configuration
 from cyborg.conf.auth_options import load_auth
 from cyborg.core.errors import Misconfigured, Unavailable
 

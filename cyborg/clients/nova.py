@@ -8,8 +8,7 @@ from urllib.parse import quote
 
 from oslo_config import cfg
 
-from cyborg.clients.credentials import credentials_error, describe
-from cyborg.clients.service_client import ServiceClient, load_adapter
+from cyborg.clients.service_client import ServiceClient, credentials_error, describe, load_adapter
 from cyborg.core.attachments.server import PROFILE_KEY, Action, Event, Server
 from cyborg.core.audit.sources import Instance
 from cyborg.core.errors import Invalid, Misconfigured, NotFound, Unavailable, WrongState

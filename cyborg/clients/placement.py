@@ -16,8 +16,7 @@ import microversion_parse
 from keystoneauth1 import adapter
 from oslo_config import cfg
 
-from cyborg.clients.credentials import credentials_error, describe
-from cyborg.clients.service_client import ServiceClient, load_adapter
+from cyborg.clients.service_client import ServiceClient, credentials_error, describe, load_adapter
 from cyborg.core.errors import Conflict, InUse, Invalid, Misconfigured, Unavailable
 
 MAX_MICROVERSION = (1, 39)

@@ -17,9 +17,9 @@ from oslo_config import cfg
 from oslo_log import log
 
 import cyborg.conf
-from cyborg.agent.backends.replay import deny_host_work
+from cyborg.agent.backends.factory import deny_host_work
 from cyborg.agent.service import AgentService
-from cyborg.compat.log_setup import set_up_logging
+from cyborg.compat.oslo import set_up_logging
 from cyborg.core.errors import Misconfigured
 from cyborg.core.log import get_logger
 from cyborg.rpc.client import make_conductor_client

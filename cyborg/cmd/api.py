@@ -13,8 +13,7 @@ from gunicorn.glogging import Logger
 from oslo_config import cfg
 
 from cyborg.core.errors import Misconfigured
-from cyborg.wsgi.application import configure, make_application
-from cyborg.wsgi.process import Application
+from cyborg.wsgi.application import Application, configure, make_application
 
 
 class ServiceLog(Logger):  # type: ignore[misc]

@@ -4,7 +4,7 @@
 import gc
 import sys
 
-from cyborg.compat import client_imports
+from cyborg.compat import imports as client_imports
 
 
 def main() -> int:

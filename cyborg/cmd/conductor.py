@@ -10,7 +10,7 @@ from oslo_log import log
 from oslo_service import backend
 
 from cyborg import conf as options
-from cyborg.compat.log_setup import set_up_logging
+from cyborg.compat.oslo import set_up_logging
 from cyborg.conductor.service import ConductorService
 from cyborg.core.errors import Misconfigured
 from cyborg.threads.heap import exclude_startup_objects

@@ -18,13 +18,13 @@ from oslo_log import log
 
 from cyborg import conf as options
 from cyborg.cmd import dbsync_custody, dbsync_import, dbsync_purge
-from cyborg.compat.log_setup import set_up_logging
+from cyborg.compat.oslo import set_up_logging
 from cyborg.conf.conductor import reference_release
 from cyborg.core.errors import CyborgError, Unavailable
 from cyborg.db import errors, migrate
 from cyborg.db.custody import write as custody_keys
 from cyborg.db.engine import make_engine
-from cyborg.threads.backoff import Backoff
+from cyborg.threads.failures import Backoff
 
 CLI_OPTIONS = [
     cfg.FloatOpt(

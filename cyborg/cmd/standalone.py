@@ -15,7 +15,7 @@ from oslo_config import cfg
 from oslo_log import log
 
 from cyborg import conf as options
-from cyborg.compat.log_setup import set_up_logging
+from cyborg.compat.oslo import set_up_logging
 from cyborg.conf import opts
 from cyborg.core.errors import CyborgError
 from cyborg.threads.heap import exclude_startup_objects
@@ -41,7 +41,7 @@ def _serve(args: argparse.Namespace, stop_requested: threading.Event) -> int:
     conf = _configuration(args, state)
     set_up_logging(conf, "cyborg-standalone")
     # A late import: it takes a second, which --help and invalid options should not cost.
-    from cyborg.agent.backends.replay import deny_host_work
+    from cyborg.agent.backends.factory import deny_host_work
     from cyborg.standalone.stack import StandaloneStack
 
     deny_host_work(conf)

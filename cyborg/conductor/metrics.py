@@ -31,10 +31,9 @@ from cyborg.db.reader import Reader
 from cyborg.db.totals import read as totals
 from cyborg.db.totals.cache import CountCache
 from cyborg.db.totals.read import Counts, Totals
-from cyborg.telemetry.families import BINDS, LOOP_OVERDUE, NOTIFICATIONS
-from cyborg.telemetry.recorder import MetricRecorder
+from cyborg.telemetry.recorder import BINDS, LOOP_OVERDUE, NOTIFICATIONS, MetricRecorder
 from cyborg.telemetry.server import MetricsServer
-from cyborg.threads.cached_value import CachedValue
+from cyborg.threads.locks import CachedValue
 
 LOG = get_logger(__name__)
 

@@ -30,15 +30,13 @@ from cyborg.db.stalls import INTERVAL, StallDetector, make_detector
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.client import make_agent_client, make_conductor_client
 from cyborg.rpc.contract import CONDUCTOR
-from cyborg.rpc.faults import FAULTS
 from cyborg.rpc.notification_listener import NotificationListener, make_listener
-from cyborg.rpc.notifier import Notifier, make_notifier
+from cyborg.rpc.notifiers import Notifier, make_notifier
 from cyborg.rpc.server import Server, make_server
-from cyborg.rpc.transport import Transport, make_transport
+from cyborg.rpc.transport import FAULTS, Transport, make_transport
 from cyborg.telemetry.server import RETRY_INTERVAL, MetricsServer
-from cyborg.threads.backoff import Backoff
+from cyborg.threads.failures import Backoff, RateLimitedLogger
 from cyborg.threads.periodic import PeriodicTask
-from cyborg.threads.rate_limited_log import RateLimitedLogger
 from cyborg.tracing import service as tracing
 
 LOG = get_logger(__name__)

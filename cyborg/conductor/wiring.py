@@ -65,7 +65,7 @@ from cyborg.core.placement.verification import round_period
 from cyborg.db.clock import INTERVAL
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.contract import AgentAPI
-from cyborg.rpc.notifier import Notifier
+from cyborg.rpc.notifiers import Notifier
 from cyborg.telemetry.recorder import MetricRecorder
 from cyborg.threads.periodic import PeriodicTask
 

@@ -19,13 +19,12 @@ import sqlalchemy as sa
 from oslo_config import cfg
 from oslo_db.sqlalchemy import engines, exc_filters
 
-from cyborg.compat import mysql_columns
+from cyborg.compat import database as mysql_columns
 from cyborg.core.errors import Misconfigured, Unavailable
 from cyborg.core.log import FieldLogger, drop_tracebacks
 from cyborg.db import errors, timeouts
 from cyborg.db.timeouts import Timeouts
-from cyborg.threads.backoff import Backoff
-from cyborg.threads.rate_limited_log import RateLimitedLogger
+from cyborg.threads.failures import Backoff, RateLimitedLogger
 
 BUSY_SECONDS = 10
 """Seconds that a writer waits for another writer on SQLite."""

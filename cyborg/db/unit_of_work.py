@@ -15,7 +15,7 @@ from cyborg.db import errors, idempotency
 from cyborg.db.clock import DatabaseClock
 from cyborg.db.reader import Reader
 from cyborg.db.stalls import StallDetector
-from cyborg.threads.backoff import JITTER
+from cyborg.threads.failures import JITTER
 
 T = TypeVar("T")
 

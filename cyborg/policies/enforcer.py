@@ -9,7 +9,7 @@ from typing import Any
 from oslo_config import cfg
 from oslo_policy import policy
 
-from cyborg.compat import policy_signatures
+from cyborg.compat import oslo as policy_signatures
 from cyborg.core.errors import Forbidden
 from cyborg.core.text import join_limited
 from cyborg.policies import list_rules

@@ -5,7 +5,7 @@ import warnings
 
 from oslo_service import backend
 
-from cyborg.compat import eventlet
+from cyborg.compat import imports as eventlet
 
 # oslo.messaging imports oslo.service, which uses eventlet unless a backend is set before, and
 # futurist, which imports eventlet.

@@ -24,10 +24,9 @@ from cyborg.rpc.contract import (
     ConductorAPI,
     Contract,
 )
-from cyborg.rpc.faults import FAULTS
-from cyborg.rpc.repetition import DEDUPLICATED_METHODS
-from cyborg.rpc.transport import Transport
-from cyborg.telemetry.families import RPC_CLIENT_CALLS, RPC_CLIENT_SECONDS
+from cyborg.rpc.publishing import DEDUPLICATED_METHODS
+from cyborg.rpc.transport import FAULTS, Transport
+from cyborg.telemetry.recorder import RPC_CLIENT_CALLS, RPC_CLIENT_SECONDS
 
 LOG = get_logger(__name__)
 

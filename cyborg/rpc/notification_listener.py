@@ -19,11 +19,10 @@ from cyborg.compat import memory_broker, rabbit
 from cyborg.core.errors import Invalid, Misconfigured
 from cyborg.core.log import get_logger
 from cyborg.core.text import sanitize
-from cyborg.rpc import log_filter, message_filter
-from cyborg.rpc.faults import FAULTS
-from cyborg.rpc.transport import register_options
-from cyborg.threads.backoff import Backoff
-from cyborg.threads.rate_limited_log import RateLimitedLogger
+from cyborg.rpc import filters as log_filter
+from cyborg.rpc import filters as message_filter
+from cyborg.rpc.transport import FAULTS, register_options
+from cyborg.threads.failures import Backoff, RateLimitedLogger
 
 LOG = get_logger(__name__)
 

@@ -1,9 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RPC server: serves only the methods of a contract, with checked arguments."""
+"""Limit of the reports that a process handles concurrently, because each uses much memory.
 
+A report over the limit is refused before it is parsed, so that waiting reports use no memory. The
+agent of a refused report sends its current report later; the delay doubles with each refusal.
+
+RPC server: serves only the methods of a contract, with checked arguments.
+"""
+
+import contextlib
 import logging
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import oslo_messaging
@@ -16,15 +24,39 @@ from cyborg.core.errors import CyborgError, Invalid, Stale, Unavailable
 from cyborg.core.log import get_logger
 from cyborg.core.text import sanitize
 from cyborg.rpc import envelope
-from cyborg.rpc.admission import ReportAdmission
 from cyborg.rpc.context import CallContext, ContextSerializer
 from cyborg.rpc.contract import CONTRACTS, MAX_MESSAGE_BYTES, Contract, Method
-from cyborg.rpc.faults import FAULTS
-from cyborg.rpc.transport import Transport
-from cyborg.telemetry.families import RPC_SERVER_CALLS, RPC_SERVER_SECONDS
-from cyborg.telemetry.recorder import MetricRecorder
+from cyborg.rpc.transport import FAULTS, Transport
+from cyborg.telemetry.recorder import RPC_SERVER_CALLS, RPC_SERVER_SECONDS, MetricRecorder
 
 LOG = get_logger(__name__)
+
+
+class ReportAdmission:
+    """Limit of concurrent reports: one for each host, ``max_concurrent_reports`` for all hosts."""
+
+    def __init__(self, max_concurrent_reports: int) -> None:
+        self._max = max_concurrent_reports
+        self._lock = threading.Lock()
+        self._hosts: set[str] = set()
+
+    @contextlib.contextmanager
+    def admitted(self, report: Any) -> Iterator[None]:
+        """Count a report within the block. Raise Unavailable if the limit is reached."""
+        name = report.get("host") if isinstance(report, Mapping) else None
+        # A report without a host name is refused later as malformed; here it has the name "".
+        host = name if isinstance(name, str) else ""
+        with self._lock:
+            if host in self._hosts:
+                raise Unavailable(f"a report of host {host[:255]!r} is being recorded, retry")
+            if len(self._hosts) >= self._max:
+                raise Unavailable(f"{self._max} reports are being recorded, retry")
+            self._hosts.add(host)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._hosts.discard(host)
 
 
 class Server:

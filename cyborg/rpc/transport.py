@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transport to the message broker, and its behaviour while the broker is unavailable.
+"""Errors of the message broker and of its client libraries.
+
+Transport to the message broker, and its behaviour while the broker is unavailable.
 
 ``rabbit://`` is the bus of a real installation. ``kombu+memory:////`` stays in the process and
 still encodes every message; a call takes 2 ms, while oslo.messaging's ``fake://`` polls every
@@ -12,17 +14,27 @@ import time
 
 import amqp
 import oslo_messaging
+from kombu.exceptions import KombuError
 from oslo_config import cfg
 
 from cyborg.compat import memory_broker, rabbit
 from cyborg.core.errors import Misconfigured, Unavailable
 from cyborg.core.log import get_logger
 from cyborg.core.text import sanitize
-from cyborg.rpc import log_filter, message_filter, publishing
-from cyborg.rpc.faults import FAULTS
+from cyborg.rpc import filters as log_filter
+from cyborg.rpc import filters as message_filter
+from cyborg.rpc import publishing
 from cyborg.telemetry.recorder import MetricRecorder
 
 LOG = get_logger(__name__)
+
+FAULTS = (oslo_messaging.MessagingException, KombuError, amqp.AMQPError, OSError)
+"""Errors of calls and servers while the broker is unavailable.
+
+The driver translates the errors of open connections; when its pool opens another connection, it
+passes on the errors of the libraries.
+"""
+
 
 OPEN_TIMEOUT = 5.0
 """Seconds that a call waits for the first connection to the broker."""

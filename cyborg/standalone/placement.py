@@ -19,8 +19,11 @@ from keystoneauth1 import adapter, session, token_endpoint
 from oslo_config import cfg
 from oslo_db.sqlalchemy import enginefacade
 
-from cyborg.compat import placement_caches, placement_sync, policy_signatures, sqlite_pool
-from cyborg.threads.fifo_lock import FifoLock
+from cyborg.compat import database as sqlite_pool
+from cyborg.compat import oslo as policy_signatures
+from cyborg.compat import placement as placement_caches
+from cyborg.compat import placement as placement_sync
+from cyborg.threads.locks import FifoLock
 
 URL = "http://placement.embedded"
 MICROVERSION = "1.39"

@@ -23,10 +23,9 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from cyborg.core.log import get_logger
-from cyborg.telemetry.families import FAMILIES, Family
-from cyborg.telemetry.recorder import MetricRecorder
+from cyborg.telemetry.recorder import FAMILIES, Family, MetricRecorder
 from cyborg.telemetry.worker_files import MemoryValues, Samples, Snapshot, WorkerFiles
-from cyborg.threads.rate_limited_log import RateLimitedLogger
+from cyborg.threads.failures import RateLimitedLogger
 
 LOG = get_logger(__name__)
 

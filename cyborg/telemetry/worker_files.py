@@ -33,8 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from cyborg.core.log import get_logger
-from cyborg.telemetry.families import FAMILIES
-from cyborg.telemetry.recorder import MAX_VALUES, Key
+from cyborg.telemetry.recorder import FAMILIES, MAX_VALUES, Key
 
 LOG = get_logger(__name__)
 

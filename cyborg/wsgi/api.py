@@ -16,7 +16,6 @@ If neither variable is set, oslo.config finds the files in ~/.cyborg and /etc/cy
 
 import os
 
-from cyborg.wsgi.application import make_application
-from cyborg.wsgi.process import config_arguments
+from cyborg.wsgi.application import config_arguments, make_application
 
 application = make_application(config_arguments(os.environ))

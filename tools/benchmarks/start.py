@@ -21,7 +21,7 @@ FLOOR = "interpreter"
 IMPORT_API = "from cyborg.wsgi import api"
 # As the first request in a worker does; opens no connection.
 BUILD_API = """from cyborg.wsgi import application as api
-from cyborg.wsgi.process import config_arguments
+from cyborg.wsgi.application import config_arguments
 import os
 conf = api.configure(config_arguments(os.environ))
 conductor = api.make_conductor_client(api.make_transport(conf), conf)

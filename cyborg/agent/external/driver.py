@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 from oslo_config import cfg
 
-from cyborg.agent.external import client, directory
+from cyborg.agent.external import client
+from cyborg.agent.external import server as directory
 from cyborg.agent.external.server import RegistrationServer
 from cyborg.core.errors import DriverFailed, Invalid, Misconfigured, Unavailable
 from cyborg.core.external import hardware, protocol

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cyborg.agent import atomic_file
-from cyborg.agent.guests.timed_calls import TimedCalls
+from cyborg.agent.guests.libvirt_hypervisor import TimedCalls
 from cyborg.core.errors import CyborgError
 from cyborg.core.inventory.guest_functions import (
     MAX_FUNCTIONS,
@@ -33,9 +33,8 @@ from cyborg.core.inventory.guest_functions import (
 from cyborg.core.log import get_logger
 from cyborg.drivers.host_use.domains import DomainFacts
 from cyborg.rpc.contract import ConductorAPI
-from cyborg.threads.backoff import Backoff
-from cyborg.threads.loop import LoopThread
-from cyborg.threads.rate_limited_log import RateLimitedLogger
+from cyborg.threads.failures import Backoff, RateLimitedLogger
+from cyborg.threads.periodic import LoopThread
 
 LOG = get_logger(__name__)
 

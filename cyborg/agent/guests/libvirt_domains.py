@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
-from cyborg.agent.guests.timed_calls import TimedCalls
+from cyborg.agent.guests.libvirt_hypervisor import TimedCalls
 from cyborg.core.errors import Unavailable
 from cyborg.core.inventory.guest_functions import Guest
 from cyborg.core.log import get_logger

@@ -17,9 +17,8 @@ from typing import Any
 from cyborg import tracing
 from cyborg.agent.backends.backend import Backend, error_text
 from cyborg.agent.guests.devices import GuestDevices
-from cyborg.agent.jobs.checkpoint import Checkpoint, CheckpointState
+from cyborg.agent.jobs.checkpoint import MAX_PENDING, Checkpoint, CheckpointState
 from cyborg.agent.jobs.executor import Aborted, RemovedDriverLookup, execute
-from cyborg.agent.jobs.outcomes import MAX_PENDING
 from cyborg.core.errors import Unavailable
 from cyborg.core.jobs.activity import Activity, ActivityRecorder
 from cyborg.core.jobs.job import (

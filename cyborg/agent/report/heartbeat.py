@@ -11,9 +11,8 @@ from oslo_context import context
 
 from cyborg.agent.backends.backend import Backend
 from cyborg.agent.backends.inventory import Inventory, collect
-from cyborg.agent.jobs.outcomes import Outcomes
-from cyborg.agent.report.pace import ReportPace
-from cyborg.agent.report.schedule import HeartbeatSchedule
+from cyborg.agent.jobs.checkpoint import Outcomes
+from cyborg.agent.report.schedule import HeartbeatSchedule, ReportPace
 from cyborg.core.drivers.desired_state import BackendOutcome
 from cyborg.core.drivers.registry import DriverEntry
 from cyborg.core.errors import CyborgError, Stale, Unavailable
@@ -22,9 +21,8 @@ from cyborg.core.hosts.liveness import LIVE_ATTACH, RESULT_EPOCHS
 from cyborg.core.inventory.report import BackendState, Report
 from cyborg.core.log import get_logger
 from cyborg.rpc.contract import AGENT, ConductorAPI
-from cyborg.threads.backoff import Backoff
-from cyborg.threads.loop import LoopThread
-from cyborg.threads.rate_limited_log import RateLimitedLogger
+from cyborg.threads.failures import Backoff, RateLimitedLogger
+from cyborg.threads.periodic import LoopThread
 
 LOG = get_logger(__name__)
 

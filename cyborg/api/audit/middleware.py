@@ -12,9 +12,9 @@ from typing import Any
 from oslo_config import cfg
 
 from cyborg.api import middleware
-from cyborg.compat import audit_middleware
+from cyborg.compat import api as audit_middleware
 from cyborg.core.errors import Misconfigured
-from cyborg.rpc.audit_notifier import AuditNotifier
+from cyborg.rpc.notifiers import AuditNotifier
 
 SERVICE_TYPE = "accelerator"
 

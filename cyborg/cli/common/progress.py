@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cyborg.cli.common.errors import CommandError
-from cyborg.threads.backoff import Backoff
+from cyborg.threads.failures import Backoff
 
 MAX_FAILURES = 5  # consecutive failed requests
 MAX_INTERVAL = 2.0  # seconds between two requests, unless the first interval is longer

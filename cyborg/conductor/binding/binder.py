@@ -22,8 +22,7 @@ from cyborg.core.errors import CyborgError, NoHandle, Unavailable
 from cyborg.core.log import get_logger
 from cyborg.core.orphans.orphans import providers_to_check
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.telemetry.families import BIND_SECONDS, BINDS
-from cyborg.telemetry.recorder import MetricRecorder
+from cyborg.telemetry.recorder import BIND_SECONDS, BINDS, MetricRecorder
 
 LOG = get_logger(__name__)
 

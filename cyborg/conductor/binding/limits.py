@@ -23,7 +23,7 @@ from cyborg.core.log import get_logger
 from cyborg.core.validation import check_text
 from cyborg.db.binding import project_units
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.threads.rate_limited_log import RateLimitedLogger
+from cyborg.threads.failures import RateLimitedLogger
 
 LOG = get_logger(__name__)
 

@@ -19,7 +19,7 @@ from cyborg.core.errors import CyborgError, TimedOut, Unavailable
 from cyborg.core.log import get_logger
 from cyborg.db import idempotency, old_rows
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.rpc.repetition import DEDUPLICATED_METHODS
+from cyborg.rpc.publishing import DEDUPLICATED_METHODS
 
 LOG = get_logger(__name__)
 

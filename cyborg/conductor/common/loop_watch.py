@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from cyborg.core.binding.states import ServiceStatus
 from cyborg.core.log import get_logger
+from cyborg.threads.failures import LOG_INTERVAL
 from cyborg.threads.periodic import PeriodicTask
-from cyborg.threads.rate_limited_log import LOG_INTERVAL
 
 LOG = get_logger(__name__)
 

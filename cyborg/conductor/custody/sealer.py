@@ -24,7 +24,7 @@ from cyborg.core.log import get_logger
 from cyborg.db.custody import chains, read
 from cyborg.db.custody.write import keys_of
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.threads.rate_limited_log import RateLimitedLogger
+from cyborg.threads.failures import RateLimitedLogger
 
 LOG = get_logger(__name__)
 

@@ -22,7 +22,7 @@ from cyborg.core.validation import check_text
 from cyborg.db.drivers import write as store
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.contract import AgentAPI
-from cyborg.threads.fanout import FanOut
+from cyborg.threads.calls import FanOut
 
 LOG = get_logger(__name__)
 

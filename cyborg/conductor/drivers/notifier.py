@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from cyborg.core.errors import CyborgError
 from cyborg.core.log import get_logger
 from cyborg.rpc.contract import AgentAPI
-from cyborg.threads.fanout import FanOut
+from cyborg.threads.calls import FanOut
 
 LOG = get_logger(__name__)
 

@@ -23,7 +23,7 @@ from cyborg.db import old_rows
 from cyborg.db.discoveries import write as store
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.contract import AgentAPI
-from cyborg.threads.fanout import FanOut
+from cyborg.threads.calls import FanOut
 
 LOG = get_logger(__name__)
 

@@ -25,7 +25,7 @@ from cyborg.db.outbox import write as outbox
 from cyborg.db.providers import write as providers
 from cyborg.db.services import write as store
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.threads.rate_limited_log import RateLimitedLogger
+from cyborg.threads.failures import RateLimitedLogger
 
 LOG = get_logger(__name__)
 

@@ -53,9 +53,8 @@ from cyborg.db.services import write as services
 from cyborg.db.totals import write as self_heal
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.contract import AgentAPI
-from cyborg.telemetry.families import BIND_SECONDS, BINDS
-from cyborg.telemetry.recorder import MetricRecorder
-from cyborg.threads.backoff import JITTER, compute_delay
+from cyborg.telemetry.recorder import BIND_SECONDS, BINDS, MetricRecorder
+from cyborg.threads.failures import JITTER, compute_delay
 
 LOG = get_logger(__name__)
 

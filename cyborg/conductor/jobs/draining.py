@@ -22,7 +22,7 @@ from cyborg.db.backends import desired as desired_backends
 from cyborg.db.deployables import programming as store
 from cyborg.db.devices import write as devices
 from cyborg.db.jobs import write as jobs
-from cyborg.threads.backoff import JITTER, compute_delay
+from cyborg.threads.failures import JITTER, compute_delay
 
 MAX_DELAY = 60.0  # seconds between two checks
 

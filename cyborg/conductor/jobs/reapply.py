@@ -16,7 +16,7 @@ from cyborg.core.errors import CyborgError, InUse, Invalid, NotFound, WrongState
 from cyborg.core.log import get_logger
 from cyborg.db.deployables import programming as store
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.threads.rate_limited_log import RateLimitedLogger
+from cyborg.threads.failures import RateLimitedLogger
 
 LOG = get_logger(__name__)
 

@@ -21,7 +21,7 @@ from cyborg.db.devices import read as devices
 from cyborg.db.outbox import write as outbox
 from cyborg.db.outbox.write import Message
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.rpc import notifier
+from cyborg.rpc import notifiers as notifier
 
 NOTIFICATION = "notification"
 """Kind of outbox messages to notification listeners."""
@@ -31,7 +31,7 @@ MAX_RETRY_DELAY = 600.0
 
 
 class Sender(Protocol):
-    """Interface of ``cyborg.rpc.notifier.Notifier``."""
+    """Interface of ``cyborg.rpc.notifiers.Notifier``."""
 
     timeout: float
 

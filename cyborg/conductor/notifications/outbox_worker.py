@@ -24,10 +24,8 @@ from cyborg.core.text import sanitize
 from cyborg.core.trace_context import MAX_TRACED_ATTEMPTS
 from cyborg.db.outbox import write as store
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.telemetry.families import DELIVERY_SECONDS
-from cyborg.telemetry.recorder import MetricRecorder
-from cyborg.threads.backoff import JITTER, compute_delay
-from cyborg.threads.rate_limited_log import RateLimitedLogger
+from cyborg.telemetry.recorder import DELIVERY_SECONDS, MetricRecorder
+from cyborg.threads.failures import JITTER, RateLimitedLogger, compute_delay
 
 LOG = get_logger(__name__)
 

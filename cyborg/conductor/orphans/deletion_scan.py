@@ -18,7 +18,7 @@ from cyborg.core.log import get_logger
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db.totals import write as self_heal
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.threads.rate_limited_log import RateLimitedLogger
+from cyborg.threads.failures import RateLimitedLogger
 
 LOG = get_logger(__name__)
 

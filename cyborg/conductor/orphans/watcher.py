@@ -42,8 +42,7 @@ from cyborg.db.attachments import write as attachment_store
 from cyborg.db.orphans import write as store
 from cyborg.db.totals import write as self_heal
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.threads.backoff import JITTER
-from cyborg.threads.rate_limited_log import RateLimitedLogger
+from cyborg.threads.failures import JITTER, RateLimitedLogger
 
 LOG = get_logger(__name__)
 

@@ -31,8 +31,8 @@ from cyborg.db.providers import write as store
 from cyborg.db.providers.write import LeasedProviderRow, PlacementState, Published
 from cyborg.db.totals import write as self_heal
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.threads.parallel import map_parallel
-from cyborg.threads.rate_limited_log import RateLimitedLogger
+from cyborg.threads.calls import map_parallel
+from cyborg.threads.failures import RateLimitedLogger
 
 LOG = get_logger(__name__)
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cyborg.agent.external.directory import owner_uid
 from cyborg.agent.external.driver import ExternalDriver, ExternalDriverHost
+from cyborg.agent.external.server import owner_uid
 from cyborg.core.errors import TimedOut
 from cyborg.core.external import protocol
 from cyborg.core.external.protocol import Hello

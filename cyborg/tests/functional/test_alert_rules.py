@@ -13,7 +13,7 @@ from oslo_config import cfg
 
 from cyborg import conf as options
 from cyborg.conductor.metrics import METRICS
-from cyborg.telemetry.families import FAMILIES
+from cyborg.telemetry.recorder import FAMILIES
 from cyborg.tests.fixtures.monitoring.prometheus import (
     DASHBOARD,
     ROOT,

@@ -15,7 +15,7 @@ from cyborg.conductor.manager import make_handlers
 from cyborg.conductor.wiring import build_conductor
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.rpc import message_filter
+from cyborg.rpc import filters as message_filter
 from cyborg.rpc.client import make_conductor_client
 from cyborg.rpc.contract import ConductorAPI
 from cyborg.rpc.transport import Transport

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cyborg.agent.external.directory import owner_uid
 from cyborg.agent.external.driver import ExternalDriver, ExternalDriverHost
+from cyborg.agent.external.server import owner_uid
 from cyborg.tests.fixtures.hosts import external_drivers
 from cyborg.tests.fixtures.machine.processes import run_script
 

@@ -219,7 +219,7 @@ def test_starter_configuration_is_accepted_by_the_services(tmp_path: Path) -> No
     script = """
 import os
 from cyborg.wsgi.application import configure
-from cyborg.wsgi.process import config_arguments
+from cyborg.wsgi.application import config_arguments
 conf = configure(config_arguments(os.environ))
 assert conf.auth_strategy == "keystone"
 assert conf.keystone_authtoken.auth_type == "password"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cyborg.agent.guests import factory
+from cyborg.agent.guests import reassertion as factory
 from cyborg.testing.fake_nova import FakeNova, serve_nova
 from cyborg.tests.fixtures.clouds.standalone import running
 from cyborg.tests.fixtures.hosts.fake_hypervisor import FakeHypervisor

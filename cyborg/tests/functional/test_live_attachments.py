@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from cyborg import os_acc
 from cyborg.agent.guests.devices import GuestDevices
-from cyborg.agent.guests.reasserter import load_devices
+from cyborg.agent.guests.reassertion import load_devices
 from cyborg.core.errors import Conflict, Invalid, Stale, Unavailable, WrongState
 from cyborg.db import schema
 from cyborg.testing.fake_nova import FakeNova

@@ -16,7 +16,7 @@ import requests
 from oslo_config import cfg
 from oslo_log import log
 
-from cyborg.compat.log_setup import set_up_logging
+from cyborg.compat.oslo import set_up_logging
 from cyborg.tests.fixtures.clouds.web_servers import ROOT, gunicorn, serving
 from cyborg.tests.fixtures.machine.processes import BIN, wait_until
 

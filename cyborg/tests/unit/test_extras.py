@@ -28,7 +28,7 @@ SERVER_MODULES = ("alembic", "oslo_db", "pecan", "placement", "sqlalchemy", "wsm
 FILES = {
     "agent": (
         *("agent", "core", "drivers", "os_acc", "rpc", "cmd/agent.py", "testing/conformance"),
-        *("clients/credentials.py", "clients/glance.py", "clients/service_client.py"),
+        *("clients/service_client.py", "clients/glance.py", "clients/service_client.py"),
     ),
     "api": (
         *("api", "policies", "wsgi", "db/reader.py", "db/engine.py"),

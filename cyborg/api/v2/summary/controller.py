@@ -17,7 +17,7 @@ from cyborg.db.handles.usage import USES
 from cyborg.db.services import read as services
 from cyborg.db.totals import read as totals
 from cyborg.db.totals.read import Counts, Totals
-from cyborg.threads.cached_value import CachedValue
+from cyborg.threads.locks import CachedValue
 
 MAX_NAMED = 16
 """Maximum number of objects in each list of objects."""

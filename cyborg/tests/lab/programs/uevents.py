@@ -3,7 +3,7 @@
 
 import json
 
-from cyborg.agent.backends.netlink import EventsDropped, NetlinkSource
+from cyborg.agent.backends.uevents import EventsDropped, NetlinkSource
 from cyborg.tests.lab.programs.drive import load_driver
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from cyborg.agent.backends.backend import Backend
 from cyborg.agent.endpoint import AgentEndpoint
-from cyborg.agent.jobs.checkpoint import Checkpoint
-from cyborg.agent.jobs.outcomes import MAX_PENDING
+from cyborg.agent.jobs.checkpoint import MAX_PENDING, Checkpoint
 from cyborg.agent.jobs.queue import JobQueue
 from cyborg.core.errors import Invalid, NotFound, Unavailable
 from cyborg.core.inventory.report import BackendStatus

@@ -288,7 +288,7 @@ def test_read_deadlines_stop_expired_reads_only() -> None:
 
 
 def test_read_stopper_keeps_output_open() -> None:
-    from cyborg.wsgi.process import make_read_stopper
+    from cyborg.wsgi.application import make_read_stopper
 
     server, client = socket.socketpair()
     with server, client:

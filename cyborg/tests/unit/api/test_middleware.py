@@ -16,7 +16,7 @@ from cyborg.core.timestamps import to_iso
 from cyborg.db import schema
 from cyborg.tests.fixtures.clouds.api import ApiEnv, error_message
 from cyborg.tests.fixtures.databases import rows
-from cyborg.threads.rate_limited_log import RateLimitedLogger
+from cyborg.threads.failures import RateLimitedLogger
 
 
 @pytest.mark.parametrize("mount", ["", "/accelerator", "/a/b"])

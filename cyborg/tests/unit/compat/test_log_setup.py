@@ -10,7 +10,7 @@ import pytest
 from oslo_config import cfg
 from oslo_log import handlers, log
 
-from cyborg.compat.log_setup import set_up_logging
+from cyborg.compat.oslo import set_up_logging
 from cyborg.core.errors import Misconfigured
 
 

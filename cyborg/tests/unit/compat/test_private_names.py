@@ -22,18 +22,14 @@ from pymysql import connections
 
 import cyborg
 from cyborg.api.operation import operation
-from cyborg.compat import (
-    CHECKED,
-    audit_middleware,
-    memory_broker,
-    mysql_columns,
-    pecan_signatures,
-    placement_caches,
-    placement_sync,
-    policy_signatures,
-    rabbit,
-    sqlite_pool,
-)
+from cyborg.compat import CHECKED, memory_broker, rabbit
+from cyborg.compat import api as audit_middleware
+from cyborg.compat import api as pecan_signatures
+from cyborg.compat import database as mysql_columns
+from cyborg.compat import database as sqlite_pool
+from cyborg.compat import oslo as policy_signatures
+from cyborg.compat import placement as placement_caches
+from cyborg.compat import placement as placement_sync
 from cyborg.tests.fixtures.machine.options import make_conf
 
 CONSTRAINTS = Path(cyborg.__file__).parents[1] / "constraints.txt"

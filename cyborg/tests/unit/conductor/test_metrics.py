@@ -27,8 +27,7 @@ from cyborg.db import schema
 from cyborg.db.reader import Reader
 from cyborg.db.totals import write as self_heal
 from cyborg.rpc.transport import register_options
-from cyborg.telemetry.families import FAMILIES
-from cyborg.telemetry.recorder import MetricRecorder
+from cyborg.telemetry.recorder import FAMILIES, MetricRecorder
 from cyborg.telemetry.server import MetricsServer
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
@@ -36,7 +35,7 @@ from cyborg.tests.fixtures.databases.databases import engine_of
 from cyborg.tests.fixtures.machine.log_lines import warnings_of
 from cyborg.tests.fixtures.machine.options import make_conf
 from cyborg.tests.fixtures.machine.processes import free_port
-from cyborg.threads import cached_value
+from cyborg.threads import locks as cached_value
 
 NOW = datetime(2026, 4, 1)
 PAGE = Path(cyborg.__file__).parents[1] / "doc" / "source" / "admin" / "metrics.rst"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cyborg.core.errors import Unavailable
-from cyborg.rpc.admission import ReportAdmission
+from cyborg.rpc.server import ReportAdmission
 from cyborg.tests.fixtures.bus.broker import open_bus
 
 MEMORY = "kombu+memory:////"

@@ -20,7 +20,7 @@ from cyborg.core.drivers import desired_state, registry
 from cyborg.core.inventory.report import BackendState, Report
 from cyborg.core.jobs import job
 from cyborg.core.wire import hardware
-from cyborg.rpc import message_filter
+from cyborg.rpc import filters as message_filter
 from cyborg.rpc.client import make_agent_client
 from cyborg.rpc.contract import CONTRACTS
 from cyborg.tests.fixtures.bus.broker import MEMORY, Bus, open_bus

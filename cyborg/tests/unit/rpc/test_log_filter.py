@@ -4,8 +4,8 @@
 import logging
 import threading
 
-from cyborg.rpc import log_filter
-from cyborg.rpc.log_filter import DRIVER, RateLimitFilter, limit_library_log
+from cyborg.rpc import filters as log_filter
+from cyborg.rpc.filters import DRIVER, RateLimitFilter, limit_library_log
 
 
 def make_record(number: int, level: int = logging.ERROR) -> logging.LogRecord:

@@ -10,7 +10,7 @@ import kombu
 import pytest
 
 from cyborg.core.errors import Invalid
-from cyborg.rpc import message_filter
+from cyborg.rpc import filters as message_filter
 from cyborg.rpc.client import Client
 from cyborg.rpc.contract import CONDUCTOR, Contract, Method
 from cyborg.tests.fixtures.bus.broker import Bus, open_bus

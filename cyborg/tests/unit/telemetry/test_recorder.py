@@ -9,15 +9,18 @@ import pytest
 from prometheus_client.core import Metric
 
 from cyborg.core.errors import NoHandle
-from cyborg.telemetry.families import (
+from cyborg.telemetry.recorder import (
     API_SECONDS,
     BINDS,
     FAMILIES,
     LOOP_OVERDUE,
+    MAX_VALUES,
+    RETRY_INTERVAL,
     RPC_CLIENT_CALLS,
     RPC_CLIENT_SECONDS,
+    Key,
+    MetricRecorder,
 )
-from cyborg.telemetry.recorder import MAX_VALUES, RETRY_INTERVAL, Key, MetricRecorder
 from cyborg.telemetry.server import WorkerCollector
 from cyborg.telemetry.worker_files import MemoryValues
 

@@ -9,8 +9,7 @@ import pytest
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
-from cyborg.telemetry.families import BINDS
-from cyborg.telemetry.recorder import MetricRecorder
+from cyborg.telemetry.recorder import BINDS, MetricRecorder
 from cyborg.telemetry.server import MetricsServer
 from cyborg.tests.fixtures.machine.log_lines import warnings_of
 from cyborg.tests.fixtures.machine.processes import free_port

@@ -15,15 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from cyborg.telemetry.families import API_SECONDS, BINDS, LOOP_OVERDUE
-from cyborg.telemetry.recorder import MetricRecorder
+from cyborg.telemetry.recorder import API_SECONDS, BINDS, LOOP_OVERDUE, MetricRecorder
 from cyborg.telemetry.server import MetricsServer
 from cyborg.telemetry.worker_files import SIZE, Samples, WorkerFiles
 
 WORKER = """
 import os, signal, sys
 from pathlib import Path
-from cyborg.telemetry.families import BINDS, LOOP_OVERDUE
+from cyborg.telemetry.recorder import BINDS, LOOP_OVERDUE
 from cyborg.telemetry.recorder import MetricRecorder
 from cyborg.telemetry.worker_files import WorkerFiles
 recorder = MetricRecorder()

@@ -2,7 +2,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.threads.backoff import Backoff, compute_delay
+from cyborg.threads.failures import Backoff, compute_delay
 
 draws = st.floats(0.0, 1.0, exclude_max=True)
 limits = st.floats(1.0, 3600.0)

@@ -4,7 +4,7 @@ import threading
 import pytest
 
 from cyborg.core.errors import Invalid, TimedOut, Unavailable
-from cyborg.threads.bounded_call import BoundedCalls
+from cyborg.threads.calls import BoundedCalls
 
 
 def fail() -> None:

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cyborg.core.errors import Unavailable
-from cyborg.threads import cached_value
-from cyborg.threads.cached_value import CachedValue
+from cyborg.threads import locks as cached_value
+from cyborg.threads.locks import CachedValue
 
 
 def test_value_is_read_again_after_its_maximum_age() -> None:

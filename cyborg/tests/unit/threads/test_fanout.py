@@ -8,7 +8,7 @@ import pytest
 
 from cyborg.conductor.drivers.notifier import GenerationNotifier
 from cyborg.core.errors import TimedOut
-from cyborg.threads.fanout import MAX_THREADS, FanOut
+from cyborg.threads.calls import MAX_THREADS, FanOut
 
 LONG = 120.0
 

@@ -2,7 +2,7 @@
 import threading
 import time
 
-from cyborg.threads.fifo_lock import FifoLock
+from cyborg.threads.locks import FifoLock
 
 
 def wait_for_waiters(lock: FifoLock, count: int) -> None:

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from cyborg.threads import loop
-from cyborg.threads.loop import LoopThread
+from cyborg.threads import periodic as loop
+from cyborg.threads.periodic import LoopThread
 
 
 class Faulty(LoopThread):

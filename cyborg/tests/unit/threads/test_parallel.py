@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from cyborg.threads.parallel import map_parallel
+from cyborg.threads.calls import map_parallel
 
 
 @pytest.mark.parametrize("items", [[], [1], [1, 2, 3, 4, 5, 6, 7]])

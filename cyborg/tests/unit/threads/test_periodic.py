@@ -7,8 +7,8 @@ import time
 import pytest
 
 from cyborg.core.errors import CyborgError, Invalid, Unavailable
+from cyborg.threads.failures import RateLimitedLogger
 from cyborg.threads.periodic import PeriodicTask
-from cyborg.threads.rate_limited_log import RateLimitedLogger
 
 
 def test_failure_is_logged_once_a_minute_and_recovery_once(

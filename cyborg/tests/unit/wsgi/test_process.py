@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cyborg.tests.fixtures.machine.processes import free_port, ini
-from cyborg.wsgi.process import Application, config_arguments, server_id
+from cyborg.wsgi.application import Application, config_arguments, server_id
 
 HEAVY = (
     *("alembic", "cliff", "eventlet", "openstack", "placement", "pyudev", "rich"),
@@ -72,7 +72,7 @@ def test_application_retries_after_failed_open() -> None:
 def test_application_opens_again_after_fork() -> None:
     script = """
 import os
-from cyborg.wsgi.process import Application
+from cyborg.wsgi.application import Application
 application = Application(lambda: (lambda pid: lambda e, s: [pid])(os.getpid()))
 assert application({}, None) == [os.getpid()]
 child = os.fork()
@@ -91,7 +91,7 @@ def test_server_id_is_shared_by_children() -> None:
     command = [
         sys.executable,
         "-c",
-        "from cyborg.wsgi.process import server_id; print(server_id())",
+        "from cyborg.wsgi.application import server_id; print(server_id())",
     ]
     ids = {subprocess.check_output(command, text=True) for _ in range(2)}
     assert len(ids) == 1
@@ -164,7 +164,7 @@ def test_application_starts_without_eventlet_and_openapi_document(tmp_path: Path
 import os, sys
 from cyborg.api.openapi import document
 from cyborg.wsgi import application as api
-from cyborg.wsgi.process import config_arguments
+from cyborg.wsgi.application import config_arguments
 # The document cannot be made.
 document.Schemas = None
 conf = api.configure(config_arguments(os.environ))

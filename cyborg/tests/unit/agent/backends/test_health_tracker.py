@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from cyborg.agent.backends.backend import Backend
-from cyborg.agent.backends.health_tracker import HealthTracker
+from cyborg.agent.backends.backend import Backend, HealthTracker
 from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device import Device, Health
 from cyborg.core.inventory.health import HEALTHY, Measurement

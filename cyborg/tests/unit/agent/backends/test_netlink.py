@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from cyborg.agent.backends.netlink import NetlinkSource
+from cyborg.agent.backends.uevents import NetlinkSource
 from cyborg.tests.fixtures.hosts.scripted_driver import LONG
 
 

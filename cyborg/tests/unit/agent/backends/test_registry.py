@@ -6,7 +6,7 @@ from itertools import permutations
 import pytest
 
 from cyborg.agent.backends.backend import Backend
-from cyborg.agent.backends.registry import BackendRegistry
+from cyborg.agent.backends.inventory import BackendRegistry
 from cyborg.tests.fixtures.hosts.scripted_driver import ScriptedDriver
 
 NAMES = ("z", "a", "new", "also", "sock")

@@ -8,7 +8,7 @@ import pytest
 
 from cyborg.agent.backends import factory
 from cyborg.agent.backends.catalogue import DriverCatalogue
-from cyborg.agent.backends.replay import deny_host_work, open_replay
+from cyborg.agent.backends.factory import deny_host_work, open_replay
 from cyborg.agent.report.host_identity import HostIdentityProvider
 from cyborg.core.errors import DriverFailed, Misconfigured
 from cyborg.drivers import privileged

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from cyborg.agent.backends.backend import Backend
-from cyborg.agent.backends.netlink import EventsDropped
-from cyborg.agent.backends.uevent_watcher import INITIAL_PAUSE, MAX_PAUSE, UeventWatcher
+from cyborg.agent.backends.uevents import INITIAL_PAUSE, MAX_PAUSE, EventsDropped, UeventWatcher
 from cyborg.core.debounce import MAX_DELAY, QUIET_PERIOD
 from cyborg.tests.fixtures.hosts.scripted_driver import LONG, CallRecorder, ScriptedDriver
 from cyborg.tests.fixtures.machine.log_lines import warnings_of

@@ -10,7 +10,7 @@ from cyborg import os_acc
 from cyborg.agent.backends.backend import Backend
 from cyborg.agent.guests.devices import GuestDevice, GuestDevices, NotRunning
 from cyborg.agent.guests.hypervisor import Domain, GuestBusy
-from cyborg.agent.guests.known_handles import make_check, make_pending_check, make_use_check
+from cyborg.agent.guests.reassertion import make_check, make_pending_check, make_use_check
 from cyborg.core.errors import CyborgError, DriverFailed, Invalid, NotFound, Unavailable, WrongState
 from cyborg.core.inventory.device import AttachHandle, HandleType
 from cyborg.core.naming import handle_uuid

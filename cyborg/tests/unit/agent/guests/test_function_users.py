@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from cyborg.agent.guests import factory, function_users
+from cyborg.agent.guests import function_users
+from cyborg.agent.guests import reassertion as factory
 from cyborg.agent.guests.function_users import (
     FIRST_RETRY,
     MAX_AGE,

@@ -14,8 +14,12 @@ import pytest
 
 from cyborg import os_acc
 from cyborg.agent.guests.hypervisor import DeviceAbsent, Domain, GuestBusy
-from cyborg.agent.guests.libvirt_events import PAUSE, run_events
-from cyborg.agent.guests.libvirt_hypervisor import LibvirtHypervisor, load_library
+from cyborg.agent.guests.libvirt_hypervisor import (
+    PAUSE,
+    LibvirtHypervisor,
+    load_library,
+    run_events,
+)
 from cyborg.core.errors import DriverFailed, Misconfigured, NotFound, TimedOut, Unavailable
 from cyborg.tests.fixtures.hosts.fake_hypervisor import OTHER, SERVER, make_arq
 

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from cyborg.agent.guests.reasserter import Reasserter
+from cyborg.agent.guests.reassertion import Reasserter
 from cyborg.core.errors import Stale, Unavailable
 from cyborg.tests.fixtures.hosts.fake_hypervisor import (
     SERVER,

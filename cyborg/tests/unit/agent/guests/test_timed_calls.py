@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cyborg.agent.guests.timed_calls import TimedCalls
+from cyborg.agent.guests.libvirt_hypervisor import TimedCalls
 from cyborg.core.errors import TimedOut, Unavailable
 
 

@@ -12,8 +12,7 @@ from oslo_config import cfg
 from cyborg import conf as options
 from cyborg.agent.backends.catalogue import DriverCatalogue
 from cyborg.agent.backends.factory import DriverFactory
-from cyborg.agent.images.factory import make_image_store
-from cyborg.agent.images.store import GlanceImageStore
+from cyborg.agent.images.store import GlanceImageStore, make_image_store
 from cyborg.core.errors import DriverFailed, Misconfigured, Unavailable
 from cyborg.testing.fake_glance import FakeGlance
 
@@ -122,7 +121,7 @@ SCRIPT = """
 import sys
 from oslo_config import cfg
 from cyborg import conf as options
-from cyborg.agent.images.factory import make_image_store
+from cyborg.agent.images.store import make_image_store
 
 conf = cfg.ConfigOpts()
 options.register(conf, options.AGENT_GROUPS)

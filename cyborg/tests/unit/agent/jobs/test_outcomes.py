@@ -3,7 +3,7 @@
 
 import pytest
 
-from cyborg.agent.jobs.outcomes import Outcomes
+from cyborg.agent.jobs.checkpoint import Outcomes
 from cyborg.core.errors import CyborgError, Invalid, NotFound, Stale, TimedOut, Unavailable
 from cyborg.tests.fixtures.machine.log_lines import texts_of
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from cyborg.agent.backends.backend import Backend
-from cyborg.agent.jobs.checkpoint import CheckpointState
-from cyborg.agent.jobs.outcomes import MAX_PENDING
+from cyborg.agent.jobs.checkpoint import MAX_PENDING, CheckpointState
 from cyborg.agent.jobs.queue import JobQueue
 from cyborg.core.errors import DriverFailed, Unavailable
 from cyborg.core.jobs.job import JobKind, JobSpec, WorkItem

@@ -5,8 +5,7 @@ import pytest
 
 from cyborg.agent.backends.backend import BackendSnapshot
 from cyborg.agent.report.heartbeat import Reporter
-from cyborg.agent.report.pace import BURST, MIN_PAUSE, ReportPace
-from cyborg.agent.report.schedule import HeartbeatSchedule
+from cyborg.agent.report.schedule import BURST, MIN_PAUSE, HeartbeatSchedule, ReportPace
 from cyborg.core.errors import Unavailable
 from cyborg.core.inventory.report import BackendState, BackendStatus
 from cyborg.tests.fixtures.hosts.scripted_driver import ScriptedDriver, card

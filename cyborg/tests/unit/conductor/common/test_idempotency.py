@@ -30,7 +30,7 @@ from cyborg.rpc.context import (
     current,
 )
 from cyborg.rpc.contract import CONDUCTOR
-from cyborg.rpc.repetition import DEDUPLICATED_METHODS, IDEMPOTENT_METHODS
+from cyborg.rpc.publishing import DEDUPLICATED_METHODS, IDEMPOTENT_METHODS
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.machine.options import make_conf

@@ -24,7 +24,7 @@ from cyborg.core.errors import (
 )
 from cyborg.db import schema
 from cyborg.db.orphans.write import assign_project
-from cyborg.rpc.notifier import is_enabled
+from cyborg.rpc.notifiers import is_enabled
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.hosts.context_work import BODY, PROJECT, ContextEnv
 from cyborg.tests.fixtures.machine.options import make_conf

@@ -21,7 +21,7 @@ from cyborg.core.errors import (
 )
 from cyborg.core.timestamps import to_iso
 from cyborg.db import schema
-from cyborg.rpc.notifier import GROUP, is_enabled
+from cyborg.rpc.notifiers import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.hosts.context_work import PROJECT, ContextEnv
 

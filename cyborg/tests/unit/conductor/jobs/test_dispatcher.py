@@ -11,8 +11,7 @@ from cyborg.conductor.jobs.dispatcher import POLL_INTERVAL, JobDispatcher
 from cyborg.core.errors import Invalid, NoHandle, NotFound, Stale, TimedOut
 from cyborg.core.hosts.liveness import RESULT_EPOCHS
 from cyborg.db import schema
-from cyborg.telemetry.families import BIND_SECONDS, BINDS
-from cyborg.telemetry.recorder import MetricRecorder
+from cyborg.telemetry.recorder import BIND_SECONDS, BINDS, MetricRecorder
 from cyborg.telemetry.worker_files import MemoryValues
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements

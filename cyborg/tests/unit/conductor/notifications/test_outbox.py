@@ -16,7 +16,7 @@ from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.databases.outbox import START, Env, env, sqlite_env
 from cyborg.tests.fixtures.machine.options import make_conf
-from cyborg.threads.backoff import compute_delay
+from cyborg.threads.failures import compute_delay
 
 __all__ = ["env", "sqlite_env"]
 

@@ -1,34 +1,92 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filter of bus messages: discards and logs each message that is not a valid call or answer.
-
-oslo.messaging trusts its input: it decompresses bodies of any size, keeps a thread for a caller
-that never existed, and logs a traceback for each malformed message. So each message is validated
-here before the driver receives it.
-"""
+"""Filters of the bus: messages that are not valid calls, and log lines of the libraries."""
 
 import functools
 import json
+import logging
 import os
 import re
 import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from oslo_config import cfg
 
 from cyborg.compat import rabbit
 from cyborg.core.errors import Invalid
-from cyborg.core.log import get_logger
+from cyborg.core.log import drop_tracebacks, get_logger
 from cyborg.core.text import sanitize
 from cyborg.core.validation import check_text
 from cyborg.rpc import publishing
 from cyborg.rpc.context import SENDER
 from cyborg.rpc.contract import MAX_MESSAGE_BYTES
-from cyborg.rpc.faults import FAULTS
+from cyborg.rpc.transport import FAULTS
 
 LOG = get_logger(__name__)
+
+DRIVER = "oslo.messaging._drivers.impl_rabbit"
+TRACEBACK_LOGGERS = (
+    "oslo_messaging.rpc.server",
+    "oslo_messaging._drivers.amqpdriver",
+    "oslo_messaging._drivers.common",
+    DRIVER,
+)
+INTERVAL = 60.0  # seconds between two lines from the same place in the source
+
+
+class RateLimitFilter(logging.Filter):
+    """Logging filter that passes one warning or error a minute from each place in the source."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """``clock`` returns monotonic seconds."""
+        super().__init__()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._last: dict[tuple[str, int], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to log the line."""
+        if record.levelno < logging.WARNING:
+            return True
+        place = (record.pathname, record.lineno)
+        now = self._clock()
+        with self._lock:
+            last = self._last.get(place)
+            if last is not None and now - last < INTERVAL:
+                return False
+            self._last[place] = now
+            return True
+
+
+@contextmanager
+def capture_warnings(callback: Callable[[str], None]) -> Iterator[None]:
+    """Call ``callback`` with each warning of the rabbit driver in this thread, logged or not."""
+    thread = threading.get_ident()
+
+    def capture(record: logging.LogRecord) -> bool:
+        if record.thread == thread and record.levelno >= logging.WARNING:
+            callback(record.getMessage())
+        return True
+
+    logger = logging.getLogger(DRIVER)
+    logger.filters.insert(0, capture)  # before the rate limit
+    try:
+        yield
+    finally:
+        logger.removeFilter(capture)
+
+
+def limit_library_log() -> None:
+    """Limit the log of oslo.messaging in this process. Idempotent."""
+    drop_tracebacks(TRACEBACK_LOGGERS, FAULTS)
+    logger = logging.getLogger(DRIVER)
+    if not any(isinstance(item, RateLimitFilter) for item in logger.filters):
+        logger.addFilter(RateLimitFilter())
+
 
 ENVELOPE = "2.0"  # version of oslo.messaging's envelope
 MAX_NAME = 255  # characters of a valid name

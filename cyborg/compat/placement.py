@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Caches of what Placement computes again for each request, without a setting to avoid it."""
+"""Placement within a process: caches of what it computes for each request, and its flags."""
 
 import functools
 import importlib
@@ -58,3 +58,12 @@ class _Validation:
         error = exceptions.best_match(validator.iter_errors(instance))
         if error is not None:
             raise error
+
+
+def reset_sync_flags() -> None:
+    """Clear the flags, so that Placement writes traits and classes to the next database too."""
+    # A late import: Placement is an optional dependency and slow to import.
+    from placement.objects import resource_class, trait
+
+    trait._TRAITS_SYNCED = False
+    resource_class._RESOURCE_CLASSES_SYNCED = False

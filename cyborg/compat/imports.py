@@ -1,11 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start the client without parts of libraries that it does not use."""
+"""Start without parts of libraries that a process does not use."""
 
 import importlib
 import sys
 from importlib import util
 from types import ModuleType
 from typing import Any
+
+
+def hide_eventlet() -> None:
+    """Make ``import eventlet`` raise ImportError in this process, unless it is imported already.
+
+    futurist 3.5.0 and the other libraries that support eventlet then use threads.
+    """
+    sys.modules.setdefault("eventlet", None)  # type: ignore[arg-type]  # None: not found
 
 
 def defer_openstack() -> None:

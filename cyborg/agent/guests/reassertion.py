@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guests of this host: give running guests their devices again, with the checks before it."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oslo_config import cfg
+
+from cyborg.agent.backends.backend import Backend
+from cyborg.agent.guests.devices import GuestDevice, GuestDevices
+from cyborg.agent.guests.function_users import FunctionUsers, RecordFile
+from cyborg.agent.guests.libvirt_domains import LibvirtDomains, find_library
+from cyborg.agent.guests.libvirt_hypervisor import LibvirtHypervisor
+from cyborg.core.errors import CyborgError, Invalid, Stale
+from cyborg.core.inventory.device import AttachHandle, Deployable, HandleType
+from cyborg.core.inventory.report import BackendStatus
+from cyborg.core.jobs.guest_device import parse_guest_arq
+from cyborg.core.log import get_logger
+from cyborg.core.naming import handle_uuid
+from cyborg.core.validation import parse_uuid
+from cyborg.drivers.base import UseInterface
+from cyborg.rpc.contract import ConductorAPI
+from cyborg.threads.failures import Backoff, RateLimitedLogger
+from cyborg.threads.periodic import LoopThread
+
+LOG = get_logger(__name__)
+
+
+def make_check(host: str, backends: Sequence[Backend]) -> Callable[[Mapping[str, Any]], bool]:
+    """Return a function that returns whether one of these backends has the handle of an ARQ."""
+
+    def is_known(arq: Mapping[str, Any]) -> bool:
+        expected = (arq["attach_handle_type"], dict(arq["attach_handle_info"]))
+        # The info of a mediated device is that of its parent; its uuid identifies it.
+        uuid = arq["attach_handle_uuid"]
+        return any(
+            expected == (handle.type, dict(handle.info))
+            and (
+                handle.type is not HandleType.MDEV
+                or uuid == handle_uuid(host, deployable.address, handle.address)
+            )
+            for backend in backends
+            for deployable, handle in _handles(backend)
+        )
+
+    return is_known
+
+
+def make_use_check(backends: Sequence[Backend]) -> Callable[[Mapping[str, Any]], None]:
+    """Return a function that raises DriverFailed if the host uses the device of an ARQ now."""
+
+    def check_unused(arq: Mapping[str, Any]) -> None:
+        if arq["attach_handle_type"] != HandleType.PCI:
+            return  # for example a mediated device, which exists only for its server
+        info = dict(arq["attach_handle_info"])
+        for backend in backends:
+            if isinstance(backend.driver, UseInterface):
+                for _, handle in _handles(backend):
+                    if dict(handle.info) == info:
+                        backend.driver.check_unused(handle.address)
+
+    return check_unused
+
+
+def _handles(backend: Backend) -> Iterator[tuple[Deployable, AttachHandle]]:
+    """Yield the handles that a backend has discovered, each with its deployable."""
+    for device in backend.snapshot.devices:
+        for deployable in device.deployables:
+            for handle in deployable.handles:
+                yield deployable, handle
+
+
+def make_pending_check(backends: Sequence[Backend]) -> Callable[[], bool]:
+    """Return a function that returns whether a backend may discover further devices soon.
+
+    After a start of the agent, no backend has devices before its first discovery has ended.
+    """
+
+    def is_pending() -> bool:
+        return any(backend.snapshot.state.status != BackendStatus.READY for backend in backends)
+
+    return is_pending
+
+
+FIRST_RETRY = 2.0  # seconds until the next check if a guest lacks a device, doubled each time
+
+
+class Reasserter(LoopThread):
+    """Thread that compares the running guests with the devices that they must have."""
+
+    def __init__(
+        self,
+        host: str,
+        epoch: str,
+        conductor: ConductorAPI,
+        guests: GuestDevices,
+        watch: Callable[[], None],
+        interval: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``watch`` makes sure that starts of guests are noticed; ``interval`` is in seconds."""
+        super().__init__("reasserter")
+        self._host = host
+        self._epoch = epoch
+        self._conductor = conductor
+        self._guests = guests
+        self._watch = watch
+        self._interval = interval
+        self._backoff = Backoff(min(FIRST_RETRY, interval), interval)
+        self._log = RateLimitedLogger(clock, LOG)
+
+    def notice_start(self) -> None:
+        """Check the guests now, and again soon if a guest lacks a device. Thread-safe."""
+        self._backoff.reset()
+        self.wake()
+
+    def run_once(self) -> float:
+        """Check all guests; return the seconds until the next check."""
+        failure: str | None = None
+        complete = False
+        try:
+            # First, so that a start during the check is not missed.
+            self._watch()
+            answer = self._conductor.get_guest_devices(self._host, self._epoch)
+            devices = load_devices(answer)
+            is_whole = len(devices) == len(answer["devices"])
+            complete = self._guests.reassert(devices) and is_whole
+        except Stale as exc:
+            # No heartbeat of this agent has arrived yet, or another agent has replaced it.
+            LOG.debug("The conductor does not know this agent: %s", exc.message)
+            return self._backoff.next_delay()
+        except CyborgError as exc:
+            failure = exc.message
+        except (KeyError, TypeError, ValueError) as exc:
+            failure = f"malformed answer of the conductor: {type(exc).__name__} {exc}"
+        if failure is not None:
+            self._log.warn("Cannot check the devices of guests, retrying: %s", failure)
+        elif self._log.reset():
+            LOG.info("Checking the devices of guests works again")
+        if complete:
+            self._backoff.reset()
+            return self._interval
+        return self._backoff.next_delay()
+
+
+def load_devices(answer: Any) -> list[GuestDevice]:
+    """Parse the answer of the conductor; skip malformed devices. Raise KeyError, TypeError."""
+    devices: list[GuestDevice] = []
+    for item in answer["devices"]:
+        error: str | None = None
+        try:
+            instance, ready = parse_uuid(item["instance"], "instance"), item["ready"] is True
+            devices.append(GuestDevice(instance, parse_guest_arq(item["arq"]), ready))
+        except (Invalid, KeyError, TypeError) as exc:
+            error = f"{type(exc).__name__} {exc}"
+        if error is not None:
+            # The guests get their other devices nevertheless.
+            LOG.warning("Malformed device of a guest: %s", error)
+    return devices
+
+
+@dataclass(frozen=True, slots=True)
+class LiveGuests:
+    """The running guests of this host; ``reasserter`` is started and stopped by its owner."""
+
+    hypervisor: LibvirtHypervisor
+    devices: GuestDevices
+    reasserter: Reasserter
+
+
+def make_guests(
+    conf: cfg.ConfigOpts, epoch: str, conductor: ConductorAPI, backends: Sequence[Backend]
+) -> LiveGuests | None:
+    """Return the objects for running guests, None if live attach is disabled. Raise Misconfigured.
+
+    A guest gets only devices of these backends.
+
+    An agent that replays another host changes no guests, because the guests of this machine do not
+    belong to the replayed host.
+    """
+    options = conf.libvirt
+    if not options.live_attach or conf.agent.replay:
+        return None
+    hypervisor = LibvirtHypervisor(
+        options.connection_uri,
+        options.request_timeout,
+        lambda: reasserter.notice_start(),  # noqa: PLW0108  it is created below
+    )
+    is_known = make_check(conf.host, backends)
+    devices = GuestDevices(
+        hypervisor,
+        options.detach_timeout,
+        is_known=is_known,
+        is_pending=make_pending_check(backends),
+        check_unused=make_use_check(backends),
+    )
+    reasserter = Reasserter(
+        conf.host, epoch, conductor, devices, hypervisor.watch, options.reassert_interval
+    )
+    return LiveGuests(hypervisor, devices, reasserter)
+
+
+def make_function_users(
+    conf: cfg.ConfigOpts, conductor: ConductorAPI, path: Path, rediscover: Callable[[], object]
+) -> FunctionUsers | None:
+    """Return the reader of the devices of guests; None if they are not read.
+
+    ``path`` is the file with what is known of them. ``rediscover`` starts a discovery of all
+    backends.
+    """
+    options = conf.libvirt
+    library = find_library() if options.read_domains else None
+    if library is None:
+        return None
+    domains = LibvirtDomains(options.connection_uri, library)
+    return FunctionUsers(conf.host, conductor, domains.read, RecordFile(path), rediscover)

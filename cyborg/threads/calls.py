@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls in threads: with a deadline, several at a time, or many in the background."""
+
+import contextvars
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+from cyborg.core.errors import TimedOut, Unavailable
+
+T = TypeVar("T")
+
+
+class BoundedCalls:
+    """Calls in daemon threads, of which a limited number run at a time.
+
+    The timeout of a library applies to each packet, so a server that sends a byte a second can
+    delay a call for hours. A call cannot be interrupted: after its deadline it keeps its thread
+    until it returns.
+    """
+
+    def __init__(self, name: str, max_calls: int) -> None:
+        """``name`` is the name of the threads."""
+        self._name = name
+        self._max_calls = max_calls
+        self._free = threading.BoundedSemaphore(max_calls)
+
+    def call(self, func: Callable[[], T], seconds: float) -> T:
+        """Return the result of ``func``, or raise its exception.
+
+        Raise TimedOut if it does not return in time, and Unavailable if too many other calls are in
+        progress.
+        """
+        end = time.monotonic() + seconds
+        if not self._free.acquire(timeout=max(0.0, seconds)):
+            raise Unavailable(f"{self._max_calls} other calls are in progress")
+        result: list[T] = []
+        errors: list[BaseException] = []
+        done = threading.Event()
+        context = contextvars.copy_context()  # with the fields of log lines
+
+        def run() -> None:
+            try:
+                result.append(context.run(func))
+            except BaseException as exc:  # noqa: BLE001 - raised in the thread of the caller
+                errors.append(exc)
+            finally:
+                self._free.release()
+                done.set()
+
+        try:
+            threading.Thread(target=run, name=self._name, daemon=True).start()
+        except RuntimeError as exc:
+            self._free.release()
+            raise Unavailable(f"no thread can start: {exc}") from exc
+        if not done.wait(max(0.0, end - time.monotonic())):
+            raise TimedOut(f"no answer in {seconds:.3g} s")
+        if errors:
+            raise errors[0]
+        return result[0]
+
+
+R = TypeVar("R")
+
+
+def map_parallel(
+    name: str, func: Callable[[T], R], items: Sequence[T], max_threads: int
+) -> list[R]:
+    """Return the result of ``func`` for each item, in order, with at most ``max_threads`` calls.
+
+    ``name`` is the name of the threads. If a call raises, no further call starts, and the exception
+    is raised after the running calls have ended.
+    """
+    results: list[Any] = [None] * len(items)
+    errors: list[BaseException] = []
+    positions = iter(range(len(items)))
+    lock = threading.Lock()
+
+    def work() -> None:
+        while not errors:
+            with lock:
+                position = next(positions, None)
+            if position is None:
+                return
+            try:
+                results[position] = func(items[position])
+            except BaseException as exc:  # noqa: BLE001  raised by the caller's thread
+                errors.append(exc)
+
+    # The caller's thread is one of them, so that a single call needs no thread. The others are
+    # daemons, so that a call that hangs does not keep the process.
+    threads = [
+        threading.Thread(
+            target=contextvars.copy_context().run, args=(work,), name=name, daemon=True
+        )
+        for _ in range(min(max_threads, len(items)) - 1)
+    ]
+    for thread in threads:
+        thread.start()
+    work()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results
+
+
+MAX_THREADS = 8
+"""Threads of one ``FanOut``. An unresponsive agent occupies a thread for ``[rpc] timeout``."""
+
+
+class _Batch(Generic[T]):
+    """Items for which one function must still be called."""
+
+    def __init__(self, func: Callable[[T], None], items: Iterable[T]) -> None:
+        self._func = func
+        self._items = deque(items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def take(self) -> Callable[[], None]:
+        """Remove the first item of the queue and return the function that calls its agent."""
+        item = self._items.popleft()
+        return lambda: self._func(item)
+
+
+class FanOut:
+    """Pool of at most MAX_THREADS daemon threads that calls functions for lists of items."""
+
+    def __init__(self, name: str) -> None:
+        """``name`` is the name of the threads."""
+        self._name = name
+        self._lock = threading.Lock()
+        self._batches: deque[_Batch[object]] = deque()
+        self._threads = 0
+        self._stopped = False
+
+    def submit(self, func: Callable[[T], None], items: Iterable[T]) -> None:
+        """Call ``func`` for each item in the background; do not wait.
+
+        ``func`` must not raise. Batches take turns, call by call, so that a small batch does not
+        wait for a large one. After ``stop`` nothing is submitted.
+        """
+        batch: _Batch[object] = _Batch(func, items)  # type: ignore[arg-type]
+        with self._lock:
+            if self._stopped or not batch:
+                return
+            self._batches.append(batch)
+            new_threads = min(MAX_THREADS - self._threads, len(batch))
+            self._threads += new_threads
+        for started in range(new_threads):
+            # No ThreadPoolExecutor: its threads are not daemons, and a call to a dead agent must
+            # not delay the end of the process.
+            thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads can start: the running ones do the work
+                with self._lock:
+                    self._threads -= new_threads - started
+                    idle = self._threads == 0
+                if idle:
+                    raise
+                return
+
+    def stop(self) -> None:
+        """Discard the calls that have not started."""
+        with self._lock:
+            self._stopped = True
+            self._batches.clear()
+
+    def _work(self) -> None:
+        while (call := self._next()) is not None:
+            call()
+
+    def _next(self) -> Callable[[], None] | None:
+        """Return the next call, or None to end the thread."""
+        with self._lock:
+            if not self._batches:
+                self._threads -= 1
+                return None
+            batch = self._batches.popleft()
+            call = batch.take()
+            if batch:
+                self._batches.append(batch)
+            return call

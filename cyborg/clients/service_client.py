@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Description of rejected credentials for error messages.
-
-Base of the clients of Nova, Placement and Glance: timeout and errors of each request.
-"""
+"""Base of the clients of Nova, Placement and Glance: timeout and errors of each request."""
 
 import copy
 import time

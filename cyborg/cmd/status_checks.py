@@ -13,8 +13,8 @@ from oslo_config import cfg, iniparser
 from oslo_policy import policy
 from oslo_upgradecheck.upgradecheck import Code, Result
 
+from cyborg import conf as own_options
 from cyborg.cmd.status_convert import Parser
-from cyborg.conf import opts
 from cyborg.conf.conductor import reference_release
 from cyborg.core.binding.profile import parse_groups
 from cyborg.core.errors import Misconfigured
@@ -264,7 +264,7 @@ def _read_settings(file: str) -> Mapping[str, Mapping[str, Any]]:
 def _declared_options() -> dict[str, list[cfg.Opt]]:
     """Return the options of this service by section, with those that are read only when needed."""
     declared = defaultdict[str, list[cfg.Opt]](list)
-    for group, options in opts.list_opts():
+    for group, options in own_options.list_opts():
         declared[str(getattr(group, "name", group) or "DEFAULT")] += options
     return declared
 

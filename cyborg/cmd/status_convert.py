@@ -14,7 +14,7 @@ from pathlib import Path
 from keystoneauth1 import loading
 from oslo_config import cfg, iniparser
 
-from cyborg.conf import opts as own_options
+from cyborg import conf as own_options
 from cyborg.core.migration import config_conversion, config_tables
 
 VERB = "convert-config"

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import pecan.core
 import pecan.routing
-from keystonemiddleware import audit
 
 
 def cache_pecan_signatures() -> None:
@@ -43,6 +42,9 @@ class EventNotifier(Protocol):
 
 def make_audit_middleware(app: Any, map_file: str, notifier: EventNotifier) -> Any:
     """Return the middleware for an app. Raise OSError and ValueError for an unusable map file."""
+    # A late import: most installations do not audit requests.
+    from keystonemiddleware import audit
+
     # It warns that it does not know this option of its own.
     logging.getLogger("keystonemiddleware._common.config").addFilter(_is_no_false_alarm)
     # A user of a directory has an id of another form, and "noauth" is none either.
@@ -51,6 +53,7 @@ def make_audit_middleware(app: Any, map_file: str, notifier: EventNotifier) -> A
         middleware = audit.AuditMiddleware(app, audit_map_file=map_file, use_oslo_messaging="false")
     except (configparser.Error, audit.PycadfAuditApiConfigError) as exc:
         raise ValueError(str(exc)) from exc
+    # Its own notifier sends within the request: without a broker, each request would wait.
     middleware._notifier = notifier
     return middleware
 

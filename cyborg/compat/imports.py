@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start without parts of libraries that a process does not use."""
+"""Start without parts of libraries that a process does not use.
+
+oslo.service requires eventlet, so it is installed. oslo.messaging imports futurist, which imports
+eventlet if it is installed. This import takes a third of the CPU time of a daemon's start.
+"""
 
 import importlib
 import sys

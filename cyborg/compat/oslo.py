@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Private names of the oslo libraries: log, limit and policy."""
+"""Private names of the oslo libraries: log, limit and policy.
+
+Each library is imported late: no process needs all of them, and an agent has no oslo.policy.
+"""
 
 import functools
 import inspect
@@ -8,8 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from oslo_config import cfg
-from oslo_log import handlers, log
-from oslo_policy import _checks
 
 from cyborg.core.errors import Misconfigured
 
@@ -20,6 +21,11 @@ def set_up_logging(conf: cfg.ConfigOpts, program: str) -> None:
     Call it again after a reload of the options. Raise Misconfigured if a destination of the log
     cannot be opened.
     """
+    from oslo_log import handlers, log
+
+    # oslo.log names the file in ``log_dir``, and the lines in syslog and the journal, after the
+    # file of the outermost frame: ``threading.py`` in a worker of the conductor, ``<frozen
+    # importlib._bootstrap>`` under uWSGI.
     handlers._get_binary_name = lambda: program
     try:
         log.setup(conf, "cyborg")
@@ -56,5 +62,7 @@ def cache_policy_signatures() -> None:
     For each check of a rule oslo.policy inspects whether the class of the check takes the name of
     the rule: some seven signatures for a decision, most of its cost. No setting avoids it.
     """
+    from oslo_policy import _checks
+
     checks: Any = _checks
     checks.inspect = SimpleNamespace(getfullargspec=_getfullargspec)

@@ -32,8 +32,9 @@ from cyborg.rpc.client import make_agent_client, make_conductor_client
 from cyborg.rpc.contract import CONDUCTOR
 from cyborg.rpc.notification_listener import NotificationListener, make_listener
 from cyborg.rpc.notifiers import Notifier, make_notifier
+from cyborg.rpc.publishing import FAULTS
 from cyborg.rpc.server import Server, make_server
-from cyborg.rpc.transport import FAULTS, Transport, make_transport
+from cyborg.rpc.transport import Transport, make_transport
 from cyborg.telemetry.server import RETRY_INTERVAL, MetricsServer
 from cyborg.threads.failures import Backoff, RateLimitedLogger
 from cyborg.threads.periodic import PeriodicTask

@@ -1,83 +1,77 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Option groups, one module each: ``register(conf)`` adds them to a ConfigOpts; none is global."""
+"""The sections of the configuration: ``register(conf)`` adds them to a ConfigOpts."""
 
 from collections.abc import Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
 from oslo_config import cfg
 
-from cyborg.conf import (
-    agent,
-    api,
-    attachments,
-    conductor,
-    database,
-    default,
-    device_contexts,
-    glance,
-    libvirt,
-    nova,
-    placement,
-    quota,
-    rpc,
-    standalone,
-    tracing,
-)
+from cyborg.conf.agent import AGENT, LIBVIRT
+from cyborg.conf.api import API
+from cyborg.conf.clients import GLANCE, NOVA, PLACEMENT
+from cyborg.conf.conductor import CONDUCTOR
+from cyborg.conf.projects import ATTACHMENTS, DEVICE_CONTEXTS, QUOTA
+from cyborg.conf.sections import Section
+from cyborg.conf.service import DATABASE, DEFAULT, RPC, STANDALONE, TRACING
 from cyborg.core.errors import Misconfigured
 
-GROUPS: tuple[ModuleType, ...] = (
-    default,
-    agent,
-    api,
-    attachments,
-    conductor,
-    database,
-    device_contexts,
-    glance,
-    libvirt,
-    nova,
-    placement,
-    quota,
-    rpc,
-    standalone,
-    tracing,
+GROUPS: tuple[Section, ...] = (
+    DEFAULT,
+    AGENT,
+    API,
+    ATTACHMENTS,
+    CONDUCTOR,
+    DATABASE,
+    DEVICE_CONTEXTS,
+    GLANCE,
+    LIBVIRT,
+    NOVA,
+    PLACEMENT,
+    QUOTA,
+    RPC,
+    STANDALONE,
+    TRACING,
 )
 
 
 # A service registers only what it reads, because some groups need libraries of their own: an agent
-# has none for the database, Placement and Nova.
-AGENT_GROUPS: tuple[ModuleType, ...] = (
-    default,
-    agent,
-    conductor,
-    glance,
-    libvirt,
-    rpc,
-    tracing,
+# has none for the DATABASE, Placement and Nova.
+AGENT_GROUPS: tuple[Section, ...] = (
+    DEFAULT,
+    AGENT,
+    CONDUCTOR,
+    GLANCE,
+    LIBVIRT,
+    RPC,
+    TRACING,
 )
-API_GROUPS: tuple[ModuleType, ...] = (default, api, conductor, database, rpc, tracing)
-CONDUCTOR_GROUPS: tuple[ModuleType, ...] = (
-    default,
-    agent,
-    attachments,
-    conductor,
-    database,
-    device_contexts,
-    nova,
-    placement,
-    quota,
-    rpc,
-    tracing,
+API_GROUPS: tuple[Section, ...] = (DEFAULT, API, CONDUCTOR, DATABASE, RPC, TRACING)
+CONDUCTOR_GROUPS: tuple[Section, ...] = (
+    DEFAULT,
+    AGENT,
+    ATTACHMENTS,
+    CONDUCTOR,
+    DATABASE,
+    DEVICE_CONTEXTS,
+    NOVA,
+    PLACEMENT,
+    QUOTA,
+    RPC,
+    TRACING,
 )
-DBSYNC_GROUPS: tuple[ModuleType, ...] = (default, conductor, database)
-STATUS_GROUPS: tuple[ModuleType, ...] = (default, api, conductor, database, placement)
+DBSYNC_GROUPS: tuple[Section, ...] = (DEFAULT, CONDUCTOR, DATABASE)
+STATUS_GROUPS: tuple[Section, ...] = (DEFAULT, API, CONDUCTOR, DATABASE, PLACEMENT)
 
 
-def register(conf: cfg.ConfigOpts, groups: Sequence[ModuleType] = GROUPS) -> None:
+def register(conf: cfg.ConfigOpts, groups: Sequence[Section] = GROUPS) -> None:
     """Register option groups, by default all groups of this project."""
     for group in groups:
         group.register(conf)
+
+
+def list_opts() -> list[tuple[str, list[Any]]]:
+    """Return all options, by section: the entry point of oslo.config.opts."""
+    return [listed for group in GROUPS for listed in group.list_opts()]
 
 
 def check(conf: cfg.ConfigOpts) -> None:

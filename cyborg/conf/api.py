@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the API."""
-
-from typing import Any
+"""The section of the API."""
 
 from oslo_config import cfg
 
-GROUP = "api"
-OPTIONS = [
+from cyborg.conf.sections import Section
+
+API = Section(
+    "api",
     cfg.HostAddressOpt(
         "host_ip",
         default="127.0.0.1",
@@ -106,14 +106,4 @@ OPTIONS = [
         "worker has a file of 128 KiB, which is merged and deleted after its end. Without a "
         "directory, the values are those of one worker.",
     ),
-]
-
-
-def register(conf: cfg.ConfigOpts) -> None:
-    """Register the options of this section."""
-    conf.register_opts(OPTIONS, group=GROUP)
-
-
-def list_opts() -> list[tuple[str, list[Any]]]:
-    """Return the options for the sample file and the documentation."""
-    return [(GROUP, OPTIONS)]
+)

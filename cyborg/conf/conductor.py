@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the conductor."""
-
-from typing import Any
+"""The section of the conductor."""
 
 from oslo_config import cfg
 
+from cyborg.conf.sections import Section
 from cyborg.core.inventory.reference_names import RELEASES
 
-GROUP = "conductor"
-OPTIONS = [
+CONDUCTOR = Section(
+    "conductor",
     cfg.IntOpt("workers", default=1, min=1, help="Number of conductor processes."),
     cfg.FloatOpt(
         "hello_interval",
@@ -352,17 +351,7 @@ OPTIONS = [
         min=65536,
         help="Maximum size of a host report in bytes.",
     ),
-]
-
-
-def register(conf: cfg.ConfigOpts) -> None:
-    """Register the options of this section."""
-    conf.register_opts(OPTIONS, group=GROUP)
-
-
-def list_opts() -> list[tuple[str, list[Any]]]:
-    """Return the options for the sample file and the documentation."""
-    return [(GROUP, OPTIONS)]
+)
 
 
 def reference_release(conf: cfg.ConfigOpts) -> int | None:

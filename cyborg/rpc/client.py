@@ -24,8 +24,8 @@ from cyborg.rpc.contract import (
     ConductorAPI,
     Contract,
 )
-from cyborg.rpc.publishing import DEDUPLICATED_METHODS
-from cyborg.rpc.transport import FAULTS, Transport
+from cyborg.rpc.publishing import DEDUPLICATED_METHODS, FAULTS
+from cyborg.rpc.transport import Transport
 from cyborg.telemetry.recorder import RPC_CLIENT_CALLS, RPC_CLIENT_SECONDS
 
 LOG = get_logger(__name__)

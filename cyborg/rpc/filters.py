@@ -24,7 +24,7 @@ from cyborg.core.validation import check_text
 from cyborg.rpc import publishing
 from cyborg.rpc.context import SENDER
 from cyborg.rpc.contract import MAX_MESSAGE_BYTES
-from cyborg.rpc.transport import FAULTS
+from cyborg.rpc.publishing import FAULTS
 
 LOG = get_logger(__name__)
 

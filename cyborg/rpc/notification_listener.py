@@ -19,9 +19,9 @@ from cyborg.compat import memory_broker, rabbit
 from cyborg.core.errors import Invalid, Misconfigured
 from cyborg.core.log import get_logger
 from cyborg.core.text import sanitize
-from cyborg.rpc import filters as log_filter
-from cyborg.rpc import filters as message_filter
-from cyborg.rpc.transport import FAULTS, register_options
+from cyborg.rpc import filters
+from cyborg.rpc.publishing import FAULTS
+from cyborg.rpc.transport import register_options
 from cyborg.threads.failures import Backoff, RateLimitedLogger
 
 LOG = get_logger(__name__)
@@ -53,7 +53,7 @@ class NotificationListener:
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         """Create the listener without connecting. Raise Misconfigured."""
         register_options(conf)
-        log_filter.limit_library_log()
+        filters.limit_library_log()
         self._conf = conf
         self._transport = _make_transport(conf)
         self._server: Any = None
@@ -166,16 +166,16 @@ class _Connection(rabbit.Connection):
             channel = consumer.queue.channel
             refusal: str | None = None
             try:
-                message_filter.check_body(raw, MAX_BYTES, decompress=decompress)
+                filters.check_body(raw, MAX_BYTES, decompress=decompress)
                 message = channel.message_to_python(raw)
-                self._receive(message_filter.decode(message, MAX_BYTES))
+                self._receive(filters.decode(message, MAX_BYTES))
             except Invalid as exc:
                 refusal = sanitize(exc.message.replace("\n", " "), 500)
             except Exception as exc:
                 LOG.exception("Unexpected error while receiving a notification, discarded")
                 refusal = type(exc).__name__
             if refusal is not None:
-                sender = message_filter.describe_sender(raw, {})
+                sender = filters.describe_sender(raw, {})
                 self._refuse(f"{refusal} (from {sender})")
             # Also a malformed message: it would be delivered again for ever. After a crash before
             # this line the broker delivers the message again, which does no harm.

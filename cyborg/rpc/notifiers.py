@@ -15,7 +15,7 @@ from oslo_config import cfg
 from cyborg.compat import memory_broker, rabbit
 from cyborg.core.errors import Misconfigured, TimedOut, Unavailable
 from cyborg.core.log import get_logger
-from cyborg.rpc import filters as log_filter
+from cyborg.rpc import filters
 from cyborg.rpc.transport import register_options
 from cyborg.threads.failures import RateLimitedLogger
 
@@ -51,7 +51,7 @@ class Notifier:
                 f"{', '.join(sorted(installed))}",
                 option=f"[{GROUP}] driver",
             )
-        log_filter.limit_library_log()
+        filters.limit_library_log()
         self.timeout = float(conf.rpc.timeout)
         self._transport = _transport(conf)
         self._errors: list[Exception] = []

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Methods of the conductor by what a copy of a call does; a copy has the id of the call.
-
-A conductor that has taken a call may end before it answers. So the client sends a call of
-``DEDUPLICATED_METHODS`` again if no answer comes: another conductor executes it, or returns the
-answer that the first one has recorded (``cyborg.conductor.common.idempotency``).
-
-Publishing of calls: whether a failed call was sent, and whether a server listened.
+"""Publishing of calls: whether a failed call was sent, whether it is sent again, and to whom.
 
 A call that was not sent has certainly not been carried out. A call that was sent, and that the
-broker did not confirm, may have been carried out.
+broker did not confirm, may have been carried out. A conductor that has taken a call may end before
+it answers. So the client sends a call of ``DEDUPLICATED_METHODS`` again, with the same id, if no
+answer comes: another conductor executes it, or returns the answer that the first one has recorded
+(``cyborg.conductor.common.idempotency``).
 """
 
 import select
@@ -20,6 +17,14 @@ import amqp
 import kombu
 import oslo_messaging
 from amqp.exceptions import MessageNacked, NotFound
+from kombu.exceptions import KombuError
+
+FAULTS = (oslo_messaging.MessagingException, KombuError, amqp.AMQPError, OSError)
+"""Errors of calls and servers while the broker is unavailable.
+
+The driver translates the errors of open connections; when its pool opens another connection, it
+passes on the errors of the libraries.
+"""
 
 DEDUPLICATED_METHODS = frozenset(
     {

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limit of the reports that a process handles concurrently, because each uses much memory.
+"""RPC server: serves only the methods of a contract, with checked arguments.
 
-A report over the limit is refused before it is parsed, so that waiting reports use no memory. The
-agent of a refused report sends its current report later; the delay doubles with each refusal.
-
-RPC server: serves only the methods of a contract, with checked arguments.
+It limits the reports that a process handles concurrently, because each uses much memory. A report
+over the limit is refused before it is parsed, so that waiting reports use no memory. The agent of a
+refused report sends its current report later; the delay doubles with each refusal.
 """
 
 import contextlib
@@ -26,7 +25,8 @@ from cyborg.core.text import sanitize
 from cyborg.rpc import envelope
 from cyborg.rpc.context import CallContext, ContextSerializer
 from cyborg.rpc.contract import CONTRACTS, MAX_MESSAGE_BYTES, Contract, Method
-from cyborg.rpc.transport import FAULTS, Transport
+from cyborg.rpc.publishing import FAULTS
+from cyborg.rpc.transport import Transport
 from cyborg.telemetry.recorder import RPC_SERVER_CALLS, RPC_SERVER_SECONDS, MetricRecorder
 
 LOG = get_logger(__name__)

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of the message broker and of its client libraries.
-
-Transport to the message broker, and its behaviour while the broker is unavailable.
+"""Transport to the message broker, and its behaviour while the broker is unavailable.
 
 ``rabbit://`` is the bus of a real installation. ``kombu+memory:////`` stays in the process and
 still encodes every message; a call takes 2 ms, while oslo.messaging's ``fake://`` polls every
@@ -14,27 +12,17 @@ import time
 
 import amqp
 import oslo_messaging
-from kombu.exceptions import KombuError
 from oslo_config import cfg
 
 from cyborg.compat import memory_broker, rabbit
 from cyborg.core.errors import Misconfigured, Unavailable
 from cyborg.core.log import get_logger
 from cyborg.core.text import sanitize
-from cyborg.rpc import filters as log_filter
-from cyborg.rpc import filters as message_filter
-from cyborg.rpc import publishing
+from cyborg.rpc import filters, publishing
+from cyborg.rpc.publishing import FAULTS
 from cyborg.telemetry.recorder import MetricRecorder
 
 LOG = get_logger(__name__)
-
-FAULTS = (oslo_messaging.MessagingException, KombuError, amqp.AMQPError, OSError)
-"""Errors of calls and servers while the broker is unavailable.
-
-The driver translates the errors of open connections; when its pool opens another connection, it
-passes on the errors of the libraries.
-"""
-
 
 OPEN_TIMEOUT = 5.0
 """Seconds that a call waits for the first connection to the broker."""
@@ -84,7 +72,7 @@ class Transport:
         if str(conf.transport_url).startswith("kombu+memory:"):
             _silence_inprocess_logs()
             memory_broker.install()
-        log_filter.limit_library_log()
+        filters.limit_library_log()
         try:
             self.oslo = oslo_messaging.get_rpc_transport(conf)
         except (oslo_messaging.MessagingException, ValueError) as exc:
@@ -95,7 +83,7 @@ class Transport:
                 "expected something like rabbit://user:password@host:5672/"
             ) from exc
         conf.set_default("rabbit_interval_max", MAX_RETRY_DELAY, group="oslo_messaging_rabbit")
-        self._closing = message_filter.filter_messages(self.oslo, conf)
+        self._closing = filters.filter_messages(self.oslo, conf)
         self._lock = threading.Lock()
         self._opened = threading.Event()
         self._opener: threading.Thread | None = None
@@ -179,7 +167,7 @@ class Transport:
                 "checked; set ssl_ca_file"
             )
         try:
-            with log_filter.capture_warnings(self._log_error):
+            with filters.capture_warnings(self._log_error):
                 rabbit.open_reply_queue(self.oslo)
         except FAULTS as exc:
             if self._closing.is_set():
@@ -214,7 +202,7 @@ def _silence_inprocess_logs() -> None:
 
     They are about the missing host name and heartbeat, which such a connection never has.
     """
-    for name in ("kombu.connection", log_filter.DRIVER):
+    for name in ("kombu.connection", filters.DRIVER):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 

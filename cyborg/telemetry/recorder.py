@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics that processes count themselves: names, labels and buckets.
+"""Count events and durations of one process, in values that ``worker_files`` may share.
 
-The values of a label are from a fixed set, such as the routes of the API: no client can add series.
-
-Count events and durations of one process, in values that ``worker_files`` may share.
-
-It needs the standard library only, because agents use the same RPC clients.
+The metrics with their names, labels and buckets are here. The values of a label are from a fixed
+set, such as the routes of the API: no client can add series. It needs the standard library only,
+because agents use the same RPC clients.
 """
 
 import threading

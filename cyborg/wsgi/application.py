@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Per-process state of the API in a WSGI server: configuration, connections, identifier.
-
-Importing this module reads no files and opens no connections.
-
-The API as a WSGI application: its configuration, and its connections in each process.
+"""The API as a WSGI application: its configuration, identifier, and connections by process.
 
 Importing this module reads no files and opens no connections.
 """

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The health of one backend's devices: measured by the driver, with hysteresis.
-
-Published and measured health differ while a device recovers: see ``cyborg.core.inventory.health``.
-Nothing is persisted: each incarnation of the agent starts with its own first measurement.
-
-One backend: a thread that discovers devices and measures their health, with a watchdog.
+"""One backend: a thread that discovers devices and measures their health, with a watchdog.
 
 A driver that raises or exceeds its timeout puts only its own backend into ERROR. The devices keep
 their last known state. Python cannot interrupt a call that hangs: its thread is abandoned, and no
 other call is made until that call returns. So a driver that hangs never uses more than one thread.
+
+Published and measured health differ while a device recovers: see ``cyborg.core.inventory.health``.
+Nothing is persisted: each incarnation of the agent starts with its own first measurement.
 """
 
 import json

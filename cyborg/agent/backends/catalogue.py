@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparison of the loaded code of a driver with the code that is installed now.
-
-Python keeps a module that it has imported. So after an upgrade of a driver's package, a new backend
-would run the old code, or old modules together with new ones.
-
-Installed drivers of this host: the entry points and the metadata of their classes.
+"""Installed drivers of this host: the entry points and the metadata of their classes.
 
 A driver that cannot be imported does not affect the others; its error is reported to the conductor.
+Python keeps a module that it has imported. So after an upgrade of a driver's package, a new backend
+would run the old code, or old modules together with new ones: the loaded code is compared with the
+code that is installed now.
 """
 
 import difflib

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replay of a captured host: the agent uses no device of the machine on which it runs.
-
-Creation of the drivers of this host's backends from the configuration or the desired state.
+"""Creation of the drivers of this host's backends from the configuration or the desired state.
 
 The section ``[agent]`` names the backends; each backend has its own section with the options that
 its driver declares. Invalid values are rejected at the start of the agent, with the name of the
-option.
+option. An agent that replays a captured host uses no device of the machine on which it runs.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backends of this host, which may change while other threads read them.
+"""The backends of this host, and the devices of all of them, merged into one inventory.
 
-The devices of all backends of a host, merged into one inventory.
+The backends may change while other threads read them.
 """
 
 import threading

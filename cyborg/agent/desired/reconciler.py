@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Desired and applied state of this host's backends, in a file that the restarted agent reads.
-
-The agent then starts the same backends even if it cannot reach a conductor. The file also has the
-boot id of the host, because a reboot undoes the setup of the backends.
-
-Reconciliation of this host's backends with their desired state, without interruption.
+"""Reconciliation of this host's backends with their desired state, without interruption.
 
 Make before break: a new backend is created, is set up and discovers while the old backend still
 runs. It replaces the old backend only when it is READY. After a failure the old backend stays
 active and the error is reported to the conductor. Lost messages are recovered by the next
 heartbeat, whose answer carries the desired generation.
+
+The desired and the applied state are in a file, so that a restarted agent starts the same backends
+even if it cannot reach a conductor. The file also has the boot id of the host, because a reboot
+undoes the setup of the backends.
 """
 
 import json

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check of the directory of the drivers' sockets: any user who can write to it can be a driver.
+"""Registration of external drivers: HTTP on the agent's unix socket, in a checked directory.
 
-Registration of external drivers: HTTP on the agent's unix socket.
+Any user who can write to the directory of the drivers' sockets can be a driver.
 """
 
 import contextlib

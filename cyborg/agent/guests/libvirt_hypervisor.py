@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls with a timeout to a library that may hang, one call at a time.
+"""Guests of libvirt, by its Python binding: the extra ``live`` of the package.
 
-The event loop of libvirt. Connections receive events only if the process runs this loop.
-
-Guests of libvirt, by its Python binding: the extra ``live`` of the package.
+Its calls may hang, so that each has a timeout, and there is one at a time. Connections receive
+events only if the process runs the event loop of libvirt.
 """
 
 import functools

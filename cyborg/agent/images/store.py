@@ -5,8 +5,6 @@ The metadata are read from Glance at each use of an image, also if it is cached.
 was deleted or deactivated in Glance is not loaded any more. A cached file is verified by its digest
 at each use, which takes a second per gigabyte. A record of an earlier verification would be faster,
 but would not detect a damaged disk.
-
-The image store of an agent, according to its configuration.
 """
 
 import os
@@ -22,7 +20,7 @@ from oslo_config import cfg
 
 from cyborg.agent.images.download import Deadline, Signature, copy, is_intact
 from cyborg.agent.images.spool import Spool
-from cyborg.conf import glance as options
+from cyborg.conf.clients import GLANCE
 from cyborg.core.errors import (
     DriverFailed,
     Forbidden,
@@ -266,10 +264,10 @@ def make_image_store(conf: cfg.ConfigOpts) -> ClosableImageStore:
     Raise Misconfigured.
     """
     # Without the section keystoneauth is not imported.
-    if options.GROUP not in map(str.lower, conf.list_all_sections()):
+    if GLANCE.name not in map(str.lower, conf.list_all_sections()):
         return _NoImageStore()
-    options.register_keystoneauth(conf)
-    section = conf[options.GROUP]
+    GLANCE.register_client(conf)
+    section = conf[GLANCE.name]
     if not section.auth_type and not section.endpoint_override:
         return _NoImageStore()
 

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State of each job, in a file that a restarted agent reads, unless the host has rebooted.
+"""State of each job, and outcomes that no conductor has accepted yet, in files of the agent.
 
 A job is recorded as ``started`` before the driver is called and as ``completed`` or ``failed``
 after the call, so that a repeated request does not run the job again. A reboot undoes all
 preparation of devices, so the entries of an older boot are discarded.
-
-Outcomes of jobs and discoveries, stored until the conductor has accepted them.
 """
 
 import json

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rate limit of the reports that are sent before the next heartbeat.
+"""Times of heartbeats and reports: spread over the agents, and limited in their rate.
 
-Times of the heartbeats, spread so that agents that start together do not call together.
+Agents that start together do not call together.
 """
 
 import json

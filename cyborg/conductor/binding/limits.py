@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from oslo_config import cfg
 
 from cyborg.conductor.binding.project_lock import insert_row
-from cyborg.conf import quota as options
+from cyborg.conf import projects as options
 from cyborg.core.binding import limits as core
 from cyborg.core.binding.limits import Limits
 from cyborg.core.errors import Misconfigured, Unavailable

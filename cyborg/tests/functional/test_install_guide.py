@@ -26,7 +26,7 @@ from oslo_messaging import opts as messaging_opts
 from oslo_middleware import opts as middleware_opts
 
 from cyborg import conf as options
-from cyborg.conf import opts
+from cyborg import conf as own_options
 from cyborg.drivers.generic import GenericDriver
 from cyborg.tests.fixtures.clouds.web_servers import (
     PAGE,
@@ -178,7 +178,7 @@ def test_slow_body_does_not_block_a_thread(server: Server, head: bytes) -> None:
 def known_options() -> dict[str, set[str]]:
     """Return the names of all options by section, as the daemons register them."""
     declared = [
-        *opts.list_opts(),
+        *own_options.list_opts(),
         *(
             (group or "DEFAULT", group_options)
             for group, group_options in messaging_opts.list_opts()

@@ -14,8 +14,8 @@ from oslo_config import cfg
 
 import cyborg
 import cyborg.conf
+from cyborg import conf as own_options
 from cyborg.api import controller, routes, versions
-from cyborg.conf import opts
 from cyborg.core import errors
 from cyborg.core.binding import states
 from cyborg.core.inventory import capability
@@ -56,7 +56,7 @@ def test_list_opts_has_every_registered_option() -> None:
     """The configuration pages are generated from list_opts."""
     conf = cfg.ConfigOpts()
     cyborg.conf.register(conf)
-    listed = {(g, o.dest) for g, options in opts.list_opts() for o in options}
+    listed = {(g, o.dest) for g, options in own_options.list_opts() for o in options}
     # Options of oslo.config itself and deprecated options of keystoneauth are not documented.
     own = set(cfg.ConfigOpts()._opts) | {"shell_completion"}
     all_options = {
@@ -70,7 +70,9 @@ def test_list_opts_has_every_registered_option() -> None:
 
 def test_options_have_help() -> None:
     options = [
-        (group, option) for group, group_options in opts.list_opts() for option in group_options
+        (group, option)
+        for group, group_options in own_options.list_opts()
+        for option in group_options
     ]
     assert [f"[{group}] {option.name}" for group, option in options if not option.help] == []
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from cyborg import conf as own_options
 from cyborg.cmd import dbsync, status
-from cyborg.conf import opts
 from cyborg.db import schema
 from cyborg.db.schema import outbox
 from cyborg.tests.fixtures.databases import rows as table_rows
@@ -358,7 +358,7 @@ def test_sample_configuration_has_no_unknown_option(
 ) -> None:
     """Each option of the service, in its own section, is a known one."""
     sections: dict[str, dict[str, Any]] = {}
-    for group, options in opts.list_opts():
+    for group, options in own_options.list_opts():
         for option in options:
             if option.default is not None and isinstance(option.default, int | float):
                 section = sections.setdefault(str(getattr(group, "name", group)), {})

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 pytestmark = pytest.mark.slow
-DEFER = "import sys; from cyborg.compat import client_imports; client_imports.defer_openstack()"
+DEFER = "import sys; from cyborg.compat import imports; imports.defer_openstack()"
 
 
 def run(*lines: str) -> list[str]:
@@ -59,13 +59,13 @@ def test_imported_openstack_is_kept() -> None:
 def test_deferred_openstack_that_is_not_installed_is_missing() -> None:
     hidden = "import sys; sys.path = [p for p in sys.path if 'site-packages' not in p]"
     program = "try:\n import openstack.config\nexcept ModuleNotFoundError as exc:\n print(exc.name)"
-    defer = "from cyborg.compat import client_imports"
-    assert run(defer, hidden, "client_imports.defer_openstack()", program) == ["openstack"]
+    defer = "from cyborg.compat import imports"
+    assert run(defer, hidden, "imports.defer_openstack()", program) == ["openstack"]
 
 
 def test_session_works_without_osprofiler() -> None:
     pytest.importorskip("osprofiler")
-    hide = "from cyborg.compat import client_imports; client_imports.hide_osprofiler()"
+    hide = "from cyborg.compat import imports; imports.hide_osprofiler()"
     shown = "from keystoneauth1 import session; print(session.osprofiler_web)"
     assert run(hide, shown) == ["None"]
     assert run(shown) != ["None"]

@@ -13,7 +13,7 @@ from cyborg.core.contexts.leases import ContextFacts, lost_lease
 from cyborg.core.contexts.states import LEASED
 from cyborg.core.errors import NotFound
 from cyborg.db.contexts import states
-from cyborg.db.contexts.write import ContextRow, find
+from cyborg.db.contexts import write as contexts
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class ContextLease:
     providers: tuple[str, ...]
 
 
-def find_lease(tx: sa.Connection, context: ContextRow) -> ContextLease | None:
+def find_lease(tx: sa.Connection, context: contexts.ContextRow) -> ContextLease | None:
     """Return the lease of a context, which may have ended, or None. The context is not locked."""
     if context["state"] not in LEASED or context["hostname"] is None:
         return None
@@ -39,7 +39,7 @@ def find_lease(tx: sa.Connection, context: ContextRow) -> ContextLease | None:
 
 def require_lease(tx: sa.Connection, uuid: str, epoch: int) -> ContextLease:
     """Return the lease of a context with an epoch. Raise NotFound, WrongState, Conflict."""
-    context = find(tx, uuid)
+    context = contexts.find(tx, uuid)
     if context is None:
         raise NotFound(f"device context {uuid} does not exist any more")
     lease = find_lease(tx, context)

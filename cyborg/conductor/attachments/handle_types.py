@@ -16,7 +16,7 @@ from cyborg.core.attachments.mediated import check_mode, is_kept
 from cyborg.core.attachments.selector import ACCELERATOR, Selector
 from cyborg.core.attachments.server import Server
 from cyborg.core.binding.profile import parse_groups
-from cyborg.db.attachments import handles as store
+from cyborg.db.attachments import handles
 from cyborg.db.profiles import write as device_profiles
 
 
@@ -28,14 +28,14 @@ def check_selected(tx: sa.Connection, selector: Selector, server: Server, mode: 
     if mode is not Mode.NEXT_BOOT:
         return
     if selector.field == ACCELERATOR:
-        check_mode(store.of_accelerator(tx, selector.value), mode, selector.describe())
+        check_mode(handles.of_accelerator(tx, selector.value), mode, selector.describe())
         return
     profile = device_profiles.by_name(tx, selector.key)
     if profile is None:
         return
     classes = {name for group in parse_groups(profile["groups"]) for name in group.resources}
     hosts = {name for name in (server.host, server.node) if name is not None}
-    for types in store.of_hosts(tx, hosts, classes).values():
+    for types in handles.of_hosts(tx, hosts, classes).values():
         if all(is_kept({type_}) for type_ in types):
             check_mode(types, mode, selector.describe())
 
@@ -46,7 +46,7 @@ def select_candidates(
     """Return the allocation candidates with suitable handles. Raise Conflict if there is none."""
     if work.mode is not Mode.NEXT_BOOT:
         return list(found)
-    types = store.of_providers(tx, {uuid for mapping in found for uuid in mapping.values()})
+    types = handles.of_providers(tx, {uuid for mapping in found for uuid in mapping.values()})
     unsuitable = {provider for provider in types if is_kept(types[provider])}
     selected = [mapping for mapping in found if unsuitable.isdisjoint(mapping.values())]
     if found and not selected:
@@ -57,4 +57,4 @@ def select_candidates(
 def check_claimed(tx: sa.Connection, work: LeasedAttachment) -> None:
     """Raise Conflict if a handle that the attachment owns is unsuitable."""
     id_ = work.row["id"]
-    check_mode(store.of_attachments(tx, [id_]).get(id_, ()), work.mode, work.selected)
+    check_mode(handles.of_attachments(tx, [id_]).get(id_, ()), work.mode, work.selected)

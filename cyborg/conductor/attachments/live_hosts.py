@@ -6,7 +6,7 @@ from collections.abc import Collection
 import sqlalchemy as sa
 
 from cyborg.core.errors import Conflict
-from cyborg.db.attachments import handles as store
+from cyborg.db.attachments import handles
 
 
 def check_live(tx: sa.Connection, hosts: Collection[str]) -> None:
@@ -14,7 +14,7 @@ def check_live(tx: sa.Connection, hosts: Collection[str]) -> None:
 
     A host without an agent is left out.
     """
-    for host, enabled in sorted(store.live_hosts(tx, hosts).items()):
+    for host, enabled in sorted(handles.live_hosts(tx, hosts).items()):
         if not enabled:
             raise Conflict(
                 f"mode: live attach is not enabled on host {host}: its agent needs [libvirt] "

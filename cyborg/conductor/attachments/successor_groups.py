@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 import sqlalchemy as sa
 
 from cyborg.conductor.attachments.leased import LeasedAttachment
-from cyborg.core.attachments.mediated import check_replaceable
+from cyborg.core.attachments.mediated import check_exchangeable
 from cyborg.core.attachments.successor import describe_missing
 from cyborg.core.binding.profile import Group, parse_group
 from cyborg.core.errors import NoHandle, NotFound
 from cyborg.core.explain.explanation import make_demands
-from cyborg.db.attachments import handles as handle_types
-from cyborg.db.attachments import successors as store
+from cyborg.db.attachments import handles, successors
 from cyborg.db.attachments.write import AttachmentRow
 from cyborg.db.binding.write import ArqRow
 from cyborg.db.explain import provider_states
@@ -52,13 +51,13 @@ class SuccessorGroups:
         context, device = names(work.row)
 
         def read(tx: sa.Connection) -> tuple[list[ArqRow], set[str]]:
-            rows = store.lock_replaced(tx, context, device)
-            return rows, handle_types.of_arqs(tx, [row["id"] for row in rows])
+            rows = successors.lock_replaced(tx, context, device)
+            return rows, handles.of_arqs(tx, [row["id"] for row in rows])
 
         rows, types = self._uow.run(read)
         if not rows:
             raise NotFound(f"device context {context} has no handle of device {device} any more")
-        check_replaceable(types, context)
+        check_exchangeable(types, context)
         return tuple(groups_of(rows).values())
 
     def select(
@@ -69,7 +68,7 @@ class SuccessorGroups:
     ) -> list[Mapping[str, str]]:
         """Return the candidates, except the old device. Raise NoHandle with the reasons."""
         _, device = names(work.row)
-        closed = self._uow.run(lambda tx: store.providers_of(tx, device))
+        closed = self._uow.run(lambda tx: successors.providers_of(tx, device))
         selected = [mapping for mapping in found if closed.isdisjoint(mapping.values())]
         if not selected:
             demands = make_demands(groups)
@@ -77,7 +76,7 @@ class SuccessorGroups:
             targets = {demand.target for demand in demands}
 
             def explain(tx: sa.Connection) -> str:
-                host = store.host_of(tx, device)
+                host = successors.host_of(tx, device)
                 states = provider_states.find(
                     tx, resource_classes=classes, host=host, attach_targets=targets
                 )

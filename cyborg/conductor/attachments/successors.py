@@ -20,12 +20,12 @@ from cyborg.conductor.custody import entries as custody
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.core.attachments.allocation import Intent, required_amounts
 from cyborg.core.attachments.attachment import AttachmentState, Step
-from cyborg.core.attachments.mediated import check_replaceable
+from cyborg.core.attachments.mediated import check_exchangeable
 from cyborg.core.attachments.successor import OwnedUnit, pair_units
 from cyborg.core.binding.arqs import BindRequest
 from cyborg.core.binding.states import ArqState
 from cyborg.core.errors import Conflict, NoHandle, NotFound, WrongState
-from cyborg.db.attachments import handles as handle_types
+from cyborg.db.attachments import handles
 from cyborg.db.attachments import successors as store
 from cyborg.db.attachments import write as records
 from cyborg.db.binding import claims as handle_claims
@@ -172,7 +172,7 @@ class Successors:
             raise WrongState(f"device context {context} is not bound to instance {instance}")
         if any(row["attachment_id"] is not None for row in rows):
             raise WrongState(f"device context {context} is attached to server {instance}")
-        check_replaceable(handle_types.of_arqs(tx, [row["id"] for row in rows]), context)
+        check_exchangeable(handles.of_arqs(tx, [row["id"] for row in rows]), context)
         return rows
 
 

@@ -39,7 +39,7 @@ def check_mode(types: Collection[str], mode: Mode, selected: str) -> None:
         )
 
 
-def check_replaceable(types: Collection[str], context: str) -> None:
+def check_exchangeable(types: Collection[str], context: str) -> None:
     """Raise Conflict if handles of these types cannot be exchanged for those of a successor."""
     if is_kept(types):
         raise Conflict(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cyborg.core.attachments import server as core
 from cyborg.core.attachments.attachment import Mode
-from cyborg.core.attachments.mediated import check_mode, check_replaceable, is_kept, kept_error
+from cyborg.core.attachments.mediated import check_exchangeable, check_mode, is_kept, kept_error
 from cyborg.core.attachments.server import Action, Event, Server
 from cyborg.core.errors import Conflict
 
@@ -123,7 +123,7 @@ def test_mode_next_boot_of_a_mediated_device_is_refused_with_the_other_mode() ->
 
 def test_successor_of_a_mediated_device_is_refused() -> None:
     with pytest.raises(Conflict, match="gets no successor"):
-        check_replaceable({"MDEV"}, "c")
-    check_replaceable({"PCI"}, "c")
+        check_exchangeable({"MDEV"}, "c")
+    check_exchangeable({"PCI"}, "c")
     assert (is_kept(()), is_kept({"PCI"}), is_kept({"MDEV"})) == (False, False, True)
     assert "rebuild, shelve or delete" in kept_error("u")

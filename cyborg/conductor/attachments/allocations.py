@@ -17,10 +17,13 @@ import sqlalchemy as sa
 from oslo_db import exception as db_exc
 
 from cyborg.clients.placement import ConsumerAllocation, Placement, ProviderSummary
-from cyborg.conductor.attachments.context_lease import require_lease
-from cyborg.conductor.attachments.handle_types import select_candidates
+from cyborg.conductor.attachments.candidates import (
+    SuccessorGroups,
+    is_successor,
+    require_lease,
+    select_candidates,
+)
 from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
-from cyborg.conductor.attachments.successor_groups import SuccessorGroups, is_successor
 from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
 from cyborg.core.attachments import allocation as core
 from cyborg.core.attachments.allocation import Intent

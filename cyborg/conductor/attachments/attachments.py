@@ -13,13 +13,16 @@ from oslo_db import exception as db_exc
 
 from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement
-from cyborg.conductor.attachments.context_lease import find_lease
+from cyborg.conductor.attachments.candidates import check_selected, find_lease
+from cyborg.conductor.attachments.checks import (
+    ask_first,
+    check_limit,
+    check_live,
+    check_same,
+    is_on_other_host,
+    schedule_reboot,
+)
 from cyborg.conductor.attachments.guests import running_error
-from cyborg.conductor.attachments.handle_types import check_selected
-from cyborg.conductor.attachments.host_check import ask_first, is_on_other_host
-from cyborg.conductor.attachments.limit import check_limit
-from cyborg.conductor.attachments.live_hosts import check_live
-from cyborg.conductor.attachments.repeated_requests import check_same, schedule_reboot
 from cyborg.conductor.binding.project_lock import run_with_lock
 from cyborg.core.attachments import server as core
 from cyborg.core.attachments.attachment import (
@@ -33,7 +36,6 @@ from cyborg.core.attachments.attachment import (
     parse_target,
     request_key,
 )
-from cyborg.core.attachments.mediated import is_kept
 from cyborg.core.attachments.selector import (
     ACCELERATOR,
     CONTEXT,
@@ -46,6 +48,7 @@ from cyborg.core.attachments.selector import (
     other_lease_error,
     parse_selector,
 )
+from cyborg.core.attachments.server import is_kept
 from cyborg.core.binding import attach_target
 from cyborg.core.binding.profile import Group, parse_groups
 from cyborg.core.contexts.context import merge_config

@@ -12,10 +12,9 @@ from oslo_config import cfg
 from oslo_db import exception as db_exc
 
 from cyborg.conductor.attachments.allocations import load_intent
-from cyborg.conductor.attachments.handle_types import check_claimed
+from cyborg.conductor.attachments.candidates import check_claimed, is_successor
+from cyborg.conductor.attachments.checks import check_live
 from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
-from cyborg.conductor.attachments.live_hosts import check_live
-from cyborg.conductor.attachments.successor_groups import is_successor
 from cyborg.conductor.binding import binding
 from cyborg.conductor.binding.arqs import Arqs
 from cyborg.conductor.binding.binder import MAX_ATTEMPTS
@@ -28,7 +27,7 @@ from cyborg.conductor.binding.release import ReleaseResult
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.core.attachments.allocation import count_units, required_amounts
 from cyborg.core.attachments.attachment import Mode
-from cyborg.core.attachments.mediated import is_kept
+from cyborg.core.attachments.server import is_kept
 from cyborg.core.binding.arqs import BindRequest
 from cyborg.core.binding.profile import parse_group
 from cyborg.core.binding.states import OWNING_STATES, UNBOUND_STATES, ArqState, Step, source_states

@@ -12,14 +12,12 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from cyborg.clients.nova import Nova
+from cyborg.conductor.attachments.candidates import check_claimed, is_successor
 from cyborg.conductor.attachments.devices import AttachedDevices, check_complete
-from cyborg.conductor.attachments.handle_types import check_claimed
 from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
-from cyborg.conductor.attachments.successor_groups import is_successor
 from cyborg.core.attachments import server as core
 from cyborg.core.attachments.attachment import Mode
-from cyborg.core.attachments.mediated import kept_error
-from cyborg.core.attachments.server import Action, Event, Server
+from cyborg.core.attachments.server import Action, Event, Server, kept_error
 from cyborg.core.binding.states import ArqState
 from cyborg.core.errors import NotFound, Unavailable, WrongState
 from cyborg.db.attachments import write as store

@@ -15,11 +15,11 @@ from oslo_config import cfg
 
 from cyborg import tracing
 from cyborg.conductor.attachments.allocations import AllocationLost, InstanceAllocations
+from cyborg.conductor.attachments.candidates import is_successor
 from cyborg.conductor.attachments.devices import AttachedDevices
 from cyborg.conductor.attachments.guest_devices import GuestDevices
 from cyborg.conductor.attachments.guests import Guests
 from cyborg.conductor.attachments.leased import LeasedAttachment, LeaseLost, Wait
-from cyborg.conductor.attachments.successor_groups import is_successor
 from cyborg.conductor.attachments.successors import Successors
 from cyborg.conductor.common.lease_owner import new_owner
 from cyborg.core.attachments.attachment import (

@@ -7,10 +7,10 @@ from functools import partial
 import sqlalchemy as sa
 
 from cyborg.conductor.attachments.allocations import load_intent
+from cyborg.conductor.attachments.candidates import groups_of, names
 from cyborg.conductor.attachments.devices import POLL_DELAY
 from cyborg.conductor.attachments.guests import Guests
 from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
-from cyborg.conductor.attachments.successor_groups import groups_of, names
 from cyborg.conductor.binding import binding
 from cyborg.conductor.binding.binder import MAX_ATTEMPTS
 from cyborg.conductor.binding.claim_plan import BindContext, BindResult
@@ -20,7 +20,7 @@ from cyborg.conductor.custody import entries as custody
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.core.attachments.allocation import Intent, required_amounts
 from cyborg.core.attachments.attachment import AttachmentState, Step
-from cyborg.core.attachments.mediated import check_exchangeable
+from cyborg.core.attachments.server import check_exchangeable
 from cyborg.core.attachments.successor import OwnedUnit, pair_units
 from cyborg.core.binding.arqs import BindRequest
 from cyborg.core.binding.states import ArqState

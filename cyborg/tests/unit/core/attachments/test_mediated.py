@@ -9,8 +9,15 @@ from hypothesis import strategies as st
 
 from cyborg.core.attachments import server as core
 from cyborg.core.attachments.attachment import Mode
-from cyborg.core.attachments.mediated import check_exchangeable, check_mode, is_kept, kept_error
-from cyborg.core.attachments.server import Action, Event, Server
+from cyborg.core.attachments.server import (
+    Action,
+    Event,
+    Server,
+    check_exchangeable,
+    check_mode,
+    is_kept,
+    kept_error,
+)
 from cyborg.core.errors import Conflict
 
 OPERATIONS = ("reboot", "soft", "user", "stop", "start", "rebuild", "shelve", "unshelve", "failed")

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Select what an attachment may get: suitable handles, those of a lease, those of a successor."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from cyborg.conductor.attachments.leased import LeasedAttachment
+from cyborg.core.attachments.attachment import Mode
+from cyborg.core.attachments.selector import ACCELERATOR, Selector
+from cyborg.core.attachments.server import Server, check_exchangeable, check_mode, is_kept
+from cyborg.core.attachments.successor import describe_missing
+from cyborg.core.binding.profile import Group, parse_group, parse_groups
+from cyborg.core.contexts.leases import ContextFacts, lost_lease
+from cyborg.core.contexts.states import LEASED
+from cyborg.core.errors import NoHandle, NotFound
+from cyborg.core.explain.explanation import make_demands
+from cyborg.db.attachments import handles, successors
+from cyborg.db.attachments.write import AttachmentRow
+from cyborg.db.binding.write import ArqRow
+from cyborg.db.contexts import states
+from cyborg.db.contexts import write as contexts
+from cyborg.db.explain import provider_states
+from cyborg.db.profiles import write as device_profiles
+from cyborg.db.unit_of_work import UnitOfWork
+
+
+def check_selected(tx: sa.Connection, selector: Selector, server: Server, mode: Mode) -> None:
+    """Raise Conflict if all handles for a group, on the host of a server, are unsuitable.
+
+    The host is known here by its names in Nova alone: an agent may use another one.
+    """
+    if mode is not Mode.NEXT_BOOT:
+        return
+    if selector.field == ACCELERATOR:
+        check_mode(handles.of_accelerator(tx, selector.value), mode, selector.describe())
+        return
+    profile = device_profiles.by_name(tx, selector.key)
+    if profile is None:
+        return
+    classes = {name for group in parse_groups(profile["groups"]) for name in group.resources}
+    hosts = {name for name in (server.host, server.node) if name is not None}
+    for types in handles.of_hosts(tx, hosts, classes).values():
+        if all(is_kept({type_}) for type_ in types):
+            check_mode(types, mode, selector.describe())
+
+
+def select_candidates(
+    tx: sa.Connection, work: LeasedAttachment, found: Sequence[Mapping[str, str]]
+) -> list[Mapping[str, str]]:
+    """Return the allocation candidates with suitable handles. Raise Conflict if there is none."""
+    if work.mode is not Mode.NEXT_BOOT:
+        return list(found)
+    types = handles.of_providers(tx, {uuid for mapping in found for uuid in mapping.values()})
+    unsuitable = {provider for provider in types if is_kept(types[provider])}
+    selected = [mapping for mapping in found if unsuitable.isdisjoint(mapping.values())]
+    if found and not selected:
+        check_mode(set().union(*types.values()), work.mode, work.selected)
+    return selected
+
+
+def check_claimed(tx: sa.Connection, work: LeasedAttachment) -> None:
+    """Raise Conflict if a handle that the attachment owns is unsuitable."""
+    id_ = work.row["id"]
+    check_mode(handles.of_attachments(tx, [id_]).get(id_, ()), work.mode, work.selected)
+
+
+@dataclass(frozen=True, slots=True)
+class ContextLease:
+    """Lease of a device context: host, epoch, and the provider of each group by group number."""
+
+    context: str
+    hostname: str
+    epoch: int
+    providers: tuple[str, ...]
+
+
+def find_lease(tx: sa.Connection, context: contexts.ContextRow) -> ContextLease | None:
+    """Return the lease of a context, which may have ended, or None. The context is not locked."""
+    if context["state"] not in LEASED or context["hostname"] is None:
+        return None
+    found = states.group_providers(tx, context["id"])
+    if len(found) != len(context["groups"]):
+        return None
+    providers = tuple(found[number] for number in sorted(found))
+    return ContextLease(context["uuid"], context["hostname"], context["epoch"], providers)
+
+
+def require_lease(tx: sa.Connection, uuid: str, epoch: int) -> ContextLease:
+    """Return the lease of a context with an epoch. Raise NotFound, WrongState, Conflict."""
+    context = contexts.find(tx, uuid)
+    if context is None:
+        raise NotFound(f"device context {uuid} does not exist any more")
+    lease = find_lease(tx, context)
+    if lease is None or lease.epoch != epoch:
+        facts = ContextFacts(
+            uuid, context["state"], context["epoch"], instance=context["instance_uuid"]
+        )
+        raise lost_lease(facts, epoch, context["error"])
+    return lease
+
+
+def is_successor(row: AttachmentRow) -> bool:
+    """Return whether an attachment replaces devices of a device context."""
+    return row["maintained_device"] is not None
+
+
+def names(row: AttachmentRow) -> tuple[str, str]:
+    """Return the uuids of the context and of the old device of a successor."""
+    assert row["successor_of"] is not None
+    assert row["maintained_device"] is not None
+    return row["successor_of"], row["maintained_device"]
+
+
+def groups_of(rows: Sequence[ArqRow]) -> dict[int, Group]:
+    """Return the groups of the ARQs of a context, by number, in the order of the numbers."""
+    copies = {row["device_profile_group_id"]: row["group"] for row in rows}
+    return {number: parse_group(copies[number], "group") for number in sorted(copies)}
+
+
+class SuccessorGroups:
+    """Reads the groups of successors, and explains why no device satisfies them."""
+
+    def __init__(self, uow: UnitOfWork) -> None:
+        self._uow = uow
+
+    def groups(self, work: LeasedAttachment) -> tuple[Group, ...]:
+        """Return the groups to satisfy.
+
+        Raise NotFound if the context has left the device, Conflict if its handles cannot be
+        replaced.
+        """
+        context, device = names(work.row)
+
+        def read(tx: sa.Connection) -> tuple[list[ArqRow], set[str]]:
+            rows = successors.lock_replaced(tx, context, device)
+            return rows, handles.of_arqs(tx, [row["id"] for row in rows])
+
+        rows, types = self._uow.run(read)
+        if not rows:
+            raise NotFound(f"device context {context} has no handle of device {device} any more")
+        check_exchangeable(types, context)
+        return tuple(groups_of(rows).values())
+
+    def select(
+        self,
+        work: LeasedAttachment,
+        groups: Sequence[Group],
+        found: Sequence[Mapping[str, str]],
+    ) -> list[Mapping[str, str]]:
+        """Return the candidates, except the old device. Raise NoHandle with the reasons."""
+        _, device = names(work.row)
+        closed = self._uow.run(lambda tx: successors.providers_of(tx, device))
+        selected = [mapping for mapping in found if closed.isdisjoint(mapping.values())]
+        if not selected:
+            demands = make_demands(groups)
+            classes = {name for demand in demands for name in demand.units}
+            targets = {demand.target for demand in demands}
+
+            def explain(tx: sa.Connection) -> str:
+                host = successors.host_of(tx, device)
+                states = provider_states.find(
+                    tx, resource_classes=classes, host=host, attach_targets=targets
+                )
+                return describe_missing(demands, states, device)
+
+            raise NoHandle(f"no device of the host can be the successor: {self._uow.run(explain)}")
+        return selected

@@ -386,7 +386,7 @@ def _watcher_tasks(
     scan = DeletionScan(uow, nova, watcher.check)
     return [
         PeriodicTask("instances", instance_watcher.INTERVAL, watcher.run_once),
-        PeriodicTask("deletion scan", deletion_scan.INTERVAL, scan.run_once),
+        PeriodicTask("deletion scan", deletion_scan.SCAN_INTERVAL, scan.run_once),
     ]
 
 

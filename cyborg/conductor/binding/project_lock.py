@@ -17,7 +17,7 @@ from cyborg.db.unit_of_work import UnitOfWork
 
 T = TypeVar("T")
 
-MAX_ATTEMPTS = 3
+MAX_LOCK_ATTEMPTS = 3
 """Transactions of one call: the first one of a project finds no row to lock."""
 
 
@@ -49,7 +49,7 @@ def run_with_lock(uow: UnitOfWork, work: Callable[[], T]) -> T:
     Raise Unavailable.
     """
     project = ""
-    for _ in range(MAX_ATTEMPTS):
+    for _ in range(MAX_LOCK_ATTEMPTS):
         try:
             return work()
         except ProjectRowMissing as exc:

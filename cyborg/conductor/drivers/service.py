@@ -14,9 +14,8 @@ import sqlalchemy as sa
 from oslo_config import cfg
 from oslo_db import exception as db_exc
 
-from cyborg.conductor.drivers.targets import BackendTarget, TargetResolver
+from cyborg.conductor.drivers.targets import MAX_NAMED, BackendTarget, TargetResolver
 from cyborg.conductor.drivers.validation import (
-    MAX_NAMED,
     driver_busy,
     driver_in_use,
     ensure_unused,

@@ -4,7 +4,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cyborg.conductor.drivers.targets import BackendTarget
+from cyborg.conductor.drivers.targets import MAX_NAMED, BackendTarget
 from cyborg.core.address import PciAddress
 from cyborg.core.binding.arqs import describe_user
 from cyborg.core.drivers import desired_state
@@ -17,7 +17,6 @@ from cyborg.db.drivers.rollouts import HolderRow
 
 MAX_HOSTS = 10_000
 MAX_CONFIG = 65536  # characters of JSON
-MAX_NAMED = 20  # hosts or requests that an error message names
 
 
 def initial_step_state(
@@ -82,7 +81,8 @@ def ensure_unused(holders: Sequence[str], dirty: int, address: str, host: str) -
     if holders:
         reason = f"its holders are {join_limited(holders, MAX_NAMED)}"
     raise InUse(
-        f"device {address} of {host} cannot be released: {reason}", requests=holders[:MAX_NAMED]
+        f"device {address} of {host} cannot be released: {reason}",
+        requests=holders[:MAX_NAMED],
     )
 
 

@@ -12,7 +12,7 @@ from cyborg.core.errors import NotFound, WrongState
 from cyborg.core.log import get_logger
 from cyborg.core.timestamps import to_iso
 from cyborg.core.validation import check_optional_text, parse_uuid
-from cyborg.db.binding import accelerators as read
+from cyborg.db.binding import accelerators
 from cyborg.db.binding import write as arqs
 from cyborg.db.unit_of_work import UnitOfWork
 
@@ -39,9 +39,9 @@ class Accelerators:
         # An empty scope is that of a token without a project, which has no accelerators.
         scope = "" if project_scope == "" else check_optional_text("project_scope", project_scope)
 
-        def write(tx: sa.Connection) -> read.AcceleratorRow:
+        def write(tx: sa.Connection) -> accelerators.AcceleratorRow:
             is_bound = arqs.write_label(tx, accelerator, changes, scope)
-            row = read.get(tx, accelerator, scope)
+            row = accelerators.get(tx, accelerator, scope)
             if row is None:
                 raise NotFound(f"no accelerator {accelerator}", accelerator=accelerator)
             if not is_bound:
@@ -63,5 +63,5 @@ class Accelerators:
         return _plain(row)
 
 
-def _plain(row: read.AcceleratorRow) -> dict[str, Any]:
+def _plain(row: accelerators.AcceleratorRow) -> dict[str, Any]:
     return {k: to_iso(v) if isinstance(v, datetime) else v for k, v in row.items()}

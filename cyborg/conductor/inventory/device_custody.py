@@ -7,7 +7,8 @@ from datetime import datetime
 import sqlalchemy as sa
 
 from cyborg.conductor.inventory.sync import HostState
-from cyborg.core.custody.record import Entry, Event
+from cyborg.core.custody.record import Entry
+from cyborg.core.custody.record import Event as CustodyEvent
 from cyborg.core.inventory.device import Device
 from cyborg.core.inventory.plan import Add, Change, Remove, Step
 from cyborg.db.custody import write as records
@@ -39,7 +40,7 @@ def _to_entry(host: str, state: HostState, step: Step, added: Mapping[str, str])
     address = step.key[1]
     if isinstance(step, Remove):
         return Entry(
-            state.devices[address]["uuid"], host, Event.DEVICE_REMOVED, {"address": address}
+            state.devices[address]["uuid"], host, CustodyEvent.DEVICE_REMOVED, {"address": address}
         )
     if not isinstance(step, Add | Change) or not isinstance(step.value, Device):
         return None
@@ -53,9 +54,9 @@ def _to_entry(host: str, state: HostState, step: Step, added: Mapping[str, str])
             "model": device.model,
             "serial": device.serial,
         }
-        return Entry(added[address], host, Event.DEVICE_ADDED, details)
+        return Entry(added[address], host, CustodyEvent.DEVICE_ADDED, details)
     row = state.devices[address]
     if row["backend"] == device.backend:
         return None
     details = {"address": address, "backend": device.backend, "previous": row["backend"]}
-    return Entry(row["uuid"], host, Event.BACKEND_CHANGED, details)
+    return Entry(row["uuid"], host, CustodyEvent.BACKEND_CHANGED, details)

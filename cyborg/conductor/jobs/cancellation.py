@@ -42,7 +42,7 @@ def cancel(tx: sa.Connection, uuid: str, now: datetime) -> bool:
     desired_backends.lock_host(tx, job["host"])
     job = jobs.lock(tx, uuid)
     if job is not None and job["state"] == JobState.OPEN and DRAINS in job["arguments"]:
-        draining.end(tx, job, JobState.CANCELLED, BY_OPERATOR, now)
+        draining.end_drain(tx, job, JobState.CANCELLED, BY_OPERATOR, now)
     elif job is not None and job["state"] == JobState.OPEN and AFTER_REBOOT in job["arguments"]:
         _give_up(tx, job, now)
     else:

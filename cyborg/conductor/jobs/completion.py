@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from cyborg.conductor.binding import release
 from cyborg.conductor.binding.context_states import follow_arqs
 from cyborg.conductor.custody import entries
-from cyborg.conductor.jobs import failures
+from cyborg.conductor.jobs.failures import open_devices, record_failure, record_success
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.core.binding.states import ArqState
 from cyborg.core.contexts.refusals import (
@@ -79,10 +79,10 @@ def complete_job(
     if row["kind"] == JobKind.RELEASE or row["kind"] in GUEST_KINDS:
         return result  # what a guest does with a device is no evidence about the device
     if succeeded:
-        changed = failures.record_success(tx, row, now)
+        changed = record_success(tx, row, now)
         return replace(result, providers=result.providers + changed)
     reason, conf = error or NO_REASON, recorder.conf
-    closed = failures.record_failure(tx, row, reason, now, conf, reported=reported)
+    closed = record_failure(tx, row, reason, now, conf, reported=reported)
     return result if closed is None else replace(result, providers=1, closed=closed)
 
 
@@ -198,7 +198,7 @@ def sweep(tx: sa.Connection, now: datetime, *, recorder: ArqEventRecorder) -> Jo
     released = store.lock_released(tx, SWEEP_LIMIT)
     _finish_unbinds(tx, released, now, recorder)
     freed = programming.detach_ended_jobs(tx)
-    opened = failures.open_devices(tx, now)
+    opened = open_devices(tx, now)
     self_heal.increment(tx, CorrectiveAction.STUCK_BINDS_FAILED, len(stranded), now)
     return JobResult(
         failed.count + len(dirty) + len(released) + freed,

@@ -273,7 +273,7 @@ class JobDispatcher:
         """Check whether the job of a device that is being drained can begin."""
         now, notifications = self._now(), self._event_recorder.notifications
         result = self._uow.run(
-            lambda tx: draining.advance(tx, row, self._owner, now, notifications)
+            lambda tx: draining.advance_drain(tx, row, self._owner, now, notifications)
         )
         if result.count:
             LOG.info("Draining of the device for another layout has ended", **_log_fields(row))

@@ -13,8 +13,8 @@ from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 
-from cyborg.conductor.jobs import layout_change
 from cyborg.conductor.jobs.completion import JobResult
+from cyborg.conductor.jobs.layout_change import close_device, find_obstacle, lock_target, mark_stale
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.errors import CyborgError, Invalid, NotFound, WrongState
 from cyborg.core.jobs.job import DRAINS, JobState
@@ -27,7 +27,7 @@ from cyborg.threads.failures import JITTER, compute_delay
 MAX_DELAY = 60.0  # seconds between two checks
 
 
-def advance(
+def advance_drain(
     tx: sa.Connection,
     job: jobs.JobRow,
     owner: str,
@@ -43,7 +43,7 @@ def advance(
     waits: CyborgError | None = None
     rows: Sequence[store.PartitionRow] = ()
     try:
-        rows = layout_change.lock_target(tx, uuid, job["host"], arguments["layout"])
+        rows = lock_target(tx, uuid, job["host"], arguments["layout"])
     except (NotFound, WrongState, Invalid) as exc:
         waits = exc
     if not rows:
@@ -54,16 +54,16 @@ def advance(
     elif any(row["job_id"] is not None for row in rows):
         waits = WrongState(f"another job changes device {uuid}")
     else:
-        waits = layout_change.find_obstacle(tx, uuid, rows)
+        waits = find_obstacle(tx, uuid, rows)
     if waits is None:
         arguments = {name: value for name, value in arguments.items() if name != DRAINS}
         # The layout may have changed since the request.
         arguments["previous_layout"] = rows[0]["layout"]
         if not jobs.end_drain(tx, job["id"], owner, arguments, now):
             return JobResult()
-        layout_change.close(tx, uuid, rows, job["id"])
+        close_device(tx, uuid, rows, job["id"])
         desired_backends.sync_cordon(tx, [job["host"]], now)
-        return JobResult(1, jobs=1, providers=layout_change.mark_stale(tx, rows, now))
+        return JobResult(1, jobs=1, providers=mark_stale(tx, rows, now))
     if job["deadline"] is not None and now >= job["deadline"]:
         return _fail(tx, job, owner, f"not drained in time: {waits.message}", now, notifications)
     jitter = JITTER.uniform(0.0, 0.5)
@@ -84,15 +84,15 @@ def _fail(
 ) -> JobResult:
     if jobs.reschedule(tx, job["id"], owner, until=now, error=error, activity=None):
         notifications.record_layout_finished(tx, job["subject"], job["arguments"]["layout"], error)
-        return end(tx, job, JobState.FAILED, error, now)
+        return end_drain(tx, job, JobState.FAILED, error, now)
     return JobResult()
 
 
-def end(
+def end_drain(
     tx: sa.Connection, job: jobs.JobRow, state: JobState, error: str, now: datetime
 ) -> JobResult:
     """End a job whose device drains, and uncordon the device. The caller has locked the job."""
     jobs.end(tx, [job["id"]], state, error)
     desired_backends.sync_cordon(tx, [job["host"]], now)
     rows = store.lock_device(tx, job["subject"])
-    return JobResult(1, providers=layout_change.mark_stale(tx, rows, now))
+    return JobResult(1, providers=mark_stale(tx, rows, now))

@@ -95,7 +95,9 @@ def find_obstacle(
     return None
 
 
-def close(tx: sa.Connection, uuid: str, rows: Sequence[store.PartitionRow], job: int) -> None:
+def close_device(
+    tx: sa.Connection, uuid: str, rows: Sequence[store.PartitionRow], job: int
+) -> None:
     """Prevent claims of the handles of a device until a job has ended. Raise WrongState."""
     # A device offers nothing in some layouts, such as a network card of the host that has no
     # virtual functions: then it has no deployable that could be closed.

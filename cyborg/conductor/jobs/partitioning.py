@@ -8,14 +8,20 @@ from typing import Any
 import sqlalchemy as sa
 from oslo_config import cfg
 
-from cyborg.conductor.jobs import layout_change
+from cyborg.conductor.jobs.layout_change import (
+    close_device,
+    find_job,
+    find_obstacle,
+    lock_target,
+    mark_stale,
+)
 from cyborg.core.errors import NotFound, WrongState
 from cyborg.core.inventory.device import MAX_TEXT
 from cyborg.core.jobs.job import AFTER_REBOOT, DRAINS, JobKind, WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.validation import check_text, parse_uuid
 from cyborg.db.backends import desired as desired_backends
-from cyborg.db.devices import read as devices
+from cyborg.db.devices import read as device_reads
 from cyborg.db.jobs import write as jobs
 from cyborg.db.unit_of_work import UnitOfWork
 
@@ -68,12 +74,12 @@ class Partitions:
     def _enqueue_job(
         self, tx: sa.Connection, uuid: str, layout: str, options: Mapping[str, bool]
     ) -> str:
-        device = devices.get(tx, uuid)
+        device = device_reads.get(tx, uuid)
         if device is None:
             raise NotFound(f"no device {uuid}", device=uuid)
-        rows = layout_change.lock_target(tx, uuid, device["hostname"], layout)
+        rows = lock_target(tx, uuid, device["hostname"], layout)
         row = rows[0]
-        if (open_job := layout_change.find_job(tx, uuid, rows)) is not None:
+        if (open_job := find_job(tx, uuid, rows)) is not None:
             id_, given = open_job
             # A job that drains can still be cancelled: then what a reboot removed is not applied.
             drains = DRAINS in given and AFTER_REBOOT in options
@@ -88,7 +94,7 @@ class Partitions:
                 device=uuid,
             )
         now = self._now()
-        obstacle = layout_change.find_obstacle(tx, uuid, rows)
+        obstacle = find_obstacle(tx, uuid, rows)
         if obstacle is not None and DRAINS not in options:
             raise obstacle
         item = WorkItem(backend=row["backend"], device=row["address"], deployable="")
@@ -113,8 +119,8 @@ class Partitions:
             deadline=deadline,
         )
         if obstacle is None:
-            layout_change.close(tx, uuid, rows, job)
+            close_device(tx, uuid, rows, job)
         else:
             desired_backends.sync_cordon(tx, [row["host"]], now)
-        layout_change.mark_stale(tx, rows, now)
+        mark_stale(tx, rows, now)
         return jobs.uuids(tx, [job])[0]

@@ -22,7 +22,7 @@ from cyborg.threads.failures import RateLimitedLogger
 
 LOG = get_logger(__name__)
 
-INTERVAL = 30.0  # seconds between two scans
+SCAN_INTERVAL = 30.0  # seconds between two scans
 WINDOW = timedelta(minutes=5)
 """Age of the deletions that a scan lists.
 
@@ -88,7 +88,7 @@ class DeletionScan:
 
     def _acquire_turn(self, now: datetime) -> bool:
         # Half an interval: the conductors' tasks do not start at the same time.
-        cutoff = now - timedelta(seconds=INTERVAL / 2)
+        cutoff = now - timedelta(seconds=SCAN_INTERVAL / 2)
         try:
             return self._uow.run(
                 lambda tx: self_heal.acquire_turn(tx, CorrectiveAction.DELETION_SCANS, cutoff, now)

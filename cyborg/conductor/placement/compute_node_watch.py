@@ -82,12 +82,14 @@ class ComputeNodeWatch:
     ) -> list[str]:
         hosts = store.hosts(tx)
         rows = services.identities(tx, hosts)
-        found = compute_nodes.affected_hosts(changed, {h: _identity(rows.get(h)) for h in hosts})
+        found = compute_nodes.affected_hosts(
+            changed, {h: _read_identity(rows.get(h)) for h in hosts}
+        )
         store.schedule_verification_of_hosts(tx, found, self._now())
         return found
 
 
-def _identity(row: Any) -> Identity:
+def _read_identity(row: Any) -> Identity:
     try:
         return Identity.from_dict(row) if isinstance(row, dict) else NO_IDENTITY
     except (Invalid, KeyError, TypeError, ValueError):

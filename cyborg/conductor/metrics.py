@@ -15,8 +15,7 @@ from oslo_config import cfg
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from cyborg.conductor.notifications.arq_events import NOVA_EVENT
-from cyborg.conductor.notifications.notifications import NOTIFICATION
+from cyborg.conductor.notifications.notifications import NOTIFICATION, NOVA_EVENT
 from cyborg.core.attachments.attachment import AttachmentState
 from cyborg.core.binding.states import ArqState
 from cyborg.core.contexts.states import ContextState

@@ -13,9 +13,9 @@ from oslo_config import cfg
 from cyborg.clients import nova as nova_client
 from cyborg.clients import placement as placement_client
 from cyborg.conductor.binding.limits import LimitSource, make_source
-from cyborg.conductor.common.idempotency import IdempotentEndpoint
-from cyborg.conductor.common.lease_owner import process_owner
-from cyborg.conductor.common.loop_watch import LoopWatch
+from cyborg.conductor.common.calls import IdempotentEndpoint
+from cyborg.conductor.common.sweeps import LoopWatch
+from cyborg.conductor.common.work_lease import process_owner
 from cyborg.conductor.manager import make_handlers
 from cyborg.conductor.metrics import make_server as make_metrics_server
 from cyborg.conductor.wiring import Conductor, build_conductor

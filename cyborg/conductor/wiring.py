@@ -19,14 +19,13 @@ from cyborg.conductor.attachments.successors import Successors
 from cyborg.conductor.audit.repair import RepairExecutor
 from cyborg.conductor.audit.runner import AuditRunner
 from cyborg.conductor.binding.arqs import Arqs
+from cyborg.conductor.binding.binder import OwnerResolver
 from cyborg.conductor.binding.limits import LimitEnforcer, LimitLookup, LimitSource
-from cyborg.conductor.binding.ownership import OwnerResolver
 from cyborg.conductor.common import sweeps
-from cyborg.conductor.common.idempotency import CallRecords
+from cyborg.conductor.common.calls import CallRecords
 from cyborg.conductor.contexts.device_contexts import DeviceContexts
 from cyborg.conductor.contexts.leases import ContextLeases
-from cyborg.conductor.custody.anchors import CustodyAnchors
-from cyborg.conductor.custody.sealer import CustodySealer
+from cyborg.conductor.custody.sealer import CustodyAnchors, CustodySealer
 from cyborg.conductor.device_profiles import DeviceProfiles
 from cyborg.conductor.drivers.lookup import DriverLookup
 from cyborg.conductor.drivers.rollout_controller import RolloutController
@@ -34,31 +33,29 @@ from cyborg.conductor.drivers.service import Drivers
 from cyborg.conductor.hosts.discoveries import Discoveries
 from cyborg.conductor.hosts.failure_detector import FailureDetector
 from cyborg.conductor.hosts.heartbeats import Hosts
-from cyborg.conductor.hosts.host_removal import HostRemoval
-from cyborg.conductor.hosts.services import Services
-from cyborg.conductor.inventory.accelerators import Accelerators
-from cyborg.conductor.inventory.attributes import Attributes
-from cyborg.conductor.inventory.devices import Devices
-from cyborg.conductor.inventory.function_owners import FunctionOwners
-from cyborg.conductor.inventory.tombstones import Tombstones
+from cyborg.conductor.hosts.services import HostRemoval, Services
+from cyborg.conductor.inventory.devices import Accelerators, Attributes, Devices, Tombstones
+from cyborg.conductor.inventory.report_handler import FunctionOwners
 from cyborg.conductor.jobs.completion import JobResult
 from cyborg.conductor.jobs.dispatcher import JobDispatcher
 from cyborg.conductor.jobs.partitioning import Partitions
 from cyborg.conductor.jobs.programming import Programs
-from cyborg.conductor.jobs.reapply import LostValues
+from cyborg.conductor.jobs.reboot import LostValues
 from cyborg.conductor.maintenance.windows import MaintenanceWindows
-from cyborg.conductor.notifications.arq_events import ArqEventRecorder
-from cyborg.conductor.notifications.notifications import NotificationBuilder, create_worker
+from cyborg.conductor.notifications.notifications import (
+    ArqEventRecorder,
+    NotificationBuilder,
+    create_worker,
+)
 from cyborg.conductor.notifications.outbox import DeadLetters, create_nova_worker
 from cyborg.conductor.notifications.outbox_worker import OutboxWorker
-from cyborg.conductor.orphans import deletion_scan
+from cyborg.conductor.orphans import watcher as deletion_scan
 from cyborg.conductor.orphans import watcher as instance_watcher
-from cyborg.conductor.orphans.check import OrphanCheck
 from cyborg.conductor.orphans.collector import OrphanCollector
-from cyborg.conductor.orphans.deletion_scan import DeletionScan
+from cyborg.conductor.orphans.instances import OrphanCheck
 from cyborg.conductor.orphans.release import OrphanReleaser
-from cyborg.conductor.orphans.watcher import InstanceWatcher
-from cyborg.conductor.placement.compute_node_watch import ComputeNodeWatch
+from cyborg.conductor.orphans.watcher import DeletionScan, InstanceWatcher
+from cyborg.conductor.placement.compute_nodes import ComputeNodeWatch
 from cyborg.conductor.placement.publisher import Publisher
 from cyborg.conductor.placement.verifier import ProviderVerifier
 from cyborg.core.placement.verification import round_period

@@ -5,7 +5,7 @@ A call that was not sent has certainly not been carried out. A call that was sen
 broker did not confirm, may have been carried out. A conductor that has taken a call may end before
 it answers. So the client sends a call of ``DEDUPLICATED_METHODS`` again, with the same id, if no
 answer comes: another conductor executes it, or returns the answer that the first one has recorded
-(``cyborg.conductor.common.idempotency``).
+(``cyborg.conductor.common.calls``).
 """
 
 import select

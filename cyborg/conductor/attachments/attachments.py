@@ -23,7 +23,7 @@ from cyborg.conductor.attachments.checks import (
     schedule_reboot,
 )
 from cyborg.conductor.attachments.guests import running_error
-from cyborg.conductor.binding.project_lock import run_with_lock
+from cyborg.conductor.binding.limits import run_with_lock
 from cyborg.core.attachments import server as core
 from cyborg.core.attachments.attachment import (
     AttachmentState,

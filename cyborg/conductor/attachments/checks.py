@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 import sqlalchemy as sa
 
 from cyborg.clients.placement import Placement
-from cyborg.conductor.binding.project_lock import lock_project
+from cyborg.conductor.binding.limits import lock_project
 from cyborg.core.attachments.attachment import describe_target
 from cyborg.core.attachments.server import Server
 from cyborg.core.errors import Conflict, CyborgError, NotFound, OverLimit, TimedOut, Unavailable

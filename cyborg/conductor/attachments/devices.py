@@ -21,10 +21,14 @@ from cyborg.conductor.binding.binder import MAX_ATTEMPTS
 from cyborg.conductor.binding.claim_plan import BindContext, BindResult
 from cyborg.conductor.binding.claims import ClaimLost
 from cyborg.conductor.binding.context_states import record_claimed
-from cyborg.conductor.binding.limits import LimitEnforcer, ProjectLimits, run_with_limits
-from cyborg.conductor.binding.project_lock import run_with_lock
+from cyborg.conductor.binding.limits import (
+    LimitEnforcer,
+    ProjectLimits,
+    run_with_limits,
+    run_with_lock,
+)
 from cyborg.conductor.binding.release import ReleaseResult
-from cyborg.conductor.notifications.arq_events import ArqEventRecorder
+from cyborg.conductor.notifications.notifications import ArqEventRecorder
 from cyborg.core.attachments.allocation import count_units, required_amounts
 from cyborg.core.attachments.attachment import Mode
 from cyborg.core.attachments.server import is_kept

@@ -15,7 +15,7 @@ from oslo_config import cfg
 
 from cyborg.conductor.attachments.guests import Guests
 from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
-from cyborg.conductor.common.agent_epochs import make_stale_error
+from cyborg.conductor.common.calls import make_stale_error
 from cyborg.core.attachments.attachment import Step
 from cyborg.core.errors import WrongState
 from cyborg.core.jobs.job import JobKind, JobState, WorkItem

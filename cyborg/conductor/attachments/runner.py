@@ -21,7 +21,7 @@ from cyborg.conductor.attachments.guest_devices import GuestDevices
 from cyborg.conductor.attachments.guests import Guests
 from cyborg.conductor.attachments.leased import LeasedAttachment, LeaseLost, Wait
 from cyborg.conductor.attachments.successors import Successors
-from cyborg.conductor.common.lease_owner import new_owner
+from cyborg.conductor.common.work_lease import new_owner
 from cyborg.core.attachments.attachment import (
     ATTACH_STEPS,
     AttachmentState,

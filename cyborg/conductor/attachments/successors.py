@@ -17,7 +17,7 @@ from cyborg.conductor.binding.claim_plan import BindContext, BindResult
 from cyborg.conductor.binding.claims import ClaimLost
 from cyborg.conductor.binding.creation import copy_arq
 from cyborg.conductor.custody import entries as custody
-from cyborg.conductor.notifications.arq_events import ArqEventRecorder
+from cyborg.conductor.notifications.notifications import ArqEventRecorder
 from cyborg.core.attachments.allocation import Intent, required_amounts
 from cyborg.core.attachments.attachment import AttachmentState, Step
 from cyborg.core.attachments.server import check_exchangeable

@@ -16,7 +16,7 @@ from oslo_config import cfg
 
 from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement, ProviderSummary
-from cyborg.conductor.placement import mapping
+from cyborg.conductor.placement import provider_rows as mapping
 from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
 from cyborg.core import naming
 from cyborg.core.audit.compare import instances_to_verify

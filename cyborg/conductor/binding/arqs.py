@@ -18,7 +18,7 @@ from oslo_db import exception as db_exc
 
 from cyborg import tracing
 from cyborg.conductor.binding import binding, release
-from cyborg.conductor.binding.binder import Binder, OrphanChecker
+from cyborg.conductor.binding.binder import Binder, OrphanChecker, OwnerLookup
 from cyborg.conductor.binding.claim_plan import BindContext, BindResult
 from cyborg.conductor.binding.context_states import follow_arqs, record_claimed
 from cyborg.conductor.binding.creation import build_arqs, renew_context_arqs, to_response
@@ -27,11 +27,11 @@ from cyborg.conductor.binding.limits import (
     LimitEnforcer,
     ProjectLimits,
     check_create,
+    lock_project,
     run_with_limits,
+    run_with_lock,
 )
-from cyborg.conductor.binding.ownership import OwnerLookup
-from cyborg.conductor.binding.project_lock import lock_project, run_with_lock
-from cyborg.conductor.notifications import arq_events
+from cyborg.conductor.notifications import notifications as arq_events
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.binding.arqs import (
     BindRequest,

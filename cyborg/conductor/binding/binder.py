@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the transactions of binds and leases: limits, retries, orphans, and what follows."""
+"""Determine the project of an instance from its allocations in Placement.
+
+A bound ARQ belongs to the project of its instance, not to the project of the token: an
+administrator who evacuates a host must not become the owner of the ARQs there.
+
+Run the transactions of binds and leases: limits, retries, orphans, and what follows.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -12,12 +18,12 @@ import sqlalchemy as sa
 from oslo_config import cfg
 
 from cyborg import tracing
+from cyborg.clients.placement import Placement
 from cyborg.conductor.binding.claim_plan import AllocationsUnread, BindContext, BindResult
 from cyborg.conductor.binding.claims import ClaimLost
 from cyborg.conductor.binding.context_states import record_refusal
 from cyborg.conductor.binding.limits import LimitEnforcer, run_with_limits
-from cyborg.conductor.binding.ownership import OwnerLookup
-from cyborg.conductor.notifications.arq_events import ArqEventRecorder
+from cyborg.conductor.notifications.notifications import ArqEventRecorder
 from cyborg.core.errors import CyborgError, NoHandle, Unavailable
 from cyborg.core.log import get_logger
 from cyborg.core.orphans.orphans import providers_to_check
@@ -26,6 +32,47 @@ from cyborg.telemetry.recorder import BIND_SECONDS, BINDS, MetricRecorder
 
 LOG = get_logger(__name__)
 
+INCOMPLETE_CONSUMER_PROJECT = "00000000-0000-0000-0000-000000000000"
+"""Project in Placement of a consumer that was created without a project."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceAllocations:
+    """What Placement has of an instance: its project, None if unknown, and units by provider."""
+
+    project: str | None = None
+    units: Mapping[str, int] = field(default_factory=dict)
+
+
+class OwnerLookup(Protocol):
+    """Interface of ``OwnerResolver``."""
+
+    def find_allocations(self, instance: str) -> InstanceAllocations:
+        """Return the allocations of an instance. Raise Unavailable."""
+
+
+class OwnerResolver:
+    """Lookup of the allocations of instances; not cached, because they change."""
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+
+    def find_allocations(self, instance: str) -> InstanceAllocations:
+        """Return the allocations of an instance; without a project if Placement has none.
+
+        Raise Unavailable for any error of Placement.
+        """
+        try:
+            project, units = self._placement.allocations_of(instance)
+        except Unavailable:
+            raise
+        except CyborgError as exc:
+            raise Unavailable(exc.message) from exc
+        if project == INCOMPLETE_CONSUMER_PROJECT:
+            project = None
+        return InstanceAllocations(project, units)
+
+
 T = TypeVar("T")
 
 # Transactions of one bind. The first skips locked handles, the next ones wait for the locks.
@@ -33,7 +80,7 @@ MAX_ATTEMPTS = 4
 
 
 class OrphanChecker(Protocol):
-    """Interface of ``cyborg.conductor.orphans.check.OrphanCheck``."""
+    """Interface of ``cyborg.conductor.orphans.instances.OrphanCheck``."""
 
     def release_at(self, providers: Sequence[str]) -> bool:
         """Release the orphaned ARQs of these providers; return whether to retry the bind."""

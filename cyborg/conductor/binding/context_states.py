@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from cyborg.conductor.binding.claims import ClaimLost
-from cyborg.conductor.notifications.arq_events import ArqEventRecorder
+from cyborg.conductor.notifications.notifications import ArqEventRecorder
 from cyborg.core.binding.attach_target import is_for_host
 from cyborg.core.contexts.refusals import ContextFailure, make_refusal
 from cyborg.core.contexts.states import (

@@ -9,7 +9,7 @@ from uuid import uuid4
 import sqlalchemy as sa
 
 from cyborg.conductor.binding.context_states import expiry, follow_arqs
-from cyborg.conductor.notifications.arq_events import ArqEventRecorder
+from cyborg.conductor.notifications.notifications import ArqEventRecorder
 from cyborg.core.binding.profile import Group, expand_slots
 from cyborg.core.binding.states import ArqState
 from cyborg.core.contexts.leases import ContextFacts, lost_lease, stale_lease

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Enforce the limits of projects in the transactions that create and bind ARQs.
+"""Lock a project in a transaction that counts its objects before it inserts one.
+
+No concurrent call then exceeds a limit of the project, with or without [quota].
+
+Enforce the limits of projects in the transactions that create and bind ARQs.
 
 The unified limits of keystone are cached by project.
 """
 
+import contextlib
 import threading
 import time
 from collections import Counter, OrderedDict, defaultdict
@@ -13,8 +18,8 @@ from typing import Any, Protocol, TypeVar
 
 import sqlalchemy as sa
 from oslo_config import cfg
+from oslo_db import exception as db_exc
 
-from cyborg.conductor.binding.project_lock import insert_row
 from cyborg.conf import projects as options
 from cyborg.core.binding import limits as core
 from cyborg.core.binding.limits import Limits
@@ -26,6 +31,49 @@ from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.threads.failures import RateLimitedLogger
 
 LOG = get_logger(__name__)
+
+T = TypeVar("T")
+
+MAX_LOCK_ATTEMPTS = 3
+"""Transactions of one call: the first one of a project finds no row to lock."""
+
+
+class ProjectRowMissing(Exception):
+    """The project has no row to lock yet. Roll back, insert it and retry."""
+
+    def __init__(self, project: str) -> None:
+        super().__init__(project)
+        self.project = project
+
+
+def lock_project(tx: sa.Connection, project: str) -> None:
+    """Lock a project until the end of the transaction. Raise ProjectRowMissing."""
+    if not project_units.lock(tx, project):
+        raise ProjectRowMissing(project)
+
+
+def insert_row(uow: UnitOfWork, project: str) -> None:
+    """Insert the row of a project, if it does not exist yet."""
+    # In a transaction of its own: several transactions that insert the same row and then go on
+    # would deadlock on MariaDB.
+    with contextlib.suppress(db_exc.DBDuplicateEntry):
+        uow.run(lambda tx: project_units.insert_lock(tx, project))
+
+
+def run_with_lock(uow: UnitOfWork, work: Callable[[], T]) -> T:
+    """Return the result of ``work``, which runs a transaction with ``lock_project``.
+
+    Raise Unavailable.
+    """
+    project = ""
+    for _ in range(MAX_LOCK_ATTEMPTS):
+        try:
+            return work()
+        except ProjectRowMissing as exc:
+            project = exc.project
+        insert_row(uow, project)
+    raise Unavailable(f"the row of project {project} is deleted concurrently, retry")
+
 
 MAX_PROJECTS = 10_000
 """Projects in the cache; the one that was not used for the longest time is dropped."""
@@ -129,8 +177,6 @@ class UnifiedLimits:
             while len(self._entries) > MAX_PROJECTS:
                 self._entries.popitem(last=False)
 
-
-T = TypeVar("T")
 
 MAX_ATTEMPTS = 4
 """Transactions of one call: a transaction finds out which projects it needs under its locks."""

@@ -1,12 +1,65 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sweeps of a conductor, such as ``FailureDetector.sweep``, as one periodic task."""
+"""Detect periodic tasks that no longer run, log them and report them with the heartbeat.
 
-from collections.abc import Callable, Mapping
+The sweeps of a conductor, such as ``FailureDetector.sweep``, as one periodic task.
+"""
 
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from cyborg.core.binding.states import ServiceStatus
 from cyborg.core.errors import Unavailable, is_expected
 from cyborg.core.log import get_logger
+from cyborg.threads.failures import LOG_INTERVAL
+from cyborg.threads.periodic import PeriodicTask
 
 LOG = get_logger(__name__)
+
+
+class LoopWatch:
+    """Watchdog of the periodic tasks of one process. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """``clock`` returns monotonic seconds."""
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._loops: list[PeriodicTask] = []
+        self._logged: dict[str, float] = {}
+
+    def add(self, loops: Sequence[PeriodicTask]) -> None:
+        """Add tasks to watch."""
+        self._loops += loops
+
+    def overdue(self) -> dict[str, float]:
+        """Return, by task name, the seconds since the last run if the task is overdue, else 0.0.
+
+        An overdue task is logged once a minute, and its recovery once.
+        """
+        overdue = {loop.name: loop.overdue() for loop in self._loops}
+        with self._lock:
+            for name, seconds in overdue.items():
+                self._log(name, seconds)
+        return overdue
+
+    def status(self) -> ServiceStatus:
+        """Return the status of this process for its heartbeat."""
+        degraded = any(self.overdue().values())
+        return ServiceStatus.DEGRADED if degraded else ServiceStatus.READY
+
+    def _log(self, name: str, seconds: float) -> None:
+        now, logged_at = self._clock(), self._logged.get(name)
+        if not seconds:
+            if logged_at is not None:
+                del self._logged[name]
+                LOG.info("Periodic task %s runs again", name)
+        elif logged_at is None or now - logged_at >= LOG_INTERVAL:
+            self._logged[name] = now
+            LOG.error(
+                "Periodic task %s has not run for %.0f s, this service reports itself as DEGRADED",
+                name,
+                seconds,
+            )
 
 
 def run_all(sweeps: Mapping[str, Callable[[], object]]) -> None:

@@ -23,12 +23,12 @@ from cyborg.conductor.binding.limits import (
     LimitEnforcer,
     ProjectLimits,
     check_create,
+    lock_project,
     run_with_limits,
+    run_with_lock,
 )
-from cyborg.conductor.binding.project_lock import lock_project, run_with_lock
 from cyborg.conductor.binding.release import ReleaseResult
-from cyborg.conductor.notifications.arq_events import ArqEventRecorder
-from cyborg.conductor.notifications.notifications import NotificationBuilder
+from cyborg.conductor.notifications.notifications import ArqEventRecorder, NotificationBuilder
 from cyborg.core.attachments.selector import attached_error
 from cyborg.core.attachments.successor import describe_work
 from cyborg.core.binding.attach_target import find_target

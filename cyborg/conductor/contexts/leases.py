@@ -21,7 +21,7 @@ from cyborg.conductor.binding.context_states import follow_arqs, record_contexts
 from cyborg.conductor.binding.creation import renew_context_arqs
 from cyborg.conductor.binding.release import ReleaseResult
 from cyborg.conductor.contexts.device_contexts import find_context, refuse_attached, to_response
-from cyborg.conductor.notifications.arq_events import ArqEventRecorder
+from cyborg.conductor.notifications.notifications import ArqEventRecorder
 from cyborg.core.binding.arqs import BindRequest
 from cyborg.core.binding.states import Step, source_states
 from cyborg.core.contexts.leases import (

@@ -20,10 +20,15 @@ from typing import Any
 import sqlalchemy as sa
 from oslo_config import cfg
 
-from cyborg.conductor.common.agent_epochs import make_stale_error
-from cyborg.conductor.common.lease_owner import new_owner
-from cyborg.conductor.drivers.notifier import GenerationNotifier, HostGeneration
-from cyborg.conductor.drivers.rollout_steps import StepExecutor, StepRevert, agent_ids
+from cyborg.conductor.common.calls import make_stale_error
+from cyborg.conductor.common.work_lease import new_owner
+from cyborg.conductor.drivers.rollout_steps import (
+    GenerationNotifier,
+    HostGeneration,
+    StepExecutor,
+    StepRevert,
+    agent_ids,
+)
 from cyborg.conductor.jobs import cancellation
 from cyborg.conductor.jobs.cancellation import BY_OPERATOR
 from cyborg.conductor.notifications.notifications import NotificationBuilder

@@ -14,8 +14,10 @@ import sqlalchemy as sa
 from oslo_config import cfg
 from oslo_db import exception as db_exc
 
-from cyborg.conductor.drivers.targets import MAX_NAMED, BackendTarget, TargetResolver
-from cyborg.conductor.drivers.validation import (
+from cyborg.conductor.drivers.targets import (
+    MAX_NAMED,
+    BackendTarget,
+    TargetResolver,
     driver_busy,
     driver_in_use,
     ensure_unused,

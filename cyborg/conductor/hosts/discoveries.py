@@ -14,7 +14,7 @@ from oslo_config import cfg
 from oslo_context import context
 from oslo_db import exception as db_exc
 
-from cyborg.conductor.common.agent_epochs import check_epoch
+from cyborg.conductor.common.calls import check_epoch
 from cyborg.core.errors import Conflict, CyborgError, NotFound
 from cyborg.core.inventory.report import BackendStatus, parse_backends
 from cyborg.core.log import get_logger

@@ -14,9 +14,11 @@ from oslo_config import cfg
 from oslo_db import exception as db_exc
 
 from cyborg.conductor.hosts import failure_detector
-from cyborg.conductor.hosts.heartbeat_interval import HeartbeatInterval
+from cyborg.conductor.hosts.failure_detector import HeartbeatInterval
 from cyborg.conductor.inventory import report_handler
-from cyborg.conductor.jobs import abandon, cancellation, restore
+from cyborg.conductor.jobs import cancellation
+from cyborg.conductor.jobs import cancellation as abandon
+from cyborg.conductor.jobs import reboot as restore
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.conf.conductor import reference_release
 from cyborg.core.binding.states import ServiceStatus

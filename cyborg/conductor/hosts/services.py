@@ -1,21 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deletion of daemons that are down; for an agent, together with the inventory of its host."""
+"""Deletion of daemons that are down; for an agent, together with the inventory of its host.
+
+Removal of hosts that left the cloud for good, with everything that is stored of them.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 import sqlalchemy as sa
 from oslo_config import cfg
+from oslo_db.exception import DBDuplicateEntry
 
+from cyborg.conductor.binding.arqs import Arqs
+from cyborg.conductor.binding.release import ReleaseResult
 from cyborg.conductor.inventory import report_handler
 from cyborg.conductor.inventory.report_handler import ReportResult
 from cyborg.conductor.notifications.notifications import NotificationBuilder
-from cyborg.core.errors import InUse, NotFound, WrongState
+from cyborg.core.errors import InUse, Invalid, NotFound, WrongState
 from cyborg.core.hosts.liveness import AGENT
 from cyborg.core.log import get_logger
-from cyborg.core.validation import parse_uuid
+from cyborg.core.validation import check_text, parse_uuid
+from cyborg.db.binding import write as arq_store
+from cyborg.db.devices import tombstones, windows
+from cyborg.db.devices import write as devices
+from cyborg.db.discoveries import write as discoveries
 from cyborg.db.drivers import rollouts
 from cyborg.db.jobs import write as jobs
+from cyborg.db.providers import write as providers
 from cyborg.db.services import write as store
 from cyborg.db.unit_of_work import UnitOfWork
 
@@ -144,3 +157,163 @@ def remove_inventory(
     jobs.fail_host_jobs(tx, host, f"abandoned: {name} was {verb}")
     rollouts.skip_pending_agent(tx, [host])
     return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class HostRemovalResult:
+    """What was removed of a host, as numbers of objects.
+
+    ``providers`` resource providers remain to be deleted in Placement.
+    """
+
+    services: int
+    devices: int
+    arqs: int
+    tombstones: int
+    providers: int
+    report: ReportResult
+    release: ReleaseResult
+
+
+class HostRemoval:
+    """Removal of hosts by operators."""
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        uow: UnitOfWork,
+        arqs: Arqs,
+        wake_publisher: Callable[[], None] = lambda: None,
+        notices: NotificationBuilder | None = None,
+        *,
+        now: Callable[[], datetime] | None = None,
+    ) -> None:
+        """``wake_publisher`` is called after a commit that changes resource providers."""
+        self._conf = conf
+        self._uow = uow
+        self._arqs = arqs
+        self._wake_publisher = wake_publisher
+        self._now = now or uow.clock
+        self._notices = notices or NotificationBuilder(conf, now=self._now)
+
+    def forget(self, host: str, force: bool, dry_run: bool | None = None) -> dict[str, Any]:
+        """Remove the daemons of a host that are down, its inventory and its resource providers.
+
+        Return the number of removed objects of each kind. With ``force``, also delete the ARQs that
+        hold its devices, fail its jobs on devices, and make the publisher delete what consumers
+        have allocated of its resource providers. Custody records stay, and so do the tombstones of
+        devices with dirty handles: such a device must be cleaned if it ever returns.
+
+        All is one transaction; only Placement changes later. With ``dry_run`` the transaction is
+        rolled back: the numbers and errors are those of a removal. Raise Invalid, NotFound if
+        nothing is stored of the host, WrongState while a daemon is up or late or a job is about the
+        host, and InUse while a request holds a device and ``force`` is False.
+        """
+        host, now = check_text("host", host), self._now()
+        if not isinstance(force, bool):
+            raise Invalid("force: expected true or false", field="force")
+        if not isinstance(dry_run, bool | None):
+            raise Invalid("dry_run: expected true or false", field="dry_run")
+        if dry_run:
+            return self._count(host, force, now)
+        try:
+            result = self._uow.run_once(lambda tx: self._forget(tx, host, force, now), _to_dict)
+        except DBDuplicateEntry as exc:
+            raise _returned(host) from exc
+        LOG.info(
+            "Removed host: %d services, %d devices, %d ARQs, %d tombstones; %d resource providers "
+            "to delete in Placement; %s",
+            result.services,
+            result.devices,
+            result.arqs,
+            result.tombstones,
+            result.providers,
+            result.report.summary,
+            host=host,
+        )
+        for remark in result.report.remarks:
+            LOG.warning("%s", remark.text, host=host, **remark.fields)
+        self._arqs.finish_release(result.release, deleted=True)
+        if result.providers:
+            self._wake_publisher()
+        return _to_dict(result)
+
+    def _count(self, host: str, force: bool, now: datetime) -> dict[str, Any]:
+        """Return what a removal would return. Raise its errors."""
+
+        def undo(tx: sa.Connection) -> None:
+            raise _RolledBackError(self._forget(tx, host, force, now))
+
+        try:
+            self._uow.run(undo)
+        except _RolledBackError as exc:
+            return _to_dict(exc.result)
+        raise AssertionError("the transaction was committed")
+
+    def _forget(
+        self, tx: sa.Connection, host: str, force: bool, now: datetime
+    ) -> HostRemovalResult:
+        found = store.lock_of_host(tx, host)
+        if up := sorted(row["binary"] for row in found if row["down_at"] > now):
+            raise WrongState(f"{up[0]} of host {host} is not down; stop it first", host=host)
+        ids = [row["id"] for row in found]
+        # The row of the agent is the lock of the inventory. An imported host has no such row yet.
+        if not any(row["binary"] == AGENT for row in found):
+            ids.append(store.insert_absent_agent(tx, host, now))
+        # Jobs of several hosts are never failed here: their operator decides what they do next.
+        if open_ := store.open_jobs(tx, host, programs=not force):
+            raise WrongState(
+                f"host {host} cannot be removed: {len(open_)} open jobs work on it, such as "
+                f"{', '.join(open_[:MAX_NAMED])}; cancel them or wait for their end",
+                host=host,
+            )
+        released = self._release(tx, host) if force else ReleaseResult(0)
+        uuids = devices.uuids_of_host(tx, host)
+        tombstone_devices = tombstones.uuids_of_host(tx, host)
+        report = remove_inventory(
+            tx, host, f"host {host}", "removed", now, self._conf, self._notices
+        )
+        if store.delete_of_host(tx, ids, now) != len(ids):
+            raise _returned(host)
+        removed = tombstones.delete_clean(tx, host)
+        # A device that returns from its tombstone is still in its maintenance window.
+        kept = tombstones.uuids_of_host(tx, host)
+        windows.delete_of_devices(tx, {*uuids, *tombstone_devices}.difference(kept))
+        discoveries.delete_of_host(tx, host)
+        remaining = providers.mark_removed(tx, host, now, evict=force)
+        result = HostRemovalResult(
+            len(found), len(uuids), released.count, removed, remaining, report, released
+        )
+        if not any(_to_dict(result).values()):
+            raise NotFound(
+                f"nothing is stored of host {host}; GET /v2/services lists the known hosts",
+                host=host,
+            )
+        return result
+
+    def _release(self, tx: sa.Connection, host: str) -> ReleaseResult:
+        """Delete the ARQs that hold devices of a host; unbind those of device contexts."""
+        rows = arq_store.lock(tx, store.holders(tx, host))
+        return self._arqs.release_arqs(tx, rows, keep=False) if rows else ReleaseResult(0)
+
+
+class _RolledBackError(Exception):
+    """Ends a transaction without a commit; ``result`` is what it would have done."""
+
+    def __init__(self, result: HostRemovalResult) -> None:
+        super().__init__()
+        self.result = result
+
+
+def _returned(host: str) -> WrongState:
+    return WrongState(f"a daemon of host {host} has just returned; stop it first", host=host)
+
+
+def _to_dict(result: HostRemovalResult) -> dict[str, Any]:
+    return {
+        "services": result.services,
+        "devices": result.devices,
+        "accelerator_requests": result.arqs,
+        "tombstones": result.tombstones,
+        "resource_providers": result.providers,
+    }

@@ -1,16 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Change the status of devices."""
+"""Change the labels that users give to bound accelerators.
 
-from collections.abc import Callable
-from datetime import datetime
+Manage attributes that operators add to deployables. Reports of agents do not change them.
+
+Change the status of devices.
+
+Delete expired device tombstones. Reports write tombstones and restore devices from them.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import uuid4
 
 import sqlalchemy as sa
+from oslo_config import cfg
+from oslo_db import exception as db_exc
 
 from cyborg.conductor.notifications.notifications import NotificationBuilder
-from cyborg.core.errors import Invalid, NotFound
+from cyborg.core.binding.accelerator import parse_label
+from cyborg.core.errors import Conflict, Invalid, NotFound, WrongState
 from cyborg.core.log import get_logger
-from cyborg.core.validation import parse_uuid
+from cyborg.core.timestamps import to_iso
+from cyborg.core.validation import check_optional_text, check_text, parse_uuid
 from cyborg.core.wire.notification import Event
+from cyborg.db import old_rows
+from cyborg.db.binding import accelerators
+from cyborg.db.binding import write as arqs
+from cyborg.db.deployables import write as deployables
 from cyborg.db.devices import read, windows
 from cyborg.db.devices import write as store
 from cyborg.db.outbox import write as outbox
@@ -18,6 +35,113 @@ from cyborg.db.providers import write as providers
 from cyborg.db.unit_of_work import UnitOfWork
 
 LOG = get_logger(__name__)
+
+
+class Accelerators:
+    """Operations on accelerators."""
+
+    def __init__(self, uow: UnitOfWork) -> None:
+        self._uow = uow
+
+    def update(
+        self, uuid: str, label: Mapping[str, Any], project_scope: str | None
+    ) -> dict[str, Any]:
+        """Change the label of an accelerator; return its row as plain values.
+
+        ``project_scope`` limits the call to accelerators of one project; None means all projects. A
+        label belongs to the ARQ that is bound to the accelerator. Raise Invalid, NotFound, and
+        WrongState if the accelerator is not bound.
+        """
+        accelerator = parse_uuid(uuid, "uuid")
+        changes = parse_label(label)
+        # An empty scope is that of a token without a project, which has no accelerators.
+        scope = "" if project_scope == "" else check_optional_text("project_scope", project_scope)
+
+        def write(tx: sa.Connection) -> accelerators.AcceleratorRow:
+            is_bound = arqs.write_label(tx, accelerator, changes, scope)
+            row = accelerators.get(tx, accelerator, scope)
+            if row is None:
+                raise NotFound(f"no accelerator {accelerator}", accelerator=accelerator)
+            if not is_bound:
+                raise WrongState(
+                    f"accelerator {accelerator} is not bound; only a bound accelerator can be "
+                    "labelled",
+                    accelerator=accelerator,
+                )
+            return row
+
+        row = self._uow.run_once(write, _plain)
+        LOG.info(
+            "Updated label of accelerator: %s",
+            ", ".join(sorted(changes)),
+            accelerator=accelerator,
+            arq=row["arq_uuid"],
+            instance=row["instance_uuid"],
+        )
+        return _plain(row)
+
+
+def _plain(row: accelerators.AcceleratorRow) -> dict[str, Any]:
+    return {k: to_iso(v) if isinstance(v, datetime) else v for k, v in row.items()}
+
+
+class Attributes:
+    """Operations on attributes of deployables."""
+
+    def __init__(self, uow: UnitOfWork) -> None:
+        self._uow = uow
+
+    def create(self, deployable: str, key: str, value: str) -> dict[str, Any]:
+        """Add an attribute to the deployable with this uuid; return its row as plain values.
+
+        The new attribute hides an attribute with the same key that the agent reports. Raise
+        Invalid, NotFound, and Conflict if an operator has already added this key.
+        """
+        owner = parse_uuid(deployable, "deployable_id")
+        now = self._uow.clock()
+        row: deployables.NewAttributeRow = {
+            "uuid": str(uuid4()),
+            "key": check_text("key", key),
+            "value": check_text("value", value),
+            "created_at": now,
+        }
+        made = {**row, "deployable_uuid": owner, "created_at": to_iso(now), "updated_at": None}
+
+        def write(tx: sa.Connection) -> None:
+            if not deployables.add_attribute(tx, owner, row):
+                raise _no_deployable(owner)
+
+        try:
+            self._uow.run_once(write, lambda _: made)
+        except db_exc.DBDuplicateEntry as exc:
+            raise Conflict(
+                f"deployable {owner} already has an attribute {key!r}, delete it first",
+                deployable=owner,
+                key=key,
+            ) from exc
+        except db_exc.DBReferenceError as exc:
+            raise _no_deployable(owner) from exc
+        LOG.info("Created attribute %s (%s)", row["uuid"], key, deployable=owner)
+        return made
+
+    def delete(self, uuid: str) -> None:
+        """Delete an attribute. Raise Invalid, NotFound."""
+        attribute = parse_uuid(uuid, "uuid")
+
+        def write(tx: sa.Connection) -> None:
+            if not deployables.delete_attribute(tx, attribute):
+                raise NotFound(f"no attribute {attribute}", attribute=attribute)
+
+        self._uow.run_once(write)
+        LOG.info("Deleted attribute %s", attribute)
+
+
+def _no_deployable(uuid: str) -> NotFound:
+    return NotFound(
+        f"deployable_id: no deployable {uuid}; GET /v2/deployables lists the known ones",
+        deployable=uuid,
+    )
+
 
 ENABLED = "enabled"
 MAINTAINING = "maintaining"
@@ -81,3 +205,26 @@ class Devices:
             outbox.add_all(
                 tx, self._notifications.build_messages(event, read.find(tx, uuids=[device]))
             )
+
+
+BATCH = 256  # tombstones deleted in one sweep
+
+
+class Tombstones:
+    """Tombstones of removed devices."""
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        uow: UnitOfWork,
+        *,
+        now: Callable[[], datetime] | None = None,
+    ) -> None:
+        self._conf = conf
+        self._uow = uow
+        self._now = now or uow.clock
+
+    def sweep(self) -> int:
+        """Delete tombstones older than [conductor] tombstone_ttl seconds; return their number."""
+        expires_before = self._now() - timedelta(seconds=self._conf.conductor.tombstone_ttl)
+        return self._uow.run(lambda tx: old_rows.TOMBSTONES.purge(tx, expires_before, BATCH))

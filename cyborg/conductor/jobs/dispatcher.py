@@ -18,14 +18,14 @@ import sqlalchemy as sa
 from oslo_config import cfg
 
 from cyborg import tracing
-from cyborg.conductor.common.agent_epochs import check_epoch
-from cyborg.conductor.common.lease_owner import new_owner
+from cyborg.conductor.common.calls import check_epoch
+from cyborg.conductor.common.work_lease import new_owner
 from cyborg.conductor.custody import entries
-from cyborg.conductor.jobs import completion, draining
-from cyborg.conductor.jobs.abandon import abandon_cleaning
+from cyborg.conductor.jobs import completion
+from cyborg.conductor.jobs import partitioning as draining
+from cyborg.conductor.jobs.cancellation import abandon_cleaning
 from cyborg.conductor.jobs.completion import JobResult
-from cyborg.conductor.notifications.arq_events import ArqEventRecorder
-from cyborg.conductor.notifications.notifications import NotificationBuilder
+from cyborg.conductor.notifications.notifications import ArqEventRecorder, NotificationBuilder
 from cyborg.core.binding.attach_target import KEY, AttachTarget
 from cyborg.core.errors import CyborgError, Invalid, NotFound, Unavailable
 from cyborg.core.jobs.activity import Activity, parse_activity

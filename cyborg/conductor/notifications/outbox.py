@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import sqlalchemy as sa
 from oslo_config import cfg
 
-from cyborg.conductor.notifications.arq_events import NOVA_EVENT
+from cyborg.conductor.notifications.notifications import NOVA_EVENT
 from cyborg.conductor.notifications.outbox_worker import Channel, OutboxWorker
 from cyborg.core.errors import NotFound, WrongState
 from cyborg.core.log import get_logger

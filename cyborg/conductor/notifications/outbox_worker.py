@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from oslo_config import cfg
 
 from cyborg import tracing
-from cyborg.conductor.common.lease_owner import new_owner
+from cyborg.conductor.common.work_lease import new_owner
 from cyborg.core.errors import Invalid, Unavailable
 from cyborg.core.log import get_logger
 from cyborg.core.text import sanitize

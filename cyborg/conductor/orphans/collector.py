@@ -26,14 +26,14 @@ from oslo_db import exception as db_exc
 
 from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement
-from cyborg.conductor.binding.ownership import OwnerResolver
-from cyborg.conductor.notifications.arq_events import ArqEventRecorder
-from cyborg.conductor.notifications.notifications import NotificationBuilder
-from cyborg.conductor.orphans.dropped_arqs import DroppedArqs, delete_expired
-from cyborg.conductor.orphans.instance_query import InstanceQuery
+from cyborg.conductor.binding.binder import OwnerResolver
+from cyborg.conductor.notifications.notifications import ArqEventRecorder, NotificationBuilder
+from cyborg.conductor.orphans.instances import InstanceQuery
 from cyborg.conductor.orphans.release import (
     RELEASE_BATCH,
+    DroppedArqs,
     OrphanReleaser,
+    delete_expired,
     log_released,
     log_suspected,
 )

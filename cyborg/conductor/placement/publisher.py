@@ -17,9 +17,9 @@ from oslo_config import cfg
 
 from cyborg import tracing
 from cyborg.clients.placement import Placement, ProviderSummary
-from cyborg.conductor.placement import mapping
+from cyborg.conductor.placement import provider_rows as mapping
 from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
-from cyborg.conductor.placement.leases import group_by_host, new_lease
+from cyborg.conductor.placement.provider_rows import group_by_host, new_lease
 from cyborg.conductor.placement.reconciler import ProviderReconciler, order_by_depth
 from cyborg.core.errors import CyborgError, InUse, NotFound, Unavailable
 from cyborg.core.log import get_logger, log_fields

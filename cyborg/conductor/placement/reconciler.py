@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cyborg.clients.placement import Placement, ProviderSummary
-from cyborg.conductor.placement import mapping
+from cyborg.conductor.placement import provider_rows as mapping
 from cyborg.core import naming
 from cyborg.core.errors import Conflict, CyborgError, InUse, Stale, Unavailable
 from cyborg.core.log import get_logger

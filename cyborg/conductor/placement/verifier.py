@@ -18,9 +18,9 @@ import sqlalchemy as sa
 from oslo_config import cfg
 
 from cyborg.clients.placement import Placement, ProviderSummary
-from cyborg.conductor.placement import mapping
+from cyborg.conductor.placement import provider_rows as mapping
 from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
-from cyborg.conductor.placement.leases import group_by_host, new_lease
+from cyborg.conductor.placement.provider_rows import group_by_host, new_lease
 from cyborg.core.errors import CyborgError, Invalid, NotFound, Unavailable
 from cyborg.core.hosts.identity import NO_IDENTITY, Identity
 from cyborg.core.log import get_logger, log_fields

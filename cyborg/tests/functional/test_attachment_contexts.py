@@ -11,8 +11,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.contexts.device_contexts import DeviceContexts
 from cyborg.conductor.contexts.leases import ContextLeases
-from cyborg.conductor.notifications.arq_events import ArqEventRecorder
-from cyborg.conductor.notifications.notifications import NotificationBuilder
+from cyborg.conductor.notifications.notifications import ArqEventRecorder, NotificationBuilder
 from cyborg.core.errors import (
     Conflict,
     CyborgError,

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.binding import binding
 from cyborg.conductor.binding.limits import LimitEnforcer, UnifiedLimits
-from cyborg.conductor.jobs.restore import enqueue_restores
+from cyborg.conductor.jobs.reboot import enqueue_restores
 from cyborg.core.errors import Unavailable
 from cyborg.core.inventory.device import Health
 from cyborg.db import schema

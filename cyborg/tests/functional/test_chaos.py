@@ -18,7 +18,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.clients.placement import Placement
-from cyborg.conductor.placement import mapping
+from cyborg.conductor.placement import provider_rows as mapping
 from cyborg.db import schema
 from cyborg.db.deployables import write as deployables
 from cyborg.tests.fixtures.bus.tcp_relay import relay_broker

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from cyborg.conductor.common.idempotency import IdempotentEndpoint
+from cyborg.conductor.common.calls import IdempotentEndpoint
 from cyborg.conductor.manager import make_handlers
 from cyborg.conductor.wiring import build_conductor
 from cyborg.db import schema

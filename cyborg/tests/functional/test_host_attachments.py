@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.clients.placement import ConsumerAllocation
-from cyborg.conductor.jobs.restore import enqueue_restores
+from cyborg.conductor.jobs.reboot import enqueue_restores
 from cyborg.core.errors import Conflict, Invalid, NotFound, TimedOut, WrongState
 from cyborg.db import schema
 from cyborg.db.audits import sources as audit_sources

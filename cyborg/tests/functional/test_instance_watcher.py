@@ -18,8 +18,7 @@ import pytest
 import sqlalchemy as sa
 from oslo_config import cfg
 
-from cyborg.conductor.notifications.arq_events import ArqEventRecorder
-from cyborg.conductor.notifications.notifications import NotificationBuilder
+from cyborg.conductor.notifications.notifications import ArqEventRecorder, NotificationBuilder
 from cyborg.conductor.orphans.release import OrphanReleaser
 from cyborg.conductor.orphans.watcher import InstanceWatcher
 from cyborg.conductor.service import ConductorService

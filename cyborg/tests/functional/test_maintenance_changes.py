@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from oslo_db import exception as db_exc
 
-from cyborg.conductor.jobs.restore import enqueue_restores
+from cyborg.conductor.jobs.reboot import enqueue_restores
 from cyborg.core.attachments.attachment import Step
 from cyborg.core.errors import WrongState
 from cyborg.db import schema

@@ -15,7 +15,7 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from cyborg.conductor.common.idempotency import IdempotentEndpoint
+from cyborg.conductor.common.calls import IdempotentEndpoint
 from cyborg.conductor.manager import make_handlers
 from cyborg.conductor.wiring import build_conductor
 from cyborg.core.errors import Conflict, CyborgError, Invalid, Stale, Unavailable

@@ -12,8 +12,11 @@ import sqlalchemy as sa
 from oslo_config import cfg
 from oslo_utils import timeutils
 
-from cyborg.conductor.notifications.arq_events import NOVA_EVENT
-from cyborg.conductor.notifications.notifications import NOTIFICATION, NotificationBuilder
+from cyborg.conductor.notifications.notifications import (
+    NOTIFICATION,
+    NOVA_EVENT,
+    NotificationBuilder,
+)
 from cyborg.conductor.service import ConductorService
 from cyborg.core.wire.notification import Event
 from cyborg.db import schema

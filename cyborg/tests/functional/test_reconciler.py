@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.binding.arqs import Arqs
-from cyborg.conductor.binding.ownership import OwnerResolver
+from cyborg.conductor.binding.binder import OwnerResolver
 from cyborg.conductor.inventory.devices import Devices
 from cyborg.conductor.orphans.collector import OrphanCollector, RoundStats
 from cyborg.core.errors import NoHandle, Unavailable

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cyborg.conductor.drivers.notifier import GenerationNotifier
+from cyborg.conductor.drivers.rollout_steps import GenerationNotifier
 from cyborg.core.errors import TimedOut
 from cyborg.threads.calls import MAX_THREADS, FanOut
 

@@ -8,7 +8,8 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from cyborg.conductor.audit import lease, runner
+from cyborg.conductor.audit import runner
+from cyborg.conductor.audit import runner as lease
 from cyborg.core import naming
 from cyborg.core.errors import Conflict, Invalid, NotFound, Unavailable
 from cyborg.db import schema

@@ -9,11 +9,10 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.binding.arqs import Arqs
-from cyborg.conductor.binding.binder import MAX_ATTEMPTS
+from cyborg.conductor.binding.binder import MAX_ATTEMPTS, InstanceAllocations
 from cyborg.conductor.binding.binding import bind
 from cyborg.conductor.binding.claim_plan import AllocationsUnread, BindContext
 from cyborg.conductor.binding.claims import ClaimLost
-from cyborg.conductor.binding.ownership import InstanceAllocations
 from cyborg.conductor.inventory.devices import Devices
 from cyborg.core.binding.arqs import BindRequest
 from cyborg.core.errors import NoHandle, Unavailable

@@ -11,8 +11,8 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.binding.arqs import Arqs
+from cyborg.conductor.binding.binder import InstanceAllocations
 from cyborg.conductor.binding.limits import LimitEnforcer, StaticLimits, make_source
-from cyborg.conductor.binding.ownership import InstanceAllocations
 from cyborg.conductor.service import ConductorService
 from cyborg.core.binding.limits import Limits
 from cyborg.core.errors import Misconfigured, OverLimit, Unavailable

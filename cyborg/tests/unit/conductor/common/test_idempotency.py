@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from cyborg.conductor.common.idempotency import (
+from cyborg.conductor.common.calls import (
     PURGE_BATCH,
     CallRecords,
     IdempotentEndpoint,

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from cyborg.conductor.common.loop_watch import LoopWatch
+from cyborg.conductor.common.sweeps import LoopWatch
 from cyborg.conductor.hosts.heartbeats import Hosts
 from cyborg.core.errors import Invalid
 from cyborg.db import schema

@@ -9,8 +9,7 @@ import sqlalchemy as sa
 
 from cyborg.clients.nova import Nova
 from cyborg.conductor.contexts.device_contexts import DeviceContexts
-from cyborg.conductor.notifications.arq_events import ArqEventRecorder
-from cyborg.conductor.notifications.notifications import NotificationBuilder
+from cyborg.conductor.notifications.notifications import ArqEventRecorder, NotificationBuilder
 from cyborg.conductor.orphans.collector import OrphanCollector
 from cyborg.conductor.orphans.release import OrphanReleaser
 from cyborg.core.errors import OverLimit

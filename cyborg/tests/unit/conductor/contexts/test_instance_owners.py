@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.binding.arqs import Arqs
-from cyborg.conductor.binding.ownership import InstanceAllocations
+from cyborg.conductor.binding.binder import InstanceAllocations
 from cyborg.core.errors import Conflict, Unavailable
 from cyborg.tests.fixtures.hosts.context_work import PROJECT, ContextEnv
 

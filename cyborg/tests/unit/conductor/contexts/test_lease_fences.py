@@ -9,8 +9,8 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.binding.arqs import Arqs
+from cyborg.conductor.binding.binder import InstanceAllocations
 from cyborg.conductor.binding.limits import LimitEnforcer
-from cyborg.conductor.binding.ownership import InstanceAllocations
 from cyborg.conductor.contexts import leases
 from cyborg.core.binding.limits import Limits
 from cyborg.core.errors import (

@@ -10,9 +10,9 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.binding.arqs import Arqs
+from cyborg.conductor.binding.binder import InstanceAllocations
 from cyborg.conductor.binding.context_states import record_refusal
-from cyborg.conductor.binding.ownership import InstanceAllocations
-from cyborg.conductor.jobs.restore import enqueue_restores
+from cyborg.conductor.jobs.reboot import enqueue_restores
 from cyborg.core.errors import (
     Conflict,
     Invalid,

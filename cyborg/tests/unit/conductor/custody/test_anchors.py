@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import sqlalchemy as sa
 
-from cyborg.conductor.custody.anchors import CustodyAnchors
+from cyborg.conductor.custody.sealer import CustodyAnchors
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.custody.verify import parse_anchors
 from cyborg.db import schema

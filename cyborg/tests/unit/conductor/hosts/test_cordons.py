@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.binding.arqs import Arqs
-from cyborg.conductor.placement import mapping
+from cyborg.conductor.placement import provider_rows as mapping
 from cyborg.core.errors import NoHandle
 from cyborg.core.inventory.device import Ability
 from cyborg.core.inventory.report import BackendState, BackendStatus

@@ -9,8 +9,7 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from cyborg.conductor.hosts.failure_detector import FailureDetector
-from cyborg.conductor.hosts.heartbeat_interval import HeartbeatInterval
+from cyborg.conductor.hosts.failure_detector import FailureDetector, HeartbeatInterval
 from cyborg.conductor.hosts.heartbeats import Hosts
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.errors import TimedOut, Unavailable

@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from cyborg.conductor.hosts.heartbeat_interval import MAX_COUNT_AGE, HeartbeatInterval
+from cyborg.conductor.hosts.failure_detector import MAX_COUNT_AGE, HeartbeatInterval
 from cyborg.conductor.hosts.heartbeats import Hosts
 from cyborg.core.hosts.liveness import AGENT, CONDUCTOR
 from cyborg.db import schema

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from oslo_utils import timeutils
 
 from cyborg.conductor.binding.arqs import Arqs
-from cyborg.conductor.hosts.host_removal import HostRemoval
+from cyborg.conductor.hosts.services import HostRemoval
 from cyborg.conductor.inventory import report_handler
 from cyborg.core.errors import CyborgError, InUse, Invalid, NotFound, WrongState
 from cyborg.core.hosts.liveness import AGENT, CONDUCTOR

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from oslo_utils import timeutils
 
-from cyborg.conductor.inventory.accelerators import Accelerators
+from cyborg.conductor.inventory.devices import Accelerators
 from cyborg.core.errors import Invalid, NotFound, WrongState
 from cyborg.db import schema
 from cyborg.db.binding import accelerators as read
@@ -116,7 +116,7 @@ def test_update_logs_the_accelerator_and_the_arq_that_owns_it(
     engine: sa.Engine, handles: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     (arq,) = rows.read(engine, schema.arqs)
-    with caplog.at_level(logging.INFO, "cyborg.conductor.inventory.accelerators"):
+    with caplog.at_level(logging.INFO, "cyborg.conductor.inventory.devices"):
         Accelerators(UnitOfWork(engine)).update(handles[0], {"name": "n"}, OWN)
     (record,) = (r for r in caplog.records if r.name.endswith(".accelerators"))
     fields: dict[str, Any] = record.extra  # type: ignore[attr-defined]

@@ -6,7 +6,7 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from cyborg.conductor.inventory.attributes import Attributes
+from cyborg.conductor.inventory.devices import Attributes
 from cyborg.core.errors import Conflict, Invalid, NotFound
 from cyborg.core.timestamps import to_iso
 from cyborg.db import schema

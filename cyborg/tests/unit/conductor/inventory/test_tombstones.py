@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from oslo_utils import timeutils
 
 from cyborg.conductor.hosts.heartbeats import Hosts
-from cyborg.conductor.inventory.tombstones import BATCH, Tombstones
+from cyborg.conductor.inventory.devices import BATCH, Tombstones
 from cyborg.core.inventory.report import BackendState, BackendStatus
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork

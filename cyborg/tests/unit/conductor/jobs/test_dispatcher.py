@@ -252,7 +252,7 @@ def test_handle_whose_cleaning_fails_is_reserved_in_placement(sqlite_env: JobsEn
     sqlite_env.agents.answers["release"] = "failed"
 
     def provider() -> tuple[int, int]:
-        from cyborg.conductor.placement import mapping
+        from cyborg.conductor.placement import provider_rows as mapping
         from cyborg.db.deployables import write as deployables
 
         with sqlite_env.engine.connect() as connection:

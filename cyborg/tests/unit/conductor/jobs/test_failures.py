@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.inventory.devices import Devices
-from cyborg.conductor.jobs import failures
+from cyborg.conductor.jobs import completion as failures
 from cyborg.conductor.jobs.partitioning import Partitions
 from cyborg.core.errors import NoHandle
 from cyborg.db import schema

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from cyborg.conductor.drivers.rollout_controller import RolloutController
 from cyborg.conductor.hosts.heartbeats import Hosts
 from cyborg.conductor.jobs.partitioning import Partitions
-from cyborg.conductor.jobs.reapply import LostValues
+from cyborg.conductor.jobs.reboot import LostValues
 from cyborg.core.errors import WrongState
 from cyborg.core.inventory.device import Ability, Device, Layout
 from cyborg.db import schema

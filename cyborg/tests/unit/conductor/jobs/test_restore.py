@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.hosts.heartbeats import Hosts
 from cyborg.conductor.jobs.partitioning import Partitions
-from cyborg.conductor.placement import mapping
+from cyborg.conductor.placement import provider_rows as mapping
 from cyborg.core.errors import NoHandle
 from cyborg.core.inventory import device_state
 from cyborg.core.inventory.device import Ability, Layout

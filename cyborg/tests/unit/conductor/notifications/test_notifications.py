@@ -15,9 +15,9 @@ from oslo_context.context import RequestContext
 
 from cyborg.conductor.device_profiles import DeviceProfiles
 from cyborg.conductor.inventory.devices import Devices
-from cyborg.conductor.notifications.arq_events import NOVA_EVENT
 from cyborg.conductor.notifications.notifications import (
     NOTIFICATION,
+    NOVA_EVENT,
     NotificationBuilder,
     create_worker,
 )

@@ -9,13 +9,13 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.clients.nova import Nova
-from cyborg.conductor.binding.ownership import (
+from cyborg.conductor.binding.binder import (
     INCOMPLETE_CONSUMER_PROJECT,
     InstanceAllocations,
     OwnerResolver,
 )
 from cyborg.conductor.orphans import collector as module
-from cyborg.conductor.orphans import dropped_arqs
+from cyborg.conductor.orphans import release as dropped_arqs
 from cyborg.conductor.orphans.collector import OrphanCollector, RoundStats
 from cyborg.core.errors import Unavailable
 from cyborg.db import schema

@@ -9,8 +9,8 @@ import pytest
 from oslo_utils import timeutils
 
 from cyborg.clients.nova import Nova
-from cyborg.conductor.orphans import deletion_scan
-from cyborg.conductor.orphans.deletion_scan import DeletionScan
+from cyborg.conductor.orphans import watcher as deletion_scan
+from cyborg.conductor.orphans.watcher import DeletionScan
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows

@@ -9,8 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.clients.nova import Nova
-from cyborg.conductor.notifications.arq_events import ArqEventRecorder
-from cyborg.conductor.notifications.notifications import NotificationBuilder
+from cyborg.conductor.notifications.notifications import ArqEventRecorder, NotificationBuilder
 from cyborg.conductor.orphans import watcher as module
 from cyborg.conductor.orphans.release import OrphanReleaser
 from cyborg.conductor.orphans.watcher import HintQueue, InstanceWatcher

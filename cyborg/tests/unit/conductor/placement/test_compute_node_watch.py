@@ -6,7 +6,7 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from cyborg.conductor.placement.compute_node_watch import ComputeNodeWatch
+from cyborg.conductor.placement.compute_nodes import ComputeNodeWatch
 from cyborg.core.errors import Unavailable
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from cyborg.conductor.placement import mapping
+from cyborg.conductor.placement import provider_rows as mapping
 from cyborg.core.binding.selection import Candidate, Demand, explain_rejection
 from cyborg.core.inventory.device import Health
 from cyborg.db import schema

@@ -1,15 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convert between database rows, ``core.placement.provider_tree`` and bodies of Placement's API."""
+"""Convert between database rows, ``core.placement.provider_tree`` and bodies of Placement's API.
+
+Leases of providers for calls to Placement, and the leased rows by host.
+"""
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from operator import itemgetter
+from typing import Any, TypeVar
 
-from cyborg.clients.placement import ProviderSummary
+from oslo_config import cfg
+
+from cyborg.clients.placement import Placement, ProviderSummary
+from cyborg.conductor.common.work_lease import new_owner
 from cyborg.core.inventory import device_state
 from cyborg.core.placement import provider_tree
 from cyborg.core.placement.provider_tree import DeployableState, Inventory, Provider
 from cyborg.db.deployables.write import DesiredProviderRow
+from cyborg.db.providers.write import LeasedProviderRow, VerifiedProviderRow
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(Inventory))
 
@@ -61,3 +72,30 @@ def _to_deployable(row: DesiredProviderRow) -> DeployableState:
         uncleanable=row["stuck"],
         parent_uuid=row["parent"],
     )
+
+
+ProviderRow = TypeVar("ProviderRow", LeasedProviderRow, VerifiedProviderRow)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A lease of rows until ``until``; no call may start after ``end``, a monotonic time."""
+
+    owner: str
+    until: datetime
+    end: float
+
+
+def new_lease(conf: cfg.ConfigOpts, placement: Placement, now: datetime, clock: float) -> Lease:
+    """Return a lease from ``now``, at ``clock`` monotonic seconds, that outlives its last call."""
+    timeout = placement.timeout
+    length = max(conf.conductor.lease_timeout, 3 * timeout)
+    until = now + timedelta(seconds=length)
+    return Lease(new_owner(conf.host), until, clock + length - timeout)
+
+
+def group_by_host(rows: Iterable[ProviderRow]) -> list[tuple[str, list[ProviderRow]]]:
+    """Return the hosts, sorted, each with its rows."""
+    by_host = itemgetter("host")
+    ordered = sorted(rows, key=by_host)
+    return [(host, list(group)) for host, group in itertools.groupby(ordered, by_host)]

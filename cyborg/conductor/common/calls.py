@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Execute each changing RPC call once, even if several conductors receive copies of its message.
+"""Check that a call is from the current process of a host's agent.
+
+Execute each changing RPC call once, even if several conductors receive copies of its message.
 
 oslo.messaging publishes a call again when its connection fails before the broker has confirmed it,
 so that two conductors may each receive a copy. Each call has a random id, which its copies share.
@@ -13,15 +15,38 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
+import sqlalchemy as sa
 from oslo_config import cfg
 
-from cyborg.core.errors import CyborgError, TimedOut, Unavailable
+from cyborg.core.errors import CyborgError, Stale, TimedOut, Unavailable
+from cyborg.core.hosts.liveness import is_current_epoch
 from cyborg.core.log import get_logger
 from cyborg.db import idempotency, old_rows
+from cyborg.db.services import write as services
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.publishing import DEDUPLICATED_METHODS
 
 LOG = get_logger(__name__)
+
+
+def check_epoch(tx: sa.Connection, host: str, epoch: str | None) -> None:
+    """Raise Stale unless a result with ``epoch`` is from the current agent of the host.
+
+    A former process of the agent, or a sender that uses the name of another host, does not know the
+    epoch. ``epoch`` is None from an older agent.
+    """
+    agent = services.agent_epoch(tx, host)
+    current, versions = (agent["epoch"], agent["versions"]) if agent else (None, {})
+    if is_current_epoch(epoch, current, versions):
+        return
+    raise make_stale_error(host, epoch)
+
+
+def make_stale_error(host: str, epoch: str | None) -> Stale:
+    """Return the error for a call with an epoch that is not that of the host's agent."""
+    name = "a result without an epoch" if epoch is None else f"unknown agent epoch {epoch}"
+    return Stale(f"{name} for host {host}", host=host)
+
 
 # Seconds for which a copy of a call is recognised, at least. The broker drops old calls before.
 MIN_RETENTION = 600.0

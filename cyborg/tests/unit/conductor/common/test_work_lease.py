@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from cyborg.conductor.common.lease_owner import new_owner, process_owner
+from cyborg.conductor.common.work_lease import new_owner, process_owner
 
 
 def test_owner_names_host_and_process() -> None:
@@ -25,7 +25,7 @@ def test_owner_fits_the_column() -> None:
 
 FORK = """
 import os
-from cyborg.conductor.common.lease_owner import process_owner
+from cyborg.conductor.common.work_lease import process_owner
 print(process_owner("h"), flush=True)
 if os.fork() == 0:
     print(process_owner("h"), flush=True)

@@ -49,12 +49,15 @@ from cyborg.conductor.notifications.notifications import (
 )
 from cyborg.conductor.notifications.outbox import DeadLetters, create_nova_worker
 from cyborg.conductor.notifications.outbox_worker import OutboxWorker
-from cyborg.conductor.orphans import watcher as deletion_scan
-from cyborg.conductor.orphans import watcher as instance_watcher
 from cyborg.conductor.orphans.collector import OrphanCollector
 from cyborg.conductor.orphans.instances import OrphanCheck
 from cyborg.conductor.orphans.release import OrphanReleaser
-from cyborg.conductor.orphans.watcher import DeletionScan, InstanceWatcher
+from cyborg.conductor.orphans.watcher import (
+    BATCH_INTERVAL,
+    SCAN_INTERVAL,
+    DeletionScan,
+    InstanceWatcher,
+)
 from cyborg.conductor.placement.compute_nodes import ComputeNodeWatch
 from cyborg.conductor.placement.publisher import Publisher
 from cyborg.conductor.placement.verifier import ProviderVerifier
@@ -382,8 +385,8 @@ def _watcher_tasks(
         return []
     scan = DeletionScan(uow, nova, watcher.check)
     return [
-        PeriodicTask("instances", instance_watcher.INTERVAL, watcher.run_once),
-        PeriodicTask("deletion scan", deletion_scan.SCAN_INTERVAL, scan.run_once),
+        PeriodicTask("instances", BATCH_INTERVAL, watcher.run_once),
+        PeriodicTask("deletion scan", SCAN_INTERVAL, scan.run_once),
     ]
 
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lease of a running audit, with its progress and its findings.
-
-Audits: compare four sources host by host, in the conductor that has the lease.
+"""Audits: compare four sources host by host, in the conductor that has the lease.
 
 A difference is only a finding if a recheck confirms it, since most differences are changes in
-progress. If a conductor stops, another one continues the audit after the last recorded host.
+progress. If a conductor stops, another one continues the audit after the last recorded host: the
+row of the audit has its lease, its progress and its findings.
 """
 
 import threading

@@ -31,8 +31,7 @@ from cyborg.conductor.binding.limits import (
     run_with_limits,
     run_with_lock,
 )
-from cyborg.conductor.notifications import notifications as arq_events
-from cyborg.conductor.notifications.notifications import NotificationBuilder
+from cyborg.conductor.notifications.notifications import ArqEventRecorder, NotificationBuilder
 from cyborg.core.binding.arqs import (
     BindRequest,
     UnbindRequest,
@@ -106,7 +105,7 @@ class Arqs:
         self._wake_jobs = wake_jobs
         self._enforcer = enforcer
         self._now = now or uow.clock
-        self._event_recorder = arq_events.ArqEventRecorder(
+        self._event_recorder = ArqEventRecorder(
             conf, notifications or NotificationBuilder(conf, now=self._now)
         )
         self.binder = Binder(

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Determine the project of an instance from its allocations in Placement.
+"""Run the transactions of binds and leases: limits, retries, orphans, and what follows.
 
 A bound ARQ belongs to the project of its instance, not to the project of the token: an
-administrator who evacuates a host must not become the owner of the ARQs there.
-
-Run the transactions of binds and leases: limits, retries, orphans, and what follows.
+administrator who evacuates a host must not become the owner of the ARQs there. So the project is
+that of the instance's allocations in Placement.
 """
 
 import time

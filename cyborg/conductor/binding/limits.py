@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lock a project in a transaction that counts its objects before it inserts one.
+"""Enforce the limits of projects in the transactions that create and bind ARQs.
 
-No concurrent call then exceeds a limit of the project, with or without [quota].
-
-Enforce the limits of projects in the transactions that create and bind ARQs.
-
-The unified limits of keystone are cached by project.
+A transaction locks a project before it counts the objects of the project and inserts one, so that
+no concurrent call exceeds a limit. The unified limits of keystone are cached by project.
 """
 
 import contextlib

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check that a call is from the current process of a host's agent.
-
-Execute each changing RPC call once, even if several conductors receive copies of its message.
+"""Calls of other daemons: check the sender's epoch, and execute each changing call once.
 
 oslo.messaging publishes a call again when its connection fails before the broker has confirmed it,
 so that two conductors may each receive a copy. Each call has a random id, which its copies share.

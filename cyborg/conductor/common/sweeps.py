@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detect periodic tasks that no longer run, log them and report them with the heartbeat.
+"""The sweeps of a conductor as one periodic task, and the watchdog of periodic tasks.
 
-The sweeps of a conductor, such as ``FailureDetector.sweep``, as one periodic task.
+A sweep is a function such as ``FailureDetector.sweep``. The watchdog logs the tasks that no longer
+run, and reports them with the heartbeat.
 """
 
 import threading

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sealing of custody records into the chains of their devices, and deletion of old records.
+"""Sealing of custody records into the chains of their devices, and what the chains need later.
 
 The transactions that bind and release only insert records. A periodic task puts them into chains,
 so that concurrent binds of handles of one device do not wait for one row. Every conductor runs the
 task: it locks the head of a chain, and skips a chain whose head another conductor has locked.
 Records that a killed conductor has not sealed are sealed by the next round of any conductor.
 
-A notification each day with the last record of each custody log.
-
-A listener keeps it where nobody can change it with the database: later it shows whether the chain
-of a device still has this record. Of several conductors one notifies of a chain, because it locks
-the head.
+Old records are deleted. Each day a notification has the last record of each chain: a listener keeps
+it where nobody can change it with the database, and later it shows whether the chain still has this
+record. Of several conductors one notifies of a chain, because it locks the head.
 """
 
 import contextlib

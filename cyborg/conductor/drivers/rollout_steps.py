@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notifications to agents about a new generation of the desired state of their hosts.
+"""Start and roll back the steps of driver jobs, and notify the agents of new generations.
 
-A notification may be lost: an agent also learns the generation from the answer to its heartbeat.
-
-Start and roll back the steps of driver jobs, within the transaction of the caller.
-
-The caller holds a lock on the job. Where possible, one statement serves all hosts.
+The caller of a step holds a lock on the job. Where possible, one statement serves all hosts. A
+notification may be lost: an agent also learns the generation from the answer to its heartbeat.
 """
 
 import threading

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts where a driver is installed, and the backends that use it: the targets of a change.
 
-Everything is read in a constant number of statements for any number of hosts.
-
-Validation of requests on drivers, and the errors for rejected requests.
+Everything is read in a constant number of statements for any number of hosts. Requests are
+validated here, and the errors of rejected ones built.
 """
 
 from collections.abc import Collection, Mapping, Sequence

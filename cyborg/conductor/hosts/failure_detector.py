@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interval of the heartbeats of agents, and the deadlines that a heartbeat sets.
-
-Failure detector of agents: cordon the hosts of agents that stop sending heartbeats.
+"""Failure detector of agents: cordon the hosts of agents that stop sending heartbeats.
 
 A host is uncordoned when its agent sends heartbeats again. Before it marks an agent down, a
 conductor verifies that it can receive its own heartbeats over the bus. They take the same path as
-the heartbeats of agents: through the broker, to any conductor, into the database.
+the heartbeats of agents: through the broker, to any conductor, into the database. Each heartbeat
+sets the deadlines of the next one, which follow from the interval of heartbeats.
 """
 
 import threading

@@ -16,9 +16,7 @@ from oslo_db import exception as db_exc
 from cyborg.conductor.hosts import failure_detector
 from cyborg.conductor.hosts.failure_detector import HeartbeatInterval
 from cyborg.conductor.inventory import report_handler
-from cyborg.conductor.jobs import cancellation
-from cyborg.conductor.jobs import cancellation as abandon
-from cyborg.conductor.jobs import reboot as restore
+from cyborg.conductor.jobs import cancellation, reboot
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.conf.conductor import reference_release
 from cyborg.core.binding.states import ServiceStatus
@@ -141,8 +139,8 @@ class Hosts:
                     marked = providers.mark_stale_of_hosts(tx, [host], now)
                 if previous is not None and has_rebooted(previous["boot_id"], boot_id):
                     # Before the jobs are locked: the locks of ARQs come first.
-                    restore.enqueue_restores(tx, host, now)
-                    marked += restore.enqueue_layouts(tx, host, now)
+                    reboot.enqueue_restores(tx, host, now)
+                    marked += reboot.enqueue_layouts(tx, host, now)
                     # An unchanged inventory has lost nothing. Without a digest this is not known
                     # yet: the next inventory is compared even if it is unchanged.
                     changed = digest is None or row["digest"] != digest
@@ -285,7 +283,7 @@ class Hosts:
             lambda tx: wanted_store.removed_with_drained_handles(tx, MAX_REMOVALS)
         ):
             outcome = self._uow.run(
-                lambda tx, host=host, backend=backend: abandon.remove_abandoned_backend(  # type: ignore[misc]
+                lambda tx, host=host, backend=backend: cancellation.remove_abandoned_backend(  # type: ignore[misc]
                     tx,
                     host,
                     backend,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deletion of daemons that are down; for an agent, together with the inventory of its host.
+"""Deletion of daemons that are down, and of hosts that left the cloud for good.
 
-Removal of hosts that left the cloud for good, with everything that is stored of them.
+With an agent the inventory of its host is deleted, and with a host everything that is stored of it.
 """
 
 from collections.abc import Callable

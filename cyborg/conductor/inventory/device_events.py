@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Custody records of devices that are new, removed, or moved to another backend in a report.
+"""Record what a report changes for others: custody records and notifications of devices.
 
-Record notifications of devices that become unhealthy or healthy, or are removed while in use.
+Custody records are for devices that are new, removed, or moved to another backend; notifications
+are for devices that become unhealthy or healthy, or are removed while in use.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Change the labels that users give to bound accelerators.
+"""Changes by users: labels of accelerators, attributes of deployables, status of devices.
 
-Manage attributes that operators add to deployables. Reports of agents do not change them.
-
-Change the status of devices.
-
-Delete expired device tombstones. Reports write tombstones and restore devices from them.
+Reports of agents change none of these. The tombstones of removed devices keep them; they are
+written, and devices are restored from them, by reports, and deleted here when they expire.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Owners of the PCI functions that the guests of a host have.
-
-An agent asks before it offers or withholds such a function. It sends the functions that it found,
-and the answer has no uuid. A sender that uses the name of another host learns which functions of
-that host have an owner, and, for an instance whose uuid it knows, whether this is the owner.
-
-Record a host's report: read the stored state of the host, plan the changes and write them.
+"""Record a host's report: read the stored state of the host, plan the changes and write them.
 
 The caller has locked the row of the host's agent, so reports of a host are recorded one by one.
+
+An agent asks for the owners of PCI functions before it offers or withholds a function that a guest
+may have. It sends the functions that it found, and the answer has no uuid. A sender that uses the
+name of another host learns which functions of that host have an owner, and, for an instance whose
+uuid it knows, whether this is the owner.
 """
 
 from collections import Counter
@@ -20,7 +19,6 @@ import sqlalchemy as sa
 
 from cyborg.conductor.custody import entries
 from cyborg.conductor.inventory import device_events, sync
-from cyborg.conductor.inventory import device_events as device_custody
 from cyborg.conductor.inventory.sync import DEPLOYABLE, DEVICE, HANDLE, HostState
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core import naming
@@ -213,7 +211,7 @@ def _apply_plan(
     state.providers |= {a: existing[name] for a, name in unknown.items() if name in existing}
     writer = sync.Writer(tx, host, state, now, keep_tombstones=keep_tombstones)
     writer.write(steps, target)
-    device_custody.record_changes(tx, host, state, steps, writer.added, now)
+    device_events.record_changes(tx, host, state, steps, writer.added, now)
     if has_overrides and any(_backend_changed(state, step) for step in steps):
         desired_backends.sync_cordon(tx, [host], now)
     remarks += device_events.record_removed_devices(tx, state, steps, notifications)

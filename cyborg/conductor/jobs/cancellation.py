@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cancellation of jobs that change a device, within the transaction of the caller.
+"""Cancel jobs that cannot, or need not, succeed, within the transaction of the caller.
 
 A device that drains is uncordoned. A job that is retried after a reboot gets the argument
 CANCELLED: the agent may work on it, so it ends with the answer of the agent.
 
-Abandon the cleaning of handles whose backend was force-uninstalled.
-
-A release job is retried until it succeeds. Without its backend it never succeeds, and its dirty
-handles would keep their device forever. So the handles are removed and tombstones are kept. Handles
-that need no cleaning are removed by the next report of their host; a host that is down sends none.
+A release job is retried until it succeeds. When its backend was force-uninstalled it never
+succeeds, and its dirty handles would keep their device forever. So the handles are removed and
+tombstones are kept. Handles that need no cleaning are removed by the next report of their host; a
+host that is down sends none.
 """
 
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.inventory import report_handler
 from cyborg.conductor.inventory.report_handler import ReportResult
-from cyborg.conductor.jobs import partitioning as draining
+from cyborg.conductor.jobs import partitioning
 from cyborg.conductor.jobs.completion import JobResult
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.errors import WrongState
@@ -53,7 +52,7 @@ def cancel(tx: sa.Connection, uuid: str, now: datetime) -> bool:
     desired_backends.lock_host(tx, job["host"])
     job = jobs.lock(tx, uuid)
     if job is not None and job["state"] == JobState.OPEN and DRAINS in job["arguments"]:
-        draining.end_drain(tx, job, JobState.CANCELLED, BY_OPERATOR, now)
+        partitioning.end_drain(tx, job, JobState.CANCELLED, BY_OPERATOR, now)
     elif job is not None and job["state"] == JobState.OPEN and AFTER_REBOOT in job["arguments"]:
         _give_up(tx, job, now)
     else:

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Record the failures of jobs on their devices, within the transaction that ends the job.
-
-``core.jobs.failures`` has the rules. Release jobs are left out: they are retried until they
-succeed, and the open jobs themselves have the errors.
-
-Completion of jobs: end a job and apply its result in one transaction.
+"""Completion of jobs: end a job and apply its result in one transaction.
 
 Locks are taken in the same order as in every other transaction: ARQs, handles, then the job. If two
 transactions record a result, the second finds that the job has ended, and changes nothing.
+
+A failure is also recorded on the device of the job, by the rules of ``core.jobs.failures``. Release
+jobs are left out: they are retried until they succeed, and the open jobs themselves have the
+errors.
 """
 
 from collections.abc import Sequence

@@ -21,8 +21,7 @@ from cyborg import tracing
 from cyborg.conductor.common.calls import check_epoch
 from cyborg.conductor.common.work_lease import new_owner
 from cyborg.conductor.custody import entries
-from cyborg.conductor.jobs import completion
-from cyborg.conductor.jobs import partitioning as draining
+from cyborg.conductor.jobs import completion, partitioning
 from cyborg.conductor.jobs.cancellation import abandon_cleaning
 from cyborg.conductor.jobs.completion import JobResult
 from cyborg.conductor.notifications.notifications import ArqEventRecorder, NotificationBuilder
@@ -271,9 +270,9 @@ class JobDispatcher:
 
     def _drain(self, row: store.JobRow) -> None:
         """Check whether the job of a device that is being drained can begin."""
-        now, notifications = self._now(), self._event_recorder.notifications
+        now, notices = self._now(), self._event_recorder.notifications
         result = self._uow.run(
-            lambda tx: draining.advance_drain(tx, row, self._owner, now, notifications)
+            lambda tx: partitioning.advance_drain(tx, row, self._owner, now, notices)
         )
         if result.count:
             LOG.info("Draining of the device for another layout has ended", **_log_fields(row))

@@ -1,17 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Change of the layout of a device, within the transaction of the caller, and its obstacles.
+"""Change of the layout of a device by a job; no handle of the device is claimed meanwhile.
 
-Locks are taken in one order: the agent of the host, deployables, handles.
-
-Draining of a device for another layout, within the transaction of the caller.
-
-The device is cordoned until its partition job can begin (``db.write.desired_backends``): its bound
-handles stay, reports and restores change it as usual, and no handle of it is claimed. The job is
-open meanwhile, so that any conductor continues it.
+A device in use may drain first: it is cordoned until its partition job can begin
+(``db.backends.desired``). Its bound handles stay, reports and restores change it as usual, and no
+handle of it is claimed. The job is open meanwhile, so that any conductor continues it.
 
 Locks are taken in one order: the agent of the host, deployables, handles, the job.
-
-Partitioning of devices: a job applies a layout; no handle of the device is claimed meanwhile.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Restore the bound handles of a host that has rebooted, within the transaction of the caller.
+"""Restore what a reboot of a host has removed: prepared handles, layouts and images.
 
 A reboot removes what a driver has prepared, such as mediated devices, and layouts, such as virtual
-functions. The jobs are enqueued when the agent sends its first heartbeat with another boot id. Each
-ARQ has its own job: if it is unbound before the job is done, only this job is cancelled.
+functions. When the agent sends its first heartbeat with another boot id, the transaction of that
+heartbeat enqueues the jobs for what is in use. Each ARQ has its own job: if it is unbound before
+the job is done, only this job is cancelled.
 
-Apply the layouts and images again that devices lost with a reboot of their host.
-
+A sweep applies the layouts and images of devices that are not in use.
 ``core.inventory.boot_check`` defines which values are lost. A device gets its layout first, and its
 images only when it has the layout, since a new layout replaces the deployables. There is one job
 for each lost value and reboot. A job that fails is retried until it succeeds, an operator cancels

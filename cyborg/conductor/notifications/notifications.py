@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write notifications to the outbox in the transaction of the change; a separate worker sends them.
+"""Record notifications and events for Nova in the outbox, in the transaction of the change.
 
-Nothing is written if ``[oslo_messaging_notifications] driver`` is not set.
-
-Record ARQ events for Nova and notification listeners in the transaction of the change.
+A separate worker sends them. No notification is written if ``[oslo_messaging_notifications]
+driver`` is not set.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

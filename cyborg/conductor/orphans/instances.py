@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Query Nova whether instances exist, with limits on the number of queries and on time.
+"""Query Nova about instances, and release the orphans that a bind finds in its way.
 
 For a user who cannot list the servers of all projects, Nova answers 404 for a server of another
 project. So a 404 proves that an instance does not exist only if the user can list all servers.
-
-Release orphaned ARQs of the providers of a bind that finds no free handle.
 
 A server that is deleted while it is built leaves a bound ARQ behind. Placement can allocate the
 unit of this ARQ to another server immediately, and the bind for that server then finds no free

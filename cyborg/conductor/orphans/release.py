@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Release orphaned ARQs, for the orphan collector and for a bind that finds no free handle.
+"""Release orphaned ARQs, and delete ARQs that Nova has created and will not bind.
 
-Delete ARQs that Nova has created and will not bind.
-
-Nova binds an ARQ within seconds of its creation. Nobody knows for which instance it was, so Nova
-must build no server of its project.
+Nova binds an ARQ within seconds of its creation. Nobody knows for which instance an unbound ARQ
+was, so it is only deleted while Nova builds no server of its project.
 """
 
 import threading

@@ -3,12 +3,11 @@
 
 The queue of the instances to check has one entry for each, and is limited in size.
 
-Check the ARQs of the servers that Nova has deleted lately, without Nova's notifications.
-
-Nova deletes no ARQ of a port if the user who deletes the server may not read the binding profile of
-the port. One conductor at a time asks Nova for the deleted servers, in one list for the cloud, and
-has the instance watcher check them. So a scan costs one query to Nova, one query of the database
-for each batch of servers, and queries to Placement and Nova only for servers that have ARQs.
+Without notifications, the list of deleted servers names them: Nova deletes no ARQ of a port if the
+user who deletes the server may not read the binding profile of the port. One conductor at a time
+asks Nova for the deleted servers, in one list for the cloud. So a scan costs one query to Nova, one
+query of the database for each batch of servers, and queries to Placement and Nova only for servers
+that have ARQs.
 """
 
 import itertools
@@ -102,7 +101,7 @@ class HintQueue:
             return due
 
 
-INTERVAL = 1.0  # seconds between two batches
+BATCH_INTERVAL = 1.0  # seconds between two batches
 BATCH = 500  # instances of one batch, in one query
 MAX_PROVIDERS = 100  # providers of one batch whose allocations are read; the others wait
 MAX_QUERIES = 100  # instances of one batch queried in Nova; the others wait

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the compute node provider of a host, the parent of all providers of the host.
+"""Find the compute node provider of a host, and watch for added and removed compute nodes.
 
 A compute node provider has no parent. It is looked up in this order: the provider configured on the
 host; the uuid in nova-compute's compute_id file; the configured name of the host; the other names
 and spellings of the host, compared with all root providers.
-
-Watch the compute node providers, and verify a host whose compute node was added or removed.
 
 If an operator deletes a compute service, Nova deletes the compute node provider and its children,
 which are the providers of Cyborg. Placement sends no events, and an unchanged provider is verified

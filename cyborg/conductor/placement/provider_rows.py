@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convert between database rows, ``core.placement.provider_tree`` and bodies of Placement's API.
-
-Leases of providers for calls to Placement, and the leased rows by host.
-"""
+"""Rows of providers: leases for calls to Placement, and conversion to bodies of its API."""
 
 import dataclasses
 import itertools

@@ -17,7 +17,7 @@ from oslo_config import cfg
 
 from cyborg import tracing
 from cyborg.clients.placement import Placement, ProviderSummary
-from cyborg.conductor.placement import provider_rows as mapping
+from cyborg.conductor.placement import provider_rows
 from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
 from cyborg.conductor.placement.provider_rows import group_by_host, new_lease
 from cyborg.conductor.placement.reconciler import ProviderReconciler, order_by_depth
@@ -235,7 +235,7 @@ class Publisher:
             result.hosts_without_compute_node.add(host)
         tree = self._read_tree(host, root, rows)
         desired_rows = [desired[row["uuid"]] for row in rows if row["uuid"] in desired]
-        providers = mapping.desired_providers(root.uuid, desired_rows) if root else {}
+        providers = provider_rows.desired_providers(root.uuid, desired_rows) if root else {}
         for row in order_by_depth(rows, tree, providers):
             if self._must_stop(lease_end):
                 return
@@ -330,9 +330,9 @@ class Publisher:
         self, row: DesiredProviderRow, summary: ProviderSummary | None, lease_end: float
     ) -> None:
         """Cordon an existing provider, without moving it, while the compute node is missing."""
-        if summary is None or not mapping.is_cordoned(row):
+        if summary is None or not provider_rows.is_cordoned(row):
             return
-        (desired,) = mapping.desired_providers(summary.uuid, [row]).values()
+        (desired,) = provider_rows.desired_providers(summary.uuid, [row]).values()
         desired = replace(desired, name=summary.name, parent_uuid=summary.parent_uuid)
         self._reconciler.reconcile(
             summary.uuid, desired, summary, lease_expired=lambda: self._clock() > lease_end

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cyborg.clients.placement import Placement, ProviderSummary
-from cyborg.conductor.placement import provider_rows as mapping
+from cyborg.conductor.placement import provider_rows
 from cyborg.core import naming
 from cyborg.core.errors import Conflict, CyborgError, InUse, Stale, Unavailable
 from cyborg.core.log import get_logger
@@ -105,10 +105,10 @@ class ProviderReconciler:
         if summary is None:
             return None, {}
         if desired is None:
-            return mapping.actual_provider(summary, {}, frozenset()), {}
+            return provider_rows.actual_provider(summary, {}, frozenset()), {}
         inventories = self._placement.inventories(summary.uuid)
         traits = self._placement.traits(summary.uuid)
-        return mapping.actual_provider(summary, inventories, traits), inventories
+        return provider_rows.actual_provider(summary, inventories, traits), inventories
 
     def _write(
         self,
@@ -158,7 +158,7 @@ class ProviderReconciler:
         units may be the same hardware as units of the new inventories. So the same number of units
         is reserved in the new inventories, too.
         """
-        body = mapping.inventories_body(desired)
+        body = provider_rows.inventories_body(desired)
         try:
             return self._placement.set_inventories(uuid, generation, body)
         except InUse as exc:

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from oslo_config import cfg
 
 from cyborg.clients.placement import Placement, ProviderSummary
-from cyborg.conductor.placement import provider_rows as mapping
+from cyborg.conductor.placement import provider_rows
 from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
 from cyborg.conductor.placement.provider_rows import group_by_host, new_lease
 from cyborg.core.errors import CyborgError, Invalid, NotFound, Unavailable
@@ -298,7 +298,7 @@ class ProviderVerifier:
         uuids = [suspect.row["uuid"] for suspect in suspects]
         rows = self._uow.run(lambda tx: deployables.desired_state(tx, uuids))
         # The parent was compared already.
-        desired = mapping.desired_providers("", rows)
+        desired = provider_rows.desired_providers("", rows)
         # Without a desired state the provider was removed meanwhile: it is stale.
         known = [suspect for suspect in suspects if suspect.row["uuid"] in desired]
         found = self._map(lambda suspect: self._read_provider(batch, suspect), known)
@@ -325,7 +325,7 @@ class ProviderVerifier:
         if failure is not None:
             batch.add_failure(suspect.row["host"], failure)
             return None
-        return mapping.actual_provider(suspect.summary, inventories, traits)
+        return provider_rows.actual_provider(suspect.summary, inventories, traits)
 
     def _record(self, tx: sa.Connection, batch: _Batch) -> None:
         now = self._now()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from cyborg.conductor.binding import limits as limit_cache
+from cyborg.conductor.binding import limits
 from cyborg.conductor.binding.limits import RETRY_DELAY, UnifiedLimits
 from cyborg.core.errors import Unavailable
 from cyborg.tests.fixtures.machine.options import make_conf
@@ -130,7 +130,7 @@ def test_one_thread_reads_while_others_use_the_old_limits(env: Env) -> None:
 
 
 def test_cache_has_a_maximum_size(env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limit_cache, "MAX_PROJECTS", 2)
+    monkeypatch.setattr(limits, "MAX_PROJECTS", 2)
     for project in ("a", "b", "a", "c"):
         env.limit(project)
     assert env.limits.known("b") is None

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from cyborg.conductor.custody import sealer as sealer_module
+from cyborg.conductor.custody import sealer
 from cyborg.conductor.custody.sealer import CustodySealer
 from cyborg.core.custody.chain import START, Fault, Link, check_records
 from cyborg.core.custody.keys import parse_keys
@@ -107,7 +107,7 @@ def test_run_once_seals_each_device_in_the_order_of_its_records(env: Env) -> Non
 def test_run_once_seals_in_several_batches(
     sqlite_env: Env, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sealer_module, "BATCH_SIZE", 3)
+    monkeypatch.setattr(sealer, "BATCH_SIZE", 3)
     sqlite_env.add(*[DEVICES[0]] * 7)
     assert sqlite_env.sealer.run_once() == 7
     assert sqlite_env.find_fault(DEVICES[0]) is None
@@ -129,7 +129,7 @@ def test_sealer_that_dies_before_its_commit_leaves_records_for_another(env: Env)
     env.add(DEVICES[0], DEVICES[0])
 
     def die(tx: sa.Connection) -> None:
-        sealer_module._seal(tx, DEVICES)
+        sealer._seal(tx, DEVICES)
         raise KeyboardInterrupt
 
     env.sealer.run_once()
@@ -192,7 +192,7 @@ def test_broken_chain_does_not_delay_other_devices(
 def test_forged_records_do_not_delay_those_of_a_conductor(
     sqlite_env: Env, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sealer_module, "BATCH_SIZE", 3)
+    monkeypatch.setattr(sealer, "BATCH_SIZE", 3)
     forged = {"device_uuid": DEVICES[0], "host": "compute-1", "event": "cleaned", "details": {}}
     sqlite_env.add(DEVICES[0])
     (genuine,) = rows.read(sqlite_env.engine, schema.custody_records)
@@ -255,8 +255,8 @@ def test_heads_without_signature_cost_no_transaction_each_and_one_line(
 def test_devices_that_cannot_be_sealed_do_not_fill_the_batches(
     sqlite_env: Env, monkeypatch: pytest.MonkeyPatch, max_failed: int
 ) -> None:
-    monkeypatch.setattr(sealer_module, "BATCH_SIZE", 3)
-    monkeypatch.setattr(sealer_module, "MAX_FAILED", max_failed)
+    monkeypatch.setattr(sealer, "BATCH_SIZE", 3)
+    monkeypatch.setattr(sealer, "MAX_FAILED", max_failed)
     sqlite_env.add(*DEVICES)
     sqlite_env.sealer.run_once()
     (head,) = rows.read(sqlite_env.engine, schema.custody_heads, device_uuid=DEVICES[0])

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.inventory.devices import Devices
-from cyborg.conductor.jobs import completion as failures
+from cyborg.conductor.jobs import completion
 from cyborg.conductor.jobs.partitioning import Partitions
 from cyborg.core.errors import NoHandle
 from cyborg.db import schema
@@ -309,7 +309,7 @@ def test_end_of_an_outage_opens_all_devices_in_four_statements(engine: sa.Engine
         rows.insert_card(engine, f"h{n}", handles=0, failing=True, retry_at=START) for n in range(3)
     ]
     with engine.begin() as tx, explain_statements(tx) as plans:
-        assert failures.open_devices(tx, START) == 3
+        assert completion.open_devices(tx, START) == 3
     assert len(plans) == 4
     assert "SUBQUERY" not in str(plans), "MariaDB would scan all providers for each device"
     for card in cards:

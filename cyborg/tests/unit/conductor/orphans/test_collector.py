@@ -15,7 +15,7 @@ from cyborg.conductor.binding.binder import (
     OwnerResolver,
 )
 from cyborg.conductor.orphans import collector as module
-from cyborg.conductor.orphans import release as dropped_arqs
+from cyborg.conductor.orphans import release
 from cyborg.conductor.orphans.collector import OrphanCollector, RoundStats
 from cyborg.core.errors import Unavailable
 from cyborg.db import schema
@@ -345,7 +345,7 @@ def test_dropped_arqs_are_deleted_in_minutes_while_nova_builds_nothing(
 def test_projects_that_always_build_do_not_hide_dropped_arqs_of_others(
     engine: sa.Engine, node: Node, fake_nova: FakeNova, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dropped_arqs, "MAX_PROJECTS", 2)
+    monkeypatch.setattr(release, "MAX_PROJECTS", 2)
     env = Env(engine, node, Nova(fake_nova.adapter()))
     for project in "abcd":
         rows.insert_arq(engine, env.profile, created_at=START, project_id=project)

@@ -9,7 +9,7 @@ import pytest
 from oslo_utils import timeutils
 
 from cyborg.clients.nova import Nova
-from cyborg.conductor.orphans import watcher as deletion_scan
+from cyborg.conductor.orphans import watcher
 from cyborg.conductor.orphans.watcher import DeletionScan
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
@@ -44,7 +44,7 @@ def test_deleted_instance_is_released_without_notifications(
     left = [row["uuid"] for row in rows.read(env.engine, schema.arqs)]
     assert left == ([stays] if allowed else [stays, orphan])
     assert ("cannot list the servers of all projects" in caplog.text) is not allowed
-    now[0] += timedelta(seconds=deletion_scan.SCAN_INTERVAL)
+    now[0] += timedelta(seconds=watcher.SCAN_INTERVAL)
     assert scans[1].run_once() == 4 * allowed, "the other one goes on"
     assert env.run(0.0) == 0
     assert len(statements) <= 8
@@ -61,7 +61,7 @@ def test_user_without_the_permission_is_named_once_until_it_has_it(
     def count_warnings(is_admin: bool, status: int = 200) -> int:
         caplog.clear()
         env.fake.is_admin, env.fake.status = is_admin, status
-        now[0] += timedelta(seconds=deletion_scan.SCAN_INTERVAL)
+        now[0] += timedelta(seconds=watcher.SCAN_INTERVAL)
         scan.run_once()
         return len(texts_of(caplog.records, logging.WARNING))
 

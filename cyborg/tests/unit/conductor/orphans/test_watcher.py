@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from cyborg.clients.nova import Nova
 from cyborg.conductor.notifications.notifications import ArqEventRecorder, NotificationBuilder
-from cyborg.conductor.orphans import watcher as module
+from cyborg.conductor.orphans import watcher
 from cyborg.conductor.orphans.release import OrphanReleaser
 from cyborg.conductor.orphans.watcher import HintQueue, InstanceWatcher
 from cyborg.core.errors import Invalid
@@ -182,7 +182,7 @@ def test_instance_is_checked_again_after_an_outage(
         elif away == "nova":
             patch.setattr(env.fake, "status", 503)
         else:
-            patch.setattr(module, "_read", _fail)
+            patch.setattr(watcher, "_read", _fail)
         for _ in range(4):
             if away == "database":
                 with pytest.raises(RuntimeError):
@@ -217,7 +217,7 @@ def test_batch_needs_one_query_of_each_kind(
     arqs = [env.add_bound_arq(card) for card in cards for _ in range(3)]
     for arq in arqs:
         env.serve(arq)
-    monkeypatch.setattr(module, "BATCH", 100)
+    monkeypatch.setattr(watcher, "BATCH", 100)
     foreign = [str(uuid4()) for _ in range(194)]
     env.notify("instance.delete.end", *foreign, *map(env.instance, arqs), *foreign)
     assert len(env.queue) == 200
@@ -240,7 +240,7 @@ def test_burst_of_foreign_instances_costs_two_statements_for_each_batch(sqlite_e
     with count_statements(env.engine) as statements:
         for _ in range(25):
             env.watcher.run_once()
-    assert len(statements) == 2 * 10_000 / module.BATCH
+    assert len(statements) == 2 * 10_000 / watcher.BATCH
     assert (env.placement.queries, env.fake.requested_paths) == ([], [])
     assert len(env.queue) == 0
 
@@ -280,7 +280,7 @@ def test_instances_beyond_a_limit_are_checked_later(
 ) -> None:
     env = sqlite_env
     arqs = [env.add_bound_arq(env.add_card(n), allocated=False) for n in range(3)]
-    monkeypatch.setattr(module, limit, 2 if limit == "MAX_SECONDS" else 1)
+    monkeypatch.setattr(watcher, limit, 2 if limit == "MAX_SECONDS" else 1)
     if limit == "MAX_SECONDS":
 
         def take_a_second() -> None:
@@ -399,7 +399,7 @@ def test_new_bind_is_released_later(sqlite_env: Env) -> None:
 
 def test_releases_are_in_batches(sqlite_env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
     env = sqlite_env
-    monkeypatch.setattr(module, "RELEASE_BATCH", 2)
+    monkeypatch.setattr(watcher, "RELEASE_BATCH", 2)
     sizes, release = [], env.watcher._releaser.release
 
     def count(arqs: Any, **options: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from cyborg.conductor.placement import provider_rows as mapping
+from cyborg.conductor.placement import provider_rows
 from cyborg.core.binding.selection import Candidate, Demand, explain_rejection
 from cyborg.core.inventory.device import Health
 from cyborg.db import schema
@@ -98,7 +98,7 @@ def test_all_queries_agree_on_schedulable_deployables(engine: sa.Engine) -> None
     assert claimed == len(claimed_ids) > 0
     for uuid, combination in inserted.items():
         row: Mapping[str, Any] = claimable[uuid]
-        status = mapping.device_status(rendered[uuid])
+        status = provider_rows.device_status(rendered[uuid])
         names = ("device_status", "health", "draining", "setup_required", "reboot_required")
         facts = {name: row[name] for name in (*names, "programming", "deliverable", "failing")}
         candidate = Candidate(1, "h", uuid, "FPGA", **facts)
@@ -108,8 +108,8 @@ def test_all_queries_agree_on_schedulable_deployables(engine: sa.Engine) -> None
         assert len(rejections) == len(reasons), combination
         assert (int(uuid) in claimed_ids) is (not rejections), combination
         assert ("host_down" in status.reasons) is (combination["host"] == "down"), combination
-        assert mapping.is_cordoned(rendered[uuid]) is bool(status.reasons), combination
-        (inventory,) = mapping.desired_providers("root", [rendered[uuid]])[
+        assert provider_rows.is_cordoned(rendered[uuid]) is bool(status.reasons), combination
+        (inventory,) = provider_rows.desired_providers("root", [rendered[uuid]])[
             uuid
         ].inventories.values()
         assert inventory.reserved == (1 if status.reasons else 0), combination

@@ -8,7 +8,7 @@ from cyborg.core.audit.sources import ArqRecord, DeployableRecord, HostSnapshot
 from cyborg.core.binding.states import OWNING_STATES
 
 
-def compare(snapshot: HostSnapshot) -> Iterator[Finding]:
+def compare_arqs(snapshot: HostSnapshot) -> Iterator[Finding]:
     """Yield the findings about handles and ARQs. Changes that may be in progress are skipped."""
     for device in snapshot.database.devices:
         for deployable in device.deployables:

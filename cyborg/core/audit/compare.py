@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Comparison of the four sources of a host."""
 
-from cyborg.core.audit import arqs, hardware, providers
+from cyborg.core.audit.arqs import compare_arqs
+from cyborg.core.audit.hardware import compare_hardware
 from cyborg.core.audit.model import Finding
+from cyborg.core.audit.providers import compare_providers
 from cyborg.core.audit.sources import HostSnapshot
 
 
 def compare(snapshot: HostSnapshot) -> tuple[Finding, ...]:
     """Return all findings of the sources that were collected; none if they agree."""
     return (
-        *hardware.compare(snapshot),
-        *providers.compare(snapshot),
-        *arqs.compare(snapshot),
+        *compare_hardware(snapshot),
+        *compare_providers(snapshot),
+        *compare_arqs(snapshot),
     )
 
 
@@ -25,5 +27,5 @@ def instances_to_verify(snapshot: HostSnapshot, listed: frozenset[str]) -> froze
     """
     settled = [arq for arq in snapshot.database.arqs if arq.is_settled(snapshot.now)]
     bound = {arq.instance for arq in settled if arq.instance}
-    mismatched = {f.instance for f in arqs.compare(snapshot) if f.instance is not None}
+    mismatched = {f.instance for f in compare_arqs(snapshot) if f.instance is not None}
     return frozenset((bound - listed) | mismatched)

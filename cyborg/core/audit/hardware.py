@@ -12,10 +12,10 @@ MAX_NAMES = 5
 """Names of a list in an explanation; of the others only the number is given."""
 
 
-def compare(snapshot: HostSnapshot) -> Iterator[Finding]:
+def compare_hardware(snapshot: HostSnapshot) -> Iterator[Finding]:
     """Yield the findings about hardware. An unreachable agent is one finding."""
     if snapshot.unreachable_reason is not None:
-        yield _finding(
+        yield _hardware_finding(
             snapshot,
             Kind.AGENT_UNREACHABLE,
             "agent",
@@ -24,7 +24,7 @@ def compare(snapshot: HostSnapshot) -> Iterator[Finding]:
     failed = snapshot.hardware.failed_backends if snapshot.hardware is not None else {}
     for backend, error in sorted(failed.items()):
         if error is not None:
-            yield _finding(
+            yield _hardware_finding(
                 snapshot,
                 Kind.BACKEND_UNAVAILABLE,
                 f"backend {backend}",
@@ -40,7 +40,7 @@ def compare(snapshot: HostSnapshot) -> Iterator[Finding]:
     if snapshot.hardware is not None:
         for address, observed in sorted(snapshot.hardware.devices.items()):
             if address not in recorded:
-                yield _finding(
+                yield _hardware_finding(
                     snapshot,
                     Kind.DEVICE_UNRECORDED,
                     f"device {address}",
@@ -57,10 +57,10 @@ def _compare_device(
         # A report has no news of the devices of a backend whose discovery fails.
         if not device.draining and device.backend not in hardware.failed_backends:
             text = "hardware: no such device; database: the device exists and is not draining"
-            yield _finding(snapshot, Kind.DEVICE_VANISHED, name, text)
+            yield _hardware_finding(snapshot, Kind.DEVICE_VANISHED, name, text)
     elif device.draining:
         text = f"hardware: backend {observed.backend} has it; database: the device is draining"
-        yield _finding(snapshot, Kind.DEVICE_RETURNED, name, text)
+        yield _hardware_finding(snapshot, Kind.DEVICE_RETURNED, name, text)
     else:
         yield from _compare_deployables(snapshot, device, observed)
 
@@ -79,7 +79,9 @@ def _compare_deployables(
                 f"hardware: {deployable.resource_class}, {len(deployable.handles)} handles; "
                 f"database: {recorded_as}"
             )
-            yield _finding(snapshot, Kind.DEPLOYABLE_UNRECORDED, f"deployable {address}", text)
+            yield _hardware_finding(
+                snapshot, Kind.DEPLOYABLE_UNRECORDED, f"deployable {address}", text
+            )
         else:
             yield from _compare_deployable(snapshot, record, deployable)
     for address, record in sorted(recorded.items()):
@@ -87,7 +89,9 @@ def _compare_deployables(
             text = (
                 "hardware: no such deployable; database: the deployable exists and is not draining"
             )
-            yield _finding(snapshot, Kind.DEPLOYABLE_VANISHED, f"deployable {address}", text)
+            yield _hardware_finding(
+                snapshot, Kind.DEPLOYABLE_VANISHED, f"deployable {address}", text
+            )
 
 
 def _compare_deployable(
@@ -98,14 +102,14 @@ def _compare_deployable(
         text = (
             f"hardware: class {deployable.resource_class}; database: class {record.resource_class}"
         )
-        yield _finding(snapshot, Kind.DEPLOYABLE_DIFFERS, name, text)
+        yield _hardware_finding(snapshot, Kind.DEPLOYABLE_DIFFERS, name, text)
     offered = {handle.address for handle in record.handles if not handle.draining}
     if offered != deployable.handles:
         text = (
             f"only hardware: handles {_name_handles(deployable.handles - offered)}; "
             f"only database: {_name_handles(offered - deployable.handles)}"
         )
-        yield _finding(snapshot, Kind.HANDLES_DIFFER, name, text)
+        yield _hardware_finding(snapshot, Kind.HANDLES_DIFFER, name, text)
 
 
 def _drained_not_removed(snapshot: HostSnapshot, device: DeviceRecord) -> Iterator[Finding]:
@@ -124,7 +128,7 @@ def _drained_not_removed(snapshot: HostSnapshot, device: DeviceRecord) -> Iterat
         handle.in_use for deployable in device.deployables for handle in deployable.handles
     )
     if idle or draining_deployables or (device.draining and not in_use):
-        yield _finding(
+        yield _hardware_finding(
             snapshot,
             Kind.DRAINED_NOT_REMOVED,
             f"device {device.address}",
@@ -141,5 +145,5 @@ def _name_handles(names: Collection[str]) -> str:
     return join_limited(sorted(names), MAX_NAMES) or "none"
 
 
-def _finding(snapshot: HostSnapshot, kind: Kind, name: str, text: str) -> Finding:
+def _hardware_finding(snapshot: HostSnapshot, kind: Kind, name: str, text: str) -> Finding:
     return Finding(snapshot.host, kind, name, text, kind.repair)

@@ -9,7 +9,7 @@ from cyborg.core.placement.provider_tree import Inventory, Provider
 from cyborg.core.text import format_number
 
 
-def compare(snapshot: HostSnapshot) -> Iterator[Finding]:
+def compare_providers(snapshot: HostSnapshot) -> Iterator[Finding]:
     """Yield the findings about resource providers.
 
     A provider that waits for the publisher gives a separate finding and is not compared.
@@ -25,7 +25,7 @@ def compare(snapshot: HostSnapshot) -> Iterator[Finding]:
         record = records.get(uuid)
         if record is None:
             text = "database: the deployable exists and its provider is not queued for publishing"
-            yield _finding(snapshot, Kind.PROVIDER_UNTRACKED, uuid, desired.name, text)
+            yield _provider_finding(snapshot, Kind.PROVIDER_UNTRACKED, uuid, desired.name, text)
         elif record.stale_since is not None:
             yield from _not_published(snapshot, record)
         else:
@@ -49,10 +49,10 @@ def _not_published(snapshot: HostSnapshot, record: ProviderRecord) -> Iterator[F
     since = f"since {record.stale_since.isoformat(timespec='seconds')}Z"
     if record.error is not None:
         text = f"database: not published {since}; Placement: {record.error}"
-        yield _finding(snapshot, Kind.PROVIDER_FAILING, record.uuid, record.name, text)
+        yield _provider_finding(snapshot, Kind.PROVIDER_FAILING, record.uuid, record.name, text)
     elif snapshot.now - record.stale_since >= SETTLE_TIME:
         text = f"database: waiting to be published {since}"
-        yield _finding(snapshot, Kind.PROVIDER_STALE, record.uuid, record.name, text)
+        yield _provider_finding(snapshot, Kind.PROVIDER_STALE, record.uuid, record.name, text)
 
 
 def _compare_provider(
@@ -61,27 +61,27 @@ def _compare_provider(
     uuid, name = desired.uuid, desired.name
     if actual is None:
         text = "database: published; Placement: no such provider"
-        yield _finding(snapshot, Kind.PROVIDER_MISSING, uuid, name, text)
+        yield _provider_finding(snapshot, Kind.PROVIDER_MISSING, uuid, name, text)
         return
     if (desired.name, desired.parent_uuid) != (actual.name, actual.parent_uuid):
         text = (
             f"database: {desired.name} below {desired.parent_uuid}; "
             f"Placement: {actual.name} below {actual.parent_uuid}"
         )
-        yield _finding(snapshot, Kind.PROVIDER_MISPLACED, uuid, name, text)
+        yield _provider_finding(snapshot, Kind.PROVIDER_MISPLACED, uuid, name, text)
     if desired.inventories != actual.inventories:
         kind = _inventory_kind(desired.inventories, actual.inventories)
         text = (
             f"database: {_describe_inventories(desired.inventories)}; "
             f"Placement: {_describe_inventories(actual.inventories)}"
         )
-        yield _finding(snapshot, kind, uuid, name, text)
+        yield _provider_finding(snapshot, kind, uuid, name, text)
     if desired.traits != actual.traits:
         text = (
             f"only database: {', '.join(sorted(desired.traits - actual.traits)) or 'none'}; "
             f"only Placement: {', '.join(sorted(actual.traits - desired.traits)) or 'none'}"
         )
-        yield _finding(snapshot, Kind.TRAITS_DIFFER, uuid, name, text)
+        yield _provider_finding(snapshot, Kind.TRAITS_DIFFER, uuid, name, text)
 
 
 def _inventory_kind(desired: Mapping[str, Inventory], actual: Mapping[str, Inventory]) -> Kind:
@@ -119,5 +119,7 @@ def _leftover_finding(
     return Finding(snapshot.host, kind, f"provider {name}", text, repair, uuid, name)
 
 
-def _finding(snapshot: HostSnapshot, kind: Kind, uuid: str, name: str, text: str) -> Finding:
+def _provider_finding(
+    snapshot: HostSnapshot, kind: Kind, uuid: str, name: str, text: str
+) -> Finding:
     return Finding(snapshot.host, kind, f"provider {name}", text, kind.repair, uuid, name)

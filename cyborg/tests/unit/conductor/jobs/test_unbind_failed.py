@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 import sqlalchemy as sa
 
-from cyborg.core.audit.arqs import compare
+from cyborg.core.audit.arqs import compare_arqs
 from cyborg.core.audit.sources import HostSnapshot
 from cyborg.core.errors import WrongState
 from cyborg.db import schema
@@ -259,7 +259,7 @@ def test_audit_has_no_finding(sqlite_env: UnbindEnv) -> None:
     (device,) = database.devices
     assert [handle.cleaning for handle in device.deployables[0].handles] == [True, False]
     snapshot = HostSnapshot(env.card.host, env.time + timedelta(days=1), database=database)
-    assert list(compare(snapshot)) == []
+    assert list(compare_arqs(snapshot)) == []
 
 
 def test_only_arqs_without_a_handle_expire(sqlite_env: UnbindEnv) -> None:

@@ -24,11 +24,11 @@ from typing import Any
 
 from cyborg.core.capture.model import Capture
 from cyborg.core.capture.scrub import Scrubber
-from cyborg.core.drivers.registry import Support
+from cyborg.core.drivers.driver import Support
 from cyborg.core.errors import CyborgError
 from cyborg.core.inventory.device import Device
-from cyborg.core.inventory.health import Measurement
-from cyborg.core.wire.hardware import NOT_OFFERED
+from cyborg.core.inventory.device_state import Measurement
+from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.drivers.base import Driver, MeasureInterface
 from cyborg.drivers.gpu.nvml import NvmlLibrary, is_known
 from cyborg.drivers.host_use import processes

@@ -10,12 +10,11 @@ from cyborg.agent.backends.backend import Backend
 from cyborg.agent.backends.inventory import collect
 from cyborg.agent.jobs.checkpoint import MAX_PENDING
 from cyborg.agent.jobs.queue import JobQueue
-from cyborg.core.drivers.registry import DriverEntry
+from cyborg.core.drivers.driver import DriverEntry
 from cyborg.core.errors import Invalid, NotFound, Unavailable
-from cyborg.core.inventory.report import BackendState
+from cyborg.core.inventory.report import BackendState, dump_answer
 from cyborg.core.jobs.job import load_job_spec
 from cyborg.core.validation import check_integer, parse_uuid
-from cyborg.core.wire.hardware import dump_answer
 
 
 class AgentEndpoint:

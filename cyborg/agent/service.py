@@ -25,10 +25,9 @@ from cyborg.agent.jobs.queue import JobQueue
 from cyborg.agent.report.heartbeat import Reporter
 from cyborg.agent.report.host_identity import HostIdentityProvider
 from cyborg.agent.report.schedule import MAX_PAUSE, HeartbeatSchedule, IntervalFile
-from cyborg.core.drivers.driver import driver_uuid
-from cyborg.core.drivers.registry import DriverEntry
+from cyborg.core import hosts as service
+from cyborg.core.drivers.driver import DriverEntry, driver_uuid
 from cyborg.core.errors import Unavailable
-from cyborg.core.hosts import liveness as service
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import Driver
 from cyborg.drivers.host_use.domains import read_nothing

@@ -13,8 +13,7 @@ from cyborg.api.paging import PageRequest, R
 from cyborg.api.request_context import RequestContext
 from cyborg.api.types import MAX_SHOWN
 from cyborg.core.errors import NotFound
-from cyborg.core.hosts.identity import closest_names
-from cyborg.core.hosts.liveness import Liveness, evaluate
+from cyborg.core.hosts import Liveness, closest_names, evaluate
 from cyborg.db.reader import Reader
 from cyborg.db.services.read import find_hosts, has_host
 from cyborg.db.totals.cache import CountCache

@@ -7,8 +7,8 @@ from uuid import NAMESPACE_DNS, uuid5
 from oslo_config import cfg
 
 from cyborg.api.health import Health
+from cyborg.core import hosts as service
 from cyborg.core.errors import CyborgError
-from cyborg.core.hosts import liveness as service
 from cyborg.core.log import get_logger
 from cyborg.rpc.contract import ConductorAPI
 from cyborg.threads.failures import RateLimitedLogger

@@ -15,7 +15,7 @@ from wsme import types as wtypes
 from wsme.rest import json as wsme_json
 
 from cyborg.core.errors import Invalid, NotFound
-from cyborg.core.timestamps import to_iso
+from cyborg.core.text import to_iso
 from cyborg.core.validation import describe_non_uuid, parse_uuid
 
 MAX_SHOWN = 60

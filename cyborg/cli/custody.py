@@ -14,9 +14,7 @@ from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.errors import CommandError
 from cyborg.cli.common.rest import RestClient
 from cyborg.cli.devices import DEVICES
-from cyborg.core.custody.chain import Link, SealedRecord
-from cyborg.core.custody.keys import Keys, parse_keys
-from cyborg.core.custody.record import Event, Record
+from cyborg.core.custody.record import Event, Keys, Link, Record, SealedRecord, parse_keys
 from cyborg.core.custody.verify import (
     Head,
     Log,

@@ -10,8 +10,8 @@ from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.errors import CommandError
 from cyborg.core.inventory.device import DeviceType
-from cyborg.core.inventory.maintenance import SuccessorMode
-from cyborg.core.wire.hardware import NOT_OFFERED
+from cyborg.core.inventory.report import NOT_OFFERED
+from cyborg.core.maintenance import SuccessorMode
 
 SHORT = formatting.columns_of("uuid, type, model, hostname=Host, address, schedulable")
 LONG = formatting.columns_of(

@@ -11,8 +11,8 @@ from cyborg.cli.common import base, formatting, listing
 from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
 from cyborg.core.drivers.rollout import FAILED_STATES, Kind, StepState
-from cyborg.core.jobs.activity import parse_activity
 from cyborg.core.jobs.job import JobKind, JobState
+from cyborg.core.jobs.progress import parse_activity
 from cyborg.core.text import join_limited, sanitize
 
 MAX_HOSTS = 20  # in one error message

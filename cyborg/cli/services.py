@@ -14,7 +14,7 @@ from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.preview import Change, plan
 from cyborg.cli.devices import DEVICES
 from cyborg.cli.terminal import tables
-from cyborg.core.hosts.liveness import Liveness
+from cyborg.core.hosts import Liveness
 
 UNKNOWN = "UNKNOWN"
 SHORT = formatting.columns_of("uuid, binary=Service, host, state, status, backends")

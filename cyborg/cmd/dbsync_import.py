@@ -14,8 +14,7 @@ import sqlalchemy as sa
 from cyborg.core.errors import Conflict, Invalid
 from cyborg.core.migration import import_plan, reference
 from cyborg.core.migration.host_plan import ImportPlanner
-from cyborg.core.migration.import_plan import HostImport, UnknownUse
-from cyborg.core.migration.profile_check import find_unserved_names
+from cyborg.core.migration.import_plan import HostImport, UnknownUse, find_unserved_names
 from cyborg.core.migration.reference import Drop
 from cyborg.core.text import abbreviate
 from cyborg.db import errors, migrate

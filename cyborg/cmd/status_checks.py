@@ -17,11 +17,11 @@ from cyborg import conf as own_options
 from cyborg.cmd.status_convert import Parser
 from cyborg.conf.conductor import reference_release
 from cyborg.core.binding.profile import parse_groups
+from cyborg.core.drivers.driver import describe_counterpart
 from cyborg.core.errors import Misconfigured
-from cyborg.core.hosts.liveness import AGENT as AGENT_BINARY
+from cyborg.core.hosts import AGENT as AGENT_BINARY
 from cyborg.core.migration import import_plan
-from cyborg.core.migration.profile_check import find_unserved_names
-from cyborg.core.migration.reference_drivers import describe_counterpart
+from cyborg.core.migration.import_plan import find_unserved_names
 from cyborg.core.text import join_limited
 from cyborg.db.deployables import read as deployables
 from cyborg.db.profiles import read as device_profiles

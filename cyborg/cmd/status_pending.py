@@ -18,7 +18,7 @@ from oslo_config import cfg
 from cyborg.conductor.metrics import read_totals
 from cyborg.core.binding.states import ArqState
 from cyborg.core.errors import CyborgError
-from cyborg.core.timestamps import to_iso, to_text
+from cyborg.core.text import to_iso, to_text
 from cyborg.db import errors
 from cyborg.db.reader import Reader
 from cyborg.db.totals.read import Counts, Totals, count

@@ -13,10 +13,9 @@ from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.binding.profile import parse_groups, parse_name
 from cyborg.core.contexts.context import HIDDEN_PREFIX, is_hidden_profile_name
 from cyborg.core.errors import Conflict, InUse, Invalid, NotFound
-from cyborg.core.text import join_limited
-from cyborg.core.timestamps import to_iso
+from cyborg.core.notification import Event
+from cyborg.core.text import join_limited, to_iso
 from cyborg.core.validation import check_text, parse_uuid
-from cyborg.core.wire.notification import Event
 from cyborg.db.outbox import write as outbox
 from cyborg.db.profiles import read
 from cyborg.db.profiles import write as store

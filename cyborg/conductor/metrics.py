@@ -20,11 +20,11 @@ from cyborg.core.attachments.attachment import AttachmentState
 from cyborg.core.binding.states import ArqState
 from cyborg.core.contexts.states import ContextState
 from cyborg.core.errors import Unavailable
-from cyborg.core.hosts.liveness import Liveness
+from cyborg.core.hosts import Liveness
 from cyborg.core.inventory.device import Health
-from cyborg.core.inventory.maintenance import SuccessorState
 from cyborg.core.jobs.job import JobKind
 from cyborg.core.log import get_logger
+from cyborg.core.maintenance import SuccessorState
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db.reader import Reader
 from cyborg.db.totals import read as totals

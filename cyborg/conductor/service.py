@@ -19,8 +19,8 @@ from cyborg.conductor.common.work_lease import process_owner
 from cyborg.conductor.manager import make_handlers
 from cyborg.conductor.metrics import make_server as make_metrics_server
 from cyborg.conductor.wiring import Conductor, build_conductor
+from cyborg.core import hosts as service
 from cyborg.core.errors import Unavailable
-from cyborg.core.hosts import liveness as service
 from cyborg.core.log import get_logger
 from cyborg.db.custody import write as custody_keys
 from cyborg.db.engine import make_engine, wait_until_ready

@@ -61,7 +61,7 @@ from cyborg.conductor.orphans.watcher import (
 from cyborg.conductor.placement.compute_nodes import ComputeNodeWatch
 from cyborg.conductor.placement.publisher import Publisher
 from cyborg.conductor.placement.verifier import ProviderVerifier
-from cyborg.core.placement.verification import round_period
+from cyborg.core.placement import round_period
 from cyborg.db.clock import INTERVAL
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.contract import AgentAPI

@@ -1,13 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Estimates of the database's time, which all conductors and APIs use to compare timestamps.
+"""Decisions about time: estimates of the database's time, and batches of kernel events."""
 
-A sample queries the database's time. The estimate assumes that the database read its clock in the
-middle between sending and receiving, so its error is half the round trip at most. Between two
-samples the time passed on the local monotonic clock is added, so that a step of the host's wall
-clock has no effect.
-"""
-
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 MAX_ROUND_TRIP = 0.1
@@ -58,3 +52,52 @@ def is_better(new: Estimate, current: Estimate | None) -> bool:
     allowed = current.error_at(new.at)
     apart = abs((new.moment - current.time_at(new.at)).total_seconds())
     return new.error <= allowed or apart > new.error + allowed
+
+
+QUIET_PERIOD = 0.1
+"""Seconds without an event after which a batch is complete."""
+
+MAX_DELAY = 0.5
+"""Seconds after which a batch is complete even if events keep arriving."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventBatch:
+    """Kernel events that together cause one discovery: one added card causes several events.
+
+    ``first`` and ``last`` are the times of the first and last event, in seconds of a monotonic
+    clock. ``subsystems`` are the kernel subsystems of the events. ``overflow`` is set when events
+    were dropped, so that their subsystems are unknown.
+    """
+
+    first: float
+    last: float
+    subsystems: frozenset[str] = frozenset()
+    events: int = 0
+    overflow: bool = False
+
+    @property
+    def due(self) -> float:
+        """Return when the batch is complete, on the clock of ``first`` and ``last``."""
+        return min(self.last + QUIET_PERIOD, self.first + MAX_DELAY)
+
+
+def add(batch: EventBatch | None, now: float, subsystem: str) -> EventBatch:
+    """Return the batch with one more event; None starts a new batch."""
+    previous = batch or EventBatch(now, now)
+    return replace(
+        previous,
+        last=now,
+        subsystems=previous.subsystems | {subsystem},
+        events=previous.events + 1,
+    )
+
+
+def mark_overflow(batch: EventBatch | None, now: float) -> EventBatch:
+    """Return the batch marked as having lost events; None starts a new batch."""
+    return replace(batch or EventBatch(now, now), last=now, overflow=True)
+
+
+def affects(batch: EventBatch, subsystems: frozenset[str]) -> bool:
+    """Return whether a subscriber of these subsystems must run a discovery."""
+    return bool(subsystems) and (batch.overflow or bool(subsystems & batch.subsystems))

@@ -8,9 +8,16 @@
 
 The formatters of oslo.log show the fields: they read the attributes of the record that ``process``
 sets. This module needs only the standard library, so that drivers can use it.
+
+The context of a trace as text: the value of the header ``traceparent``, version 00.
+
+``00-`` trace id, 32 hexadecimal digits; parent span id, 16; flags, 2. See
+https://www.w3.org/TR/trace-context/. Clients, peers and stored rows provide it, so it is checked
+before each use.
 """
 
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -152,3 +159,18 @@ def _plain(value: Any) -> Any:
 def _word(value: Any) -> str:
     """Return a value without the characters that separate values or lines."""
     return "".join(c if c.isprintable() and c not in " []" else "?" for c in str(value))
+
+
+LENGTH = 55
+"""Characters of a trace context."""
+
+MAX_TRACED_ATTEMPTS = 10
+"""Attempts of a job or a message that its trace shows, so that no trace grows for ever."""
+
+_PATTERN = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def parse_trace_context(value: Any) -> str | None:
+    """Return a well-formed trace context, None for any other value."""
+    is_valid = isinstance(value, str) and _PATTERN.fullmatch(value) is not None
+    return value if is_valid else None

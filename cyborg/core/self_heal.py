@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Corrective actions that conductors take without an operator, and that they count."""
 
-from cyborg.core.described_enum import DescribedEnum
+from cyborg.core.text import DescribedEnum
 
 
 class CorrectiveAction(DescribedEnum):

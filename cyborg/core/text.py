@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sanitising of free text from drivers and hardware, and formatting of lists and numbers."""
+"""Texts: sanitising of what drivers and hardware report, and formats of lists, numbers and times."""
 
 from collections.abc import Sequence
-from typing import Any
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Self
 
 MAX_LENGTH = 4096
 _MAX_SHOWN_BITS = 256
@@ -54,3 +56,35 @@ def abbreviate(value: Any, max_length: int = 60) -> str:
 def describe(value: Any) -> str:
     """Return the start of a text, or the type of another value, for an error message."""
     return repr(value[:60]) if isinstance(value, str) else f"of type {type(value).__name__}"
+
+
+class DescribedEnum(StrEnum):
+    """Enumeration with a ``description`` of each member: ``NAME = "value", "A sentence."``."""
+
+    description: str
+
+    # The default is for mypy, which takes the lookup of a value for a call with one argument.
+    def __new__(cls, value: str, description: str = "") -> Self:
+        """Return a new member. Raise TypeError without a description."""
+        if not description:
+            raise TypeError(f"{cls.__name__} {value} has no description")
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.description = description
+        return member
+
+
+def to_iso(moment: datetime) -> str:
+    """Format a time as ISO 8601 in UTC: ``2030-01-31T12:00:00.000000+00:00``.
+
+    A time without a zone, as from the database, is UTC. The fraction always has six digits, so all
+    times of one answer have one format, and sort as text.
+    """
+    zoned = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    return zoned.isoformat(timespec="microseconds")
+
+
+def to_text(timestamp: str) -> str:
+    """Return a time of ``to_iso`` as texts for people have it: ``2030-01-31T12:00:00Z``."""
+    moment = datetime.fromisoformat(timestamp).replace(microsecond=0, tzinfo=None)
+    return f"{moment.isoformat()}Z"

@@ -6,7 +6,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
-from cyborg.core import trace_context
+from cyborg.core import log as trace_context
 from cyborg.db.clock import utcnow
 
 metadata = sa.MetaData(

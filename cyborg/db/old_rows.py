@@ -11,9 +11,9 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
-from cyborg.core.audit.model import OPEN as OPEN_AUDITS
+from cyborg.core.audit.sources import OPEN as OPEN_AUDITS
 from cyborg.core.drivers.rollout import StepState
-from cyborg.core.hosts.liveness import AGENT
+from cyborg.core.hosts import AGENT
 from cyborg.core.jobs.job import JobState
 from cyborg.db.drivers import rollouts
 from cyborg.db.schema import (

@@ -14,11 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from cyborg.core.drivers.options import Kind, Option, Setting
-from cyborg.core.drivers.registry import Support
+from cyborg.core.drivers.driver import Kind, Option, Setting, Support
 from cyborg.core.errors import Misconfigured
 from cyborg.core.inventory.device import Ability, Device, DeviceType, Layout
-from cyborg.core.inventory.health import Measurement
+from cyborg.core.inventory.device_state import Measurement
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.host_use.domains import ReadDomains, read_nothing
 from cyborg.drivers.images import ImageStore, NoImageStore

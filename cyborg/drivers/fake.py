@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cyborg.core.address import PciAddress
-from cyborg.core.drivers.options import Option
-from cyborg.core.drivers.registry import Support
+from cyborg.core.drivers.driver import Option, Support
 from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.core.inventory.device import (
     Ability,
@@ -24,7 +23,7 @@ from cyborg.core.inventory.device import (
     Health,
     Layout,
 )
-from cyborg.core.inventory.health import HEALTHY, Measurement
+from cyborg.core.inventory.device_state import HEALTHY, Measurement
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.base import Driver
 from cyborg.drivers.pci import managed

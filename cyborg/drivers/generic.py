@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from cyborg.core.address import PciAddress
-from cyborg.core.drivers.registry import Support
+from cyborg.core.drivers.driver import Support
 from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.core.inventory.delivery import describe_host_use
 from cyborg.core.inventory.device import Ability, Device, DeviceType, Layout
-from cyborg.core.inventory.health import Measurement
+from cyborg.core.inventory.device_state import Measurement
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import make_custom_name

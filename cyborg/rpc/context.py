@@ -9,7 +9,7 @@ import oslo_messaging
 from oslo_context import context
 
 from cyborg import tracing
-from cyborg.core.trace_context import parse_trace_context
+from cyborg.core.log import parse_trace_context
 
 # A credential allows its bearer everything, so none is sent to another process.
 _SECRETS = ("auth_token",)

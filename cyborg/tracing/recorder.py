@@ -19,8 +19,7 @@ from opentelemetry.trace import (
 )
 
 from cyborg.core.errors import CyborgError
-from cyborg.core.log import MAX_LENGTH, MAX_VALUES, log_fields
-from cyborg.core.trace_context import parse_trace_context
+from cyborg.core.log import MAX_LENGTH, MAX_VALUES, log_fields, parse_trace_context
 from cyborg.tracing import SpanKind
 
 SERVER_ERRORS = 500

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from benchmarks import processes, report
 from benchmarks.simulated_agents import Agents, Fleet, Heartbeats, Timings, run_agents
-from cyborg.core.hosts.liveness import AGENT
+from cyborg.core.hosts import AGENT
 from cyborg.db import schema
 from cyborg.tests.fixtures.bus.broker import DEFAULT as RABBIT
 from cyborg.tests.fixtures.clouds.cloud import Cloud

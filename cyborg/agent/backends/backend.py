@@ -5,7 +5,7 @@ A driver that raises or exceeds its timeout puts only its own backend into ERROR
 their last known state. Python cannot interrupt a call that hangs: its thread is abandoned, and no
 other call is made until that call returns. So a driver that hangs never uses more than one thread.
 
-Published and measured health differ while a device recovers: see ``cyborg.core.inventory.health``.
+Published and measured health differ while a device recovers: see ``cyborg.core.inventory.device_state``.
 Nothing is persisted: each incarnation of the agent starts with its own first measurement.
 """
 
@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cyborg.core.errors import CyborgError, DriverFailed
-from cyborg.core.inventory import health
+from cyborg.core.inventory import device_state as health
 from cyborg.core.inventory.device import Ability, Device, Health
-from cyborg.core.inventory.health import Measurement, Recovery
+from cyborg.core.inventory.device_state import Measurement, Recovery
 from cyborg.core.inventory.report import MAX_REMARKS, BackendState, BackendStatus
 from cyborg.core.log import get_logger
 from cyborg.core.naming import is_accelerator_class, is_trait

@@ -19,11 +19,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cyborg.core.drivers import registry
-from cyborg.core.drivers.registry import MAX_ENTRIES, MAX_ERROR, DriverEntry, Support
+from cyborg.core.drivers import driver as registry
+from cyborg.core.drivers.driver import (
+    MAX_ENTRIES,
+    MAX_ERROR,
+    DriverEntry,
+    Support,
+    describe_counterpart,
+)
 from cyborg.core.errors import CyborgError, DriverFailed, NotFound
 from cyborg.core.log import get_logger
-from cyborg.core.migration.reference_drivers import describe_counterpart
 from cyborg.core.text import sanitize
 from cyborg.drivers.base import ABILITY_INTERFACES, Driver
 

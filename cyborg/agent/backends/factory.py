@@ -16,11 +16,14 @@ from oslo_config import cfg
 from cyborg.agent.backends.backend import error_text
 from cyborg.agent.backends.catalogue import NAMESPACE, DriverCatalogue, unknown_driver
 from cyborg.agent.backends.memory import MemoryFile
-from cyborg.core.capture.faults import parse_fault
-from cyborg.core.drivers.desired_state import DesiredBackend, DesiredStatus
-from cyborg.core.drivers.options import Source, list_settings
-from cyborg.core.drivers.reconcile import BackendRecord, merge_options
-from cyborg.core.drivers.registry import DriverEntry, Support
+from cyborg.core.capture.model import parse_fault
+from cyborg.core.drivers.desired_state import (
+    BackendRecord,
+    DesiredBackend,
+    DesiredStatus,
+    merge_options,
+)
+from cyborg.core.drivers.driver import DriverEntry, Source, Support, list_settings
 from cyborg.core.errors import DriverFailed, Invalid, Misconfigured
 from cyborg.core.inventory.device import Device
 from cyborg.core.jobs.job import WorkItem

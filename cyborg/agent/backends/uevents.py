@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from cyborg.agent.backends.backend import Backend
-from cyborg.core import debounce
-from cyborg.core.debounce import EventBatch
+from cyborg.core import clock as debounce
+from cyborg.core.clock import EventBatch
 from cyborg.core.log import get_logger
 from cyborg.threads.failures import Backoff
 from cyborg.threads.periodic import LoopThread

@@ -24,8 +24,16 @@ from cyborg.agent.backends.backend import Backend, error_text
 from cyborg.agent.backends.factory import DriverFactory
 from cyborg.agent.backends.inventory import BackendRegistry
 from cyborg.agent.jobs.checkpoint import BOOT_ID, read_boot_id
-from cyborg.core.drivers.desired_state import MAX_ERROR, BackendOutcome, load_host
-from cyborg.core.drivers.reconcile import Action, BackendRecord, PlannedAction, next_record, plan
+from cyborg.core.drivers.desired_state import (
+    MAX_ERROR,
+    Action,
+    BackendOutcome,
+    BackendRecord,
+    PlannedAction,
+    load_host,
+    next_record,
+    plan,
+)
 from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.report import BackendState, BackendStatus
 from cyborg.core.log import get_logger

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
+from cyborg.core import external as protocol
 from cyborg.core.errors import DriverFailed, Invalid, TimedOut
-from cyborg.core.external import protocol
 from cyborg.core.text import sanitize
 
 MAX_RESPONSE = 1024 * 1024  # bytes of a body

@@ -17,11 +17,12 @@ from oslo_config import cfg
 from cyborg.agent.external import client
 from cyborg.agent.external import server as directory
 from cyborg.agent.external.server import RegistrationServer
+from cyborg.core import external as hardware
+from cyborg.core import external as protocol
 from cyborg.core.errors import DriverFailed, Invalid, Misconfigured, Unavailable
-from cyborg.core.external import hardware, protocol
-from cyborg.core.external.protocol import Hello
+from cyborg.core.external import Hello
 from cyborg.core.inventory.device import Ability, Device
-from cyborg.core.inventory.health import Measurement
+from cyborg.core.inventory.device_state import Measurement
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import Driver

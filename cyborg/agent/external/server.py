@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from cyborg.agent.external.client import peer_credentials
+from cyborg.core import external as protocol
 from cyborg.core.errors import CyborgError, Invalid, Misconfigured, Unavailable
-from cyborg.core.external import protocol
 from cyborg.core.log import get_logger
 from cyborg.core.text import sanitize
 

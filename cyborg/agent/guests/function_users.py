@@ -20,7 +20,7 @@ from typing import Any
 from cyborg.agent import atomic_file
 from cyborg.agent.guests.libvirt_hypervisor import TimedCalls
 from cyborg.core.errors import CyborgError
-from cyborg.core.inventory.guest_functions import (
+from cyborg.core.inventory.functions import (
     MAX_FUNCTIONS,
     FunctionOwner,
     Guest,

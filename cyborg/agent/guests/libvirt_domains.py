@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from cyborg.agent.guests.libvirt_hypervisor import TimedCalls
 from cyborg.core.errors import Unavailable
-from cyborg.core.inventory.guest_functions import Guest
+from cyborg.core.inventory.functions import Guest
 from cyborg.core.log import get_logger
 from cyborg.drivers.host_use.domains import parse_functions
 

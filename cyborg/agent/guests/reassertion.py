@@ -17,7 +17,7 @@ from cyborg.agent.guests.libvirt_hypervisor import LibvirtHypervisor
 from cyborg.core.errors import CyborgError, Invalid, Stale
 from cyborg.core.inventory.device import AttachHandle, Deployable, HandleType
 from cyborg.core.inventory.report import BackendStatus
-from cyborg.core.jobs.guest_device import parse_guest_arq
+from cyborg.core.jobs.job import parse_guest_arq
 from cyborg.core.log import get_logger
 from cyborg.core.naming import handle_uuid
 from cyborg.core.validation import parse_uuid

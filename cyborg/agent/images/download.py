@@ -10,7 +10,7 @@ from typing import Protocol
 
 from cyborg.core.errors import DriverFailed, TimedOut
 from cyborg.core.image import ImageMetadata
-from cyborg.core.jobs.activity import show_activity
+from cyborg.core.jobs.progress import show_activity
 from cyborg.core.log import get_logger
 
 LOG = get_logger(__name__)

@@ -8,9 +8,8 @@ from cyborg.agent.backends.backend import error_text
 from cyborg.agent.guests.devices import GuestDevices
 from cyborg.core.errors import CyborgError, DriverFailed, NotFound
 from cyborg.core.inventory.device import Ability
-from cyborg.core.jobs.activity import show_activity
-from cyborg.core.jobs.failures import describe_failure, describe_subject
 from cyborg.core.jobs.job import GUEST_KINDS, MAX_ERROR, JobKind, JobSpec, WorkItem
+from cyborg.core.jobs.progress import describe_failure, describe_subject, show_activity
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import (
     Driver,

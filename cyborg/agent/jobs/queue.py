@@ -20,7 +20,6 @@ from cyborg.agent.guests.devices import GuestDevices
 from cyborg.agent.jobs.checkpoint import MAX_PENDING, Checkpoint, CheckpointState
 from cyborg.agent.jobs.executor import Aborted, RemovedDriverLookup, execute
 from cyborg.core.errors import Unavailable
-from cyborg.core.jobs.activity import Activity, ActivityRecorder
 from cyborg.core.jobs.job import (
     INVENTORY_KINDS,
     AgentJobStatus,
@@ -28,6 +27,7 @@ from cyborg.core.jobs.job import (
     JobSpec,
     WorkItem,
 )
+from cyborg.core.jobs.progress import Activity, ActivityRecorder
 from cyborg.core.log import get_logger, log_fields
 
 LOG = get_logger(__name__)

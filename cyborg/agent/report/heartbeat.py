@@ -14,10 +14,9 @@ from cyborg.agent.backends.inventory import Inventory, collect
 from cyborg.agent.jobs.checkpoint import Outcomes
 from cyborg.agent.report.schedule import HeartbeatSchedule, ReportPace
 from cyborg.core.drivers.desired_state import BackendOutcome
-from cyborg.core.drivers.registry import DriverEntry
+from cyborg.core.drivers.driver import DriverEntry
 from cyborg.core.errors import CyborgError, Stale, Unavailable
-from cyborg.core.hosts.identity import NO_IDENTITY, Identity
-from cyborg.core.hosts.liveness import LIVE_ATTACH, RESULT_EPOCHS
+from cyborg.core.hosts import LIVE_ATTACH, NO_IDENTITY, RESULT_EPOCHS, Identity
 from cyborg.core.inventory.report import BackendState, Report
 from cyborg.core.log import get_logger
 from cyborg.rpc.contract import AGENT, ConductorAPI

@@ -9,7 +9,7 @@ from pathlib import Path
 from oslo_config import cfg
 
 from cyborg.core.errors import Invalid, Misconfigured
-from cyborg.core.hosts.identity import MAX_NAME, Identity, name_variants
+from cyborg.core.hosts import MAX_NAME, Identity, name_variants
 from cyborg.core.log import get_logger
 
 LOG = get_logger(__name__)

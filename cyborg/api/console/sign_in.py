@@ -21,7 +21,7 @@ from cyborg.api.body import BodyReader
 from cyborg.api.console.throttle import Throttle, client_key
 from cyborg.api.middleware import JSON, check_content_length
 from cyborg.core.errors import Invalid, Misconfigured, Unavailable
-from cyborg.core.timestamps import to_iso
+from cyborg.core.text import to_iso
 from cyborg.core.validation import check_text
 
 MAX_BODY = 8192

@@ -10,7 +10,7 @@ from cyborg.api import types
 from cyborg.api.collection import Collection
 from cyborg.api.controller import Resource
 from cyborg.api.request_context import RequestContext
-from cyborg.core.audit.model import Kind, Repair, Source, State
+from cyborg.core.audit.sources import Kind, Repair, Source, State
 from cyborg.core.errors import Conflict, NotFound
 from cyborg.db.audits import read
 

@@ -12,7 +12,7 @@ from cyborg.api.collection import Collection
 from cyborg.api.controller import Resource
 from cyborg.api.request_context import RequestContext
 from cyborg.core.errors import InUse, NotFound, WrongState
-from cyborg.core.jobs.program import PATH, VERB, parse_program
+from cyborg.core.jobs.job import PATH, VERB, parse_program
 from cyborg.db.deployables import read
 
 PLACEMENT_SINCE = (2, 4)

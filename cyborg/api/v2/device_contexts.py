@@ -20,7 +20,7 @@ from cyborg.core.binding.profile import parse_groups
 from cyborg.core.contexts import context as core
 from cyborg.core.contexts.states import ContextState
 from cyborg.core.errors import Conflict, Forbidden, NotFound, Unavailable
-from cyborg.core.inventory.maintenance import SuccessorState
+from cyborg.core.maintenance import SuccessorState
 from cyborg.db.binding import read as arqs_read
 from cyborg.db.contexts import read
 

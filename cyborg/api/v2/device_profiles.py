@@ -10,8 +10,7 @@ from cyborg.api import types
 from cyborg.api.collection import Collection
 from cyborg.api.controller import Resource
 from cyborg.api.request_context import RequestContext
-from cyborg.core.binding.attach_target import check_targets
-from cyborg.core.binding.profile import parse_groups, parse_name
+from cyborg.core.binding.profile import check_targets, parse_groups, parse_name
 from cyborg.core.errors import Conflict, InUse, Invalid, NotFound
 from cyborg.db.profiles import read
 

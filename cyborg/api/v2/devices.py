@@ -17,7 +17,7 @@ from cyborg.core.errors import Conflict, Invalid, NotFound, WrongState
 from cyborg.core.inventory import device_state
 from cyborg.core.inventory.device import Health
 from cyborg.core.inventory.device_state import DeviceCondition
-from cyborg.core.inventory.maintenance import SuccessorMode, SuccessorState
+from cyborg.core.maintenance import SuccessorMode, SuccessorState
 from cyborg.db.devices import read
 
 STATUS_SINCE = (2, 3)

@@ -23,9 +23,13 @@ from cyborg.core.contexts.context import hidden_profile_name, merge_config
 from cyborg.core.contexts.states import OWNING
 from cyborg.core.errors import Forbidden, NotFound
 from cyborg.core.explain import explanation as core
-from cyborg.core.explain.candidate_rejections import Rejection, explain_rejections
 from cyborg.core.explain.predicates import Failure, Predicate
-from cyborg.core.explain.request_fit import RequestFit, evaluate_request
+from cyborg.core.explain.request_fit import (
+    Rejection,
+    RequestFit,
+    evaluate_request,
+    explain_rejections,
+)
 from cyborg.db import paging
 from cyborg.db.binding import project_units
 from cyborg.db.contexts import read as device_contexts

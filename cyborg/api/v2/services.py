@@ -16,7 +16,7 @@ from cyborg.api.paging import PageRequest
 from cyborg.api.request_context import RequestContext
 from cyborg.api.v2.summary.controller import ClassHandles
 from cyborg.core.errors import InUse, NotFound, WrongState
-from cyborg.core.hosts.liveness import Liveness, evaluate
+from cyborg.core.hosts import Liveness, evaluate
 from cyborg.core.inventory import functions as core
 from cyborg.db.backends import read as read_backends
 from cyborg.db.services import hosts as read_hosts

@@ -11,8 +11,8 @@ from cyborg.cli.common.progress import Progress
 from cyborg.cli.jobs import JOBS, build_job, describe_failure, format_step
 from cyborg.cli.terminal import tables
 from cyborg.core.drivers.rollout import FAILED_STATES, FINAL_STATES, StepState
-from cyborg.core.jobs.activity import parse_activity
 from cyborg.core.jobs.job import JobState
+from cyborg.core.jobs.progress import parse_activity
 
 STARTED = formatting.columns_of("uuid, kind, state")
 WAIT_ARGUMENTS = (

@@ -14,7 +14,7 @@ from cyborg.cli.describe.kinds import EXPLANATION, REASONS, Kind, Related
 from cyborg.cli.describe.lookup import Found
 from cyborg.cli.devices import format_schedulable_until
 from cyborg.cli.jobs import format_step
-from cyborg.core.hosts.liveness import Liveness
+from cyborg.core.hosts import Liveness
 
 MAX_NAMED = 10
 """Maximum number of devices, backends or steps that are named as hindrances."""

@@ -49,13 +49,13 @@ from cyborg.core.attachments.selector import (
     parse_selector,
 )
 from cyborg.core.attachments.server import is_kept
-from cyborg.core.binding import attach_target
+from cyborg.core.binding import profile as attach_target
 from cyborg.core.binding.profile import Group, parse_groups
 from cyborg.core.contexts.context import merge_config
 from cyborg.core.contexts.leases import stale_lease
 from cyborg.core.contexts.states import LEASED
 from cyborg.core.errors import Conflict, CyborgError, Invalid, NotFound, WrongState
-from cyborg.core.timestamps import to_iso
+from cyborg.core.text import to_iso
 from cyborg.core.validation import check_optional_text, parse_uuid
 from cyborg.db.attachments import handles as handle_types
 from cyborg.db.attachments import write as store

@@ -32,8 +32,8 @@ from cyborg.core.attachments.attachment import (
 )
 from cyborg.core.contexts.refusals import describe_to_owner
 from cyborg.core.errors import NoHandle, Unavailable, is_expected
-from cyborg.core.inventory.maintenance import retry_time
 from cyborg.core.log import get_logger, log_fields
+from cyborg.core.maintenance import retry_time
 from cyborg.db.attachments import write as store
 from cyborg.db.unit_of_work import UnitOfWork
 

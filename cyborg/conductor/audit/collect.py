@@ -20,17 +20,19 @@ from cyborg.conductor.placement import provider_rows
 from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
 from cyborg.core import naming
 from cyborg.core.audit.compare import instances_to_verify
-from cyborg.core.audit.model import Finding, Kind, Repair
 from cyborg.core.audit.sources import (
     DatabaseSnapshot,
+    Finding,
     HostSnapshot,
+    Kind,
     NovaSnapshot,
     PlacementSnapshot,
+    Repair,
 )
 from cyborg.core.errors import CyborgError, Invalid, NotFound
-from cyborg.core.placement.provider_tree import Provider
-from cyborg.core.wire import hardware
-from cyborg.core.wire.hardware import Hardware
+from cyborg.core.inventory import report as hardware
+from cyborg.core.inventory.report import Hardware
+from cyborg.core.placement import Provider
 from cyborg.db.audits import sources as view
 from cyborg.db.deployables import write as deployables
 from cyborg.db.unit_of_work import UnitOfWork

@@ -13,8 +13,7 @@ import sqlalchemy as sa
 
 from cyborg.clients.placement import Placement
 from cyborg.conductor.binding import release
-from cyborg.core.audit.model import Finding, Repair
-from cyborg.core.audit.sources import SETTLE_TIME
+from cyborg.core.audit.sources import SETTLE_TIME, Finding, Repair
 from cyborg.core.errors import CyborgError, InUse
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db.jobs import write as jobs

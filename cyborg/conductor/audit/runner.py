@@ -21,7 +21,7 @@ from cyborg.conductor.audit.repair import RepairExecutor
 from cyborg.conductor.common.work_lease import new_owner
 from cyborg.conductor.custody.check import ChainChecker
 from cyborg.core.audit.compare import compare
-from cyborg.core.audit.model import Finding, Kind, Source, State, confirmed
+from cyborg.core.audit.sources import Finding, Kind, Source, State, confirmed
 from cyborg.core.errors import Conflict, Invalid, NotFound, is_expected
 from cyborg.core.log import get_logger, log_fields
 from cyborg.core.validation import check_optional_text

@@ -14,12 +14,11 @@ import sqlalchemy as sa
 from cyborg.conductor.binding.claims import check_providers, claim
 from cyborg.conductor.binding.limits import ProjectLimits
 from cyborg.conductor.custody import entries
-from cyborg.core.binding.attach_target import check_user, find_target
-from cyborg.core.binding.profile import count_units, parse_group
-from cyborg.core.binding.selection import Demand, describe_rejection, make_no_handle_error
+from cyborg.core.binding.profile import check_user, count_units, find_target, parse_group
 from cyborg.core.binding.states import ArqState
 from cyborg.core.errors import Unavailable
 from cyborg.core.explain.predicates import Failure, Predicate
+from cyborg.core.explain.selection import Demand, describe_rejection, make_no_handle_error
 from cyborg.core.inventory.device import CLEANING_ABILITIES, Ability
 from cyborg.core.inventory.device_state import is_in_grace
 from cyborg.core.jobs.job import JobKind, WorkItem

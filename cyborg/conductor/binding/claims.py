@@ -9,8 +9,11 @@ from dataclasses import replace
 
 import sqlalchemy as sa
 
-from cyborg.core.binding.attach_target import REQUIRED_INFO
-from cyborg.core.binding.selection import (
+from cyborg.core.binding.profile import REQUIRED_INFO
+from cyborg.core.errors import NoHandle, NotFound
+from cyborg.core.explain.explanation import ProviderState
+from cyborg.core.explain.predicates import Failure, Predicate
+from cyborg.core.explain.selection import (
     Candidate,
     Demand,
     choose_handles,
@@ -18,9 +21,6 @@ from cyborg.core.binding.selection import (
     find_claim_failures,
     put_first,
 )
-from cyborg.core.errors import NoHandle, NotFound
-from cyborg.core.explain.explanation import ProviderState
-from cyborg.core.explain.predicates import Failure, Predicate
 from cyborg.core.inventory.device_state import ENABLED
 from cyborg.core.naming import OWNER_TRAIT
 from cyborg.db.binding import claims as handle_claims

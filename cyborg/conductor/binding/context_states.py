@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.binding.claims import ClaimLost
 from cyborg.conductor.notifications.notifications import ArqEventRecorder
-from cyborg.core.binding.attach_target import is_for_host
+from cyborg.core.binding.profile import is_for_host
 from cyborg.core.contexts.refusals import ContextFailure, make_refusal
 from cyborg.core.contexts.states import (
     LEASED,
@@ -25,7 +25,7 @@ from cyborg.core.contexts.states import (
     states_before,
 )
 from cyborg.core.errors import Conflict, NoHandle, Unavailable, WrongState
-from cyborg.core.wire.notification import Event
+from cyborg.core.notification import Event
 from cyborg.db.binding.write import ArqRow
 from cyborg.db.contexts import states
 from cyborg.db.contexts import write as store

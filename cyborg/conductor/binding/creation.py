@@ -15,7 +15,7 @@ from cyborg.core.binding.states import ArqState
 from cyborg.core.contexts.leases import ContextFacts, lost_lease, stale_lease
 from cyborg.core.contexts.states import LEASED, USABLE
 from cyborg.core.errors import WrongState
-from cyborg.core.timestamps import to_iso
+from cyborg.core.text import to_iso
 from cyborg.db.attachments import write as attachments
 from cyborg.db.binding import claims as handle_claims
 from cyborg.db.binding import write as store

@@ -17,7 +17,7 @@ from cyborg.conductor.binding.claims import ClaimLost, check_available
 from cyborg.conductor.binding.limits import check_bind
 from cyborg.conductor.custody import entries
 from cyborg.core.binding.arqs import BindRequest
-from cyborg.core.binding.attach_target import is_for_host
+from cyborg.core.binding.profile import is_for_host
 from cyborg.core.binding.states import OWNING_STATES, ArqState
 from cyborg.core.contexts.leases import stale_lease
 from cyborg.core.contexts.states import ContextState

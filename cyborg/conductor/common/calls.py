@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from oslo_config import cfg
 
 from cyborg.core.errors import CyborgError, Stale, TimedOut, Unavailable
-from cyborg.core.hosts.liveness import is_current_epoch
+from cyborg.core.hosts import is_current_epoch
 from cyborg.core.log import get_logger
 from cyborg.db import idempotency, old_rows
 from cyborg.db.services import write as services

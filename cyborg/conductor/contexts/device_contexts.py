@@ -31,8 +31,7 @@ from cyborg.conductor.binding.release import ReleaseResult
 from cyborg.conductor.notifications.notifications import ArqEventRecorder, NotificationBuilder
 from cyborg.core.attachments.selector import attached_error
 from cyborg.core.attachments.successor import describe_work
-from cyborg.core.binding.attach_target import find_target
-from cyborg.core.binding.profile import Group, parse_groups
+from cyborg.core.binding.profile import Group, find_target, parse_groups
 from cyborg.core.binding.states import Step, source_states
 from cyborg.core.contexts.context import (
     MAX_CANDIDATES,
@@ -48,9 +47,9 @@ from cyborg.core.contexts.context import (
 from cyborg.core.contexts.states import DELETABLE, EDITABLE, IN_USE, LEASED, ContextState
 from cyborg.core.errors import Invalid, NotFound, OverLimit, Unavailable, WrongState
 from cyborg.core.log import get_logger
-from cyborg.core.timestamps import to_iso
+from cyborg.core.notification import Event
+from cyborg.core.text import to_iso
 from cyborg.core.validation import check_integer, check_optional_text, parse_uuid
-from cyborg.core.wire.notification import Event
 from cyborg.db.attachments import write as attachments
 from cyborg.db.binding import write as arqs
 from cyborg.db.contexts import write as store

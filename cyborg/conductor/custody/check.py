@@ -10,9 +10,8 @@ from datetime import datetime, timedelta
 
 from oslo_config import cfg
 
-from cyborg.core.audit.model import Finding, Kind
-from cyborg.core.custody.chain import Fault, Link, SealedRecord
-from cyborg.core.custody.keys import Keys
+from cyborg.core.audit.sources import Finding, Kind
+from cyborg.core.custody.record import Fault, Keys, Link, SealedRecord
 from cyborg.core.custody.verify import Head, Log, find_forged, serialize_progress, verify
 from cyborg.db.custody import chains, read
 from cyborg.db.custody.read import ChainRow

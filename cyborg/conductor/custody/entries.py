@@ -10,8 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from cyborg.core.binding.attach_target import KEY, AttachTarget, is_for_host
-from cyborg.core.binding.profile import parse_group
+from cyborg.core.binding.profile import KEY, AttachTarget, is_for_host, parse_group
 from cyborg.core.custody.record import MAX_ERROR, Entry, Event
 from cyborg.core.inventory.device import CLEANING_ABILITIES, Ability
 from cyborg.core.text import sanitize

@@ -23,11 +23,11 @@ from oslo_config import cfg
 from oslo_db import exception as db_exc
 
 from cyborg.conductor.notifications.notifications import NotificationBuilder
-from cyborg.core.custody.chain import Fault, Link, check_records, compute_hash
+from cyborg.core.custody.record import Fault, Link, check_records, compute_hash
 from cyborg.core.custody.verify import format_anchors, serialize_new
 from cyborg.core.errors import Conflict
 from cyborg.core.log import get_logger
-from cyborg.core.wire.notification import Event
+from cyborg.core.notification import Event
 from cyborg.db.custody import chains, read
 from cyborg.db.custody.write import keys_of
 from cyborg.db.outbox import write as outbox

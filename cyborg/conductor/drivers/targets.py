@@ -14,15 +14,15 @@ import sqlalchemy as sa
 from cyborg.core.address import PciAddress
 from cyborg.core.binding.arqs import describe_user
 from cyborg.core.drivers import desired_state
-from cyborg.core.drivers import options as option
+from cyborg.core.drivers import driver as option
 from cyborg.core.drivers.desired_state import DesiredStatus
 from cyborg.core.drivers.driver import (
+    Option,
     closest_names,
     describe_unknown,
     driver_uuid,
     format_hint,
 )
-from cyborg.core.drivers.options import Option
 from cyborg.core.drivers.rollout import StepState
 from cyborg.core.errors import Conflict, InUse, Invalid, NotFound
 from cyborg.core.text import join_limited

@@ -17,12 +17,11 @@ import sqlalchemy as sa
 from oslo_config import cfg
 
 from cyborg.conductor.notifications.notifications import NotificationBuilder
-from cyborg.core.hosts import liveness
-from cyborg.core.hosts.liveness import choose_interval, compute_deadlines
+from cyborg.core import hosts as liveness
+from cyborg.core.hosts import choose_interval, compute_deadlines
 from cyborg.core.log import get_logger
-from cyborg.core.text import join_limited
-from cyborg.core.timestamps import to_iso
-from cyborg.core.wire.notification import Event
+from cyborg.core.notification import Event
+from cyborg.core.text import join_limited, to_iso
 from cyborg.db.outbox import write as outbox
 from cyborg.db.providers import write as providers
 from cyborg.db.services import write as services

@@ -20,9 +20,9 @@ from cyborg.conductor.jobs import cancellation, reboot
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.conf.conductor import reference_release
 from cyborg.core.binding.states import ServiceStatus
-from cyborg.core.drivers.registry import fingerprint
+from cyborg.core.drivers.driver import fingerprint
 from cyborg.core.errors import Conflict, Invalid, Stale
-from cyborg.core.hosts.liveness import AGENT, has_rebooted
+from cyborg.core.hosts import AGENT, has_rebooted
 from cyborg.core.inventory.reference_names import add_reference_names
 from cyborg.core.inventory.report import Report, parse_backends
 from cyborg.core.log import get_logger

@@ -19,7 +19,7 @@ from cyborg.conductor.inventory import report_handler
 from cyborg.conductor.inventory.report_handler import ReportResult
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.errors import InUse, Invalid, NotFound, WrongState
-from cyborg.core.hosts.liveness import AGENT
+from cyborg.core.hosts import AGENT
 from cyborg.core.log import get_logger
 from cyborg.core.validation import check_text, parse_uuid
 from cyborg.db.binding import write as arq_store

@@ -18,8 +18,8 @@ from cyborg.core.custody.record import Event as CustodyEvent
 from cyborg.core.inventory.device import Device, Health
 from cyborg.core.inventory.plan import Add, Change, Drain, Remove, Step
 from cyborg.core.log import Remark
+from cyborg.core.notification import Event
 from cyborg.core.text import join_limited
-from cyborg.core.wire.notification import Event
 from cyborg.db.custody import write as records
 from cyborg.db.devices import write as devices
 from cyborg.db.handles import write as attach_handles

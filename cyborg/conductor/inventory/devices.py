@@ -18,9 +18,9 @@ from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.binding.accelerator import parse_label
 from cyborg.core.errors import Conflict, Invalid, NotFound, WrongState
 from cyborg.core.log import get_logger
-from cyborg.core.timestamps import to_iso
+from cyborg.core.notification import Event
+from cyborg.core.text import to_iso
 from cyborg.core.validation import check_optional_text, check_text, parse_uuid
-from cyborg.core.wire.notification import Event
 from cyborg.db import old_rows
 from cyborg.db.binding import accelerators
 from cyborg.db.binding import write as arqs

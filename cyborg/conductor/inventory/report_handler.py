@@ -25,9 +25,9 @@ from cyborg.core import naming
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import Invalid
 from cyborg.core.inventory import plan
-from cyborg.core.inventory.boot_check import BootCheck
 from cyborg.core.inventory.device import AttachHandle, Device, HandleType
-from cyborg.core.inventory.guest_functions import MAX_FUNCTIONS, FunctionOwner
+from cyborg.core.inventory.device_state import BootCheck
+from cyborg.core.inventory.functions import MAX_FUNCTIONS, FunctionOwner
 from cyborg.core.inventory.plan import Add, Change, Key, Record, Remove, Step, Stored
 from cyborg.core.inventory.report import BackendState, BackendStatus, Report
 from cyborg.core.log import Remark

@@ -16,10 +16,17 @@ import sqlalchemy as sa
 from cyborg.core.errors import Conflict
 from cyborg.core.inventory import capability
 from cyborg.core.inventory.device import AttachHandle, Deployable, Device, HandleType
-from cyborg.core.inventory.plan import Add, Change, Drain, Key, Record, Remove, Step, Stored
-from cyborg.core.inventory.tombstone import (
+from cyborg.core.inventory.plan import (
+    Add,
+    Change,
     DeployableTombstone,
+    Drain,
+    Key,
+    Record,
+    Remove,
     RestorePlan,
+    Step,
+    Stored,
     Tombstone,
     plan_restore,
 )

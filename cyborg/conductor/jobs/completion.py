@@ -28,7 +28,8 @@ from cyborg.core.contexts.refusals import (
     ContextFailure,
     make_job_failure,
 )
-from cyborg.core.jobs.failures import (
+from cyborg.core.jobs.job import AFTER_REBOOT, CANCELLED, GUEST_KINDS, JobKind, JobState, WorkItem
+from cyborg.core.jobs.progress import (
     Failure,
     WorkHistory,
     add_failure,
@@ -37,7 +38,6 @@ from cyborg.core.jobs.failures import (
     counts,
     find_failed_item,
 )
-from cyborg.core.jobs.job import AFTER_REBOOT, CANCELLED, GUEST_KINDS, JobKind, JobState, WorkItem
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db.binding import write as store
 from cyborg.db.deployables import programming

@@ -25,9 +25,8 @@ from cyborg.conductor.jobs import completion, partitioning
 from cyborg.conductor.jobs.cancellation import abandon_cleaning
 from cyborg.conductor.jobs.completion import JobResult
 from cyborg.conductor.notifications.notifications import ArqEventRecorder, NotificationBuilder
-from cyborg.core.binding.attach_target import KEY, AttachTarget
+from cyborg.core.binding.profile import KEY, AttachTarget
 from cyborg.core.errors import CyborgError, Invalid, NotFound, Unavailable
-from cyborg.core.jobs.activity import Activity, parse_activity
 from cyborg.core.jobs.job import (
     AFTER_REBOOT,
     DRAINS,
@@ -40,10 +39,10 @@ from cyborg.core.jobs.job import (
     decide,
     is_retried,
 )
-from cyborg.core.log import Remark, get_logger, log_fields
+from cyborg.core.jobs.progress import Activity, parse_activity
+from cyborg.core.log import MAX_TRACED_ATTEMPTS, Remark, get_logger, log_fields
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.core.text import sanitize
-from cyborg.core.trace_context import MAX_TRACED_ATTEMPTS
 from cyborg.core.validation import check_text, parse_uuid
 from cyborg.db import old_rows
 from cyborg.db.binding import write as arqs

@@ -17,10 +17,10 @@ from cyborg.conductor.inventory.devices import MAINTAINING
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.attachments.attachment import AttachmentState, Mode, Step
 from cyborg.core.errors import Conflict, Invalid, NotFound, WrongState
-from cyborg.core.inventory.maintenance import SuccessorMode, parse_window
 from cyborg.core.log import get_logger
+from cyborg.core.maintenance import SuccessorMode, parse_window
+from cyborg.core.notification import Event
 from cyborg.core.validation import check_optional_text, parse_uuid
-from cyborg.core.wire.notification import Event
 from cyborg.db.attachments import successors
 from cyborg.db.devices import read
 from cyborg.db.devices import windows as store

@@ -17,8 +17,8 @@ from oslo_context import context
 
 from cyborg.conductor.notifications.outbox_worker import Channel, OutboxWorker
 from cyborg.core.binding.states import ArqState
-from cyborg.core.timestamps import to_iso
-from cyborg.core.wire.notification import OPTIONAL_FIELDS, SCHEMAS, Event
+from cyborg.core.notification import OPTIONAL_FIELDS, SCHEMAS, Event
+from cyborg.core.text import to_iso
 from cyborg.db.binding.write import ArqRow, NewArqRow
 from cyborg.db.deployables import read as deployables
 from cyborg.db.devices import read as devices

@@ -19,9 +19,8 @@ from oslo_config import cfg
 from cyborg import tracing
 from cyborg.conductor.common.work_lease import new_owner
 from cyborg.core.errors import Invalid, Unavailable
-from cyborg.core.log import get_logger
+from cyborg.core.log import MAX_TRACED_ATTEMPTS, get_logger
 from cyborg.core.text import sanitize
-from cyborg.core.trace_context import MAX_TRACED_ATTEMPTS
 from cyborg.db.outbox import write as store
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.telemetry.recorder import DELIVERY_SECONDS, MetricRecorder

@@ -22,12 +22,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from cyborg.clients.placement import Placement, ProviderSummary
+from cyborg.core import hosts as names
+from cyborg.core import placement as compute_nodes
 from cyborg.core.errors import Invalid, NotFound, Unavailable
-from cyborg.core.hosts import identity as names
-from cyborg.core.hosts.identity import NO_IDENTITY, Identity
+from cyborg.core.hosts import NO_IDENTITY, Identity
 from cyborg.core.log import get_logger
-from cyborg.core.placement import compute_nodes
-from cyborg.core.placement.compute_nodes import ComputeNode
+from cyborg.core.placement import ComputeNode
 from cyborg.core.text import join_limited
 from cyborg.core.validation import parse_uuid
 from cyborg.db.providers import write as store

@@ -13,9 +13,9 @@ from oslo_config import cfg
 
 from cyborg.clients.placement import Placement, ProviderSummary
 from cyborg.conductor.common.work_lease import new_owner
+from cyborg.core import placement as provider_tree
 from cyborg.core.inventory import device_state
-from cyborg.core.placement import provider_tree
-from cyborg.core.placement.provider_tree import DeployableState, Inventory, Provider
+from cyborg.core.placement import DeployableState, Inventory, Provider
 from cyborg.db.deployables.write import DesiredProviderRow
 from cyborg.db.providers.write import LeasedProviderRow, VerifiedProviderRow
 

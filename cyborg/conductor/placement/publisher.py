@@ -23,7 +23,7 @@ from cyborg.conductor.placement.provider_rows import group_by_host, new_lease
 from cyborg.conductor.placement.reconciler import ProviderReconciler, order_by_depth
 from cyborg.core.errors import CyborgError, InUse, NotFound, Unavailable
 from cyborg.core.log import get_logger, log_fields
-from cyborg.core.placement.provider_tree import Provider
+from cyborg.core.placement import Provider
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db.deployables import write as deployables
 from cyborg.db.deployables.write import DesiredProviderRow

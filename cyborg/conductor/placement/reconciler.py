@@ -12,10 +12,10 @@ from typing import Any
 from cyborg.clients.placement import Placement, ProviderSummary
 from cyborg.conductor.placement import provider_rows
 from cyborg.core import naming
+from cyborg.core import placement as provider_tree
 from cyborg.core.errors import Conflict, CyborgError, InUse, Stale, Unavailable
 from cyborg.core.log import get_logger
-from cyborg.core.placement import provider_tree
-from cyborg.core.placement.provider_tree import Inventory, Provider
+from cyborg.core.placement import Inventory, Provider
 from cyborg.core.text import join_limited
 from cyborg.db.providers.write import LeasedProviderRow, PlacementState
 

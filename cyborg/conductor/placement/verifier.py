@@ -21,11 +21,12 @@ from cyborg.clients.placement import Placement, ProviderSummary
 from cyborg.conductor.placement import provider_rows
 from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
 from cyborg.conductor.placement.provider_rows import group_by_host, new_lease
+from cyborg.core import placement as compute_nodes
+from cyborg.core import placement as verification
 from cyborg.core.errors import CyborgError, Invalid, NotFound, Unavailable
-from cyborg.core.hosts.identity import NO_IDENTITY, Identity
+from cyborg.core.hosts import NO_IDENTITY, Identity
 from cyborg.core.log import get_logger, log_fields
-from cyborg.core.placement import compute_nodes, verification
-from cyborg.core.placement.provider_tree import Provider
+from cyborg.core.placement import Provider
 from cyborg.db.deployables import write as deployables
 from cyborg.db.providers import write as store
 from cyborg.db.providers.write import PlacementState, VerifiedProviderRow

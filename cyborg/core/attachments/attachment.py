@@ -26,8 +26,8 @@ from enum import StrEnum
 from typing import Any
 from uuid import NAMESPACE_DNS, uuid5
 
-from cyborg.core.described_enum import DescribedEnum
 from cyborg.core.errors import Invalid
+from cyborg.core.text import DescribedEnum
 from cyborg.core.validation import check_text, parse_uuid
 
 

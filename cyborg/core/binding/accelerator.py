@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
 from cyborg.core.binding.states import ArqState
-from cyborg.core.described_enum import DescribedEnum
 from cyborg.core.errors import Invalid
+from cyborg.core.text import DescribedEnum
 from cyborg.core.validation import check_text
 
 MAX_NAME = 255

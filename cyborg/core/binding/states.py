@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from enum import StrEnum
 
-from cyborg.core.described_enum import DescribedEnum
+from cyborg.core.text import DescribedEnum
 
 
 class ArqState(DescribedEnum):

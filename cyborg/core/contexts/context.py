@@ -18,12 +18,12 @@ from typing import Any
 from urllib.parse import urlencode
 
 from cyborg.core import naming
-from cyborg.core.binding.attach_target import check_targets
 from cyborg.core.binding.profile import (
     MAX_KEYS,
     MAX_UNITS,
     MAX_VALUE,
     Group,
+    check_targets,
     parse_groups,
     parse_name,
 )

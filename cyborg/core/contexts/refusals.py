@@ -17,8 +17,7 @@ from datetime import datetime
 from typing import Any
 
 from cyborg.core.explain.predicates import MATCHING, Failure, Predicate
-from cyborg.core.text import join_limited
-from cyborg.core.timestamps import to_iso, to_text
+from cyborg.core.text import join_limited, to_iso, to_text
 
 MAX_REASONS = 32  # of one refusal
 MAX_SHOWN = 8  # in a text

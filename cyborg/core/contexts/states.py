@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from cyborg.core.binding.states import OWNING_STATES, ArqState
-from cyborg.core.described_enum import DescribedEnum
+from cyborg.core.text import DescribedEnum
 
 
 class ContextState(DescribedEnum):

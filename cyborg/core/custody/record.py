@@ -1,16 +1,89 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events of the custody log of a device: who held its handles, what was loaded, how it was cleaned.
+"""Keys of the conductors, with which they sign what they write into the custody logs.
+
+A signature is HMAC-SHA-256 under a key that is not in the database: ``ID:HEX`` with the id of the
+key. Whoever can write to the database but has no key can compute hashes, and no signatures.
+
+Events of the custody log of a device: who held its handles, what was loaded, how it was cleaned.
 
 A handle is named by its uuid and by the addresses of the handle and its deployable, because a
 record outlives the rows that it names.
+
+Hash chain of the custody log of a device: compute the hashes, and check stored ones.
+
+The hash of a record is SHA-256 over the record and the hash of the previous record of the device.
+So a record that is changed, removed or moved breaks the chain, unless all later hashes and the tip
+of the chain are changed, too.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import hashlib
+import hmac
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from cyborg.core.described_enum import DescribedEnum
+from cyborg.core.errors import Invalid
+from cyborg.core.text import DescribedEnum
+
+MIN_KEY_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Keys by their ids: the first one signs, all check. Without keys nothing is signed."""
+
+    secrets: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+
+    def sign(self, data: bytes) -> str | None:
+        """Return the signature of ``data`` under the first key, None without keys."""
+        for key_id, secret in self.secrets.items():
+            return f"{key_id}:{_compute(secret, data)}"
+        return None
+
+    def find_fault(self, data: bytes, signature: str | None) -> str | None:
+        """Return why ``signature`` does not prove that a conductor wrote ``data``, else None."""
+        if signature is None:
+            return "it has no signature" if self.secrets else None
+        key_id, _, code = signature.partition(":")
+        if (secret := self.secrets.get(key_id)) is None:
+            return f"its signature is of the key {key_id[:16]!r}, which is not in the key file"
+        if not hmac.compare_digest(_compute(secret, data).encode(), code.encode()):
+            return "its signature does not fit it"
+        return None
+
+
+NO_KEYS = Keys()
+
+
+def parse_keys(text: str) -> Keys:
+    """Return the keys of a key file: one in hexadecimal in each line; ``#`` begins a comment.
+
+    Raise Invalid with the number of the line; the message has no part of a key.
+    """
+    secrets: dict[str, bytes] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not (word := line.partition("#")[0].strip()):
+            continue
+        try:
+            secret = bytes.fromhex(word)
+        except ValueError:
+            secret = b""
+        if len(secret) < MIN_KEY_BYTES:
+            raise Invalid(
+                f"line {number} is not a key: expected {2 * MIN_KEY_BYTES} or more hexadecimal "
+                "digits, such as 'openssl rand -hex 32' prints"
+            )
+        secrets[hashlib.sha256(b"custody key id" + secret).hexdigest()[:8]] = secret
+    if not secrets:
+        raise Invalid("there is no key in it")
+    return Keys(secrets)
+
+
+def _compute(secret: bytes, data: bytes) -> str:
+    return hmac.digest(secret, data, hashlib.sha256).hex()
+
 
 MAX_ERROR = 1000
 """Characters of an error text in a record."""
@@ -64,3 +137,99 @@ class Record:
     host: str
     event: str
     details: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Position in a chain: the sequence number of a record, and its hash."""
+
+    sequence: int
+    hash: str
+
+
+START = Link(0, "0" * 64)
+"""The position before the first record of a device."""
+
+
+@dataclass(frozen=True, slots=True)
+class SealedRecord:
+    """A record with its stored hash."""
+
+    record: Record
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The first wrong record of a chain: its sequence number, and what is wrong."""
+
+    sequence: int
+    explanation: str
+
+
+def serialize(record: Record, previous_hash: str) -> bytes:
+    """Return the canonical bytes of a record: JSON in ASCII, with sorted keys, without blanks.
+
+    The time is ISO 8601 with six digits of fraction, without a time zone; it is UTC.
+    """
+    values = {
+        "uuid": record.uuid,
+        "device": record.device,
+        "sequence": record.sequence,
+        "time": record.time.isoformat(timespec="microseconds"),
+        "host": record.host,
+        "event": str(record.event),
+        # A stored value that was changed by hand may be any JSON value.
+        "details": dict(d) if isinstance(d := record.details, Mapping) else d,
+        "previous": previous_hash,
+    }
+    return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def compute_hash(record: Record, previous_hash: str) -> str:
+    """Return the hash of a record in hexadecimal; ``previous_hash`` is the previous record's."""
+    return hashlib.sha256(serialize(record, previous_hash)).hexdigest()
+
+
+def check_records(previous: Link, records: Iterable[SealedRecord]) -> Link | Fault:
+    """Check consecutive records that follow ``previous``; return the last position, or a fault.
+
+    A chain is checked in pages: the result for one page is the position before the next page.
+    """
+    position = previous
+    for sealed in records:
+        record, expected = sealed.record, position.sequence + 1
+        if record.sequence != expected:
+            return Fault(
+                expected,
+                f"record {expected} is missing, or was moved: the next one is {record.sequence}",
+            )
+        digest = compute_hash(record, position.hash)
+        if digest != sealed.hash:
+            return Fault(
+                expected,
+                f"the stored hash of record {expected} is {sealed.hash}, but its content and the "
+                f"record before it give {digest}",
+            )
+        position = Link(expected, digest)
+    return position
+
+
+def check_tip(reached: Link, tip: Link) -> Fault | None:
+    """Compare the last checked position with the stored tip of the chain; return a fault, or None.
+
+    Records at the end of the chain were removed if ``reached`` is before the tip.
+    """
+    if reached.sequence < tip.sequence:
+        first = reached.sequence + 1
+        return Fault(first, f"records {first} to {tip.sequence} at the end are missing")
+    if reached.sequence > tip.sequence:
+        first = tip.sequence + 1
+        return Fault(first, f"records from {first} on are after the stored end of the chain")
+    if reached.hash != tip.hash:
+        return Fault(
+            tip.sequence,
+            f"record {tip.sequence} has the hash {reached.hash}, but the stored end of the chain "
+            f"has {tip.hash}",
+        )
+    return None

@@ -11,17 +11,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cyborg.core.custody.chain import (
+from cyborg.core.custody.record import (
     START,
+    Event,
     Fault,
+    Keys,
     Link,
+    Record,
     SealedRecord,
     check_records,
     check_tip,
     serialize,
 )
-from cyborg.core.custody.keys import Keys
-from cyborg.core.custody.record import Event, Record
 from cyborg.core.errors import Invalid
 
 

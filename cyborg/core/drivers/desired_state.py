@@ -4,15 +4,23 @@
 The conductor stores it, with a generation for the host that rises with each change. When the
 generation differs from its own, the agent fetches the desired state, applies it and reports the
 result for each backend. An agent that was down or missed a notification converges in the same way.
+
+Plan of a host's reconciliation: the actions from its current to its desired backends.
+
+A desired state that cannot be applied leaves the backend unchanged. So a host records two states
+of each backend: the last desired state and the applied state.
 """
 
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from cyborg.core.codec import Serializable, wire
+from cyborg.core.drivers import driver as driver_options
+from cyborg.core.drivers.driver import LISTS, Option
 from cyborg.core.errors import Invalid
 from cyborg.core.text import sanitize
 from cyborg.core.validation import string
@@ -136,3 +144,139 @@ def load_outcomes(body: Any) -> tuple[BackendOutcome, ...]:
         return tuple(map(BackendOutcome.from_dict, body))
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise Invalid(f"malformed outcome: {type(exc).__name__} {exc}", field="outcomes") from exc
+
+
+@dataclass(frozen=True, slots=True)
+class BackendRecord(Serializable):
+    """Record of one backend on its host.
+
+    ``desired`` is the last desired state, and ``error`` the reason why it could not be applied.
+    ``applied`` is the state in effect: equal to ``desired`` or, after an error, the previously
+    applied state. None means the options of the configuration file. ``never_ran`` is set if the
+    backend was absent before its removal was desired: ``applied`` does not have its options.
+    """
+
+    desired: DesiredBackend
+    error: str | None
+    applied: DesiredBackend | None
+    never_ran: bool = field(default=False, metadata=wire(omit=operator.not_))
+
+
+class Action(StrEnum):
+    """Actions on a backend."""
+
+    START = "start"
+    REPLACE = "replace"  # by a newly built one; the old one runs until the new one works
+    STOP = "stop"
+    KEEP = "keep"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedAction:
+    """One backend, the action on it, and its desired state.
+
+    ``desired`` is None for a backend that returns to the configuration file.
+    """
+
+    action: Action
+    backend: str
+    desired: DesiredBackend | None
+
+
+def plan(
+    records: Mapping[str, BackendRecord], host: DesiredHostState, configured: Collection[str]
+) -> tuple[PlannedAction, ...]:
+    """Return one action for each backend that has a desired state or a record; STOP comes last.
+
+    ``records`` are by backend name. ``configured`` has the names of the backends of the
+    configuration file; a backend without a desired state follows that file.
+    """
+    desired = {backend.backend: backend for backend in host.backends}
+    actions = [
+        PlannedAction(_choose_action(records.get(name), backend, configured), name, backend)
+        for name, backend in desired.items()
+    ]
+    actions += [
+        PlannedAction(_revert_action(record, configured), name, None)
+        for name, record in records.items()
+        if name not in desired
+    ]
+    return tuple(sorted(actions, key=lambda planned: planned.action is Action.STOP))
+
+
+def next_record(
+    planned: PlannedAction, record: BackendRecord | None, error: str | None
+) -> BackendRecord | None:
+    """Return the record of a backend after an action; ``error`` is None if the action succeeded.
+
+    None means that the backend follows the configuration file and needs no record.
+    """
+    if planned.desired is None:
+        # No result is reported. After an error the record stays, as the backend still follows it.
+        return None if error is None else record
+    if record is not None and _was_tried(record, planned.desired):
+        return record
+    if error is None:
+        absent = planned.desired.status is DesiredStatus.ABSENT
+        kept = absent and planned.action is Action.KEEP
+        never_ran = kept and (record is None or record.applied is None or record.never_ran)
+        return BackendRecord(planned.desired, None, planned.desired, never_ran)
+    return BackendRecord(planned.desired, error, None if record is None else record.applied)
+
+
+def merge_options(
+    options: Sequence[Option], section: Mapping[str, Any], config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the value of each option: ``config`` overrides ``section``, which overrides defaults.
+
+    ``section`` has options from the configuration file, ``config`` options of the desired state.
+    Raise Invalid for a name or a value of ``config`` that the options do not allow.
+    """
+    defaults = {o.name: list(o.default) if o.kind in LISTS else o.default for o in options}
+    return {**defaults, **section, **driver_options.parse_values(options, config)}
+
+
+def _choose_action(
+    record: BackendRecord | None, desired: DesiredBackend, configured: Collection[str]
+) -> Action:
+    if record is not None and _was_tried(record, desired):
+        return Action.KEEP
+    applied = None if record is None else record.applied
+    running = _is_running(desired.backend, applied, configured)
+    if desired.status is DesiredStatus.ABSENT:
+        return Action.STOP if running else Action.KEEP
+    if not running:
+        return Action.START
+    # An equal state with a new generation is a request to rebuild the backend, except when it only
+    # reverts a failed change or switches between enabled and disabled.
+    if record is not None and applied is not None and _is_equivalent(applied, desired):
+        reverts = record.error is not None and not _is_equivalent(record.desired, desired)
+        return Action.KEEP if reverts or applied.status is not desired.status else Action.REPLACE
+    return Action.REPLACE
+
+
+def _revert_action(record: BackendRecord, configured: Collection[str]) -> Action:
+    backend, applied = record.desired.backend, record.applied
+    if applied is None:
+        return Action.KEEP
+    running = _is_running(backend, applied, configured)
+    if backend not in configured:
+        return Action.STOP if running else Action.KEEP
+    return Action.REPLACE if running else Action.START
+
+
+def _was_tried(record: BackendRecord, desired: DesiredBackend) -> bool:
+    """Return whether a desired state was tried already."""
+    # The generation alone is not enough: a restored database continues from an older one.
+    same_generation = record.desired.generation == desired.generation
+    return same_generation and _is_equivalent(record.desired, desired)
+
+
+def _is_running(backend: str, applied: DesiredBackend | None, configured: Collection[str]) -> bool:
+    return backend in configured if applied is None else applied.status is not DesiredStatus.ABSENT
+
+
+def _is_equivalent(left: DesiredBackend, right: DesiredBackend) -> bool:
+    """Return whether two desired states lead to the same running backend."""
+    absent = [status is DesiredStatus.ABSENT for status in (left.status, right.status)]
+    return absent[0] is absent[1] and left.driver == right.driver and left.config == right.config

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from cyborg.core.described_enum import DescribedEnum
 from cyborg.core.drivers.desired_state import BackendOutcome, DesiredBackend, DesiredStatus
+from cyborg.core.text import DescribedEnum
 
 MAX_CONCURRENT_STEPS = 16  # of an install or uninstall
 MAX_REVERTED_STEPS = 32  # steps that one plan reverts

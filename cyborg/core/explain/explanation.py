@@ -9,8 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cyborg.core.binding.attach_target import REQUIRED_INFO, AttachTarget, find_target
-from cyborg.core.binding.profile import Group, expand_slots
+from cyborg.core.binding.profile import (
+    REQUIRED_INFO,
+    AttachTarget,
+    Group,
+    expand_slots,
+    find_target,
+)
 from cyborg.core.errors import Conflict
 from cyborg.core.explain.predicates import (
     Failure,

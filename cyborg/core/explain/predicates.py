@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from cyborg.core import naming
-from cyborg.core.described_enum import DescribedEnum
 from cyborg.core.inventory.device_state import DeviceCondition, DeviceFacts, evaluate
 from cyborg.core.inventory.reference_names import find_counterpart
+from cyborg.core.text import DescribedEnum
 
 
 class Predicate(DescribedEnum):

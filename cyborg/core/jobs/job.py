@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs: long-running work on a host, and the decisions that follow from its status.
+"""Parse the devices of running guests that conductors and agents exchange.
+
+Parsing of requests to program an image into a deployable.
+
+Jobs: long-running work on a host, and the decisions that follow from its status.
 
 A job is a row of the database before it is sent to an agent. The conductor that leases the row
 sends the job repeatedly until the agent reports its result. The agent keeps a checkpoint of each
@@ -43,8 +47,65 @@ from typing import Any
 
 from cyborg.core.codec import Serializable
 from cyborg.core.errors import Invalid
-from cyborg.core.jobs.guest_device import parse_guest_arq
 from cyborg.core.validation import parse_uuid, string
+
+
+def parse_guest_arq(value: Any) -> dict[str, Any]:
+    """Return the fields of an ARQ that name its device. Raise Invalid if one is malformed.
+
+    The values of ``attach_handle_info`` depend on the type; ``cyborg.os_acc`` parses them.
+    """
+    if not isinstance(value, Mapping):
+        raise Invalid(f"devices: expected objects, found {type(value).__name__}", field="arguments")
+    uuid = parse_uuid(value.get("uuid"), "devices['uuid']")
+    info = value.get("attach_handle_info")
+    if not isinstance(info, Mapping):
+        raise Invalid(
+            f"attach_handle_info of ARQ {uuid}: expected an object, found {type(info).__name__}",
+            field="attach_handle_info",
+        )
+    try:
+        texts = {name: string(value[name]) for name in ("state", "attach_handle_type")}
+    except (KeyError, TypeError, ValueError) as exc:
+        raise Invalid(
+            f"malformed device of ARQ {uuid}: {type(exc).__name__} {exc}", field="devices"
+        ) from exc
+    handle = parse_uuid(value.get("attach_handle_uuid"), "attach_handle_uuid")
+    return {"uuid": uuid, **texts, "attach_handle_uuid": handle, "attach_handle_info": dict(info)}
+
+
+PATH = "/program"
+VERB = "replace"
+
+
+def parse_program(body: Any) -> str:
+    """Return the uuid of the image that a body of PATCH deployables/{uuid}/program names.
+
+    The body is a JSON patch of one operation: ``[{"path": "/program", "op": "replace", "value":
+    [{"image_uuid": uuid}]}]``. Raise Invalid with the name of the field.
+    """
+    operation = _only(body, "body", ("path", "op", "value"))
+    for field, expected in (("path", PATH), ("op", VERB)):
+        if operation[field] != expected:
+            raise Invalid(
+                f"{field}: {str(operation[field])[:60]!r} is not {expected!r}", field=field
+            )
+    image = _only(operation["value"], "value", ("image_uuid",))
+    return parse_uuid(image["image_uuid"], "image_uuid")
+
+
+def _only(value: Any, name: str, keys: tuple[str, ...]) -> Mapping[str, Any]:
+    """Return the single object of a list. Raise Invalid unless it has exactly these keys."""
+    if not isinstance(value, list) or len(value) != 1 or not isinstance(value[0], Mapping):
+        raise Invalid(f"{name}: expected a list of one object", field=name)
+    found = value[0]
+    if missing := [key for key in keys if key not in found]:
+        raise Invalid(f"{missing[0]}: missing in {name}", field=missing[0])
+    if unknown := sorted(str(key) for key in found if key not in keys):
+        shown = unknown[0][:60]
+        raise Invalid(f"{shown}: unknown field of {name}, expected {', '.join(keys)}", field=shown)
+    return dict(found)
+
 
 MAX_ITEMS = 1024  # the limit of ARQs in one PATCH
 MAX_ERROR = 1000  # characters of a driver's error that are stored

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from cyborg.core.drivers.driver import COUNTERPARTS
 from cyborg.core.migration import device_rules
 from cyborg.core.migration.config_tables import (
     LIBRARIES,
@@ -22,7 +23,6 @@ from cyborg.core.migration.config_tables import (
     Kind,
 )
 from cyborg.core.migration.device_rules import Rules
-from cyborg.core.migration.reference_drivers import COUNTERPARTS
 
 Settings = Mapping[str, Mapping[str, Sequence[str]]]
 """The values of each option by section and name; an option that is repeated has several."""

@@ -21,8 +21,8 @@ from typing import TypeVar
 from cyborg.core import naming
 from cyborg.core.errors import Invalid
 from cyborg.core.inventory.device import AttachHandle, Deployable, Device
+from cyborg.core.inventory.plan import Attribute
 from cyborg.core.inventory.report import MAX_PROVIDER_NAME
-from cyborg.core.inventory.tombstone import Attribute
 from cyborg.core.migration import reference
 from cyborg.core.migration.import_plan import (
     BACKEND,

@@ -1,24 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an import takes from OpenStack Cyborg: values, profiles, and the texts of single rows.
+"""Device profiles that ask for traits or resource classes that no device has.
+
+What an import takes from OpenStack Cyborg: values, profiles, and the texts of single rows.
 
 ``host_plan`` decides which rows of a host are taken.
 """
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cyborg.core import naming
 from cyborg.core.address import PciAddress
 from cyborg.core.binding.profile import Group, parse_groups, parse_name
 from cyborg.core.errors import Invalid
 from cyborg.core.inventory.device import AttachHandle, Device, DeviceType, HandleType
-from cyborg.core.inventory.tombstone import Attribute
+from cyborg.core.inventory.plan import Attribute
+from cyborg.core.inventory.reference_names import UNPUBLISHED, describe_remedy
 from cyborg.core.migration import reference
 from cyborg.core.migration.reference import Drop, HandleRow, ProfileRow
 from cyborg.core.text import abbreviate, sanitize
 from cyborg.core.validation import parse_uuid
+
+
+def find_unserved_names(
+    groups: Iterable[Group],
+    offered: Collection[str],
+    reported: Collection[str],
+    release: int | None,
+) -> dict[str, str]:
+    """Return the names in the groups of a profile that no device has, with what to do.
+
+    ``reported`` are the traits and resource classes of the devices. ``offered`` are those of
+    imported devices, which agents have not reported yet: of these, the names of OpenStack Cyborg
+    stay with ``release`` only.
+    """
+    found: dict[str, str] = {}
+    for group in groups:
+        for name in sorted({*group.resources, *group.required} - {naming.OWNER_TRAIT}):
+            remedy = describe_remedy(name)
+            stays = remedy is None or (release is not None and name not in UNPUBLISHED)
+            if name not in reported and not (name in offered and stays):
+                found[name] = remedy or "compare with 'cyborg deployable-list --long'"
+    return found
+
 
 BACKEND = "imported"
 """The backend of an imported device until its host reports it."""

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from cyborg.core.attachments.attachment import AttachmentState, Mode
 from cyborg.core.binding.states import OWNING_STATES, ArqState
-from cyborg.core.hosts.liveness import AGENT, LIVE_ATTACH
+from cyborg.core.hosts import AGENT, LIVE_ATTACH
 from cyborg.core.jobs.job import JobState
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import (

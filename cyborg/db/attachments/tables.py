@@ -3,7 +3,7 @@
 
 import sqlalchemy as sa
 
-from cyborg.core import trace_context
+from cyborg.core import log as trace_context
 from cyborg.db.clock import utcnow
 from cyborg.db.columns import Moment, Text, table, uuid_column
 

@@ -17,7 +17,7 @@ from cyborg.core.audit.sources import (
     ProviderRecord,
 )
 from cyborg.core.binding.states import OWNING_STATES, ArqState
-from cyborg.core.hosts.liveness import AGENT
+from cyborg.core.hosts import AGENT
 from cyborg.core.jobs.job import JobState
 from cyborg.db.rows import fetch_first
 from cyborg.db.schema import (

@@ -11,8 +11,8 @@ from uuid import uuid4
 
 import sqlalchemy as sa
 
-from cyborg.core.audit.model import OPEN, Source, State
-from cyborg.core.hosts.liveness import AGENT
+from cyborg.core.audit.sources import OPEN, Source, State
+from cyborg.core.hosts import AGENT
 from cyborg.db.rows import StoredRow, fetch_first
 from cyborg.db.schema import audits, custody_heads, custody_records, devices, providers, services
 

@@ -19,7 +19,7 @@ from cyborg.core.drivers.desired_state import (
     DesiredHostState,
     DesiredStatus,
 )
-from cyborg.core.hosts.liveness import AGENT
+from cyborg.core.hosts import AGENT
 from cyborg.core.inventory.device import CLEANING_ABILITIES
 from cyborg.core.inventory.device_state import ENABLED
 from cyborg.core.jobs.job import DRAINS, JobKind, JobState

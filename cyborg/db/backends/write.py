@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import sqlalchemy as sa
 
-from cyborg.core.hosts.liveness import AGENT
+from cyborg.core.hosts import AGENT
 from cyborg.core.inventory import capability
 from cyborg.core.inventory import functions as core_functions
 from cyborg.core.inventory.report import BackendState, BackendStatus

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from cyborg.core.binding import accelerator
 from cyborg.core.binding.accelerator import AcceleratorState
 from cyborg.core.binding.states import ArqState
-from cyborg.core.hosts.liveness import AGENT
+from cyborg.core.hosts import AGENT
 from cyborg.core.inventory import device_state
 from cyborg.core.inventory.device import Health
 from cyborg.db import paging

@@ -16,7 +16,7 @@ from typing import Any, TypedDict
 
 import sqlalchemy as sa
 
-from cyborg.core.hosts.liveness import AGENT
+from cyborg.core.hosts import AGENT
 from cyborg.core.inventory.device import Health
 from cyborg.db.deployables import failed_restores
 from cyborg.db.providers import write as publishing

@@ -8,7 +8,7 @@ from typing import Any, NotRequired, TypedDict, cast
 import sqlalchemy as sa
 
 from cyborg.core.contexts.states import LEASED
-from cyborg.core.inventory.maintenance import SuccessorState, successor_state
+from cyborg.core.maintenance import SuccessorState, successor_state
 from cyborg.db import paging
 from cyborg.db.paging import Page
 from cyborg.db.schema import attachments

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from cyborg.core.contexts.refusals import ContextFailure
 from cyborg.core.contexts.states import LEASED, USABLE, ContextState, states_before
-from cyborg.core.hosts.liveness import AGENT
+from cyborg.core.hosts import AGENT
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import arqs, services
 from cyborg.db.schema import device_contexts as contexts

@@ -13,8 +13,7 @@ from typing import Any, TypedDict
 
 import sqlalchemy as sa
 
-from cyborg.core.custody.chain import START, Link
-from cyborg.core.custody.record import Record
+from cyborg.core.custody.record import START, Link, Record
 from cyborg.core.custody.verify import Head, find_head_fault, serialize_head, serialize_progress
 from cyborg.db import bulk
 from cyborg.db.custody.write import keys_of

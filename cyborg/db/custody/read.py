@@ -11,8 +11,7 @@ from typing import Any, TypedDict
 
 import sqlalchemy as sa
 
-from cyborg.core.custody.chain import Link, SealedRecord
-from cyborg.core.custody.record import Record
+from cyborg.core.custody.record import Link, Record, SealedRecord
 from cyborg.core.custody.verify import Head, NewRecord
 from cyborg.db import paging
 from cyborg.db.paging import Page

@@ -10,8 +10,8 @@ from typing import Any, TypedDict
 
 import sqlalchemy as sa
 
-from cyborg.core.hosts.liveness import AGENT
-from cyborg.core.inventory.boot_check import BootCheck
+from cyborg.core.hosts import AGENT
+from cyborg.core.inventory.device_state import BootCheck
 from cyborg.core.jobs.job import JobKind, JobState
 from cyborg.db import bulk
 from cyborg.db.rows import fetch_all, fetch_first

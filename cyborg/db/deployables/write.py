@@ -10,7 +10,7 @@ from uuid import uuid4
 import sqlalchemy as sa
 
 from cyborg.core import naming
-from cyborg.core.hosts.liveness import AGENT
+from cyborg.core.hosts import AGENT
 from cyborg.core.inventory.device import Deployable
 from cyborg.db import bulk
 from cyborg.db.deployables import failed_restores

@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 import sqlalchemy as sa
 
 from cyborg.core.attachments.attachment import AttachmentState, describe_target
-from cyborg.core.inventory.maintenance import SuccessorState, successor_state
+from cyborg.core.maintenance import SuccessorState, successor_state
 from cyborg.db.schema import (
     arqs,
     attach_handles,

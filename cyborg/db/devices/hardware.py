@@ -6,8 +6,8 @@ from typing import Any, TypedDict, cast
 
 import sqlalchemy as sa
 
-from cyborg.core.hosts.liveness import AGENT
-from cyborg.core.wire.hardware import dump_row
+from cyborg.core.hosts import AGENT
+from cyborg.core.inventory.report import dump_row
 from cyborg.db import paging
 from cyborg.db.paging import Page
 from cyborg.db.schema import attach_handles, backends, deployables, services

@@ -24,9 +24,9 @@ from typing import Any, cast
 
 import sqlalchemy as sa
 
-from cyborg.core.hosts.liveness import AGENT
-from cyborg.core.jobs.failures import Failure
+from cyborg.core.hosts import AGENT
 from cyborg.core.jobs.job import JobKind, JobState
+from cyborg.core.jobs.progress import Failure
 from cyborg.db import paging
 from cyborg.db.deployables import failed_restores
 from cyborg.db.devices import drains

@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from cyborg.core.inventory.tombstone import Attribute, DeployableTombstone, Tombstone
+from cyborg.core.inventory.plan import Attribute, DeployableTombstone, Tombstone
 from cyborg.db import bulk
 from cyborg.db.schema import attributes
 from cyborg.db.schema import device_tombstones as table

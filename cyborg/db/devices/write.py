@@ -10,7 +10,7 @@ from uuid import uuid4
 import sqlalchemy as sa
 
 from cyborg.core.inventory.device import Device, DeviceType, Health, Layout, load_abilities
-from cyborg.core.inventory.tombstone import Tombstone
+from cyborg.core.inventory.plan import Tombstone
 from cyborg.db import bulk
 from cyborg.db.columns import Moment
 from cyborg.db.rows import DeviceColumns, StoredRow, fetch_all, fetch_first

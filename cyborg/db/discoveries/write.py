@@ -14,7 +14,7 @@ from typing import TypedDict
 
 import sqlalchemy as sa
 
-from cyborg.core.hosts.liveness import AGENT
+from cyborg.core.hosts import AGENT
 from cyborg.db import bulk
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import backends, discoveries, services

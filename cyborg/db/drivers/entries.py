@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from cyborg.core.drivers.desired_state import DesiredStatus
 from cyborg.core.drivers.driver import version_of
-from cyborg.core.hosts.liveness import AGENT
+from cyborg.core.hosts import AGENT
 from cyborg.db import paging
 from cyborg.db.paging import Page
 from cyborg.db.rows import fetch_all

@@ -16,8 +16,7 @@ from typing import Any, TypedDict
 
 import sqlalchemy as sa
 
-from cyborg.core.drivers.driver import common_version, driver_uuid, newest_row, version_of
-from cyborg.core.drivers.registry import Support
+from cyborg.core.drivers.driver import Support, common_version, driver_uuid, newest_row, version_of
 from cyborg.db import paging
 from cyborg.db.drivers.entries import (
     IMPORT_FAILED,

@@ -13,7 +13,7 @@ from uuid import uuid4
 import sqlalchemy as sa
 
 from cyborg.core.drivers.rollout import AWAITING_OUTCOME, Kind, StepState
-from cyborg.core.hosts.liveness import AGENT
+from cyborg.core.hosts import AGENT
 from cyborg.core.jobs.job import JobState
 from cyborg.db import bulk
 from cyborg.db.jobs.write import JobRow

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from cyborg.core.binding.attach_target import REQUIRED_INFO, AttachTarget
+from cyborg.core.binding.profile import REQUIRED_INFO, AttachTarget
 from cyborg.core.explain.explanation import HandleCounts, Holder, ProviderState
 from cyborg.core.explain.predicates import Predicate
-from cyborg.core.hosts.liveness import AGENT
+from cyborg.core.hosts import AGENT
 from cyborg.core.inventory.device import Layout
 from cyborg.core.inventory.device_state import FACTS, DeviceFacts
 from cyborg.db.deployables import failed_restores

@@ -16,7 +16,6 @@ from uuid import uuid4
 import sqlalchemy as sa
 
 from cyborg import tracing
-from cyborg.core.jobs.activity import Activity
 from cyborg.core.jobs.job import (
     AFTER_REBOOT,
     INVENTORY_KINDS,
@@ -25,6 +24,7 @@ from cyborg.core.jobs.job import (
     JobState,
     WorkItem,
 )
+from cyborg.core.jobs.progress import Activity
 from cyborg.db import bulk
 from cyborg.db.binding.claims import DirtyHandleRow
 from cyborg.db.rows import StoredRow, fetch_all, fetch_first

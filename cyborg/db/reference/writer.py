@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from cyborg.core import naming
 from cyborg.core.custody.record import Entry, Event
 from cyborg.core.errors import Conflict
-from cyborg.core.inventory.tombstone import DeployableTombstone, Tombstone
+from cyborg.core.inventory.plan import DeployableTombstone, Tombstone
 from cyborg.core.migration import reference
 from cyborg.core.migration.import_plan import (
     HostImport,

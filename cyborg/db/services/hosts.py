@@ -6,7 +6,7 @@ from typing import TypedDict, cast
 
 import sqlalchemy as sa
 
-from cyborg.core.hosts.liveness import AGENT, Liveness
+from cyborg.core.hosts import AGENT, Liveness
 from cyborg.db import paging
 from cyborg.db.handles import usage as handles
 from cyborg.db.handles.usage import ClassUseRow

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import sqlalchemy as sa
 
-from cyborg.core.hosts.liveness import AGENT, CONDUCTOR
+from cyborg.core.hosts import AGENT, CONDUCTOR
 from cyborg.core.inventory.report import BackendStatus
 from cyborg.core.jobs.job import JobKind, JobState
 from cyborg.db import bulk, old_rows

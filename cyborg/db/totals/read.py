@@ -13,11 +13,11 @@ from typing import TypedDict
 
 import sqlalchemy as sa
 
-from cyborg.core.audit.model import State
+from cyborg.core.audit.sources import State
 from cyborg.core.binding.states import ArqState
 from cyborg.core.inventory.device import Health
-from cyborg.core.inventory.maintenance import successor_state
 from cyborg.core.jobs.job import JobState
+from cyborg.core.maintenance import successor_state
 from cyborg.db.binding import accelerators
 from cyborg.db.handles import usage as handles
 from cyborg.db.handles.usage import count_if

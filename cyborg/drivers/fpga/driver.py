@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from cyborg.core.address import PciAddress
-from cyborg.core.drivers.registry import Support
+from cyborg.core.drivers.driver import Support
 from cyborg.core.errors import DriverFailed, Invalid
-from cyborg.core.inventory import health
+from cyborg.core.inventory import device_state as health
 from cyborg.core.inventory.device import (
     MAX_TEXT,
     Ability,
@@ -24,7 +24,7 @@ from cyborg.core.inventory.device import (
     DeviceType,
     Health,
 )
-from cyborg.core.inventory.health import Measurement
+from cyborg.core.inventory.device_state import Measurement
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import make_custom_name

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cyborg.core.address import MdevAddress, PciAddress, is_pci_address
-from cyborg.core.drivers.registry import Support
+from cyborg.core.drivers.driver import Support
 from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.core.inventory.device import (
     MAX_TEXT,
@@ -30,11 +30,11 @@ from cyborg.core.inventory.device import (
     Layout,
     count_handles,
 )
-from cyborg.core.inventory.health import Measurement
+from cyborg.core.inventory.device_state import Measurement
+from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import handle_uuid, make_custom_name
-from cyborg.core.wire.hardware import NOT_OFFERED
 from cyborg.drivers.base import Option
 from cyborg.drivers.generic import Description, PciDriver
 from cyborg.drivers.gpu import mig

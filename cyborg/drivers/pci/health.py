@@ -10,9 +10,9 @@ otherwise. ``power/runtime_status`` is described in ``sysfs-devices-power``.
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from cyborg.core.inventory import health
+from cyborg.core.inventory import device_state as health
 from cyborg.core.inventory.device import Health
-from cyborg.core.inventory.health import HEALTHY, Measurement
+from cyborg.core.inventory.device_state import HEALTHY, Measurement
 from cyborg.drivers.pci.kernel_log import XidLog
 from cyborg.drivers.pci.topology import NO_WIDTH, is_unknown_speed
 from cyborg.drivers.sysfs import Sysfs

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cyborg.core.inventory.device import Health
-from cyborg.core.inventory.health import HEALTHY, Measurement
+from cyborg.core.inventory.device_state import HEALTHY, Measurement
 from cyborg.core.log import get_logger
 
 LOG = get_logger(__name__)

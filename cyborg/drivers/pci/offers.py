@@ -16,8 +16,8 @@ from cyborg.core.inventory.device import (
     HandleType,
 )
 from cyborg.core.inventory.functions import root_of
+from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.core.text import join_limited
-from cyborg.core.wire.hardware import NOT_OFFERED
 from cyborg.drivers.pci import hwdb
 from cyborg.drivers.sysfs import PciFunction
 

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cyborg.core.capture.faults import Fault
-from cyborg.core.capture.model import Capture
+from cyborg.core.capture.model import Capture, Fault
 from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.drivers.base import Driver
 from cyborg.drivers.generic import PciDriver

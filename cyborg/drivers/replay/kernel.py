@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cyborg.core.capture.faults import Fault, FaultKind, Operation
+from cyborg.core.capture.model import Fault, FaultKind, Operation
 from cyborg.core.errors import DriverFailed
 from cyborg.drivers.gpu.mdev import DEVICES, is_present, types_folder
 from cyborg.drivers.host_use.check import used_functions

@@ -10,7 +10,7 @@ and the port leaves the reset. After a failure the port stays in reset, ``afu_id
 import errno
 from pathlib import Path
 
-from cyborg.core.capture.faults import Operation
+from cyborg.core.capture.model import Operation
 from cyborg.core.errors import DriverFailed
 from cyborg.drivers.fpga.gbs import read_header
 from cyborg.drivers.fpga.regions import MANAGERS, REGIONS, Region, read_regions

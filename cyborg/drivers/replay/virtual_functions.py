@@ -11,7 +11,7 @@ import os
 import re
 from pathlib import Path
 
-from cyborg.core.capture.faults import Operation
+from cyborg.core.capture.model import Operation
 from cyborg.drivers.nic import interfaces
 from cyborg.drivers.pci import sriov
 from cyborg.drivers.replay.kernel import SimulatedKernel, make_link

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from cyborg.agent.backends.factory import NAMESPACE, options_of
+from cyborg.core import external as protocol
 from cyborg.core.errors import Misconfigured, TimedOut
-from cyborg.core.external import protocol
 from cyborg.testing.conformance.environment import DriverUnderTest, Environment
 from cyborg.testing.conformance.hosts import (
     HostResults,

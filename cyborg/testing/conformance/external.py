@@ -13,9 +13,9 @@ from typing import Any
 
 from cyborg.agent.external.driver import ExternalDriver, ExternalDriverHost
 from cyborg.agent.external.server import owner_uid
+from cyborg.core import external as protocol
 from cyborg.core.errors import TimedOut
-from cyborg.core.external import protocol
-from cyborg.core.external.protocol import Hello
+from cyborg.core.external import Hello
 from cyborg.drivers.base import Driver
 
 _INTERVAL = 60.0  # seconds between heartbeats that the kit requests

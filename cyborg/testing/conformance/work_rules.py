@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from cyborg.core.inventory.device import Ability, Device
-from cyborg.core.inventory.health import Measurement
+from cyborg.core.inventory.device_state import Measurement
 from cyborg.core.jobs.job import WorkItem
 from cyborg.testing.conformance.environment import (
     INSTANCE,

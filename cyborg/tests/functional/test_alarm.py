@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from cyborg.conductor.metrics import DatabaseCollector
 from cyborg.conductor.service import ConductorService
-from cyborg.core.timestamps import to_iso
+from cyborg.core.text import to_iso
 from cyborg.db.backends import read as backends
 from cyborg.db.reader import Reader
 from cyborg.db.services import read as services

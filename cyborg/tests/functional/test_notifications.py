@@ -18,7 +18,7 @@ from cyborg.conductor.notifications.notifications import (
     NotificationBuilder,
 )
 from cyborg.conductor.service import ConductorService
-from cyborg.core.wire.notification import Event
+from cyborg.core.notification import Event
 from cyborg.db import schema
 from cyborg.db.binding import write as request_store
 from cyborg.db.outbox import write as outbox

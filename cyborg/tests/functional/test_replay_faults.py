@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cyborg.core.capture.faults import parse_fault
+from cyborg.core.capture.model import parse_fault
 from cyborg.testing import captures
 from cyborg.testing.fake_nova import FakeNova, serve_nova
 from cyborg.tests.fixtures.hosts.replayed_day import FUNCTIONS

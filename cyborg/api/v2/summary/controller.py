@@ -11,7 +11,7 @@ from cyborg.api import types
 from cyborg.api.controller import ApiContext, Resource
 from cyborg.api.operation import operation
 from cyborg.api.request_context import RequestContext
-from cyborg.core.hosts.liveness import AGENT, Liveness
+from cyborg.core.hosts import AGENT, Liveness
 from cyborg.core.inventory.device import Health
 from cyborg.db.handles.usage import USES
 from cyborg.db.services import read as services

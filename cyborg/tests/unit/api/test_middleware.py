@@ -12,7 +12,7 @@ from cyborg.api import versions
 from cyborg.api.heartbeat import BINARY, Heartbeat
 from cyborg.api.request_context import Request
 from cyborg.core.errors import Unavailable
-from cyborg.core.timestamps import to_iso
+from cyborg.core.text import to_iso
 from cyborg.db import schema
 from cyborg.tests.fixtures.clouds.api import ApiEnv, error_message
 from cyborg.tests.fixtures.databases import rows

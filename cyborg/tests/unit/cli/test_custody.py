@@ -11,8 +11,7 @@ import pytest
 from cyborg.cli import custody
 from cyborg.cli.common.errors import CommandError
 from cyborg.cli.common.rest import RestClient
-from cyborg.core.custody.chain import START, compute_hash
-from cyborg.core.custody.record import Record
+from cyborg.core.custody.record import START, Record, compute_hash
 
 DEVICE = "6d3f3dd2-2d1f-4f2e-9c07-3b5b1f2c1a01"
 PATH = f"/devices/{DEVICE}/custody"

@@ -20,7 +20,7 @@ import cyborg
 from cyborg.conductor.metrics import CACHE_SECONDS, METRICS, DatabaseCollector, make_server
 from cyborg.conductor.orphans.watcher import RESULTS
 from cyborg.conductor.service import ConductorService
-from cyborg.core.audit.model import State
+from cyborg.core.audit.sources import State
 from cyborg.core.errors import Unavailable
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db import schema

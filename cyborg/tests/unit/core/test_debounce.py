@@ -4,7 +4,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.core.debounce import MAX_DELAY, QUIET_PERIOD, EventBatch, add, affects, mark_overflow
+from cyborg.core.clock import MAX_DELAY, QUIET_PERIOD, EventBatch, add, affects, mark_overflow
 
 PCI, NET = frozenset({"pci"}), frozenset({"net"})
 PAUSES = st.lists(st.floats(0, 1), min_size=1, max_size=40)

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from cyborg.core.placement.provider_tree import Inventory, _describe_inventory_drift
+from cyborg.core.placement import Inventory, _describe_inventory_drift
 from cyborg.core.text import format_number
 
 

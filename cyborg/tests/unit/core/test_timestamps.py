@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from datetime import UTC, datetime, timedelta, timezone
 
-from cyborg.core.timestamps import to_iso, to_text
+from cyborg.core.text import to_iso, to_text
 
 
 def test_times_have_one_format() -> None:

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from oslo_utils import timeutils
 
-from cyborg.core.hosts.liveness import AGENT
+from cyborg.core.hosts import AGENT
 from cyborg.db import schema
 from cyborg.db.old_rows import KINDS, OldRows
 from cyborg.tests.fixtures.databases import rows

@@ -9,7 +9,7 @@ from typing import Any, is_typeddict
 import sqlalchemy as sa
 from oslo_utils import timeutils
 
-from cyborg.core.hosts.liveness import AGENT
+from cyborg.core.hosts import AGENT
 from cyborg.core.orphans.orphans import BoundArqRow
 from cyborg.db import schema
 from cyborg.db.attachments import handles as guest_devices

@@ -19,7 +19,7 @@ from cyborg.core.inventory.device import (
     Health,
     Layout,
 )
-from cyborg.core.inventory.health import HEALTHY, Measurement
+from cyborg.core.inventory.device_state import HEALTHY, Measurement
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.base import Driver, Option
 

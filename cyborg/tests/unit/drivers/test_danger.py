@@ -13,8 +13,8 @@ import pytest
 
 from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device import Device
+from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.core.jobs.job import WorkItem
-from cyborg.core.wire.hardware import NOT_OFFERED
 from cyborg.drivers.crypto.driver import CryptoDriver
 from cyborg.drivers.fpga.driver import FpgaDriver
 from cyborg.drivers.generic import GenericDriver, PciDriver

@@ -13,7 +13,7 @@ import pytest
 
 from cyborg.core.errors import DriverFailed, Misconfigured
 from cyborg.core.inventory.device import Ability, DeviceType, HandleType, Health
-from cyborg.core.inventory.health import HEALTHY, Measurement
+from cyborg.core.inventory.device_state import HEALTHY, Measurement
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.base import Driver, PrepareInterface, ProgramInterface
 from cyborg.drivers.fake import FakeDriver

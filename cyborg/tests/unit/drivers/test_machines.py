@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cyborg.core.inventory.device import Device
-from cyborg.core.wire.hardware import NOT_OFFERED
+from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.drivers.crypto.driver import CryptoDriver
 from cyborg.drivers.fpga.driver import FpgaDriver
 from cyborg.drivers.generic import GenericDriver, PciDriver

@@ -16,10 +16,11 @@ from typing import Any
 import kombu
 import pytest
 
-from cyborg.core.drivers import desired_state, registry
+from cyborg.core.drivers import desired_state
+from cyborg.core.drivers import driver as registry
+from cyborg.core.inventory import report as hardware
 from cyborg.core.inventory.report import BackendState, Report
 from cyborg.core.jobs import job
-from cyborg.core.wire import hardware
 from cyborg.rpc import filters as message_filter
 from cyborg.rpc.client import make_agent_client
 from cyborg.rpc.contract import CONTRACTS

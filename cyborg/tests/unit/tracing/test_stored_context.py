@@ -13,7 +13,7 @@ from oslo_utils import timeutils
 from cyborg import tracing
 from cyborg.conductor.notifications.outbox_worker import Channel, OutboxWorker
 from cyborg.core.jobs.job import JobKind
-from cyborg.core.trace_context import LENGTH
+from cyborg.core.log import LENGTH
 from cyborg.db import schema
 from cyborg.db.jobs import write as jobs
 from cyborg.db.outbox import write as outbox

@@ -13,9 +13,9 @@ from cyborg import conf as options
 from cyborg.agent.backends import factory
 from cyborg.agent.backends.catalogue import DriverCatalogue
 from cyborg.core.drivers.desired_state import DesiredBackend, DesiredStatus
+from cyborg.core.drivers.driver import COUNTERPARTS
 from cyborg.core.errors import DriverFailed, Misconfigured
 from cyborg.core.inventory.device import Ability
-from cyborg.core.migration.reference_drivers import COUNTERPARTS
 from cyborg.drivers.fake import FakeDriver
 from cyborg.drivers.generic import GenericDriver
 

@@ -10,7 +10,7 @@ import pytest
 from cyborg.agent.backends.backend import Backend, HealthTracker
 from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device import Device, Health
-from cyborg.core.inventory.health import HEALTHY, Measurement
+from cyborg.core.inventory.device_state import HEALTHY, Measurement
 from cyborg.core.inventory.report import BackendStatus
 from cyborg.tests.fixtures.hosts.scripted_driver import (
     LONG,

@@ -10,7 +10,7 @@ import pytest
 
 from cyborg.agent.backends.backend import Backend
 from cyborg.agent.backends.uevents import INITIAL_PAUSE, MAX_PAUSE, EventsDropped, UeventWatcher
-from cyborg.core.debounce import MAX_DELAY, QUIET_PERIOD
+from cyborg.core.clock import MAX_DELAY, QUIET_PERIOD
 from cyborg.tests.fixtures.hosts.scripted_driver import LONG, CallRecorder, ScriptedDriver
 from cyborg.tests.fixtures.machine.log_lines import warnings_of
 

@@ -9,9 +9,9 @@ import pytest
 from cyborg.agent.backends.backend import Backend
 from cyborg.agent.external.driver import HELLO_BURST, ExternalDriver, ExternalDriverHost
 from cyborg.core.errors import DriverFailed, Invalid, Unavailable
-from cyborg.core.external.protocol import Hello
+from cyborg.core.external import Hello
 from cyborg.core.inventory.device import Ability, Health
-from cyborg.core.inventory.health import HEALTHY, Measurement
+from cyborg.core.inventory.device_state import HEALTHY, Measurement
 from cyborg.core.inventory.report import BackendState, BackendStatus
 from cyborg.core.jobs.job import WorkItem
 from cyborg.tests.fixtures.hosts.external_drivers import (

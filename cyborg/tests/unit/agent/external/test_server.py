@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from cyborg.agent.external.server import MAX_CONNECTIONS, MAX_REQUEST, RegistrationServer
+from cyborg.core import external as protocol
 from cyborg.core.errors import Misconfigured, Unavailable
-from cyborg.core.external import protocol
 from cyborg.tests.fixtures.hosts.external_drivers import (
     hello_body,
     http_request,

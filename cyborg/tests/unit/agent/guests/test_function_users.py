@@ -21,7 +21,7 @@ from cyborg.agent.guests.function_users import (
     RecordFile,
 )
 from cyborg.core.errors import CyborgError, TimedOut, Unavailable
-from cyborg.core.inventory.guest_functions import Guest, GuestRecord
+from cyborg.core.inventory.functions import Guest, GuestRecord
 from cyborg.drivers.host_use.domains import DomainFacts
 from cyborg.tests.fixtures.machine.options import make_conf
 from cyborg.tests.fixtures.machine.processes import wait_until

@@ -11,7 +11,7 @@ import pytest
 
 from cyborg.agent.guests.libvirt_domains import LibvirtDomains, find_library
 from cyborg.core.errors import TimedOut, Unavailable
-from cyborg.core.inventory.guest_functions import Guest
+from cyborg.core.inventory.functions import Guest
 
 requires_binding = pytest.mark.requires("libvirt_python")
 

@@ -10,7 +10,7 @@ import pytest
 from cyborg.agent.images.download import Deadline, copy, is_intact
 from cyborg.core.errors import TimedOut
 from cyborg.core.image import ImageMetadata, parse_metadata
-from cyborg.core.jobs.activity import Activity, ActivityRecorder
+from cyborg.core.jobs.progress import Activity, ActivityRecorder
 
 UUID = "4d5b0d6a-8f8c-4f67-9f4e-3f2d1c0b9a87"
 DATA = b"x" * 1000

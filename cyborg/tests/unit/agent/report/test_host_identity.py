@@ -10,7 +10,7 @@ import pytest
 
 from cyborg.agent.report.host_identity import HostIdentityProvider
 from cyborg.core.errors import Misconfigured
-from cyborg.core.hosts.identity import Identity
+from cyborg.core.hosts import Identity
 from cyborg.tests.fixtures.machine.options import make_conf
 
 

@@ -15,9 +15,8 @@ from cyborg.cli.common.errors import CommandError
 from cyborg.cli.common.rest import RestClient
 from cyborg.cli.custody import verify_log
 from cyborg.conductor.custody.check import ChainChecker
-from cyborg.core.audit.model import Kind
-from cyborg.core.custody.chain import Link
-from cyborg.core.custody.keys import NO_KEYS
+from cyborg.core.audit.sources import Kind
+from cyborg.core.custody.record import NO_KEYS, Link
 from cyborg.tests.fixtures.clouds.api import ApiEnv
 from cyborg.tests.fixtures.machine.options import make_conf
 from cyborg.tests.unit.conductor.audit.tampering import (

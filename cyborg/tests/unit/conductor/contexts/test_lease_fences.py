@@ -19,7 +19,7 @@ from cyborg.core.errors import (
     Unavailable,
     WrongState,
 )
-from cyborg.core.timestamps import to_iso
+from cyborg.core.text import to_iso
 from cyborg.db import schema
 from cyborg.rpc.notifiers import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows

@@ -21,7 +21,7 @@ from cyborg.core.errors import (
     ServiceTokenRequired,
     WrongState,
 )
-from cyborg.core.timestamps import to_iso, to_text
+from cyborg.core.text import to_iso, to_text
 from cyborg.db import schema
 from cyborg.db.binding import claims as handle_claims
 from cyborg.db.orphans import write as orphans

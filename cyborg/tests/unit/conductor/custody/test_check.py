@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.custody import check as custody
 from cyborg.conductor.custody.check import ChainChecker
-from cyborg.core.audit.model import Finding, Kind
+from cyborg.core.audit.sources import Finding, Kind
 from cyborg.db import schema
 from cyborg.db.audits import write as audits
 from cyborg.db.custody import write as custody_keys

@@ -11,9 +11,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.custody import sealer
 from cyborg.conductor.custody.sealer import CustodySealer
-from cyborg.core.custody.chain import START, Fault, Link, check_records
-from cyborg.core.custody.keys import parse_keys
-from cyborg.core.custody.record import Entry, Event
+from cyborg.core.custody.record import START, Entry, Event, Fault, Link, check_records, parse_keys
 from cyborg.core.custody.verify import Log, verify
 from cyborg.db import schema
 from cyborg.db.custody import read

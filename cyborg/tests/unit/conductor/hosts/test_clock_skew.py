@@ -16,7 +16,7 @@ from cyborg.conductor.binding.arqs import Arqs
 from cyborg.conductor.hosts.failure_detector import FailureDetector
 from cyborg.conductor.hosts.heartbeats import Hosts
 from cyborg.conductor.jobs.dispatcher import JobDispatcher
-from cyborg.core.hosts.liveness import Liveness
+from cyborg.core.hosts import Liveness
 from cyborg.db import schema
 from cyborg.db.clock import DatabaseClock
 from cyborg.db.reader import Reader

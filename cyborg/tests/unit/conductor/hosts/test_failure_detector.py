@@ -13,7 +13,7 @@ from cyborg.conductor.hosts.failure_detector import FailureDetector, HeartbeatIn
 from cyborg.conductor.hosts.heartbeats import Hosts
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.errors import TimedOut, Unavailable
-from cyborg.core.timestamps import to_iso
+from cyborg.core.text import to_iso
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.notifiers import GROUP, is_enabled

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.hosts.failure_detector import MAX_COUNT_AGE, HeartbeatInterval
 from cyborg.conductor.hosts.heartbeats import Hosts
-from cyborg.core.hosts.liveness import AGENT, CONDUCTOR
+from cyborg.core.hosts import AGENT, CONDUCTOR
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows

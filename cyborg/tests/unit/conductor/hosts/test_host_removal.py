@@ -14,7 +14,7 @@ from cyborg.conductor.binding.arqs import Arqs
 from cyborg.conductor.hosts.services import HostRemoval
 from cyborg.conductor.inventory import report_handler
 from cyborg.core.errors import CyborgError, InUse, Invalid, NotFound, WrongState
-from cyborg.core.hosts.liveness import AGENT, CONDUCTOR
+from cyborg.core.hosts import AGENT, CONDUCTOR
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows

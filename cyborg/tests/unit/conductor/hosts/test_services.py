@@ -11,7 +11,7 @@ from oslo_utils import timeutils
 from cyborg.conductor.binding import release
 from cyborg.conductor.hosts.services import Services
 from cyborg.core.errors import CyborgError, InUse, Invalid, NotFound, WrongState
-from cyborg.core.hosts.liveness import AGENT
+from cyborg.core.hosts import AGENT
 from cyborg.db import schema
 from cyborg.db.jobs import write as jobs
 from cyborg.db.unit_of_work import UnitOfWork

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.inventory.devices import Attributes
 from cyborg.core.errors import Conflict, Invalid, NotFound
-from cyborg.core.timestamps import to_iso
+from cyborg.core.text import to_iso
 from cyborg.db import schema
 from cyborg.db.deployables import attributes as read
 from cyborg.db.deployables import read as read_deployables

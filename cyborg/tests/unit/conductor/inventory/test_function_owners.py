@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.inventory.report_handler import FunctionOwners
 from cyborg.core.errors import Invalid
-from cyborg.core.inventory.guest_functions import MAX_FUNCTIONS
+from cyborg.core.inventory.functions import MAX_FUNCTIONS
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows

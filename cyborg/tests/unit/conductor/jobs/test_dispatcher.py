@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.jobs.dispatcher import POLL_INTERVAL, JobDispatcher
 from cyborg.core.errors import Invalid, NoHandle, NotFound, Stale, TimedOut
-from cyborg.core.hosts.liveness import RESULT_EPOCHS
+from cyborg.core.hosts import RESULT_EPOCHS
 from cyborg.db import schema
 from cyborg.telemetry.recorder import BIND_SECONDS, BINDS, MetricRecorder
 from cyborg.telemetry.worker_files import MemoryValues

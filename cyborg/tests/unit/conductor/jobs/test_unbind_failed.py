@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 import sqlalchemy as sa
 
-from cyborg.core.audit.arqs import compare_arqs
+from cyborg.core.audit.compare import compare_arqs
 from cyborg.core.audit.sources import HostSnapshot
 from cyborg.core.errors import WrongState
 from cyborg.db import schema

@@ -23,7 +23,7 @@ from cyborg.conductor.notifications.notifications import (
 )
 from cyborg.conductor.notifications.outbox_worker import BATCH
 from cyborg.core.errors import InUse, TimedOut
-from cyborg.core.wire.notification import OPTIONAL_FIELDS, SCHEMAS, Event, Schema
+from cyborg.core.notification import OPTIONAL_FIELDS, SCHEMAS, Event, Schema
 from cyborg.db import schema
 from cyborg.db.binding import write as request_store
 from cyborg.db.outbox import write as outbox

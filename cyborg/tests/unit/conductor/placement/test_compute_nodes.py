@@ -13,7 +13,7 @@ from cyborg.clients.placement import Placement, ProviderSummary
 from cyborg.conductor.placement import compute_nodes as module
 from cyborg.conductor.placement.compute_nodes import LIST_TTL, RESULT_TTL, ComputeNodeResolver
 from cyborg.core.errors import NotFound, TimedOut, Unavailable
-from cyborg.core.hosts.identity import Identity
+from cyborg.core.hosts import Identity
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.placement import provider_rows
-from cyborg.core.binding.selection import Candidate, Demand, explain_rejection
+from cyborg.core.explain.selection import Candidate, Demand, explain_rejection
 from cyborg.core.inventory.device import Health
 from cyborg.db import schema
 from cyborg.db.binding import claims as handle_claims

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from cyborg.clients.placement import Placement, ProviderSummary
 from cyborg.conductor.placement.publisher import Publisher
 from cyborg.core.errors import Invalid
-from cyborg.core.hosts.identity import Identity
+from cyborg.core.hosts import Identity
 from cyborg.core.inventory.device import Health
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from cyborg.clients.placement import Placement, ProviderSummary
 from cyborg.conductor.placement.publisher import PROBE_NAME, Publisher
 from cyborg.core.errors import Unavailable
-from cyborg.core.hosts.identity import Identity
+from cyborg.core.hosts import Identity
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows

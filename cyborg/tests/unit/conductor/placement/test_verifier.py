@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from cyborg.core import placement as verification
 from cyborg.core.errors import Unavailable
-from cyborg.core.placement import verification
 from cyborg.db import schema
 from cyborg.db.providers import write as store
 from cyborg.tests.fixtures.databases import rows

@@ -13,18 +13,20 @@ from hypothesis import strategies as st
 
 import cyborg
 from cyborg.core.audit.compare import compare, instances_to_verify
-from cyborg.core.audit.model import Kind, Repair, confirmed
 from cyborg.core.audit.sources import (
     HostSnapshot,
     Instance,
+    Kind,
     NovaSnapshot,
     PlacementSnapshot,
     ProviderRecord,
+    Repair,
+    confirmed,
 )
 from cyborg.core.binding.states import ArqState
 from cyborg.core.inventory.device import Device
-from cyborg.core.placement.provider_tree import Inventory, Provider
-from cyborg.core.wire.hardware import Hardware, ObservedDeployable, ObservedDevice
+from cyborg.core.inventory.report import Hardware, ObservedDeployable, ObservedDevice
+from cyborg.core.placement import Inventory, Provider
 from cyborg.tests.fixtures.hosts import consistent_host, strategies
 from cyborg.tests.fixtures.hosts.consistent_host import HOST, NOW, OLD, ROOT, instance
 from cyborg.tests.fixtures.hosts.hosts import card

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from cyborg.core.binding import attach_target
-from cyborg.core.binding.attach_target import (
+from cyborg.core.binding import profile as attach_target
+from cyborg.core.binding.profile import (
     REQUIRED_INFO,
     AttachTarget,
     check_targets,
@@ -14,8 +14,8 @@ from cyborg.core.binding.attach_target import (
     explain_missing_info,
     find_target,
     is_for_host,
+    parse_group,
 )
-from cyborg.core.binding.profile import parse_group
 from cyborg.core.errors import Conflict, Invalid
 
 DEVICE, PROFILE = "0000:3b:00.0", "sriov"

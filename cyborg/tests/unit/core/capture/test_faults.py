@@ -3,7 +3,7 @@
 
 import pytest
 
-from cyborg.core.capture.faults import Fault, FaultKind, Operation, parse_fault
+from cyborg.core.capture.model import Fault, FaultKind, Operation, parse_fault
 from cyborg.core.errors import Invalid
 
 

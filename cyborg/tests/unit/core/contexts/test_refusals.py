@@ -12,7 +12,7 @@ from cyborg.core.contexts.refusals import (
     make_refusal,
 )
 from cyborg.core.explain.predicates import Predicate
-from cyborg.core.timestamps import to_iso, to_text
+from cyborg.core.text import to_iso, to_text
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678)
 AT = to_iso(NOW)

@@ -8,17 +8,18 @@ from datetime import datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.core.custody.chain import (
+from cyborg.core.custody.record import (
     START,
+    Event,
     Fault,
     Link,
+    Record,
     SealedRecord,
     check_records,
     check_tip,
     compute_hash,
     serialize,
 )
-from cyborg.core.custody.record import Event, Record
 
 DEVICE = "6d3f3dd2-2d1f-4f2e-9c07-3b5b1f2c1a01"
 BEGIN = datetime(2026, 1, 2, 3, 4, 5)

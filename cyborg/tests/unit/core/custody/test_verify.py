@@ -6,9 +6,16 @@ from datetime import datetime
 
 import pytest
 
-from cyborg.core.custody.chain import START, Link, SealedRecord, compute_hash
-from cyborg.core.custody.keys import NO_KEYS, Keys, parse_keys
-from cyborg.core.custody.record import Record
+from cyborg.core.custody.record import (
+    NO_KEYS,
+    START,
+    Keys,
+    Link,
+    Record,
+    SealedRecord,
+    compute_hash,
+    parse_keys,
+)
 from cyborg.core.custody.verify import (
     Head,
     Log,

@@ -8,16 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.core.drivers.desired_state import DesiredBackend, DesiredHostState, DesiredStatus
-from cyborg.core.drivers.options import Option
-from cyborg.core.drivers.reconcile import (
+from cyborg.core.drivers.desired_state import (
     Action,
     BackendRecord,
+    DesiredBackend,
+    DesiredHostState,
+    DesiredStatus,
     PlannedAction,
     merge_options,
     next_record,
     plan,
 )
+from cyborg.core.drivers.driver import Option
 from cyborg.core.errors import Invalid
 
 ON, OFF, ABSENT = DesiredStatus.ENABLED, DesiredStatus.DISABLED, DesiredStatus.ABSENT

@@ -3,9 +3,9 @@
 
 from dataclasses import replace
 
-from cyborg.core.explain.candidate_rejections import NOT_RETURNED, explain_rejections
 from cyborg.core.explain.explanation import GroupDemand, HandleCounts, ProviderState
 from cyborg.core.explain.predicates import Failure, Predicate
+from cyborg.core.explain.request_fit import NOT_RETURNED, explain_rejections
 
 FPGA = GroupDemand(0, {"FPGA": 1})
 NIC = GroupDemand(1, {"CUSTOM_NIC": 1})

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cyborg.core.binding.attach_target import AttachTarget
+from cyborg.core.binding.profile import AttachTarget
 from cyborg.core.explain.capacity import compute_capacity
 from cyborg.core.explain.explanation import GroupDemand, HandleCounts, ProviderState
 from cyborg.core.explain.packing import Budget, Kind, _upper_bound, pack

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cyborg
-from cyborg.core.binding.attach_target import AttachTarget
-from cyborg.core.binding.profile import parse_groups
+from cyborg.core.binding.profile import AttachTarget, parse_groups
 from cyborg.core.explain.explanation import (
     GroupDemand,
     HandleCounts,

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.core.binding.attach_target import AttachTarget
+from cyborg.core.binding.profile import AttachTarget
 from cyborg.core.explain.explanation import (
     GroupDemand,
     HandleCounts,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.core.hosts.liveness import HEARTBEAT_COST, MAX_CORES, choose_interval
+from cyborg.core.hosts import HEARTBEAT_COST, MAX_CORES, choose_interval
 
 AGENTS = st.integers(0, 10**6)
 PROCESSES = st.integers(0, 100)

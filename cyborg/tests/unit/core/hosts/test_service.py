@@ -3,7 +3,7 @@
 
 import pytest
 
-from cyborg.core.hosts.liveness import RESULT_EPOCHS, is_current_epoch
+from cyborg.core.hosts import RESULT_EPOCHS, is_current_epoch
 
 NEW = {RESULT_EPOCHS: True}
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.core.inventory.guest_functions import (
+from cyborg.core.inventory.functions import (
     FunctionOwner,
     Guest,
     GuestDecision,

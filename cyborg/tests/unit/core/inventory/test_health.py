@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cyborg.core.inventory.device import Health
-from cyborg.core.inventory.health import HEALTHY, Measurement, Recovery, apply_hysteresis, combine
+from cyborg.core.inventory.device_state import (
+    HEALTHY,
+    Measurement,
+    Recovery,
+    apply_hysteresis,
+    combine,
+)
 
 QUIET = 60.0
 SICK = Measurement(Health.UNHEALTHY, "link down")

@@ -23,7 +23,7 @@ from cyborg.core.inventory.reference_names import (
     describe_remedy,
     find_counterpart,
 )
-from cyborg.core.migration.profile_check import find_unserved_names
+from cyborg.core.migration.import_plan import find_unserved_names
 
 ADDRESS = "0000:3b:00.0"
 AFU = "d8424dc4a4a3c413f89e433683f9040b"

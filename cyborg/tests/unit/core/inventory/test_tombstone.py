@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.core.inventory.tombstone import Attribute, DeployableTombstone, Tombstone, plan_restore
+from cyborg.core.inventory.plan import Attribute, DeployableTombstone, Tombstone, plan_restore
 
 RACK = DeployableTombstone("part-1", (Attribute("a-1", "rack", "7"),))
 CARD = Tombstone("device-1", "maintaining", {"p": RACK})

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cyborg.core.jobs.activity import (
+from cyborg.core.jobs.progress import (
     MAX_STEP,
     Activity,
     ActivityRecorder,

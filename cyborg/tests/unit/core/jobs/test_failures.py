@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.core.jobs.failures import (
+from cyborg.core.jobs.job import JobKind, WorkItem
+from cyborg.core.jobs.progress import (
     Failure,
     WorkHistory,
     add_failure,
@@ -15,7 +16,6 @@ from cyborg.core.jobs.failures import (
     describe_failure,
     find_failed_item,
 )
-from cyborg.core.jobs.job import JobKind, WorkItem
 
 PREPARE = JobKind.PREPARE
 KINDS = [kind for kind in JobKind if kind is not JobKind.RELEASE]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cyborg.core.errors import Invalid
-from cyborg.core.jobs.program import parse_program
+from cyborg.core.jobs.job import parse_program
 
 IMAGE = "9a17439a-85d0-4c53-a3d3-0f68a2eac896"
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cyborg.core.drivers.driver import COUNTERPARTS
 from cyborg.core.migration import device_rules
 from cyborg.core.migration.device_rules import convert_specs
-from cyborg.core.migration.reference_drivers import COUNTERPARTS
 from cyborg.drivers.pci import rules
 from cyborg.drivers.sysfs import PciFunction
 

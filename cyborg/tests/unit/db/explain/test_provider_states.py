@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 from oslo_utils import timeutils
 
-from cyborg.core.binding.attach_target import AttachTarget
+from cyborg.core.binding.profile import AttachTarget
 from cyborg.core.explain.explanation import HandleCounts, Holder, ProviderState
 from cyborg.core.explain.predicates import Predicate, device_failures
 from cyborg.core.inventory.device import Layout

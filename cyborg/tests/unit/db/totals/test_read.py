@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from cyborg.core.hosts.liveness import evaluate
+from cyborg.core.hosts import evaluate
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db import schema
 from cyborg.db.binding import accelerators

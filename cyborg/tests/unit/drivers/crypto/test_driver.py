@@ -9,8 +9,8 @@ import pytest
 from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory import capability
 from cyborg.core.inventory.device import Ability, Device, DeviceType, Health
+from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.core.jobs.job import WorkItem
-from cyborg.core.wire.hardware import NOT_OFFERED
 from cyborg.drivers.crypto.driver import KERNEL_USE_HOLD, CryptoDriver
 from cyborg.drivers.crypto.families import FAMILIES, QAT_CONFIGURABLE
 from cyborg.testing.conformance.kit import Outcome, run_rules

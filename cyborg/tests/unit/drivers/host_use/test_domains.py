@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from cyborg.core.errors import DriverFailed
+from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.core.jobs.job import WorkItem
-from cyborg.core.wire.hardware import NOT_OFFERED
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.host_use import domains

@@ -8,8 +8,8 @@ import pytest
 
 from cyborg.core.errors import Misconfigured
 from cyborg.core.inventory.device import Ability, Device, DeviceType, Health
+from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.core.jobs.job import WorkItem
-from cyborg.core.wire.hardware import NOT_OFFERED
 from cyborg.drivers.nic.driver import NicDriver
 from cyborg.drivers.privileged import sriov
 from cyborg.testing.conformance.kit import Outcome, run_rules

@@ -13,8 +13,8 @@ import pytest
 
 from cyborg.core.errors import DriverFailed, Invalid, Misconfigured
 from cyborg.core.inventory.device import Ability, Device
+from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.core.jobs.job import WorkItem
-from cyborg.core.wire.hardware import NOT_OFFERED
 from cyborg.drivers.nvme.admin import Controller, ControllerInfo, Method, SanitizeState
 from cyborg.drivers.nvme.driver import NvmeDriver
 from cyborg.drivers.privileged import CONTEXT

@@ -8,7 +8,7 @@ import pytest
 
 from cyborg.core.errors import Misconfigured
 from cyborg.core.inventory.device import Health
-from cyborg.core.inventory.health import HEALTHY, Measurement
+from cyborg.core.inventory.device_state import HEALTHY, Measurement
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.pci.health import CHECKS
 from cyborg.testing.sysfs_tree import SysfsTree

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cyborg.core.inventory.device import Device
-from cyborg.core.wire.hardware import NOT_OFFERED
+from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.sysfs import Sysfs
 from cyborg.testing.host_tree import HostTree

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from cyborg.core.capture.faults import parse_fault
-from cyborg.core.capture.model import Capture, Folder
+from cyborg.core.capture.model import Capture, Folder, parse_fault
 from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device import Ability, Device, Health
 from cyborg.core.jobs.job import WorkItem

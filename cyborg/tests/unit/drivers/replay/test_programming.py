@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cyborg.core.capture.faults import parse_fault
+from cyborg.core.capture.model import parse_fault
 from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device import Deployable, Health
 from cyborg.core.jobs.job import WorkItem

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cyborg.core.capture.faults import parse_fault
+from cyborg.core.capture.model import parse_fault
 from cyborg.core.errors import DriverFailed
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.generic import GenericDriver

@@ -9,8 +9,8 @@ import pytest
 
 from cyborg.core.errors import DriverFailed, Misconfigured
 from cyborg.core.inventory.device import Ability, Device, count_handles
+from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.core.jobs.job import WorkItem
-from cyborg.core.wire.hardware import NOT_OFFERED
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.pci import sriov
 from cyborg.drivers.privileged import sriov as privileged

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Selection of free attach handles for ARQs, and the reasons if none fits.
+
+Nova gives the provider of each ARQ, so a handle is selected among the handles of that provider
+only. All of them are equal for the ARQ, so any free handle can be selected without a global
+matching.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cyborg.core.binding.profile import REQUIRED_INFO, AttachTarget, explain_missing_info
+from cyborg.core.contexts.context import (
+    HIDDEN_PREFIX,
+    describe_profile,
+    is_hidden_profile_name,
+)
+from cyborg.core.errors import NoHandle
+from cyborg.core.explain.explanation import GroupDemand, ProviderState
+from cyborg.core.explain.predicates import Failure, Predicate, device_failures, fail, trait_failures
+from cyborg.core.explain.request_fit import evaluate_request
+from cyborg.core.inventory.device_state import DeviceFacts
+from cyborg.core.text import join_limited
+
+MAX_REASONS = 20  # of one ARQ, in the details of an error
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Demand of one ARQ: a unit of a resource class from a provider of a host.
+
+    ``group`` is the number of its group in the profile, and ``group_units`` the number of ARQs of
+    this group.
+    """
+
+    arq_uuid: str
+    provider: str
+    host: str
+    resource_class: str
+    required: frozenset[str] = frozenset()
+    forbidden: frozenset[str] = frozenset()
+    accel: Mapping[str, str] = field(default_factory=dict)
+    target: AttachTarget = AttachTarget.INSTANCE
+    profile: str = ""
+    group: int = 0
+    group_units: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One attach handle, with the facts that decide whether it can be allocated.
+
+    ``device`` is the address of its device, for messages; ``info`` is the part of the handle that
+    Nova gets.
+    """
+
+    handle_id: int
+    handle: str
+    provider: str
+    resource_class: str
+    traits: frozenset[str] = frozenset()
+    device_status: str = "enabled"
+    health: str = "ok"
+    draining: bool = False
+    setup_required: bool = False
+    reboot_required: bool = False
+    deliverable: bool = True
+    backend_disabled: bool = False
+    programming: bool = False
+    restore_failed: bool = False
+    failing: bool = False
+    in_use: bool = False
+    dirty: bool = False
+    device: str = ""
+    numa_node: int | None = None
+    info: Mapping[str, str] = field(default_factory=dict)
+
+
+def choose_handles(
+    demands: Sequence[Demand], candidates: Sequence[Candidate], order: random.Random
+) -> dict[str, int]:
+    """Return the id of the chosen handle of each demand, by ARQ uuid.
+
+    The caller has checked that the provider of each demand is on its host. Raise NoHandle if a
+    demand cannot be met. The ``details['reasons']`` of that error are ``{ARQ uuid: [{"code",
+    "reason", "provider", "handles", "group"}]}``: the code and the text of a predicate, and the
+    number of handles that fail it.
+    """
+    pools: dict[str, list[Candidate]] = {}
+    for candidate in candidates:
+        pools.setdefault(candidate.provider, []).append(candidate)
+    # Shuffled: conductors that choose at the same time then seldom choose the same handles. Handles
+    # that only some demands need come last, so that the others leave them to later servers.
+    for pool in pools.values():
+        order.shuffle(pool)
+        pool.sort(key=_meets_requirements)
+    chosen: dict[str, int] = {}
+    taken_counts: Counter[str] = Counter()
+    taken_ids: set[int] = set()
+    searches: dict[object, _Search] = {}
+    reasons: dict[str, list[dict[str, object]]] = {}
+    # The handles that fit a demand with required info also fit one without: the demands without it
+    # must not take them first.
+    for demand in sorted(demands, key=lambda demand: not REQUIRED_INFO[demand.target]):
+        kind = (
+            *(demand.provider, demand.resource_class, demand.required, demand.forbidden),
+            *(demand.target, demand.profile),
+        )
+        search = searches.setdefault(kind, _Search(pools.get(demand.provider, [])))
+        found = search.next(demand, taken_ids)
+        if found is not None:
+            chosen[demand.arq_uuid] = found.handle_id
+            taken_ids.add(found.handle_id)
+            taken_counts[demand.provider] += 1
+            continue
+        in_call = {fail(Predicate.TAKEN_IN_CALL): taken_counts[demand.provider]}
+        rejections = search.rejections + Counter(in_call)
+        reasons[demand.arq_uuid] = [
+            describe_rejection(demand, failure, count)
+            for failure, count in rejections.most_common(MAX_REASONS)
+        ]
+    if reasons:
+        raise make_no_handle_error(reasons, demands)
+    return chosen
+
+
+def find_claim_failures(
+    demands: Iterable[Demand], providers: Iterable[ProviderState]
+) -> dict[str, Failure]:
+    """Return the first failure of ARQs that their providers cannot serve, as an explanation has it.
+
+    ``providers`` are the states of the demanded providers. The ARQs of one group count together.
+    """
+    states = {state.uuid: state for state in providers}
+    parts: dict[tuple[str, str, int], list[list[Demand]]] = {}
+    for demand in demands:
+        key = demand.provider, demand.profile, demand.group
+        sets = parts.setdefault(key, [[]])
+        if len(sets[-1]) >= demand.group_units:  # one more request of the same profile
+            sets.append([])
+        sets[-1].append(demand)
+    by_provider: dict[str, list[list[Demand]]] = {}
+    for (provider, *_), sets in parts.items():
+        by_provider.setdefault(provider, []).extend(sets)
+    found: dict[str, Failure] = {}
+    for provider in by_provider.keys() & states.keys():
+        groups = [_to_group(part) for part in by_provider[provider]]
+        failures = evaluate_request(groups, [states[provider]]).failures(states[provider])
+        for part, failure in zip(by_provider[provider], failures, strict=True):
+            if failure is not None and failure.predicate is not Predicate.OTHER_GROUP:
+                found |= dict.fromkeys((demand.arq_uuid for demand in part), failure)
+    return found
+
+
+def put_first(
+    reasons: Mapping[str, Sequence[dict[str, object]]],
+    failures: Mapping[str, Failure],
+    demands: Sequence[Demand],
+    handles: Mapping[str, int],
+) -> NoHandle:
+    """Return the error with the first failure of each ARQ before its other reasons.
+
+    ``handles`` has the number of handles of each provider: such a failure excludes all of them
+    unless it is one of the reasons.
+    """
+    by_arq = {demand.arq_uuid: demand for demand in demands}
+    ordered: dict[str, list[dict[str, object]]] = {}
+    for arq_uuid, rejected in reasons.items():
+        demand, found = by_arq[arq_uuid], list(rejected)
+        # Without a failure, its provider fits the group alone: other groups of the call were first.
+        failure = failures.get(arq_uuid, fail(Predicate.TAKEN_IN_CALL))
+        if arq_uuid in failures or any(r["code"] == failure.predicate.value for r in rejected):
+            same = [reason for reason in rejected if reason["code"] == failure.predicate.value]
+            exact = [reason for reason in same if reason["reason"] == failure.text]
+            new = describe_rejection(demand, failure, handles.get(demand.provider, 0))
+            first = next(iter(exact or same), new)
+            found = [first, *(reason for reason in rejected if reason is not first)]
+        ordered[arq_uuid] = found
+    return make_no_handle_error(ordered, demands)
+
+
+def _to_group(part: Sequence[Demand]) -> GroupDemand:
+    """Return the demand of the ARQs of one group."""
+    first = part[0]
+    units = Counter(demand.resource_class for demand in part)
+    return GroupDemand(first.group, units, first.required, first.forbidden, first.target)
+
+
+def _meets_requirements(candidate: Candidate) -> bool:
+    """Return whether a handle has info that an attach target requires."""
+    return any(map(candidate.info.get, _REQUIRED_KEYS))
+
+
+_REQUIRED_KEYS = frozenset(key for keys in REQUIRED_INFO.values() for key in keys)
+
+
+@dataclass(slots=True)
+class _Search:
+    """One pass over the handles of a provider, shared by all equal demands.
+
+    A handle that one demand rejects is rejected by all of them. So each handle is examined once.
+    """
+
+    pool: Sequence[Candidate]
+    at: int = 0
+    rejections: Counter[Failure] = field(default_factory=Counter)
+
+    def next(self, demand: Demand, taken_ids: Collection[int]) -> Candidate | None:
+        """Return the next handle that fits the demand; None if no other handle fits."""
+        while self.at < len(self.pool):
+            candidate = self.pool[self.at]
+            self.at += 1
+            if candidate.handle_id in taken_ids:
+                continue
+            rejections = explain_rejection(demand, candidate)
+            if not rejections:
+                return candidate
+            self.rejections.update(rejections)
+        return None
+
+
+def describe_rejection(demand: Demand, failure: Failure, handles: int) -> dict[str, object]:
+    """Return one reason in the details of NoHandle."""
+    return {
+        "group": demand.group,
+        "provider": demand.provider,
+        "code": failure.predicate.value,
+        "reason": failure.text,
+        "handles": handles,
+    }
+
+
+def explain_rejection(demand: Demand, candidate: Candidate) -> list[Failure]:
+    """Return all predicates that a handle fails for a demand, in order; none if it fits.
+
+    An agent that is down is not a reason: Nova has chosen the host.
+    """
+    reasons: list[Failure] = []
+    if candidate.resource_class != demand.resource_class:
+        reasons.append(fail(Predicate.RESOURCE_CLASS, candidate.resource_class))
+    reasons += trait_failures(
+        demand.required, demand.forbidden, candidate.traits, candidate.numa_node
+    )
+    facts = DeviceFacts(
+        status=candidate.device_status,
+        health=candidate.health,
+        setup_required=candidate.setup_required,
+        reboot_required=candidate.reboot_required,
+        cordoned=candidate.backend_disabled,
+        programming=candidate.programming,
+        draining=candidate.draining,
+        deliverable=candidate.deliverable,
+        restore_failed=candidate.restore_failed,
+        failing=candidate.failing,
+    )
+    reasons += [fail(predicate) for predicate in device_failures(facts)]
+    reasons += [fail(Predicate.TAKEN)] if candidate.in_use else []
+    reasons += [fail(Predicate.CLEANING)] if candidate.dirty else []
+    requester = describe_profile(demand.profile)
+    missing = explain_missing_info(demand.target, candidate.info, candidate.device, requester)
+    reasons += [Failure(Predicate.ATTACH_TARGET, missing)] if missing else []
+    return reasons
+
+
+def make_no_handle_error(
+    reasons: Mapping[str, Sequence[dict[str, object]]], demands: Iterable[Demand]
+) -> NoHandle:
+    """Return the error for ARQs whose demands were refused, by uuid, with the reasons of each.
+
+    Its message has the reasons of the first three groups, and what to do. It names groups and no
+    ARQs: those of a device context and of an attachment are created in the transaction that is
+    undone. The ARQs of a group have the same reasons.
+    """
+    refused = {demand.arq_uuid: demand for demand in demands if demand.arq_uuid in reasons}
+    profiles = list(dict.fromkeys(demand.profile for demand in refused.values()))
+    several = len(profiles) > 1
+    messages: dict[str, None] = {}  # ordered, each text once
+    for arq_uuid, rejected in reasons.items():
+        demand = refused[arq_uuid]
+        name = f"group {demand.group}"
+        if several:
+            name += f" of {describe_profile(demand.profile)}"
+        texts = [f"{r['reason']} ({r['handles']} handles)" for r in rejected[:4]]
+        messages[f"{name}: {'; '.join(texts) or 'no handle'}"] = None
+    shown = join_limited(list(messages), 3, separator=". ", nouns="groups")
+    subject = "" if several or not profiles[0] else f" for {describe_profile(profiles[0])}"
+    message = f"no free attach handle{subject}: {shown}"
+    commands = [command for profile in profiles if (command := _explain_command(profile))]
+    if commands:
+        message += f". What to do: see {join_limited(commands, 3, nouns='commands')}"
+    return NoHandle(message, reasons=reasons)
+
+
+def _explain_command(profile: str) -> str | None:
+    """Return the command that shows each provider with a remedy, None if there is none."""
+    if not is_hidden_profile_name(profile):
+        return f"cyborg device-profile-explain {profile}" if profile else None
+    context = profile.removeprefix(HIDDEN_PREFIX)
+    return None if context == profile else f"cyborg device-context-explain {context}"

@@ -24,7 +24,7 @@ from typing import Any
 
 from cyborg.core.capture.model import Capture
 from cyborg.core.capture.scrub import Scrubber
-from cyborg.core.drivers.driver import Support
+from cyborg.core.drivers.registry import Support
 from cyborg.core.errors import CyborgError
 from cyborg.core.inventory.device import Device
 from cyborg.core.inventory.device_state import Measurement

@@ -10,7 +10,7 @@ from cyborg.agent.backends.backend import Backend
 from cyborg.agent.backends.inventory import collect
 from cyborg.agent.jobs.checkpoint import MAX_PENDING
 from cyborg.agent.jobs.queue import JobQueue
-from cyborg.core.drivers.driver import DriverEntry
+from cyborg.core.drivers.registry import DriverEntry
 from cyborg.core.errors import Invalid, NotFound, Unavailable
 from cyborg.core.inventory.report import BackendState, dump_answer
 from cyborg.core.jobs.job import load_job_spec

@@ -26,7 +26,7 @@ from cyborg.agent.report.heartbeat import Reporter
 from cyborg.agent.report.host_identity import HostIdentityProvider
 from cyborg.agent.report.schedule import MAX_PAUSE, HeartbeatSchedule, IntervalFile
 from cyborg.core import hosts as service
-from cyborg.core.drivers.driver import DriverEntry, driver_uuid
+from cyborg.core.drivers.registry import DriverEntry, driver_uuid
 from cyborg.core.errors import Unavailable
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import Driver

@@ -17,7 +17,7 @@ from cyborg import conf as own_options
 from cyborg.cmd.status_convert import Parser
 from cyborg.conf.conductor import reference_release
 from cyborg.core.binding.profile import parse_groups
-from cyborg.core.drivers.driver import describe_counterpart
+from cyborg.core.drivers.registry import describe_counterpart
 from cyborg.core.errors import Misconfigured
 from cyborg.core.hosts import AGENT as AGENT_BINARY
 from cyborg.core.migration import import_plan

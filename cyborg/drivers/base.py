@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from cyborg.core.drivers.driver import Kind, Option, Setting, Support
+from cyborg.core.drivers.registry import Kind, Option, Setting, Support
 from cyborg.core.errors import Misconfigured
 from cyborg.core.inventory.device import Ability, Device, DeviceType, Layout
 from cyborg.core.inventory.device_state import Measurement

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from cyborg.core.address import PciAddress
-from cyborg.core.drivers.driver import Support
+from cyborg.core.drivers.registry import Support
 from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.core.inventory.delivery import describe_host_use
 from cyborg.core.inventory.device import Ability, Device, DeviceType, Layout

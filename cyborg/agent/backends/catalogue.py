@@ -19,8 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cyborg.core.drivers import driver as registry
-from cyborg.core.drivers.driver import (
+from cyborg.core.drivers import registry
+from cyborg.core.drivers.registry import (
     MAX_ENTRIES,
     MAX_ERROR,
     DriverEntry,

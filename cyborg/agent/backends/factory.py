@@ -23,7 +23,7 @@ from cyborg.core.drivers.desired_state import (
     DesiredStatus,
     merge_options,
 )
-from cyborg.core.drivers.driver import DriverEntry, Source, Support, list_settings
+from cyborg.core.drivers.registry import DriverEntry, Source, Support, list_settings
 from cyborg.core.errors import DriverFailed, Invalid, Misconfigured
 from cyborg.core.inventory.device import Device
 from cyborg.core.jobs.job import WorkItem

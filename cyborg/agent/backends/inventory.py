@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import overload
 
 from cyborg.agent.backends.backend import MAX_ERROR, Backend, BackendSnapshot
-from cyborg.core.drivers.driver import DriverEntry
+from cyborg.core.drivers.registry import DriverEntry
 from cyborg.core.hosts import NO_IDENTITY, Identity
 from cyborg.core.inventory import report
 from cyborg.core.inventory.device import Device, HandleType

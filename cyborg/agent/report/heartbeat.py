@@ -14,7 +14,7 @@ from cyborg.agent.backends.inventory import Inventory, collect
 from cyborg.agent.jobs.checkpoint import Outcomes
 from cyborg.agent.report.schedule import HeartbeatSchedule, ReportPace
 from cyborg.core.drivers.desired_state import BackendOutcome
-from cyborg.core.drivers.driver import DriverEntry
+from cyborg.core.drivers.registry import DriverEntry
 from cyborg.core.errors import CyborgError, Stale, Unavailable
 from cyborg.core.hosts import LIVE_ATTACH, NO_IDENTITY, RESULT_EPOCHS, Identity
 from cyborg.core.inventory.report import BackendState, Report

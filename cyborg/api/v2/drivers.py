@@ -19,9 +19,9 @@ from cyborg.api.controller import Resource
 from cyborg.api.paging import PageRequest
 from cyborg.api.request_context import RequestContext
 from cyborg.api.v2 import jobs
-from cyborg.core.drivers import driver as option
+from cyborg.core.drivers import registry as option
 from cyborg.core.drivers.desired_state import DesiredStatus
-from cyborg.core.drivers.driver import Support, describe_unknown
+from cyborg.core.drivers.registry import Support, describe_unknown
 from cyborg.core.drivers.rollout import Kind
 from cyborg.core.errors import Invalid, NotFound
 from cyborg.core.hosts import Liveness, evaluate

@@ -13,8 +13,8 @@ from collections.abc import Collection
 import sqlalchemy as sa
 from oslo_config import cfg
 
-from cyborg.core.drivers import driver as registry
-from cyborg.core.drivers.driver import DriverEntry, driver_uuid
+from cyborg.core.drivers import registry
+from cyborg.core.drivers.registry import DriverEntry, driver_uuid
 from cyborg.core.errors import CyborgError
 from cyborg.core.log import get_logger
 from cyborg.core.validation import check_text

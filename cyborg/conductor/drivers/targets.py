@@ -14,9 +14,9 @@ import sqlalchemy as sa
 from cyborg.core.address import PciAddress
 from cyborg.core.binding.arqs import describe_user
 from cyborg.core.drivers import desired_state
-from cyborg.core.drivers import driver as option
+from cyborg.core.drivers import registry as option
 from cyborg.core.drivers.desired_state import DesiredStatus
-from cyborg.core.drivers.driver import (
+from cyborg.core.drivers.registry import (
     Option,
     closest_names,
     describe_unknown,

@@ -19,8 +19,8 @@ from enum import StrEnum
 from typing import Any
 
 from cyborg.core.codec import Serializable, wire
-from cyborg.core.drivers import driver as driver_options
-from cyborg.core.drivers.driver import LISTS, Option
+from cyborg.core.drivers import registry as driver_options
+from cyborg.core.drivers.registry import LISTS, Option
 from cyborg.core.errors import Invalid
 from cyborg.core.text import sanitize
 from cyborg.core.validation import string

@@ -17,9 +17,9 @@ from typing import Any, Self
 
 from cyborg.core import naming
 from cyborg.core.codec import Serializable, as_list, wire
-from cyborg.core.drivers import driver as registry
+from cyborg.core.drivers import registry
 from cyborg.core.drivers.desired_state import MAX_BACKENDS
-from cyborg.core.drivers.driver import MAX_OPTIONS, DriverEntry, Setting
+from cyborg.core.drivers.registry import MAX_OPTIONS, DriverEntry, Setting
 from cyborg.core.errors import Invalid
 from cyborg.core.hosts import NO_IDENTITY, Identity
 from cyborg.core.inventory import capability

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cyborg.core.drivers.driver import COUNTERPARTS
+from cyborg.core.drivers.registry import COUNTERPARTS
 from cyborg.core.migration import device_rules
 from cyborg.core.migration.config_tables import (
     LIBRARIES,

@@ -13,7 +13,7 @@ from typing import Any, TypedDict, TypeVar
 import sqlalchemy as sa
 
 from cyborg.core.drivers.desired_state import DesiredStatus
-from cyborg.core.drivers.driver import version_of
+from cyborg.core.drivers.registry import version_of
 from cyborg.core.hosts import AGENT
 from cyborg.db import paging
 from cyborg.db.paging import Page

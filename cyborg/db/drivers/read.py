@@ -16,7 +16,13 @@ from typing import Any, TypedDict
 
 import sqlalchemy as sa
 
-from cyborg.core.drivers.driver import Support, common_version, driver_uuid, newest_row, version_of
+from cyborg.core.drivers.registry import (
+    Support,
+    common_version,
+    driver_uuid,
+    newest_row,
+    version_of,
+)
 from cyborg.db import paging
 from cyborg.db.drivers.entries import (
     IMPORT_FAILED,

@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 import sqlalchemy as sa
 
-from cyborg.core.drivers.driver import DriverEntry, fingerprint
+from cyborg.core.drivers.registry import DriverEntry, fingerprint
 from cyborg.core.hosts import AGENT
 from cyborg.db import bulk
 from cyborg.db.rows import fetch_all

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from cyborg.core.drivers.driver import Support
+from cyborg.core.drivers.registry import Support
 from cyborg.core.errors import Invalid
 from cyborg.core.inventory import device_state as health
 from cyborg.core.inventory.device import MAX_TEXT, Ability, Device, DeviceType, Health

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from cyborg.core.address import PciAddress
-from cyborg.core.drivers.driver import Support
+from cyborg.core.drivers.registry import Support
 from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.core.inventory.device import MAX_TEXT, Ability, Device, DeviceType
 from cyborg.core.jobs.job import WorkItem

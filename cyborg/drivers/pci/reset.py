@@ -17,7 +17,7 @@ from enum import StrEnum
 from functools import partial
 
 from cyborg.core.address import PciAddress
-from cyborg.core.drivers.driver import Option
+from cyborg.core.drivers.registry import Option
 from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.core.inventory.delivery import is_vfio
 from cyborg.core.log import get_logger

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cyborg.core.capture.model import MAX_FILE, Capture, Folder, check
-from cyborg.core.drivers.driver import Support
+from cyborg.core.drivers.registry import Support
 from cyborg.core.errors import CyborgError
 from cyborg.core.inventory.device import Device
 from cyborg.core.log import get_logger

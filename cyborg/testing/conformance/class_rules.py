@@ -12,8 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
 
-from cyborg.core.drivers import driver as registry
-from cyborg.core.drivers.driver import LISTS, Support
+from cyborg.core.drivers import registry
+from cyborg.core.drivers.registry import LISTS, Support
 from cyborg.core.errors import CyborgError
 from cyborg.core.inventory.device import Ability, DeviceType
 from cyborg.drivers.base import ABILITY_INTERFACES, Driver, Kind, Option

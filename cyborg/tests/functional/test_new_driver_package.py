@@ -12,7 +12,7 @@ from cyborg.tests.fixtures.clouds.standalone import running
 from cyborg.tests.fixtures.machine.processes import wait_until
 
 MODULE = """
-from cyborg.core.drivers.driver import Support
+from cyborg.core.drivers.registry import Support
 from cyborg.drivers.fake import FakeDriver
 
 class Fresh(FakeDriver):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cyborg.core.drivers.driver import HIDDEN, Option, Source, list_settings
+from cyborg.core.drivers.registry import HIDDEN, Option, Source, list_settings
 from cyborg.core.inventory import report
 from cyborg.core.inventory.report import BackendState
 from cyborg.drivers.fake import FakeDriver

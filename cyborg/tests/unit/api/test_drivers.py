@@ -10,7 +10,7 @@ import pytest
 from oslo_utils import timeutils
 
 from cyborg.api.app import make_app
-from cyborg.core.drivers.driver import driver_uuid
+from cyborg.core.drivers.registry import driver_uuid
 from cyborg.core.errors import InUse, NotFound
 from cyborg.db import schema
 from cyborg.db.reader import Reader

@@ -16,8 +16,7 @@ from typing import Any
 import kombu
 import pytest
 
-from cyborg.core.drivers import desired_state
-from cyborg.core.drivers import driver as registry
+from cyborg.core.drivers import desired_state, registry
 from cyborg.core.inventory import report as hardware
 from cyborg.core.inventory.report import BackendState, Report
 from cyborg.core.jobs import job

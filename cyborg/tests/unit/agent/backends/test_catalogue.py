@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cyborg.agent.backends.catalogue import NAMESPACE, DriverCatalogue
-from cyborg.core.drivers import driver as registry
-from cyborg.core.drivers.driver import Support
+from cyborg.core.drivers import registry
+from cyborg.core.drivers.registry import Support
 from cyborg.core.errors import DriverFailed, NotFound
 from cyborg.drivers.fake import FakeDriver
 from cyborg.drivers.generic import GenericDriver

@@ -13,7 +13,7 @@ from cyborg import conf as options
 from cyborg.agent.backends import factory
 from cyborg.agent.backends.catalogue import DriverCatalogue
 from cyborg.core.drivers.desired_state import DesiredBackend, DesiredStatus
-from cyborg.core.drivers.driver import COUNTERPARTS
+from cyborg.core.drivers.registry import COUNTERPARTS
 from cyborg.core.errors import DriverFailed, Misconfigured
 from cyborg.core.inventory.device import Ability
 from cyborg.drivers.fake import FakeDriver

@@ -14,7 +14,7 @@ from cyborg.agent.backends.backend import Backend
 from cyborg.agent.report.heartbeat import INITIAL_PAUSE, Reporter
 from cyborg.agent.report.schedule import MAX_PAUSE, HeartbeatSchedule
 from cyborg.core.drivers.desired_state import BackendOutcome
-from cyborg.core.drivers.driver import DriverEntry
+from cyborg.core.drivers.registry import DriverEntry
 from cyborg.core.errors import CyborgError, Invalid, NotFound, Stale, Unavailable
 from cyborg.core.hosts import Identity
 from cyborg.core.inventory import report as report_module

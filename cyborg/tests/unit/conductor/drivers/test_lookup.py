@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.drivers.lookup import DriverLookup
 from cyborg.conductor.drivers.service import Drivers
-from cyborg.core.drivers.driver import DriverEntry, driver_uuid
+from cyborg.core.drivers.registry import DriverEntry, driver_uuid
 from cyborg.core.errors import Conflict, NotFound, TimedOut
 from cyborg.db import schema
 from cyborg.tests.fixtures.databases import rows

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from oslo_utils import timeutils
 
 from cyborg.conductor.hosts.heartbeats import Hosts
-from cyborg.core.drivers.driver import Setting, Source
+from cyborg.core.drivers.registry import Setting, Source
 from cyborg.core.errors import Conflict, Invalid, Stale
 from cyborg.core.inventory.device import DeviceType
 from cyborg.core.inventory.report import BackendState, BackendStatus

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.core.drivers import driver as options
-from cyborg.core.drivers.driver import Kind, Option
+from cyborg.core.drivers import registry as options
+from cyborg.core.drivers.registry import Kind, Option
 from cyborg.core.errors import Invalid
 
 

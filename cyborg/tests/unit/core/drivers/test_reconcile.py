@@ -19,7 +19,7 @@ from cyborg.core.drivers.desired_state import (
     next_record,
     plan,
 )
-from cyborg.core.drivers.driver import Option
+from cyborg.core.drivers.registry import Option
 from cyborg.core.errors import Invalid
 
 ON, OFF, ABSENT = DesiredStatus.ENABLED, DesiredStatus.DISABLED, DesiredStatus.ABSENT

@@ -3,7 +3,7 @@
 
 from importlib.metadata import entry_points
 
-from cyborg.core.drivers.driver import COUNTERPARTS, describe_counterpart
+from cyborg.core.drivers.registry import COUNTERPARTS, describe_counterpart
 
 
 def test_counterparts_are_installed_drivers() -> None:

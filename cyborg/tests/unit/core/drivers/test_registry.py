@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.core.drivers import driver as registry
-from cyborg.core.drivers.driver import DriverEntry, Option, Support
+from cyborg.core.drivers import registry
+from cyborg.core.drivers.registry import DriverEntry, Option, Support
 from cyborg.core.errors import Invalid
 from cyborg.core.inventory import report
 

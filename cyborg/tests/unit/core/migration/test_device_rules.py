@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.core.drivers.driver import COUNTERPARTS
+from cyborg.core.drivers.registry import COUNTERPARTS
 from cyborg.core.migration import device_rules
 from cyborg.core.migration.device_rules import convert_specs
 from cyborg.drivers.pci import rules

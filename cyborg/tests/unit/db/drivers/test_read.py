@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from oslo_utils import timeutils
 
-from cyborg.core.drivers.driver import driver_uuid
+from cyborg.core.drivers.registry import driver_uuid
 from cyborg.core.errors import Invalid
 from cyborg.db import schema
 from cyborg.db.devices import hardware

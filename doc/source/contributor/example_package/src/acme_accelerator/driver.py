@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cyborg.core.address import PciAddress
-from cyborg.core.drivers.driver import Support
+from cyborg.core.drivers.registry import Support
 from cyborg.core.inventory.device import AttachHandle, Deployable, Device, DeviceType, HandleType
 from cyborg.drivers.base import Driver, Option
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.core.drivers.driver import (
+from cyborg.core.drivers.registry import (
     closest_names,
     common_version,
     describe_unknown,

@@ -15,7 +15,7 @@ from cyborg.api.types import MAX_SHOWN
 from cyborg.core.errors import NotFound
 from cyborg.core.hosts import Liveness, closest_names, evaluate
 from cyborg.db.reader import Reader
-from cyborg.db.services.read import find_hosts, has_host
+from cyborg.db.services.read import has_host, host_names
 from cyborg.db.totals.cache import CountCache
 from cyborg.rpc.contract import ConductorAPI
 
@@ -72,7 +72,7 @@ class Resource:
         with self.context.reader.connect() as connection:
             if has_host(connection, host):
                 return
-            hosts = find_hosts(connection)
+            hosts = host_names(connection)
         near = closest_names(host, hosts) or hosts[:MAX_HOSTS]
         known = f"known are {', '.join(near)}" if near else "no host is known: is an agent running?"
         raise NotFound(f"unknown host {host[:MAX_SHOWN]!r}; {known}", field="host", near=list(near))

@@ -23,10 +23,10 @@ from cyborg.core import hosts as service
 from cyborg.core.errors import Unavailable
 from cyborg.core.log import get_logger
 from cyborg.db.custody import write as custody_keys
-from cyborg.db.engine import make_engine, wait_until_ready
+from cyborg.db.engine import make_detector, make_engine, wait_until_ready
 from cyborg.db.errors import FAILURES
 from cyborg.db.reader import Reader
-from cyborg.db.stalls import INTERVAL, StallDetector, make_detector
+from cyborg.db.stalls import PROBE_INTERVAL, StallDetector
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.client import make_agent_client, make_conductor_client
 from cyborg.rpc.contract import CONDUCTOR
@@ -236,7 +236,7 @@ class ConductorService:
         if not self._own_engine or self._engine is None or self._engine.dialect.name == "sqlite":
             return None
         stalls = make_detector(self._conf)
-        self._start_loops([PeriodicTask("database", INTERVAL, stalls.run_once)])
+        self._start_loops([PeriodicTask("database", PROBE_INTERVAL, stalls.run_once)])
         return stalls
 
     def _notification_counts(self) -> dict[str, int]:

@@ -23,6 +23,7 @@ from cyborg.compat import database as mysql_columns
 from cyborg.core.errors import Misconfigured, Unavailable
 from cyborg.core.log import FieldLogger, drop_tracebacks
 from cyborg.db import errors, timeouts
+from cyborg.db.stalls import StallDetector
 from cyborg.db.timeouts import Timeouts
 from cyborg.threads.failures import Backoff, RateLimitedLogger
 
@@ -37,6 +38,12 @@ IDLE_SECONDS = 5.0
 
 PING_SECONDS = 1.0
 """Timeout of that ping. A request waits for the ping and then for a new connection."""
+
+PROBE_LIMITS = Timeouts(statement=2.25)
+"""Time limits of a probe: 1.5 s for a new connection, which is the first step of a probe.
+
+The limits of the detection and of the API's own work together are less than 6 seconds.
+"""
 
 _POOL_LOGGERS = ("sqlalchemy.pool.impl.QueuePool",)
 """Loggers of errors at the end of a connection, which the loss of the connection causes."""
@@ -179,6 +186,25 @@ def check(engine: sa.Engine) -> None:
     """Raise Unavailable unless the database answers and has tables."""
     with errors.translate(), engine.connect() as connection:
         connection.execute(sa.text("SELECT 1 FROM services WHERE 1 = 0"))
+
+
+def make_detector(conf: cfg.ConfigOpts) -> StallDetector:
+    """Return a detector for ``[database] connection``."""
+    engine = make_engine(conf, limits=PROBE_LIMITS)
+    return StallDetector(lambda: answers(engine))
+
+
+def answers(engine: sa.Engine) -> bool:
+    """Return whether the database answers a new connection, be it with an error."""
+    try:
+        with engine.connect() as connection:
+            connection.execute(sa.select(1))
+    except errors.FAILURES as exc:
+        unavailable = errors.to_unavailable(exc)
+        return unavailable is None or unavailable.message != errors.NO_ANSWER
+    finally:
+        engine.dispose()
+    return True
 
 
 def _parse(text: str) -> sa.URL:

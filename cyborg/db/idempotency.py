@@ -22,9 +22,9 @@ MAX_ANSWER = 1024 * 1024
 """Maximum characters of an answer as JSON: the limit of a message."""
 
 # Built once: SQLAlchemy needs more time to build such a statement than a database to run it.
-_INSERT = sa.insert(idempotency_keys)
+_INSERT_ANSWER = sa.insert(idempotency_keys)
 
-_current: ContextVar[str | None] = ContextVar("idempotency_key", default=None)
+_current_key: ContextVar[str | None] = ContextVar("idempotency_key", default=None)
 
 
 class RepeatedCall(Exception):
@@ -42,19 +42,19 @@ class RepeatedCall(Exception):
 @contextlib.contextmanager
 def call_context(key: str) -> Iterator[None]:
     """Set the key of the call that this thread processes within the block."""
-    token = _current.set(key)
+    token = _current_key.set(key)
     try:
         yield
     finally:
-        _current.reset(token)
+        _current_key.reset(token)
 
 
 def current_key() -> str | None:
     """Return the key of the call that this thread processes, None outside of a call."""
-    return _current.get()
+    return _current_key.get()
 
 
-def record(tx: sa.Connection, key: str, answer: Any) -> None:
+def record_answer(tx: sa.Connection, key: str, answer: Any) -> None:
     """Record a call with its answer: plain values, or the error to raise.
 
     Raise RepeatedCall if a copy of the call is already recorded.
@@ -64,20 +64,20 @@ def record(tx: sa.Connection, key: str, answer: Any) -> None:
         too_large = Unavailable("the call succeeded, but its answer is too large to be stored")
         body = {"error": too_large.to_wire()}
     try:
-        tx.execute(_INSERT, {"key": key, "response": body})
+        tx.execute(_INSERT_ANSWER, {"key": key, "response": body})
     except db_exc.DBDuplicateEntry as exc:
         raise RepeatedCall(key) from exc
 
 
-def find(tx: sa.Connection, key: str) -> dict[str, Any] | None:
-    """Return the record of a call, as input of ``unwrap``; None if there is none."""
+def find_answer(tx: sa.Connection, key: str) -> dict[str, Any] | None:
+    """Return the record of a call, as input of ``unwrap_answer``; None if there is none."""
     found: dict[str, Any] | None = tx.scalar(
         sa.select(idempotency_keys.c.response).where(idempotency_keys.c.key == key)
     )
     return found
 
 
-def unwrap(body: dict[str, Any]) -> Any:
+def unwrap_answer(body: dict[str, Any]) -> Any:
     """Return the answer in a record, or raise its error."""
     if "error" in body:
         raise from_wire(body["error"])

@@ -18,28 +18,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import sqlalchemy as sa
-from oslo_config import cfg
-
 from cyborg.core.errors import Unavailable
 from cyborg.core.log import get_logger
 from cyborg.db import errors
-from cyborg.db.engine import make_engine
-from cyborg.db.timeouts import Timeouts
 
 LOG = get_logger(__name__)
 
-INTERVAL = 0.5
+PROBE_INTERVAL = 0.5
 """Seconds between two calls of ``run_once``."""
 
 PROBE_AFTER = 2.0
 """Seconds of a transaction after which the database is probed."""
-
-PROBE_LIMITS = Timeouts(statement=2.25)
-"""Time limits of a probe: 1.5 s for a new connection, which is the first step of a probe.
-
-The limits of the detection and of the API's own work together are less than 6 seconds.
-"""
 
 
 @dataclass(eq=False, slots=True)
@@ -53,7 +42,7 @@ class Transaction:
 class StallDetector:
     """Detector of a database that does not answer. Thread-safe.
 
-    Call ``run_once`` every INTERVAL seconds.
+    Call ``run_once`` every PROBE_INTERVAL seconds.
     """
 
     def __init__(
@@ -108,25 +97,6 @@ class StallDetector:
             )
         elif changed:
             LOG.warning("The database answers again.")
-
-
-def make_detector(conf: cfg.ConfigOpts) -> StallDetector:
-    """Return a detector for ``[database] connection``."""
-    engine = make_engine(conf, limits=PROBE_LIMITS)
-    return StallDetector(lambda: answers(engine))
-
-
-def answers(engine: sa.Engine) -> bool:
-    """Return whether the database answers a new connection, be it with an error."""
-    try:
-        with engine.connect() as connection:
-            connection.execute(sa.select(1))
-    except errors.FAILURES as exc:
-        unavailable = errors.to_unavailable(exc)
-        return unavailable is None or unavailable.message != errors.NO_ANSWER
-    finally:
-        engine.dispose()
-    return True
 
 
 def abort(connection: Any) -> None:

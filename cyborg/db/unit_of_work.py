@@ -11,8 +11,9 @@ import sqlalchemy as sa
 
 from cyborg import tracing
 from cyborg.core.errors import TimedOut
-from cyborg.db import errors, idempotency
+from cyborg.db import errors
 from cyborg.db.clock import DatabaseClock
+from cyborg.db.idempotency import current_key, record_answer
 from cyborg.db.reader import Reader
 from cyborg.db.stalls import StallDetector
 from cyborg.threads.failures import JITTER
@@ -59,16 +60,16 @@ class UnitOfWork:
 
         The same transaction records the call and its answer: ``answer`` maps the result of ``work``
         to plain values or to the error for the caller. The record costs one INSERT. Outside of a
-        call there is no record. Raise ``idempotency.RepeatedCall`` if a copy of the call is already
+        call there is no record. Raise ``RepeatedCall`` if a copy of the call is already
         complete.
         """
-        key = idempotency.current_key()
+        key = current_key()
         if key is None:
             return self.run(work)
 
         def work_and_record(tx: sa.Connection) -> T:
             result = work(tx)
-            idempotency.record(tx, key, answer(result))
+            record_answer(tx, key, answer(result))
             return result
 
         return self.run(work_and_record)

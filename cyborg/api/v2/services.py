@@ -162,7 +162,7 @@ class Controller(Resource):
             state = evaluate(row["late_at"], row["down_at"], now)
             return types.serialize(Host, {**row, "state": state})
 
-        rows = self.read_page(page, read_hosts.find, now=now, **filters)
+        rows = self.read_page(page, read_hosts.find_hosts, now=now, **filters)
         return HOSTS.document(request, rows, show)
 
     @operation(

@@ -104,7 +104,7 @@ class SourceCollector:
 
     def _collect_hardware(self, host: str) -> tuple[Hardware | None, str | None]:
         """Return the hardware that the agent found, or why the agent is unreachable."""
-        row = self._uow.run(lambda tx: view.agent(tx, host))
+        row = self._uow.run(lambda tx: view.find_agent(tx, host))
         if row is None:
             return None, "no agent of this host has ever sent a heartbeat"
         now = self._now()
@@ -205,6 +205,6 @@ class SourceCollector:
 def _read_records(
     tx: sa.Connection, host: str
 ) -> tuple[DatabaseSnapshot, Sequence[deployables.DesiredProviderRow]]:
-    records = view.read(tx, host)
+    records = view.read_snapshot(tx, host)
     uuids = [deployable.provider for device in records.devices for deployable in device.deployables]
     return records, deployables.desired_state(tx, uuids) if uuids else ()

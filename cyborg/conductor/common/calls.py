@@ -92,12 +92,12 @@ class IdempotentEndpoint:
         LOG.warning(
             "Duplicate of call %s (%s) received, returning the recorded answer", call_id, name
         )
-        return idempotency.unwrap(found)
+        return idempotency.unwrap_answer(found)
 
     def _find(self, key: str) -> dict[str, Any] | None:
         """Return the record of a call; None if there is none or the database is unavailable."""
         try:
-            return self._uow.run(lambda tx: idempotency.find(tx, key))
+            return self._uow.run(lambda tx: idempotency.find_answer(tx, key))
         except Unavailable:
             return None
 

@@ -278,7 +278,7 @@ class HostRemoval:
         removed = tombstones.delete_clean(tx, host)
         # A device that returns from its tombstone is still in its maintenance window.
         kept = tombstones.uuids_of_host(tx, host)
-        windows.delete_of_devices(tx, {*uuids, *tombstone_devices}.difference(kept))
+        windows.delete_windows(tx, {*uuids, *tombstone_devices}.difference(kept))
         discoveries.delete_of_host(tx, host)
         remaining = providers.mark_removed(tx, host, now, evict=force)
         result = HostRemovalResult(

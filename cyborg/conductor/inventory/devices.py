@@ -183,7 +183,7 @@ class Devices:
                 raise NotFound(f"no device {device}", device=device)
             if status == MAINTAINING:
                 windows.set_next_status(tx, device, status)
-            elif windows.delete(tx, device):
+            elif windows.delete_window(tx, device):
                 self._record_event(tx, device, Event.MAINTENANCE_ENDED)
             if changed:
                 providers.mark_stale_of_device(tx, device, now)

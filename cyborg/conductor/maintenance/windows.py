@@ -89,7 +89,7 @@ class MaintenanceWindows:
             if window.successor is not None:
                 is_auto = window.successor is SuccessorMode.AUTO
                 values["successor"] = window.successor if is_auto else None
-            is_new = store.put(tx, window.device, status, values)
+            is_new = store.put_window(tx, window.device, status, values)
             if device_store.set_status(tx, window.device, MAINTAINING, now):
                 providers.mark_stale_of_device(tx, window.device, now)
             if is_new:
@@ -124,7 +124,7 @@ class MaintenanceWindows:
         Return the number of changes.
         """
         now = self._now()
-        due = self._uow.run(lambda tx: store.find_due(tx, now, BATCH))
+        due = self._uow.run(lambda tx: store.find_due_windows(tx, now, BATCH))
         ended = 0
         for device in due:
             if self._uow.run(lambda tx, device=device: self._end_due(tx, device, now)):  # type: ignore[misc]
@@ -136,7 +136,7 @@ class MaintenanceWindows:
         return ended + planned + self._uow.run(lambda tx: self._purge(tx, now))
 
     def _purge(self, tx: sa.Connection, now: datetime) -> int:
-        return store.purge(tx, now, BATCH) + successors.purge(tx, SuccessorMode.AUTO, BATCH)
+        return store.purge_windows(tx, now, BATCH) + successors.purge(tx, SuccessorMode.AUTO, BATCH)
 
     def _sweep_successors(self, now: datetime) -> int:
         """Plan successors for contexts bound since the window began; retry failed successors."""
@@ -163,7 +163,7 @@ class MaintenanceWindows:
         With ``is_due``, all failed successors are due. If the device has no open window with
         successors, do nothing: an operator may have ended it. Return the number of changes.
         """
-        window = store.find(tx, device)
+        window = store.find_window(tx, device)
         if window is None or window["until"] <= now or window["successor"] != SuccessorMode.AUTO:
             return 0
         bound = {_key(row): row for row in successors.bound_contexts(tx, device)}
@@ -201,8 +201,8 @@ class MaintenanceWindows:
 
     def _end(self, tx: sa.Connection, device: str, due_by: datetime | None = None) -> bool:
         """Delete the window of a locked device and set its status; return False if it has none."""
-        window = store.find(tx, device)
-        if window is None or not store.delete(tx, device, due_by):
+        window = store.find_window(tx, device)
+        if window is None or not store.delete_window(tx, device, due_by):
             return False
         now = self._now()
         if device_store.set_status(tx, device, window["next_status"], now):

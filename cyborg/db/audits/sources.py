@@ -40,14 +40,14 @@ class AgentRow(TypedDict):
     down_since: datetime | None
 
 
-def agent(tx: sa.Connection, host: str) -> AgentRow | None:
+def find_agent(tx: sa.Connection, host: str) -> AgentRow | None:
     """Return a host's agent, None if it never sent a heartbeat."""
     query = sa.select(*(services.c[name] for name in AgentRow.__annotations__))
     query = query.where(services.c.binary == AGENT, services.c.host == host)
     return fetch_first(AgentRow, tx.execute(query))
 
 
-def read(tx: sa.Connection, host: str) -> DatabaseSnapshot:
+def read_snapshot(tx: sa.Connection, host: str) -> DatabaseSnapshot:
     """Return devices with their deployables and handles, providers, and their ARQs."""
     handles_by_deployable = _handles(tx, host)
     deployables_by_device: dict[int, list[DeployableRecord]] = defaultdict(list)

@@ -92,7 +92,7 @@ COLUMNS = [
     _DRAINING.label("draining"),
     *(devices.c[name] for name in _DEVICE_COLUMNS),
     _PROGRAMMING.label("programming"),
-    failed_restores.IS_FAILED.label("restore_failed"),
+    failed_restores.RESTORE_FAILED.label("restore_failed"),
     _HOST_DOWN.label("host_down"),
 ]
 _INTERNAL = {*device_state.FACTS, "holder", "needs_cleaning", "row_id"}
@@ -110,7 +110,7 @@ BLOCKED = sa.or_(
     devices.c.failing,
     sa.not_(devices.c.deliverable),
     _PROGRAMMING,
-    failed_restores.IS_FAILED,
+    failed_restores.RESTORE_FAILED,
 )
 """UNSCHEDULABLE without the condition that the host is down, which is one of another table."""
 UNSCHEDULABLE = sa.or_(BLOCKED, _HOST_DOWN)

@@ -281,7 +281,7 @@ _PROVIDERS = (
         deployables.c.rp_uuid.label("provider"),
         deployables.c.address,
         deployables.c.job_id.is_not(None).label("programming"),
-        failed_restores.IS_FAILED.label("restore_failed"),
+        failed_restores.RESTORE_FAILED.label("restore_failed"),
         devices.c.address.label("device"),
         devices.c.uuid.label("device_uuid"),
         devices.c.backend,

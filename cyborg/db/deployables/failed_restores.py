@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from cyborg.core.jobs.job import JobKind, JobState
 from cyborg.db.schema import arqs, deployables, jobs
 
-PROVIDERS: sa.Select[Any] = (
+FAILED_RESTORES: sa.Select[Any] = (
     sa.select(arqs.c.device_rp_uuid)
     .join(jobs, jobs.c.id == arqs.c.job_id)
     .where(
@@ -27,10 +27,10 @@ PROVIDERS: sa.Select[Any] = (
 )
 """The uuids of the providers of these deployables."""
 
-IS_FAILED: sa.ColumnElement[bool] = deployables.c.rp_uuid.in_(PROVIDERS)
+RESTORE_FAILED: sa.ColumnElement[bool] = deployables.c.rp_uuid.in_(FAILED_RESTORES)
 """The condition of the deployable."""
 
 
-def providers(connection: sa.Connection) -> set[str]:
+def failed_restores(connection: sa.Connection) -> set[str]:
     """Return the provider uuids of all deployables with a failed restore."""
-    return set(connection.scalars(PROVIDERS))
+    return set(connection.scalars(FAILED_RESTORES))

@@ -266,7 +266,7 @@ def desired_state(tx: sa.Connection, providers: Collection[str]) -> list[Desired
             total.label("total"),
             stuck.label("stuck"),
             deployables.c.job_id.is_not(None).label("programming"),
-            failed_restores.IS_FAILED.label("restore_failed"),
+            failed_restores.RESTORE_FAILED.label("restore_failed"),
             sa.or_(deployables.c.draining, devices.c.draining).label("draining"),
             devices.c.status.label("device_status"),
             devices.c.health,

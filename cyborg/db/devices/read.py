@@ -74,7 +74,7 @@ COLUMNS = [
     .correlate(table)
     .label("programming"),
     sa.exists()
-    .where(deployables.c.device_id == table.c.id, failed_restores.IS_FAILED)
+    .where(deployables.c.device_id == table.c.id, failed_restores.RESTORE_FAILED)
     .correlate(table)
     .label("restore_failed"),
     services.c.down_since.is_not(None).label("host_down"),

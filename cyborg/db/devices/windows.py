@@ -33,13 +33,13 @@ def lock_status(tx: sa.Connection, device: str) -> str | None:
     return tx.scalar(query)
 
 
-def find(tx: sa.Connection, device: str) -> WindowRow | None:
+def find_window(tx: sa.Connection, device: str) -> WindowRow | None:
     """Return the window of a device, or None."""
     query = sa.select(windows).where(windows.c.device_uuid == device)
     return fetch_first(WindowRow, tx.execute(query))
 
 
-def put(tx: sa.Connection, device: str, next_status: str, values: Mapping[str, Any]) -> bool:
+def put_window(tx: sa.Connection, device: str, next_status: str, values: Mapping[str, Any]) -> bool:
     """Insert the window of a locked device, or change it; return whether it is new.
 
     ``next_status`` is the status of the device after a new window. A change of a window does not
@@ -59,7 +59,7 @@ def set_next_status(tx: sa.Connection, device: str, status: str) -> None:
     tx.execute(change.values(next_status=status))
 
 
-def delete(tx: sa.Connection, device: str, due_by: datetime | None = None) -> bool:
+def delete_window(tx: sa.Connection, device: str, due_by: datetime | None = None) -> bool:
     """Delete the window of a device; return whether it was deleted.
 
     With ``due_by``, delete the window only if it ends at or before ``due_by``: an operator may have
@@ -71,7 +71,7 @@ def delete(tx: sa.Connection, device: str, due_by: datetime | None = None) -> bo
     return bool(tx.execute(query).rowcount)
 
 
-def delete_of_devices(tx: sa.Connection, uuids: Collection[str]) -> int:
+def delete_windows(tx: sa.Connection, uuids: Collection[str]) -> int:
     """Delete the windows of these devices; return their number."""
     return sum(
         tx.execute(sa.delete(windows).where(windows.c.device_uuid.in_(chunk))).rowcount
@@ -79,7 +79,7 @@ def delete_of_devices(tx: sa.Connection, uuids: Collection[str]) -> int:
     )
 
 
-def find_due(tx: sa.Connection, now: datetime, limit: int) -> list[str]:
+def find_due_windows(tx: sa.Connection, now: datetime, limit: int) -> list[str]:
     """Return the uuids of up to ``limit`` present devices whose window has ended, oldest first."""
     query = (
         sa.select(windows.c.device_uuid)
@@ -91,7 +91,7 @@ def find_due(tx: sa.Connection, now: datetime, limit: int) -> list[str]:
     return list(tx.scalars(query))
 
 
-def purge(tx: sa.Connection, now: datetime, limit: int) -> int:
+def purge_windows(tx: sa.Connection, now: datetime, limit: int) -> int:
     """Delete up to ``limit`` ended windows of devices that will not return; return their number."""
     gone = sa.and_(
         windows.c.until <= now,

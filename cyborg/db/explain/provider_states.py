@@ -41,7 +41,7 @@ def find(
     where = _conditions(resource_classes, host)
     if uuids is not None:
         where.append(deployables.c.rp_uuid.in_(sorted(uuids)))
-    failed = failed_restores.providers(connection)
+    failed = failed_restores.failed_restores(connection)
     counts = _count_handles(connection, where, attach_targets)
     layouts: dict[int, tuple[Layout, ...]] = {}
     return [

@@ -29,11 +29,11 @@ class HostRow(TypedDict):
     resource_classes: list[ClassUseRow]
 
 
-_COLUMNS = ("uuid", "status", "last_seen_at", "late_at", "down_at", "down_since")
-SORTABLE = {"hostname": table.c.host, "last_seen_at": table.c.last_seen_at}
+_HOST_COLUMNS = ("uuid", "status", "last_seen_at", "late_at", "down_at", "down_since")
+HOST_SORTABLE = {"hostname": table.c.host, "last_seen_at": table.c.last_seen_at}
 
 
-def find(
+def find_hosts(
     connection: sa.Connection,
     *,
     now: datetime,
@@ -45,13 +45,13 @@ def find(
 
     ``state`` selects hosts by the liveness of their agents at ``now``.
     """
-    query = sa.select(*(table.c[name] for name in _COLUMNS), table.c.host.label("hostname"))
+    query = sa.select(*(table.c[name] for name in _HOST_COLUMNS), table.c.host.label("hostname"))
     query = query.where(table.c.binary == AGENT)
     if hostname is not None:
         query = query.where(table.c.host == hostname)
     if state is not None:
         query = query.where(_liveness(now)[Liveness(state)])
-    query = paging.paginate(connection, query, table, page, SORTABLE)
+    query = paging.paginate(connection, query, table, page, HOST_SORTABLE)
     found = [dict(row) for row in connection.execute(query).mappings()]
     names = [row["hostname"] for row in found]
     host = devices.c.host

@@ -59,7 +59,7 @@ def has_host(connection: sa.Connection, host: str) -> bool:
     return connection.execute(known.limit(1)).first() is not None
 
 
-def find_hosts(connection: sa.Connection) -> list[str]:
+def host_names(connection: sa.Connection) -> list[str]:
     """Return the names of the hosts that have a daemon or a device, ordered."""
     known = sa.union(sa.select(table.c.host), sa.select(devices.c.host)).subquery()
     query = sa.select(known.c.host).order_by(known.c.host)

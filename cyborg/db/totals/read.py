@@ -36,8 +36,7 @@ from cyborg.db.schema import (
     providers,
     services,
 )
-from cyborg.db.totals import self_heal
-from cyborg.db.totals.self_heal import SelfHealRow
+from cyborg.db.totals.self_heal import SelfHealRow, find_self_heal
 
 UNDELIVERABLE = "undeliverable"
 MAX_UNHEALTHY = 1000
@@ -220,7 +219,7 @@ def read(connection: sa.Connection, *, now: datetime, max_unhealthy: int = MAX_U
         providers_failing=stale["failing"],
         oldest_stale=stale["oldest"],
         oldest_verified=stale["oldest_verified"],
-        self_heal_actions=self_heal.find(connection),
+        self_heal_actions=find_self_heal(connection),
     )
 
 

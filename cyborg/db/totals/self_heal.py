@@ -7,7 +7,7 @@ from typing import TypedDict
 import sqlalchemy as sa
 
 from cyborg.db.rows import fetch_all
-from cyborg.db.schema import self_heal_counters as table
+from cyborg.db.schema import self_heal_counters
 
 
 class SelfHealRow(TypedDict):
@@ -18,7 +18,8 @@ class SelfHealRow(TypedDict):
     last_at: datetime
 
 
-def find(connection: sa.Connection) -> list[SelfHealRow]:
+def find_self_heal(connection: sa.Connection) -> list[SelfHealRow]:
     """Return all self-heal counters, ordered by kind."""
-    query = sa.select(table.c.kind, table.c.count, table.c.last_at).order_by(table.c.kind)
+    c = self_heal_counters.c
+    query = sa.select(c.kind, c.count, c.last_at).order_by(c.kind)
     return fetch_all(SelfHealRow, connection.execute(query))

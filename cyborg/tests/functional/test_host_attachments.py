@@ -325,7 +325,9 @@ def test_host_on_each_database(engine: sa.Engine, node: Node, fake_nova: FakeNov
     env.settle()
     env.check_host(row["uuid"], 1)
     with engine.begin() as tx:
-        (record,) = [arq for arq in audit_sources.read(tx, node.name).arqs if not arq.instance]
+        (record,) = [
+            arq for arq in audit_sources.read_snapshot(tx, node.name).arqs if not arq.instance
+        ]
         assert record.consumer == row["uuid"]
         assert enqueue_restores(tx, node.name, env.now) == 2  # of the server, and of the host
     restored = rows.read(engine, schema.jobs, state="pending")

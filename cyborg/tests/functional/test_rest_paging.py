@@ -38,7 +38,7 @@ COLLECTIONS = [
     ("device_profiles", "device_profiles", device_profiles.SORTABLE),
     ("devices?type=FPGA", "devices", devices.SORTABLE),
     ("drivers", "drivers", summaries.SORTABLE),
-    ("hosts", "hosts", hosts.SORTABLE),
+    ("hosts", "hosts", hosts.HOST_SORTABLE),
     ("hardware?host=compute-1", "hardware", hardware.SORTABLE),
     ("outbox", "outbox", outbox.SORTABLE),
     ("services", "services", services.SORTABLE),

@@ -59,7 +59,7 @@ def _hosts(connection: sa.Connection) -> list[hosts.HostRow]:
 
 
 def _agent(connection: sa.Connection) -> list[audit_sources.AgentRow]:
-    row = audit_sources.agent(connection, "compute-1")
+    row = audit_sources.find_agent(connection, "compute-1")
     assert row is not None
     return [row]
 
@@ -126,7 +126,7 @@ FINDERS: Mapping[type, Find] = {
     jobs.StepRow: _steps,
     outbox.MessageRow: outbox.find,
     project_units.UsageRow: _usage,
-    self_heal.SelfHealRow: self_heal.find,
+    self_heal.SelfHealRow: self_heal.find_self_heal,
     services.ServiceRow: services.find,
     totals.UnhealthyRow: lambda connection: _totals(connection).unhealthy,
     totals.OutboxCountRow: lambda connection: _totals(connection).outbox,

@@ -269,10 +269,10 @@ def test_too_large_answer_is_not_recorded(sqlite_engine: sa.Engine) -> None:
     uow, key = UnitOfWork(sqlite_engine), make_key("c", None, "m", {})
     with idempotency.call_context(key):
         uow.run_once(lambda tx: None, lambda _: "x" * (idempotency.MAX_ANSWER + 1))
-    stored = uow.run(lambda tx: idempotency.find(tx, key))
+    stored = uow.run(lambda tx: idempotency.find_answer(tx, key))
     assert stored is not None
     with pytest.raises(Unavailable, match="too large"):
-        idempotency.unwrap(stored)
+        idempotency.unwrap_answer(stored)
 
 
 def test_sweep_deletes_old_records_in_batches(engine: sa.Engine) -> None:

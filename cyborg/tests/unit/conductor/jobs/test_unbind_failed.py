@@ -255,7 +255,7 @@ def test_audit_has_no_finding(sqlite_env: UnbindEnv) -> None:
     env.unbind()
     env.pass_deadline()
     with env.engine.connect() as connection:
-        database = audit_sources.read(connection, env.card.host)
+        database = audit_sources.read_snapshot(connection, env.card.host)
     (device,) = database.devices
     assert [handle.cleaning for handle in device.deployables[0].handles] == [True, False]
     snapshot = HostSnapshot(env.card.host, env.time + timedelta(days=1), database=database)

@@ -176,7 +176,7 @@ def test_self_heal_counters_add_up(engine: sa.Engine) -> None:
     with engine.begin() as tx:
         self_heal.increment(tx, CorrectiveAction.JOBS_UNDONE, 1, NOW)
     with engine.connect() as connection:
-        assert reading.find(connection) == [
+        assert reading.find_self_heal(connection) == [
             {"kind": "jobs_undone", "count": 1, "last_at": NOW},
             {"kind": "orphans_released", "count": 5, "last_at": ago(10)},
         ]

@@ -41,7 +41,7 @@ from cyborg.api.openapi.document import PATHS, OpenApiDocument
 from cyborg.api.request_context import Request
 from cyborg.api.routes import Root, build_routes, make_route_finder
 from cyborg.compat import api as pecan_signatures
-from cyborg.db.reader import Reader
+from cyborg.db.engine import Reader
 from cyborg.policies.enforcer import make_enforcer
 from cyborg.rpc.contract import ConductorAPI
 from cyborg.telemetry.recorder import MetricRecorder

@@ -14,7 +14,7 @@ from cyborg.api.request_context import RequestContext
 from cyborg.api.types import MAX_SHOWN
 from cyborg.core.errors import NotFound
 from cyborg.core.hosts import Liveness, closest_names, evaluate
-from cyborg.db.reader import Reader
+from cyborg.db.engine import Reader
 from cyborg.db.services.read import has_host, host_names
 from cyborg.db.totals.cache import CountCache
 from cyborg.rpc.contract import ConductorAPI

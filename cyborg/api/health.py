@@ -8,7 +8,7 @@ from typing import Any
 
 from cyborg.core.errors import Unavailable
 from cyborg.core.log import get_logger
-from cyborg.db.reader import Reader
+from cyborg.db.engine import Reader
 
 LOG = get_logger(__name__)
 

@@ -22,8 +22,7 @@ from cyborg.clients import placement
 from cyborg.cmd import status_checks, status_convert, status_pending
 from cyborg.core.errors import CyborgError, Misconfigured
 from cyborg.db import errors, migrate
-from cyborg.db.engine import make_engine
-from cyborg.db.reader import Reader
+from cyborg.db.engine import Reader, make_engine
 from cyborg.db.schema import outbox, providers
 
 

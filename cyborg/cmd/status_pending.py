@@ -20,7 +20,7 @@ from cyborg.core.binding.states import ArqState
 from cyborg.core.errors import CyborgError
 from cyborg.core.text import to_iso, to_text
 from cyborg.db import errors
-from cyborg.db.reader import Reader
+from cyborg.db.engine import Reader
 from cyborg.db.totals.read import Counts, Totals, count
 
 

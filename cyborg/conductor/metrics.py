@@ -26,7 +26,7 @@ from cyborg.core.jobs.job import JobKind
 from cyborg.core.log import get_logger
 from cyborg.core.maintenance import SuccessorState
 from cyborg.core.self_heal import CorrectiveAction
-from cyborg.db.reader import Reader
+from cyborg.db.engine import Reader
 from cyborg.db.totals import read as totals
 from cyborg.db.totals.cache import CountCache
 from cyborg.db.totals.read import Counts, Totals

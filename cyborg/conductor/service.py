@@ -23,10 +23,9 @@ from cyborg.core import hosts as service
 from cyborg.core.errors import Unavailable
 from cyborg.core.log import get_logger
 from cyborg.db.custody import write as custody_keys
-from cyborg.db.engine import make_detector, make_engine, wait_until_ready
+from cyborg.db.engine import Reader, make_detector, make_engine, wait_until_ready
 from cyborg.db.errors import FAILURES
-from cyborg.db.reader import Reader
-from cyborg.db.stalls import PROBE_INTERVAL, StallDetector
+from cyborg.db.timeouts import PROBE_INTERVAL, StallDetector
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.client import make_agent_client, make_conductor_client
 from cyborg.rpc.contract import CONDUCTOR

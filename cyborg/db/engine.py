@@ -1,30 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Database engines: one connection pool each, with the same behaviour on all supported databases.
+"""Database engines, and the provider of read-only connections."""
 
-Creating an engine does not connect, so that a service can start while its database is down. Create
-it after the fork of a worker: two processes must not share a connection.
-
-::
-
-    MariaDB, MySQL, PostgreSQL    READ COMMITTED, exceptions of oslo.db
-    SQLite                        WAL, BEGIN IMMEDIATE, busy timeout, foreign keys
-"""
-
+import contextlib
 import sqlite3
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import sqlalchemy as sa
 from oslo_config import cfg
 from oslo_db.sqlalchemy import engines, exc_filters
 
+from cyborg import tracing
 from cyborg.compat import database as mysql_columns
 from cyborg.core.errors import Misconfigured, Unavailable
 from cyborg.core.log import FieldLogger, drop_tracebacks
 from cyborg.db import errors, timeouts
-from cyborg.db.stalls import StallDetector
-from cyborg.db.timeouts import Timeouts
+from cyborg.db.clock import DatabaseClock
+from cyborg.db.schema import services
+from cyborg.db.timeouts import StallDetector, Timeouts
 from cyborg.threads.failures import Backoff, RateLimitedLogger
 
 BUSY_SECONDS = 10
@@ -301,3 +296,49 @@ def _sqlite(url: sa.URL, conf: cfg.ConfigOpts, read_only: bool) -> sa.Engine:
     sa.event.listen(engine, "connect", configure)
     sa.event.listen(engine, "begin", begin_immediate)
     return engine
+
+
+class Reader:
+    """Provider of read-only connections. Thread-safe.
+
+    A reader that is created from configuration has its own engine, for which the database rejects
+    changes; the engine connects to the replica if one is configured. A reader that is created from
+    an engine shares the pool of this engine. ``clock`` is the clock of the database.
+    """
+
+    def __init__(self, source: cfg.ConfigOpts | sa.Engine) -> None:
+        self._owns_engine = not isinstance(source, sa.Engine)
+        self._engine = (
+            # Each use of a shared connection sets this level and resets it.
+            source.execution_options(isolation_level="AUTOCOMMIT")
+            if isinstance(source, sa.Engine)
+            else make_engine(source, read_only=True)
+        )
+        self.clock = DatabaseClock(self.connect)
+
+    @contextlib.contextmanager
+    def connect(self) -> Iterator[sa.Connection]:
+        """Yield a connection; each statement sees the data committed at its start.
+
+        Raise Unavailable if the database is down.
+        """
+        span = tracing.child_span(
+            "db.read", tracing.SpanKind.CLIENT, database=self._engine.dialect.name
+        )
+        with span, errors.translate(), self._engine.connect() as connection:
+            yield connection
+
+    def check(self, seconds: float) -> None:
+        """Raise Unavailable unless the database has the tables and answers within ``seconds``.
+
+        Opening a new connection has a separate limit.
+        """
+        with self.connect() as connection:
+            driver = connection.connection.driver_connection
+            with timeouts.temporary_timeout(driver, seconds):
+                connection.execute(sa.select(services.c.id).where(sa.false()))
+
+    def close(self) -> None:
+        """Close the pool if the reader owns it."""
+        if self._owns_engine:
+            self._engine.dispose()

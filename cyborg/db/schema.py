@@ -31,14 +31,14 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from cyborg.db import columns
-from cyborg.db.attachments import tables as _attachments
+from cyborg.db import work_tables as _attachments
+from cyborg.db import work_tables as _custody
 from cyborg.db.clock import utcnow
 from cyborg.db.columns import Json, Moment, Text
 from cyborg.db.columns import foreign_key as _foreign_key
 from cyborg.db.columns import table as _table
 from cyborg.db.columns import uuid_column as _uuid
 from cyborg.db.columns import work_table as _work_table
-from cyborg.db.custody import tables as _custody
 
 metadata = columns.metadata
 attachments = _attachments.attachments
@@ -457,7 +457,7 @@ project_locks = _table(
     sa.Column("generation", sa.BigInteger, nullable=False, default=0),
 )
 
-# Completed calls: ``cyborg.db.idempotency``.
+# Completed calls: ``cyborg.db.unit_of_work``.
 idempotency_keys = _table(
     "idempotency_keys",
     sa.Column("key", sa.String(64), nullable=False, unique=True),

@@ -26,8 +26,7 @@ from cyborg.conductor.service import ConductorService
 from cyborg.core.errors import Misconfigured, Unavailable
 from cyborg.core.log import get_logger
 from cyborg.db import migrate
-from cyborg.db.engine import make_engine
-from cyborg.db.reader import Reader
+from cyborg.db.engine import Reader, make_engine
 from cyborg.rpc.client import make_conductor_client
 from cyborg.rpc.contract import ConductorAPI
 from cyborg.rpc.transport import make_transport, register_options

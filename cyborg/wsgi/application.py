@@ -26,7 +26,7 @@ from cyborg.api.body import STOP_READING
 from cyborg.api.heartbeat import Heartbeat
 from cyborg.compat.oslo import set_up_logging
 from cyborg.core.errors import Misconfigured
-from cyborg.db.reader import Reader
+from cyborg.db.engine import Reader
 from cyborg.rpc.client import make_conductor_client
 from cyborg.rpc.transport import make_transport
 from cyborg.telemetry.recorder import MetricRecorder

@@ -18,7 +18,7 @@ import webob
 
 from benchmarks import report
 from cyborg.api.app import make_app
-from cyborg.db.reader import Reader
+from cyborg.db.engine import Reader
 from cyborg.tests.fixtures.machine.options import make_conf
 
 PATHS = (

@@ -21,7 +21,7 @@ from cyborg.clients.placement import Placement
 from cyborg.conductor.metrics import read_totals
 from cyborg.conductor.wiring import build_conductor
 from cyborg.db import schema
-from cyborg.db.reader import Reader
+from cyborg.db.engine import Reader
 from cyborg.db.totals.cache import CountCache
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.standalone import placement as embedded

@@ -19,8 +19,8 @@ from cyborg.core.errors import InUse, NotFound, WrongState
 from cyborg.core.hosts import Liveness, evaluate
 from cyborg.core.inventory import functions as core
 from cyborg.db.backends import read as read_backends
-from cyborg.db.services import hosts as read_hosts
 from cyborg.db.services import read
+from cyborg.db.services import read as read_hosts
 
 
 class Function(types.JsonObject):

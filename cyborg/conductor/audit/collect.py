@@ -33,7 +33,7 @@ from cyborg.core.errors import CyborgError, Invalid, NotFound
 from cyborg.core.inventory import report as hardware
 from cyborg.core.inventory.report import Hardware
 from cyborg.core.placement import Provider
-from cyborg.db.audits import sources as view
+from cyborg.db.audits import read as view
 from cyborg.db.deployables import write as deployables
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.contract import AgentAPI

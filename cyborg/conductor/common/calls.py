@@ -19,7 +19,8 @@ from oslo_config import cfg
 from cyborg.core.errors import CyborgError, Stale, TimedOut, Unavailable
 from cyborg.core.hosts import is_current_epoch
 from cyborg.core.log import get_logger
-from cyborg.db import idempotency, old_rows
+from cyborg.db import old_rows
+from cyborg.db import unit_of_work as idempotency
 from cyborg.db.services import write as services
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.publishing import DEDUPLICATED_METHODS

@@ -23,8 +23,9 @@ from cyborg.core.hosts import AGENT
 from cyborg.core.log import get_logger
 from cyborg.core.validation import check_text, parse_uuid
 from cyborg.db.binding import write as arq_store
-from cyborg.db.devices import tombstones, windows
+from cyborg.db.devices import tombstones
 from cyborg.db.devices import write as devices
+from cyborg.db.devices import write as windows
 from cyborg.db.discoveries import write as discoveries
 from cyborg.db.drivers import rollouts
 from cyborg.db.jobs import write as jobs

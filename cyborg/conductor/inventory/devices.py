@@ -25,8 +25,9 @@ from cyborg.db import old_rows
 from cyborg.db.binding import accelerators
 from cyborg.db.binding import write as arqs
 from cyborg.db.deployables import write as deployables
-from cyborg.db.devices import read, windows
+from cyborg.db.devices import read
 from cyborg.db.devices import write as store
+from cyborg.db.devices import write as windows
 from cyborg.db.outbox import write as outbox
 from cyborg.db.providers import write as providers
 from cyborg.db.unit_of_work import UnitOfWork

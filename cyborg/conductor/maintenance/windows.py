@@ -23,8 +23,8 @@ from cyborg.core.notification import Event
 from cyborg.core.validation import check_optional_text, parse_uuid
 from cyborg.db.attachments import successors
 from cyborg.db.devices import read
-from cyborg.db.devices import windows as store
 from cyborg.db.devices import write as device_store
+from cyborg.db.devices import write as store
 from cyborg.db.outbox import write as outbox
 from cyborg.db.providers import write as providers
 from cyborg.db.unit_of_work import UnitOfWork

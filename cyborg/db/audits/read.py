@@ -1,13 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read audits and their findings."""
+"""Read audits, their findings, and the records of a host that an audit compares."""
 
+from collections import defaultdict
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, TypedDict, cast
 
 import sqlalchemy as sa
 
+from cyborg.core.audit.sources import (
+    ArqRecord,
+    DatabaseSnapshot,
+    DeployableRecord,
+    DeviceRecord,
+    HandleRecord,
+    ProviderRecord,
+)
+from cyborg.core.binding.states import OWNING_STATES, ArqState
+from cyborg.core.hosts import AGENT
+from cyborg.core.jobs.job import JobState
 from cyborg.db import paging
 from cyborg.db.paging import Page
+from cyborg.db.rows import fetch_first
+from cyborg.db.schema import (
+    arqs,
+    attachments,
+    deployables,
+    devices,
+    jobs,
+    providers,
+    services,
+)
+from cyborg.db.schema import attach_handles as handles
 from cyborg.db.schema import audits as table
 
 
@@ -65,3 +89,131 @@ def get(connection: sa.Connection, uuid: str) -> AuditDetailsRow | None:
     if row is None:
         return None
     return cast(AuditDetailsRow, {**row, "repair": bool(row["repair"])})
+
+
+class AgentRow(TypedDict):
+    """The last heartbeat of an agent, its deadline, and when it was marked down, or None."""
+
+    last_seen_at: datetime
+    down_at: datetime
+    down_since: datetime | None
+
+
+def find_agent(tx: sa.Connection, host: str) -> AgentRow | None:
+    """Return a host's agent, None if it never sent a heartbeat."""
+    query = sa.select(*(services.c[name] for name in AgentRow.__annotations__))
+    query = query.where(services.c.binary == AGENT, services.c.host == host)
+    return fetch_first(AgentRow, tx.execute(query))
+
+
+def read_snapshot(tx: sa.Connection, host: str) -> DatabaseSnapshot:
+    """Return devices with their deployables and handles, providers, and their ARQs."""
+    handles_by_deployable = _handles(tx, host)
+    deployables_by_device: dict[int, list[DeployableRecord]] = defaultdict(list)
+    query = sa.select(deployables).join(devices, devices.c.id == deployables.c.device_id)
+    for row in tx.execute(query.where(devices.c.host == host).order_by(deployables.c.id)):
+        deployables_by_device[row.device_id].append(
+            DeployableRecord(
+                row.address,
+                row.resource_class,
+                row.rp_uuid,
+                row.name,
+                bool(row.draining),
+                row.job_id is not None,
+                tuple(handles_by_deployable.get(row.id, ())),
+            )
+        )
+    d = devices.c
+    found = sa.select(d.id, d.address, d.backend, d.draining).where(d.host == host).order_by(d.id)
+    return DatabaseSnapshot(
+        tuple(
+            DeviceRecord(
+                row.address, row.backend, bool(row.draining), tuple(deployables_by_device[row.id])
+            )
+            for row in tx.execute(found)
+        ),
+        _providers(tx, host),
+        tuple(_arqs(tx, host)),
+    )
+
+
+def _handles(tx: sa.Connection, host: str) -> dict[int, list[HandleRecord]]:
+    h, r = handles.c, arqs.c
+    query = (
+        sa.select(
+            h.id,
+            h.deployable_id,
+            h.address,
+            h.draining,
+            h.needs_cleaning,
+            (jobs.c.state == JobState.OPEN).label("cleaning"),
+            r.uuid.label("owner"),
+            r.state.label("owner_state"),
+            r.device_rp_uuid.label("owner_provider"),
+        )
+        .join(deployables, deployables.c.id == h.deployable_id)
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .outerjoin(arqs, r.id == h.arq_id)
+        .outerjoin(jobs, jobs.c.id == h.job_id)
+        .where(devices.c.host == host)
+        .order_by(h.id)
+    )
+    found: dict[int, list[HandleRecord]] = defaultdict(list)
+    for row in tx.execute(query):
+        state = None if row.owner_state is None else ArqState(row.owner_state)
+        found[row.deployable_id].append(
+            HandleRecord(
+                row.id,
+                row.address,
+                bool(row.draining),
+                bool(row.needs_cleaning),
+                bool(row.cleaning),
+                row.owner,
+                state,
+                row.owner_provider,
+            )
+        )
+    return found
+
+
+def _providers(tx: sa.Connection, host: str) -> dict[str, ProviderRecord]:
+    p = providers.c
+    query = sa.select(p.uuid, p.name, p.stale_since, p.error).where(p.host == host).order_by(p.id)
+    return {row.uuid: ProviderRecord(*row) for row in tx.execute(query)}
+
+
+def _arqs(tx: sa.Connection, host: str) -> Iterable[ArqRecord]:
+    r = arqs.c
+    query = (
+        sa.select(
+            r.id,
+            r.uuid,
+            r.state,
+            r.hostname,
+            r.device_rp_uuid,
+            r.instance_uuid,
+            sa.func.coalesce(r.updated_at, r.created_at).label("touched"),
+            handles.c.id.is_not(None).label("has_handle"),
+            r.orphan_since,
+            sa.case((r.instance_uuid.is_(None), attachments.c.uuid)).label("attachment"),
+        )
+        .join(deployables, deployables.c.rp_uuid == r.device_rp_uuid)
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .outerjoin(handles, handles.c.arq_id == r.id)
+        .outerjoin(attachments, attachments.c.id == r.attachment_id)
+        .where(devices.c.host == host, r.state.in_(sorted(OWNING_STATES)))
+        .order_by(r.id)
+    )
+    for row in tx.execute(query):
+        yield ArqRecord(
+            row.id,
+            row.uuid,
+            ArqState(row.state),
+            row.hostname or "",
+            row.device_rp_uuid,
+            row.instance_uuid or "",
+            row.touched,
+            bool(row.has_handle),
+            row.orphan_since,
+            row.attachment or "",
+        )

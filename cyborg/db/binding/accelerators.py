@@ -21,7 +21,7 @@ from cyborg.core.hosts import AGENT
 from cyborg.core.inventory import device_state
 from cyborg.core.inventory.device import Health
 from cyborg.db import paging
-from cyborg.db.deployables import failed_restores
+from cyborg.db.deployables import read as failed_restores
 from cyborg.db.paging import Page
 from cyborg.db.schema import arqs, backends, deployables, devices, jobs, services
 from cyborg.db.schema import attach_handles as table

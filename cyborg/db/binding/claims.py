@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from cyborg.core.hosts import AGENT
 from cyborg.core.inventory.device import Health
-from cyborg.db.deployables import failed_restores
+from cyborg.db.deployables import read as failed_restores
 from cyborg.db.providers import write as publishing
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import arqs, deployables, devices, jobs, services

@@ -13,7 +13,7 @@ from cyborg.core import naming
 from cyborg.core.hosts import AGENT
 from cyborg.core.inventory.device import Deployable
 from cyborg.db import bulk
-from cyborg.db.deployables import failed_restores
+from cyborg.db.deployables import read as failed_restores
 from cyborg.db.rows import StoredRow, fetch_all
 from cyborg.db.schema import attach_handles, attributes, deployables, devices, jobs, services
 

@@ -28,7 +28,7 @@ from cyborg.core.hosts import AGENT
 from cyborg.core.jobs.job import JobKind, JobState
 from cyborg.core.jobs.progress import Failure
 from cyborg.db import paging
-from cyborg.db.deployables import failed_restores
+from cyborg.db.deployables import read as failed_restores
 from cyborg.db.devices import drains
 from cyborg.db.devices.drains import MaintenanceRow
 from cyborg.db.handles import usage as handles

@@ -15,7 +15,7 @@ from cyborg.core.explain.predicates import Predicate
 from cyborg.core.hosts import AGENT
 from cyborg.core.inventory.device import Layout
 from cyborg.core.inventory.device_state import FACTS, DeviceFacts
-from cyborg.db.deployables import failed_restores
+from cyborg.db.deployables import read as failed_restores
 from cyborg.db.schema import arqs, deployables, devices, providers, services
 from cyborg.db.schema import attach_handles as handles
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from cyborg.core.errors import Unavailable
 from cyborg.core.log import get_logger
-from cyborg.db.reader import Reader
+from cyborg.db.engine import Reader
 from cyborg.db.totals import read as totals
 from cyborg.db.totals.read import Counts
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Total counts for metrics and operators, in a fixed number of statements.
+"""Read the self-heal counters.
+
+Total counts for metrics and operators, in a fixed number of statements.
 
 Indexes find what ``read`` returns: pending and failing work. ``count`` reads whole tables or
 indexes: its cost grows with the cloud.
@@ -34,9 +36,25 @@ from cyborg.db.schema import (
     jobs,
     outbox,
     providers,
+    self_heal_counters,
     services,
 )
-from cyborg.db.totals.self_heal import SelfHealRow, find_self_heal
+
+
+class SelfHealRow(TypedDict):
+    """The count of one kind of corrective action."""
+
+    kind: str
+    count: int
+    last_at: datetime
+
+
+def find_self_heal(connection: sa.Connection) -> list[SelfHealRow]:
+    """Return all self-heal counters, ordered by kind."""
+    c = self_heal_counters.c
+    query = sa.select(c.kind, c.count, c.last_at).order_by(c.kind)
+    return fetch_all(SelfHealRow, connection.execute(query))
+
 
 UNDELIVERABLE = "undeliverable"
 MAX_UNHEALTHY = 1000

@@ -18,7 +18,7 @@ from cyborg.conductor.metrics import DatabaseCollector
 from cyborg.conductor.service import ConductorService
 from cyborg.core.text import to_iso
 from cyborg.db.backends import read as backends
-from cyborg.db.reader import Reader
+from cyborg.db.engine import Reader
 from cyborg.db.services import read as services
 from cyborg.rpc.notifiers import GROUP, is_enabled
 from cyborg.rpc.transport import make_transport, register_options

@@ -12,7 +12,7 @@ from cyborg.clients.placement import ConsumerAllocation
 from cyborg.conductor.jobs.reboot import enqueue_restores
 from cyborg.core.errors import Conflict, Invalid, NotFound, TimedOut, WrongState
 from cyborg.db import schema
-from cyborg.db.audits import sources as audit_sources
+from cyborg.db.audits import read as audit_sources
 from cyborg.testing.fake_nova import FakeNova
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.attachment_setup import PROFILE, PROJECT, Crash

@@ -20,7 +20,7 @@ from cyborg.db.devices import read as devices
 from cyborg.db.drivers import read as summaries
 from cyborg.db.outbox import read as outbox
 from cyborg.db.profiles import read as device_profiles
-from cyborg.db.services import hosts
+from cyborg.db.services import read as hosts
 from cyborg.db.services import read as services
 from cyborg.tests.fixtures.clouds.served_api import Site, roots, site
 from cyborg.tests.fixtures.machine import tiers

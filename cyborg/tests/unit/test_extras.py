@@ -31,7 +31,7 @@ FILES = {
         *("clients/service_client.py", "clients/glance.py", "clients/service_client.py"),
     ),
     "api": (
-        *("api", "policies", "wsgi", "db/reader.py", "db/engine.py"),
+        *("api", "policies", "wsgi", "db/engine.py", "db/engine.py"),
         *sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.glob("db/*/read.py")),
     ),
     "client": ("cli", "osc", "cmd/client.py"),

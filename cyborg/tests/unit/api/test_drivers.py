@@ -13,7 +13,7 @@ from cyborg.api.app import make_app
 from cyborg.core.drivers.registry import driver_uuid
 from cyborg.core.errors import InUse, NotFound
 from cyborg.db import schema
-from cyborg.db.reader import Reader
+from cyborg.db.engine import Reader
 from cyborg.rpc.contract import ConductorAPI
 from cyborg.tests.fixtures.clouds.api import ApiEnv, error_message
 from cyborg.tests.fixtures.databases import rows

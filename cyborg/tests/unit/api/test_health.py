@@ -12,7 +12,7 @@ from cyborg.api import health as module
 from cyborg.api.health import FIRST_WAIT_TIMEOUT, STALE_SECONDS, WAIT_TIMEOUT, Health
 from cyborg.core.errors import Unavailable
 from cyborg.db import schema
-from cyborg.db.reader import Reader
+from cyborg.db.engine import Reader
 from cyborg.tests.fixtures.databases.counting import count_statements
 
 

@@ -9,8 +9,8 @@ import sqlalchemy as sa
 
 from cyborg.api.v2.summary.controller import MAX_NAMED, _count_unhealthy
 from cyborg.db import schema
+from cyborg.db.engine import Reader
 from cyborg.db.handles.usage import USES
-from cyborg.db.reader import Reader
 from cyborg.db.totals import read as totals
 from cyborg.db.totals.cache import CountCache
 from cyborg.tests.fixtures.clouds.api import ApiEnv

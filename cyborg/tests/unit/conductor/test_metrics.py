@@ -24,7 +24,7 @@ from cyborg.core.audit.sources import State
 from cyborg.core.errors import Unavailable
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db import schema
-from cyborg.db.reader import Reader
+from cyborg.db.engine import Reader
 from cyborg.db.totals import write as self_heal
 from cyborg.rpc.transport import register_options
 from cyborg.telemetry.recorder import FAMILIES, MetricRecorder

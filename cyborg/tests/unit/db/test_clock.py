@@ -15,7 +15,7 @@ import cyborg
 from cyborg.core.errors import Unavailable
 from cyborg.db import schema
 from cyborg.db.clock import INTERVAL, MAX_HOLD, DatabaseClock
-from cyborg.db.reader import Reader
+from cyborg.db.engine import Reader
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements

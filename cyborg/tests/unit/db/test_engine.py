@@ -13,8 +13,7 @@ from sqlalchemy.pool import QueuePool
 from cyborg.core.errors import Misconfigured, Unavailable
 from cyborg.core.log import get_logger
 from cyborg.db import schema
-from cyborg.db.engine import make_engine, wait_until_ready
-from cyborg.db.reader import Reader
+from cyborg.db.engine import Reader, make_engine, wait_until_ready
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.databases import engine_of

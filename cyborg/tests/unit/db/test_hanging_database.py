@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from cyborg.core.errors import TimedOut, Unavailable
 from cyborg.db import schema
-from cyborg.db.reader import Reader
+from cyborg.db.engine import Reader
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.bus.proxy import Fault
 from cyborg.tests.fixtures.databases import rows

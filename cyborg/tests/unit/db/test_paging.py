@@ -14,9 +14,9 @@ from cyborg.db.contexts import read as device_contexts
 from cyborg.db.deployables import attributes
 from cyborg.db.deployables import read as deployables
 from cyborg.db.devices import read as devices
+from cyborg.db.engine import Reader
 from cyborg.db.paging import Page
 from cyborg.db.profiles import read as profiles
-from cyborg.db.reader import Reader
 from cyborg.db.services import read as services
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements

@@ -11,8 +11,8 @@ from oslo_utils import timeutils
 
 from cyborg.db import schema
 from cyborg.db.attachments import read as attachments
+from cyborg.db.audits import read as audit_sources
 from cyborg.db.audits import read as audits
-from cyborg.db.audits import sources as audit_sources
 from cyborg.db.backends import read as backends
 from cyborg.db.binding import accelerators, project_units
 from cyborg.db.binding import read as arqs
@@ -29,8 +29,8 @@ from cyborg.db.jobs import read as jobs
 from cyborg.db.outbox import read as outbox
 from cyborg.db.profiles import read as device_profiles
 from cyborg.db.services import read as services
+from cyborg.db.totals import read as self_heal
 from cyborg.db.totals import read as totals
-from cyborg.db.totals import self_heal
 from cyborg.tests.fixtures.databases.row_types import DEVICE, assert_rows_fit, fill
 
 Find = Callable[[sa.Connection], Sequence[Mapping[str, Any]]]

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from cyborg.core.errors import TimedOut, Unavailable
 from cyborg.db import schema
 from cyborg.db.engine import answers
-from cyborg.db.stalls import PROBE_AFTER, StallDetector
+from cyborg.db.timeouts import PROBE_AFTER, StallDetector
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.bus.proxy import Fault
 from cyborg.tests.fixtures.databases.hanging_database import HangingDatabase, limited_engine

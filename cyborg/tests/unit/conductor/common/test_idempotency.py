@@ -20,7 +20,8 @@ from cyborg.conductor.common.calls import (
 from cyborg.conductor.manager import make_handlers
 from cyborg.conductor.wiring import build_conductor
 from cyborg.core.errors import Conflict, CyborgError, NoHandle, NotFound, TimedOut, Unavailable
-from cyborg.db import idempotency, schema
+from cyborg.db import schema
+from cyborg.db import unit_of_work as idempotency
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.context import (
     MAX_ID,

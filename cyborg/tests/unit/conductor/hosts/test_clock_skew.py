@@ -19,7 +19,7 @@ from cyborg.conductor.jobs.dispatcher import JobDispatcher
 from cyborg.core.hosts import Liveness
 from cyborg.db import schema
 from cyborg.db.clock import DatabaseClock
-from cyborg.db.reader import Reader
+from cyborg.db.engine import Reader
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.hosts.host_time import host_clock_off

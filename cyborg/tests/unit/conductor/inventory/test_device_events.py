@@ -11,7 +11,7 @@ from cyborg.conductor.hosts.heartbeats import Hosts
 from cyborg.conductor.metrics import DatabaseCollector
 from cyborg.core.inventory.device import Device, Health
 from cyborg.db import schema
-from cyborg.db.reader import Reader
+from cyborg.db.engine import Reader
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.notifiers import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows

@@ -10,7 +10,7 @@ from cyborg.core.audit.compare import compare_arqs
 from cyborg.core.audit.sources import HostSnapshot
 from cyborg.core.errors import WrongState
 from cyborg.db import schema
-from cyborg.db.audits import sources as audit_sources
+from cyborg.db.audits import read as audit_sources
 from cyborg.db.binding import accelerators
 from cyborg.db.deployables import write as deployables
 from cyborg.db.devices import read as devices

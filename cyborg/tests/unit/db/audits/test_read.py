@@ -3,8 +3,8 @@ import sqlalchemy as sa
 
 from cyborg.db import schema
 from cyborg.db.audits import read as audits
+from cyborg.db.engine import Reader
 from cyborg.db.paging import Page
-from cyborg.db.reader import Reader
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from cyborg.db import schema
 from cyborg.db.binding import read as arqs
-from cyborg.db.reader import Reader
+from cyborg.db.engine import Reader
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 

@@ -10,7 +10,7 @@ from cyborg.db import schema
 from cyborg.db.deployables import attributes
 from cyborg.db.deployables import read as deployables
 from cyborg.db.devices import read as devices
-from cyborg.db.reader import Reader
+from cyborg.db.engine import Reader
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 

@@ -2,9 +2,9 @@
 import sqlalchemy as sa
 
 from cyborg.db import schema
+from cyborg.db.engine import Reader
 from cyborg.db.outbox import read as outbox
 from cyborg.db.paging import Page
-from cyborg.db.reader import Reader
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 

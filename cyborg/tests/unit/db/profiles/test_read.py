@@ -6,8 +6,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from cyborg.db import schema
+from cyborg.db.engine import Reader
 from cyborg.db.profiles import read as device_profiles
-from cyborg.db.reader import Reader
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 

@@ -7,8 +7,8 @@ from oslo_utils import timeutils
 
 from cyborg.db import schema
 from cyborg.db.discoveries import read as discoveries
+from cyborg.db.engine import Reader
 from cyborg.db.paging import Page
-from cyborg.db.reader import Reader
 from cyborg.db.services import read as services
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements

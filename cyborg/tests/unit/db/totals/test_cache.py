@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.core.errors import Unavailable
-from cyborg.db.reader import Reader
+from cyborg.db.engine import Reader
 from cyborg.db.totals.cache import INLINE_SECONDS, MAX_AGE, SHARE, CountCache
 from cyborg.tests.fixtures.databases import rows
 

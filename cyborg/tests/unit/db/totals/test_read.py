@@ -11,8 +11,8 @@ from cyborg.core.hosts import evaluate
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db import schema
 from cyborg.db.binding import accelerators
+from cyborg.db.totals import read as reading
 from cyborg.db.totals import read as totals
-from cyborg.db.totals import self_heal as reading
 from cyborg.db.totals import write as self_heal
 from cyborg.db.totals.read import Counts, Totals
 from cyborg.tests.fixtures.databases import rows

@@ -2,7 +2,7 @@
 """Metrics for Prometheus, read from the database at each scrape.
 
 So every conductor returns the values of the whole service, and a restart resets no value. Numbers
-of objects may be some time old: see ``db.read.count_cache``. The metrics that the workers
+of objects may be some time old: see ``db.totals.cache``. The metrics that the workers
 of this host count themselves are in ``cyborg.telemetry``.
 """
 

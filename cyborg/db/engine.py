@@ -1,5 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Database engines, and the provider of read-only connections."""
+"""Database engines: one connection pool each, with the same behaviour on all supported databases.
+
+Creating an engine does not connect, so that a service can start while its database is down. Create
+it after the fork of a worker: two processes must not share a connection.
+
+::
+
+    MariaDB, MySQL, PostgreSQL    READ COMMITTED, exceptions of oslo.db
+    SQLite                        WAL, BEGIN IMMEDIATE, busy timeout, foreign keys
+
+``Reader`` gives out read-only connections, ``unit_of_work.UnitOfWork`` transactions.
+"""
 
 import contextlib
 import sqlite3

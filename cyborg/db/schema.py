@@ -24,26 +24,35 @@
     project_locks                   a row to lock for each project with limits
     idempotency_keys                completed calls, with their responses
     custody_heads 0..1--n custody_records   custody logs; they name devices by uuid, not by row id
+
+All tables are here, not in the folders of the capabilities: foreign keys cross these, and a reader
+of a query looks for a table by its name. The tables from ``discoveries`` on, which no table of the
+inventory needs but for a foreign key, are in ``work_tables``: one file would be too long.
 """
 
 from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from cyborg.db import columns
-from cyborg.db import work_tables as _attachments
-from cyborg.db import work_tables as _custody
+from cyborg.db import columns, work_tables
 from cyborg.db.clock import utcnow
 from cyborg.db.columns import Json, Moment, Text
 from cyborg.db.columns import foreign_key as _foreign_key
 from cyborg.db.columns import table as _table
 from cyborg.db.columns import uuid_column as _uuid
-from cyborg.db.columns import work_table as _work_table
 
 metadata = columns.metadata
-attachments = _attachments.attachments
-custody_records = _custody.custody_records
-custody_heads = _custody.custody_heads
+attachments = work_tables.attachments
+audits = work_tables.audits
+custody_heads = work_tables.custody_heads
+custody_records = work_tables.custody_records
+discoveries = work_tables.discoveries
+idempotency_keys = work_tables.idempotency_keys
+job_steps = work_tables.job_steps
+jobs = work_tables.jobs
+outbox = work_tables.outbox
+project_locks = work_tables.project_locks
+self_heal_counters = work_tables.self_heal_counters
 
 services = _table(
     "services",
@@ -369,100 +378,6 @@ providers = _table(
     sa.Column("verify_only", sa.Boolean, nullable=False, default=False),
     # An operator removed its host with force: what consumers have allocated of it goes with it.
     sa.Column("evict", sa.Boolean, nullable=False, default=False),
-)
-
-discoveries = _table(
-    "discoveries",
-    sa.Column("uuid", sa.String(36), nullable=False),
-    sa.Column("host", sa.String(255), nullable=False),
-    sa.Column("backend", sa.String(255), nullable=False),
-    sa.Column("state", sa.String(32), nullable=False, index=True),
-    sa.Column("error", Text),
-    sa.Column("mutex_key", sa.String(64), unique=True),  # of its filters, in one of its rows
-    sa.UniqueConstraint("uuid", "host", "backend"),
-)
-
-outbox = _work_table(
-    "outbox",
-    sa.Column("subject", sa.String(255), nullable=False, index=True),
-    sa.Column("payload", Json, nullable=False),
-)
-
-jobs = _work_table(
-    "jobs",
-    sa.Column("host", sa.String(255), nullable=False, index=True),
-    # The uuid of the instance or the deployable, or the name of the driver.
-    sa.Column("subject", sa.String(255), nullable=False, index=True),
-    sa.Column("arguments", Json, nullable=False),
-    sa.Column("result", Json),
-    # When the conductors time the job out and undo it; None is never.
-    sa.Column("deadline", Moment),
-    # Only one open job may have it. None for an ended job, and for host work.
-    sa.Column("mutex_key", sa.String(255), unique=True),
-    # What the agent did at the last query: ``core.jobs.activity``. Of no meaning after the end.
-    sa.Column("activity", Json),
-    sa.Index(None, "kind"),
-)
-
-# ``core.drivers.rollout``: a step changes one backend on one host.
-job_steps = _table(
-    "job_steps",
-    _foreign_key("job_id", "jobs", nullable=False),
-    sa.Column("host", sa.String(255), nullable=False, index=True),
-    sa.Column("backend", sa.String(255), nullable=False),
-    sa.Column("state", sa.String(32), nullable=False),
-    # The generation of the host's desired state that the agent must reach.
-    sa.Column("generation", sa.BigInteger),
-    # The previous desired state for a rollback: ``core.drivers.desired_state`` as plain values.
-    sa.Column("previous", Json),
-    sa.Column("error", Text),
-    # When a step without an outcome from the agent fails.
-    sa.Column("deadline", Moment),
-    sa.UniqueConstraint("job_id", "host", "backend"),
-)
-
-audits = _table(
-    "audits",
-    _uuid(),
-    # The host to audit; None is all hosts.
-    sa.Column("host", sa.String(255)),
-    sa.Column("repair", sa.Boolean, nullable=False, default=False),
-    sa.Column("state", sa.String(32), nullable=False),
-    sa.Column("error", Text),
-    # The sources that were compared: ``core.audit.model.Source``.
-    sa.Column("sources", Json, nullable=False, default=list),
-    # Number of audited hosts, of how many, and the last of them.
-    sa.Column("hosts_done", sa.Integer, nullable=False, default=0),
-    sa.Column("hosts_total", sa.Integer, nullable=False, default=0),
-    sa.Column("last_host", sa.String(255)),
-    # Number of findings; if there are too many, ``findings`` has only the first ones.
-    sa.Column("num_findings", sa.Integer, nullable=False, default=0),
-    sa.Column("findings", Json, nullable=False, default=list),
-    sa.Column("owner", sa.String(255)),
-    sa.Column("lease_until", Moment),
-)
-
-self_heal_counters = _table(
-    "self_heal_counters",
-    sa.Column("kind", sa.String(64), nullable=False, unique=True),
-    sa.Column("count", sa.BigInteger, nullable=False, default=0),
-    sa.Column("last_at", Moment, nullable=False),
-)
-
-# Locked while the units of a project are counted: ``cyborg.db.binding.project_units``. It has no
-# count that could be wrong: ``generation`` only makes the UPDATE a change.
-project_locks = _table(
-    "project_locks",
-    sa.Column("project_id", sa.String(255), nullable=False, unique=True),
-    sa.Column("generation", sa.BigInteger, nullable=False, default=0),
-)
-
-# Completed calls: ``cyborg.db.unit_of_work``.
-idempotency_keys = _table(
-    "idempotency_keys",
-    sa.Column("key", sa.String(64), nullable=False, unique=True),
-    # {"ok": response} or {"error": the error that the call returned after a change}.
-    sa.Column("response", Json, nullable=False),
 )
 
 TABLES: Sequence[sa.Table] = tuple(metadata.sorted_tables)

@@ -17,9 +17,8 @@ A working server reaches its limits first, rolls back and keeps the connection. 
 are for a server or a network that does not work. With the last limit the server releases the locks
 of a client that has disappeared. ``limit_engine`` sets the limits in the client.
 
-Detect a database that no longer answers, and fail its transactions within seconds.
-
-A statement may wait for ``[conductor] database_timeout``: a row lock, or a node that leaves a
+``StallDetector`` fails the transactions of a database that no longer answers within seconds. A
+statement may wait for ``[conductor] database_timeout``: a row lock, or a node that leaves a
 Galera cluster, blocks a database that works. So a transaction that takes long proves nothing by
 itself. After PROBE_AFTER seconds a new connection is tried. If the database does not answer it
 either, the waiting connections are closed, and further transactions fail at once until a probe is

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unit of work: one transaction, retried after a conflict, with the record of the call that it answers."""
+"""Unit of work: one transaction, retried after a conflict with a concurrent transaction.
+
+The transaction of a call records its answer, so that a copy of the call changes nothing. The key of
+the record is UNIQUE. A concurrent copy of a call blocks at its INSERT until the first transaction
+ends. After a commit the copy is rolled back and answered from the record; after a rollback the copy
+continues.
+"""
 
 import contextlib
 import json

@@ -1,11 +1,82 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of pending work, logs and locks; ``cyborg.db.schema`` has all tables."""
+"""The tables of pending work, logs and counters; import them from ``cyborg.db.schema``."""
 
 import sqlalchemy as sa
 
 from cyborg.core import log as trace_context
 from cyborg.db.clock import utcnow
-from cyborg.db.columns import Json, Moment, Text, table, uuid_column
+from cyborg.db.columns import Json, Moment, Text, foreign_key, table, uuid_column, work_table
+
+outbox = work_table(
+    "outbox",
+    sa.Column("subject", sa.String(255), nullable=False, index=True),
+    sa.Column("payload", Json, nullable=False),
+)
+
+jobs = work_table(
+    "jobs",
+    sa.Column("host", sa.String(255), nullable=False, index=True),
+    # The uuid of the instance or the deployable, or the name of the driver.
+    sa.Column("subject", sa.String(255), nullable=False, index=True),
+    sa.Column("arguments", Json, nullable=False),
+    sa.Column("result", Json),
+    # When the conductors time the job out and undo it; None is never.
+    sa.Column("deadline", Moment),
+    # Only one open job may have it. None for an ended job, and for host work.
+    sa.Column("mutex_key", sa.String(255), unique=True),
+    # What the agent did at the last query: ``core.jobs.activity``. Of no meaning after the end.
+    sa.Column("activity", Json),
+    sa.Index(None, "kind"),
+)
+
+# ``core.drivers.rollout``: a step changes one backend on one host.
+job_steps = table(
+    "job_steps",
+    foreign_key("job_id", "jobs", nullable=False),
+    sa.Column("host", sa.String(255), nullable=False, index=True),
+    sa.Column("backend", sa.String(255), nullable=False),
+    sa.Column("state", sa.String(32), nullable=False),
+    # The generation of the host's desired state that the agent must reach.
+    sa.Column("generation", sa.BigInteger),
+    # The previous desired state for a rollback: ``core.drivers.desired_state`` as plain values.
+    sa.Column("previous", Json),
+    sa.Column("error", Text),
+    # When a step without an outcome from the agent fails.
+    sa.Column("deadline", Moment),
+    sa.UniqueConstraint("job_id", "host", "backend"),
+)
+
+discoveries = table(
+    "discoveries",
+    sa.Column("uuid", sa.String(36), nullable=False),
+    sa.Column("host", sa.String(255), nullable=False),
+    sa.Column("backend", sa.String(255), nullable=False),
+    sa.Column("state", sa.String(32), nullable=False, index=True),
+    sa.Column("error", Text),
+    sa.Column("mutex_key", sa.String(64), unique=True),  # of its filters, in one of its rows
+    sa.UniqueConstraint("uuid", "host", "backend"),
+)
+
+audits = table(
+    "audits",
+    uuid_column(),
+    # The host to audit; None is all hosts.
+    sa.Column("host", sa.String(255)),
+    sa.Column("repair", sa.Boolean, nullable=False, default=False),
+    sa.Column("state", sa.String(32), nullable=False),
+    sa.Column("error", Text),
+    # The sources that were compared: ``core.audit.model.Source``.
+    sa.Column("sources", Json, nullable=False, default=list),
+    # Number of audited hosts, of how many, and the last of them.
+    sa.Column("hosts_done", sa.Integer, nullable=False, default=0),
+    sa.Column("hosts_total", sa.Integer, nullable=False, default=0),
+    sa.Column("last_host", sa.String(255)),
+    # Number of findings; if there are too many, ``findings`` has only the first ones.
+    sa.Column("num_findings", sa.Integer, nullable=False, default=0),
+    sa.Column("findings", Json, nullable=False, default=list),
+    sa.Column("owner", sa.String(255)),
+    sa.Column("lease_until", Moment),
+)
 
 # ``core.attachments``. The row is also the record of its own work.
 attachments = table(
@@ -95,4 +166,27 @@ custody_heads = table(
     sa.Column("oldest_at", Moment, index=True),
     sa.Column("checked_at", Moment, nullable=False, default=utcnow()),
     sa.Column("anchored_at", Moment, nullable=False, default=utcnow(), index=True),
+)
+
+self_heal_counters = table(
+    "self_heal_counters",
+    sa.Column("kind", sa.String(64), nullable=False, unique=True),
+    sa.Column("count", sa.BigInteger, nullable=False, default=0),
+    sa.Column("last_at", Moment, nullable=False),
+)
+
+# Locked while the units of a project are counted: ``cyborg.db.binding.project_units``. It has no
+# count that could be wrong: ``generation`` only makes the UPDATE a change.
+project_locks = table(
+    "project_locks",
+    sa.Column("project_id", sa.String(255), nullable=False, unique=True),
+    sa.Column("generation", sa.BigInteger, nullable=False, default=0),
+)
+
+# Completed calls: ``cyborg.db.unit_of_work``.
+idempotency_keys = table(
+    "idempotency_keys",
+    sa.Column("key", sa.String(64), nullable=False, unique=True),
+    # {"ok": response} or {"error": the error that the call returned after a change}.
+    sa.Column("response", Json, nullable=False),
 )

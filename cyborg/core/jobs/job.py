@@ -114,7 +114,7 @@ MAX_ERROR = 1000  # characters of a driver's error that are stored
 class JobKind(StrEnum):
     """Kinds of jobs, in the order in which due jobs are leased.
 
-    A restore comes after the partition job of its device (``db.write.jobs.lease``). Instances wait
+    A restore comes after the partition job of its device (``db.jobs.write.lease``). Instances wait
     for jobs of the first four kinds, operators for jobs of the next two kinds. Nothing waits for
     the last kind.
     """

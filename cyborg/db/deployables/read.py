@@ -1,12 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The deployables with a bound handle that the host failed to prepare again after a reboot.
-
-These deployables are found by the open restore jobs. They are not stored in a
-column, because a column could keep an outdated value after the ARQ of such a job is released. The
-subquery starts at the few open jobs. It does not depend on the outer query; therefore a database
-runs it once.
-
-Read deployables, each with the uuids of its parent, root and device.
+"""Read deployables, each with the uuids of its parent, root and device.
 
 Fields: uuid, parent_uuid and root_uuid (None for a root), device_uuid, hostname, driver_name (the
 backend that discovered the device), address, name, rp_uuid, resource_class, traits, attributes (the
@@ -24,9 +17,11 @@ import sqlalchemy as sa
 from cyborg.core.jobs.job import JobKind, JobState
 from cyborg.db import paging
 from cyborg.db.paging import Page
-from cyborg.db.schema import arqs, attributes, deployables, devices, jobs, providers
+from cyborg.db.schema import arqs, attributes, devices, jobs, providers
 from cyborg.db.schema import deployables as table
 
+# Not a column, which could keep an outdated value after the ARQ of such a job is released. The
+# subquery starts at the few open jobs, and does not depend on the outer query: it is run once.
 FAILED_RESTORES: sa.Select[Any] = (
     sa.select(arqs.c.device_rp_uuid)
     .join(jobs, jobs.c.id == arqs.c.job_id)
@@ -38,10 +33,13 @@ FAILED_RESTORES: sa.Select[Any] = (
         arqs.c.device_rp_uuid.is_not(None),
     )
 )
-"""The uuids of the providers of these deployables."""
+"""The providers of the deployables with a bound handle that the host failed to prepare again.
 
-RESTORE_FAILED: sa.ColumnElement[bool] = deployables.c.rp_uuid.in_(FAILED_RESTORES)
-"""The condition of the deployable."""
+They are found by the open restore jobs after a reboot.
+"""
+
+RESTORE_FAILED: sa.ColumnElement[bool] = table.c.rp_uuid.in_(FAILED_RESTORES)
+"""The condition that a deployable is one of these."""
 
 
 def failed_restores(connection: sa.Connection) -> set[str]:

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write devices. No column is written by both the operator (``status``) and the host's reports.
+"""Write devices and their maintenance windows.
 
-Write the maintenance windows of devices.
-
-The row of the device is locked before that of its window, so that the status of the device and its
-window change together.
+No column is written by both the operator (``status``) and the host's reports. The row of a device
+is locked before that of its window, so that its status and its window change together.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read services: the daemons of each host, an agent with its backends.
+"""Read services (the daemons of each host, an agent with its backends), and hosts.
 
-Read hosts, each an agent with the number of its devices and the use of its handles.
+A host is an agent with the number of its devices and the use of its handles.
 """
 
 from collections.abc import Collection

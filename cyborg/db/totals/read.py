@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the self-heal counters.
-
-Total counts for metrics and operators, in a fixed number of statements.
+"""Total counts for metrics and operators, in a fixed number of statements.
 
 Indexes find what ``read`` returns: pending and failing work. ``count`` reads whole tables or
 indexes: its cost grows with the cloud.

@@ -12,7 +12,7 @@ from cyborg import db
 MODULES = sorted(
     path
     for path in Path(db.__path__[0]).glob("*/*.py")
-    if path.parent.name not in ("migrations", "reference") and path.name != "tables.py"
+    if path.parent.name not in ("migrations", "reference")
 )
 UNTYPED = {"Any", "Row", "RowMapping"}
 EXCEPTIONS = {"read/paging.py:paginate"}  # a query, not a row

@@ -16,7 +16,7 @@ from typing import Any
 from cyborg.core.errors import DriverFailed
 from cyborg.drivers.fpga.matching import parse_id
 
-MAGIC = b"XeonFPGA\xb7GBSv001"
+GBS_MAGIC = b"XeonFPGA\xb7GBSv001"
 MAX_METADATA = 65536  # bytes; the metadata of a real image has about 1000
 _HEADER = struct.Struct("<16sI")
 
@@ -34,7 +34,7 @@ def read_header(path: Path) -> GbsHeader:
     """Return the header of a GBS file. Raise DriverFailed if it is malformed."""
     with path.open("rb") as file:
         head = file.read(_HEADER.size)
-        if len(head) < _HEADER.size or not head.startswith(MAGIC):
+        if len(head) < _HEADER.size or not head.startswith(GBS_MAGIC):
             raise DriverFailed("the image is not a GBS file: its magic number is missing")
         length = _HEADER.unpack(head)[1]
         if not 0 < length <= MAX_METADATA:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from cyborg.core.errors import DriverFailed
 
-MAGIC = 0xB6EAFD19
+SIGNED_MAGIC = 0xB6EAFD19
 BLOCKS = 1024  # bytes
 _BLOCK_0 = struct.Struct("<IIBB")
 _REGION = 2
@@ -52,7 +52,7 @@ def check_image(path: Path, offset: int) -> None:
     if len(head) < _BLOCK_0.size:
         return
     magic, length, content, certificate = _BLOCK_0.unpack(head)
-    if magic != MAGIC:
+    if magic != SIGNED_MAGIC:
         return
     if certificate:
         action = _CERTIFICATES.get(certificate, f"has a certificate of type {certificate}")

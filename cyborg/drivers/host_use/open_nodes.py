@@ -14,7 +14,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from cyborg.core.errors import CyborgError, TimedOut
-from cyborg.drivers.host_use import vendor_nodes
+from cyborg.drivers.host_use.vendor_nodes import PATTERN
 
 PROC = Path("/proc")
 MAX_SECONDS = 5.0
@@ -31,7 +31,7 @@ NODE = re.compile(
     r"|vfio/(?:noiommu-)?[0-9]+|vfio/devices/vfio[0-9]+"
     r"|(?:dsa|iax)/wq[0-9]+\.[0-9]+|dfl-(?:fme|port)\.[0-9]+"
     r"|(?:nvme|ng)[0-9][0-9np]*|sg[0-9]+|n?st[0-9]+[alm]?|(?:s|v|xv|h)d[a-z]+[0-9]*"
-    rf"|{vendor_nodes.PATTERN}))"
+    rf"|{PATTERN}))"
 )
 """Nodes of devices, also those of a container below another folder. A node of the device mapper or
 of MD is not among them: ``holders`` in sysfs shows the devices below it.

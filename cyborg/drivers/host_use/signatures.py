@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cyborg.drivers.host_use import blkid
+from cyborg.drivers.host_use.blkid import probe
 from cyborg.drivers.host_use.disks import DiskReader
 from cyborg.drivers.sysfs import LOCAL_ROOT, Sysfs, notify_facts, read_file
 
@@ -137,13 +137,13 @@ def _read_disk(record: Path, node: Path, number: str | None) -> str | None:
         text = describe(_read_record(record))
         key = (str(record), record.stat().st_mtime_ns)
     except FileNotFoundError:
-        return describe(blkid.probe(node, number))
+        return describe(probe(node, number))
     if text is not None or _EMPTY.get(str(node)) == key:
         return text
     # An agent without privileges may not read disks, as with DevicePolicy=closed of its unit: what
     # udev says is all that it knows.
     with contextlib.suppress(PermissionError):
-        text = describe(blkid.probe(node, number))
+        text = describe(probe(node, number))
     if text is None:
         _EMPTY[str(node)] = key  # until udev writes the record again
     return text

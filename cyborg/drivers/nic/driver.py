@@ -19,8 +19,13 @@ from cyborg.core.inventory.device_state import Measurement
 from cyborg.core.naming import make_custom_name
 from cyborg.drivers.base import Option
 from cyborg.drivers.generic import Description, GenericDriver
-from cyborg.drivers.nic import interfaces, networks
-from cyborg.drivers.nic.networks import Connection
+from cyborg.drivers.nic import interfaces
+from cyborg.drivers.nic.networks import (
+    NETWORKS_EXPECTED,
+    Connection,
+    parse_networks,
+    trait_of_network,
+)
 from cyborg.drivers.pci import hwdb, sriov
 from cyborg.drivers.sysfs import PciFunction
 
@@ -81,9 +86,9 @@ class NicDriver(GenericDriver):
         """Create the driver; the parameters are those of the generic driver."""
         super().__init__(backend, options, sysfs_root, lookup, kernel_log, set_count)
         try:
-            self._connections = networks.parse(self.options["physical_networks"])
+            self._connections = parse_networks(self.options["physical_networks"])
         except Invalid as exc:
-            raise self.misconfigured("physical_networks", exc.message, networks.EXPECTED) from exc
+            raise self.misconfigured("physical_networks", exc.message, NETWORKS_EXPECTED) from exc
         # What was read last, by card: a card has no interface while a server has all of it, and no
         # speed without a link.
         self._networks: dict[str, Connection] = {}
@@ -133,7 +138,7 @@ class NicDriver(GenericDriver):
             handle_info[address] = info
         traits = {VIRTUAL if card.numvfs else WHOLE}
         if network is not None:
-            traits.add(networks.trait_of(network))
+            traits.add(trait_of_network(network))
         return Description(
             info=self._read_info(card, network),
             traits=frozenset(traits),

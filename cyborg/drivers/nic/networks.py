@@ -14,7 +14,7 @@ from cyborg.core.address import PciAddress
 from cyborg.core.errors import Invalid
 from cyborg.core.naming import make_custom_name
 
-EXPECTED = (
+NETWORKS_EXPECTED = (
     "NETWORK:ADDRESS or NETWORK:INTERFACE, such as physnet1:0000:3b:00.0 or physnet2:ens1f1, each "
     "card once"
 )
@@ -42,13 +42,13 @@ class Connection:
         return f"{self.network}:{self.card}"
 
 
-def parse(texts: Iterable[str]) -> tuple[Connection, ...]:
+def parse_networks(texts: Iterable[str]) -> tuple[Connection, ...]:
     """Parse the entries of the option. Raise Invalid with the wrong entry as its message."""
     found: dict[str, Connection] = {}
     traits: dict[str, str] = {}
     for text in texts:
         connection = _parse_entry(text)
-        trait = trait_of(connection.network)
+        trait = trait_of_network(connection.network)
         if connection.card in found or traits.setdefault(trait, connection.network) != (
             connection.network
         ):
@@ -57,7 +57,7 @@ def parse(texts: Iterable[str]) -> tuple[Connection, ...]:
     return tuple(found.values())
 
 
-def trait_of(network: str) -> str:
+def trait_of_network(network: str) -> str:
     """Return the trait of cards of a physical network."""
     return make_custom_name(f"PHYSNET_{network}")
 

@@ -115,7 +115,7 @@ class DiskHistory:
         contents = self._contents.get(function.address)
         if contents is None and self._read_controller(function.address, "state") == "live":
             contents = DiskContents()  # an NVMe controller without a namespace
-        stored = self._memory().get(_key(function.address))
+        stored = self._memory().get(_contents_key(function.address))
         has_disks = function.class_code.startswith((_STORAGE, *_BUSES))
         if (contents, stored) == (None, None) and not has_disks:
             return None
@@ -139,7 +139,7 @@ class DiskHistory:
             return None
         facts = signatures.read(self._sysfs.root)
         contents = signatures.contents_by_function(self._sysfs, facts).get(function.address)
-        known = self._load(self._memory().get(_key(function.address)))
+        known = self._load(self._memory().get(_contents_key(function.address)))
         serial = self._read_controller(function.address, "serial")
         return None if contents is None else decide(function, serial, contents, known)[0]
 
@@ -152,11 +152,13 @@ class DiskHistory:
 
     def note_use(self, function: PciFunction, reason: str) -> None:
         """Forget that servers had the disks of a function if the host has something on them now."""
-        if _HOLDS in reason and self._memory().get(_key(function.address)) is not None:
+        if _HOLDS in reason and self._memory().get(_contents_key(function.address)) is not None:
             self._store(function.address, None)
 
     def _store(self, address: str, known: OfferedFunction | None) -> None:
-        self._memory().put(_key(address), None if known is None else json.dumps(asdict(known)))
+        self._memory().put(
+            _contents_key(address), None if known is None else json.dumps(asdict(known))
+        )
 
     def _read_controller(self, address: str, name: str) -> str | None:
         """Return an attribute of an NVMe controller; None without the kernel driver nvme."""
@@ -174,5 +176,5 @@ class DiskHistory:
         return found if texts_are_right else None
 
 
-def _key(address: str) -> str:
+def _contents_key(address: str) -> str:
     return f"disks {address}"

@@ -143,7 +143,7 @@ class HostUses:
     def _load_all(self, function: PciFunction) -> dict[str, Any]:
         """Return what the adoptions of a PCI function have accepted, by mark, the last one last."""
         try:
-            stored = json.loads(self._memory().get(_key(function.address)) or "")
+            stored = json.loads(self._memory().get(_adoptions_key(function.address)) or "")
             adoptions = stored["adoptions"] if stored["model"] == _model(function) else {}
         except (RecursionError, TypeError, KeyError, ValueError):
             return {}
@@ -154,7 +154,7 @@ class HostUses:
         others = [(m, u) for m, u in self._load_all(function).items() if m != mark]
         adoptions = {**dict(others[-MAX_ADOPTIONS:]), mark: sorted(uses)}
         value = {"model": _model(function), "adoptions": adoptions}
-        self._memory().put(_key(function.address), json.dumps(value))
+        self._memory().put(_adoptions_key(function.address), json.dumps(value))
         for use in sorted(uses):
             LOG.warning("Adopted although the host uses it: %s", use, device=function.address)
 
@@ -163,5 +163,5 @@ def _model(function: PciFunction) -> str:
     return f"{function.vendor}:{function.product}"
 
 
-def _key(address: str) -> str:
+def _adoptions_key(address: str) -> str:
     return f"accepted uses {address}"

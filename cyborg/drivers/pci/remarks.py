@@ -11,7 +11,7 @@ from cyborg.drivers.pci.offers import Offer
 from cyborg.drivers.pci.rules import Rule, matching_index, matching_rule
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
-MAX_ADDRESSES = 5  # of functions in a remark
+MAX_REMARK_ADDRESSES = 5  # of functions in a remark
 
 
 def describe_rules(
@@ -54,7 +54,7 @@ def describe_parted_gpus(
             parted -= {function.address, function.physfn}
     if not parted:
         return []
-    names = join_limited(sorted(parted), MAX_ADDRESSES)
+    names = join_limited(sorted(parted), MAX_REMARK_ADDRESSES)
     return [
         f"{names} is not offered, because it has virtual functions: a rule with functions=vf "
         "offers these"
@@ -72,6 +72,6 @@ def describe_unresettable(sysfs: Sysfs, offers: Iterable[Offer]) -> tuple[str, .
     if not addresses:
         return ()
     return (
-        f"the kernel has no method to reset {join_limited(addresses, MAX_ADDRESSES)}: a server may "
-        "find data of the previous server",
+        f"the kernel has no method to reset {join_limited(addresses, MAX_REMARK_ADDRESSES)}: a "
+        "server may find data of the previous server",
     )

@@ -73,7 +73,7 @@ def make_gbs(interface_id: str, word: str) -> bytes:
     }
     metadata = json.dumps({"version": 1, "afu-image": image}).encode()
     raw = os.urandom(4096) + struct.pack("<I", int(word, 16))
-    return gbs.MAGIC + struct.pack("<I", len(metadata)) + metadata + raw
+    return gbs.GBS_MAGIC + struct.pack("<I", len(metadata)) + metadata + raw
 
 
 def run_dfl() -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 
 from cyborg.core.errors import DriverFailed
 from cyborg.core.jobs.job import WorkItem
-from cyborg.drivers.fpga.pacsign import BLOCKS, MAGIC, check_image
+from cyborg.drivers.fpga.pacsign import BLOCKS, SIGNED_MAGIC, check_image
 from cyborg.tests.fixtures.hosts.directory_images import DirectoryImages
 from cyborg.tests.fixtures.hosts.gbs import make_gbs
 from cyborg.tests.unit.drivers.fpga.simulated_fpga import (
@@ -24,7 +24,7 @@ IMAGE = "31111111-1111-4111-8111-111111111111"
 
 def sign(content: int, certificate: int = 0, payload: bytes = b"\0" * 128) -> bytes:
     """Return a payload with the blocks of PACSign, as far as the check reads them."""
-    head = struct.pack("<IIBB", MAGIC, len(payload), content, certificate)
+    head = struct.pack("<IIBB", SIGNED_MAGIC, len(payload), content, certificate)
     return head.ljust(BLOCKS, b"\0") + payload
 
 

@@ -30,14 +30,18 @@ from cyborg.core.inventory.device import Device
 from cyborg.core.inventory.device_state import Measurement
 from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.drivers.base import Driver, MeasureInterface
-from cyborg.drivers.gpu.nvml import NvmlLibrary, is_known
 from cyborg.drivers.host_use import processes
 from cyborg.drivers.host_use.check import used_functions
 from cyborg.drivers.host_use.open_nodes import MAX_AGE
 from cyborg.drivers.host_use.processes import ProcessReader
-from cyborg.drivers.replay.files import load_capture, save_capture
+from cyborg.drivers.kernel.nvml import NvmlLibrary, is_known
 from cyborg.drivers.replay.host import ReplayedHost
-from cyborg.drivers.replay.recorder import options_for_capture, record_host
+from cyborg.drivers.replay.recorder import (
+    load_capture,
+    options_for_capture,
+    record_host,
+    save_capture,
+)
 from cyborg.drivers.sysfs import LOCAL_ROOT, Sysfs
 
 GROUP = "cyborg.accelerator.driver"

@@ -15,8 +15,7 @@ from cyborg.core.capture.model import MAX_SOURCE, MAX_UEVENTS, Uevent
 from cyborg.core.capture.scrub import Scrubber, count_files
 from cyborg.core.errors import Invalid
 from cyborg.drivers.base import Driver
-from cyborg.drivers.replay.files import save_capture
-from cyborg.drivers.replay.recorder import record_host
+from cyborg.drivers.replay.recorder import record_host, save_capture
 
 _GROUP = "cyborg.accelerator.driver"
 MAX_REPORTED = 10  # unreadable files

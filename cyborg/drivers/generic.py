@@ -24,23 +24,15 @@ from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import make_custom_name
 from cyborg.drivers.base import Driver, Option
-from cyborg.drivers.fpga import management as fpga_management
 from cyborg.drivers.host_use import domains
+from cyborg.drivers.pci import classes as fpga_management
+from cyborg.drivers.pci import classes as hwdb
 from cyborg.drivers.pci import classes as pci_classes
-from cyborg.drivers.pci import (
-    gpu_obstacles,
-    health,
-    hwdb,
-    managed,
-    remarks,
-    reset,
-    rules,
-    sriov,
-    topology,
-)
-from cyborg.drivers.pci.disk_history import DiskHistory
-from cyborg.drivers.pci.host_uses import Exceptions, HostUses
-from cyborg.drivers.pci.iommu import IommuFacts
+from cyborg.drivers.pci import health, managed, reset, rules, sriov, topology
+from cyborg.drivers.pci import obstacles as gpu_obstacles
+from cyborg.drivers.pci import offers as remarks
+from cyborg.drivers.pci.host_uses import DiskHistory, Exceptions, HostUses
+from cyborg.drivers.pci.obstacles import IommuFacts
 from cyborg.drivers.pci.offers import (
     Description,
     Offer,

@@ -7,9 +7,8 @@ does no I/O, except that it loads its plugins once.
 """
 
 from cyborg.core.binding.request_groups import RequestGroup
-from cyborg.os_acc.binding import BindParameters, build_patch, parse
+from cyborg.os_acc.binding import BindParameters, build_patch, build_query, parse, to_request_groups
 from cyborg.os_acc.devices import attach, detach, find_alias, get_config
-from cyborg.os_acc.request_groups import build_query, to_request_groups
 
 __all__ = [
     "BindParameters",

@@ -6,8 +6,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from cyborg.core.errors import Invalid
-from cyborg.os_acc.arq import BoundArq, parse_arq, require_bound
-from cyborg.os_acc.plugin import load_plugin
+from cyborg.os_acc.plugin import BoundArq, load_plugin, parse_arq, require_bound
 
 _PROLOG = ("<!DOCTYPE", "<!ENTITY")
 _PCI_ADDRESS = frozenset({"domain", "bus", "slot", "function"})

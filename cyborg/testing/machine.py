@@ -1,16 +1,212 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees of real machines, made from what ``lspci -nnk``, ``lsblk`` and ``ip`` printed there.
+"""Builder of /sys and /proc trees with disks, mounts, interfaces and displays, for tests.
+
+Trees of real machines, made from what ``lspci -nnk``, ``lsblk`` and ``ip`` printed there.
 
 A machine is a JSON object in ``captures/machines``; ``doc/source/contributor/captures.rst``
 describes it. It has the facts of a public source, and the devices that its operator expects.
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cyborg.testing.host_tree import HostTree
+from cyborg.testing.sysfs_tree import SysfsTree
+
+
+class HostTree(SysfsTree):
+    """Simulated host with PCI functions, disks, interfaces and displays; ``proc`` is its /proc."""
+
+    def __init__(self, folder: Path, *, iommu: bool = True) -> None:
+        super().__init__(folder / "sys", iommu=iommu)
+        self.proc = folder / "proc"
+        (self.proc / "self/net").mkdir(parents=True)
+        self._mounts: list[str] = []
+        self._swaps = ["Filename Type Size Used Priority"]
+        self._interface_uses: dict[str, str] = {}
+        self._tunnels: dict[str, str] = {}
+        self._open_nodes: dict[str, list[str]] = {}
+        self._domains: dict[str, str] = {}
+        self._signatures: dict[str, str] = {}
+        self._disk_errors: dict[str, str] = {}
+        self._devices = 0
+        self.write()
+
+    def write(self) -> None:
+        """Write the files of /proc."""
+        (self.proc / "self/mountinfo").write_text("".join(f"{m}\n" for m in self._mounts))
+        (self.proc / "swaps").write_text("".join(f"{s}\n" for s in self._swaps))
+        facts = {"reasons": self._interface_uses, "lower": self._tunnels}
+        (self.proc / "self/net/rtnetlink.json").write_text(json.dumps(facts))
+        opened = {"programs": self._open_nodes}
+        (self.proc / "open_devices.json").write_text(json.dumps(opened))
+        (self.proc / "libvirt_domains.json").write_text(json.dumps({"users": self._domains}))
+        found = {"signatures": self._signatures, "errors": self._disk_errors}
+        (self.proc / "disk_signatures.json").write_text(json.dumps(found))
+
+    def add_disk(
+        self, name: str, below: str, partitions: Sequence[str] = (), slaves: Sequence[str] = ()
+    ) -> None:
+        """Add a disk in the device folder ``below``, such as ``0000:01:00.0/nvme/nvme0``."""
+        folder = self.root / "devices" / below / name
+        self._add_block_device(folder)
+        for partition in partitions:
+            self.add_partition(name, partition)
+        for slave in slaves:
+            self._link(folder / "slaves" / slave, (self.root / "class/block" / slave).resolve())
+            holders = (self.root / "class/block" / slave).resolve() / "holders"
+            self._link(holders / name, folder)
+
+    def add_controller(self, disk: str, folder: str) -> None:
+        """Add a controller of a drive with several paths, in the device folder ``folder``."""
+        subsystem = (self.root / "class/block" / disk).resolve().parent
+        path = self.root / "devices" / folder
+        self._link(subsystem / path.name, path)
+
+    def add_fc_controller(self, disk: str, controller: str, function: str, port: str) -> None:
+        """Add a controller of NVMe over Fibre Channel, through a port of a function."""
+        name = f"virtual/nvme-fabrics/ctl/{controller}"
+        self.add_controller(disk, name)
+        folder = self.root / "devices" / name
+        (folder / "transport").write_text("fc\n")
+        remote = "traddr=nn-0x200000a098000001:pn-0x200100a098000001"
+        local = f"host_traddr=nn-0x2000{port[6:]}:pn-{port}"
+        (folder / "address").write_text(f"{remote},{local}\n")
+        host = (self.bus / function).resolve() / f"host{int(port[-2:], 16)}"
+        if not host.exists():
+            fc_host = host / "fc_host" / host.name
+            self._link(self.root / "class/fc_host" / host.name, fc_host)
+            (fc_host / "port_name").write_text(f"{port}\n")
+
+    def add_partition(self, disk: str, name: str) -> None:
+        """Add a partition of a disk."""
+        folder = (self.root / "class/block" / disk).resolve() / name
+        self._add_block_device(folder)
+        (folder / "partition").write_text("1\n")
+
+    def _add_block_device(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        self._devices += 1
+        (folder / "dev").write_text(f"254:{self._devices}\n")
+        for kind in ("holders", "slaves"):
+            (folder / kind).mkdir()
+        self._link(self.root / "class/block" / folder.name, folder)
+        self._link(self.root / "dev/block" / f"254:{self._devices}", folder)
+
+    def sign_disk(self, name: str, signature: str | None, error: str | None = None) -> None:
+        """Let a disk hold something, such as "a partition table (gpt)", or be unreadable."""
+        for texts, text in ((self._signatures, signature), (self._disk_errors, error)):
+            texts.pop(name, None)
+            if text is not None:
+                texts[name] = text
+        self.write()
+
+    def mount(self, name: str, mount_point: str, source: str = "", number: str = "") -> None:
+        """Mount a block device; ``number`` overrides its device number, as for btrfs."""
+        path = self.root / "class/block" / name / "dev"
+        number = number or path.read_text().strip()
+        self._mounts.append(
+            f"27 1 {number} / {mount_point} rw - ext4 {source or f'/dev/{name}'} rw"
+        )
+        self.write()
+
+    def unmount_all(self) -> None:
+        """Unmount all file systems."""
+        self._mounts.clear()
+        self.write()
+
+    def disable_swap(self) -> None:
+        """Disable all swap areas."""
+        del self._swaps[1:]
+        self.write()
+
+    def enable_swap(self, path: str, kind: str = "partition") -> None:
+        """Enable a swap area."""
+        self._swaps.append(f"{path} {kind} 1000 0 -2")
+        self.write()
+
+    def add_interface(
+        self, name: str, function: str | None = None, *, flags: int = 0x1003, carrier: str = "1"
+    ) -> None:
+        """Add a network interface of a PCI function, or a virtual interface."""
+        folder = self.root / "class/net" / name
+        folder.mkdir(parents=True)
+        (folder / "flags").write_text(f"{flags:#x}\n")
+        (folder / "carrier").write_text(f"{carrier}\n")
+        if function is not None:
+            virtio = (self.bus / function).resolve() / "virtio0"
+            virtio.mkdir(exist_ok=True)
+            self._link(folder / "device", virtio)
+
+    def stack_interfaces(self, upper: str, lower: str, *, master: bool = True) -> None:
+        """Stack an interface, such as a bridge, bond or VLAN, on another interface."""
+        above, below = (self.root / "class/net" / name for name in (upper, lower))
+        self._link(below / f"upper_{upper}", above)
+        if master:
+            self._link(below / "master", above)
+
+    def add_route(self, name: str, reason: str = "has the default route") -> None:
+        """Let an interface have a route, by default the default route, or another use."""
+        self._interface_uses[name] = reason
+        self.write()
+
+    def remove_routes(self) -> None:
+        """Remove all routes."""
+        self._interface_uses.clear()
+        self.write()
+
+    def add_tunnel(self, name: str, lower: str) -> None:
+        """Add a tunnel that sends its packets through an interface."""
+        self.add_interface(name)
+        self._tunnels[name] = lower
+        self.write()
+
+    def open_node(self, node: str, *programs: str) -> None:
+        """Let programs have a device node open, such as ``/dev/nvidia0``."""
+        self._open_nodes[node] = list(programs)
+        self.write()
+
+    def close_nodes(self) -> None:
+        """Close all device nodes."""
+        self._open_nodes.clear()
+        self.write()
+
+    def give_to_domain(self, function: str, domain: str | None) -> None:
+        """Let a domain of libvirt have a function, or none."""
+        self._domains.pop(function, None)
+        if domain is not None:
+            self._domains[function] = domain
+        self.write()
+
+    def add_class_device(self, function: str, class_: str, name: str) -> Path:
+        """Add a device of a class, such as ``uio0``, to a function; return its folder."""
+        folder = (self.bus / function).resolve() / class_ / name
+        self._link(self.root / "class" / class_ / name, folder)
+        return folder
+
+    def add_nvidia_gpu(self, function: str, minor: int) -> None:
+        """Add what the kernel driver nvidia says in ``/proc`` about a GPU."""
+        folder = self.proc / "driver/nvidia/gpus" / function
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(
+            f"Model: \t\t Example\nBus Location: \t {function}\nDevice Minor: \t {minor}\n"
+        )
+
+    def add_display(self, function: str, name: str, *, enabled: bool | None = None) -> None:
+        """Add a framebuffer, DRM device or connector of a function; connectors can be enabled."""
+        class_ = "graphics" if name.startswith("fb") else "drm"
+        folder = self.add_class_device(function, class_, name)
+        if enabled is not None:
+            (folder / "enabled").write_text("enabled\n" if enabled else "disabled\n")
+
+    @staticmethod
+    def _link(path: Path, target: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        target.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(os.path.relpath(target, path.parent))
+
 
 FOLDER = Path(__file__).parent / "captures/machines"
 KEYS = frozenset(

@@ -31,8 +31,8 @@ from cyborg.core.log import get_logger
 from cyborg.drivers.base import ABILITY_INTERFACES, Driver, Option
 from cyborg.drivers.host_use.domains import ReadDomains, read_nothing
 from cyborg.drivers.images import ImageStore, NoImageStore
-from cyborg.drivers.replay.files import load_capture
 from cyborg.drivers.replay.host import ReplayedHost
+from cyborg.drivers.replay.recorder import load_capture
 
 LOG = get_logger(__name__)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cyborg.drivers.crypto.families import Family
+from cyborg.drivers.kernel.crypto import Family
 from cyborg.drivers.sysfs import read_file
 
 MAX_BYTES = 1024 * 1024  # of the file; a kernel with all algorithms has 150 KiB

@@ -28,11 +28,12 @@ from cyborg.core.inventory.device import (
 from cyborg.core.inventory.device_state import Measurement
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
-from cyborg.drivers.crypto import algorithms, services
-from cyborg.drivers.crypto.families import QAT, VIRTIO, family_of
+from cyborg.drivers.crypto import algorithms
 from cyborg.drivers.generic import Description, PciDriver
 from cyborg.drivers.host_use import domains
-from cyborg.drivers.pci import hwdb
+from cyborg.drivers.kernel import crypto as services
+from cyborg.drivers.kernel.crypto import QAT, VIRTIO, family_of
+from cyborg.drivers.pci import classes as hwdb
 from cyborg.drivers.sysfs import PciFunction
 
 LOG = get_logger(__name__)

@@ -30,15 +30,15 @@ from cyborg.core.log import get_logger
 from cyborg.core.naming import make_custom_name
 from cyborg.core.validation import parse_uuid
 from cyborg.drivers.base import Option
-from cyborg.drivers.fpga import cards, matching
-from cyborg.drivers.fpga.families import ProgrammerName, find_family
-from cyborg.drivers.fpga.loader import ImageLoader, parse_address
+from cyborg.drivers.fpga import cards
+from cyborg.drivers.fpga import images as matching
+from cyborg.drivers.fpga.cards import CardRegions, ProgrammerName, Region, find_family, read_regions
+from cyborg.drivers.fpga.loader import ImageLoader, RecordStore, parse_address
 from cyborg.drivers.fpga.programmers import Control, HostControl, NoControl
-from cyborg.drivers.fpga.records import RecordStore
-from cyborg.drivers.fpga.regions import CardRegions, Region, read_regions
 from cyborg.drivers.generic import Description, PciDriver
 from cyborg.drivers.host_use import domains
-from cyborg.drivers.pci import hwdb, rules
+from cyborg.drivers.pci import classes as hwdb
+from cyborg.drivers.pci import rules
 from cyborg.drivers.sysfs import PciFunction
 
 LOG = get_logger(__name__)

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Protocol
 
 from cyborg.core.errors import DriverFailed
-from cyborg.drivers.fpga import pacsign
-from cyborg.drivers.fpga.families import ProgrammerName
-from cyborg.drivers.fpga.gbs import read_header
-from cyborg.drivers.fpga.regions import Region
+from cyborg.drivers.fpga import images as pacsign
+from cyborg.drivers.fpga.cards import ProgrammerName, Region
+from cyborg.drivers.fpga.images import read_header
 from cyborg.drivers.images import Image
 
 

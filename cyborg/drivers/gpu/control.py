@@ -31,7 +31,7 @@ class HostControl:
         """Create a mediated device."""
         # Imported here: without this work, the agent does not need oslo.privsep.
         from cyborg.drivers import privileged
-        from cyborg.drivers.privileged import mdev
+        from cyborg.drivers.privileged import gpu as mdev
 
         privileged.call_in_process_as_root()
         mdev.create(parent, type_, device)
@@ -39,7 +39,7 @@ class HostControl:
     def remove(self, parent: str, type_: str, device: str) -> None:
         """Remove a mediated device."""
         from cyborg.drivers import privileged
-        from cyborg.drivers.privileged import mdev
+        from cyborg.drivers.privileged import gpu as mdev
 
         privileged.call_in_process_as_root()
         mdev.remove(parent, type_, device)
@@ -47,7 +47,7 @@ class HostControl:
     def set_instances(self, address: str, profile: str | None) -> None:
         """Replace the MIG instances of a GPU."""
         from cyborg.drivers import privileged
-        from cyborg.drivers.privileged import mig
+        from cyborg.drivers.privileged import gpu as mig
 
         privileged.call_in_process_as_root()
         mig.set_instances(address, profile)

@@ -37,18 +37,20 @@ from cyborg.core.log import get_logger
 from cyborg.core.naming import handle_uuid, make_custom_name
 from cyborg.drivers.base import Option
 from cyborg.drivers.generic import Description, PciDriver
+from cyborg.drivers.gpu import mdev as mdev_rules
 from cyborg.drivers.gpu import mig
-from cyborg.drivers.gpu import rules as mdev_rules
-from cyborg.drivers.gpu.companions import COMPANIONS, find_companions
 from cyborg.drivers.gpu.control import GpuControl, HostControl, NoControl
 from cyborg.drivers.gpu.mdev import (
+    MdevRule,
     Slot,
     SlotPlan,
     limit_slots,
     plan_slots,
     read_types,
 )
-from cyborg.drivers.gpu.nvml import (
+from cyborg.drivers.host_use import domains
+from cyborg.drivers.host_use.check import mediated_parents
+from cyborg.drivers.kernel.nvml import (
     FactsReader,
     GpuFacts,
     NoNvml,
@@ -56,11 +58,10 @@ from cyborg.drivers.gpu.nvml import (
     NvmlLibrary,
     short_name,
 )
-from cyborg.drivers.gpu.rules import MdevRule
-from cyborg.drivers.host_use import domains
-from cyborg.drivers.host_use.check import mediated_parents
+from cyborg.drivers.pci import classes as hwdb
 from cyborg.drivers.pci import classes as pci_classes
-from cyborg.drivers.pci import hwdb, reset
+from cyborg.drivers.pci import reset
+from cyborg.drivers.pci.classes import COMPANIONS, find_companions
 from cyborg.drivers.pci.reset import ResetPolicy
 from cyborg.drivers.pci.rules import Rule, RuleSyntaxError
 from cyborg.drivers.sysfs import PciFunction

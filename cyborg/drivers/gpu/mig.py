@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from cyborg.core.inventory.device import Layout
 from cyborg.core.naming import make_custom_name
-from cyborg.drivers.gpu.nvml import GpuFacts
+from cyborg.drivers.kernel.nvml import GpuFacts
 
 FIXED = "fixed"
 """Name of the only layout of a card that is not in MIG mode."""

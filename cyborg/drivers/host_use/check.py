@@ -1,26 +1,147 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detection of PCI functions that the host uses: disks, NICs, displays, open nodes, processors.
+"""PCI functions that are displays of the host.
+
+PCI functions that the machine itself depends on, whatever drives them.
+
+Detection of PCI functions that the host uses: disks, NICs, displays, open nodes, processors.
 
 This protects the host against rules that select too much.
 """
 
 import contextlib
 import os
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import Invalid
 from cyborg.core.inventory.delivery import is_vfio
-from cyborg.drivers.host_use import processes, rtnetlink
+from cyborg.drivers.host_use import networks as rtnetlink
+from cyborg.drivers.host_use import processes
 from cyborg.drivers.host_use.disks import DiskReader
-from cyborg.drivers.host_use.displays import DisplayReader
 from cyborg.drivers.host_use.domains import ReadDomains, find_used, read_nothing
-from cyborg.drivers.host_use.networks import USER_SPACE, IsAccepted, NetworkReader, NetworkUse
-from cyborg.drivers.host_use.platform import platform_functions
+from cyborg.drivers.host_use.networks import (
+    USER_SPACE,
+    IsAccepted,
+    NetworkFacts,
+    NetworkReader,
+    NetworkUse,
+)
 from cyborg.drivers.host_use.processes import ProcessReader
-from cyborg.drivers.host_use.rtnetlink import NetworkFacts
 from cyborg.drivers.sysfs import PciFunction, Sysfs, functions_on
+
+_CARD, _CONNECTOR = re.compile(r"card[0-9]+"), re.compile(r"card[0-9]+-.+")
+_FRAMEBUFFER = re.compile(r"fb[0-9]+")
+
+
+class DisplayReader:
+    """Reader of the displays of a host."""
+
+    def __init__(self, sysfs: Sysfs) -> None:
+        self._sysfs = sysfs
+
+    def used_functions(self) -> dict[str, str]:
+        """Return the PCI functions that are displays of the host: a reason by address.
+
+        A PCI function is a display of the host if it has a framebuffer or an enabled connector, or
+        if it is the VGA device of the boot and has a display device of a kernel driver. A compute
+        GPU without a screen counts as unused, although its kernel driver creates a DRM device. A
+        PCI function that is bound to VFIO counts as unused: ``vfio_pci_vga_init`` of
+        ``drivers/vfio/pci/vfio_pci_core.c`` removes the framebuffer of the firmware.
+
+        Sources: ``Documentation/gpu/vgaarbiter.rst`` (the default VGA device),
+        ``drivers/pci/pci-sysfs.c`` (``boot_vga``), ``Documentation/fb/framebuffer.rst``,
+        ``Documentation/admin-guide/sysfs-rules.rst`` (a class device is below its device),
+        ``drivers/gpu/drm/drm_sysfs.c`` (names of cards, ``enabled`` of a connector) and
+        ``drivers/video/fbdev/core/fbsysfs.c`` (names of framebuffers) of the Linux kernel.
+        """
+        cards = self._displays_of("drm", _CARD)
+        framebuffers = self._displays_of("graphics", _FRAMEBUFFER)
+        found: dict[str, str] = {}
+        for address in cards | framebuffers:
+            folder = Path("bus/pci/devices") / address
+            driver = self._sysfs.read_link(folder / "driver")
+            if driver is not None and self._sysfs.read_text(folder / "boot_vga") == "1":
+                found[address] = f"it is the VGA device of the boot, bound to {driver}"
+        for address, name in framebuffers.items():
+            found.setdefault(address, f"it has the framebuffer {name}")
+        for address, connector in self._displays_of("drm", _CONNECTOR, enabled=True).items():
+            found.setdefault(address, f"its display output {connector} is enabled")
+        return found
+
+    def _displays_of(
+        self, class_: str, pattern: re.Pattern[str], *, enabled: bool = False
+    ) -> dict[str, str]:
+        """Return the PCI functions with a device of a class: the first device name by address.
+
+        With ``enabled`` only enabled devices count. PCI functions that are bound to VFIO are
+        omitted.
+        """
+        found: dict[str, str] = {}
+        for name in self._sysfs.list_names(f"class/{class_}"):
+            path = f"class/{class_}/{name}"
+            if not pattern.fullmatch(name):
+                continue
+            if enabled and self._sysfs.read_text(f"{path}/enabled") != "enabled":
+                continue
+            # The first is the device itself; those above it are bridges.
+            for address in functions_on(self._sysfs.resolve(path) or self._sysfs.root)[:1]:
+                if not is_vfio(self._sysfs.read_link(f"bus/pci/devices/{address}/driver")):
+                    found.setdefault(address, name)
+        return found
+
+
+_ENCRYPTION, _DISPLAY = "1080", "03"  # class of "other encryption controllers"; displays
+_AMD = frozenset({"1022", "1d94"})  # and Hygon, whose processors have AMD's functions
+_ENGINES = frozenset({"1537", "1468", "1498"})
+"""Product ids of engines alone: those without psp_vdata in the table of
+``drivers/crypto/ccp/sp-pci.c`` of Linux, and that of ``drivers/dma/amd/ptdma/ptdma-pci.c``, which
+only copies memory (PTDMA). A function that is not in that table may be of a newer
+processor, all of which have the security processor."""
+_MANAGEMENT = frozenset(
+    {
+        *(("1a03", product) for product in ("2000", "2010")),
+        *(("102b", product) for product in ("0522", "0524", "0530", "0532", "0533", "0534")),
+        *(("102b", product) for product in ("0536", "0538")),
+        ("19e5", "1711"),
+    }
+)
+"""Displays of management controllers: the tables of ``ast/ast_drv.c`` (ids in ``ast_drv.h``),
+``mgag200/mgag200_drv.c`` (without the cards of 1998) and ``hisilicon/hibmc/hibmc_drm_drv.c`` in
+``drivers/gpu/drm`` of Linux.
+"""
+
+
+_SWITCHES = frozenset(("1000", product) for product in ("00b2", "c010", "c012", "c030", "c034"))
+"""Management endpoints of the PCIe switches of Broadcom, and other functions of these switches, by
+the names of the PCI id database (pci.ids). Their bridges have the class of bridges."""
+_SWITCHTEC = ("11f8", "0580")
+"""Maker and class of the management endpoints of the switches of Microchip
+(``drivers/pci/switch/switchtec.c`` of Linux)."""
+
+
+def platform_functions(functions: Mapping[str, PciFunction]) -> dict[str, str]:
+    """Return the PCI functions that belong to the machine: a reason by address."""
+    reasons = {address: _find_reason(function) for address, function in functions.items()}
+    return {address: reason for address, reason in reasons.items() if reason is not None}
+
+
+def _find_reason(function: PciFunction) -> str | None:
+    is_encryption = function.class_code.startswith(_ENCRYPTION)
+    if is_encryption and function.vendor in _AMD and function.product not in _ENGINES:
+        return (
+            "it contains the security processor (PSP) of the host, which firmware, SEV and TPM "
+            "depend on"
+        )
+    is_display = function.class_code.startswith(_DISPLAY)
+    if is_display and (function.vendor, function.product) in _MANAGEMENT:
+        return "it is the display of the management controller (BMC) of the host"
+    is_switch = (function.vendor, function.product) in _SWITCHES
+    if is_switch or (function.vendor, function.class_code[:4]) == _SWITCHTEC:
+        return "it manages a PCIe switch of the host"
+    return None
+
 
 _STORAGE = "01"  # class of controllers of storage
 _ENDED = "; this ended, but the interface is still up: set it down to free it"

@@ -19,7 +19,8 @@ from typing import Any
 
 from cyborg.core.errors import CyborgError
 from cyborg.core.inventory.delivery import is_vfio
-from cyborg.drivers.host_use import open_nodes, vendor_nodes
+from cyborg.drivers.host_use import open_nodes
+from cyborg.drivers.host_use import open_nodes as vendor_nodes
 from cyborg.drivers.host_use.disks import DiskReader
 from cyborg.drivers.sysfs import (
     LOCAL_ROOT,

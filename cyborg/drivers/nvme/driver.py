@@ -31,8 +31,9 @@ from cyborg.core.naming import make_custom_name
 from cyborg.drivers.base import Option
 from cyborg.drivers.generic import Description, PciDriver
 from cyborg.drivers.host_use import domains
-from cyborg.drivers.nvme.admin import Method, find_mismatch, permitted_methods, read_methods
-from cyborg.drivers.pci import hwdb, reset, rules
+from cyborg.drivers.kernel.nvme import Method, find_mismatch, permitted_methods, read_methods
+from cyborg.drivers.pci import classes as hwdb
+from cyborg.drivers.pci import reset, rules
 from cyborg.drivers.sysfs import PciFunction
 
 LOG = get_logger(__name__)

@@ -1,5 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Uses of PCI functions by the host that withhold them from servers, and what overrides them.
+"""Decision whether a PCI function with disks is offered: by what the disks hold, and who wrote it.
+
+A disk with a signature may hold data of the host, so its function is not offered unless an operator
+adopts it. But a server leaves signatures too, and these must not withhold the function: the server
+may start again, or the disk is about to be erased. A server uses the function through VFIO. So a
+function that was offered, and then bound to VFIO, has what a server left there, until its disks are
+empty again. The memory of the driver keeps this.
+
+Uses of PCI functions by the host that withhold them from servers, and what overrides them.
 
 Two decisions of an operator override a use: a rule with ``active_port=offer``, and an adoption by
 force. The latter accepts the uses that it finds, not those that begin later: an operator who gives
@@ -9,18 +17,183 @@ the mark of the adoption; without that record nothing is accepted.
 
 import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cyborg.core.inventory.delivery import is_vfio
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import Memory
+from cyborg.drivers.host_use import signatures
 from cyborg.drivers.host_use.check import used_functions
 from cyborg.drivers.host_use.domains import ReadDomains, read_nothing
 from cyborg.drivers.host_use.networks import IsAccepted, NetworkUse
-from cyborg.drivers.sysfs import PciFunction
+from cyborg.drivers.host_use.signatures import DiskContents
+from cyborg.drivers.sysfs import PciFunction, Sysfs
 
 LOG = get_logger(__name__)
+
+# Classes, as pci.ids lists them: all controllers of disks, and those that are disks; then USB and
+# Fibre Channel, which may have disks too.
+_STORAGE, _NVME = "01", "0108"
+_BUSES = ("0c03", "0c04")
+_HOLDS = " holds "  # in each reason of ``host_use.disks``
+_REMEDY = "erase it, for example with wipefs, or adopt the device"
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedFunction:
+    """What is known of a function with disks.
+
+    ``model`` is vendor and product, ``serial`` the serial number of an NVMe controller if known.
+    ``given`` is set from the time at which it was offered and bound to VFIO until its disks are
+    empty: what is on them is of servers. ``held`` is set from the time at which its disks had data
+    of the host until they are empty.
+    """
+
+    model: str
+    serial: str | None = None
+    given: bool = False
+    held: bool = False
+
+    def is_same(self, other: "OfferedFunction") -> bool:
+        """Return whether both may be the same function."""
+        serials = {self.serial, other.serial} - {None}
+        return self.model == other.model and len(serials) <= 1
+
+
+def decide(
+    function: PciFunction,
+    serial: str | None,
+    contents: DiskContents | None,
+    known: OfferedFunction | None,
+) -> tuple[str | None, OfferedFunction | None]:
+    """Return why a function is withheld, None if it is offered, and what is known of it from now.
+
+    ``contents`` is None if the kernel shows no disk of the function. ``known`` is the last result.
+    """
+    now = OfferedFunction(f"{function.vendor}:{function.product}", serial)
+    if known is not None and not known.is_same(now):
+        known = None
+    if known is not None:
+        # A drive that was first seen without its disks gets its serial number now.
+        known = replace(known, serial=known.serial or serial)
+    if contents is None:
+        return _decide_without_disks(function, now, known)
+    if contents.signature is None and contents.error is None:
+        return None, replace(known or now, given=False, held=False)
+    if known is not None and known.given:
+        return None, known
+    if contents.signature is not None:
+        return f"{contents.signature}; {_REMEDY}", replace(known or now, held=True)
+    return contents.error, known
+
+
+def _decide_without_disks(
+    function: PciFunction, now: OfferedFunction, known: OfferedFunction | None
+) -> tuple[str | None, OfferedFunction | None]:
+    """Decide about a function of which the kernel shows no disk."""
+    if known is not None and known.held:
+        return f"it held data of the host when its disks were last shown; {_REMEDY}", known
+    if is_vfio(function.kernel_driver):
+        return None, replace(known or now, given=True)
+    is_unbound = function.kernel_driver is None and function.class_code.startswith(_STORAGE)
+    # The kernel may not have read the disks yet. A virtual function may have none.
+    is_unknown = known is None and function.physfn is None
+    if is_unknown and (is_unbound or function.class_code.startswith(_NVME)):
+        driver = function.kernel_driver or "no kernel driver"
+        return (
+            f"the contents of its disks are unknown while it is bound to {driver} and shows none: "
+            "bind it to its kernel driver or, if servers may overwrite the disks, to vfio-pci",
+            None,
+        )
+    return None, known
+
+
+class DiskHistory:
+    """What a driver knows of the functions with disks; ``memory`` returns its memory."""
+
+    def __init__(self, sysfs: Sysfs, memory: Callable[[], Memory]) -> None:
+        self._sysfs = sysfs
+        self._memory = memory
+        self._contents: Mapping[str, DiskContents] = {}
+        self._empty: frozenset[str] = frozenset()  # functions, at the discovery before this one
+
+    def read(self) -> None:
+        """Read the contents of all disks; once for each discovery."""
+        self._empty = frozenset(a for a, c in self._contents.items() if c == DiskContents())
+        facts = signatures.read(self._sysfs.root)
+        self._contents = signatures.contents_by_function(self._sysfs, facts)
+
+    def find_reason(self, function: PciFunction) -> str | None:
+        """Return why an offered function must be withheld for what its disks hold, or None."""
+        contents = self._contents.get(function.address)
+        if contents is None and self._read_controller(function.address, "state") == "live":
+            contents = DiskContents()  # an NVMe controller without a namespace
+        stored = self._memory().get(_contents_key(function.address))
+        has_disks = function.class_code.startswith((_STORAGE, *_BUSES))
+        if (contents, stored) == (None, None) and not has_disks:
+            return None
+        known = self._load(stored)
+        reason, after = decide(
+            function, self._read_controller(function.address, "serial"), contents, known
+        )
+        # The kernel shows the namespaces of a drive one after another: the first may be empty.
+        first = contents == DiskContents() and function.address not in self._empty
+        if first and known is not None and known.given:
+            return None
+        self._store(function.address, after)
+        return reason
+
+    def find_contents(self, function: PciFunction) -> str | None:
+        """Return what the disks of a function hold now that withholds it, or None.
+
+        Nothing is stored: this is for another thread than that of the discovery.
+        """
+        if not function.class_code.startswith((_STORAGE, *_BUSES)):
+            return None
+        facts = signatures.read(self._sysfs.root)
+        contents = signatures.contents_by_function(self._sysfs, facts).get(function.address)
+        known = self._load(self._memory().get(_contents_key(function.address)))
+        serial = self._read_controller(function.address, "serial")
+        return None if contents is None else decide(function, serial, contents, known)[0]
+
+    def adopt(self, function: PciFunction) -> None:
+        """Remember that servers may have, and overwrite, what is on the disks of a function."""
+        if function.class_code.startswith((_STORAGE, *_BUSES)):
+            model = f"{function.vendor}:{function.product}"
+            serial = self._read_controller(function.address, "serial")
+            self._store(function.address, OfferedFunction(model, serial, given=True))
+
+    def note_use(self, function: PciFunction, reason: str) -> None:
+        """Forget that servers had the disks of a function if the host has something on them now."""
+        if _HOLDS in reason and self._memory().get(_contents_key(function.address)) is not None:
+            self._store(function.address, None)
+
+    def _store(self, address: str, known: OfferedFunction | None) -> None:
+        self._memory().put(
+            _contents_key(address), None if known is None else json.dumps(asdict(known))
+        )
+
+    def _read_controller(self, address: str, name: str) -> str | None:
+        """Return an attribute of an NVMe controller; None without the kernel driver nvme."""
+        folder = f"bus/pci/devices/{address}/nvme"
+        names = self._sysfs.list_names(folder)
+        return self._sysfs.read_text(f"{folder}/{names[0]}/{name}") if names else None
+
+    @staticmethod
+    def _load(text: str | None) -> OfferedFunction | None:
+        try:
+            found = OfferedFunction(**json.loads(text or ""))
+        except (RecursionError, TypeError, ValueError):
+            return None
+        texts_are_right = isinstance(found.model, str) and isinstance(found.serial, str | None)
+        return found if texts_are_right else None
+
+
+def _contents_key(address: str) -> str:
+    return f"disks {address}"
+
 
 MAX_ADOPTIONS = 8
 """Earlier adoptions of a function whose accepted uses are kept: the last ones may have failed."""

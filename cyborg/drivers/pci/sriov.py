@@ -62,7 +62,7 @@ def set_count(address: str, count: int, autoprobe: bool, allow_network: bool) ->
     """Call ``privileged.sriov.set_count``."""
     # Imported here: without a change of layouts, the agent does not need oslo.privsep.
     from cyborg.drivers import privileged
-    from cyborg.drivers.privileged import sriov
+    from cyborg.drivers.privileged import pci as sriov
 
     privileged.call_in_process_as_root()
     sriov.set_count(address, count, autoprobe, allow_network)

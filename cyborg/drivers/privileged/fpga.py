@@ -23,7 +23,7 @@ from pathlib import Path
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.drivers.privileged import CONTEXT
-from cyborg.drivers.privileged.attributes import write as _write
+from cyborg.drivers.privileged.files import write as _write
 from cyborg.drivers.sysfs import Sysfs
 
 # Bytes: INT_MAX is the limit of fw_get_filesystem_firmware (drivers/base/firmware_loader/main.c).

@@ -24,7 +24,7 @@ from cyborg.core.errors import DriverFailed
 from cyborg.core.log import get_logger
 from cyborg.core.text import describe
 from cyborg.drivers.host_use.check import used_functions
-from cyborg.drivers.nvme.admin import (
+from cyborg.drivers.kernel.nvme import (
     SANITIZE_METHODS,
     Controller,
     ControllerInfo,
@@ -33,7 +33,8 @@ from cyborg.drivers.nvme.admin import (
     SanitizeState,
     choose_method,
 )
-from cyborg.drivers.privileged import CONTEXT, vfio
+from cyborg.drivers.privileged import CONTEXT
+from cyborg.drivers.privileged import files as vfio
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
 LOG = get_logger(__name__)

@@ -14,8 +14,8 @@ from typing import Protocol
 
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import DriverFailed
-from cyborg.drivers.crypto import services
-from cyborg.drivers.crypto.families import QAT_CONFIGURABLE
+from cyborg.drivers.kernel import crypto as services
+from cyborg.drivers.kernel.crypto import QAT_CONFIGURABLE
 from cyborg.drivers.privileged import CONTEXT
 from cyborg.drivers.sysfs import Sysfs
 

@@ -10,6 +10,19 @@ It imports no privileged function. What each operation does follows the kernel:
 * programming of FPGAs: ``programming``;
 * virtual functions: ``virtual_functions``;
 * NVMe drives: data that a server left are simulated by a note, which an erasure removes.
+
+Simulated creation and removal of the virtual functions of a replayed host.
+
+It follows ``sriov_numvfs_store``, ``sriov_enable`` and ``pci_iov_add_virtfn`` of
+``drivers/pci/iov.c`` of Linux. New virtual functions have no kernel driver, also with
+``sriov_drivers_autoprobe``: what a kernel driver would show is not simulated.
+
+Simulated programming of the DFL cards of a replayed host.
+
+It follows ``fme_pr`` of ``drivers/fpga/dfl-fme-pr.c``, ``fpga_region_program_fpga`` of
+``fpga-region.c`` and ``dfl-afu-main.c`` of Linux: the port is put into reset, the image is loaded,
+and the port leaves the reset. After a failure the port stays in reset, ``afu_id`` cannot be read
+(EBUSY), and later images do not change that, because the resets of a port are counted.
 """
 
 import contextlib
@@ -25,9 +38,12 @@ from typing import Any
 
 from cyborg.core.capture.model import Fault, FaultKind, Operation
 from cyborg.core.errors import DriverFailed
+from cyborg.drivers.fpga.cards import MANAGERS, REGIONS, Region, read_regions
+from cyborg.drivers.fpga.images import read_header
 from cyborg.drivers.gpu.mdev import DEVICES, is_present, types_folder
 from cyborg.drivers.host_use.check import used_functions
-from cyborg.drivers.nic import interfaces
+from cyborg.drivers.kernel import interfaces
+from cyborg.drivers.pci import sriov
 from cyborg.drivers.sysfs import Sysfs
 
 _MAX_INSTANCE = re.compile(r"max_instance=([0-9]{1,4})")  # in the description of NVIDIA's types
@@ -283,3 +299,148 @@ def make_link(path: Path, target: Path) -> None:
     """Create a relative link, as the kernel has them."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.symlink_to(os.path.relpath(target, path.parent.resolve()))
+
+
+_COPIED = ("class", "numa_node", "revision", "subsystem_device", "subsystem_vendor", "vendor")
+_GROUPS = Path("kernel/iommu_groups")
+_NUMBER = re.compile(r"[0-9]{1,9}")
+
+
+class SimulatedSriov:
+    """Virtual functions in the tree of a replayed host."""
+
+    def __init__(self, kernel: SimulatedKernel) -> None:
+        self._kernel = kernel
+
+    def set_count(self, address: str, count: int, autoprobe: bool, allow_network: bool) -> None:
+        """Set the number of virtual functions of a physical function, as a ``sriov.SetCount``."""
+        # Its checks and its order of writes, on the attributes of the tree.
+        from cyborg.drivers.privileged import pci as privileged
+
+        kernel = self._kernel
+        with kernel.lock:
+            dev = kernel.root.parent / "dev"
+            self._make_group_nodes(dev / "vfio")
+            host = privileged.Host(kernel.root, dev, self._write)
+            privileged.change(host, address, count, autoprobe, allow_network)
+
+    def _make_group_nodes(self, folder: Path) -> None:
+        """Create a node for each VFIO group: no server of the replayed host has it open."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for group in self._kernel.sysfs.list_names(_GROUPS):
+            (folder / group).touch()
+
+    def _write(self, path: Path, text: str) -> None:
+        """Write an attribute of a physical function as the kernel does. Raise OSError."""
+        if path.name == sriov.NUMVFS:
+            self._change(path.parent.name, int(text))
+        else:
+            path.write_text(f"{text}\n")
+
+    def _change(self, address: str, count: int) -> None:
+        kernel = self._kernel
+        kernel.check_fault(address, Operation.CREATE if count else Operation.REMOVE)
+        folder = (kernel.root / "bus/pci/devices" / address).resolve()
+        current = interfaces.virtual_functions(kernel.sysfs, address)
+        if count and current:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        for number, virtual in current.items():
+            kernel.remove_function(virtual)
+            (folder / f"virtfn{number}").unlink()
+        if (card := kernel.sysfs.pci_function(address)) is None:
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+        predicted = sriov.predict(kernel.sysfs, card, count)
+        if len({function.address for function in predicted}) != count:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))  # the bus has no room
+        for number, function in enumerate(predicted):
+            self._create(folder, number, function.address, function.product)
+        (folder / sriov.NUMVFS).write_text(f"{count}\n")
+
+    def _create(self, card: Path, number: int, address: str, product: str) -> None:
+        root = self._kernel.root
+        folder = card.parent / address
+        (folder / "power").mkdir(parents=True)
+        (folder / "power/runtime_status").write_text("active\n")
+        for name in filter(lambda name: (card / name).is_file(), _COPIED):
+            (folder / name).write_bytes((card / name).read_bytes())
+        (folder / "device").write_text(f"0x{product}\n")
+        (folder / "reset_method").write_text("flr\n")
+        (folder / "reset").mkdir()  # it exists, and its content is unknown
+        make_link(folder / "physfn", card)
+        make_link(card / f"virtfn{number}", folder)
+        make_link(root / "bus/pci/devices" / address, folder)
+        if (card / "iommu_group").exists():
+            self._add_group(folder)
+
+    def _add_group(self, folder: Path) -> None:
+        """Give a function an IOMMU group of its own."""
+        groups = self._kernel.root / _GROUPS
+        numbers = [int(name) for name in os.listdir(groups) if _NUMBER.fullmatch(name)]
+        group = groups / str(max(numbers, default=-1) + 1)
+        make_link(group / "devices" / folder.name, folder)
+        make_link(folder / "iommu_group", group)
+
+
+_STATES = {errno.EIO: "write error"}  # of the manager after a fault; others are seen before
+
+
+class SimulatedControl:
+    """Programming in the tree of a replayed host; implements ``fpga.programmers.Control``."""
+
+    def __init__(self, kernel: SimulatedKernel) -> None:
+        self._kernel = kernel
+
+    def load_firmware(self, manager: str, image: str, path: str, size: int) -> None:
+        """Raise DriverFailed: upstream Linux has no attribute ``firmware`` to follow."""
+        raise _error(manager)
+
+    def run_tool(self, tool: str, address: str, path: str, size: int, timeout: float) -> None:
+        """Raise DriverFailed: the tools of vendors are not simulated."""
+        raise _error(address)
+
+    def reconfigure(self, fme: str, port: int, path: str, size: int, offset: int) -> None:
+        """Let a port of a DFL card show the function of a GBS file. Raise DriverFailed."""
+        kernel = self._kernel
+        with kernel.lock, failures(f"port {port} of {fme} refused the image"):
+            card, region = self._find_region(fme, port)
+            afu_id = self._find_port(card, port) / "afu_id"
+            state = kernel.root / MANAGERS / (region.manager or "") / "state"
+            function = read_header(Path(path)).function_id
+            if function is None:
+                raise DriverFailed("the image does not state the function that the port would show")
+            try:
+                kernel.check_fault(card, Operation.PROGRAM)
+            except OSError as exc:
+                # EBUSY is that of a region in use (fpga_region_get), before the port is touched.
+                if exc.errno in (errno.EIO, errno.ETIMEDOUT) and afu_id.is_file():
+                    afu_id.unlink()
+                    afu_id.mkdir()  # reads fail
+                if exc.errno in _STATES:
+                    state.write_text(f"{_STATES[exc.errno]}\n")
+                raise
+            state.write_text("operating\n")
+            if afu_id.is_file():
+                afu_id.write_text(f"{function}\n")
+
+    def _find_region(self, fme: str, port: int) -> tuple[str, Region]:
+        """Return the card and the region of a port. Raise DriverFailed."""
+        sysfs = self._kernel.sysfs
+        for card, found in read_regions(sysfs, sysfs.pci_functions()).items():
+            for region in found.regions:
+                if (region.fme, region.port) == (fme, port):
+                    return card, region
+        raise DriverFailed(f"there is no port {port} of {fme}")
+
+    def _find_port(self, card: str, port: int) -> Path:
+        """Return the folder of a port of a card: below it, or below a virtual function."""
+        sysfs, root = self._kernel.sysfs, self._kernel.root
+        functions = {card, *interfaces.virtual_functions(sysfs, card).values()}
+        for folder in (root / REGIONS).glob("*/dfl-port.*"):
+            path = folder.resolve()
+            if functions & set(path.parts) and sysfs.read_int(path / "id") == port:
+                return path
+        raise DriverFailed(f"{card} has no port {port}")
+
+
+def _error(name: str) -> DriverFailed:
+    return DriverFailed(f"{name} cannot be programmed: only DFL cards are simulated")

@@ -1,31 +1,103 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorder of what drivers read while they discover: the capture of this host, without writes.
+"""Capture files, plain or compressed by gzip, and their unpacking into a folder.
+
+Recorder of what drivers read while they discover: the capture of this host, without writes.
 
 It runs each installed driver with options that select every device, and records the files, folders
 and links that ``drivers.sysfs`` reads. So the capture has what these drivers need, and a driver
 that reads more than these did needs a new capture.
 """
 
+import contextlib
 import errno
+import gzip
+import io
 import os
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cyborg.core.capture import model
 from cyborg.core.capture.model import MAX_FILE, Capture, Folder, check
 from cyborg.core.drivers.registry import Support
-from cyborg.core.errors import CyborgError
+from cyborg.core.errors import CyborgError, Invalid
 from cyborg.core.inventory.device import Device
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import Driver, MeasureInterface, PartitionInterface
 from cyborg.drivers.generic import PciDriver
-from cyborg.drivers.gpu.nvml import NoNvml, Nvml, NvmlLibrary, is_known
-from cyborg.drivers.pci import health, hwdb
+from cyborg.drivers.kernel.nvml import NoNvml, Nvml, NvmlLibrary, is_known
+from cyborg.drivers.pci import classes as hwdb
+from cyborg.drivers.pci import health
 from cyborg.drivers.pci.classes import is_gpu
 from cyborg.drivers.sysfs import Sysfs, observed_by
 
 LOG = get_logger(__name__)
+
+_GZIP = b"\x1f\x8b"
+SUFFIX = ".gz"
+"""Files with this suffix are written with compression."""
+
+
+def load_capture(path: Path) -> Capture:
+    """Return the capture in a file. Raise Invalid with the reason, or OSError."""
+    with path.open("rb") as file:
+        data = file.read(model.MAX_TEXT + 1)
+    if data.startswith(_GZIP):
+        try:
+            with gzip.open(io.BytesIO(data)) as stream:
+                data = stream.read(model.MAX_TEXT + 1)
+        except (OSError, EOFError, zlib.error) as exc:
+            raise Invalid(f"{path}: {exc}", field="capture") from exc
+    try:
+        return model.parse(data.decode())
+    except UnicodeDecodeError as exc:
+        raise Invalid(f"{path}: it is no text in UTF-8", field="capture") from exc
+    except Invalid as exc:
+        raise Invalid(f"{path}: {exc.message}", field="capture") from exc
+
+
+def save_capture(capture: Capture, path: Path) -> int:
+    """Write a capture to a new file that only its owner can read; return its size in bytes.
+
+    Raise Invalid if it is too large, and OSError, also if the file exists.
+    """
+    data = "".join(model.dump(capture)).encode()
+    if len(data) > model.MAX_TEXT:
+        raise Invalid(
+            f"the capture has {len(data)} bytes, expected up to {model.MAX_TEXT}", field="capture"
+        )
+    if path.name.endswith(SUFFIX):
+        data = gzip.compress(data, mtime=0)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(data)
+    return len(data)
+
+
+def unpack(capture: Capture, root: Path) -> None:
+    """Write the tree of a capture below a folder; links that exist stay. Raise OSError.
+
+    A file whose content is unknown becomes an empty folder: its name exists, and reading it fails,
+    so that no wrong content is read. Links are created last, so that nothing is written through a
+    link.
+    """
+    for path, folder in capture.folders.items():
+        here = root / path
+        here.mkdir(parents=True, exist_ok=True)
+        for name, content in folder.files.items():
+            if content is None:
+                (here / name).mkdir(exist_ok=True)
+            else:
+                (here / name).write_bytes(content)
+    for path, folder in capture.folders.items():
+        for name, target in folder.links.items():
+            with contextlib.suppress(FileExistsError):
+                (root / path / name).symlink_to(target)
+    for top in ("sys/bus/pci/devices", "proc"):
+        (root / top).mkdir(parents=True, exist_ok=True)
+
 
 _MAX_LINKS = 40  # on one path, as the kernel permits
 _INDEX = "lib/modules/"

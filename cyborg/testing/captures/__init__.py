@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from cyborg.core.capture.model import Capture, merge
-from cyborg.drivers.replay.files import load_capture
+from cyborg.drivers.replay.recorder import load_capture
 
 FOLDER = Path(__file__).parent
 

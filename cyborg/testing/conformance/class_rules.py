@@ -17,8 +17,7 @@ from cyborg.core.drivers.registry import LISTS, Support
 from cyborg.core.errors import CyborgError
 from cyborg.core.inventory.device import Ability, DeviceType
 from cyborg.drivers.base import ABILITY_INTERFACES, Driver, Kind, Option
-from cyborg.testing.conformance.environment import Environment, RuleViolated, describe_failure
-from cyborg.testing.conformance.rules import rule
+from cyborg.testing.conformance.environment import Environment, RuleViolated, describe_failure, rule
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 _OPTION = re.compile(r"[a-z][a-z0-9_]*")

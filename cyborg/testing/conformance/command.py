@@ -14,7 +14,7 @@ from typing import Any
 from cyborg.agent.backends.factory import NAMESPACE, options_of
 from cyborg.core import external as protocol
 from cyborg.core.errors import Misconfigured, TimedOut
-from cyborg.testing.conformance.environment import DriverUnderTest, Environment
+from cyborg.testing.conformance.environment import RULES, DriverUnderTest, Environment
 from cyborg.testing.conformance.hosts import (
     HostResults,
     find_hosts,
@@ -31,7 +31,6 @@ from cyborg.testing.conformance.kit import (
     run_rules,
     run_rules_on_external,
 )
-from cyborg.testing.conformance.rules import RULES
 
 
 def main(argv: list[str] | None = None) -> int:

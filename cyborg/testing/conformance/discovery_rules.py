@@ -14,8 +14,8 @@ from cyborg.testing.conformance.environment import (
     RuleViolated,
     describe_failure,
     require_devices,
+    rule,
 )
-from cyborg.testing.conformance.rules import rule
 
 MAX_PROVIDER = 200  # characters: the limit of Placement for the name of a provider
 MAX_HOST = MAX_PROVIDER - MAX_ADDRESS - 1

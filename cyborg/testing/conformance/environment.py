@@ -3,6 +3,8 @@
 
 A Python audit hook receives every opened file, started process and connected socket. It does not
 receive the actions of C libraries, so the kit cannot detect them.
+
+Registry of the conformance rules; the import of a module with rules adds its rules.
 """
 
 import os
@@ -17,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cyborg.core.inventory.device import AttachHandle, Deployable, Device
+from cyborg.core.inventory.device import Ability, AttachHandle, Deployable, Device
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.base import Driver, VolatileMemory
 
@@ -309,3 +311,51 @@ def describe_failure(call: CallResult) -> str:
 
 def _shown(args: tuple[Any, ...]) -> str:
     return ", ".join(repr(a) for a in args[:2] if a is not None and a != -1)[:200]
+
+
+RuleCheck = Callable[[Environment], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A requirement for drivers.
+
+    ``source`` is the member of ``cyborg.drivers.base`` that defines the requirement. The rule
+    applies only to drivers that claim ``ability`` and implement ``protocol``; None means no such
+    condition. Rules with ``changes_host`` or ``needs_image`` run only on request. Rules with
+    ``needs_class`` inspect a Python class. ``check`` raises RuleViolated. It raises RuleBlocked if
+    a violation of another rule prevents the check.
+    """
+
+    name: str
+    sentence: str
+    source: str
+    check: RuleCheck
+    ability: Ability | None = None
+    changes_host: bool = False
+    needs_image: bool = False
+    protocol: type | None = None
+    needs_class: bool = False
+
+
+RULES: list[Rule] = []
+
+
+def rule(
+    sentence: str,
+    source: str,
+    ability: Ability | None = None,
+    *,
+    changes_host: bool = False,
+    needs_image: bool = False,
+    protocol: type | None = None,
+    needs_class: bool = False,
+) -> Callable[[RuleCheck], RuleCheck]:
+    """Register a function as a rule; the name of the function is the name of the rule."""
+
+    def add(judge: RuleCheck) -> RuleCheck:
+        conditions = (ability, changes_host, needs_image, protocol, needs_class)
+        RULES.append(Rule(judge.__name__, sentence, source, judge, *conditions))
+        return judge
+
+    return add

@@ -16,13 +16,11 @@ from typing import Any
 from cyborg.core.errors import Invalid, Misconfigured
 from cyborg.core.inventory.device import Device
 from cyborg.drivers.base import Option
-from cyborg.drivers.replay.files import load_capture, unpack
-from cyborg.drivers.replay.recorder import options_for_capture
+from cyborg.drivers.replay.recorder import load_capture, options_for_capture, unpack
 from cyborg.drivers.sysfs import Sysfs
 from cyborg.testing import captures, machine
-from cyborg.testing.conformance.environment import DriverUnderTest, Environment, RuleBlocked
+from cyborg.testing.conformance.environment import RULES, DriverUnderTest, Environment, RuleBlocked
 from cyborg.testing.conformance.kit import Check, Outcome, Result
-from cyborg.testing.conformance.rules import RULES
 
 _CAPTURES = (".jsonl", ".jsonl.gz")
 _MACHINE = ".json"

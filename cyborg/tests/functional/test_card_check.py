@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cyborg.drivers.replay.files import load_capture
+from cyborg.drivers.replay.recorder import load_capture
 from cyborg.testing import captures
 from cyborg.tests.fixtures.clouds.web_servers import ROOT
 

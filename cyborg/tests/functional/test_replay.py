@@ -12,7 +12,7 @@ import pytest
 from cyborg.cli import app
 from cyborg.core.capture.model import select_device
 from cyborg.db import schema
-from cyborg.drivers.replay.files import unpack
+from cyborg.drivers.replay.recorder import unpack
 from cyborg.testing import captures
 from cyborg.testing.fake_nova import FakeNova, serve_nova
 from cyborg.tests.fixtures.databases import rows

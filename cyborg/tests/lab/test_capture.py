@@ -11,8 +11,8 @@ from cyborg.drivers.base import Driver
 from cyborg.drivers.crypto.driver import CryptoDriver
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.nvme.driver import NvmeDriver
-from cyborg.drivers.replay.files import load_capture
 from cyborg.drivers.replay.host import ReplayedHost
+from cyborg.drivers.replay.recorder import load_capture
 from cyborg.tests.fixtures.machine import guest
 
 pytestmark = [pytest.mark.lab, pytest.mark.long]

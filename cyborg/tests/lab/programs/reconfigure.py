@@ -19,7 +19,7 @@ from typing import Any
 from cyborg.agent.backends.memory import MemoryFile
 from cyborg.core.errors import DriverFailed
 from cyborg.core.jobs.job import WorkItem
-from cyborg.drivers.fpga import gbs
+from cyborg.drivers.fpga import images as gbs
 from cyborg.drivers.fpga.driver import FpgaDriver
 from cyborg.drivers.sysfs import Sysfs
 from cyborg.tests.fixtures.hosts.directory_images import DirectoryImages

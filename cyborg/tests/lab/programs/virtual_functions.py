@@ -15,7 +15,8 @@ from cyborg.core.errors import DriverFailed
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers import privileged
 from cyborg.drivers.generic import GenericDriver
-from cyborg.drivers.privileged import pci_reset, reset_check
+from cyborg.drivers.privileged import files as reset_check
+from cyborg.drivers.privileged import pci as pci_reset
 from cyborg.tests.lab.programs.drive import load_driver
 
 

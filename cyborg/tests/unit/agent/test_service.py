@@ -21,7 +21,7 @@ from cyborg.core.capture.model import Uevent
 from cyborg.core.drivers.desired_state import DesiredStatus
 from cyborg.core.errors import Misconfigured
 from cyborg.core.inventory.device import Ability
-from cyborg.drivers.replay.files import save_capture
+from cyborg.drivers.replay.recorder import save_capture
 from cyborg.rpc.client import make_agent_client
 from cyborg.testing import captures
 from cyborg.tests.fixtures.bus.broker import Bus

@@ -12,7 +12,7 @@ from cyborg.core.drivers.registry import HIDDEN, Option, Source, list_settings
 from cyborg.core.inventory import report
 from cyborg.core.inventory.report import BackendState
 from cyborg.drivers.fake import FakeDriver
-from cyborg.testing.host_tree import HostTree
+from cyborg.testing.machine import HostTree
 from cyborg.tests.fixtures.hosts.reconciler_host import ConductorDouble, ReconcilerHost, StartHost
 from cyborg.tests.fixtures.hosts.scripted_driver import CallRecorder
 

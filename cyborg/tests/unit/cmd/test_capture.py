@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cyborg.cmd.capture import main
-from cyborg.drivers.replay.files import load_capture
 from cyborg.drivers.replay.host import ReplayedHost
+from cyborg.drivers.replay.recorder import load_capture
 from cyborg.testing import captures
 
 
@@ -16,7 +16,7 @@ from cyborg.testing import captures
 def root(tmp_path: Path) -> Path:
     """Return the sysfs of a host with drives."""
     (tmp_path / "host").mkdir()
-    from cyborg.drivers.replay.files import unpack
+    from cyborg.drivers.replay.recorder import unpack
 
     unpack(captures.load("nvme"), tmp_path / "host")
     return tmp_path / "host/sys"

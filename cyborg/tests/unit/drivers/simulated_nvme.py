@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cyborg.core.errors import DriverFailed
-from cyborg.drivers.nvme.admin import Controller
+from cyborg.drivers.kernel.nvme import Controller
 from cyborg.drivers.nvme.driver import NvmeDriver
 
 

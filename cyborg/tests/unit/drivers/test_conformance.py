@@ -27,9 +27,9 @@ from cyborg.drivers.nvme.driver import NvmeDriver
 from cyborg.drivers.pci.health import CHECKS
 from cyborg.testing.conformance import environment
 from cyborg.testing.conformance.command import main
+from cyborg.testing.conformance.environment import RULES
 from cyborg.testing.conformance.kit import Outcome, Result, conformance, format_table, run_rules
-from cyborg.testing.conformance.rules import RULES
-from cyborg.testing.host_tree import HostTree
+from cyborg.testing.machine import HostTree
 from cyborg.testing.sysfs_tree import SysfsTree
 from cyborg.tests.unit.drivers import bad_drivers
 from cyborg.tests.unit.drivers.bad_drivers import (

@@ -19,12 +19,14 @@ from cyborg.drivers.crypto.driver import CryptoDriver
 from cyborg.drivers.fpga.driver import FpgaDriver
 from cyborg.drivers.generic import GenericDriver, PciDriver
 from cyborg.drivers.gpu.driver import GpuDriver
+from cyborg.drivers.kernel.nvme import Method
 from cyborg.drivers.nic.driver import NicDriver
-from cyborg.drivers.nvme.admin import Method
 from cyborg.drivers.nvme.driver import NvmeDriver
-from cyborg.drivers.privileged import CONTEXT, fpga, mdev, nvme, qat, sriov
+from cyborg.drivers.privileged import CONTEXT, fpga, nvme, qat
+from cyborg.drivers.privileged import gpu as mdev
+from cyborg.drivers.privileged import pci as sriov
 from cyborg.testing.conformance.environment import CallResult, DriverUnderTest, Environment
-from cyborg.testing.host_tree import HostTree
+from cyborg.testing.machine import HostTree
 
 DRIVE, CARD, GPU, ACCELERATOR = "0000:01:00.0", "0000:02:00.0", "0000:03:00.0", "0000:04:00.0"
 PROGRAMMABLE = "0000:05:00.0"

@@ -8,7 +8,7 @@ import pytest
 from cyborg.core.errors import Misconfigured
 from cyborg.core.inventory.device import Device, DeviceType, HandleType
 from cyborg.drivers.generic import GenericDriver
-from cyborg.drivers.pci.hwdb import Names
+from cyborg.drivers.pci.classes import Names
 from cyborg.testing.sysfs_tree import SysfsTree
 
 PF = "0000:3d:00.0"

@@ -8,7 +8,7 @@ import pytest
 
 from cyborg.core.errors import DriverFailed, Misconfigured
 from cyborg.drivers.generic import GenericDriver
-from cyborg.testing.host_tree import HostTree
+from cyborg.testing.machine import HostTree
 
 QAT, GPU, BRIDGE, NONE = "0000:01:00.0", "0000:02:00.0", "0000:03:00.0", "0000:09:00.0"
 

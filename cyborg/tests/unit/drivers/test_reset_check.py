@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cyborg.core.errors import DriverFailed
-from cyborg.drivers.privileged import CONTEXT, pci_reset, reset_check
-from cyborg.drivers.privileged.reset_check import find_message_data, set_mark
-from cyborg.testing.host_tree import HostTree
+from cyborg.drivers.privileged import CONTEXT
+from cyborg.drivers.privileged import files as reset_check
+from cyborg.drivers.privileged import pci as pci_reset
+from cyborg.drivers.privileged.files import find_message_data, set_mark
+from cyborg.testing.machine import HostTree
 
 ADDRESS = "0000:3d:00.0"
 PM, EXPRESS = 0x01, 0x10

@@ -15,7 +15,7 @@ from cyborg import os_acc
 from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.core.inventory.device import HandleType
 from cyborg.os_acc import plugin
-from cyborg.os_acc.pci import PciPlugin
+from cyborg.os_acc.plugin import PciPlugin
 from cyborg.tests.unit.os_acc.samples import CARD, make_arq
 
 USB = """

@@ -15,7 +15,7 @@ from cyborg.core.errors import CyborgError, DriverFailed, Invalid, NotFound, Una
 from cyborg.core.inventory.device import AttachHandle, HandleType
 from cyborg.core.naming import handle_uuid
 from cyborg.drivers.generic import GenericDriver
-from cyborg.testing.host_tree import HostTree
+from cyborg.testing.machine import HostTree
 from cyborg.tests.fixtures.hosts.fake_hypervisor import (
     OTHER,
     SERVER,

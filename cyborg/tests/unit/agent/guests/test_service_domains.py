@@ -14,7 +14,7 @@ from cyborg.core.errors import Unavailable
 from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.host_use import domains
-from cyborg.testing.host_tree import HostTree
+from cyborg.testing.machine import HostTree
 from cyborg.tests.fixtures.bus.broker import Bus
 from cyborg.tests.fixtures.machine.processes import wait_until
 

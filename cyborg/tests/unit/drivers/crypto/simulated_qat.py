@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cyborg.drivers.crypto import services
 from cyborg.drivers.crypto.driver import CryptoDriver
+from cyborg.drivers.kernel import crypto as services
 from cyborg.drivers.privileged import qat
-from cyborg.testing.host_tree import HostTree
+from cyborg.testing.machine import HostTree
 
 QAT, OLD_QAT, VIRTIO, CCP, PSP = (f"0000:0{n}:00.0" for n in range(1, 6))
 

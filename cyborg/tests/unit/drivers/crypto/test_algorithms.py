@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cyborg.core.inventory import capability
 from cyborg.drivers.crypto import algorithms
 from cyborg.drivers.crypto.algorithms import Algorithm, build_tree, parse, parse_name
-from cyborg.drivers.crypto.families import CCP, QAT, VIRTIO
+from cyborg.drivers.kernel.crypto import CCP, QAT, VIRTIO
 from cyborg.tests.unit.drivers.crypto.simulated_qat import make_record
 
 CBC = ("cbc(aes)", "virtio_crypto_aes_cbc", "virtio_crypto", "skcipher")

@@ -12,9 +12,9 @@ from cyborg.core.inventory.device import Ability, Device, DeviceType, Health
 from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.crypto.driver import KERNEL_USE_HOLD, CryptoDriver
-from cyborg.drivers.crypto.families import FAMILIES, QAT_CONFIGURABLE
+from cyborg.drivers.kernel.crypto import FAMILIES, QAT_CONFIGURABLE
 from cyborg.testing.conformance.kit import Outcome, run_rules
-from cyborg.testing.host_tree import HostTree
+from cyborg.testing.machine import HostTree
 from cyborg.tests.unit.drivers.crypto.simulated_qat import (
     CCP,
     CCP_ALGORITHMS,

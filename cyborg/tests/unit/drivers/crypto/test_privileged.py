@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from cyborg.core.errors import DriverFailed, Invalid
-from cyborg.drivers.crypto import services
+from cyborg.drivers.kernel import crypto as services
 from cyborg.drivers.privileged import CONTEXT, qat
-from cyborg.testing.host_tree import HostTree
+from cyborg.testing.machine import HostTree
 from cyborg.tests.unit.drivers.crypto.simulated_qat import (
     OLD_QAT,
     QAT,

@@ -19,7 +19,7 @@ import pytest
 from cyborg.drivers.fpga.driver import FpgaDriver
 from cyborg.drivers.fpga.programmers import HostControl
 from cyborg.drivers.privileged import CONTEXT, fpga
-from cyborg.testing.host_tree import HostTree
+from cyborg.testing.machine import HostTree
 
 PLAIN, PAC, USER, MANAGEMENT = "0000:03:00.0", "0000:5e:00.0", "0000:b3:00.1", "0000:b3:00.0"
 INTERFACE = "69528db6eb31577a8c3668f9faa081f6"

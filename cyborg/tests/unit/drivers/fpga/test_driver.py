@@ -12,11 +12,11 @@ from cyborg.core.errors import DriverFailed, Misconfigured
 from cyborg.core.inventory.device import Ability, Deployable, Device, DeviceType, Health
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.base import Memory
+from cyborg.drivers.fpga.cards import FAMILIES
 from cyborg.drivers.fpga.driver import FpgaDriver
-from cyborg.drivers.fpga.families import FAMILIES
-from cyborg.drivers.fpga.records import Record, RecordStore
+from cyborg.drivers.fpga.loader import Record, RecordStore
 from cyborg.testing.conformance.kit import Outcome, run_rules
-from cyborg.testing.host_tree import HostTree
+from cyborg.testing.machine import HostTree
 from cyborg.tests.fixtures.hosts.directory_images import DirectoryImages
 from cyborg.tests.unit.drivers.fpga.simulated_fpga import (
     INTERFACE,

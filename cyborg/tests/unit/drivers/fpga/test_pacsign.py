@@ -8,7 +8,7 @@ import pytest
 
 from cyborg.core.errors import DriverFailed
 from cyborg.core.jobs.job import WorkItem
-from cyborg.drivers.fpga.pacsign import BLOCKS, SIGNED_MAGIC, check_image
+from cyborg.drivers.fpga.images import BLOCKS, SIGNED_MAGIC, check_image
 from cyborg.tests.fixtures.hosts.directory_images import DirectoryImages
 from cyborg.tests.fixtures.hosts.gbs import make_gbs
 from cyborg.tests.unit.drivers.fpga.simulated_fpga import (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cyborg.drivers.gpu import nvml
+from cyborg.drivers.kernel import nvml
 
 SOURCE = Path(__file__).with_name("nvml_library.c")
 

@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from cyborg.drivers.gpu.driver import GpuDriver
-from cyborg.drivers.privileged import CONTEXT, mdev, mig
+from cyborg.drivers.privileged import CONTEXT
+from cyborg.drivers.privileged import gpu as mdev
+from cyborg.drivers.privileged import gpu as mig
 from cyborg.testing.sysfs_tree import SysfsTree
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\n?")

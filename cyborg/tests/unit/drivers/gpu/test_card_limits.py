@@ -9,8 +9,8 @@ from cyborg.core.errors import Misconfigured
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.gpu.mdev import Slot, SlotPlan, limit_slots
-from cyborg.drivers.gpu.nvml import GpuFacts
-from cyborg.testing.host_tree import HostTree
+from cyborg.drivers.kernel.nvml import GpuFacts
+from cyborg.testing.machine import HostTree
 from cyborg.tests.unit.drivers.gpu.simulated_gpu import PrivilegedControl, SimulatedKernel
 
 CARD, TYPE = "0000:6e:00.0", "nvidia-561"

@@ -16,7 +16,7 @@ from cyborg.core.naming import handle_uuid
 from cyborg.drivers.generic import GenericDriver, PciDriver
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.gpu.mdev import MAX_SLOTS, read_types
-from cyborg.drivers.privileged import mdev
+from cyborg.drivers.privileged import gpu as mdev
 from cyborg.drivers.sysfs import Sysfs
 from cyborg.tests.unit.drivers.gpu.simulated_gpu import SimulatedGpuDriver, SimulatedKernel
 

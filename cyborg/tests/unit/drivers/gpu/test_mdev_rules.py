@@ -7,7 +7,7 @@ import pytest
 
 from cyborg.core.errors import Misconfigured
 from cyborg.drivers.gpu.driver import GpuDriver
-from cyborg.testing.host_tree import HostTree
+from cyborg.testing.machine import HostTree
 
 
 def test_rule_for_mediated_devices_does_not_select_other_functions(tmp_path: Path) -> None:

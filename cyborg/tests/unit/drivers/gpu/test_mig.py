@@ -14,10 +14,10 @@ from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.core.inventory.device import Ability, Device, Layout
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.gpu import mig as mig_layouts
-from cyborg.drivers.gpu import nvml
 from cyborg.drivers.gpu.driver import GpuDriver
-from cyborg.drivers.gpu.nvml import GpuFacts, NvmlLibrary
-from cyborg.drivers.privileged import mig
+from cyborg.drivers.kernel import nvml
+from cyborg.drivers.kernel.nvml import GpuFacts, NvmlLibrary
+from cyborg.drivers.privileged import gpu as mig
 from cyborg.testing.conformance.kit import Outcome, run_rules
 from cyborg.tests.unit.drivers.gpu.simulated_gpu import PrivilegedControl, SimulatedKernel
 

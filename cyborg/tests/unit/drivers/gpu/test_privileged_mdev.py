@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cyborg.core.errors import DriverFailed, Invalid
-from cyborg.drivers.privileged import attributes
-from cyborg.drivers.privileged import mdev as privileged
+from cyborg.drivers.privileged import files as attributes
+from cyborg.drivers.privileged import gpu as privileged
 from cyborg.tests.unit.drivers.gpu.simulated_gpu import SimulatedKernel
 
 UUID = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"

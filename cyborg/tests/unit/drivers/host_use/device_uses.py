@@ -4,7 +4,7 @@
 import os
 from collections.abc import Sequence
 
-from cyborg.testing.host_tree import HostTree
+from cyborg.testing.machine import HostTree
 from cyborg.tests.unit.drivers.host_use.steps import (
     FOLDER,
     A,

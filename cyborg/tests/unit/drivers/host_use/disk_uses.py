@@ -3,7 +3,7 @@
 
 from collections.abc import Sequence
 
-from cyborg.testing.host_tree import HostTree
+from cyborg.testing.machine import HostTree
 from cyborg.tests.unit.drivers.host_use.steps import (
     FOLDER,
     A,

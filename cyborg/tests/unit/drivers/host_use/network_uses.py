@@ -3,10 +3,9 @@
 
 from collections.abc import Sequence
 
-from cyborg.drivers.host_use import rtnetlink
-from cyborg.drivers.host_use.networks import ACTIVE_PORT
-from cyborg.drivers.host_use.rtnetlink import Link, Route
-from cyborg.testing.host_tree import HostTree
+from cyborg.drivers.host_use import networks as rtnetlink
+from cyborg.drivers.host_use.networks import ACTIVE_PORT, Link, Route
+from cyborg.testing.machine import HostTree
 from cyborg.tests.unit.drivers.host_use.steps import Use, add_nic, set_up
 
 

@@ -4,7 +4,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cyborg.testing.host_tree import HostTree
+from cyborg.testing.machine import HostTree
 
 A = "0000:01:00.0"
 """The function that the host uses; its interface is eth0, or its disk is nvme0n1 or sda."""

@@ -9,7 +9,7 @@ from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.host_use.check import used_functions
 from cyborg.drivers.host_use.networks import NetworkUse
-from cyborg.testing.host_tree import HostTree
+from cyborg.testing.machine import HostTree
 
 A, B, C = "0000:01:00.0", "0000:02:00.0", "0000:03:00.0"
 BUS = "pci0000:00"

@@ -18,7 +18,7 @@ from cyborg.drivers.host_use.domains import DomainFacts
 from cyborg.drivers.nvme.driver import NvmeDriver
 from cyborg.drivers.replay.recorder import Recorder
 from cyborg.drivers.sysfs import LOCAL_ROOT, Sysfs, observed_by
-from cyborg.testing.host_tree import HostTree
+from cyborg.testing.machine import HostTree
 
 A, B = "0000:01:00.0", "0000:02:00.0"
 ADDRESS = "<address domain='0x0000' bus='0x01' slot='0x00' function='0x{}'/>"

@@ -17,7 +17,7 @@ from cyborg.drivers.host_use.open_nodes import SharedScan
 from cyborg.drivers.host_use.processes import IGNORED, ProcessFacts, ProcessReader
 from cyborg.drivers.replay.recorder import Recorder
 from cyborg.drivers.sysfs import LOCAL_ROOT, Sysfs, observed_by
-from cyborg.testing.host_tree import HostTree
+from cyborg.testing.machine import HostTree
 
 A, B, C = "0000:01:00.0", "0000:02:00.0", "0000:03:00.0"
 NOBODY = 65534

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cyborg.drivers.host_use import rtnetlink
-from cyborg.drivers.host_use.rtnetlink import Link, NetworkFacts, Route, summarize
+from cyborg.drivers.host_use import networks as rtnetlink
+from cyborg.drivers.host_use.networks import Link, NetworkFacts, Route, summarize
 from cyborg.drivers.replay.recorder import Recorder
 from cyborg.drivers.sysfs import LOCAL_ROOT, observed_by
 

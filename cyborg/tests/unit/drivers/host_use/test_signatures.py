@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from cyborg.drivers.host_use import blkid, signatures
+from cyborg.drivers.host_use import signatures
+from cyborg.drivers.host_use import signatures as blkid
 from cyborg.drivers.host_use.signatures import DiskContents, SignatureFacts
 from cyborg.drivers.sysfs import Sysfs
-from cyborg.testing.host_tree import HostTree
+from cyborg.testing.machine import HostTree
 from cyborg.tests.fixtures.hosts import disk_contents
 
 A, B = "0000:01:00.0", "0000:02:00.0"

@@ -9,7 +9,7 @@ import pytest
 from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.drivers.generic import GenericDriver
-from cyborg.testing.host_tree import HostTree
+from cyborg.testing.machine import HostTree
 from cyborg.tests.unit.drivers.host_use.steps import A, Use
 from cyborg.tests.unit.drivers.host_use.uses import USES
 

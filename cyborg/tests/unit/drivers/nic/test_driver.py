@@ -11,7 +11,7 @@ from cyborg.core.inventory.device import Ability, Device, DeviceType, Health
 from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.nic.driver import NicDriver
-from cyborg.drivers.privileged import sriov
+from cyborg.drivers.privileged import pci as sriov
 from cyborg.testing.conformance.kit import Outcome, run_rules
 from cyborg.tests.unit.drivers.sriov.simulated_sriov import CARD, VIRTUAL, SimulatedSriov
 

@@ -9,7 +9,7 @@ import pytest
 from cyborg.agent.backends.memory import MemoryFile
 from cyborg.core.inventory.device import Device
 from cyborg.drivers.nvme.driver import NvmeDriver, resource_class_of
-from cyborg.testing.host_tree import HostTree
+from cyborg.testing.machine import HostTree
 
 DRIVE = "0000:01:00.0"
 CONTROLLER = f"devices/pci0000:00/{DRIVE}/nvme/nvme0"

@@ -15,11 +15,11 @@ from cyborg.core.errors import DriverFailed, Invalid, Misconfigured
 from cyborg.core.inventory.device import Ability, Device
 from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.core.jobs.job import WorkItem
-from cyborg.drivers.nvme.admin import Controller, ControllerInfo, Method, SanitizeState
+from cyborg.drivers.kernel.nvme import Controller, ControllerInfo, Method, SanitizeState
 from cyborg.drivers.nvme.driver import NvmeDriver
 from cyborg.drivers.privileged import CONTEXT
 from cyborg.drivers.privileged import nvme as privileged
-from cyborg.testing.host_tree import HostTree
+from cyborg.testing.machine import HostTree
 from cyborg.tests.unit.drivers.simulated_nvme import ListedController
 
 DRIVE, QAT, RAID = "0000:01:00.0", "0000:02:00.0", "0000:03:00.0"

@@ -18,9 +18,8 @@ from cyborg.drivers.crypto.driver import CryptoDriver
 from cyborg.drivers.fpga.driver import FpgaDriver
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.gpu.driver import GpuDriver
-from cyborg.drivers.nic.driver import NicDriver
-from cyborg.drivers.nvme import admin as nvme_admin
-from cyborg.drivers.nvme.admin import (
+from cyborg.drivers.kernel import nvme as nvme_admin
+from cyborg.drivers.kernel.nvme import (
     SANITIZE_METHODS,
     ControllerInfo,
     Method,
@@ -29,11 +28,12 @@ from cyborg.drivers.nvme.admin import (
     find_mismatch,
     permitted_methods,
 )
+from cyborg.drivers.nic.driver import NicDriver
 from cyborg.drivers.nvme.driver import NvmeDriver
 from cyborg.drivers.pci.rules import ErasePolicy
 from cyborg.drivers.privileged import CONTEXT
 from cyborg.drivers.privileged import nvme as privileged
-from cyborg.testing.host_tree import HostTree
+from cyborg.testing.machine import HostTree
 
 DRIVE = "0000:01:00.0"
 PRIVATE = NamespaceInfo(shared=False, format_bits=0)

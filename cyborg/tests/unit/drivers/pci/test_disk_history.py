@@ -12,7 +12,7 @@ from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.drivers.base import Driver
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.nvme.driver import NvmeDriver
-from cyborg.testing.host_tree import HostTree
+from cyborg.testing.machine import HostTree
 
 DRIVE, HBA = "0000:01:00.0", "0000:02:00.0"
 TABLE = "nvme0n1 holds a partition table (gpt); erase it, for example with wipefs, or adopt the "

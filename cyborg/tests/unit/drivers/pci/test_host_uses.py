@@ -12,7 +12,7 @@ from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.drivers.base import VolatileMemory
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.host_use.networks import ACTIVE_PORT
-from cyborg.testing.host_tree import HostTree
+from cyborg.testing.machine import HostTree
 
 NIC, GPU, DRIVE, VF = "0000:01:00.0", "0000:02:00.0", "0000:03:00.0", "0000:01:10.0"
 

@@ -10,7 +10,7 @@ from cyborg.core.inventory.device import Device
 from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.sysfs import Sysfs
-from cyborg.testing.host_tree import HostTree
+from cyborg.testing.machine import HostTree
 from cyborg.testing.sysfs_tree import SysfsTree
 
 PF, SECOND, OTHER = "0000:3d:00.0", "0000:3d:00.1", "0000:3e:00.0"

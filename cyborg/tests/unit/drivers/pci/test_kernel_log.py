@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cyborg.core.inventory.device_state import HEALTHY
-from cyborg.drivers.pci.kernel_log import FATAL_XIDS, XidLog
+from cyborg.drivers.pci.health import FATAL_XIDS, XidLog
 
 GPU = "0000:3b:00.0"
 

@@ -16,9 +16,10 @@ from cyborg.drivers.generic import GenericDriver, PciDriver
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.nvme.driver import NvmeDriver
 from cyborg.drivers.pci.reset import ResetPolicy, Resetter
-from cyborg.drivers.privileged import CONTEXT, pci_reset
+from cyborg.drivers.privileged import CONTEXT
+from cyborg.drivers.privileged import pci as pci_reset
 from cyborg.testing.conformance.kit import Outcome, run_rules
-from cyborg.testing.host_tree import HostTree
+from cyborg.testing.machine import HostTree
 
 FREE, CARD, BOUND = "0000:3d:00.0", "0000:3e:00.0", "0000:3f:00.0"
 UNTOUCHED, RESET = "\n", "1"

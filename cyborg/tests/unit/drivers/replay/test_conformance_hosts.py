@@ -17,10 +17,10 @@ import pytest
 from cyborg.agent.backends.catalogue import NAMESPACE
 from cyborg.core.inventory.device import Device
 from cyborg.drivers.base import Driver, MeasureInterface, PartitionInterface
-from cyborg.drivers.replay.files import save_capture
-from cyborg.drivers.replay.recorder import record_host
+from cyborg.drivers.replay.recorder import record_host, save_capture
 from cyborg.testing import captures, machine
 from cyborg.testing.conformance.command import main
+from cyborg.testing.conformance.environment import RULES
 from cyborg.testing.conformance.hosts import (
     find_hosts,
     options_of_host,
@@ -29,7 +29,6 @@ from cyborg.testing.conformance.hosts import (
     sysfs_of,
 )
 from cyborg.testing.conformance.kit import Outcome
-from cyborg.testing.conformance.rules import RULES
 from cyborg.tests.unit.drivers import bad_drivers
 
 DRIVERS: Sequence[type[Driver]] = [

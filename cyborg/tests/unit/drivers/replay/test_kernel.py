@@ -243,7 +243,8 @@ def test_link_of_a_capture_cannot_lead_out_of_the_tree(tmp_path: Path) -> None:
 
 
 def test_denied_privileged_functions_fail_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cyborg.drivers.privileged import mdev, nvme, qat
+    from cyborg.drivers.privileged import gpu as mdev
+    from cyborg.drivers.privileged import nvme, qat
 
     monkeypatch.setattr(privileged.CONTEXT, "client_mode", False)
     privileged.deny_calls("a test")

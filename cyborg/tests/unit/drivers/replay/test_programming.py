@@ -14,7 +14,7 @@ from cyborg.core.inventory.device import Deployable, Health
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.fpga.driver import FpgaDriver
 from cyborg.drivers.replay.host import ReplayedHost
-from cyborg.drivers.replay.programming import SimulatedControl
+from cyborg.drivers.replay.kernel import SimulatedControl
 from cyborg.testing import captures
 from cyborg.tests.fixtures.hosts.directory_images import DirectoryImages
 from cyborg.tests.fixtures.hosts.gbs import make_gbs

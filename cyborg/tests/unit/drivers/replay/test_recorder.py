@@ -17,13 +17,12 @@ from cyborg.drivers.fake import FakeDriver
 from cyborg.drivers.fpga.driver import FpgaDriver
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.gpu.driver import GpuDriver
-from cyborg.drivers.gpu.nvml import GpuFacts
+from cyborg.drivers.kernel.nvml import GpuFacts
 from cyborg.drivers.nic.driver import NicDriver
 from cyborg.drivers.nvme.driver import NvmeDriver
-from cyborg.drivers.pci.hwdb import Names
-from cyborg.drivers.replay.files import load_capture, save_capture
+from cyborg.drivers.pci.classes import Names
 from cyborg.drivers.replay.host import ReplayedHost
-from cyborg.drivers.replay.recorder import record_host
+from cyborg.drivers.replay.recorder import load_capture, record_host, save_capture
 from cyborg.testing import captures
 from cyborg.testing.machine import build_machine, load_machine
 from cyborg.tests.unit.drivers.crypto.simulated_qat import make_host

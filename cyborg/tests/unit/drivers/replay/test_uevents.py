@@ -12,8 +12,7 @@ from cyborg.core.capture.model import Uevent
 from cyborg.drivers.fpga.driver import FpgaDriver
 from cyborg.drivers.nic.driver import NicDriver
 from cyborg.drivers.nvme.driver import NvmeDriver
-from cyborg.drivers.replay.host import ReplayedHost
-from cyborg.drivers.replay.uevents import RecordedUevents
+from cyborg.drivers.replay.host import RecordedUevents, ReplayedHost
 from cyborg.testing import captures
 
 DRIVE, OTHER = "0000:5e:00.0", "0000:d9:00.0"

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cyborg.drivers.privileged import CONTEXT, sriov
-from cyborg.testing.host_tree import HostTree
+from cyborg.drivers.privileged import CONTEXT
+from cyborg.drivers.privileged import pci as sriov
+from cyborg.testing.machine import HostTree
 
 CARD = "0000:3b:00.0"
 VIRTUAL = ("0000:3b:00.1", "0000:3b:00.2", "0000:3b:00.3", "0000:3b:00.4")

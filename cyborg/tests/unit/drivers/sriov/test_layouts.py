@@ -13,7 +13,7 @@ from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.pci import sriov
-from cyborg.drivers.privileged import sriov as privileged
+from cyborg.drivers.privileged import pci as privileged
 from cyborg.drivers.sysfs import Sysfs
 from cyborg.tests.unit.drivers.sriov.simulated_sriov import CARD, VIRTUAL, SimulatedSriov
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cyborg.core.errors import DriverFailed, Invalid
-from cyborg.drivers.privileged import sriov
+from cyborg.drivers.privileged import pci as sriov
 from cyborg.tests.unit.drivers.sriov.simulated_sriov import CARD, VIRTUAL, SimulatedSriov
 
 NO_SRIOV = "0000:04:00.0"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cyborg.core.inventory.report import NOT_OFFERED
-from cyborg.drivers.fpga.management import describe_management, find_user_function
 from cyborg.drivers.generic import GenericDriver
+from cyborg.drivers.pci.classes import describe_management, find_user_function
 from cyborg.drivers.sysfs import PciFunction
 from cyborg.testing.sysfs_tree import SysfsTree
 

@@ -10,9 +10,9 @@ import pytest
 from cyborg.agent.backends.memory import MemoryFile
 from cyborg.core.inventory.device import Device
 from cyborg.drivers.base import VolatileMemory
-from cyborg.drivers.gpu import nvml
 from cyborg.drivers.gpu.driver import GpuDriver
-from cyborg.drivers.gpu.nvml import FactsReader, GpuFacts, NvmlLibrary, short_name
+from cyborg.drivers.kernel import nvml
+from cyborg.drivers.kernel.nvml import FactsReader, GpuFacts, NvmlLibrary, short_name
 from cyborg.drivers.sysfs import PciFunction
 from cyborg.testing.sysfs_tree import SysfsTree
 

@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check that a reset of a PCI function happened: a register that a reset clears must lose a mark.
+"""Writes of sysfs attributes, for the privileged functions.
+
+The caller must have validated the path. sysfs expects the whole value in the first write
+(``Documentation/filesystems/sysfs.rst`` of Linux).
+
+Groups of VFIO: whether a process uses a device is found out by opening its group.
+
+Check that a reset of a PCI function happened: a register that a reset clears must lose a mark.
 
 The kernel reports success for each method that returns, and restores the registers that it knows
 (``pci_restore_state`` of ``drivers/pci/pci.c``). It does not restore the Message Data of MSI while
@@ -14,8 +21,42 @@ Offsets, all little-endian: capabilities begin at the byte in 0x34 if bit 4 of t
 """
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
+
+
+def write(path: Path, text: str) -> None:
+    """Write an attribute with one system call; do not create a file. Raise OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
+_GROUP = re.compile(r"[0-9]{1,9}")
+
+
+def group_path(dev: Path, group: str | None) -> Path | None:
+    """Return the device node of an IOMMU group; None if ``group`` is not the number of a group.
+
+    ``vfio_devnode`` of ``drivers/vfio/group.c`` of Linux names it.
+    """
+    if group is None or not _GROUP.fullmatch(group):
+        return None
+    return dev / "vfio" / group
+
+
+def open_group(path: Path) -> int:
+    """Return a descriptor of a group; no process can begin to use its devices until it is closed.
+
+    The kernel permits one open descriptor of a group (``drivers/vfio/vfio_main.c`` of Linux 6.1),
+    and none while a device is open by its own node in ``/dev/vfio/devices``
+    (``drivers/vfio/group.c`` of later versions). Raise OSError then.
+    """
+    return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
 
 STATUS, CAPABILITIES = 0x06, 0x34
 _HAS_CAPABILITIES = 0x10

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cyborg.core.errors import DriverFailed
-from cyborg.drivers.nvme.admin import (
+from cyborg.drivers.kernel.nvme import (
     ControllerInfo,
     Method,
     NamespaceInfo,

@@ -27,7 +27,7 @@ from oslo_middleware import http_proxy_to_wsgi, request_id
 from pecan.core import Pecan
 
 from cyborg.api import auth, versions
-from cyborg.api.access_log import HEALTHCHECK, AccessLog
+from cyborg.api.access_log import HEALTHCHECK, AccessLog, App
 from cyborg.api.audit.middleware import add_audit
 from cyborg.api.body import BodyReader
 from cyborg.api.console.session import ConsoleSession
@@ -36,7 +36,7 @@ from cyborg.api.controller import ApiContext
 from cyborg.api.faults import FaultHook, FaultMiddleware
 from cyborg.api.health import Health
 from cyborg.api.host_check import HOST, HostCheck
-from cyborg.api.middleware import VERSIONS, App, EntryMiddleware
+from cyborg.api.middleware import VERSIONS, EntryMiddleware
 from cyborg.api.openapi.document import PATHS, OpenApiDocument
 from cyborg.api.request_context import Request
 from cyborg.api.routes import Root, build_routes, make_route_finder

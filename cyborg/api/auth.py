@@ -9,7 +9,8 @@ from oslo_config import cfg
 from oslo_policy import policy
 from webob import exc as http_exc
 
-from cyborg.api import identity
+from cyborg.api.access_log import App
+from cyborg.api.identity import ENVIRON, NAMES_SERVICE, read_caller
 from cyborg.core.errors import CyborgError, Forbidden, Misconfigured, Unavailable
 from cyborg.core.log import drop_tracebacks
 from cyborg.core.validation import check_text
@@ -20,8 +21,6 @@ KEYSTONE_TIMEOUT = 5  # seconds to wait for a response
 _ROLES = "admin,manager,member,reader"
 _SERVICE_ROLE = "service"
 _IDENTITY_HEADERS = ("HTTP_X_", "HTTP_OPENSTACK_SYSTEM_SCOPE")
-
-App = Callable[..., Iterable[bytes]]
 
 
 def add_authentication(app: App, conf: cfg.ConfigOpts, enforcer: policy.Enforcer) -> App:
@@ -85,7 +84,7 @@ class _KeystoneErrors:
 
         def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
             nonlocal rejection
-            if identity.ENVIRON in environ:
+            if ENVIRON in environ:
                 return start_response(status, headers, *more)
             rejection = status, dict(headers)
             return lambda _: None
@@ -95,7 +94,7 @@ class _KeystoneErrors:
         except CyborgError:
             raise
         except Exception as exc:
-            if identity.ENVIRON in environ:
+            if ENVIRON in environ:
                 raise
             raise Unavailable(
                 f"cannot check the token with keystone: {type(exc).__name__}: {exc}"
@@ -125,9 +124,7 @@ class _CallerMiddleware:
         self._service_roles = service_roles
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        environ[identity.ENVIRON] = identity.read_caller(
-            environ, tuple(self._service_roles()), self._enforcer
-        )
+        environ[ENVIRON] = read_caller(environ, tuple(self._service_roles()), self._enforcer)
         return self._app(environ, start_response)
 
 
@@ -150,7 +147,7 @@ class LoopbackAuth:
             )
         project = environ.get("HTTP_X_PROJECT_ID") or DEFAULT_PROJECT
         check_text("X-Project-Id", project)
-        environ[identity.NAMES_SERVICE] = "HTTP_X_SERVICE_TOKEN" in environ
+        environ[NAMES_SERVICE] = "HTTP_X_SERVICE_TOKEN" in environ
         # Other identity headers of the client must not reach the log or the policy.
         for name in [name for name in environ if name.startswith(_IDENTITY_HEADERS)]:
             del environ[name]

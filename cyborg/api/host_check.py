@@ -8,16 +8,15 @@ send simple cross-origin requests; ``Origin`` then has the name of the page.
 
 import ipaddress
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
+from cyborg.api.access_log import App
 from cyborg.core.errors import Forbidden
 
 # Key of the WSGI environ: the Host header of the client, before proxy headers replace it.
 HOST = "cyborg.host"
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^\s\[\]:/@]+)(?::[0-9]{1,5})?")
-
-App = Callable[..., Iterable[bytes]]
 
 
 class HostCheck:

@@ -20,7 +20,7 @@ from oslo_config import cfg
 from webob import acceptparse, exc
 
 from cyborg.api import body, versions
-from cyborg.api.access_log import HEALTHCHECK
+from cyborg.api.access_log import HEALTHCHECK, App
 from cyborg.api.health import Health
 from cyborg.core.errors import Invalid
 
@@ -34,8 +34,6 @@ VERSIONS: Documents = {
     "/v2": versions.v2_document,
     "/v2/": versions.v2_document,
 }
-
-App = Callable[..., Iterable[bytes]]
 
 
 class EntryMiddleware:

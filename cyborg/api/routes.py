@@ -4,6 +4,7 @@
 import importlib
 import pkgutil
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import pecan
@@ -11,7 +12,7 @@ from webob import exc
 
 from cyborg.api import v2
 from cyborg.api.access_log import UNKNOWN
-from cyborg.api.controller import ApiContext
+from cyborg.api.controller import ApiContext, Resource
 from cyborg.api.faults import OBJECT
 from cyborg.api.operation import ControllerMethod
 
@@ -26,18 +27,30 @@ _DOCUMENT_METHODS = frozenset({"GET", "HEAD", "POST"})
 def build_routes(context: ApiContext) -> RouteTable:
     """Return the operations by path and method; ``*`` stands for one name or uuid.
 
-    Each module in ``cyborg.api.v2`` has a controller, whose operations declare their routes.
+    Each module in ``cyborg.api.v2`` has controllers, whose operations declare their routes.
     """
     operations = []
     for module in pkgutil.iter_modules(v2.__path__, f"{v2.__name__}."):
-        controller = importlib.import_module(module.name).Controller(context)
-        bound = (getattr(controller, name) for name in vars(type(controller)))
-        operations += [method for method in bound if hasattr(method, "operation")]
+        for controller in _controllers(importlib.import_module(module.name)):
+            resource = controller(context)
+            bound = (getattr(resource, name) for name in vars(controller))
+            operations += [method for method in bound if hasattr(method, "operation")]
     operations.sort(key=lambda method: _METHODS.index(method.operation.method))
     table: dict[str, dict[str, ControllerMethod]] = {}
     for method in sorted(operations, key=lambda method: method.operation.route):
         table.setdefault(method.operation.route, {})[method.operation.method] = method
     return table
+
+
+def _controllers(module: ModuleType) -> list[type[Resource]]:
+    """Return the controllers that a module defines; imported ones belong to their own module."""
+    return [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, Resource)
+        and value.__module__.startswith(module.__name__)
+    ]
 
 
 def match_path(args: Sequence[str]) -> tuple[str, list[str]]:

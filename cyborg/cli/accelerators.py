@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from cyborg.cli.common import base, formatting, listing, pci_ids, servers
+from cyborg.cli.common import base, formatting, listing, pci_ids
 from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.errors import CommandError
+from cyborg.cli.common.servers import fetch_states
 from cyborg.cli.devices import DEVICES
 
 STATES = ("draining", "preparing", "bound", "error", "dirty", "cordoned", "free")
@@ -73,7 +74,7 @@ class List(listing.Lister, of=ACCELERATORS):
         if not args.detail:
             return self.build_rows(args, rows)
         instances = {row["instance_uuid"] for row in rows} - {None}
-        found = servers.fetch_states(self.app.rest, instances)
+        found = fetch_states(self.app.rest, instances)
         if found.warning is not None:
             self.app.LOG.warning("%s", found.warning)
         rows = [{**row, "server": found.states.get(row["instance_uuid"])} for row in rows]

@@ -6,12 +6,12 @@ from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
 from cyborg.cli.deployables import DEPLOYABLES
 
-SHORT = formatting.columns_of("uuid, deployable_id=Deployable, key, value")
-LONG = formatting.columns_of("created_at, updated_at", after=SHORT)
-ATTRIBUTES = Collection("/attributes", SHORT, LONG)
+ATTRIBUTE_COLUMNS = formatting.columns_of("uuid, deployable_id=Deployable, key, value")
+LONG_ATTRIBUTE_COLUMNS = formatting.columns_of("created_at, updated_at", after=ATTRIBUTE_COLUMNS)
+ATTRIBUTES = Collection("/attributes", ATTRIBUTE_COLUMNS, LONG_ATTRIBUTE_COLUMNS)
 
 
-class Create(base.Create, of=ATTRIBUTES):
+class AttributeCreate(base.Create, of=ATTRIBUTES):
     """Create an attribute of a deployable; reports of the agent do not remove it."""
 
     ARGUMENTS = (
@@ -26,7 +26,7 @@ class Create(base.Create, of=ATTRIBUTES):
     )
 
 
-class List(listing.Lister, of=ATTRIBUTES):
+class AttributeList(listing.Lister, of=ATTRIBUTES):
     """List the attributes that operators created on deployables."""
 
     ARGUMENTS = (
@@ -40,7 +40,7 @@ class List(listing.Lister, of=ATTRIBUTES):
     )
 
 
-class Delete(base.CallEach, of=ATTRIBUTES):
+class AttributeDelete(base.CallEach, of=ATTRIBUTES):
     """Delete attributes of deployables."""
 
     ARGUMENTS = (argument("attribute", nargs="+", help="uuid of an attribute"),)

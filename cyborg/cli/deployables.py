@@ -5,9 +5,10 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from cyborg.cli.common import base, formatting, job_command, listing
+from cyborg.cli.common import base, formatting, listing
 from cyborg.cli.common.base import argument
 from cyborg.cli.common.collection import Collection
+from cyborg.cli.common.job_command import WAIT_ARGUMENTS, job_progress
 from cyborg.cli.jobs import JOBS, describe_failure
 from cyborg.core.jobs.job import JobKind, JobState
 
@@ -34,11 +35,11 @@ def _format_row(row: Mapping[str, Any]) -> dict[str, Any]:
 DEPLOYABLES = Collection("/deployables", SHORT, LONG, format_row=_format_row)
 
 
-class List(listing.Lister, of=DEPLOYABLES):
+class DeployableList(listing.Lister, of=DEPLOYABLES):
     """List deployables and their status in Placement."""
 
 
-class Program(base.WaitCommand, base.Show, of=DEPLOYABLES):
+class DeployableProgram(base.WaitCommand, base.Show, of=DEPLOYABLES):
     """Program an image of the image service into a deployable that is not bound.
 
     With --wait the exit status is 1 if the job did not succeed.
@@ -47,7 +48,7 @@ class Program(base.WaitCommand, base.Show, of=DEPLOYABLES):
     ARGUMENTS = (
         argument("deployable", help="uuid of the deployable"),
         argument("image", help="uuid of the image"),
-        *job_command.WAIT_ARGUMENTS,
+        *WAIT_ARGUMENTS,
     )
 
     def take_action(self, args: argparse.Namespace) -> Any:
@@ -68,7 +69,7 @@ class Program(base.WaitCommand, base.Show, of=DEPLOYABLES):
             return
         newest = max(jobs, key=lambda job: str(job["created_at"]))
         path = JOBS.object_path(newest["uuid"])
-        job = self.wait(path, job_command.job_progress, "programming", within, show_counts=False)
+        job = self.wait(path, job_progress, "programming", within, show_counts=False)
         if job["state"] != JobState.DONE:
             self.app.LOG.error(describe_failure(job))
             self._status = 1

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cyborg.cli import device_profiles
-from cyborg.cli.common import base, formatting, listing, profile_groups
+from cyborg.cli.common import base, formatting, listing
 from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.errors import CommandError
+from cyborg.cli.common.profile_groups import parse_group
 from cyborg.cli.common.service_token import SERVICE_TOKEN, ServiceTokenCommand
 
 SHORT = formatting.columns_of("uuid, name, state, groups, instance_uuid=Instance, hostname=Host")
@@ -75,7 +76,7 @@ class Create(base.Create, of=CONTEXTS):
                 "--group",
                 dest="groups",
                 metavar="KEY=VALUE,...",
-                type=profile_groups.parse_group,
+                type=parse_group,
                 action="append",
                 help="a request group as in device-profile-create; repeat the option for several "
                 "groups",

@@ -5,9 +5,10 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cyborg.cli.common import base, formatting, listing, profile_groups
+from cyborg.cli.common import base, formatting, listing
 from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
+from cyborg.cli.common.profile_groups import parse_group
 
 SHORT = formatting.columns_of("uuid, name, groups")
 LONG = formatting.columns_of("description, created_at, updated_at", after=SHORT)
@@ -30,7 +31,7 @@ class Create(base.Create, of=PROFILES):
             "--group",
             to="groups",
             metavar="KEY=VALUE,...",
-            type=profile_groups.parse_group,
+            type=parse_group,
             action="append",
             required=True,
             help="a request group, such as resources:FPGA=1,trait:CUSTOM_X=required, or the same "

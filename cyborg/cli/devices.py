@@ -82,7 +82,7 @@ DEVICES = Collection(
 )
 
 
-class List(listing.Lister, of=DEVICES):
+class DeviceList(listing.Lister, of=DEVICES):
     """List devices and whether they are schedulable."""
 
     UNCUT_COLUMNS = ("State", "Schedulable")
@@ -105,7 +105,7 @@ class List(listing.Lister, of=DEVICES):
     )
 
 
-class Show(base.Show, of=DEVICES):
+class DeviceShow(base.Show, of=DEVICES):
     """Show one device."""
 
     ARGUMENTS = (argument("device", help="uuid or address of the device, or HOST/ADDRESS"),)
@@ -120,14 +120,14 @@ class _SetStatus(base.CallEach, of=DEVICES):
     )
 
 
-class Enable(_SetStatus):
+class DeviceEnable(_SetStatus):
     """Enable devices for new requests."""
 
     SUFFIX = "/enable"
     ACTION = "enable"
 
 
-class Maintain(base.Command, of=DEVICES):
+class DeviceMaintain(base.Command, of=DEVICES):
     """Begin, change or end the maintenance window of a device.
 
     Until its end no new requests are bound to the device; bound requests stay bound. With
@@ -166,7 +166,7 @@ class Maintain(base.Command, of=DEVICES):
             self.app.rest.call("PUT", path, fields)
 
 
-class Disable(_SetStatus):
+class DeviceDisable(_SetStatus):
     """Disable devices for new requests; bound requests stay bound."""
 
     SUFFIX = "/disable"

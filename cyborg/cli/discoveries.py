@@ -11,8 +11,8 @@ from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.progress import Progress
 from cyborg.core.text import join_limited
 
-SHORT = formatting.columns_of("uuid=Discovery, host, backend, state, error")
-DISCOVERIES = Collection("/discoveries", SHORT, nouns="backends")
+DISCOVERY_COLUMNS = formatting.columns_of("uuid=Discovery, host, backend, state, error")
+DISCOVERIES = Collection("/discoveries", DISCOVERY_COLUMNS, nouns="backends")
 PENDING, DONE = "IN-PROGRESS", "DONE"
 
 MAX_NAMED = 3  # pending backends in an error message
@@ -31,7 +31,7 @@ def _measure(discovery: Mapping[str, Any]) -> Progress:
     return Progress(total - unfinished, total, pending if discovery["state"] == PENDING else None)
 
 
-class Create(base.WaitCommand, listing.Lister, of=DISCOVERIES):
+class Discover(base.WaitCommand, listing.Lister, of=DISCOVERIES):
     """Discover the devices of all backends, or of the backends of a host or driver.
 
     With --wait the exit status is 1 if the discovery of any backend failed.

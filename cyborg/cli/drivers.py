@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 from urllib.parse import urlencode
 
-from cyborg.cli.common import base, config_args, formatting, job_command, listing
+from cyborg.cli.common import base, formatting, listing
 from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
+from cyborg.cli.common.config_args import CONFIG, collect_options
 from cyborg.cli.common.driver_cells import (
     Hosts,
     HostsSummary,
@@ -19,6 +20,7 @@ from cyborg.cli.common.driver_cells import (
     hosts_with_status,
 )
 from cyborg.cli.common.errors import CommandError
+from cyborg.cli.common.job_command import WAIT_ARGUMENTS, JobCommand, target_arguments
 from cyborg.cli.common.preview import Change
 from cyborg.core.inventory.device import DeviceType
 from cyborg.core.text import sanitize
@@ -87,10 +89,10 @@ class Show(base.Show, of=DRIVERS):
         return formatting.build_object(HOST_DETAIL, {**row, **cells, "settings": settings})
 
 
-class _DriverJob(job_command.JobCommand, of=DRIVERS):
+class _DriverJob(JobCommand, of=DRIVERS):
     """Base of the commands that change the backends of a driver on many hosts."""
 
-    OPTIONS = (*job_command.WAIT_ARGUMENTS, base.DRY_RUN)
+    OPTIONS = (*WAIT_ARGUMENTS, base.DRY_RUN)
     ACTION: ClassVar[str]
 
     def preview(self, args: argparse.Namespace) -> Iterator[Change]:
@@ -120,11 +122,11 @@ class Install(_DriverJob):
     ACTION = "install"
     ARGUMENTS = (
         _DRIVER,
-        *job_command.target_arguments(
+        *target_arguments(
             "only on this host; by default on all hosts that have the driver",
             "name of the backend; by default the name of the driver",
         ),
-        config_args.CONFIG,
+        CONFIG,
     )
 
     def find_backends(self, args: argparse.Namespace, driver: Mapping[str, Any]) -> Iterator[str]:
@@ -137,7 +139,7 @@ class Install(_DriverJob):
         """Start the job that installs the driver, and return it."""
         body = {"driver": self.find_uuids(args)[0], **self.read_fields(args)}
         if args.config:
-            body["config"] = config_args.collect_options(args.config)
+            body["config"] = collect_options(args.config)
         return self.call("POST", DRIVERS.path, body)
 
 
@@ -147,7 +149,7 @@ class Uninstall(_DriverJob):
     ACTION = "uninstall"
     ARGUMENTS = (
         _DRIVER,
-        *job_command.target_arguments(*_ON_ALL),
+        *target_arguments(*_ON_ALL),
         argument(
             "--drain",
             action="store_true",
@@ -174,8 +176,8 @@ class Update(_DriverJob):
     ACTION = "update"
     ARGUMENTS = (
         _DRIVER,
-        *job_command.target_arguments(*_ON_ALL),
-        config_args.CONFIG,
+        *target_arguments(*_ON_ALL),
+        CONFIG,
         argument(
             "--unset",
             action="append",
@@ -208,7 +210,7 @@ class Update(_DriverJob):
         """Start the job that updates the backends, and return it."""
         change: dict[str, Any] = {}
         if args.config or args.unset:
-            values: Mapping[str, Any] = config_args.collect_options(args.config)
+            values: Mapping[str, Any] = collect_options(args.config)
             if conflicts := sorted(set(args.unset) & set(values)):
                 raise CommandError(
                     f"option {conflicts[0]}: use either --config or --unset, not both"

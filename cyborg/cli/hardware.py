@@ -7,9 +7,10 @@ from typing import Any
 
 from cliff import columns
 
-from cyborg.cli.common import formatting, job_command, listing, pci_ids
+from cyborg.cli.common import formatting, listing, pci_ids
 from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
+from cyborg.cli.common.job_command import JobCommand
 from cyborg.cli.devices import DEVICES
 
 SHORT = formatting.columns_of("uuid, host, address, driver, acc_specs=Specs, acc_status=Status")
@@ -77,7 +78,7 @@ class List(listing.Lister, of=HARDWARE):
     )
 
 
-class Adopt(job_command.JobCommand, of=HARDWARE):
+class Adopt(JobCommand, of=HARDWARE):
     """Make a backend manage a device that its rules exclude."""
 
     ARGUMENTS = (
@@ -97,7 +98,7 @@ class Adopt(job_command.JobCommand, of=HARDWARE):
         return self.call("POST", HARDWARE.path, self.read_fields(args))
 
 
-class Release(job_command.JobCommand, of=HARDWARE):
+class Release(JobCommand, of=HARDWARE):
     """Release a device from its backend, which then no longer offers the device."""
 
     ARGUMENTS = (argument("hardware", help="uuid or address of the device, or HOST/ADDRESS"),)

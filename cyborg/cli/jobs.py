@@ -66,7 +66,7 @@ def build_job(job: Mapping[str, Any]) -> Any:
     return formatting.build_object(DETAIL, {**_format_row(job), "steps": Steps(job["steps"])})
 
 
-class List(listing.Lister, of=JOBS):
+class JobList(listing.Lister, of=JOBS):
     """List jobs."""
 
     ARGUMENTS = (
@@ -77,7 +77,7 @@ class List(listing.Lister, of=JOBS):
     )
 
 
-class Show(base.Show, of=JOBS):
+class JobShow(base.Show, of=JOBS):
     """Show one job with its state on each host."""
 
     ARGUMENTS = (
@@ -91,7 +91,7 @@ class Show(base.Show, of=JOBS):
         return build_job(self.app.rest.read_whole(path, "steps", **filters))
 
 
-class Cancel(base.CallEach, of=JOBS):
+class JobCancel(base.CallEach, of=JOBS):
     """Cancel open driver jobs, and jobs that drain a device or are retried after a reboot.
 
     Steps in progress are finished. Backends and devices that were only cordoned are uncordoned.

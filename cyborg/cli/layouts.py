@@ -5,22 +5,23 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cyborg.cli.common import base, formatting, job_command, listing
+from cyborg.cli.common import base, formatting, listing
 from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.errors import CommandError
+from cyborg.cli.common.job_command import WAIT_ARGUMENTS, job_progress
 from cyborg.cli.common.preview import Change, plan
 from cyborg.cli.devices import DEVICES
 from cyborg.cli.jobs import JOBS
 from cyborg.core.jobs.job import JobState
 
-SHORT = formatting.columns_of("name, offers, traits, current")
-LAYOUTS = Collection("/devices", SHORT, SHORT, nouns="layouts")
+LAYOUT_COLUMNS = formatting.columns_of("name, offers, traits, current")
+LAYOUTS = Collection("/devices", LAYOUT_COLUMNS, LAYOUT_COLUMNS, nouns="layouts")
 RESULT = formatting.columns_of("device, hostname=Host, address, job, state, error")
 RESULTS = Collection("/devices", RESULT, nouns="devices")
 
 
-class List(listing.Lister, of=LAYOUTS):
+class LayoutList(listing.Lister, of=LAYOUTS):
     """List the possible layouts of a device; one of them is its current layout."""
 
     ARGUMENTS = (argument("device", help="uuid or address of the device, or HOST/ADDRESS"),)
@@ -34,14 +35,14 @@ class List(listing.Lister, of=LAYOUTS):
         ]
 
 
-class Set(base.WaitCommand, listing.Lister, of=RESULTS):
+class LayoutSet(base.WaitCommand, listing.Lister, of=RESULTS):
     """Apply a layout to unused devices or, with --drain, to devices once they are unused.
 
     Each device has its own job; an error of one device does not stop the others. The exit status is
     1 if a job cannot be created or, with --wait, does not succeed.
     """
 
-    OPTIONS = (*job_command.WAIT_ARGUMENTS, base.DRY_RUN)
+    OPTIONS = (*WAIT_ARGUMENTS, base.DRY_RUN)
     ARGUMENTS = (
         argument("layout", help="name of the layout, as in device-layout-list"),
         argument(
@@ -123,7 +124,7 @@ class Set(base.WaitCommand, listing.Lister, of=RESULTS):
             return row
         path = JOBS.object_path(row["job"])
         title = f"partitioning of {row['address']} on {row['hostname']}"
-        job = self.wait(path, job_command.job_progress, title, within, show_counts=False)
+        job = self.wait(path, job_progress, title, within, show_counts=False)
         error = job["error"] if job["state"] != JobState.DONE else None
         return {**row, "state": job["state"], "error": error}
 

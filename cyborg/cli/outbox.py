@@ -5,13 +5,17 @@ from cyborg.cli.common import base, formatting, listing
 from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
 
-SHORT = formatting.columns_of("uuid, kind, subject, state, attempts, error")
-LONG = formatting.columns_of("created_at, updated_at, next_try_at, payload", after=SHORT)
-OUTBOX = Collection("/outbox", SHORT, LONG, nouns="messages", has_objects=False)
+MESSAGE_COLUMNS = formatting.columns_of("uuid, kind, subject, state, attempts, error")
+LONG_MESSAGE_COLUMNS = formatting.columns_of(
+    "created_at, updated_at, next_try_at, payload", after=MESSAGE_COLUMNS
+)
+OUTBOX = Collection(
+    "/outbox", MESSAGE_COLUMNS, LONG_MESSAGE_COLUMNS, nouns="messages", has_objects=False
+)
 _MESSAGES = argument("message", nargs="+", help="uuid of a dead letter")
 
 
-class List(listing.Lister, of=OUTBOX):
+class MessageList(listing.Lister, of=OUTBOX):
     """List pending messages and dead letters of the outbox."""
 
     ARGUMENTS = (
@@ -26,14 +30,14 @@ class List(listing.Lister, of=OUTBOX):
     )
 
 
-class Retry(base.CallEach, of=OUTBOX):
+class MessageRetry(base.CallEach, of=OUTBOX):
     """Retry the delivery of dead letters."""
 
     ARGUMENTS = (_MESSAGES,)
     METHOD, SUFFIX, ACTION = "POST", "/retry", "retry"
 
 
-class Delete(base.CallEach, of=OUTBOX):
+class MessageDelete(base.CallEach, of=OUTBOX):
     """Delete dead letters."""
 
     ARGUMENTS = (_MESSAGES,)

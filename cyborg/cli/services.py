@@ -113,7 +113,7 @@ def format_backend(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**backend, **row, "status": status, "error": backend["error"], "functions": functions}
 
 
-class List(listing.Lister, of=SERVICES):
+class ServiceList(listing.Lister, of=SERVICES):
     """List daemons, and the backends of agents with their functions.
 
     Functions are shown as used/total. --long shows each backend of an agent with its error.
@@ -190,7 +190,7 @@ class ForgetHost(base.Command, tables.ShowOne, of=HOSTS):
         return HOSTS.build_object(self._call(args))
 
 
-class Delete(base.CallEach, of=SERVICES):
+class ServiceDelete(base.CallEach, of=SERVICES):
     """Delete daemons that are down; the devices of an agent are deleted with it.
 
     Rejected while a daemon is up, and while a device of the agent's host is in use.

@@ -6,12 +6,13 @@ with this service as the only one of the catalogue, which a token may lack.
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from oslo_config import cfg
 
-from cyborg.api import middleware
+from cyborg.api.access_log import App
+from cyborg.api.middleware import ROOT
 from cyborg.compat import api as audit_middleware
 from cyborg.core.errors import Misconfigured
 from cyborg.rpc.notifiers import AuditNotifier
@@ -25,8 +26,6 @@ _ENVIRON = "cyborg.audited_environ"
 # A client can send any X-Forwarded-For; HTTPProxyToWSGI has evaluated that of a proxy.
 _REMOVED = ("HTTP_X_AUTH_TOKEN", "HTTP_X_SERVICE_TOKEN", "HTTP_X_FORWARDED_FOR", "HTTP_COOKIE")
 _BOUNDED = ("PATH_INFO", "QUERY_STRING", "HTTP_USER_AGENT")
-
-App = Callable[..., Iterable[bytes]]
 
 
 def add_audit(app: App, conf: cfg.ConfigOpts) -> App:
@@ -56,7 +55,7 @@ class AuditLayer:
         """Serve one request."""
         if environ["REQUEST_METHOD"] in self._ignored:
             return self._app(environ, start_response)
-        endpoint = {"publicURL": environ[middleware.ROOT]}
+        endpoint = {"publicURL": environ[ROOT]}
         service = {"type": SERVICE_TYPE, "name": "cyborg", "endpoints": [endpoint]}
         audited = {name: value for name, value in environ.items() if name not in _REMOVED}
         audited |= {name: environ[name][:MAX_LENGTH] for name in _BOUNDED if name in environ}

@@ -13,7 +13,8 @@ import webob
 from oslo_config import cfg
 
 from cyborg.api import identity
-from cyborg.api.middleware import JSON, App, require_get
+from cyborg.api.access_log import App
+from cyborg.api.middleware import JSON, require_get
 from cyborg.policies.rules import OPERATION_RULES
 
 SESSION = "/ui/session"

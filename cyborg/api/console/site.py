@@ -15,10 +15,11 @@ from typing import Any
 from oslo_config import cfg
 from webob import exc
 
+from cyborg.api.access_log import App
 from cyborg.api.console.files import StaticFile, load_files
 from cyborg.api.console.session import SESSION
 from cyborg.api.console.sign_in import SignIn
-from cyborg.api.middleware import App, require_get, root_url
+from cyborg.api.middleware import require_get, root_url
 
 PREFIX = "/ui"
 SIGN_IN = f"{PREFIX}/sign-in"

@@ -11,7 +11,7 @@ from cyborg.api.collection import Collection
 from cyborg.api.controller import Resource
 from cyborg.api.request_context import RequestContext
 from cyborg.core.errors import Conflict, NotFound
-from cyborg.db.deployables import attributes as read
+from cyborg.db.deployables import attributes as attributes_read
 from cyborg.db.paging import Row
 
 
@@ -35,15 +35,17 @@ class AttributeCreate(types.JsonObject):
     value = wtypes.wsattr(types.Text(min_length=1), mandatory=True)
 
 
-def show(request: RequestContext, row: read.AttributeRow | Row) -> dict[str, Any]:
+def show_attribute(
+    request: RequestContext, row: attributes_read.AttributeRow | Row
+) -> dict[str, Any]:
     """Return an attribute as JSON."""
     return request.serialize(Attribute, row, ATTRIBUTES.name, deployable_id=row["deployable_uuid"])
 
 
-ATTRIBUTES = Collection("attributes", "attribute", read, Attribute, show=show)
+ATTRIBUTES = Collection("attributes", "attribute", attributes_read, Attribute, show=show_attribute)
 
 
-class Controller(Resource):
+class AttributeController(Resource):
     """The operations on attributes."""
 
     find = ATTRIBUTES.find(
@@ -66,7 +68,7 @@ class Controller(Resource):
     def create(self, request: RequestContext, body: AttributeCreate) -> Any:
         """Create an attribute of a deployable; reports of the agent do not change it."""
         row = self.context.conductor.attribute_create(body.deployable_id, body.key, body.value)
-        return show(request, row)
+        return show_attribute(request, row)
 
     @ATTRIBUTES.operation("DELETE attributes/{uuid}", "delete", raises=(NotFound,))
     def delete(self, request: RequestContext, uuid: str) -> None:

@@ -70,7 +70,7 @@ class Capacity(types.JsonObject):
     hosts_links = wtypes.wsattr([types.Link])
 
 
-class Controller(Resource):
+class CapacityController(Resource):
     """The operation on capacities."""
 
     @EXPLANATIONS.operation(

@@ -46,7 +46,7 @@ class LayoutChange(types.JsonObject):
 LAYOUTS = Collection("devices", "layout", read, DeviceLayout, since=(2, 5))
 
 
-class Controller(Resource):
+class LayoutController(Resource):
     """The operations on layouts."""
 
     @LAYOUTS.operation(

@@ -10,9 +10,9 @@ from cyborg.api.collection import Collection
 from cyborg.api.controller import Resource
 from cyborg.api.request_context import RequestContext
 from cyborg.core.errors import NotFound, WrongState
-from cyborg.db.outbox import read
+from cyborg.db.outbox import read as outbox_read
 
-STATES = ("pending", "dead")
+MESSAGE_STATES = ("pending", "dead")
 
 
 class Message(types.JsonObject):
@@ -21,7 +21,7 @@ class Message(types.JsonObject):
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
     kind = wtypes.wsattr(str, mandatory=True)
     subject = wtypes.wsattr(str, mandatory=True)
-    state = wtypes.wsattr(types.Enum(*STATES), mandatory=True)
+    state = wtypes.wsattr(types.Enum(*MESSAGE_STATES), mandatory=True)
     attempts = wtypes.wsattr(int, mandatory=True)
     next_try_at = wtypes.wsattr(datetime, mandatory=True)
     error = wtypes.wsattr(str)
@@ -30,15 +30,15 @@ class Message(types.JsonObject):
     updated_at = wtypes.wsattr(datetime)
 
 
-OUTBOX = Collection("outbox", "outbox", read, Message, nouns="messages", since=(2, 4))
+OUTBOX = Collection("outbox", "outbox", outbox_read, Message, nouns="messages", since=(2, 4))
 
 
-class Controller(Resource):
+class OutboxController(Resource):
     """The operations on the outbox."""
 
     find = OUTBOX.find(
         "List pending messages and dead letters (messages whose delivery failed for good).",
-        state=types.Enum(*STATES),
+        state=types.Enum(*MESSAGE_STATES),
         kind=types.Text(64),
         subject=types.Text(),
     )

@@ -8,11 +8,11 @@ from typing import Any
 
 from cliff import app, command
 
-from cyborg.cli.common import progress
 from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.duration import parse_seconds
 from cyborg.cli.common.errors import CommandError
 from cyborg.cli.common.preview import Change, plan, write_changes
+from cyborg.cli.common.progress import Progress, wait_until_done
 from cyborg.cli.common.rest import RestClient
 from cyborg.cli.common.usage import shorten_errors
 from cyborg.cli.terminal import tables
@@ -209,7 +209,7 @@ class WaitCommand(Command):
     def wait(
         self,
         work: str | Callable[[], dict[str, Any]],
-        measure: Callable[[dict[str, Any]], progress.Progress],
+        measure: Callable[[dict[str, Any]], Progress],
         title: str,
         timeout: float,
         *,
@@ -220,7 +220,7 @@ class WaitCommand(Command):
 
         ``work`` is the path of the work, or a function that returns its state.
         """
-        return progress.wait_until_done(
+        return wait_until_done(
             work if callable(work) else lambda: self.app.rest.call("GET", work),
             measure,
             title,

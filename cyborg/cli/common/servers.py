@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Status of the servers with accelerators, fetched from Nova with the caller's token."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +28,7 @@ class ServerStates:
     warning: str | None = None
 
 
-def fetch_states(rest: RestClient, uuids: Collection[str]) -> ServerStates:
+def fetch_states(rest: RestClient, uuids: Iterable[str]) -> ServerStates:
     """Return the status of each server, such as ``ACTIVE``, ``no such server`` or ``unknown``.
 
     Nova decides which servers the caller can see. Raise CommandError if the cloud has no Nova or it
@@ -66,7 +66,7 @@ class _Nova:
         self._failures = 0  # consecutive; threads change it without a lock: the number may be low
         self.error: str | None = None
 
-    def get_states(self, uuids: Collection[str]) -> dict[str, str]:
+    def get_states(self, uuids: Sequence[str]) -> dict[str, str]:
         """Return the status of each server; send one request for each, some concurrently."""
 
         def fetch(uuid: str) -> str:
@@ -76,7 +76,7 @@ class _Nova:
         with ThreadPoolExecutor(MAX_CONCURRENT) as pool:
             return dict(zip(uuids, pool.map(fetch, uuids), strict=True))
 
-    def list_states(self, uuids: Collection[str]) -> dict[str, str]:
+    def list_states(self, uuids: Sequence[str]) -> dict[str, str]:
         """Return the status of those servers that are in Nova's list, read page by page.
 
         It is the list of all projects or, without the permission for it, of the caller's project.

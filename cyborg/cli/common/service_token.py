@@ -5,8 +5,7 @@ import argparse
 import os
 from typing import Any
 
-from cyborg.cli.common import base
-from cyborg.cli.common.base import argument
+from cyborg.cli.common.base import Command, argument
 
 
 def _token(text: str) -> str:
@@ -27,7 +26,7 @@ SERVICE_TOKEN = argument(
 )
 
 
-class ServiceTokenCommand(base.Command):
+class ServiceTokenCommand(Command):
     """Base of the commands that send a service token."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

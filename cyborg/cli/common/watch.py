@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
-from cyborg.cli.common import base
+from cyborg.cli.common.base import argument
 from cyborg.cli.common.errors import CommandError
 from cyborg.cli.terminal import live
 
@@ -39,7 +39,7 @@ def parse_interval(text: str) -> float:
     return value
 
 
-WATCH = base.argument(
+WATCH = argument(
     "--watch",
     nargs="?",
     type=parse_interval,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 class CommandEntry:
     """A command of ``cyborg``.
 
-    ``path`` is its class, such as ``devices:List``, below ``cyborg.cli``. ``openstack`` has its
-    words after ``openstack accelerator``; without ``is_own`` they are a command of
+    ``path`` is its class, such as ``devices:DeviceList``, below ``cyborg.cli``. ``openstack`` has
+    its words after ``openstack accelerator``; without ``is_own`` they are a command of
     python-openstackclient or python-cyborgclient, which this plug-in does not replace.
     """
 
@@ -66,8 +66,8 @@ TASKS: Mapping[str, Sequence[Topic]] = {
         _topic(
             "device",
             "devices, and why one is not offered",
-            "device-list devices:List (device list)",
-            "device-show devices:Show (device show)",
+            "device-list devices:DeviceList (device list)",
+            "device-show devices:DeviceShow (device show)",
             "device-custody custody:Custody device custody show",
         ),
         _topic(
@@ -105,7 +105,7 @@ TASKS: Mapping[str, Sequence[Topic]] = {
             "device-profile-capacity device_profiles:Capacity",
         ),
         _topic("limits", "limits of a project and their use", "limits-show limits:Show"),
-        _topic("service", "daemons, agents and backends", "service-list services:List"),
+        _topic("service", "daemons, agents and backends", "service-list services:ServiceList"),
         _topic(
             "driver",
             "drivers with their hosts and options",
@@ -113,7 +113,7 @@ TASKS: Mapping[str, Sequence[Topic]] = {
             "driver-show drivers:Show",
         ),
         _topic("hardware", "all devices of the hosts", "hardware-list hardware:List"),
-        _topic("job", "work on hosts", "job-list jobs:List", "job-show jobs:Show"),
+        _topic("job", "work on hosts", "job-list jobs:JobList", "job-show jobs:JobShow"),
     ),
     "Use": (
         _topic(
@@ -158,15 +158,15 @@ TASKS: Mapping[str, Sequence[Topic]] = {
         _topic(
             "device",
             "offer devices or not",
-            "device-enable devices:Enable (device enable)",
-            "device-disable devices:Disable (device disable)",
-            "device-maintain devices:Maintain",
+            "device-enable devices:DeviceEnable (device enable)",
+            "device-disable devices:DeviceDisable (device disable)",
+            "device-maintain devices:DeviceMaintain",
         ),
         _topic(
             "device layout",
             "partition devices",
-            "device-layout-list layouts:List",
-            "device-layout-set layouts:Set",
+            "device-layout-list layouts:LayoutList",
+            "device-layout-set layouts:LayoutSet",
         ),
         _topic(
             "driver",
@@ -184,33 +184,33 @@ TASKS: Mapping[str, Sequence[Topic]] = {
         _topic(
             "deployable",
             "parts of devices; images of FPGAs",
-            "deployable-list deployables:List (deployable list)",
-            "deployable-program deployables:Program (deployable program)",
+            "deployable-list deployables:DeployableList (deployable list)",
+            "deployable-program deployables:DeployableProgram (deployable program)",
         ),
         _topic(
             "attribute",
             "traits and facts of your own",
-            "attribute-list attributes:List (device attribute list)",
-            "attribute-create attributes:Create (device attribute create)",
-            "attribute-delete attributes:Delete (device attribute delete)",
+            "attribute-list attributes:AttributeList (device attribute list)",
+            "attribute-create attributes:AttributeCreate (device attribute create)",
+            "attribute-delete attributes:AttributeDelete (device attribute delete)",
         ),
         _topic(
             "service",
             "find devices now",
-            "discover-services discoveries:Create service discover",
+            "discover-services discoveries:Discover service discover",
         ),
     ),
     "Repair": (
         _topic("audit", "compare hosts, Placement and Nova", "audit audit:Audit audit create"),
-        _topic("job", "end work that waits", "job-cancel jobs:Cancel"),
+        _topic("job", "end work that waits", "job-cancel jobs:JobCancel"),
         _topic(
             "outbox",
             "messages to other services",
-            "outbox-list outbox:List",
-            "outbox-retry outbox:Retry",
-            "outbox-delete outbox:Delete",
+            "outbox-list outbox:MessageList",
+            "outbox-retry outbox:MessageRetry",
+            "outbox-delete outbox:MessageDelete",
         ),
-        _topic("service", "daemons that are gone", "service-delete services:Delete"),
+        _topic("service", "daemons that are gone", "service-delete services:ServiceDelete"),
         _topic("host", "hosts that left for good", "host-forget services:ForgetHost"),
     ),
 }

@@ -76,7 +76,7 @@ class HostView:
 
 
 @dataclass(frozen=True, slots=True)
-class Topology:
+class TopologyView:
     """Hosts, and the number of further hosts."""
 
     hosts: Sequence[HostView]
@@ -85,7 +85,7 @@ class Topology:
     document: list[dict[str, Any]] = field(default_factory=list)
 
 
-def fetch_topology(rest: RestClient, host: str | None, max_hosts: int) -> Topology:
+def fetch_topology(rest: RestClient, host: str | None, max_hosts: int) -> TopologyView:
     """Return one host, or the first hosts by name. Raise CommandError.
 
     It needs two requests, and two for each shown host.
@@ -107,7 +107,7 @@ def fetch_topology(rest: RestClient, host: str | None, max_hosts: int) -> Topolo
         found = {"devices": devices["devices"], "accelerators": handles["accelerators"]}
         document.append({"host": name, "state": row["state"], "is_partial": partial, **found})
         views.append(_host(name, row["state"], partial, **found))
-    return Topology(views, num_more, document)
+    return TopologyView(views, num_more, document)
 
 
 def _host(

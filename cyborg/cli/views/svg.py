@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from xml.etree import ElementTree as ET
 
 from cyborg.cli.common.formatting import UUID, UUID_PREFIXES
-from cyborg.cli.views.inventory import OWNED, DeviceView, HostView, Topology
+from cyborg.cli.views.inventory import OWNED, DeviceView, HostView, TopologyView
 
 WIDTH = 1120
 MARGIN, GAP, PAD = 24, 14, 12
@@ -68,7 +68,7 @@ class _Card:
         return height + LINE * min(len(self.owners), MAX_OWNERS + 1) + PAD
 
 
-def draw_svg(topology: Topology) -> bytes:
+def draw_svg(topology: TopologyView) -> bytes:
     """Return the picture as a file."""
     root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "role": "img"})
     ET.SubElement(root, "title").text = "Accelerators by host"
@@ -93,7 +93,7 @@ def draw_svg(topology: Topology) -> bytes:
     return bytes(ET.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
 
 
-def _describe(topology: Topology) -> str:
+def _describe(topology: TopologyView) -> str:
     hosts = (f"{host.name} ({host.state}): {host.num_devices} devices" for host in topology.hosts)
     return "; ".join(hosts) or "no hosts"
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cyborg.cli.views.inventory import DeployableView, DeviceView, HostView, Topology
+from cyborg.cli.views.inventory import DeployableView, DeviceView, HostView, TopologyView
 from cyborg.cli.views.text import Glyphs, Part, build_line
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Node:
     children: Sequence["Node"] = ()
 
 
-def build_tree(topology: Topology, width: int, glyphs: Glyphs) -> list["Text"]:
+def build_tree(topology: TopologyView, width: int, glyphs: Glyphs) -> list["Text"]:
     """Return the lines of the trees of all hosts."""
     lines = []
     for host in topology.hosts:

@@ -14,7 +14,7 @@ import pytest
 from cyborg.cli import app
 from cyborg.cli.common.errors import CommandError
 from cyborg.cli.views import inventory, svg
-from cyborg.cli.views.inventory import DeployableView, DeviceView, Handle, HostView, Topology
+from cyborg.cli.views.inventory import DeployableView, DeviceView, Handle, HostView, TopologyView
 from cyborg.cli.views.picture_file import write_picture
 from cyborg.cli.views.text import ASCII, UNICODE, Glyphs
 from cyborg.cli.views.topology import parse_max_hosts
@@ -44,7 +44,7 @@ def cyborg(service: ViewService, capsys: pytest.CaptureFixture[str]) -> Iterator
         yield run
 
 
-def fetch(service: ViewService, host: str | None = None, max_hosts: int = 10) -> Topology:
+def fetch(service: ViewService, host: str | None = None, max_hosts: int = 10) -> TopologyView:
     with serving(service) as url:
         return inventory.fetch_topology(rest(url), host, max_hosts)
 
@@ -121,7 +121,7 @@ def test_max_hosts_out_of_range_is_rejected(text: str) -> None:
         parse_max_hosts(text)
 
 
-def draw(topology: Topology) -> ET.Element:
+def draw(topology: TopologyView) -> ET.Element:
     content = svg.draw_svg(topology)
     assert content.startswith(b"<?xml")
     return ET.fromstring(content)
@@ -165,11 +165,11 @@ def test_picture_has_a_square_for_each_handle() -> None:
     assert [count_cells(root, use) for use in uses] == [2, 13, 1, 0, 0]
 
 
-def one_device(handles: list[Handle]) -> Topology:
+def one_device(handles: list[Handle]) -> TopologyView:
     deployable = DeployableView(UUIDS[0], "CUSTOM_\x1b]0;\ufffe" + "X" * 300, handles)
     name = "加速器" * 50 + "<&>\"'\x00\x0b"
     card = DeviceView("0000:3b:00.0", name, "NIC", "yes", "ok", False, None, [deployable])
-    return Topology([HostView("h" * 255, "late", {None: [card]}, True)], 7)
+    return TopologyView([HostView("h" * 255, "late", {None: [card]}, True)], 7)
 
 
 def test_picture_of_many_handles_has_a_bar_and_few_owners() -> None:
@@ -190,7 +190,7 @@ def test_picture_distinguishes_cordoned_from_free() -> None:
 
 
 def test_picture_of_no_hosts_is_valid() -> None:
-    assert draw(Topology([])).find(f"{SVG}desc").text == "no hosts"  # type: ignore[union-attr]
+    assert draw(TopologyView([])).find(f"{SVG}desc").text == "no hosts"  # type: ignore[union-attr]
 
 
 def test_write_picture_replaces_a_file_in_one_step(

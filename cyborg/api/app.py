@@ -27,18 +27,23 @@ from oslo_middleware import http_proxy_to_wsgi, request_id
 from pecan.core import Pecan
 
 from cyborg.api import auth, versions
-from cyborg.api.access_log import HEALTHCHECK, AccessLog, App
-from cyborg.api.audit.middleware import add_audit
 from cyborg.api.body import BodyReader
-from cyborg.api.console.session import ConsoleSession
+from cyborg.api.console.sign_in import ConsoleSession
 from cyborg.api.console.site import ConsoleSite
-from cyborg.api.controller import ApiContext
+from cyborg.api.controller import ApiContext, Request
 from cyborg.api.faults import FaultHook, FaultMiddleware
 from cyborg.api.health import Health
-from cyborg.api.host_check import HOST, HostCheck
-from cyborg.api.middleware import VERSIONS, EntryMiddleware
+from cyborg.api.middleware import (
+    HEALTHCHECK,
+    HOST,
+    VERSIONS,
+    AccessLog,
+    App,
+    EntryMiddleware,
+    HostCheck,
+    add_audit,
+)
 from cyborg.api.openapi.document import PATHS, OpenApiDocument
-from cyborg.api.request_context import Request
 from cyborg.api.routes import Root, build_routes, make_route_finder
 from cyborg.compat import api as pecan_signatures
 from cyborg.db.engine import Reader

@@ -10,10 +10,8 @@ from typing import Any
 from wsme import types as wtypes
 
 from cyborg.api import types, versions
-from cyborg.api.controller import Resource
+from cyborg.api.controller import COUNT_SINCE, WITH_COUNT, PageRequest, RequestContext, Resource
 from cyborg.api.operation import operation
-from cyborg.api.paging import COUNT_SINCE, WITH_COUNT, PageRequest
-from cyborg.api.request_context import RequestContext
 from cyborg.core.errors import NotFound
 
 # The class of the rows depends on the module ``read``, so that it is Any here.

@@ -1,23 +1,168 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base class of the API's controllers, and the objects they share."""
+"""What an operation gets: the page, the request, and the parts that all operations share."""
 
 import functools
+import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
+from urllib.parse import urlencode
 
+import pecan
+import webob
 from oslo_config import cfg
 
-from cyborg.api.paging import PageRequest, R
-from cyborg.api.request_context import RequestContext
-from cyborg.api.types import MAX_SHOWN
-from cyborg.core.errors import NotFound
+from cyborg.api import auth as identity
+from cyborg.api import middleware, types, versions
+from cyborg.api.types import MAX_SHOWN, Enum, PositiveInt, Text
+from cyborg.core.errors import Invalid, NotFound
 from cyborg.core.hosts import Liveness, closest_names, evaluate
 from cyborg.db.engine import Reader
+from cyborg.db.paging import Page, Row, Total
 from cyborg.db.services.read import has_host, host_names
 from cyborg.db.totals.cache import CountCache
 from cyborg.rpc.contract import ConductorAPI
+
+R = TypeVar("R", bound=Row)
+PARAMETERS: Mapping[str, Any] = {
+    "limit": PositiveInt(),
+    "marker": Text(),
+    "sort_key": Text(),
+    "sort_dir": Enum("asc", "desc"),
+}
+WITH_COUNT = "with_count"
+"""The parameter of a list that adds the number of its rows on all pages to the answer."""
+COUNT_SINCE = (2, 6)
+
+
+class PageRequest:
+    """The page that a request asks for; ``max_limit`` is the default and maximum page size."""
+
+    def __init__(self, values: Mapping[str, Any], max_limit: int) -> None:
+        limit = values.get("limit")
+        self._unlimited = limit is None
+        self._limit = max_limit if limit is None else min(limit, max_limit)
+        self._marker = values.get("marker")
+        self._sort_key = values.get("sort_key")
+        self._sort_dir = values.get("sort_dir") or "asc"
+        self._total = Total() if values.get(WITH_COUNT) == "true" else None
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether the request has no paging parameter: the whole list in its usual order."""
+        given = (self._marker, self._sort_key, self._total)
+        return self._unlimited and given == (None, None, None) and self._sort_dir == "asc"
+
+    @property
+    def count(self) -> int | None:
+        """Return the number of rows on all pages, None if the request does not ask for it."""
+        return None if self._total is None else self._total.rows
+
+    def read(
+        self, find: Callable[[Page], list[R]], *, whole: bool = False
+    ) -> tuple[list[R], str | None]:
+        """Return the rows and the marker of the next page, None on the last page.
+
+        With ``whole``, a request without a limit gets all rows: for short lists that a client needs
+        in one response.
+        """
+        limit = None if whole and self._unlimited else self._limit
+        # One extra row shows whether there is a next page.
+        fetch_limit = None if limit is None else limit + 1
+        rows = find(Page(fetch_limit, self._marker, self._sort_key, self._sort_dir, self._total))
+        if limit is None or len(rows) <= limit:
+            return rows, None
+        return rows[:limit], str(rows[limit - 1]["uuid"])
+
+
+class Request(pecan.Request):  # type: ignore[misc]
+    """A pecan request that reports malformed input as client errors."""
+
+    # The size of the body is already limited, so that it can stay in memory. WebOb writes bodies of
+    # more than 10 KiB to a file by default.
+    request_body_tempfile_limit = sys.maxsize
+
+    @property
+    def GET(self) -> Any:
+        """Return the query parameters. Raise Invalid if they are not UTF-8."""
+        try:
+            return super().GET
+        except UnicodeDecodeError:
+            raise Invalid("query: the query of the URL is not UTF-8", field="query") from None
+
+    @functools.cached_property
+    def json(self) -> Any:
+        """Return the parsed body. Raise ValueError, which pecan handles too, if it is not JSON."""
+        try:
+            return json.loads(self.body, parse_constant=_reject_constant)
+        except UnicodeDecodeError:
+            # Pecan would log it as a server error with a traceback.
+            raise ValueError("not UTF-8") from None
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
+        except OSError:
+            raise ValueError("ended before its Content-Length") from None
+
+
+class RequestContext:
+    """What a controller method needs from its request, and helpers to build the response."""
+
+    def __init__(self, request: Request, response: webob.Response) -> None:
+        environ = request.environ
+        self.caller: identity.Caller = environ[identity.ENVIRON]
+        self.version: versions.Version = environ[versions.ENVIRON]
+        self._request = request
+        self._response = response
+        self._root: str = environ[middleware.ROOT]
+
+    def url(self, collection: str, uuid: str | None = None) -> str:
+        """Return the URL of a collection or of one of its objects."""
+        return f"{self._root}/v2/{collection}" + (f"/{uuid}" if uuid else "")
+
+    def links(self, collection: str, uuid: str, *, bookmark: bool = False) -> list[dict[str, str]]:
+        """Return the links of an object."""
+        links = [{"href": self.url(collection, uuid), "rel": "self"}]
+        if bookmark:
+            links.append({"href": f"{self._root}/{collection}/{uuid}", "rel": "bookmark"})
+        return links
+
+    def next_links(self, collection: str, marker: str) -> list[dict[str, str]]:
+        """Return the links of a page that is not the last; ``marker`` starts the next page."""
+        query = [(key, value) for key, value in self._request.GET.items() if key != "marker"]
+        query.append(("marker", marker))
+        return [{"rel": "next", "href": f"{self.url(collection)}?{urlencode(query)}"}]
+
+    def serialize(self, datatype: Any, row: Row, collection: str, **more: Any) -> dict[str, Any]:
+        """Return a row as the JSON object that its type describes, with a self link."""
+        links = self.links(collection, row["uuid"])
+        return types.serialize(datatype, {"links": links, **row, **more})
+
+    def serialize_page(
+        self, datatype: Any, row: Row, collection: str, rows: str, marker: str | None
+    ) -> dict[str, Any]:
+        """Return a row whose field ``rows`` has a page of its parts, with a link to the next page.
+
+        Without ``marker`` it is the last page: the link is absent, as in a list.
+        """
+        links = f"{rows}_links"
+        document = self.serialize(datatype, {**row, links: []}, collection)
+        del document[links]
+        if marker is not None:
+            document[links] = self.next_links(f"{collection}/{row['uuid']}", marker)
+        return document
+
+    def created(self, datatype: Any, row: Row, collection: str) -> dict[str, Any]:
+        """Return a new object as JSON, and set the Location header to its URL."""
+        # An absolute URL: WebOb would resolve a relative one with the Host header.
+        self._response.location = self.url(collection, row["uuid"])
+        return self.serialize(datatype, row, collection)
+
+
+def _reject_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not a JSON number")
+
 
 HOST_CHECK_SINCE = (2, 6)
 """First microversion in which a list with an unknown host is an error."""

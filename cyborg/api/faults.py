@@ -15,7 +15,7 @@ import webob
 from pecan.hooks import PecanHook
 from webob import exc
 
-from cyborg.api.identity import ENVIRON, Caller
+from cyborg.api.auth import ENVIRON, Caller
 from cyborg.core import errors
 from cyborg.core.log import get_logger
 

@@ -1,28 +1,151 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layer before authentication: serves public documents and checks the request headers.
+"""The WSGI layers around the API: access log, host check, public documents, audit."""
 
-It does not read bodies: ``body`` reads them after authentication.
-
-::
-
-    /healthcheck             for load balancers
-    /, /v2, /v2/             version documents
-    /v2/openapi.json         the description of the API
-    everything else          microversion, Accept, Content-Length, then the layers below
-"""
-
+import ipaddress
 import json
-from collections.abc import Callable, Iterable, Mapping
+import logging
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import webob
 from oslo_config import cfg
+from oslo_context import context
 from webob import acceptparse, exc
 
 from cyborg.api import body, versions
-from cyborg.api.access_log import HEALTHCHECK, App
 from cyborg.api.health import Health
-from cyborg.core.errors import Invalid
+from cyborg.compat import api as audit_middleware
+from cyborg.core.errors import Forbidden, Invalid, Misconfigured
+from cyborg.core.log import get_logger
+from cyborg.rpc.notifiers import AuditNotifier
+from cyborg.telemetry.recorder import API_REQUESTS, API_SECONDS, MetricRecorder
+
+LOG = get_logger("cyborg.api.access")
+
+HEALTHCHECK = "/healthcheck"
+
+UNKNOWN = "-"
+"""What is shown instead of an unknown method or route."""
+
+METHODS = frozenset(
+    {"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"}
+)
+"""The methods that a log line shows."""
+
+App = Callable[..., Iterable[bytes]]
+FindRoute = Callable[[str, str], tuple[str, str]]
+
+
+class AccessLog:
+    """A WSGI layer that logs and counts each request.
+
+    ``find_route`` is that of ``cyborg.api.routes``.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        find_route: FindRoute,
+        recorder: MetricRecorder,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._app = app
+        self._find_route = find_route
+        self._recorder = recorder
+        self._clock = clock
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        """Serve one request."""
+        started = self._clock()
+        _reset_context(environ)
+        method, path = environ["REQUEST_METHOD"], environ.get("PATH_INFO", "")
+        status = 500  # if a layer fails without a response
+
+        def start(line: str, headers: list[tuple[str, str]], *more: Any) -> Any:
+            nonlocal status
+            status = int(line.split(" ", 1)[0])
+            return start_response(line, headers, *more)
+
+        try:
+            return self._app(environ, start)
+        finally:
+            seconds = self._clock() - started
+            # Not each method of each route: anybody could add series, also without a token.
+            served, route = self._find_route(method, path)
+            self._recorder.count(API_REQUESTS, served, route, str(status))
+            self._recorder.observe(API_SECONDS, seconds, served, route)
+            self._log(method if method in METHODS else UNKNOWN, route, status, seconds * 1000)
+
+    def _log(self, shown: str, route: str, status: int, ms: float) -> None:
+        # Load balancers probe several times a second.
+        level = logging.DEBUG if route == HEALTHCHECK else logging.INFO
+        if not LOG.isEnabledFor(level):
+            return
+        fields = {"method": shown, "route": route, "status": status, "ms": round(ms, 1)}
+        LOG.log(level, "%s %s %d %.1f ms", shown, route, status, ms, extra=fields)
+
+
+def _reset_context(environ: dict[str, Any]) -> None:
+    """Give the thread a context with the request id only, until the caller is authenticated.
+
+    Otherwise the log lines of a request that is rejected before authentication would have the
+    request id and the user of the previous request of the thread.
+    """
+    context.RequestContext(
+        request_id=environ.get("openstack.request_id"),
+        global_request_id=environ.get("openstack.global_request_id"),
+    )
+
+
+# Key of the WSGI environ: the Host header of the client, before proxy headers replace it.
+HOST = "cyborg.host"
+_HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^\s\[\]:/@]+)(?::[0-9]{1,5})?")
+
+
+class HostCheck:
+    """A WSGI layer that rejects requests unless ``Host`` is a loopback address or in ``names``."""
+
+    def __init__(self, app: App, names: Collection[str] = ()) -> None:
+        self._app = app
+        self._names = {_normalize(name) for name in names}
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        """Serve one request. Raise Forbidden if Host or Origin has another name."""
+        host = environ.get(HOST, environ.get("HTTP_HOST"))
+        # A browser always sends Host.
+        if host is not None and not self._is_allowed(host):
+            raise Forbidden(
+                f"Host: {host[:255]!r} is not a name of this service. Without authentication, only "
+                "localhost, loopback addresses and the names in [api] server_names are accepted"
+            )
+        origin = environ.get("HTTP_ORIGIN")
+        if origin is not None and origin.partition("://")[2].lower() != (host or "").lower():
+            raise Forbidden(
+                f"Origin: {origin[:255]!r} is another site. Without authentication, cross-origin "
+                "requests are rejected"
+            )
+        return self._app(environ, start_response)
+
+    def _is_allowed(self, host: str) -> bool:
+        match = _HOST.fullmatch(host)
+        if match is None:
+            return False
+        name = _normalize(match["name"])
+        return name == "localhost" or name in self._names or _is_loopback(name)
+
+
+def _normalize(name: str) -> str:
+    return name.strip("[]").rstrip(".").lower()
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
 
 ROOT = "cyborg.root"
 JSON = "application/json"
@@ -122,3 +245,52 @@ def require_get(environ: Mapping[str, Any]) -> None:
 
 def _json_response(document: Mapping[str, Any], status: int = 200) -> webob.Response:
     return webob.Response(body=json.dumps(document).encode(), status=status, content_type=JSON)
+
+
+SERVICE_TYPE = "accelerator"
+
+MAX_LENGTH = 1024
+"""Characters of a path, of a query and of the name of a client that an event has."""
+
+_ENVIRON = "cyborg.audited_environ"
+# A client can send any X-Forwarded-For; HTTPProxyToWSGI has evaluated that of a proxy.
+_REMOVED = ("HTTP_X_AUTH_TOKEN", "HTTP_X_SERVICE_TOKEN", "HTTP_X_FORWARDED_FOR", "HTTP_COOKIE")
+_BOUNDED = ("PATH_INFO", "QUERY_STRING", "HTTP_USER_AGENT")
+
+
+def add_audit(app: App, conf: cfg.ConfigOpts) -> App:
+    """Wrap an app in the audit layer if ``[api] audit_map_file`` is set. Raise Misconfigured."""
+    return AuditLayer(app, conf, AuditNotifier(conf)) if conf.api.audit_map_file else app
+
+
+class AuditLayer:
+    """A WSGI layer that sends two events for each request: before it, and with its outcome."""
+
+    def __init__(
+        self, app: App, conf: cfg.ConfigOpts, notifier: audit_middleware.EventNotifier
+    ) -> None:
+        """Raise Misconfigured if the map file cannot be read."""
+        self._app = app
+        self._ignored = frozenset(method.upper() for method in conf.api.audit_ignored_methods)
+        try:
+            self._audited = audit_middleware.make_audit_middleware(
+                self._serve, conf.api.audit_map_file, notifier
+            )
+        except (OSError, ValueError) as exc:
+            raise Misconfigured(
+                f"[api] audit_map_file: {exc}", option="[api] audit_map_file"
+            ) from exc
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        """Serve one request."""
+        if environ["REQUEST_METHOD"] in self._ignored:
+            return self._app(environ, start_response)
+        endpoint = {"publicURL": environ[ROOT]}
+        service = {"type": SERVICE_TYPE, "name": "cyborg", "endpoints": [endpoint]}
+        audited = {name: value for name, value in environ.items() if name not in _REMOVED}
+        audited |= {name: environ[name][:MAX_LENGTH] for name in _BOUNDED if name in environ}
+        audited |= {"HTTP_X_SERVICE_CATALOG": json.dumps([service]), _ENVIRON: environ}
+        return self._audited(audited, start_response)  # type: ignore[no-any-return]
+
+    def _serve(self, audited: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        return self._app(audited[_ENVIRON], start_response)

@@ -18,9 +18,10 @@ import wsme.api
 from webob import exc
 from wsme import types as wtypes
 
-from cyborg.api import paging, types, versions
+from cyborg.api import controller as paging
+from cyborg.api import types, versions
+from cyborg.api.controller import Request, RequestContext
 from cyborg.api.middleware import JSON
-from cyborg.api.request_context import Request, RequestContext
 from cyborg.core.errors import CyborgError, Invalid, NotFound, ServiceTokenRequired
 
 # The types of the parameters in paths, unless an operation declares another one.

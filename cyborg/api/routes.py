@@ -11,9 +11,9 @@ import pecan
 from webob import exc
 
 from cyborg.api import v2
-from cyborg.api.access_log import UNKNOWN
 from cyborg.api.controller import ApiContext, Resource
 from cyborg.api.faults import OBJECT
+from cyborg.api.middleware import UNKNOWN
 from cyborg.api.operation import ControllerMethod
 
 RouteTable = Mapping[str, Mapping[str, ControllerMethod]]

@@ -1,17 +1,150 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``cyborg accelerator-*``: attachable accelerators with their instances and labels."""
+"""Status of the servers with accelerators, fetched from Nova with the caller's token.
+
+``cyborg accelerator-*``: attachable accelerators with their instances and labels.
+"""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from urllib.parse import quote, urlencode
 
 from cyborg.cli.common import base, formatting, listing, pci_ids
 from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
-from cyborg.cli.common.errors import CommandError
-from cyborg.cli.common.servers import fetch_states
+from cyborg.cli.common.rest import CommandError, RestClient
 from cyborg.cli.devices import DEVICES
+
+SERVICE = "compute"
+MAX_CONCURRENT = 8  # requests to Nova
+MAX_SINGLE = 1000  # servers that are requested one by one; for more, Nova's list is read
+SERVERS_OF_PAGE = 50  # that a page of Nova's list must replace: it takes as long as their requests
+MAX_FAILURES = 8  # consecutive failed requests after which none is sent any more
+NOT_FOUND = "no such server"
+NO_RESPONSE = "unknown (no response from Nova)"
+NOT_LISTED = "unknown (not in the list of Nova)"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStates:
+    """Status of servers by uuid. ``warning`` says how many are unknown and why, None if none is."""
+
+    states: Mapping[str, str]
+    warning: str | None = None
+
+
+def fetch_states(rest: RestClient, uuids: Iterable[str]) -> ServerStates:
+    """Return the status of each server, such as ``ACTIVE``, ``no such server`` or ``unknown``.
+
+    Nova decides which servers the caller can see. Raise CommandError if the cloud has no Nova or it
+    responds to no request.
+    """
+    from keystoneauth1 import exceptions
+
+    unique = sorted(set(uuids))
+    if not unique:
+        return ServerStates({})
+    try:
+        nova = _Nova(rest.connect(SERVICE)[0])
+    except exceptions.ClientException as exc:
+        raise CommandError(f"cannot get the status of servers from Nova: {exc}") from exc
+    # Nova has no filter by several uuids: of several values of ``uuid`` it uses the last one.
+    listed = nova.list_states(unique) if len(unique) > MAX_SINGLE else {}
+    # A server of an unreachable cell is not listed; only its own request shows whether it exists.
+    absent = [uuid for uuid in unique if uuid not in listed]
+    single = nova.get_states(absent[:MAX_SINGLE])
+    if not listed and all(state == NO_RESPONSE for state in single.values()):
+        raise CommandError(f"cannot get the status of servers from Nova: {nova.error}")
+    states = {**dict.fromkeys(absent, NOT_LISTED), **single, **listed}
+    unknown = [state for state in states.values() if state.startswith("unknown")]
+    if not unknown:
+        return ServerStates(states)
+    count = f"{len(unknown)} of {len(unique)} servers"
+    return ServerStates(states, f"the status of {count} is unknown: {nova.error or unknown[0]}")
+
+
+class _Nova:
+    """Requests for servers; ``error`` is that of the last request without a response, or None."""
+
+    def __init__(self, adapter: Any) -> None:
+        self._adapter = adapter
+        self._failures = 0  # consecutive; threads change it without a lock: the number may be low
+        self.error: str | None = None
+
+    def get_states(self, uuids: Sequence[str]) -> dict[str, str]:
+        """Return the status of each server; send one request for each, some concurrently."""
+
+        def fetch(uuid: str) -> str:
+            response = self._get(f"/servers/{quote(uuid, safe='')}")
+            return NO_RESPONSE if response is None else _parse_status(response)
+
+        with ThreadPoolExecutor(MAX_CONCURRENT) as pool:
+            return dict(zip(uuids, pool.map(fetch, uuids), strict=True))
+
+    def list_states(self, uuids: Sequence[str]) -> dict[str, str]:
+        """Return the status of those servers that are in Nova's list, read page by page.
+
+        It is the list of all projects or, without the permission for it, of the caller's project.
+        """
+        states: dict[str, str] = {}
+        missing = set(uuids)
+        query = {"all_tenants": "1"}
+        for _ in range(len(uuids) // SERVERS_OF_PAGE):
+            path = f"/servers/detail?{urlencode(query)}"
+            response = self._get(path)
+            if response is None:
+                response = self._get(path)
+            if response is not None and response.status_code == 403 and "all_tenants" in query:
+                del query["all_tenants"]
+                continue
+            page = {} if response is None else _parse_page(response)
+            states |= {uuid: status for uuid, status in page.items() if uuid in missing}
+            missing -= page.keys()
+            # Only an empty page is the end: an operator may have lowered Nova's page limit.
+            if not missing or not page or (last := [*page][-1]) == query.get("marker"):
+                break
+            query["marker"] = last
+        return states
+
+    def _get(self, path: str) -> Any:
+        """Return a response, None if the request fails."""
+        from keystoneauth1 import exceptions
+
+        if self._failures >= MAX_FAILURES:
+            return None
+        try:
+            response = self._adapter.get(path, raise_exc=False)
+        except exceptions.ClientException as exc:
+            self._failures += 1
+            self.error = str(exc)
+            return None
+        self._failures = 0
+        return response
+
+
+def _parse_status(response: Any) -> str:
+    if response.status_code == 404:
+        return NOT_FOUND
+    if response.status_code != 200:
+        return f"unknown (HTTP {response.status_code})"
+    try:
+        return str(response.json()["server"]["status"])
+    except (ValueError, KeyError, TypeError):
+        return "unknown (unexpected response from Nova)"
+
+
+def _parse_page(response: Any) -> dict[str, str]:
+    """Return the status of each server of a page; empty for another response."""
+    if response.status_code != 200:
+        return {}
+    try:
+        return {str(row["id"]): str(row["status"]) for row in response.json()["servers"]}
+    except (ValueError, KeyError, TypeError):
+        return {}
+
 
 STATES = ("draining", "preparing", "bound", "error", "dirty", "cordoned", "free")
 SHORT = formatting.columns_of(

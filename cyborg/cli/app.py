@@ -10,11 +10,10 @@ from typing import Any
 
 from cliff.help import HelpExit
 
-from cyborg.cli.commands import CommandManager
+from cyborg.cli.commands import USAGE, CommandManager, write_screen
 from cyborg.cli.common import base
 from cyborg.cli.common.rest import DEFAULT_MICROVERSION, DEFAULT_TIMEOUT, RestClient
 from cyborg.cli.common.usage import HIDDEN, RedactedStream, find_secrets, shorten_errors
-from cyborg.cli.help.screen import USAGE, write_screen
 
 LOG = logging.getLogger(__name__)
 

@@ -7,11 +7,16 @@ from functools import partial
 from typing import Any
 
 from cyborg.cli.common import base, formatting, listing
-from cyborg.cli.common.base import argument, field_argument
+from cyborg.cli.common.base import (
+    SERVICE_TOKEN,
+    Change,
+    ServiceTokenCommand,
+    argument,
+    field_argument,
+    plan,
+)
 from cyborg.cli.common.collection import Collection
-from cyborg.cli.common.errors import CommandError
-from cyborg.cli.common.preview import Change, plan
-from cyborg.cli.common.service_token import SERVICE_TOKEN, ServiceTokenCommand
+from cyborg.cli.common.rest import CommandError
 from cyborg.cli.deployables import DEPLOYABLES
 
 SHORT = formatting.columns_of(

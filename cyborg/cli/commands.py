@@ -1,13 +1,236 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lookup of commands: ``device list`` is the same as ``device-list``."""
+"""The table of all commands: task, noun, class, and spelling in ``openstack accelerator``.
 
+The entry points of setup.cfg repeat it, since they are static; a test compares them.
+
+Lookup of commands: ``device list`` is the same as ``device-list``.
+
+The help screen of ``cyborg``: the commands by task, without the options of the login.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
 from cliff import commandmanager
+from cliff import help as cliff_help
 from stevedore import named
 
-from cyborg.cli.help.table import COMMANDS
+
+@dataclass(frozen=True, slots=True)
+class CommandEntry:
+    """A command of ``cyborg``.
+
+    ``path`` is its class, such as ``devices:DeviceList``, below ``cyborg.cli``. ``openstack`` has
+    its words after ``openstack accelerator``; without ``is_own`` they are a command of
+    python-openstackclient or python-cyborgclient, which this plug-in does not replace.
+    """
+
+    name: str
+    path: str
+    openstack: str
+    is_own: bool
+
+    @property
+    def entry_point(self) -> str:
+        """Return the name of the entry point of the plug-in of ``openstack``."""
+        return f"accelerator_{self.openstack.replace(' ', '_')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """The commands of one noun for one task; ``text`` says what they are for."""
+
+    noun: str
+    text: str
+    commands: Sequence[CommandEntry]
+
+
+def _topic(noun: str, text: str, *lines: str) -> Topic:
+    """Return a topic; each line has the name, the path, and the words in ``openstack``.
+
+    By default the words are those of the name. Words in parentheses are a command of others.
+    """
+    entries = []
+    for line in lines:
+        name, path, *words = line.split(maxsplit=2)
+        spelling = words[0] if words else name.replace("-", " ")
+        entries.append(CommandEntry(name, path, spelling.strip("()"), spelling[0] != "("))
+    return Topic(noun, text, entries)
+
+
+TASKS: Mapping[str, Sequence[Topic]] = {
+    "See": (
+        _topic(
+            "describe",
+            "all about a uuid, name or address",
+            "describe describe.command:Describe",
+        ),
+        _topic(
+            "top|topology",
+            "cloud at a glance; hosts as trees",
+            "top views.top:Top",
+            "topology views.topology:Topology",
+        ),
+        _topic(
+            "device",
+            "devices, and why one is not offered",
+            "device-list devices:DeviceList (device list)",
+            "device-show devices:DeviceShow (device show)",
+            "device-custody custody:Custody device custody show",
+        ),
+        _topic(
+            "accelerator",
+            "what can be attached, and its owner",
+            "accelerator-list accelerators:List list",
+            "accelerator-show accelerators:Show show",
+        ),
+        _topic(
+            "arq",
+            "accelerator requests of servers",
+            "arq-list arqs:List (arq list)",
+            "arq-show arqs:Show (arq show)",
+        ),
+        _topic(
+            "attachment",
+            "accelerators added to servers",
+            "attachment-list attachments:List",
+            "attachment-show attachments:Show",
+        ),
+        _topic(
+            "device context",
+            "requests of their own",
+            "device-context-list device_contexts:List",
+            "device-context-show device_contexts:Show",
+            "device-context-explain device_contexts:Explain",
+            "device-context-candidates device_contexts:Candidates",
+        ),
+        _topic(
+            "device profile",
+            "what flavors request",
+            "device-profile-list device_profiles:List (device profile list)",
+            "device-profile-show device_profiles:Show (device profile show)",
+            "device-profile-explain device_profiles:Explain",
+            "device-profile-capacity device_profiles:Capacity",
+        ),
+        _topic("limits", "limits of a project and their use", "limits-show limits:Show"),
+        _topic("service", "daemons, agents and backends", "service-list services:ServiceList"),
+        _topic(
+            "driver",
+            "drivers with their hosts and options",
+            "driver-list drivers:List",
+            "driver-show drivers:Show",
+        ),
+        _topic("hardware", "all devices of the hosts", "hardware-list hardware:List"),
+        _topic("job", "work on hosts", "job-list jobs:JobList", "job-show jobs:JobShow"),
+    ),
+    "Use": (
+        _topic(
+            "device profile",
+            "what flavors request",
+            "device-profile-create device_profiles:Create (device profile create)",
+            "device-profile-delete device_profiles:Delete (device profile delete)",
+        ),
+        _topic(
+            "device context",
+            "reserve and bind them",
+            "device-context-create device_contexts:Create",
+            "device-context-set device_contexts:Set",
+            "device-context-pre-bind device_contexts:PreBind",
+            "device-context-bind device_contexts:Bind",
+            "device-context-unbind device_contexts:Unbind",
+            "device-context-delete device_contexts:Delete",
+        ),
+        _topic(
+            "attach",
+            "add accelerators to a server or host",
+            "attach-instance attachments:Attach attachment create",
+            "attach-host attachments:AttachHost host attachment create",
+        ),
+        _topic(
+            "detach",
+            "take them away",
+            "detach-instance attachments:Detach attachment delete",
+            "detach-host attachments:DetachHost host attachment delete",
+        ),
+        _topic("accelerator", "name, tags", "accelerator-update accelerators:Update set"),
+        _topic(
+            "arq",
+            "the calls that Nova makes",
+            "arq-create arqs:Create (arq create)",
+            "arq-bind arqs:Bind (arq bind)",
+            "arq-unbind arqs:Unbind (arq unbind)",
+            "arq-delete arqs:Delete (arq delete)",
+        ),
+    ),
+    "Operate": (
+        _topic(
+            "device",
+            "offer devices or not",
+            "device-enable devices:DeviceEnable (device enable)",
+            "device-disable devices:DeviceDisable (device disable)",
+            "device-maintain devices:DeviceMaintain",
+        ),
+        _topic(
+            "device layout",
+            "partition devices",
+            "device-layout-list layouts:LayoutList",
+            "device-layout-set layouts:LayoutSet",
+        ),
+        _topic(
+            "driver",
+            "drivers of hosts at run time",
+            "install-driver drivers:Install driver install",
+            "update-driver drivers:Update driver update",
+            "uninstall-driver drivers:Uninstall driver uninstall",
+        ),
+        _topic(
+            "hardware",
+            "devices that the rules exclude",
+            "hardware-adopt hardware:Adopt",
+            "hardware-release hardware:Release",
+        ),
+        _topic(
+            "deployable",
+            "parts of devices; images of FPGAs",
+            "deployable-list deployables:DeployableList (deployable list)",
+            "deployable-program deployables:DeployableProgram (deployable program)",
+        ),
+        _topic(
+            "attribute",
+            "traits and facts of your own",
+            "attribute-list attributes:AttributeList (device attribute list)",
+            "attribute-create attributes:AttributeCreate (device attribute create)",
+            "attribute-delete attributes:AttributeDelete (device attribute delete)",
+        ),
+        _topic(
+            "service",
+            "find devices now",
+            "discover-services discoveries:Discover service discover",
+        ),
+    ),
+    "Repair": (
+        _topic("audit", "compare hosts, Placement and Nova", "audit audit:Audit audit create"),
+        _topic("job", "end work that waits", "job-cancel jobs:JobCancel"),
+        _topic(
+            "outbox",
+            "messages to other services",
+            "outbox-list outbox:MessageList",
+            "outbox-retry outbox:MessageRetry",
+            "outbox-delete outbox:MessageDelete",
+        ),
+        _topic("service", "daemons that are gone", "service-delete services:ServiceDelete"),
+        _topic("host", "hosts that left for good", "host-forget services:ForgetHost"),
+    ),
+}
+"""The topics of each task, in the order of the help screen."""
+
+COMMANDS: Mapping[str, CommandEntry] = {
+    entry.name: entry for topics in TASKS.values() for topic in topics for entry in topic.commands
+}
+"""All commands by name."""
+
 
 MAX_WORDS = 4  # of a command
 ALIASES = {
@@ -55,3 +278,54 @@ class CommandManager(commandmanager.CommandManager):
         joined, rotated = "-".join(arguments), "-".join([arguments[-1], *arguments[:-1]])
         names = (joined, rotated, ALIASES.get(joined, ""))
         return next((name for name in names if name in self.commands), None)
+
+
+USAGE = "cyborg [OPTION]... COMMAND [ARGUMENT]..."
+TEXT_COLUMN = 44
+"""Column of the descriptions; a longer list of commands moves its own description."""
+_OPTIONS = """\
+Options: --os-cloud NAME, others for the login (see --help-auth), --timeout S,
+-v, -q, --debug, --log-file FILE, --version
+"""
+_END = """\
+'cyborg device list' is the same as 'cyborg device-list'. 'cyborg help COMMAND'
+describes a command; 'cyborg complete SHELL' prints completions for a shell.
+"""
+
+
+def write_screen(out: Any) -> None:
+    """Write the help screen to a text stream."""
+    out.write(f"usage: {USAGE}\n\nManage the accelerators of an OpenStack cloud.\n{_OPTIONS}")
+    for task, topics in TASKS.items():
+        out.write(f"\n{task}:\n")
+        out.writelines(f"{line}\n" for line in map(_format_topic, topics))
+    out.write(f"\n{_END}")
+
+
+def _format_topic(topic: Topic) -> str:
+    verbs = "|".join(verb for entry in topic.commands for verb in _verbs(topic, entry))
+    typed = f"  {topic.noun} {verbs}".rstrip()
+    return f"{typed:<{TEXT_COLUMN - 2}}  {topic.text}"
+
+
+def _verbs(topic: Topic, entry: CommandEntry) -> Iterator[str]:
+    """Yield what follows the noun in the first spelling that begins with it, if any."""
+    noun = topic.noun.split()
+    for spelling in (entry.name, entry.openstack):
+        words = spelling.replace("-", " ").split()
+        if words == noun:
+            return
+        if words[: len(noun)] == noun:
+            yield "-".join(words[len(noun) :])
+            return
+
+
+class Help(cliff_help.HelpCommand):
+    """Describe a command; without one, show all commands by task."""
+
+    def take_action(self, parsed_args: Any) -> int:
+        """Print the help."""
+        if parsed_args.cmd:
+            return super().take_action(parsed_args)
+        write_screen(self.app.stdout)
+        return 0

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 from cyborg.cli.common import formatting, listing
 from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
-from cyborg.cli.common.errors import CommandError
-from cyborg.cli.common.rest import RestClient
+from cyborg.cli.common.rest import CommandError, RestClient
 from cyborg.cli.devices import DEVICES
 from cyborg.core.custody.record import Event, Keys, Link, Record, SealedRecord, parse_keys
 from cyborg.core.custody.verify import (

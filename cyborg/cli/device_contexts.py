@@ -7,11 +7,10 @@ from typing import Any
 
 from cyborg.cli import device_profiles
 from cyborg.cli.common import base, formatting, listing
-from cyborg.cli.common.base import argument, field_argument
+from cyborg.cli.common.base import SERVICE_TOKEN, ServiceTokenCommand, argument, field_argument
 from cyborg.cli.common.collection import Collection
-from cyborg.cli.common.errors import CommandError
-from cyborg.cli.common.profile_groups import parse_group
-from cyborg.cli.common.service_token import SERVICE_TOKEN, ServiceTokenCommand
+from cyborg.cli.common.rest import CommandError
+from cyborg.cli.device_profiles import parse_group
 
 SHORT = formatting.columns_of("uuid, name, state, groups, instance_uuid=Instance, hostname=Host")
 LONG = formatting.columns_of(

@@ -1,29 +1,155 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``cyborg driver-*`` and ``{install,uninstall,update}-driver``: drivers and their backends."""
+"""Table cells for the hosts, options and settings of drivers.
+
+Parser of driver options on the command line: ``--config NAME=VALUE``, repeatable.
+
+The service validates names and values, because it knows the driver.
+
+``cyborg driver-*`` and ``{install,uninstall,update}-driver``: drivers and their backends.
+"""
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 from urllib.parse import urlencode
 
+from cliff import columns
+
+from cyborg.cli import services
 from cyborg.cli.common import base, formatting, listing
-from cyborg.cli.common.base import argument, field_argument
+from cyborg.cli.common.base import Change, argument, field_argument
 from cyborg.cli.common.collection import Collection
-from cyborg.cli.common.config_args import CONFIG, collect_options
-from cyborg.cli.common.driver_cells import (
-    Hosts,
-    HostsSummary,
-    HostsWithRemarks,
-    Options,
-    Settings,
-    Statuses,
-    hosts_with_status,
-)
-from cyborg.cli.common.errors import CommandError
-from cyborg.cli.common.job_command import WAIT_ARGUMENTS, JobCommand, target_arguments
-from cyborg.cli.common.preview import Change
+from cyborg.cli.common.rest import CommandError
+from cyborg.cli.jobs import WAIT_ARGUMENTS, JobCommand, target_arguments
 from cyborg.core.inventory.device import DeviceType
 from cyborg.core.text import sanitize
+
+
+class Hosts(columns.FormattableColumn[Any]):
+    """Hosts of a driver: one line for each backend with its error."""
+
+    def human_readable(self) -> str:
+        """Return the value as lines of text."""
+        return "\n".join(_format_host(host) for host in self._value or ())
+
+
+class HostsWithRemarks(Hosts):
+    """Hosts of a driver with the remarks of each backend about its configuration."""
+
+    def human_readable(self) -> str:
+        """Return the value as lines of text."""
+        lines = []
+        for host in self._value or ():
+            lines.append(_format_host(host))
+            lines += [f"  remark: {remark}" for remark in host.get("remarks") or ()]
+        return "\n".join(lines)
+
+
+class Statuses(columns.FormattableColumn[Any]):
+    """Numbers of backends by status, in one line."""
+
+    def human_readable(self) -> str:
+        """Return the value as one line of text, with the largest number first.
+
+        >>> Statuses({"FAILED": 2, "READY": 9998}).human_readable()
+        '9998 READY, 2 FAILED'
+        """
+        counts = sorted((self._value or {}).items(), key=lambda item: (-item[1], item[0]))
+        return ", ".join(f"{count} {status}" for status, count in counts)
+
+
+class HostsSummary(Hosts):
+    """Backends of a driver in one line: the name of one backend, or numbers by status."""
+
+    def human_readable(self) -> str:
+        """Return the value as one line of text."""
+        hosts = self._value or []
+        if len(hosts) == 1:
+            return _format_host({**hosts[0], "error": None})
+        return Statuses(Counter(host["status"] for host in hosts)).human_readable()
+
+
+class Options(columns.FormattableColumn[Any]):
+    """Options of a driver: one line for each option."""
+
+    def human_readable(self) -> str:
+        """Return the value as lines of text."""
+        return "\n".join(
+            f"{o['name']} ({o['kind']}, {formatting.to_text(o['default']) or 'unset'}"
+            f"{', host file only' if o.get('host_only') else ''}): {o['help']}"
+            for o in self._value or ()
+        )
+
+
+class Settings(columns.FormattableColumn[Any]):
+    """Effective options of the backends of one host: one line for each option and its source."""
+
+    def human_readable(self) -> str:
+        """Return the value as lines of text."""
+        return "\n".join(
+            f"{backend['backend']}: {option['name']} = "
+            f"{formatting.to_text(option['value']) or 'unset'} ({option['source']})"
+            for backend in self._value or ()
+            for option in backend["options"]
+        )
+
+
+def hosts_with_status(driver: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the hosts of a driver, with the status UNKNOWN if the agent is down."""
+    return [
+        {**host, "status": services.effective_status(host["status"], host["state"])}
+        for host in driver["hosts"]
+    ]
+
+
+def _format_host(host: Mapping[str, Any]) -> str:
+    backend = f" ({host['backend']})" if host["backend"] else ""
+    text = f"{host['host']}{backend} {host['status']}"
+    if host["desired_status"] in ("disabled", "absent"):
+        text += f", desired {host['desired_status']}"
+    if host["applied"] is False:
+        text += ", not applied yet"
+    if host["state"] != "up":
+        text += f", agent {host['state']}"
+    return text + (f": {host['error']}" if host["error"] else "")
+
+
+def parse_option(text: str) -> tuple[str, str]:
+    """Parse an option. Raise ArgumentTypeError, which argparse shows with the argument's name.
+
+    >>> parse_option("rule=vendor=10de")
+    ('rule', 'vendor=10de')
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not of the form NAME=VALUE, such as num_devices=2"
+        )
+    return name.strip(), value
+
+
+def collect_options(pairs: Iterable[tuple[str, str]]) -> dict[str, str | list[str]]:
+    """Return the options by name; a repeated option becomes a list.
+
+    >>> collect_options([("rule", "a"), ("n", "1"), ("rule", "b")])
+    {'rule': ['a', 'b'], 'n': '1'}
+    """
+    options: dict[str, list[str]] = {}
+    for name, value in pairs:
+        options.setdefault(name, []).append(value)
+    return {name: values[0] if len(values) == 1 else values for name, values in options.items()}
+
+
+CONFIG = argument(
+    "--config",
+    type=parse_option,
+    action="append",
+    default=[],
+    metavar="NAME=VALUE",
+    help="set an option of the driver; repeat it with the same NAME for a list of values",
+)
+
 
 SHORT = formatting.columns_of("name=Driver, type, version, support, hosts")
 FIELDS = formatting.columns_of("name=Driver, uuid, type, version, support, hosts")

@@ -10,8 +10,8 @@ from cliff import columns
 from cyborg.cli.common import formatting, listing, pci_ids
 from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
-from cyborg.cli.common.job_command import JobCommand
 from cyborg.cli.devices import DEVICES
+from cyborg.cli.jobs import JobCommand
 
 SHORT = formatting.columns_of("uuid, host, address, driver, acc_specs=Specs, acc_status=Status")
 LONG = formatting.columns_of(

@@ -20,8 +20,8 @@ from oslo_config import cfg
 from cyborg.agent.service import AgentService
 from cyborg.api.app import make_app
 from cyborg.api.faults import FaultMiddleware
-from cyborg.api.heartbeat import Heartbeat
-from cyborg.api.host_check import HostCheck
+from cyborg.api.health import Heartbeat
+from cyborg.api.middleware import HostCheck
 from cyborg.conductor.service import ConductorService
 from cyborg.core.errors import Misconfigured, Unavailable
 from cyborg.core.log import get_logger

@@ -23,7 +23,7 @@ from cyborg import conf as options
 from cyborg.api import auth
 from cyborg.api.app import Api, make_app
 from cyborg.api.body import STOP_READING
-from cyborg.api.heartbeat import Heartbeat
+from cyborg.api.health import Heartbeat
 from cyborg.compat.oslo import set_up_logging
 from cyborg.core.errors import Misconfigured
 from cyborg.db.engine import Reader

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""POST /ui/sign-in: exchange a user's password for a token at keystone.
+"""GET /ui/session: who the user of the console is, and what the policy allows.
+
+It is no part of the REST API and has no microversion: the page is of the same release.
+
+POST /ui/sign-in: exchange a user's password for a token at keystone.
 
 The console may connect to its own origin only, so the API forwards the credentials. They are
 neither stored nor logged, and the token is in the response only: there is no cookie.
@@ -8,6 +12,7 @@ neither stored nor logged, and the token is in the response only: there is no co
 import json
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
+from importlib import metadata
 from typing import Any
 
 import webob
@@ -16,13 +21,50 @@ from keystoneauth1.identity import v3
 from oslo_config import cfg
 from webob import exc
 
+from cyborg.api import auth as identity
 from cyborg.api.auth import KEYSTONE_TIMEOUT
 from cyborg.api.body import BodyReader
 from cyborg.api.console.throttle import Throttle, client_key
-from cyborg.api.middleware import JSON, check_content_length
+from cyborg.api.middleware import JSON, App, check_content_length, require_get
 from cyborg.core.errors import Invalid, Misconfigured, Unavailable
 from cyborg.core.text import to_iso
 from cyborg.core.validation import check_text
+from cyborg.policies.rules import OPERATION_RULES
+
+SESSION = "/ui/session"
+
+
+class ConsoleSession:
+    """A WSGI layer, after authentication, that serves the session of the console's user."""
+
+    def __init__(self, app: App, conf: cfg.ConfigOpts) -> None:
+        self._app = app
+        self._conf = conf
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        """Serve one request."""
+        if environ.get("PATH_INFO") != SESSION:
+            return self._app(environ, start_response)
+        require_get(environ)
+        document = self._show(environ[identity.ENVIRON])
+        response = webob.Response(body=json.dumps(document).encode(), content_type=JSON)
+        response.headers["Cache-Control"] = "no-store"
+        return response(environ, start_response)
+
+    def _show(self, caller: identity.Caller) -> dict[str, Any]:
+        """Return the caller, and the operations that the policy allows in the caller's project."""
+        context = caller.context
+        rules = [f"cyborg:{rule[0]}" for rule in OPERATION_RULES]
+        return {
+            "release": metadata.version("cyborg"),
+            "auth": self._conf.auth_strategy,
+            "user": context.user_name or context.user_id,
+            "project": context.project_name or caller.project_id,
+            "roles": sorted(context.roles),
+            "all_projects": caller.project_scope is None,
+            "rules": [rule for rule in rules if caller.allows(rule)],
+        }
+
 
 MAX_BODY = 8192
 """Maximum number of bytes of a request."""

@@ -13,7 +13,8 @@ from typing import Any
 
 from wsme import types as wtypes
 
-from cyborg.api import faults, paging, types, versions
+from cyborg.api import controller as paging
+from cyborg.api import faults, types, versions
 from cyborg.api.middleware import JSON
 from cyborg.api.openapi.parameters import describe_parameter
 from cyborg.api.openapi.schemas import Schema, Schemas, since

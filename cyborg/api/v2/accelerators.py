@@ -9,9 +9,7 @@ from wsme import types as wtypes
 
 from cyborg.api import types
 from cyborg.api.collection import Collection
-from cyborg.api.controller import Resource
-from cyborg.api.paging import PageRequest
-from cyborg.api.request_context import RequestContext
+from cyborg.api.controller import PageRequest, RequestContext, Resource
 from cyborg.api.v2.devices import conditions_at
 from cyborg.core.binding import accelerator as core
 from cyborg.core.binding.accelerator import AcceleratorState

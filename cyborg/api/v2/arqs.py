@@ -10,9 +10,7 @@ from wsme import types as wtypes
 from cyborg import tracing
 from cyborg.api import types
 from cyborg.api.collection import Collection
-from cyborg.api.controller import Resource
-from cyborg.api.paging import PageRequest
-from cyborg.api.request_context import RequestContext
+from cyborg.api.controller import PageRequest, RequestContext, Resource
 from cyborg.core.binding.arqs import BindRequest, UnbindRequest, parse_patch
 from cyborg.core.binding.profile import parse_name
 from cyborg.core.binding.states import RESOLVED, ArqState

@@ -9,8 +9,7 @@ from wsme import types as wtypes
 
 from cyborg.api import types
 from cyborg.api.collection import Collection
-from cyborg.api.controller import Resource
-from cyborg.api.request_context import RequestContext
+from cyborg.api.controller import RequestContext, Resource
 from cyborg.core.attachments.attachment import AttachmentState, Mode, parse_target
 from cyborg.core.attachments.selector import ACCELERATOR, SELECTORS, check_selector
 from cyborg.core.errors import Conflict, Invalid, NotFound

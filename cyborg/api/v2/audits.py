@@ -8,8 +8,7 @@ from wsme import types as wtypes
 
 from cyborg.api import types
 from cyborg.api.collection import Collection
-from cyborg.api.controller import Resource
-from cyborg.api.request_context import RequestContext
+from cyborg.api.controller import RequestContext, Resource
 from cyborg.core.audit.sources import Kind, Repair, Source, State
 from cyborg.core.errors import Conflict, NotFound
 from cyborg.db.audits import read

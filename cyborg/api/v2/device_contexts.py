@@ -12,8 +12,7 @@ from wsme import types as wtypes
 
 from cyborg.api import types
 from cyborg.api.collection import Collection
-from cyborg.api.controller import Resource
-from cyborg.api.request_context import RequestContext
+from cyborg.api.controller import RequestContext, Resource
 from cyborg.api.v2 import explanations
 from cyborg.api.v2.arqs import ARQS, AcceleratorRequest
 from cyborg.core.binding.profile import parse_groups

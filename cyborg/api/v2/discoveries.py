@@ -8,9 +8,7 @@ from wsme import types as wtypes
 
 from cyborg.api import types
 from cyborg.api.collection import Collection
-from cyborg.api.controller import Resource
-from cyborg.api.paging import PageRequest
-from cyborg.api.request_context import RequestContext
+from cyborg.api.controller import PageRequest, RequestContext, Resource
 from cyborg.core.errors import Conflict, NotFound
 from cyborg.db.discoveries import read
 

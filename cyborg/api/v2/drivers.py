@@ -15,9 +15,7 @@ from wsme import types as wtypes
 
 from cyborg.api import types
 from cyborg.api.collection import Collection
-from cyborg.api.controller import Resource
-from cyborg.api.paging import PageRequest
-from cyborg.api.request_context import RequestContext
+from cyborg.api.controller import PageRequest, RequestContext, Resource
 from cyborg.api.v2 import jobs
 from cyborg.core.drivers import registry as option
 from cyborg.core.drivers.desired_state import DesiredStatus

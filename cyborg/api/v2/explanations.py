@@ -14,9 +14,7 @@ from wsme import types as wtypes
 
 from cyborg.api import types
 from cyborg.api.collection import Collection
-from cyborg.api.controller import Resource
-from cyborg.api.paging import PageRequest
-from cyborg.api.request_context import RequestContext
+from cyborg.api.controller import PageRequest, RequestContext, Resource
 from cyborg.core.binding.limits import UNLIMITED
 from cyborg.core.binding.profile import parse_groups
 from cyborg.core.contexts.context import hidden_profile_name, merge_config

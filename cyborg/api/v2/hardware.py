@@ -11,8 +11,7 @@ from wsme import types as wtypes
 
 from cyborg.api import types
 from cyborg.api.collection import Collection
-from cyborg.api.controller import Resource
-from cyborg.api.request_context import RequestContext
+from cyborg.api.controller import RequestContext, Resource
 from cyborg.api.v2 import jobs
 from cyborg.core.drivers.rollout import Kind
 from cyborg.db.devices import hardware as read

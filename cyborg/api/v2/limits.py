@@ -6,9 +6,8 @@ from typing import Any
 from wsme import types as wtypes
 
 from cyborg.api import types
-from cyborg.api.controller import Resource
+from cyborg.api.controller import RequestContext, Resource
 from cyborg.api.operation import operation
-from cyborg.api.request_context import RequestContext
 from cyborg.core.binding.limits import UNLIMITED
 from cyborg.core.errors import Forbidden, Invalid
 from cyborg.db.attachments import read as attachments

@@ -10,11 +10,9 @@ from wsme import types as wtypes
 
 from cyborg.api import types
 from cyborg.api.collection import Collection
-from cyborg.api.controller import Resource
+from cyborg.api.controller import PageRequest, RequestContext, Resource
 from cyborg.api.operation import operation
-from cyborg.api.paging import PageRequest
-from cyborg.api.request_context import RequestContext
-from cyborg.api.v2.summary.controller import ClassHandles
+from cyborg.api.v2.summary import ClassHandles
 from cyborg.core.errors import InUse, NotFound, WrongState
 from cyborg.core.hosts import Liveness, evaluate
 from cyborg.core.inventory import functions as core

@@ -1,21 +1,68 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bases of the commands: a command declares its collection and its arguments."""
+"""The option --dry-run: which objects a command would change.
+
+Bases of the commands: a command declares its collection and its arguments.
+
+The option ``--service-token``, and the base of the commands that have it.
+"""
 
 import argparse
+import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, TextIO
 
 from cliff import app, command
 
 from cyborg.cli.common.collection import Collection
-from cyborg.cli.common.duration import parse_seconds
-from cyborg.cli.common.errors import CommandError
-from cyborg.cli.common.preview import Change, plan, write_changes
-from cyborg.cli.common.progress import Progress, wait_until_done
-from cyborg.cli.common.rest import RestClient
+from cyborg.cli.common.pci_ids import add_names
+from cyborg.cli.common.progress import Progress, parse_seconds, wait_until_done
+from cyborg.cli.common.rest import CommandError, RestClient
 from cyborg.cli.common.usage import shorten_errors
 from cyborg.cli.terminal import tables
+from cyborg.core.text import sanitize
+
+_NAMES = ("name", "binary", "kind", "subject", "type", "model")
+_PLACES = ("hostname", "host", "address", "instance_uuid")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a command would do with an object; ``details`` tell people which object it is."""
+
+    action: str
+    kind: str
+    uuid: str | None
+    details: str
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, ("would", self.action, self.kind, self.uuid, self.details)))
+
+
+def plan(action: str, kind: str, row: Mapping[str, Any]) -> Change:
+    """Return the change of an object of the service.
+
+    >>> print(plan("delete", "device profile", {"uuid": "3f", "name": "gzip"}))
+    would delete device profile 3f (gzip)
+    """
+    named = add_names(row) if row.get("model") else row
+    texts = [str(named[key]) for key in (*_NAMES, *_PLACES) if named.get(key)]
+    state = row.get("state") or row.get("status")
+    shown = ", ".join([*texts, *([str(state)] if state else [])])
+    return Change(action, kind, row.get("uuid"), sanitize(f"({shown})") if shown else "")
+
+
+def write_changes(stdout: TextIO, args: argparse.Namespace, changes: Iterable[Change]) -> None:
+    """Write changes to a stream: a line each, or one JSON document with ``-f json``."""
+    found = list(changes)
+    if getattr(args, "formatter", "") == "json":
+        stdout.write(json.dumps([asdict(change) for change in found], indent=2) + "\n")
+        return
+    stdout.writelines(f"{change}\n" for change in found)
+    if not found:
+        stdout.write("nothing would be changed\n")
+
 
 POLL_INTERVAL = 0.5  # seconds
 MAX_PARTS = 100  # of work whose parts are read at each poll
@@ -250,3 +297,37 @@ class WaitCommand(Command):
             return self.app.rest.read_whole(collection.object_path(uuid), parts)
 
         return read
+
+
+def _token(text: str) -> str:
+    token = text.strip()
+    # The error does not contain the token, because terminal output can be logged.
+    if not token.isascii() or any(letter <= " " or letter == "\x7f" for letter in token):
+        raise argparse.ArgumentTypeError("a token must be one word of printable ASCII characters")
+    return token
+
+
+# Changes of bound requests require a service token, such as that of Nova.
+SERVICE_TOKEN = argument(
+    "--service-token",
+    type=_token,
+    metavar="TOKEN",
+    help="token of a service user, such as nova; with keystone it is required to bind requests "
+    "and to change bound ones (Env: OS_CYBORG_SERVICE_TOKEN)",
+)
+
+
+class ServiceTokenCommand(Command):
+    """Base of the commands that send a service token."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Add the option for the service token, with its default from the environment."""
+        parser = super().get_parser(prog_name)
+        parser.set_defaults(service_token=os.environ.get("OS_CYBORG_SERVICE_TOKEN"))
+        return parser
+
+    def call(
+        self, args: argparse.Namespace, method: str, path: str, body: Any, **options: Any
+    ) -> Any:
+        """Call the service with the token, and return its answer."""
+        return self.app.rest.call(method, path, body, service_token=args.service_token, **options)

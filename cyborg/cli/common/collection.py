@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cyborg.cli.common import formatting
-from cyborg.cli.common.errors import CommandError, object_path
-from cyborg.cli.common.rest import RestClient
+from cyborg.cli.common.rest import CommandError, RestClient, object_path
 
 # At least four digits: a shorter word such as "bad" is probably a name.
 _FULL = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -8,12 +8,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cyborg.cli.common import base, formatting, listing
-from cyborg.cli.common.base import argument
-from cyborg.cli.common.errors import CommandError
-from cyborg.cli.common.preview import plan
+from cyborg.cli.common.base import argument, plan
+from cyborg.cli.common.rest import CommandError
 from cyborg.cli.describe.kinds import KINDS
-from cyborg.cli.describe.lookup import Found, Search
-from cyborg.cli.describe.report import Description, Section, describe
+from cyborg.cli.describe.report import Description, Found, Search, Section, describe
 from cyborg.cli.terminal import tables
 from cyborg.core.text import sanitize
 

@@ -8,18 +8,16 @@ from typing import Any
 from cyborg.cli.accelerators import ACCELERATORS
 from cyborg.cli.arqs import ARQS
 from cyborg.cli.attachments import ATTACHMENTS
-from cyborg.cli.attributes import ATTRIBUTES
 from cyborg.cli.common import formatting
 from cyborg.cli.common.collection import Collection
 from cyborg.cli.custody import CUSTODY
-from cyborg.cli.deployables import DEPLOYABLES
+from cyborg.cli.deployables import ATTRIBUTES, DEPLOYABLES
 from cyborg.cli.device_contexts import CONTEXT_EXPLANATIONS, CONTEXTS
 from cyborg.cli.device_profiles import EXPLANATIONS, PROFILES
 from cyborg.cli.devices import DEVICES
 from cyborg.cli.drivers import DRIVERS
 from cyborg.cli.hardware import HARDWARE
-from cyborg.cli.jobs import JOBS
-from cyborg.cli.outbox import OUTBOX
+from cyborg.cli.jobs import JOBS, OUTBOX
 from cyborg.cli.services import BACKEND, LONG_BACKEND, SERVICES, format_backend
 
 Fixed = Mapping[str, Any]

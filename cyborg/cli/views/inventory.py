@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cyborg.cli.common import formatting, pci_ids
-from cyborg.cli.common.errors import CommandError
-from cyborg.cli.common.rest import RestClient
+from cyborg.cli.common.rest import CommandError, RestClient
 from cyborg.cli.devices import format_schedulable_until
 
 MAX_HOSTS = 100

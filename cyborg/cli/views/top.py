@@ -1,19 +1,261 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``cyborg top``: the state of the cloud, refreshed until the user quits."""
+"""The state of the cloud as lines of text: hosts, resource classes, alarms and work.
+
+``cyborg top``: the state of the cloud, refreshed until the user quits.
+"""
 
 import argparse
 import json
 import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from cyborg.cli.common import base
 from cyborg.cli.common.base import argument
-from cyborg.cli.common.errors import CommandError
-from cyborg.cli.common.watch import DEFAULT_INTERVAL, parse_interval
+from cyborg.cli.common.formatting import UUID, UUID_PREFIXES
+from cyborg.cli.common.listing import DEFAULT_INTERVAL, parse_interval
+from cyborg.cli.common.rest import CommandError, RestClient
 from cyborg.cli.terminal import live
-from cyborg.cli.views import output
-from cyborg.cli.views.status import Snapshot, build_lines, fetch_snapshot
-from cyborg.cli.views.text import Glyphs, build_line, choose_glyphs, format_age
+from cyborg.cli.views import text as output
+from cyborg.cli.views.text import (
+    Glyphs,
+    Part,
+    build_flow,
+    build_line,
+    choose_glyphs,
+    format_age,
+    limit_lines,
+)
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+MAX_JOBS = 16
+"""Maximum number of jobs, and of discoveries, in one refresh."""
+NARROW = 60
+"""Below this width, a resource class has two lines."""
+MIN_BAR, MAX_BAR = 4, 60
+"""Limits of the length of a bar in characters; a shorter bar is not shown."""
+
+_GOOD, _WARN, _BAD = "green", "yellow", "bold red"
+_USES = (("owned", "cyan"), ("dirty", _WARN), ("unavailable", "magenta"), ("free", "dim"))
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The answers of the service for one refresh."""
+
+    summary: Mapping[str, Any]
+    jobs: list[dict[str, Any]]
+    discoveries: list[dict[str, Any]]
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the answers as one JSON object."""
+        return {"summary": self.summary, "jobs": self.jobs, "discoveries": self.discoveries}
+
+
+def fetch_snapshot(rest: RestClient) -> Snapshot:
+    """Make the requests of one refresh: three at any size of the cloud. Raise CommandError."""
+    summary = rest.call("GET", "/summary")
+    jobs = rest.call("GET", "/jobs", params={"state": "pending", "limit": MAX_JOBS})
+    running = {"state": "IN-PROGRESS", "limit": MAX_JOBS}
+    discoveries = rest.call("GET", "/discoveries", params=running)
+    return Snapshot(summary, jobs["jobs"], discoveries["discoveries"])
+
+
+def build_lines(
+    found: Snapshot, width: int, glyphs: Glyphs, height: int | None = None
+) -> list["Text"]:
+    """Return the lines of the view: at most ``height``, None for all."""
+    summary = found.summary
+    head = [*_hosts(summary, width, glyphs), *_objects(summary, width, glyphs)]
+    classes = list(_classes(summary, width, glyphs))
+    alarms = [build_line(width, glyphs, (f"! {text}", _BAD)) for text in _alarms(summary)]
+    num_alarms = len(alarms) + _unnamed_alarms(summary)
+    work = [*_jobs(found, width, glyphs), *_discoveries(found, width, glyphs)]
+    open_jobs = sum(job["count"] for job in summary["jobs"])
+    num_work = max(len(work), open_jobs + len(found.discoveries))
+    # Without the three titles. Half is for alarms, and a third of the rest for work, if needed.
+    room = 10**9 if height is None else height - len(head) - 3
+    alarms = limit_lines(width, glyphs, alarms, room // 2, num_alarms, "alarms")
+    room -= len(alarms)
+    lines_per_class = 1 if width >= NARROW else 2
+    fitting = (room - min(num_work, max(1, room // 3))) // lines_per_class
+    if len(classes) > fitting * lines_per_class:
+        shown = max(0, fitting - 1)
+        more = f"  {len(summary['resource_classes']) - shown} more resource classes"
+        classes = [*classes[: shown * lines_per_class], build_line(width, glyphs, (more, "dim"))]
+    work = limit_lines(width, glyphs, work, room - len(classes), num_work, "jobs")
+    lines = [
+        *head,
+        *(_title("Alarms", width, glyphs, alarms)),
+        *(_title("Resource classes", width, glyphs, classes)),
+        *(_title("Work under way", width, glyphs, work)),
+    ]
+    return lines if height is None else lines[:height]
+
+
+def _title(title: str, width: int, glyphs: Glyphs, lines: list["Text"]) -> list["Text"]:
+    if lines:
+        return [build_line(width, glyphs, (title, "bold underline")), *lines]
+    return [build_line(width, glyphs, (title, "bold underline"), "  ", ("none", "dim"))]
+
+
+def _hosts(summary: Mapping[str, Any], width: int, glyphs: Glyphs) -> list["Text"]:
+    hosts = summary["hosts"]
+    items: list[Part] = [
+        (f"{hosts['up']} up", _GOOD),
+        (f"{hosts['late']} late", _WARN if hosts["late"] else "dim"),
+        (f"{hosts['down']} down", _BAD if hosts["down"] else "dim"),
+    ]
+    if hosts["cordoned"]:
+        items.append((f"{hosts['cordoned']} cordoned", _WARN))
+    lines = build_flow(width, glyphs, "Hosts", items)
+    others: dict[str, list[Part]] = {}
+    for row in summary["services"]:
+        if row["binary"] != "cyborg-agent" and row["count"]:
+            style = {"up": _GOOD, "late": _WARN}.get(row["state"], _BAD)
+            name = str(row["binary"]).removeprefix("cyborg-")
+            others.setdefault(name, []).append((f"{name} {row['count']} {row['state']}", style))
+    items = [item for name in sorted(others) for item in others[name]]
+    return [*lines, *build_flow(width, glyphs, "Services", items or [("none", "dim")])]
+
+
+def _objects(summary: Mapping[str, Any], width: int, glyphs: Glyphs) -> list["Text"]:
+    devices = summary["devices"]
+    items: list[Part] = [f"{devices['total']}"]
+    items += [
+        (f"{devices[name]} {text}", style)
+        for name, text, style in (
+            ("disabled", "disabled", _WARN),
+            ("unhealthy", "unhealthy", _BAD),
+            ("maintenance", "in maintenance", _WARN),
+        )
+        if devices[name]
+    ]
+    lines = build_flow(width, glyphs, "Devices", items)
+    for label, key in (("Requests", "accelerator_requests"), ("Contexts", "device_contexts")):
+        counts = [f"{n} {state}" for state, n in sorted(summary[key].items()) if n]
+        lines += build_flow(width, glyphs, label, counts or [("none", "dim")])
+    return lines
+
+
+def _classes(summary: Mapping[str, Any], width: int, glyphs: Glyphs) -> Iterator["Text"]:
+    rows = [_count_uses(row) for row in summary["resource_classes"]]
+    names = min(max((len(row["resource_class"]) for row in rows), default=0), width // 3)
+    numbers = [_numbers(row) for row in rows]
+    longest = max(map(len, numbers), default=0)
+    for row, text in zip(rows, numbers, strict=True):
+        name = str(row["resource_class"])
+        if width < NARROW:
+            yield build_line(width, glyphs, name)
+            size = max(0, width - 3 - len(text))
+            yield build_line(width, glyphs, "  ", *_bar(row, size, glyphs), " ", text)
+            continue
+        shown = name if len(name) <= names else name[: names - 1] + glyphs.ellipsis
+        size = min(MAX_BAR, width - names - longest - 2)
+        yield build_line(width, glyphs, f"{shown:<{names}} ", *_bar(row, size, glyphs), " ", text)
+
+
+def _count_uses(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the number of unavailable handles: they have no owner, but are not free either.
+
+    One number for two reasons, since a line of 80 characters must have a bar too.
+    """
+    # An API of the release before counts cordoned handles as free.
+    return {**row, "unavailable": row["draining"] + row.get("cordoned", 0)}
+
+
+def _numbers(row: Mapping[str, Any]) -> str:
+    text = f"{row['owned']}/{row['total']} owned, {row['free']} free"
+    more = (f", {row[use]} {use}" for use in ("dirty", "unavailable") if row[use])
+    return text + "".join(more)
+
+
+def _bar(row: Mapping[str, Any], size: int, glyphs: Glyphs) -> list[Part]:
+    """Return a bar of ``size`` characters; a use with at least one handle has at least one."""
+    total = row["total"]
+    if size < MIN_BAR:
+        return []
+    if not total:
+        return [" " * size]
+    sizes = [-(-row[use] * size // total) for use, _ in _USES]
+    # Rounded up, so that the largest give back what is too much.
+    for _ in range(sum(sizes) - size):
+        sizes[sizes.index(max(sizes))] -= 1
+    return [
+        (character * length, style)
+        for (_, style), character, length in zip(_USES, glyphs.bar, sizes, strict=True)
+    ]
+
+
+def _alarms(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what needs attention; lists of objects come last."""
+    now = _time(summary["read_at"])
+
+    def age(value: str) -> str:
+        return format_age((now - _time(value)).total_seconds())
+
+    for row in summary["outbox"]:
+        if row["state"] == "dead":
+            noun = "dead letter" if row["count"] == 1 else "dead letters"
+            yield f"{row['count']} {noun} of {row['kind']}, the oldest for {age(row['oldest'])}"
+    for row in summary["jobs"]:
+        if row["overdue"]:
+            yield f"{row['overdue']} of {row['count']} {row['kind']} jobs past the deadline"
+    if summary["providers"]["failing"]:
+        yield f"{summary['providers']['failing']} resource providers failing in Placement"
+    for row in summary["down_services"]:
+        yield f"{row['binary']} on {row['host']} down, last seen {age(row['last_seen_at'])} ago"
+    for row in summary["unhealthy_devices"]:
+        yield f"{row['host']} {row['address']} unhealthy for {age(row['health_since'])}"
+
+
+def _unnamed_alarms(summary: Mapping[str, Any]) -> int:
+    """Return how many daemons are down, and devices unhealthy, without being in the lists."""
+    down: int = sum(row["count"] for row in summary["services"] if row["state"] == "down")
+    unhealthy: int = summary["devices"]["unhealthy"]
+    named = len(summary["down_services"]), len(summary["unhealthy_devices"])
+    return max(0, down - named[0]) + max(0, unhealthy - named[1])
+
+
+def _jobs(found: Snapshot, width: int, glyphs: Glyphs) -> Iterator["Text"]:
+    now = _time(found.summary["read_at"])
+    for job in found.jobs:
+        place = f" on {job['host']}" if job["host"] else ""
+        activity = job.get("activity")
+        steps = ", ".join(f"{n} {state}" for state, n in sorted(job["progress"].items()) if n)
+        doing = steps
+        if activity:
+            share = f" {activity['done']}/{activity['total']}" if activity["total"] else ""
+            doing = f"{activity['step']}{share}"
+        age = format_age((now - _time(job["created_at"])).total_seconds())
+        parts: list[Part] = [(f"{job['kind']}", "cyan"), f" {_short(job['subject'])}{place}, {age}"]
+        parts += [f": {doing}"] if doing else []
+        parts += [(f", error: {job['error']}", _BAD)] if job["error"] else []
+        yield build_line(width, glyphs, *parts)
+
+
+def _discoveries(found: Snapshot, width: int, glyphs: Glyphs) -> Iterator["Text"]:
+    now = _time(found.summary["read_at"])
+    for row in found.discoveries:
+        age = format_age((now - _time(row["created_at"])).total_seconds())
+        steps = ", ".join(f"{n} {state}" for state, n in sorted(row["progress"].items()) if n)
+        yield build_line(
+            width, glyphs, ("discovery", "cyan"), f" {_short(row['uuid'])}, {age}: {steps}"
+        )
+
+
+def _short(text: str) -> str:
+    """Return a text, a uuid as its first digits."""
+    return text[: UUID_PREFIXES[0]] if UUID.fullmatch(text) else text
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -16,7 +16,7 @@ import pytest
 import requests
 
 import cyborg
-from cyborg.api.console import files
+from cyborg.api.console import site as files
 from cyborg.tests.fixtures.machine import prerequisites
 from cyborg.tests.fixtures.machine.processes import Daemon, wait_until
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cyborg.api.console import files
+from cyborg.api.console import site as files
 from cyborg.tests.fixtures.machine.prerequisites import ROOT
 
 CONSOLE = ROOT / "console"

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from oslo_config import cfg
 from oslo_log import formatters, log
 
-from cyborg.api.access_log import AccessLog
+from cyborg.api.middleware import AccessLog
 from cyborg.core import errors
 from cyborg.telemetry.recorder import MetricRecorder
 from cyborg.tests.fixtures.clouds.api import ApiEnv

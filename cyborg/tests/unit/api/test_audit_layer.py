@@ -14,9 +14,8 @@ from pycadf import cadftaxonomy
 
 import cyborg
 from cyborg.api.app import make_app
-from cyborg.api.audit.middleware import MAX_LENGTH, AuditLayer
 from cyborg.api.controller import ApiContext
-from cyborg.api.middleware import ROOT
+from cyborg.api.middleware import MAX_LENGTH, ROOT, AuditLayer
 from cyborg.api.routes import build_routes
 from cyborg.core.errors import Misconfigured
 from cyborg.rpc.notifiers import GROUP, is_enabled

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from cyborg.api.console import files, sign_in, throttle
+from cyborg.api.console import sign_in, throttle
+from cyborg.api.console import site as files
 from cyborg.testing.fake_keystone import FakeKeystone
 from cyborg.tests.fixtures.clouds.api import ApiEnv, error_message
 from cyborg.tests.fixtures.machine.options import make_conf

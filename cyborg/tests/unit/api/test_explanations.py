@@ -7,7 +7,8 @@ import pytest
 import sqlalchemy as sa
 from oslo_utils import timeutils
 
-from cyborg.api.v2 import capacities, explanations
+from cyborg.api.v2 import device_profiles as capacities
+from cyborg.api.v2 import explanations
 from cyborg.db import schema
 from cyborg.testing.fake_keystone import FakeKeystone
 from cyborg.tests.fixtures.clouds.api import INSTANCE, ApiEnv, error_message

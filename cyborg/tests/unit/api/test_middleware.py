@@ -9,8 +9,8 @@ import pytest
 from oslo_utils import timeutils
 
 from cyborg.api import versions
-from cyborg.api.heartbeat import BINARY, Heartbeat
-from cyborg.api.request_context import Request
+from cyborg.api.controller import Request
+from cyborg.api.health import BINARY, Heartbeat
 from cyborg.core.errors import Unavailable
 from cyborg.core.text import to_iso
 from cyborg.db import schema

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from cyborg.api.v2.summary.controller import MAX_NAMED, _count_unhealthy
+from cyborg.api.v2.summary import MAX_NAMED, _count_unhealthy
 from cyborg.db import schema
 from cyborg.db.engine import Reader
 from cyborg.db.handles.usage import USES

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cyborg.cli.common.duration import parse_time
+from cyborg.cli.common.progress import parse_time
 from cyborg.cli.devices import format_schedulable, format_schedulable_until
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from typing import Any
 
-from cyborg.cli.common.driver_cells import (
+from cyborg.cli.drivers import (
     HostsSummary,
     HostsWithRemarks,
     Options,

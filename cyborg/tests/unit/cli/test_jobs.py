@@ -12,7 +12,7 @@ from webob import Request, Response
 from cyborg.cli import app, jobs
 from cyborg.cli.common import progress
 from cyborg.cli.common.base import MAX_PARTS
-from cyborg.cli.common.job_command import job_progress
+from cyborg.cli.jobs import job_progress
 from cyborg.tests.unit.cli.common.test_progress import Clock
 from cyborg.tests.unit.cli.common.test_rest import serving
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import requests
 
-from cyborg.cli.common.errors import CommandError
-from cyborg.cli.common.rest import RestClient
+from cyborg.cli.common.rest import CommandError, RestClient
 from cyborg.cli.limits import find_project
 
 PROJECTS = {"a1": "web", "a2": "db", "a3": "db"}

@@ -15,9 +15,8 @@ import pytest
 from cliff import command
 
 import cyborg
-from cyborg.cli.common.errors import CommandError
-from cyborg.cli.common.rest import DEFAULT_MICROVERSION
-from cyborg.cli.help.table import COMMANDS
+from cyborg.cli.commands import COMMANDS
+from cyborg.cli.common.rest import DEFAULT_MICROVERSION, CommandError
 from cyborg.osc import plugin
 
 ROOT = Path(cyborg.__file__).parent.parent
@@ -38,7 +37,7 @@ def test_setup_cfg_has_the_commands_of_the_table() -> None:
     plugin_names = [entry.entry_point for entry in COMMANDS.values() if entry.is_own]
     for group, points in (
         ("cyborg.cli", {name: f"cyborg.cli.{entry.path}" for name, entry in COMMANDS.items()}),
-        (GROUP, {name: f"cyborg.osc.commands:{name}" for name in plugin_names}),
+        (GROUP, {name: f"cyborg.osc.plugin:{name}" for name in plugin_names}),
     ):
         expected = "\n".join(f"{name} = {path}" for name, path in sorted(points.items()))
         assert setup["entry_points"][group].strip() == expected

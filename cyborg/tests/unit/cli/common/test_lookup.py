@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from cyborg.cli.common.collection import Collection
-from cyborg.cli.common.errors import CommandError
-from cyborg.cli.common.rest import RestClient
+from cyborg.cli.common.rest import CommandError, RestClient
 
 FIRST_UUID = "a0000000-0000-4000-8000-00000000000a"
 SECOND_UUID = "a0000001-0000-4000-8000-00000000000b"

@@ -2,8 +2,8 @@
 from importlib import metadata
 
 from cyborg.cli.common import base
+from cyborg.cli.common.base import plan
 from cyborg.cli.common.pci_ids import UNKNOWN
-from cyborg.cli.common.preview import plan
 
 MANY = {
     *("device-layout-set", "detach-host", "detach-instance", "host-forget"),

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cyborg.cli.common import progress
-from cyborg.cli.common.errors import CommandError
 from cyborg.cli.common.progress import MAX_FAILURES, Progress, wait_until_done
+from cyborg.cli.common.rest import CommandError
 
 
 class Clock:

@@ -10,8 +10,13 @@ import pytest
 from webob import Request, Response
 
 from cyborg.cli import app
-from cyborg.cli.common.errors import CommandError, format_fault, object_path
-from cyborg.cli.common.rest import DEFAULT_MICROVERSION, RestClient
+from cyborg.cli.common.rest import (
+    DEFAULT_MICROVERSION,
+    CommandError,
+    RestClient,
+    format_fault,
+    object_path,
+)
 from cyborg.standalone.http import HttpServer
 
 Respond = Callable[[Request], Response]

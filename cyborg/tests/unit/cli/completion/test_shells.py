@@ -9,9 +9,7 @@ import pytest
 
 from cyborg.cli import app
 from cyborg.cli.commands import ALIASES
-from cyborg.cli.completion.command import read_parsers
-from cyborg.cli.completion.scripts import WRITERS
-from cyborg.cli.completion.table import CompletionTable, build_table
+from cyborg.cli.completion.command import WRITERS, CompletionTable, build_table, read_parsers
 from cyborg.tests.fixtures.cli.terminal import Terminal, run_in_terminal
 
 # The typed words, of which the last one is completed, and some of the offered words.

@@ -8,8 +8,7 @@ import pytest
 
 from cyborg.cli import app
 from cyborg.cli.commands import ALIASES
-from cyborg.cli.completion.command import read_parsers
-from cyborg.cli.completion.table import CompletionTable, build_table
+from cyborg.cli.completion.command import CompletionTable, build_table, read_parsers
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from cyborg.api.v2 import (
     accelerators,
     arqs,
     attachments,
-    attributes,
     deployables,
     device_contexts,
     device_profiles,
@@ -14,9 +13,10 @@ from cyborg.api.v2 import (
     drivers,
     hardware,
     jobs,
-    outbox,
     services,
 )
+from cyborg.api.v2 import deployables as attributes
+from cyborg.api.v2 import jobs as outbox
 from cyborg.cli.describe.kinds import KINDS
 from cyborg.cli.hardware import HARDWARE
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from cyborg.cli.views.status import build_lines
 from cyborg.cli.views.text import ASCII, UNICODE, Glyphs
+from cyborg.cli.views.top import build_lines
 from cyborg.tests.fixtures.cli.cloud import AN_HOUR_AGO, UUIDS, snapshot
 
 QUIET: dict[str, Any] = {

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from cyborg.cli import app
-from cyborg.cli.common.watch import parse_interval
+from cyborg.cli.common.listing import parse_interval
 from cyborg.tests.fixtures.cli.cloud import ViewService
 from cyborg.tests.fixtures.cli.terminal import (
     ENTER,

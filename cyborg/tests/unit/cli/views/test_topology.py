@@ -12,13 +12,11 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from cyborg.cli import app
-from cyborg.cli.common.errors import CommandError
+from cyborg.cli.common.rest import CommandError
 from cyborg.cli.views import inventory, svg
 from cyborg.cli.views.inventory import DeployableView, DeviceView, Handle, HostView, TopologyView
-from cyborg.cli.views.picture_file import write_picture
 from cyborg.cli.views.text import ASCII, UNICODE, Glyphs
-from cyborg.cli.views.topology import parse_max_hosts
-from cyborg.cli.views.tree import build_tree
+from cyborg.cli.views.topology import build_tree, parse_max_hosts, write_picture
 from cyborg.tests.fixtures.cli.cloud import UUIDS, ViewService
 from cyborg.tests.unit.cli.common.test_rest import rest, serving
 

@@ -11,8 +11,7 @@ from urllib.parse import urlencode
 import pytest
 import sqlalchemy as sa
 
-from cyborg.cli.common.errors import CommandError
-from cyborg.cli.common.rest import RestClient
+from cyborg.cli.common.rest import CommandError, RestClient
 from cyborg.cli.custody import verify_log
 from cyborg.conductor.custody.check import ChainChecker
 from cyborg.core.audit.sources import Kind

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cyborg.cli.common import config_args
+from cyborg.cli import drivers as config_args
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ from typing import Any
 from wsme import types as wtypes
 
 from cyborg.api import types
-from cyborg.api.controller import ApiContext, Resource
+from cyborg.api.controller import ApiContext, RequestContext, Resource
 from cyborg.api.operation import operation
-from cyborg.api.request_context import RequestContext
 from cyborg.core.hosts import AGENT, Liveness
 from cyborg.core.inventory.device import Health
 from cyborg.db.handles.usage import USES

@@ -5,9 +5,8 @@ import pytest
 from webob import Request, Response
 
 from cyborg.cli import accelerators, app
-from cyborg.cli.common import servers
-from cyborg.cli.common.errors import CommandError
-from cyborg.cli.common.rest import RestClient
+from cyborg.cli import accelerators as servers
+from cyborg.cli.common.rest import CommandError, RestClient
 from cyborg.testing.fake_nova import OWN_PROJECT, FakeNova
 from cyborg.tests.unit.cli.common.test_rest import serving
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.cli.common import profile_groups
+from cyborg.cli import device_profiles as profile_groups
 
 KEYS = st.text("abcXYZ:_-.09", min_size=1)
 VALUES = st.text("abcXYZ:=_-.09")

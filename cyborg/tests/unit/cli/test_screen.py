@@ -3,9 +3,7 @@ import io
 
 import pytest
 
-from cyborg.cli.commands import ALIASES, CommandManager
-from cyborg.cli.help.screen import write_screen
-from cyborg.cli.help.table import COMMANDS
+from cyborg.cli.commands import ALIASES, COMMANDS, CommandManager, write_screen
 
 MAX_LINES, MAX_WIDTH = 50, 80
 

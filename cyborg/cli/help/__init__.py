@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""All commands by task, and the help screen that shows them."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts: sanitising of what drivers and hardware report, and formats of lists, numbers and times."""
+"""Texts: sanitising of what drivers and hardware report, and the formats of values in texts."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime

@@ -5,7 +5,8 @@ A driver that raises or exceeds its timeout puts only its own backend into ERROR
 their last known state. Python cannot interrupt a call that hangs: its thread is abandoned, and no
 other call is made until that call returns. So a driver that hangs never uses more than one thread.
 
-Published and measured health differ while a device recovers: see ``cyborg.core.inventory.device_state``.
+Published and measured health differ while a device recovers: see
+``cyborg.core.inventory.device_state``.
 Nothing is persisted: each incarnation of the agent starts with its own first measurement.
 """
 

@@ -85,11 +85,9 @@ def parse_program(body: Any) -> str:
     [{"image_uuid": uuid}]}]``. Raise Invalid with the name of the field.
     """
     operation = _only(body, "body", ("path", "op", "value"))
-    for field, expected in (("path", PATH), ("op", VERB)):
-        if operation[field] != expected:
-            raise Invalid(
-                f"{field}: {str(operation[field])[:60]!r} is not {expected!r}", field=field
-            )
+    for name, expected in (("path", PATH), ("op", VERB)):
+        if operation[name] != expected:
+            raise Invalid(f"{name}: {str(operation[name])[:60]!r} is not {expected!r}", field=name)
     image = _only(operation["value"], "value", ("image_uuid",))
     return parse_uuid(image["image_uuid"], "image_uuid")
 

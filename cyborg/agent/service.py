@@ -14,7 +14,7 @@ from cyborg.agent.backends.catalogue import DriverCatalogue
 from cyborg.agent.backends.factory import DriverFactory, open_replay
 from cyborg.agent.backends.inventory import BackendRegistry
 from cyborg.agent.backends.uevents import UeventWatcher
-from cyborg.agent.desired.reconciler import BackendReconciler, StateFile
+from cyborg.agent.desired.reconciler import BackendFile, BackendReconciler
 from cyborg.agent.endpoint import AgentEndpoint
 from cyborg.agent.external import driver as external
 from cyborg.agent.guests.function_users import FunctionUsers
@@ -96,7 +96,7 @@ class AgentService:
             state_dir = state_dir / "replay"
         factory = self._make_factory(catalogue, images, state_dir)
         identity_provider = HostIdentityProvider(conf)
-        state_file = StateFile(state_dir / f"backends-{conf.host}.json", self._boot_id)
+        state_file = BackendFile(state_dir / f"backends-{conf.host}.json", self._boot_id)
         needs_setup = set(state_file.backends) if state_file.rebooted_since_setup else set()
         drivers = factory.load_all(state_file.backends)
         self._external = external.load(conf, factory.configured_backends)

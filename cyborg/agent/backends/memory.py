@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Texts that the drivers of a host store, in one file that survives a restart of the agent."""
 
-import json
 import threading
 from pathlib import Path
 from typing import Any
 
-from cyborg.agent import atomic_file
-from cyborg.core.log import get_logger
-
-LOG = get_logger(__name__)
+from cyborg.agent.state_file import StateFile
 
 MAX_TEXTS = 1024
 """Texts of one driver; the oldest one is dropped for another."""
@@ -21,10 +17,14 @@ class MemoryFile:
     """The texts of all drivers of a host. Thread-safe; the file is read at the first use."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._file = StateFile(
+            path,
+            _load_texts,
+            description="The memory of the drivers",
+            consequence="drivers do not know what they stored, such as capacities of drives",
+        )
         self._lock = threading.Lock()
         self._texts: dict[str, dict[str, str]] | None = None  # by driver and key
-        self._unwritten = False
 
     def of(self, driver: str) -> "DriverMemory":
         """Return the memory of a driver."""
@@ -43,47 +43,28 @@ class MemoryFile:
         """
         if max(len(key), len(text or "")) > MAX_TEXT:
             raise ValueError(f"a key or its text has more than {MAX_TEXT} characters: {key[:40]!r}")
-        error: str | None = None
         with self._lock:
             texts = self._loaded().setdefault(driver, {})
-            if texts.get(key) == text and not self._unwritten:
+            if texts.get(key) == text and self._file.is_written:
                 return True
             texts.pop(key, None)
             if text is not None:
                 texts[key] = text
             while len(texts) > MAX_TEXTS:
                 del texts[next(iter(texts))]
-            first = not self._unwritten
-            try:
-                atomic_file.atomic_write(self._path, json.dumps(self._texts).encode())
-            except OSError as exc:
-                self._unwritten, error = True, str(exc)
-            else:
-                self._unwritten = False
-        if error is not None and first:
-            LOG.warning("Cannot write %s, a restart loses its changes: %s", self._path, error)
-        return error is None
+            return self._file.try_write(self._texts)
 
     def _loaded(self) -> dict[str, dict[str, str]]:
         if self._texts is None:
-            self._texts = self._read()
+            self._texts = self._file.read() or {}
         return self._texts
 
-    def _read(self) -> dict[str, dict[str, str]]:
-        failure: Exception
-        try:
-            body: Any = json.loads(self._path.read_bytes())
-            return {
-                str(driver): {str(key): str(text) for key, text in texts.items()}
-                for driver, texts in body.items()
-            }
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, AttributeError, TypeError, RecursionError) as exc:
-            failure = exc
-        consequence = "drivers do not know what they stored, such as capacities of drives"
-        atomic_file.quarantine(self._path, failure, "The memory of the drivers", consequence)
-        return {}
+
+def _load_texts(data: Any) -> dict[str, dict[str, str]]:
+    return {
+        str(driver): {str(key): str(text) for key, text in texts.items()}
+        for driver, texts in data.items()
+    }
 
 
 class DriverMemory:

@@ -11,19 +11,20 @@ even if it cannot reach a conductor. The file also has the boot id of the host, 
 undoes the setup of the backends.
 """
 
-import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from oslo_context import context
 
-from cyborg.agent import atomic_file
 from cyborg.agent.backends.backend import Backend, error_text
 from cyborg.agent.backends.factory import DriverFactory
 from cyborg.agent.backends.inventory import BackendRegistry
 from cyborg.agent.jobs.checkpoint import BOOT_ID, read_boot_id
+from cyborg.agent.state_file import StateFile
 from cyborg.core.drivers.desired_state import (
     MAX_ERROR,
     Action,
@@ -46,18 +47,34 @@ from cyborg.threads.periodic import LoopThread
 LOG = get_logger(__name__)
 
 
-class StateFile:
-    """The file and its content in memory. Not thread-safe."""
+@dataclass(frozen=True)
+class BackendFileContent:
+    """The backends of a generation; ``setup_boot`` is the boot in which they were set up."""
+
+    generation: int
+    backends: dict[str, BackendRecord]
+    setup_boot: str | None
+
+
+class BackendFile:
+    """The file of the desired backends, and its content in memory. Not thread-safe."""
 
     def __init__(self, path: Path, boot_id: str | Path = BOOT_ID) -> None:
         """Read the file; ``boot_id`` is the path of the file with the host's boot id.
 
         A malformed file is quarantined, with a warning, and treated as empty.
         """
+        self._file = StateFile(
+            path,
+            _load_backends,
+            description="The file of desired backends",
+            consequence="backends follow the configuration file until the conductor is reached",
+        )
         self.path = path
         self._boot_id = read_boot_id(boot_id)
-        self._setup_boot: str | None = None  # boot in which the backends were set up
-        self.generation, self.backends = self._read()
+        content = self._file.read() or BackendFileContent(0, {}, None)
+        self.generation, self.backends = content.generation, content.backends
+        self._setup_boot = content.setup_boot
 
     @property
     def rebooted_since_setup(self) -> bool:
@@ -78,24 +95,16 @@ class StateFile:
             "generation": generation,
             "backends": [record.to_dict() for record in backends.values()],
         }
-        atomic_file.atomic_write(self.path, json.dumps(body).encode())
+        self._file.write(body)
 
-    def _read(self) -> tuple[int, dict[str, BackendRecord]]:
-        failure: Exception
-        try:
-            body = json.loads(self.path.read_bytes())
-            backends = [BackendRecord.from_dict(item) for item in body["backends"]]
-            self._setup_boot = body.get("boot_id")
-            return integer(body["generation"]), {
-                record.desired.backend: record for record in backends
-            }
-        except FileNotFoundError:
-            return 0, {}
-        except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as exc:
-            failure = exc
-        consequence = "backends follow the configuration file until the conductor is reached"
-        atomic_file.quarantine(self.path, failure, "The file of desired backends", consequence)
-        return 0, {}
+
+def _load_backends(data: Any) -> BackendFileContent:
+    records = [BackendRecord.from_dict(item) for item in data["backends"]]
+    return BackendFileContent(
+        generation=integer(data["generation"]),
+        backends={record.desired.backend: record for record in records},
+        setup_boot=data.get("boot_id"),
+    )
 
 
 BUILD_ACTIONS = frozenset({Action.START, Action.REPLACE})
@@ -115,7 +124,7 @@ class BackendReconciler(LoopThread):
         epoch: str,
         conductor: ConductorAPI,
         registry: BackendRegistry,
-        state_file: StateFile,
+        state_file: BackendFile,
         factory: DriverFactory,
         make_backend: Callable[[Driver], Backend],
         report: ReportOutcomes,

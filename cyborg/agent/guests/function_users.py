@@ -8,7 +8,6 @@ is unknown, and then starts a discovery. While the guests cannot be read, what i
 stays; the functions of unknown guests are offered, and each backend has a remark.
 """
 
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cyborg.agent import atomic_file
 from cyborg.agent.guests.libvirt_hypervisor import TimedCalls
+from cyborg.agent.state_file import StateFile
 from cyborg.core.errors import CyborgError
 from cyborg.core.inventory.functions import (
     MAX_FUNCTIONS,
@@ -57,51 +56,38 @@ class RecordFile:
 
     def __init__(self, path: Path) -> None:
         """Read the file. A missing or malformed file has no records."""
-        self._path = path
-        self._is_written = True
-        self.records = self._read()
+        self._file = StateFile(
+            path,
+            _load_records,
+            description="The list of guests",
+            consequence="a device of a stopped server that was released may be withheld",
+        )
+        self.records = self._file.read() or {}
 
     def store(self, records: Mapping[str, GuestRecord]) -> None:
         """Write the records if they differ from the written ones, or could not be written."""
-        if records == self.records and self._is_written:
+        if records == self.records and self._file.is_written:
             return
         self.records = dict(records)
-        body = {
-            uuid: {
-                "name": record.name,
-                "owned": sorted(record.owned),
-                "foreign": sorted(record.foreign),
+        self._file.try_write(
+            {
+                uuid: {
+                    "name": record.name,
+                    "owned": sorted(record.owned),
+                    "foreign": sorted(record.foreign),
+                }
+                for uuid, record in self.records.items()
             }
-            for uuid, record in self.records.items()
-        }
-        was_written = self._is_written
-        try:
-            atomic_file.atomic_write(self._path, json.dumps(body).encode())
-        except OSError as exc:
-            self._is_written, error = False, str(exc)
-        else:
-            self._is_written = True
-            return
-        if was_written:
-            LOG.warning("Cannot write %s, a restart loses its changes: %s", self._path, error)
+        )
 
-    def _read(self) -> dict[str, GuestRecord]:
-        failure: Exception
-        try:
-            body: Any = json.loads(self._path.read_bytes())
-            return {
-                str(uuid): GuestRecord(
-                    str(record["name"]), _addresses(record["owned"]), _addresses(record["foreign"])
-                )
-                for uuid, record in body.items()
-            }
-        except FileNotFoundError:
-            return {}
-        except (OSError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as exc:
-            failure = exc
-        consequence = "a device of a stopped server that was released may be withheld"
-        atomic_file.quarantine(self._path, failure, "The list of guests", consequence)
-        return {}
+
+def _load_records(data: Any) -> dict[str, GuestRecord]:
+    return {
+        str(uuid): GuestRecord(
+            str(record["name"]), _addresses(record["owned"]), _addresses(record["foreign"])
+        )
+        for uuid, record in data.items()
+    }
 
 
 def _addresses(value: Any) -> frozenset[str]:

@@ -6,7 +6,6 @@ after the call, so that a repeated request does not run the job again. A reboot 
 preparation of devices, so the entries of an older boot are discarded.
 """
 
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
-from cyborg.agent import atomic_file
+from cyborg.agent.state_file import StateFile
 from cyborg.core.codec import Serializable
 from cyborg.core.errors import (
     Conflict,
@@ -68,7 +67,12 @@ class Checkpoint:
 
         A malformed checkpoint file is quarantined, with a warning.
         """
-        self._path = path
+        self._file = StateFile(
+            path,
+            _load_jobs,
+            description="The checkpoint",
+            consequence="ended jobs run again if the conductor requests them again",
+        )
         self._now = now
         self._boot_id = read_boot_id(boot_id)
         self._lock = threading.Lock()  # of the entries
@@ -104,36 +108,25 @@ class Checkpoint:
 
     def _write(self, entries: Mapping[str, CheckpointEntry]) -> None:
         jobs = {job: entry.to_dict() for job, entry in entries.items()}
-        body = json.dumps({"boot_id": self._boot_id, "jobs": jobs})
-        atomic_file.atomic_write(self._path, body.encode())
+        self._file.write({"boot_id": self._boot_id, "jobs": jobs})
 
     def _read(self) -> dict[str, CheckpointEntry]:
-        failure: Exception | None
-        try:
-            body = json.loads(self._path.read_bytes())
-            file_boot_id = body["boot_id"]
-            jobs = {
-                str(job): CheckpointEntry.from_dict(entry) for job, entry in body["jobs"].items()
-            }
-        except FileNotFoundError:
-            return {}
-        except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as exc:
-            failure = exc
-        else:
-            failure = None
-        if failure is not None:
-            consequence = "ended jobs run again if the conductor requests them again"
-            atomic_file.quarantine(self._path, failure, "The checkpoint", consequence)
-            return {}
-        if file_boot_id != self._boot_id:
+        boot_id, jobs = self._file.read() or (self._boot_id, {})
+        if boot_id != self._boot_id:
             LOG.info(
                 "Host rebooted, discarding %d jobs of %s; the conductor will request open jobs "
                 "again",
                 len(jobs),
-                self._path,
+                self._file.path,
             )
             return {}
         return jobs
+
+
+def _load_jobs(data: Any) -> tuple[str, dict[str, CheckpointEntry]]:
+    """Return the boot in which the jobs ran, and the jobs."""
+    jobs = {str(job): CheckpointEntry.from_dict(entry) for job, entry in data["jobs"].items()}
+    return data["boot_id"], jobs
 
 
 def read_boot_id(path: str | Path = BOOT_ID) -> str:

@@ -4,15 +4,12 @@
 Agents that start together do not call together.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from cyborg.agent import atomic_file
-from cyborg.core.log import get_logger
+from cyborg.agent.state_file import StateFile
 from cyborg.threads.failures import JITTER
-
-LOG = get_logger(__name__)
 
 BURST = 16
 """Reports that may follow each other without a pause: the virtual functions of a card come and go
@@ -117,8 +114,13 @@ class IntervalFile:
 
     def __init__(self, path: Path) -> None:
         """Read the file. A missing or malformed file counts as 0."""
-        self._path = path
-        self.interval = self._read()
+        self._file = StateFile(
+            path,
+            _load_interval,
+            description="The file of the heartbeat interval",
+            consequence="the first heartbeat is sent without a delay",
+        )
+        self.interval = self._file.read() or 0.0
 
     def record(self, interval: float) -> None:
         """Write an interval if it differs much from the written one."""
@@ -126,31 +128,9 @@ class IntervalFile:
         if high <= RESPREAD_RATIO * low:
             return
         self.interval = interval
-        try:
-            atomic_file.atomic_write(self._path, json.dumps({"interval": interval}).encode())
-        except OSError as exc:
-            error = str(exc)
-        else:
-            return
-        LOG.warning(
-            "Cannot write the heartbeat interval to %s: %s; after a restart the first heartbeat is "
-            "sent without a delay",
-            self._path,
-            error,
-        )
+        self._file.try_write({"interval": interval})
 
-    def _read(self) -> float:
-        try:
-            interval = float(json.loads(self._path.read_bytes())["interval"])
-            return interval if 0 <= interval <= MAX_INTERVAL else 0.0
-        except FileNotFoundError:
-            return 0.0
-        except (OSError, KeyError, TypeError, ValueError, RecursionError) as exc:
-            error = f"{type(exc).__name__}: {exc}"
-        LOG.warning(
-            "Cannot read the heartbeat interval from %s: %s; the first heartbeat is sent without a "
-            "delay",
-            self._path,
-            error,
-        )
-        return 0.0
+
+def _load_interval(data: Any) -> float:
+    interval = float(data["interval"])
+    return interval if 0 <= interval <= MAX_INTERVAL else 0.0

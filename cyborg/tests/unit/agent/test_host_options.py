@@ -37,7 +37,7 @@ def test_host_only_option_in_saved_state_fails_at_start(
     host, target = start_host(), tmp_path / "target"
     host.reconcile_to(conductor.set_desired("f1", setup="ok"))
     host.stop()
-    state = json.loads(host.path.read_text())
+    state = json.loads(host.path.read_text())["data"]
     for key in ("desired", "applied"):
         state["backends"][0][key]["config"] |= {"journal": str(target)}
     host.path.write_text(json.dumps(state))

@@ -75,7 +75,8 @@ def test_agent_service_discovers_reports_runs_job_and_stops(bus: Bus, tmp_path: 
     (epoch,) = {body["epoch"] for body in recorded_calls(conductor, "hello")}
     assert (done["epoch"], end.pop("epoch")) == (epoch, epoch)
     assert end == {"job": job, "host": "compute-1", "state": "done", "error": None}
-    checkpoint = json.loads((tmp_path / "state" / "agent" / "jobs-compute-1.json").read_text())
+    path = tmp_path / "state" / "agent" / "jobs-compute-1.json"
+    checkpoint = json.loads(path.read_text())["data"]
     assert checkpoint["boot_id"] == "boot-1"
     assert recorded_calls(conductor, "hello")[0]["boot_id"] == "boot-1"
     assert checkpoint["jobs"][job]["state"] == "completed"
@@ -144,7 +145,8 @@ def test_agent_service_desired_backend_over_bus_added_and_removed(bus: Bus, tmp_
     hellos = recorded_calls(conductor, "hello")
     assert hellos[0]["observed_generation"] == 0
     assert hellos[-1]["drivers"] == [], "nor in the next life"
-    state = json.loads((tmp_path / "state" / "agent" / "backends-compute-1.json").read_text())
+    path = tmp_path / "state" / "agent" / "backends-compute-1.json"
+    state = json.loads(path.read_text())["data"]
     assert state["generation"] == 2
 
 

@@ -119,7 +119,7 @@ def test_reconcile_failed_change_keeps_old_backend(
     outcomes = host.reconcile_to(conductor.set_desired("f0", DesiredStatus.DISABLED))
     assert str(outcomes["f1"]).startswith(error), "told each time, and not tried again"
     assert host.registry[1] is running[1]
-    record = json.loads(host.path.read_text())["backends"][0]
+    record = json.loads(host.path.read_text())["data"]["backends"][0]
     assert record["applied"]["config"] == {"num_devices": 2}
     restarted = start_host(TWO)
     assert restarted.driver("f1").options["num_devices"] == 2
@@ -199,7 +199,7 @@ def test_start_saved_driver_missing_fails_discovery(
     host = start_host()
     host.reconcile_to(conductor.set_desired("f1"))
     host.reconcile_to(conductor.set_desired("f2", address="0000:20:00.0"))
-    body = json.loads(host.path.read_text())
+    body = json.loads(host.path.read_text())["data"]
     body["backends"][0]["applied"]["driver"] = "gone"
     host.path.write_text(json.dumps(body))
     host = start_host()

@@ -159,7 +159,7 @@ def test_reconcile_watcher_fails_keeps_change(
     for number in (1, 2):
         assert host.reconcile_to(conductor.set_desired("f1", num_devices=number)) == {"f1": None}
         assert host.driver("f1").options["num_devices"] == number
-        assert json.loads(host.path.read_text())["generation"] == number
+        assert json.loads(host.path.read_text())["data"]["generation"] == number
     host.reconcile_to(conductor.set_desired("f1", DesiredStatus.ABSENT))
     assert host.names() == []
     assert "Failed to notify watchers of a backend change" in caplog.text

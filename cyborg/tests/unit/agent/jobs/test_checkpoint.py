@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.agent import atomic_file
+from cyborg.agent import state_file
 from cyborg.agent.jobs.checkpoint import MAX_ENTRIES, RETENTION, Checkpoint, CheckpointState
 
 DAY_ONE = 1_000_000.0
@@ -58,7 +58,7 @@ def test_checkpoint_reopened_has_recorded_states(path: Path, boot: Path, clock: 
     first.flush()
     second = Checkpoint(path, boot, clock)
     assert states(second, "a", "b", "c") == ["started", "failed", None]
-    assert json.loads(path.read_text()) == {
+    assert json.loads(path.read_text())["data"] == {
         "boot_id": "boot-1",
         "jobs": {
             "a": {"kind": "prepare", "state": "started", "error": None, "at": DAY_ONE},
@@ -84,7 +84,7 @@ def test_checkpoint_after_reboot_is_empty(path: Path, boot: Path) -> None:
     assert states(second, "a") == [None]
     second.record("b", "prepare", CheckpointState.STARTED)
     second.flush()
-    assert set(json.loads(path.read_text())["jobs"]) == {"b"}
+    assert set(json.loads(path.read_text())["data"]["jobs"]) == {"b"}
 
 
 def test_checkpoint_unreadable_boot_id_is_empty(
@@ -162,7 +162,7 @@ def test_flush_too_many_jobs_drops_oldest_ended_first(path: Path, boot: Path, cl
         opened.record(str(number), "prepare", CheckpointState.COMPLETED)
     opened.flush()
     assert states(opened, "begun", "0", "1", "2") == ["started", None, None, "completed"]
-    assert len(json.loads(path.read_text())["jobs"]) == MAX_ENTRIES
+    assert len(json.loads(path.read_text())["data"]["jobs"]) == MAX_ENTRIES
 
 
 def test_record_from_many_threads_keeps_all(path: Path, boot: Path) -> None:
@@ -174,7 +174,7 @@ def test_record_from_many_threads_keeps_all(path: Path, boot: Path) -> None:
             job = f"{name}{number}"
             opened.record(job, "prepare", CheckpointState.COMPLETED)
             opened.flush()
-            if job not in json.loads(path.read_text())["jobs"]:
+            if job not in json.loads(path.read_text())["data"]["jobs"]:
                 missing.append(job)
 
     threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]
@@ -183,7 +183,7 @@ def test_record_from_many_threads_keeps_all(path: Path, boot: Path) -> None:
     for thread in threads:
         thread.join()
     assert missing == []
-    assert len(json.loads(path.read_text())["jobs"]) == 40
+    assert len(json.loads(path.read_text())["data"]["jobs"]) == 40
 
 
 class Crash(Exception):
@@ -244,7 +244,7 @@ def test_atomic_write_crash_at_any_call_leaves_complete_file(
         boot, path = Path(folder, "boot_id"), Path(folder, "agent", "jobs-h.json")
         boot.write_text("boot-1")
         opened, power = Checkpoint(path, boot, lambda: DAY_ONE), Os(calls, kept_bytes)
-        patch.setattr(atomic_file, "os", power)
+        patch.setattr(state_file, "os", power)
         contents: list[dict[str, Any]] = [{}]
         possible = 2  # the last two of them
         try:

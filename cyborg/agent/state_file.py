@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's state files: JSON that a restarted agent reads, whatever happened at the last write.
+
+::
+
+    {"version": 1, "checksum": "<SHA-256 of data>", "data": ...}
+
+A file is replaced as a whole, so that after a crash it has the complete old or new content. The
+checksum finds what the file system lost or somebody edited in part: half a list of jobs would be
+worse than none. The version tells an older agent, after a downgrade, that it cannot read the file.
+A file that cannot be read is moved aside, because an operator may want to look into it.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from cyborg.core.log import get_logger
+
+LOG = get_logger(__name__)
+
+VERSION = 1
+
+T = TypeVar("T")
+
+
+class StateFile(Generic[T]):
+    """A state file of one kind. Not thread-safe."""
+
+    def __init__(
+        self, path: Path, load: Callable[[Any], T], *, description: str, consequence: str
+    ) -> None:
+        """``load`` converts the stored data; it may raise anything that wrong JSON makes it raise.
+
+        ``description`` and ``consequence`` are for the log line about a damaged file.
+        """
+        self.path = path
+        self._load = load
+        self._description = description
+        self._consequence = consequence
+        self._is_written = True
+
+    def read(self) -> T | None:
+        """Return the loaded data; None if there is no file, or after moving aside a damaged one."""
+        failure: Exception
+        try:
+            return self._load(_unwrap(json.loads(self.path.read_bytes())))
+        except FileNotFoundError:
+            return None
+        except (OSError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as exc:
+            failure = exc
+        self._quarantine(failure)
+        return None
+
+    def write(self, data: Any) -> None:
+        """Replace the file. Raise OSError."""
+        checksum = _compute_checksum(data)
+        body = json.dumps({"version": VERSION, "checksum": checksum, "data": data})
+        atomic_write(self.path, body.encode())
+
+    def try_write(self, data: Any) -> bool:
+        """Replace the file; return success. Only the first of several failures is logged."""
+        try:
+            self.write(data)
+        except OSError as exc:
+            was_written, self._is_written, error = self._is_written, False, str(exc)
+        else:
+            self._is_written = True
+            return True
+        if was_written:
+            LOG.warning("Cannot write %s, a restart loses its changes: %s", self.path, error)
+        return False
+
+    @property
+    def is_written(self) -> bool:
+        """Return whether the last ``try_write`` was successful."""
+        return self._is_written
+
+    def _quarantine(self, exc: Exception) -> None:
+        """Rename a damaged file; log the reason and the consequence."""
+        aside = self.path.with_name(f"{self.path.name}.broken")
+        LOG.warning(
+            "%s %s cannot be used (%s: %s) and is moved to %s; %s",
+            self._description,
+            self.path,
+            type(exc).__name__,
+            exc,
+            aside,
+            self._consequence,
+        )
+        try:
+            self.path.replace(aside)
+        except OSError as rename_error:
+            error = str(rename_error)
+        else:
+            return
+        LOG.warning(
+            "Cannot rename the damaged file %s, it stays until the next write: %s", self.path, error
+        )
+
+
+def _unwrap(body: Any) -> Any:
+    """Return the data of a file. Raise ValueError for another version or a wrong checksum."""
+    # Files that were written before the version was stored have the data alone.
+    if not isinstance(body, dict) or "checksum" not in body:
+        return body
+    if body["version"] != VERSION:
+        raise ValueError(f"version {body['version']!r}, this agent reads version {VERSION}")
+    if body["checksum"] != _compute_checksum(body["data"]):
+        raise ValueError("the checksum does not match")
+    return body["data"]
+
+
+def _compute_checksum(data: Any) -> str:
+    # Sorted: the order of the keys is not part of the data.
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
+def atomic_write(path: Path, body: bytes) -> None:
+    """Replace a file: after a crash it has the complete old or new content. Raise OSError."""
+    folder, new = path.parent, path.with_name(f"{path.name}.new")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        left = memoryview(body)
+        while left:
+            left = left[os.write(file, left) :]
+        # Before the rename: it could reach the disk first, and a crash would leave an empty file.
+        os.fsync(file)
+    finally:
+        os.close(file)
+    os.replace(new, path)
+    # The rename itself is in the folder: without this a crash may bring back the old file.
+    folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder_fd)
+    finally:
+        os.close(folder_fd)

@@ -25,12 +25,7 @@ from cyborg.core.log import get_logger
 from cyborg.core.naming import make_custom_name
 from cyborg.drivers.base import Driver, Option
 from cyborg.drivers.host_use import domains
-from cyborg.drivers.pci import classes as fpga_management
-from cyborg.drivers.pci import classes as hwdb
-from cyborg.drivers.pci import classes as pci_classes
-from cyborg.drivers.pci import health, managed, reset, rules, sriov, topology
-from cyborg.drivers.pci import obstacles as gpu_obstacles
-from cyborg.drivers.pci import offers as remarks
+from cyborg.drivers.pci import classes, health, managed, obstacles, reset, rules, sriov, topology
 from cyborg.drivers.pci.host_uses import DiskHistory, Exceptions, HostUses
 from cyborg.drivers.pci.obstacles import IommuFacts
 from cyborg.drivers.pci.offers import (
@@ -38,6 +33,9 @@ from cyborg.drivers.pci.offers import (
     Offer,
     apply_obstacles,
     build_device,
+    describe_parted_gpus,
+    describe_rules,
+    describe_unresettable,
 )
 from cyborg.drivers.sysfs import LOCAL_ROOT, PciFunction, Sysfs
 
@@ -97,7 +95,7 @@ class PciDriver(Driver):
         backend: str,
         options: Mapping[str, Any],
         sysfs_root: str | Path = "/sys",
-        lookup: hwdb.Lookup | None = None,
+        lookup: classes.Lookup | None = None,
         kernel_log: str | Path | None = None,
     ) -> None:
         """Create the driver. ``lookup`` returns the display names of a PCI function.
@@ -108,7 +106,7 @@ class PciDriver(Driver):
         super().__init__(backend, options, sysfs_root)
         self._sysfs = Sysfs(sysfs_root)
         local = self.sysfs_root == Path("/sys")
-        self._lookup = lookup or (hwdb.udev_names if local else hwdb.no_names)
+        self._lookup = lookup or (classes.udev_names if local else classes.no_names)
         checks = self.options["health"]
         if unknown := sorted(set(checks) - set(health.CHECKS)):
             raise self.misconfigured("health", unknown[0], f"one of {', '.join(health.CHECKS)}")
@@ -150,7 +148,7 @@ class PciDriver(Driver):
 
     def is_candidate(self, function: PciFunction) -> bool:
         """Return whether rules may select a PCI function."""
-        return not function.class_code.startswith(pci_classes.BRIDGE)
+        return not function.class_code.startswith(classes.BRIDGE)
 
     def describe(self, card: PciFunction) -> Description:
         """Return details of a card that the PCI bus does not show."""
@@ -158,10 +156,10 @@ class PciDriver(Driver):
 
     def default_type_and_class(self, function: PciFunction) -> tuple[DeviceType, str]:
         """Return the default type and resource class of a PCI function; a rule overrides them."""
-        found = pci_classes.default_type_and_class(
+        found = classes.default_type_and_class(
             function.vendor, function.product, function.class_code
         )
-        return (found[0], pci_classes.GPU_VF) if pci_classes.is_gpu_vf(function) else found
+        return (found[0], classes.GPU_VF) if classes.is_gpu_vf(function) else found
 
     def select(self, function: PciFunction) -> rules.Rule | None:
         """Return the rule for a PCI function; None if only an adoption makes it offered."""
@@ -176,7 +174,7 @@ class PciDriver(Driver):
 
         Return None if the PCI function is scheduled.
         """
-        obstacle = gpu_obstacles.find_obstacle(self._sysfs, function, self._managers)
+        obstacle = obstacles.find_obstacle(self._sysfs, function, self._managers)
         if obstacle is None and self._resetter.policy is reset.ResetPolicy.REQUIRED:
             accepted = self._uses.overridden.get(function.address)
             obstacle = reset.find_obstacle(self._sysfs, function, accepted)
@@ -262,7 +260,7 @@ class PciDriver(Driver):
         functions = {f.address: f for f in self._sysfs.pci_functions()}
         used = self._used = self.find_used(functions)
         host_used = frozenset(used)
-        self._managers = gpu_obstacles.find_managers(self._sysfs, functions.values())
+        self._managers = obstacles.find_managers(self._sysfs, functions.values())
         self._remarks = self._collect_remarks(functions, used)
         self._disks.read()
         guests = domains.find_used(self.sysfs_root, self.read_domains, functions.values())
@@ -294,7 +292,7 @@ class PciDriver(Driver):
             )
             for card, offers in cards
         ]
-        self._remarks += remarks.describe_unresettable(
+        self._remarks += describe_unresettable(
             self._sysfs,
             (o for _, offers in cards for o in offers if self.needs_iommu(o.function)),
         )
@@ -324,7 +322,7 @@ class PciDriver(Driver):
             self._disks.adopt(function)
             return offer
         reason = self._disks.find_reason(function)
-        reason = fpga_management.describe_management(function, functions) or reason
+        reason = classes.describe_management(function, functions) or reason
         if reason is not None:
             self._used[function.address] = reason
         return replace(offer, withheld=reason)
@@ -353,8 +351,8 @@ class PciDriver(Driver):
             for f in offerable
             if self.is_shared(f) or self._managed.decision(f.address, f.physfn) is not None
         }
-        found = remarks.describe_rules(self.options["devices"], self._rules, offerable)
-        found += remarks.describe_parted_gpus(self._rules, offerable, selected)
+        found = describe_rules(self.options["devices"], self._rules, offerable)
+        found += describe_parted_gpus(self._rules, offerable, selected)
         for address in self._managed.adopted:
             if (reason := self._unadoptable(address, functions, used)) is not None:
                 found.append(f"{address} cannot be adopted: {reason}")
@@ -376,8 +374,8 @@ class PciDriver(Driver):
             make_custom_name(f"PCI_VENDOR_{vendor}"),
             make_custom_name(f"PCI_PRODUCT_{vendor}_{product}"),
         }
-        if pci_classes.is_gpu_vf(function) and not self.is_shared(function):
-            traits.add(pci_classes.GPU_VF)
+        if classes.is_gpu_vf(function) and not self.is_shared(function):
+            traits.add(classes.GPU_VF)
         return Offer(
             function,
             rule.type or type_,
@@ -413,7 +411,7 @@ class PciDriver(Driver):
         if address not in functions:
             return "the host has no PCI function at this address"
         function = functions[address]
-        if function.class_code.startswith(pci_classes.BRIDGE):
+        if function.class_code.startswith(classes.BRIDGE):
             return "it is a bridge, and bridges are never offered"
         if not self.is_candidate(function):
             return f"the driver {self.name} does not offer devices of class {function.class_code}"
@@ -460,7 +458,7 @@ class GenericDriver(PciDriver):
         backend: str,
         options: Mapping[str, Any],
         sysfs_root: str | Path = "/sys",
-        lookup: hwdb.Lookup | None = None,
+        lookup: classes.Lookup | None = None,
         kernel_log: str | Path | None = None,
         set_count: sriov.SetCount | None = None,
     ) -> None:

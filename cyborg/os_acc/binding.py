@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The request groups of a device context or device profile, for a query to Placement.
-
-The parameters of a bind, from the mappings of an allocation candidate of Placement.
-"""
+"""Request groups for a query to Placement, and the parameters of a bind from its answer."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strict parsing of accelerator requests (ARQs), as the REST API shows them.
+"""The plugins of the library, one for each attach handle type, and the ARQs that they get.
 
-The plugins of the library: one for each attach handle type.
-
-A plugin is an entry point of the group ``cyborg.os_acc.plugin``. Its name is the attach handle type
-in lower case, and it refers to a subclass of ``Plugin``, which is created without arguments.
-
-Attach handles of the types PCI and TEST_PCI: functions of the PCI bus.
-
-Attach handles of the type MDEV: mediated devices.
+ARQs are parsed strictly, as the REST API shows them. A plugin is an entry point of the group
+``cyborg.os_acc.plugin``. Its name is the attach handle type in lower case, and it refers to a
+subclass of ``Plugin``, which is created without arguments. Those of this package are for the types
+PCI and TEST_PCI (functions of the PCI bus) and MDEV (mediated devices).
 """
 
 import functools

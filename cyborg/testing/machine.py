@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builder of /sys and /proc trees with disks, mounts, interfaces and displays, for tests.
+"""Trees of /sys and /proc with disks, mounts, interfaces and displays, also of real machines.
 
-Trees of real machines, made from what ``lspci -nnk``, ``lsblk`` and ``ip`` printed there.
+Those of real machines are made from what ``lspci -nnk``, ``lsblk`` and ``ip`` printed there.
 
 A machine is a JSON object in ``captures/machines``; ``doc/source/contributor/captures.rst``
 describes it. It has the facts of a public source, and the devices that its operator expects.

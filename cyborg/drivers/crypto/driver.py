@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Driver for crypto accelerators: Intel QAT, virtio-crypto and AMD CCP.
 
-It discovers like the generic driver, but only PCI functions whose ids are in ``families``. It adds
-the algorithms that each accelerator can compute, and does not offer accelerators that the host's
-kernel uses. Each set of services of a QAT device of the fourth generation is a layout.
+It discovers like the generic driver, but only PCI functions whose ids are in ``kernel.crypto``. It
+adds the algorithms that each accelerator can compute, and does not offer accelerators that the
+host's kernel uses. Each set of services of a QAT device of the fourth generation is a layout.
 """
 
 import time
@@ -31,9 +31,17 @@ from cyborg.core.log import get_logger
 from cyborg.drivers.crypto import algorithms
 from cyborg.drivers.generic import Description, PciDriver
 from cyborg.drivers.host_use import domains
-from cyborg.drivers.kernel import crypto as services
-from cyborg.drivers.kernel.crypto import QAT, VIRTIO, family_of
-from cyborg.drivers.pci import classes as hwdb
+from cyborg.drivers.kernel.crypto import (
+    QAT,
+    QAT_LAYOUTS,
+    VIRTIO,
+    family_of,
+    join_services,
+    parse_services,
+    service_functions,
+    services_trait,
+)
+from cyborg.drivers.pci import classes
 from cyborg.drivers.sysfs import PciFunction
 
 LOG = get_logger(__name__)
@@ -86,7 +94,7 @@ class CryptoDriver(PciDriver):
         backend: str,
         options: Mapping[str, Any],
         sysfs_root: str | Path = "/sys",
-        lookup: hwdb.Lookup | None = None,
+        lookup: classes.Lookup | None = None,
         kernel_log: str | Path | None = None,
         set_services: SetServices | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -170,15 +178,15 @@ class CryptoDriver(PciDriver):
         values = {key: self._sysfs.read_text(folder / path) for key, path in names.items()}
         info = {key: value[:MAX_TEXT] for key, value in values.items() if value}
         key = card.address, card.product
-        if found := services.parse(values["services"]):
+        if found := parse_services(values["services"]):
             self._configured[key] = found
         configured, tree = self._configured.get(key), self._known_algorithms(card)
         if configured is None:
             return Description(info=info, tree=tree)
         return Description(
             info=info,
-            tree={name: tree.get(name, 1) for name in services.functions_of(configured)},
-            traits=frozenset({services.trait_of(services.layout_of(configured))}),
+            tree={name: tree.get(name, 1) for name in service_functions(configured)},
+            traits=frozenset({services_trait(join_services(configured))}),
         )
 
     def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
@@ -205,8 +213,8 @@ class CryptoDriver(PciDriver):
         current = self._configured.get(key, ())
         if not current:
             return [Layout(FIXED, offers)]
-        names = dict.fromkeys([*services.LAYOUTS, services.layout_of(current)])
-        return [Layout(name, offers, frozenset({services.trait_of(name)})) for name in names]
+        names = dict.fromkeys([*QAT_LAYOUTS, join_services(current)])
+        return [Layout(name, offers, frozenset({services_trait(name)})) for name in names]
 
     def partition(self, item: WorkItem, layout: str) -> None:
         """Change the services of a QAT device; see ``privileged.qat.set_services``."""
@@ -215,16 +223,16 @@ class CryptoDriver(PciDriver):
         except Invalid as exc:
             raise DriverFailed(f"there is no device {item.device}") from exc
         current = self._services(address)
-        if layout == (services.layout_of(current) if current else FIXED):
+        if layout == (join_services(current) if current else FIXED):
             return
         if not current:
             raise DriverFailed(
                 f"the services of {address} cannot be changed: it has no readable attribute "
                 "qat/cfg_services"
             )
-        if layout not in services.LAYOUTS:
+        if layout not in QAT_LAYOUTS:
             raise DriverFailed(
-                f"{address} has no layout {layout!r}: expected one of {', '.join(services.LAYOUTS)}"
+                f"{address} has no layout {layout!r}: expected one of {', '.join(QAT_LAYOUTS)}"
             )
         domains.check_unused(self._sysfs, self.read_domains, address)
         self._changing.add(address)
@@ -235,7 +243,7 @@ class CryptoDriver(PciDriver):
         LOG.info("Services changed to %s", layout, backend=self.backend, device=address)
 
     def _services(self, address: str) -> tuple[str, ...]:
-        return services.parse(self._sysfs.read_text(_folder(address) / "qat/cfg_services"))
+        return parse_services(self._sysfs.read_text(_folder(address) / "qat/cfg_services"))
 
     def _is_served(self, function: PciFunction) -> bool:
         """Return whether the host's kernel can compute with a PCI function."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reader of the FPGA regions, managers and ports of a host.
+"""FPGA cards: their families, their regions, and the PCI functions and deployables of each.
 
 Sources in Linux: ``Documentation/ABI/testing/sysfs-class-fpga-manager``,
 ``sysfs-class-fpga-region``, ``sysfs-platform-dfl-fme`` and ``sysfs-platform-dfl-port``, and
@@ -9,13 +9,9 @@ can be reconfigured. Sysfs does not show the port of a region. ``pr_mgmt_init`` 
 ``drivers/fpga/dfl-fme-pr.c`` creates the regions in the order of the ports. So the port of a region
 is known only if each port has a region.
 
-Known FPGA cards, by the ids of their PCI functions.
-
-Sources: ``drivers/fpga/dfl-pci.c`` of Linux for Intel; ``fpga_management`` for AMD. For AWS,
-``src/runtime_src/core/pcie/driver/linux/xocl/devices.h`` of XRT has 1042, 9048, f010 and f011, and
-``hdk/cl/examples`` of aws-fpga the others.
-
-PCI functions of an FPGA card, and the FPGA region of each of its deployables.
+The PCI ids are those of ``drivers/fpga/dfl-pci.c`` of Linux for Intel, and of ``pci.classes`` for
+AMD. For AWS, ``src/runtime_src/core/pcie/driver/linux/xocl/devices.h`` of XRT has 1042, 9048, f010
+and f011, and ``hdk/cl/examples`` of aws-fpga the others.
 """
 
 import contextlib
@@ -28,7 +24,7 @@ from pathlib import Path
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import Invalid
 from cyborg.core.inventory.device import Deployable, Device
-from cyborg.drivers.pci import classes as fpga_management
+from cyborg.drivers.pci import classes
 from cyborg.drivers.pci.classes import management_product
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
@@ -243,13 +239,13 @@ FAMILIES: Mapping[tuple[str, str], Family] = {
     **_intel("Intel DFL N6000", ProgrammerName.DFL, "bcce", "bccf"),
     **_intel("Intel integrated FPGA", ProgrammerName.DFL, "bcbd", "bcbf", "bcc0", "bcc1"),
     **{
-        (fpga_management.VENDOR, product): Family(name, ProgrammerName.XBMGMT, has_management=True)
-        for product, name in fpga_management.USER_FUNCTIONS.items()
+        (classes.VENDOR, product): Family(name, ProgrammerName.XBMGMT, has_management=True)
+        for product, name in classes.USER_FUNCTIONS.items()
     },
     # Its tools, ami_tool and v80-smi, write the flash of the card.
     **{
-        (fpga_management.VENDOR, product): Family(fpga_management.V80, ProgrammerName.NONE)
-        for product in fpga_management.V80_USER_FUNCTIONS
+        (classes.VENDOR, product): Family(classes.V80, ProgrammerName.NONE)
+        for product in classes.V80_USER_FUNCTIONS
     },
     # The function of an image that is cleared, and those of Amazon's examples. AWS loads images by
     # their names, not from files.

@@ -30,15 +30,13 @@ from cyborg.core.log import get_logger
 from cyborg.core.naming import make_custom_name
 from cyborg.core.validation import parse_uuid
 from cyborg.drivers.base import Option
-from cyborg.drivers.fpga import cards
-from cyborg.drivers.fpga import images as matching
+from cyborg.drivers.fpga import cards, images
 from cyborg.drivers.fpga.cards import CardRegions, ProgrammerName, Region, find_family, read_regions
 from cyborg.drivers.fpga.loader import ImageLoader, RecordStore, parse_address
 from cyborg.drivers.fpga.programmers import Control, HostControl, NoControl
 from cyborg.drivers.generic import Description, PciDriver
 from cyborg.drivers.host_use import domains
-from cyborg.drivers.pci import classes as hwdb
-from cyborg.drivers.pci import rules
+from cyborg.drivers.pci import classes, rules
 from cyborg.drivers.sysfs import PciFunction
 
 LOG = get_logger(__name__)
@@ -82,7 +80,7 @@ class FpgaDriver(PciDriver):
         backend: str,
         options: Mapping[str, Any],
         sysfs_root: str | Path = "/sys",
-        lookup: hwdb.Lookup | None = None,
+        lookup: classes.Lookup | None = None,
         kernel_log: str | Path | None = None,
         control: Control | None = None,
     ) -> None:
@@ -194,7 +192,7 @@ class FpgaDriver(PciDriver):
         if bitstream is not None:
             self._load(item, _parse_image(bitstream))
         elif function is not None:
-            if (function_id := matching.parse_id(function)) is None:
+            if (function_id := images.parse_id(function)) is None:
                 raise DriverFailed(f"accel:function_id {function!r:.100} is not a function id")
             self._load(item, None, function_id)
         offered = self._sysfs.pci_function(parse_address(item.handle))

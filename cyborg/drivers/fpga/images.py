@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparison of the properties of an image with a region, before the image is fetched.
+"""Images of FPGAs: their properties, and the formats GBS and PACSign of their files.
 
 Custom properties of an image in the image service:
 
@@ -10,12 +10,10 @@ Custom properties of an image in the image service:
 
 Ids of regions and functions are 32 hexadecimal digits; here they may be upper-case and have dashes.
 
-Parser of the header of a GBS file, the format of images for Intel's DFL cards.
-
-The file begins with a magic number of 16 bytes, the length of the metadata (32 bits, little-endian)
-and the metadata, a JSON document with the ids of the interface and of the image's function
-(``afu-image``). The raw image follows. Source: ``libbitstream/metadatav1.c`` and ``bitstream.c`` of
-OPAE.
+GBS is the format of images for Intel's DFL cards. A file begins with a magic number of 16 bytes,
+the length of the metadata (32 bits, little-endian) and the metadata, a JSON document with the ids
+of the interface and of the image's function (``afu-image``). The raw image follows. Source:
+``libbitstream/metadatav1.c`` and ``bitstream.c`` of OPAE.
 
 Check of what an image signed by PACSign would change in an Intel card.
 

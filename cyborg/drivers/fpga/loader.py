@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of the images that the driver has loaded; the kernel has no such records.
-
-They are in the memory of the driver, one text for each card. A record is trusted only until the
-host reboots, and only while the region has the same identity and shows the same function id. The
-record of a region is removed before the region is changed, so that a crash leaves no wrong record.
-
-Replacement of the image of a region, with the previous image restored after a failure.
+"""Replacement of the image of a region, with the previous image restored after a failure.
 
 Only one image is loaded at a time on each card. Sources in Linux:
 ``Documentation/ABI/testing/sysfs-class-fpga-manager`` (``state``; the names of errors end with
 "error") and ``Documentation/admin-guide/sysctl/kernel.rst`` (``random/boot_id``).
+
+The kernel has no records of the images that were loaded. Those of the driver are in the memory of
+the driver, one text for each card. A record is trusted only until the host reboots, and only while
+the region has the same identity and shows the same function id. The record of a region is removed
+before the region is changed, so that a crash leaves no wrong record.
 """
 
 import errno
@@ -25,8 +24,8 @@ from cyborg.core.errors import CyborgError, DriverFailed, Invalid
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import Memory
 from cyborg.drivers.fpga import cards
-from cyborg.drivers.fpga import images as matching
 from cyborg.drivers.fpga.cards import MANAGERS, ProgrammerName, Region, find_family, read_regions
+from cyborg.drivers.fpga.images import FUNCTION, REGION, check_properties, parse_id
 from cyborg.drivers.fpga.programmers import PROGRAMMERS, Control, Programmer, Target
 from cyborg.drivers.images import Image, ImageStore
 from cyborg.drivers.sysfs import PciFunction, Sysfs
@@ -300,7 +299,7 @@ class ImageLoader:
         """
 
         def check(properties: Mapping[str, str]) -> None:
-            matching.check_properties(
+            check_properties(
                 properties,
                 place.function.vendor,
                 place.function.product,
@@ -321,7 +320,7 @@ class ImageLoader:
         region = self._current(place)
         if region.obstacle is not None:
             raise DriverFailed(region.obstacle)
-        stated = matching.parse_id(image.properties.get(matching.FUNCTION))
+        stated = parse_id(image.properties.get(FUNCTION))
         if stated is not None and region.function_id not in (None, stated):
             raise DriverFailed(
                 f"the region has the function {region.function_id}, the image states {stated}"
@@ -372,8 +371,8 @@ def _may_have_changed(observed: _Observed) -> bool:
 
 def _properties(function_id: str, region: Region) -> dict[str, str]:
     """Return the properties of an image that implements a function and fits a region."""
-    found = {matching.FUNCTION: function_id}
-    return found | ({matching.REGION: region.interface_id} if region.interface_id else {})
+    found = {FUNCTION: function_id}
+    return found | ({REGION: region.interface_id} if region.interface_id else {})
 
 
 def _card_lock(card: str) -> threading.Lock:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cyborg.core.errors import DriverFailed
-from cyborg.drivers.fpga import images as pacsign
+from cyborg.drivers.fpga import images
 from cyborg.drivers.fpga.cards import ProgrammerName, Region
 from cyborg.drivers.fpga.images import read_header
 from cyborg.drivers.images import Image
@@ -151,7 +151,7 @@ class DflProgrammer:
     def load(self, target: Target, image: Image, control: Control, timeout: float) -> None:
         """Load a GBS file; the kernel limits the time."""
         region, header = target.region, read_header(image.path)
-        pacsign.check_image(image.path, header.offset)
+        images.check_image(image.path, header.offset)
         if header.interface_id != region.interface_id:
             raise DriverFailed(
                 f"the file of the image is for the interface id {header.interface_id}, that of the "
@@ -189,7 +189,7 @@ class ToolProgrammer:
     def load(self, target: Target, image: Image, control: Control, timeout: float) -> None:
         """Run the tool; ``timeout`` is in seconds."""
         if self.gbs:
-            pacsign.check_image(image.path, read_header(image.path).offset)
+            images.check_image(image.path, read_header(image.path).offset)
         address = (target.management or "") if self.management else target.card
         control.run_tool(self.tool, address, str(image.path), image.size, timeout)
 

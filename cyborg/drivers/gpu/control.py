@@ -31,26 +31,26 @@ class HostControl:
         """Create a mediated device."""
         # Imported here: without this work, the agent does not need oslo.privsep.
         from cyborg.drivers import privileged
-        from cyborg.drivers.privileged import gpu as mdev
+        from cyborg.drivers.privileged import gpu
 
         privileged.call_in_process_as_root()
-        mdev.create(parent, type_, device)
+        gpu.create(parent, type_, device)
 
     def remove(self, parent: str, type_: str, device: str) -> None:
         """Remove a mediated device."""
         from cyborg.drivers import privileged
-        from cyborg.drivers.privileged import gpu as mdev
+        from cyborg.drivers.privileged import gpu
 
         privileged.call_in_process_as_root()
-        mdev.remove(parent, type_, device)
+        gpu.remove(parent, type_, device)
 
     def set_instances(self, address: str, profile: str | None) -> None:
         """Replace the MIG instances of a GPU."""
         from cyborg.drivers import privileged
-        from cyborg.drivers.privileged import gpu as mig
+        from cyborg.drivers.privileged import gpu
 
         privileged.call_in_process_as_root()
-        mig.set_instances(address, profile)
+        gpu.set_instances(address, profile)
 
 
 class NoControl:

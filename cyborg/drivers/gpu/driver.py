@@ -37,8 +37,7 @@ from cyborg.core.log import get_logger
 from cyborg.core.naming import handle_uuid, make_custom_name
 from cyborg.drivers.base import Option
 from cyborg.drivers.generic import Description, PciDriver
-from cyborg.drivers.gpu import mdev as mdev_rules
-from cyborg.drivers.gpu import mig
+from cyborg.drivers.gpu import mdev, mig
 from cyborg.drivers.gpu.control import GpuControl, HostControl, NoControl
 from cyborg.drivers.gpu.mdev import (
     MdevRule,
@@ -58,9 +57,7 @@ from cyborg.drivers.kernel.nvml import (
     NvmlLibrary,
     short_name,
 )
-from cyborg.drivers.pci import classes as hwdb
-from cyborg.drivers.pci import classes as pci_classes
-from cyborg.drivers.pci import reset
+from cyborg.drivers.pci import classes, reset
 from cyborg.drivers.pci.classes import COMPANIONS, find_companions
 from cyborg.drivers.pci.reset import ResetPolicy
 from cyborg.drivers.pci.rules import Rule, RuleSyntaxError
@@ -115,7 +112,7 @@ class GpuDriver(PciDriver):
         backend: str,
         options: Mapping[str, Any],
         sysfs_root: str | Path = "/sys",
-        lookup: hwdb.Lookup | None = None,
+        lookup: classes.Lookup | None = None,
         kernel_log: str | Path | None = None,
         control: GpuControl | None = None,
         nvml: Nvml | None = None,
@@ -138,7 +135,7 @@ class GpuDriver(PciDriver):
         self._selected: dict[str, MdevRule] = {}
         for text in self.options["mdev_types"]:
             try:
-                self._mdev_rules.append(mdev_rules.parse(text))
+                self._mdev_rules.append(mdev.parse(text))
             except RuleSyntaxError as exc:
                 raise self.misconfigured("mdev_types", exc.found, exc.expected) from exc
 
@@ -158,11 +155,11 @@ class GpuDriver(PciDriver):
 
     def is_candidate(self, function: PciFunction) -> bool:
         """Return whether a PCI function is a GPU: a display controller, or AMD's for computing."""
-        return pci_classes.is_gpu(function)
+        return classes.is_gpu(function)
 
     def select(self, function: PciFunction) -> Rule | None:
         """Return the rule for a PCI function; record it if it is a parent of mediated devices."""
-        rule = mdev_rules.rule_of_function(self._mdev_rules, function)
+        rule = mdev.rule_of_function(self._mdev_rules, function)
         if rule is None:
             return super().select(function)
         self._selected[function.address] = rule
@@ -178,7 +175,7 @@ class GpuDriver(PciDriver):
 
     def is_shared(self, function: PciFunction) -> bool:
         """Return whether a rule of ``mdev_types`` makes a PCI function a parent."""
-        return mdev_rules.rule_of_function(self._mdev_rules, function) is not None
+        return mdev.rule_of_function(self._mdev_rules, function) is not None
 
     def find_used(self, functions: Mapping[str, PciFunction]) -> dict[str, str]:
         """Return the PCI functions that must not be offered: a text with the reason by address.
@@ -242,7 +239,7 @@ class GpuDriver(PciDriver):
             virtual = {
                 name: (rule, self._plan(name, rule))
                 for name in self._sysfs.list_names("class/mdev_bus")
-                if (rule := mdev_rules.rule_of_parent(self._mdev_rules, name)) is not None
+                if (rule := mdev.rule_of_parent(self._mdev_rules, name)) is not None
             }
         self._cards = {card.address: self._facts_of(card.address) for card in cards}
         devices = [self._with_slots(card, plans) for card in cards]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mediated devices of a host: parents, their types, and the slots that the driver offers.
+"""Mediated devices that the driver offers: the slots of a parent, and the rules that enable them.
 
 ``Documentation/ABI/testing/sysfs-bus-vfio-mdev`` of the Linux kernel describes the files, and
 ``Documentation/driver-api/vfio-mediated-device.rst`` the model. A parent has one folder for each
@@ -9,9 +9,8 @@ can be created now. Devices of another type on the same parent may reduce this n
 A slot is a place for one mediated device of one type. The number of a slot does not change while
 the slot is used or when the host reboots. It determines the uuid of the device in the slot.
 
-Rules that enable one type of mediated devices for each selected parent.
-
-A rule is one line of ``key=value`` pairs. Either it selects functions of the PCI bus by the keys of
+A rule enables one type of mediated devices for each parent that it selects. It is one line of
+``key=value`` pairs. Either it selects functions of the PCI bus by the keys of
 ``cyborg.drivers.pci.rules``, or ``parent`` is the name of a parent that is not on the PCI bus.
 ``type`` is the name of the type in ``mdev_supported_types``, or several names: then the first type
 that has a device applies, or else the first that can have one. ``max_per_card`` is the maximum

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PCI functions that are displays of the host.
-
-PCI functions that the machine itself depends on, whatever drives them.
-
-Detection of PCI functions that the host uses: disks, NICs, displays, open nodes, processors.
+"""Detection of PCI functions that the host uses: disks, NICs, displays, open nodes, processors.
 
 This protects the host against rules that select too much.
 """
@@ -17,7 +13,6 @@ from pathlib import Path
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import Invalid
 from cyborg.core.inventory.delivery import is_vfio
-from cyborg.drivers.host_use import networks as rtnetlink
 from cyborg.drivers.host_use import processes
 from cyborg.drivers.host_use.disks import DiskReader
 from cyborg.drivers.host_use.domains import ReadDomains, find_used, read_nothing
@@ -27,6 +22,7 @@ from cyborg.drivers.host_use.networks import (
     NetworkFacts,
     NetworkReader,
     NetworkUse,
+    read_network_facts,
 )
 from cyborg.drivers.host_use.processes import ProcessReader
 from cyborg.drivers.sysfs import PciFunction, Sysfs, functions_on
@@ -181,7 +177,8 @@ def used_functions(
     def accepts(address: str, reason: str) -> bool:
         return address not in storage and is_accepted(address, reason.removesuffix(_ENDED))
 
-    networks = NetworkReader(sysfs, rtnetlink.read(sysfs_root) if interfaces else NetworkFacts())
+    facts = read_network_facts(sysfs_root) if interfaces else NetworkFacts()
+    networks = NetworkReader(sysfs, facts)
     reader = ProcessReader(sysfs, processes.read(sysfs_root), functions.values())
     open_now = reader.used_functions(
         interfaces=interfaces,

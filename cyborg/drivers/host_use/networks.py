@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel says about the use of network interfaces: routes, addresses, tunnels.
+"""PCI functions whose network interfaces the host uses: routes, addresses, tunnels, links.
 
 ``/proc/net/route`` has only the main table of IPv4, and one next hop of a route. rtnetlink has all
 tables, VRFs included, and all next hops, and needs no privileges
@@ -8,9 +8,7 @@ tables, VRFs included, and all next hops, and needs no privileges
 
 A tree that is not /sys has the facts as a file, without addresses: so does a capture.
 
-PCI functions whose network interfaces the host uses.
-
-Sources in Linux: ``Documentation/ABI/testing/sysfs-class-net`` (``flags``, ``carrier``) and
+Other sources in Linux: ``Documentation/ABI/testing/sysfs-class-net`` (``flags``, ``carrier``) and
 ``netdev_adjacent_sysfs_add`` and ``__netdev_adjacent_dev_insert`` of ``net/core/dev.c`` (the links
 ``upper_*`` and ``master``).
 """
@@ -110,7 +108,7 @@ def summarize(
     )
 
 
-def read(sysfs_root: Path) -> NetworkFacts:
+def read_network_facts(sysfs_root: Path) -> NetworkFacts:
     """Return the facts of this host, or of the tree that ``sysfs_root`` is in.
 
     A tree without the file has none. The error of a failed read is in the result.

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device nodes of accelerators whose kernel drivers are not part of Linux, by maker.
+"""Search for the processes that have device nodes open, and the nodes of makers of accelerators.
 
-Some drivers give a node a device in sysfs below the PCI function. Others do not: there, an open
-node counts for all functions of the maker that are bound to a kernel driver.
+Kernel drivers that are not part of Linux differ: some give a node a device in sysfs below the PCI
+function. Others do not: there, an open node counts for all functions of the maker that are bound to
+a kernel driver.
 
 Sources: the files that the tables name, in the repositories tenstorrent/tt-kmd,
 hailo-ai/hailort-drivers, Xilinx/XRT, Xilinx/dma_ip_drivers, google/gasket-driver, hicann/driver,
@@ -11,8 +12,6 @@ furiosa-ai/device-api, rebellions-sw/rbln-k8s-device-plugin, dixyes/mtgpu-drv, X
 Xilinx/SLASH on GitHub; for Kunpeng ``uacce_alloc`` of ``drivers/misc/uacce/uacce.c`` and
 ``qm_alloc_uacce`` of ``drivers/crypto/hisilicon/qm.c`` of Linux; for the vendor ids pci.ids. The
 driver of Graphcore's Poplar SDK is not public: its names are those that users report.
-
-Search for the processes that have device nodes open, in ``/proc``.
 
 ``Documentation/filesystems/proc.rst`` of Linux describes ``/proc/PID/fd``, ``comm``, ``stat`` and
 the mount option ``hidepid``.
@@ -142,7 +141,7 @@ NODE = re.compile(
 """Nodes of devices, also those of a container below another folder. A node of the device mapper or
 of MD is not among them: ``holders`` in sysfs shows the devices below it.
 
-The modules ``processes`` and ``vendor_nodes`` name the sources of most of them. Of VFIO:
+The modules ``processes`` and this one name the sources of most of them. Of VFIO:
 ``vfio_devnode`` of ``drivers/vfio/group.c`` and ``vfio_device_devnode`` of
 ``drivers/vfio/device_cdev.c``. Of disks and tapes: ``Documentation/admin-guide/devices.txt``.
 """

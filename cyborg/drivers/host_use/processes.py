@@ -20,7 +20,6 @@ from typing import Any
 from cyborg.core.errors import CyborgError
 from cyborg.core.inventory.delivery import is_vfio
 from cyborg.drivers.host_use import open_nodes
-from cyborg.drivers.host_use import open_nodes as vendor_nodes
 from cyborg.drivers.host_use.disks import DiskReader
 from cyborg.drivers.sysfs import (
     LOCAL_ROOT,
@@ -51,7 +50,7 @@ nvidia-persistenced(1), the "Fabric Manager User Guide", and ``nvidia-dcgm.servi
 IGNORED = frozenset(
     {
         *GPU_MANAGERS,
-        *vendor_nodes.MANAGERS,
+        *open_nodes.MANAGERS,
         # The managers of vGPUs.
         "nvidia-vgpu-mgr",
         "nvidia-vgpud",
@@ -96,7 +95,7 @@ _CLASSES: Mapping[str, tuple[str, ...]] = {
     "st": ("scsi_tape",),
     "nst": ("scsi_tape",),
     "hl": ("habanalabs",),  # of Gaudi, before its driver moved to accel
-    **vendor_nodes.CLASSES,
+    **open_nodes.CLASSES,
 }
 """The classes in sysfs of the nodes whose path in ``/dev`` begins so.
 
@@ -237,7 +236,7 @@ class ProcessReader:
             return self._functions_of_group(name.removeprefix("noiommu-"))
         if places := _places_in_sysfs(path):
             return list(chain.from_iterable(self._functions_below(place) for place in places))
-        if (maker := vendor_nodes.find_maker(path)) is not None:
+        if (maker := open_nodes.find_maker(path)) is not None:
             return [f.address for f in self._all_functions() if maker.has(f)]
         if self._sysfs.list_names(f"class/block/{name}"):
             return DiskReader(self._sysfs).functions_of_disk(name)
@@ -314,6 +313,6 @@ class ProcessReader:
                 # Both kinds of work queues are on one bus: the wrong node does not exist.
                 if name.startswith(start):
                     yield f"/dev/{folder}/{name}" if folder else f"/dev/{name}"
-        yield from vendor_nodes.list_nodes(self._all_functions())
+        yield from open_nodes.list_nodes(self._all_functions())
         for _, minor in self._nvidia_minors():
             yield f"/dev/nvidia{minor}"

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signatures on a disk, as libblkid finds them on the disk itself.
+"""Signatures on disks: partition tables, file systems, members of volumes, encrypted data.
 
 libblkid belongs to util-linux and is on each host with udev, which uses it too. Its header
 ``blkid.h`` (``libblkid/src/blkid.h.in``) documents the values below, and the comments of
 ``libblkid/src/superblocks/superblocks.c`` and ``partitions/partitions.c`` TYPE, USAGE and PTTYPE.
 ``ctypes`` calls it: the program ``blkid`` has the same exit code for a disk without a signature and
 for one that it could not read.
-
-Signatures on disks: partition tables, file systems, members of volumes, encrypted data.
 
 A disk with a signature may hold data of the host although nothing uses the disk now: a volume group
 that is not active, a pool of ZFS, an OSD of Ceph, a half of a mirror. udev probes each disk when it

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PCI ids of crypto accelerators, by family, and how the host's kernel uses each family.
+"""Crypto accelerators: PCI ids, how the kernel of the host uses each family, services of QAT.
 
 Sources of the ids, and of the names of the kernel drivers:
 
@@ -15,9 +15,8 @@ The names of modules are those of the Makefiles of these drivers, the names of a
 ``cra_driver_name`` (``qat_algs.c`` and ``qat_asym_algs.c``, ``virtio_crypto_skcipher_algs.c`` and
 ``virtio_crypto_akcipher_algs.c``, ``ccp-crypto-*.c``). 4949 is in pci.ids.
 
-Sets of services of a QAT device: the values of its attribute ``qat/cfg_services``.
-
-``Documentation/ABI/testing/sysfs-driver-qat`` of Linux describes the attribute: services are
+The services of a QAT device are the value of its attribute ``qat/cfg_services``, which
+``Documentation/ABI/testing/sysfs-driver-qat`` of Linux describes: services are
 separated by ``;``, their order has no meaning, a 4xxx device has at most two, and ``dcc`` is never
 combined. ``adf_cfg_services.c`` and ``adf_cfg_strings.h`` of
 ``drivers/crypto/intel/qat/qat_common`` have all names, ``decomp`` too.
@@ -108,9 +107,9 @@ def family_of(function: PciFunction) -> Family | None:
     return FAMILIES.get((function.vendor, function.product))
 
 
-SERVICES = frozenset({"sym", "asym", "dc", "dcc", "decomp"})
+QAT_SERVICES = frozenset({"sym", "asym", "dc", "dcc", "decomp"})
 
-LAYOUTS: Mapping[str, str] = {
+QAT_LAYOUTS: Mapping[str, str] = {
     "asym": "asym",
     "asym;dc": "asym;dc",
     # The first kernels with the attribute (Linux 6.0) accept only "sym;asym" and "dc"
@@ -124,22 +123,22 @@ LAYOUTS: Mapping[str, str] = {
 """The layouts of a 4xxx device: names with sorted services, and the values that are written."""
 
 
-def parse(text: str | None) -> tuple[str, ...]:
+def parse_services(text: str | None) -> tuple[str, ...]:
     """Return the sorted services of a value; an empty tuple if any of them is unknown."""
     found = frozenset((text or "").split(";"))
-    return tuple(sorted(found)) if found <= SERVICES else ()
+    return tuple(sorted(found)) if found <= QAT_SERVICES else ()
 
 
-def layout_of(services: tuple[str, ...]) -> str:
+def join_services(services: tuple[str, ...]) -> str:
     """Return the name of the layout with these services."""
     return ";".join(services)
 
 
-def trait_of(layout: str) -> str:
+def services_trait(layout: str) -> str:
     """Return the trait of a layout, such as ``CUSTOM_CRYPTO_SERVICES_ASYM_SYM``."""
     return make_custom_name(f"CRYPTO_SERVICES_{layout}")
 
 
-def functions_of(services: tuple[str, ...]) -> tuple[str, ...]:
+def service_functions(services: tuple[str, ...]) -> tuple[str, ...]:
     """Return the capabilities of these services: ``dcc`` also compresses like ``dc``."""
     return tuple(sorted({*services, *(["dc"] if "dcc" in services else [])}))

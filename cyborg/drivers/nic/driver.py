@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The option ``physical_networks``: which network card is connected to which network.
-
-The option uses Neutron's names of physical networks. The trait ``CUSTOM_PHYSNET_<NAME>`` is the
-same that Neutron uses for ports with guaranteed bandwidth (``neutron_lib/placement/utils.py``,
-``physnet_trait``).
-
-Driver for network cards: their virtual functions for Neutron ports, and whole cards.
+"""Driver for network cards: their virtual functions for Neutron ports, and whole cards.
 
 It discovers like the generic driver, but only network controllers. For Neutron ports with a device
 profile it adds the physical network to each handle, which Nova copies into the binding of the port,
 and a trait of the network, which a device profile can require. A card that the host uses is not
 offered as a whole, but its virtual functions are offered.
+
+The option ``physical_networks`` uses Neutron's names of physical networks. The trait
+``CUSTOM_PHYSNET_<NAME>`` is the same that Neutron uses for ports with guaranteed bandwidth
+(``neutron_lib/placement/utils.py``, ``physnet_trait``).
 """
 
 import re
@@ -29,8 +27,7 @@ from cyborg.core.naming import make_custom_name
 from cyborg.drivers.base import Option
 from cyborg.drivers.generic import Description, GenericDriver
 from cyborg.drivers.kernel import interfaces
-from cyborg.drivers.pci import classes as hwdb
-from cyborg.drivers.pci import sriov
+from cyborg.drivers.pci import classes, sriov
 from cyborg.drivers.sysfs import PciFunction
 
 NETWORKS_EXPECTED = (
@@ -96,7 +93,7 @@ def _parse_entry(text: str) -> Connection:
 
 
 CLASS = "02"
-"""Base class code of network controllers; ``pci_classes`` names the specification."""
+"""Base class code of network controllers; ``pci.classes`` names the specification."""
 
 PHYSICAL_NETWORK = "physical_network"
 """Key of the attach handle info that Nova reads (``get_arq_pci_device_profile`` of its
@@ -145,7 +142,7 @@ class NicDriver(GenericDriver):
         backend: str,
         options: Mapping[str, Any],
         sysfs_root: str | Path = "/sys",
-        lookup: hwdb.Lookup | None = None,
+        lookup: classes.Lookup | None = None,
         kernel_log: str | Path | None = None,
         set_count: sriov.SetCount | None = None,
     ) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Driver for NVMe controllers, which it erases between two servers.
 
-It discovers like the generic driver, but only NVMe controllers. ``nvme_admin`` chooses the method
+It discovers like the generic driver, but only NVMe controllers. ``kernel.nvme`` chooses the method
 of erasure; a rule can restrict the choice. ``privileged.nvme`` erases and verifies the erasure.
 
 If the agent can read which methods a controller supports, one that supports no method of its rule
@@ -32,14 +32,13 @@ from cyborg.drivers.base import Option
 from cyborg.drivers.generic import Description, PciDriver
 from cyborg.drivers.host_use import domains
 from cyborg.drivers.kernel.nvme import Method, find_mismatch, permitted_methods, read_methods
-from cyborg.drivers.pci import classes as hwdb
-from cyborg.drivers.pci import reset, rules
+from cyborg.drivers.pci import classes, reset, rules
 from cyborg.drivers.sysfs import PciFunction
 
 LOG = get_logger(__name__)
 
 CLASS = "010802"
-"""Class code of an NVMe I/O controller; ``pci_classes`` names the specification."""
+"""Class code of an NVMe I/O controller; ``pci.classes`` names the specification."""
 
 MIN_TIMEOUT, MAX_TIMEOUT = 30.0, 86400.0
 """Seconds of the option ``erase_timeout``."""
@@ -123,7 +122,7 @@ class NvmeDriver(PciDriver):
         backend: str,
         options: Mapping[str, Any],
         sysfs_root: str | Path = "/sys",
-        lookup: hwdb.Lookup | None = None,
+        lookup: classes.Lookup | None = None,
         kernel_log: str | Path | None = None,
         erase: Erase | None = None,
         read: ReadMethods | None = None,
@@ -131,7 +130,7 @@ class NvmeDriver(PciDriver):
         """Create the driver.
 
         ``erase(address, seconds, methods)`` erases a controller within this time, by the first of
-        the methods that is possible. ``read`` is like ``nvme_admin.read_methods``. The defaults
+        the methods that is possible. ``read`` is like ``kernel.nvme.read_methods``. The defaults
         are for controllers of this host. If the sysfs root is not /sys, the addresses are not those
         of this host: then the default ``erase`` raises DriverFailed, and no methods are known.
         """

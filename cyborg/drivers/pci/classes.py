@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Default device type and resource class of a PCI function, derived from its class code.
+"""What a PCI function is: its type, its names, and its part of a card with several functions.
 
 Class codes are defined in the "PCI Code and ID Assignment Specification" of the PCI-SIG, section 1;
 the PCI id database (pci.ids) lists them below "List of known device classes", and the names of all
 ids. A rule of a driver can override these defaults.
 
-FPGA cards with several functions: one manages the card, the others are for users.
-
-A user of the management function can load another image into the card, write its flash, and reset
-it. Sources:
+Of the functions of an FPGA card one manages the card, the others are for users. A user of the
+management function can load another image into the card, write its flash, and reset it. Sources:
 
 * AMD (Xilinx): the tables of management and user functions in
   ``src/runtime_src/core/pcie/driver/linux/xocl/devices.h`` of AMD's XRT. Shells of 2021 to 2023 are
@@ -23,14 +21,12 @@ it. Sources:
 * Intel N3000: ``drivers/fpga/dfl-pci.c`` of Linux; 8086:0b30 has the interface that writes the
   flash. The functions for users are the FEC accelerator (0d8f) and the network ports.
 
-Other PCI functions of a graphics card, such as its audio controller.
+A graphics card has other functions, such as its audio controller: pci.ids has their classes, and
+those of NVIDIA, as 10de:1ad7 (UCSI).
 
-The PCI id database (pci.ids) has the classes, and such functions of NVIDIA, as 10de:1ad7 (UCSI).
-
-Vendor and model names of PCI devices from udev's hardware database.
-
-``hwdb.d/20-pci-vendor-model.hwdb`` of systemd has ``ID_VENDOR_FROM_DATABASE`` and
-``ID_MODEL_FROM_DATABASE``; it is made from the PCI id database (pci.ids).
+Names are those of udev's hardware database: ``hwdb.d/20-pci-vendor-model.hwdb`` of systemd has
+``ID_VENDOR_FROM_DATABASE`` and ``ID_MODEL_FROM_DATABASE``; it is made from the PCI id database
+(pci.ids).
 """
 
 import functools

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reader of NVIDIA Xid errors in the kernel log.
+"""Health checks of PCI functions, based on sysfs and on NVIDIA's Xid errors in the kernel log.
 
 ``Documentation/ABI/testing/dev-kmsg`` of the Linux kernel describes the format of the log. Reading
 it may need a privilege (``dmesg_restrict`` of ``Documentation/admin-guide/sysctl/kernel.rst``).
@@ -8,8 +8,6 @@ each Xid and the required action. An example of a line in the log is
 ``NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus.``; the comments of
 ``kern_gpu_error_cont_ga100.c`` of NVIDIA's open kernel modules have such lines, and ``nverror.h``
 there has the names of most codes.
-
-Health checks of PCI functions, based on sysfs and the kernel log.
 
 Each check returns a measurement. It returns None if the health is unknown, because a file is
 missing or the PCI function is suspended. A suspended PCI function is not resumed. Each check names

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decision whether a PCI function with disks is offered: by what the disks hold, and who wrote it.
+"""Uses of PCI functions by the host that withhold them from servers, and what overrides them.
 
 A disk with a signature may hold data of the host, so its function is not offered unless an operator
 adopts it. But a server leaves signatures too, and these must not withhold the function: the server
 may start again, or the disk is about to be erased. A server uses the function through VFIO. So a
 function that was offered, and then bound to VFIO, has what a server left there, until its disks are
 empty again. The memory of the driver keeps this.
-
-Uses of PCI functions by the host that withhold them from servers, and what overrides them.
 
 Two decisions of an operator override a use: a rule with ``active_port=offer``, and an adoption by
 force. The latter accepts the uses that it finds, not those that begin later: an operator who gives

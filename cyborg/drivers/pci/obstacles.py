@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts about the IOMMU and VFIO of a host, read once for each discovery.
+"""Why a PCI function that is not in use cannot be attached to a server: IOMMU, VFIO, GPU drivers.
 
 Sources: ``iommu_group`` of a PCI function and ``/sys/kernel/iommu_groups``
 (``Documentation/ABI/testing/sysfs-kernel-iommu_groups``), ``/sys/bus/pci/drivers``
 (``Documentation/ABI/testing/sysfs-bus-pci``), ``/sys/module``
 (``Documentation/ABI/testing/sysfs-module``), and in ``/lib/modules`` the indices ``modules.dep``
 (modules.dep(5) of kmod) and ``modules.builtin`` (``Documentation/kbuild/kbuild.rst``).
-
-Why a GPU that is not in use cannot be given to a server as a whole.
 
 libvirt binds a function with ``managed='yes'``, as Nova 34 sets it for each accelerator
 (``_guest_add_accel_pci_devices`` of ``nova/virt/libvirt/driver.py``), to vfio-pci
@@ -21,7 +19,7 @@ from cyborg.core.address import is_pci_address
 from cyborg.core.inventory import delivery
 from cyborg.core.inventory.delivery import FunctionFacts, GroupMember
 from cyborg.drivers.host_use import processes
-from cyborg.drivers.pci import classes as pci_classes
+from cyborg.drivers.pci import classes
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
 DENYLIST = frozenset(
@@ -204,7 +202,7 @@ def find_obstacle(sysfs: Sysfs, function: PciFunction, managers: Mapping[str, st
     has open (``nv_pci_remove_helper`` in ``nv-pci.c`` of NVIDIA's open kernel modules waits for
     it), as ``nvidia-persistenced`` has with persistence mode.
     """
-    if not pci_classes.is_gpu(function):
+    if not classes.is_gpu(function):
         return None
     if "current_vgpu_type" in sysfs.list_names(f"bus/pci/devices/{function.address}/nvidia"):
         return _VENDOR_VFIO

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PCI functions that a driver offers, and the deployables and board info built from them.
 
-Warnings about rules that offer nothing, and about functions that cannot be reset.
+It also has the warnings about rules that offer nothing, and functions that cannot be reset.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,9 +21,8 @@ from cyborg.core.inventory.device import (
 from cyborg.core.inventory.functions import root_of
 from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.core.text import join_limited
-from cyborg.drivers.pci import classes as hwdb
-from cyborg.drivers.pci import classes as pci_classes
-from cyborg.drivers.pci import topology
+from cyborg.core.wire.hardware import NOT_OFFERED
+from cyborg.drivers.pci import classes, topology
 from cyborg.drivers.pci.rules import Rule, matching_index, matching_rule
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
@@ -68,7 +67,7 @@ def build_device(
     card: PciFunction,
     offers: Sequence[Offer],
     description: Description,
-    names: hwdb.Names,
+    names: classes.Names,
     place: Mapping[str, str],
     *,
     backend: str,
@@ -163,7 +162,7 @@ def _handle(function: PciFunction, description: Description) -> AttachHandle:
     return AttachHandle(function.address, HandleType.PCI, {**more, **info})
 
 
-def board_info(card: PciFunction, names: hwdb.Names) -> dict[str, str]:
+def board_info(card: PciFunction, names: classes.Names) -> dict[str, str]:
     """Return the ids and names of a card."""
     info = {
         "vendor_id": card.vendor,
@@ -227,7 +226,7 @@ def describe_parted_gpus(
     parted = {
         function.address
         for function in functions
-        if function.numvfs and pci_classes.is_gpu(function) and matching_rule(rules, function)
+        if function.numvfs and classes.is_gpu(function) and matching_rule(rules, function)
     }
     for function in functions:
         decided = matching_index(rules, function) is not None and function.physfn is not None

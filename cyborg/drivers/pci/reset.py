@@ -128,10 +128,10 @@ def _reset_on_this_host(address: str) -> str | None:
     """Reset the PCI function at an address of this host; return its reset methods."""
     # Imported here: without a reset, the agent does not need oslo.privsep.
     from cyborg.drivers import privileged
-    from cyborg.drivers.privileged import pci as pci_reset
+    from cyborg.drivers.privileged import pci
 
     privileged.call_in_process_as_root()
-    methods: str | None = pci_reset.reset(address)
+    methods: str | None = pci.reset(address)
     return methods
 
 

@@ -35,7 +35,7 @@ from enum import StrEnum
 
 from cyborg.core.inventory.device import DeviceType
 from cyborg.core.naming import ACCELERATOR_CLASSES, is_accelerator_class, is_trait
-from cyborg.drivers.pci import classes as pci_classes
+from cyborg.drivers.pci import classes
 from cyborg.drivers.sysfs import PciFunction
 
 MATCHERS = (
@@ -63,7 +63,7 @@ _ADDRESS = re.compile(r"^[0-9a-f:.*?\[\]!-]{1,64}$")
 
 
 class ErasePolicy(StrEnum):
-    """Values of the key ``erase``; ``nvme_admin.permitted_methods`` returns their methods."""
+    """Values of the key ``erase``; ``kernel.nvme.permitted_methods`` returns their methods."""
 
     PURGE = "purge"
     CLEAR = "clear"
@@ -136,7 +136,7 @@ class Rule:
         )
 
     def _fits_scope(self, function: PciFunction) -> bool:
-        default = "all" if self.skip or not pci_classes.is_gpu(function) else "whole"
+        default = "all" if self.skip or not classes.is_gpu(function) else "whole"
         scope = self.scope or default
         return scope == "all" or (scope == "vf") == (function.physfn is not None)
 

@@ -62,10 +62,10 @@ def set_count(address: str, count: int, autoprobe: bool, allow_network: bool) ->
     """Call ``privileged.sriov.set_count``."""
     # Imported here: without a change of layouts, the agent does not need oslo.privsep.
     from cyborg.drivers import privileged
-    from cyborg.drivers.privileged import pci as sriov
+    from cyborg.drivers.privileged import pci
 
     privileged.call_in_process_as_root()
-    sriov.set_count(address, count, autoprobe, allow_network)
+    pci.set_count(address, count, autoprobe, allow_network)
 
 
 def refuse(address: str, count: int, autoprobe: bool, allow_network: bool) -> None:

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes of sysfs attributes, for the privileged functions.
+"""Files of the kernel that privileged functions write or hold: attributes, VFIO groups, registers.
 
-The caller must have validated the path. sysfs expects the whole value in the first write
-(``Documentation/filesystems/sysfs.rst`` of Linux).
+The caller must have validated the path of an attribute. sysfs expects the whole value in the first
+write (``Documentation/filesystems/sysfs.rst`` of Linux).
 
-Groups of VFIO: whether a process uses a device is found out by opening its group.
+Whether a process uses a device of VFIO is found out by opening its group.
 
-Check that a reset of a PCI function happened: a register that a reset clears must lose a mark.
-
-The kernel reports success for each method that returns, and restores the registers that it knows
+A mark in a register that a reset clears shows whether a reset of a PCI function happened. The
+kernel reports success for each method that returns, and restores the registers that it knows
 (``pci_restore_state`` of ``drivers/pci/pci.c``). It does not restore the Message Data of MSI while
 MSI is disabled (``__pci_restore_msi_state`` of ``drivers/pci/msi/msi.c``), and no driver uses that
 register then. A reset sets it to its default ("PCI Express Base Specification", 6.6.2 and 7.7.1).

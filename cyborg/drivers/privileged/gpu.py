@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creation and removal of mediated devices: the only privileged functions of the gpu driver.
+"""Privileged functions of the gpu driver: mediated devices, and the MIG instances of a GPU.
 
 ``Documentation/ABI/testing/sysfs-bus-vfio-mdev`` of the Linux kernel describes the files. A removal
 waits for the processes that use the device (``vfio_unregister_group_dev`` of
 ``drivers/vfio/vfio_main.c``).
 
-Replacement of the MIG instances of a GPU with NVML.
-
-NVIDIA documents the functions in the NVML API Reference Guide, "Multi Instance GPU Management", and
-the order of the work in "Configuring a GPU for MIG-Backed vGPUs" of the NVIDIA AI Enterprise guide:
-MIG mode, GPU instances, and a compute instance in each.
+NVIDIA documents the functions of NVML in the NVML API Reference Guide, "Multi Instance GPU
+Management", and the order of the work in "Configuring a GPU for MIG-Backed vGPUs" of the NVIDIA AI
+Enterprise guide: MIG mode, GPU instances, and a compute instance in each.
 """
 
 import errno
@@ -23,8 +21,7 @@ from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.drivers.gpu.mdev import DEVICES, PARENT, TYPE, is_present, types_folder
 from cyborg.drivers.host_use.check import mediated_parents
 from cyborg.drivers.kernel import nvml
-from cyborg.drivers.privileged import CONTEXT
-from cyborg.drivers.privileged import files as vfio
+from cyborg.drivers.privileged import CONTEXT, files
 from cyborg.drivers.privileged.files import write as _write
 from cyborg.drivers.sysfs import Sysfs
 
@@ -127,11 +124,11 @@ def _find_use(device: str) -> str | None:
     removal until no process uses the device.
     """
     sysfs = Sysfs(_SYS)
-    path = vfio.group_path(_DEV, sysfs.read_link(DEVICES / device / "iommu_group"))
+    path = files.group_path(_DEV, sysfs.read_link(DEVICES / device / "iommu_group"))
     if path is None:
         return None
     try:
-        os.close(vfio.open_group(path))
+        os.close(files.open_group(path))
     except FileNotFoundError:
         if os.path.lexists(_SYS / "class/vfio" / path.name) or sysfs.list_names(
             DEVICES / device / "vfio-dev"
@@ -142,7 +139,6 @@ def _find_use(device: str) -> str | None:
     return None
 
 
-_SYS = Path("/sys")
 _PROFILE = re.compile(r"[0-9a-z][0-9a-z.+-]{0,31}")
 
 

@@ -33,8 +33,7 @@ from cyborg.drivers.kernel.nvme import (
     SanitizeState,
     choose_method,
 )
-from cyborg.drivers.privileged import CONTEXT
-from cyborg.drivers.privileged import files as vfio
+from cyborg.drivers.privileged import CONTEXT, files
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
 LOG = get_logger(__name__)
@@ -378,11 +377,11 @@ def _check_group_is_unused(folder: Path) -> None:
 
     Otherwise an unbind of the function would wait for this process.
     """
-    path = vfio.group_path(_DEV, Sysfs(folder).read_link("iommu_group"))
+    path = files.group_path(_DEV, Sysfs(folder).read_link("iommu_group"))
     if path is None:
         raise DriverFailed(f"{folder.name} may still be used by a process: it has no VFIO group")
     try:
-        os.close(vfio.open_group(path))
+        os.close(files.open_group(path))
     except OSError as exc:
         raise DriverFailed(
             f"{folder.name} may still be used by a process: {path} cannot be opened: {exc.strerror}"

@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reset of a PCI function, for drivers with the option ``reset``.
+"""Privileged changes of a PCI function: its reset, and the number of its virtual functions.
 
 ``Documentation/ABI/testing/sysfs-bus-pci`` of the Linux kernel describes ``reset`` and
-``reset_method``; ``cyborg.drivers.pci.reset`` says which functions can be reset.
-
-Creation and removal of SR-IOV virtual functions, for layouts of physical functions.
-
-``Documentation/ABI/testing/sysfs-bus-pci`` of the Linux kernel describes ``sriov_numvfs`` and
-``sriov_drivers_autoprobe``. ``sriov_numvfs_store`` of ``drivers/pci/iov.c`` can change a number
-only from 0 or to 0 (otherwise EBUSY), and needs a kernel driver that supports SR-IOV (otherwise
-ENOENT). It also removes virtual functions that are in use; ``vfio-pci`` then waits until the
-processes close them.
+``reset_method``, ``sriov_numvfs`` and ``sriov_drivers_autoprobe``; ``cyborg.drivers.kernel.reset``
+says which functions can be reset. ``sriov_numvfs_store`` of ``drivers/pci/iov.c`` can change a
+number only from 0 or to 0 (otherwise EBUSY), and needs a kernel driver that supports SR-IOV
+(otherwise ENOENT). It also removes virtual functions that are in use; ``vfio-pci`` then waits until
+the processes close them.
 """
 
 import contextlib
@@ -27,8 +23,7 @@ from cyborg.drivers.host_use.check import used_functions
 from cyborg.drivers.host_use.networks import describe_missing_interface
 from cyborg.drivers.kernel import interfaces
 from cyborg.drivers.pci.reset import find_current_obstacle
-from cyborg.drivers.privileged import CONTEXT
-from cyborg.drivers.privileged import files as vfio
+from cyborg.drivers.privileged import CONTEXT, files
 from cyborg.drivers.privileged.files import CHECKED, answers, set_mark
 from cyborg.drivers.privileged.files import write as _write
 from cyborg.drivers.sysfs import PciFunction, Sysfs
@@ -41,12 +36,12 @@ _UNNAMED = "reset"  # before Linux 5.15 the methods have no names
 def reset(address: str) -> str | None:
     """Reset the PCI function at an address; return its reset methods, the preferred one first.
 
-    The methods are one text, separated by blanks; "; checked" follows if ``reset_check`` has seen
-    that the function was reset. Return None if the PCI function does not exist. Raise DriverFailed
-    without a reset if the host or a process uses the PCI function, if it is bound to a kernel
-    driver that does not permit a reset, or if it has virtual functions. Raise DriverFailed also if
-    the kernel fails to reset it, if the reset had no effect, and if the function does not answer
-    afterwards.
+    The methods are one text, separated by blanks; "; checked" follows if a mark in a register has
+    shown that the function was reset. Return None if the PCI function does not exist. Raise
+    DriverFailed without a reset if the host or a process uses the PCI function, if it is bound to a
+    kernel driver that does not permit a reset, or if it has virtual functions. Raise DriverFailed
+    also if the kernel fails to reset it, if the reset had no effect, and if the function does not
+    answer afterwards.
     """
     parsed = str(PciAddress.parse(address))
     sysfs = Sysfs(_SYS)
@@ -91,14 +86,14 @@ def _group_held(function: PciFunction) -> Iterator[None]:
     if not is_vfio(function.kernel_driver):
         yield
         return
-    path = vfio.group_path(_DEV, function.iommu_group)
+    path = files.group_path(_DEV, function.iommu_group)
     if path is None:
         raise DriverFailed(
             f"{function.address} is bound to {function.kernel_driver} and has no IOMMU group, so "
             "it is unknown whether a process uses it"
         )
     try:
-        descriptor = vfio.open_group(path)
+        descriptor = files.open_group(path)
     except OSError as exc:
         raise DriverFailed(
             f"{function.address} may still be used by a process: {path} cannot be opened: "
@@ -110,7 +105,6 @@ def _group_held(function: PciFunction) -> Iterator[None]:
         os.close(descriptor)
 
 
-_SYS, _DEV = Path("/sys"), Path("/dev")
 _NETWORK = "02"  # base class code of network controllers
 
 
@@ -239,11 +233,11 @@ def _find_use(sysfs: Sysfs, function: PciFunction) -> str | None:
 
 def _open_group(host: Host, address: str, group: str | None) -> int:
     """Open the VFIO group of a function. Raise DriverFailed if a process may use it."""
-    path = vfio.group_path(host.dev, group)
+    path = files.group_path(host.dev, group)
     if path is None:
         raise _used(address, "it has no VFIO group, so its users cannot be determined")
     try:
-        return vfio.open_group(path)
+        return files.open_group(path)
     except OSError as exc:
         raise _used(address, f"{path} cannot be opened: {exc.strerror}") from exc
 

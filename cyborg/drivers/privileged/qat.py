@@ -14,8 +14,7 @@ from typing import Protocol
 
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import DriverFailed
-from cyborg.drivers.kernel import crypto as services
-from cyborg.drivers.kernel.crypto import QAT_CONFIGURABLE
+from cyborg.drivers.kernel.crypto import QAT_CONFIGURABLE, QAT_LAYOUTS, parse_services
 from cyborg.drivers.privileged import CONTEXT
 from cyborg.drivers.sysfs import Sysfs
 
@@ -46,8 +45,8 @@ def set_services(address: str, layout: str) -> None:
     the change fails, the old services and state are restored; the error says so if this fails too.
     """
     function = str(PciAddress.parse(address))
-    if layout not in services.LAYOUTS:
-        raise DriverFailed(f"unknown layout {layout!r}: expected one of {sorted(services.LAYOUTS)}")
+    if layout not in QAT_LAYOUTS:
+        raise DriverFailed(f"unknown layout {layout!r}: expected one of {sorted(QAT_LAYOUTS)}")
     check_unused(Sysfs(_SYS), function)
     folder = _SYS / "bus/pci/devices" / function / "qat"
     change(function, _SysfsAttributes(folder), layout)
@@ -82,22 +81,22 @@ def change(function: str, device: Attributes, layout: str) -> None:
     Raise DriverFailed after a failure; first try to restore the old services and state.
     """
     old_state, old_value = device.read("state"), device.read("cfg_services")
-    expected = services.parse(services.LAYOUTS[layout])
+    expected = parse_services(QAT_LAYOUTS[layout])
     if old_state not in ("up", "down") or not old_value:
         raise DriverFailed(
             f"the services of {function} cannot be changed: qat/state is {old_state}, "
             f"qat/cfg_services is {old_value}"
         )
-    if old_state == "up" and services.parse(old_value) == expected:
+    if old_state == "up" and parse_services(old_value) == expected:
         return
     try:
-        _apply(device, services.LAYOUTS[layout], "up")
+        _apply(device, QAT_LAYOUTS[layout], "up")
         return
     except OSError as exc:
         error = f"{function} refused the services {layout}: {exc.strerror or exc}"
     try:
         # A device that the kernel refused to stop is unchanged, and would refuse again.
-        if _observe(device) != (old_state, services.parse(old_value)):
+        if _observe(device) != (old_state, parse_services(old_value)):
             _apply(device, old_value, old_state)
     except OSError as exc:
         raise DriverFailed(
@@ -113,18 +112,18 @@ def _apply(device: Attributes, value: str, state: str) -> None:
         if device.has_virtual_functions():
             raise OSError("it has virtual functions, which servers may use and a stop would remove")
         device.write("state", "down")
-    if services.parse(device.read("cfg_services")) != services.parse(value):
+    if parse_services(device.read("cfg_services")) != parse_services(value):
         device.write("cfg_services", value)
     if state == "up":
         device.write("state", "up")
-    if (found := _observe(device)) != (state, services.parse(value)):
+    if (found := _observe(device)) != (state, parse_services(value)):
         raise OSError(
             f"after the change the state is {found[0]} and the services are {';'.join(found[1])}"
         )
 
 
 def _observe(device: Attributes) -> tuple[str | None, tuple[str, ...]]:
-    return device.read("state"), services.parse(device.read("cfg_services"))
+    return device.read("state"), parse_services(device.read("cfg_services"))
 
 
 class _SysfsAttributes:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replay of the uevents that a capture has recorded, at their times since the start of the replay.
+"""A replayed host: the tree of a capture, its simulated kernel, and drivers that use only these.
 
-``remove`` removes the folder of the device; ``add`` restores it as it was recorded. Other actions
-change nothing in the tree: what they changed on the host was not recorded.
-
-A replayed host: the tree of a capture, its simulated kernel, and drivers that use only these.
+The uevents of the capture are replayed at their times since the start. ``remove`` removes the
+folder of the device; ``add`` restores it as it was recorded. Other actions change nothing in the
+tree: what they changed on the host was not recorded.
 
 Only the drivers in SIMULATED run on a replayed host. For other drivers it is unknown whether they
 read anything but the tree, or change the real host.

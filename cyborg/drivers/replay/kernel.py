@@ -7,22 +7,14 @@ It imports no privileged function. What each operation does follows the kernel:
   Linux. Types of NVIDIA exclude each other ("Virtual GPU Software User Guide", homogeneous vGPUs);
   the devices of other parents share it in proportion, as those of ``samples/vfio-mdev/mtty.c``;
 * QAT: ``drivers/crypto/intel/qat/qat_common/adf_sysfs.c``;
-* programming of FPGAs: ``programming``;
-* virtual functions: ``virtual_functions``;
+* virtual functions: ``sriov_numvfs_store``, ``sriov_enable`` and ``pci_iov_add_virtfn`` of
+  ``drivers/pci/iov.c`` of Linux. New virtual functions have no kernel driver, also with
+  ``sriov_drivers_autoprobe``: what a kernel driver would show is not simulated;
+* DFL cards: ``fme_pr`` of ``drivers/fpga/dfl-fme-pr.c``, ``fpga_region_program_fpga`` of
+  ``fpga-region.c`` and ``dfl-afu-main.c`` of Linux: the port is put into reset, the image is
+  loaded, and the port leaves the reset. After a failure the port stays in reset, ``afu_id`` cannot
+  be read (EBUSY), and later images do not change that, because the resets of a port are counted;
 * NVMe drives: data that a server left are simulated by a note, which an erasure removes.
-
-Simulated creation and removal of the virtual functions of a replayed host.
-
-It follows ``sriov_numvfs_store``, ``sriov_enable`` and ``pci_iov_add_virtfn`` of
-``drivers/pci/iov.c`` of Linux. New virtual functions have no kernel driver, also with
-``sriov_drivers_autoprobe``: what a kernel driver would show is not simulated.
-
-Simulated programming of the DFL cards of a replayed host.
-
-It follows ``fme_pr`` of ``drivers/fpga/dfl-fme-pr.c``, ``fpga_region_program_fpga`` of
-``fpga-region.c`` and ``dfl-afu-main.c`` of Linux: the port is put into reset, the image is loaded,
-and the port leaves the reset. After a failure the port stays in reset, ``afu_id`` cannot be read
-(EBUSY), and later images do not change that, because the resets of a port are counted.
 """
 
 import contextlib
@@ -315,14 +307,14 @@ class SimulatedSriov:
     def set_count(self, address: str, count: int, autoprobe: bool, allow_network: bool) -> None:
         """Set the number of virtual functions of a physical function, as a ``sriov.SetCount``."""
         # Its checks and its order of writes, on the attributes of the tree.
-        from cyborg.drivers.privileged import pci as privileged
+        from cyborg.drivers.privileged import pci
 
         kernel = self._kernel
         with kernel.lock:
             dev = kernel.root.parent / "dev"
             self._make_group_nodes(dev / "vfio")
-            host = privileged.Host(kernel.root, dev, self._write)
-            privileged.change(host, address, count, autoprobe, allow_network)
+            host = pci.Host(kernel.root, dev, self._write)
+            pci.change(host, address, count, autoprobe, allow_network)
 
     def _make_group_nodes(self, folder: Path) -> None:
         """Create a node for each VFIO group: no server of the replayed host has it open."""

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Capture files, plain or compressed by gzip, and their unpacking into a folder.
+"""Captures of hosts: their files, and the recorder of what drivers read while they discover.
 
-Recorder of what drivers read while they discover: the capture of this host, without writes.
-
-It runs each installed driver with options that select every device, and records the files, folders
-and links that ``drivers.sysfs`` reads. So the capture has what these drivers need, and a driver
-that reads more than these did needs a new capture.
+The recorder writes nothing. It runs each installed driver with options that select every device,
+and records the files, folders and links that ``drivers.sysfs`` reads. So the capture has what these
+drivers need, and a driver that reads more than these did needs a new capture.
 """
 
 import contextlib
@@ -28,8 +26,7 @@ from cyborg.core.log import get_logger
 from cyborg.drivers.base import Driver, MeasureInterface, PartitionInterface
 from cyborg.drivers.generic import PciDriver
 from cyborg.drivers.kernel.nvml import NoNvml, Nvml, NvmlLibrary, is_known
-from cyborg.drivers.pci import classes as hwdb
-from cyborg.drivers.pci import health
+from cyborg.drivers.pci import classes, health
 from cyborg.drivers.pci.classes import is_gpu
 from cyborg.drivers.sysfs import Sysfs, observed_by
 
@@ -272,7 +269,7 @@ def record_host(
     drivers: Sequence[type[Driver]],
     source: str,
     sysfs_root: Path = Path("/sys"),
-    lookup: hwdb.Lookup | None = None,
+    lookup: classes.Lookup | None = None,
     nvml: Nvml | None = None,
 ) -> tuple[Capture, list[str]]:
     """Return the capture of a host, and the errors of drivers, one sentence each.
@@ -295,7 +292,7 @@ def record_host(
                 except (CyborgError, OSError, ValueError) as exc:
                     errors.append(f"driver {driver.name}: {type(exc).__name__}: {exc}")
     if lookup is None:
-        lookup = hwdb.udev_names if local else hwdb.no_names
+        lookup = classes.udev_names if local else classes.no_names
     # Where /lib is a link to /usr/lib, the capture has /lib as the folder.
     folders = {path.removeprefix("usr/"): folder for path, folder in recorder.folders.items()}
     folders = dict(_without_empty_parents(folders))
@@ -356,7 +353,7 @@ def _facts(sysfs: Sysfs, nvml: Nvml) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _names(
-    sysfs: Sysfs, lookup: hwdb.Lookup
+    sysfs: Sysfs, lookup: classes.Lookup
 ) -> Iterator[tuple[str, tuple[str | None, str | None]]]:
     for address in sysfs.list_names("bus/pci/devices"):
         names = lookup(address)

@@ -4,7 +4,7 @@
 A Python audit hook receives every opened file, started process and connected socket. It does not
 receive the actions of C libraries, so the kit cannot detect them.
 
-Registry of the conformance rules; the import of a module with rules adds its rules.
+It also has the registry of the rules; the import of a module with rules adds its rules.
 """
 
 import os

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conformance kit for external drivers: the kit takes the place of the agent.
-
-All rules apply except those that inspect a Python class. Side effects of the driver process are not
-detected; its vendor must verify that it only reads.
-
-The conformance kit: it checks that a driver meets the rules of the driver API.
+"""The conformance kit: it checks that a driver meets the rules of the driver API.
 
 Use it in your tests, with one test for each rule::
 
@@ -21,6 +16,9 @@ or as a command, which prints a table of the results::
 For an external driver the kit takes the place of the agent::
 
     python -m cyborg.testing.conformance --socket /run/cyborg-drivers/crypto.sock
+
+All rules apply to it except those that inspect a Python class. Side effects of its process are not
+detected; its vendor must verify that it only reads.
 
 The exit status is 0 if no rule failed or was blocked, 1 if a rule failed or was blocked, and 2 if
 the kit could not start. Rules for setup, prepare, release, sanitise, program and partition change
@@ -42,6 +40,9 @@ from cyborg.core.errors import TimedOut
 from cyborg.core.external import Hello
 from cyborg.core.inventory.device import Ability
 from cyborg.drivers.base import ABILITY_INTERFACES, Driver
+
+# Each module registers its rules, in this order.
+from cyborg.testing.conformance import class_rules, discovery_rules, work_rules  # noqa: F401
 from cyborg.testing.conformance.environment import (
     RULES,
     DriverUnderTest,
@@ -104,8 +105,6 @@ def connect_external(
     finally:
         agent.stop()
 
-
-# Each module registers its rules, in this order.
 
 _FIRST = RULES[0]  # all other rules depend on it
 

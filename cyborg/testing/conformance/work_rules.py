@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conformance rules for the setup of a host and for the partitioning of devices.
-
-Conformance rules for measure(), prepare(), release(), sanitise() and program().
-"""
+"""Conformance rules for setup and partitioning, measure, prepare, release, sanitise and program."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -19,8 +19,8 @@ from typing import Any
 from cyborg.agent.backends.memory import MemoryFile
 from cyborg.core.errors import DriverFailed
 from cyborg.core.jobs.job import WorkItem
-from cyborg.drivers.fpga import images as gbs
 from cyborg.drivers.fpga.driver import FpgaDriver
+from cyborg.drivers.fpga.images import GBS_MAGIC
 from cyborg.drivers.sysfs import Sysfs
 from cyborg.tests.fixtures.hosts.directory_images import DirectoryImages
 from cyborg.tests.lab.programs import (
@@ -73,7 +73,7 @@ def make_gbs(interface_id: str, word: str) -> bytes:
     }
     metadata = json.dumps({"version": 1, "afu-image": image}).encode()
     raw = os.urandom(4096) + struct.pack("<I", int(word, 16))
-    return gbs.GBS_MAGIC + struct.pack("<I", len(metadata)) + metadata + raw
+    return GBS_MAGIC + struct.pack("<I", len(metadata)) + metadata + raw
 
 
 def run_dfl() -> dict[str, Any]:

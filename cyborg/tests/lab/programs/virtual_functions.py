@@ -15,8 +15,7 @@ from cyborg.core.errors import DriverFailed
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers import privileged
 from cyborg.drivers.generic import GenericDriver
-from cyborg.drivers.privileged import files as reset_check
-from cyborg.drivers.privileged import pci as pci_reset
+from cyborg.drivers.privileged import files, pci
 from cyborg.tests.lab.programs.drive import load_driver
 
 
@@ -71,14 +70,14 @@ def check_resets(drive: Path) -> dict[str, Any]:
         for path in functions.values()
         if (path / "device").read_text() == "0x11e8\n" and (path / "reset").exists()
     )
-    mark = reset_check.set_mark(edu / "config")
+    mark = files.set_mark(edu / "config")
     assert mark is not None
     privileged.call_in_process_as_root()
     return {
         "marked": mark.is_left(),
-        "with MSI": pci_reset.reset(edu.name),
+        "with MSI": pci.reset(edu.name),
         "left": mark.is_left(),
-        "without MSI": pci_reset.reset((drive / "virtfn0").resolve().name),
+        "without MSI": pci.reset((drive / "virtfn0").resolve().name),
     }
 
 

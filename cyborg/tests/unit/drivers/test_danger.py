@@ -22,9 +22,7 @@ from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.kernel.nvme import Method
 from cyborg.drivers.nic.driver import NicDriver
 from cyborg.drivers.nvme.driver import NvmeDriver
-from cyborg.drivers.privileged import CONTEXT, fpga, nvme, qat
-from cyborg.drivers.privileged import gpu as mdev
-from cyborg.drivers.privileged import pci as sriov
+from cyborg.drivers.privileged import CONTEXT, fpga, gpu, nvme, pci, qat
 from cyborg.testing.conformance.environment import CallResult, DriverUnderTest, Environment
 from cyborg.testing.machine import HostTree
 
@@ -52,9 +50,9 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostTree:
     attributes.mkdir()
     (attributes / "state").write_text("up\n")
     (attributes / "cfg_services").write_text("sym;asym\n")
-    for module in (fpga, mdev, nvme, qat, sriov):
+    for module in (fpga, gpu, nvme, qat, pci):
         monkeypatch.setattr(module, "_SYS", tree.root)
-    for module in (fpga, mdev, nvme, sriov):
+    for module in (fpga, gpu, nvme, pci):
         monkeypatch.setattr(module, "_DEV", tmp_path / "dev")
     monkeypatch.setattr(CONTEXT, "client_mode", False)
     return tree
@@ -181,7 +179,7 @@ def test_virtual_function_in_use_is_not_removed(host: HostTree, count: int) -> N
     (virtual,) = host.enable_virtual_functions(CARD, 1, "10ed", "020000")
     (host.bus / virtual / "driver").symlink_to(host.root / "bus/pci/drivers/vfio-pci")
     reason = f"the virtual function {virtual} is or may be in use"
-    assert_refused(host, lambda: sriov.set_count(CARD, count, False, True), reason)
+    assert_refused(host, lambda: pci.set_count(CARD, count, False, True), reason)
 
 
 @pytest.mark.parametrize("address", [DRIVE, CARD])
@@ -189,7 +187,7 @@ def test_card_of_the_host_gets_no_virtual_functions(host: HostTree, address: str
     host.mount("nvme0n1p1", "/")
     host.add_interface("eth0", CARD)
     host.add_route("eth0")
-    assert_refused(host, lambda: sriov.set_count(address, 2, False, False), "the host uses it")
+    assert_refused(host, lambda: pci.set_count(address, 2, False, False), "the host uses it")
 
 
 def test_active_display_is_refused(host: HostTree) -> None:
@@ -207,7 +205,7 @@ def test_active_display_is_refused(host: HostTree) -> None:
 def test_malformed_name_of_a_mediated_device_is_refused(host: HostTree, name: str) -> None:
     device = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
     for arguments in ((name, "mtty-1", device), ("mtty", name, device), ("mtty", "mtty-1", name)):
-        for act in (mdev.create, mdev.remove):
+        for act in (gpu.create, gpu.remove):
             error = call_without_effect(host, lambda: act(*arguments)).error  # noqa: B023
             assert type(error).__name__ == "Invalid", error
 

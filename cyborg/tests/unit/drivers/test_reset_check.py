@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cyborg.core.errors import DriverFailed
-from cyborg.drivers.privileged import CONTEXT
-from cyborg.drivers.privileged import files as reset_check
-from cyborg.drivers.privileged import pci as pci_reset
+from cyborg.drivers.privileged import CONTEXT, files, pci
 from cyborg.drivers.privileged.files import find_message_data, set_mark
 from cyborg.testing.machine import HostTree
 
@@ -64,7 +62,7 @@ def test_find_message_data_of_any_bytes_ends_in_the_space(config: bytes) -> None
 def test_read_only_register_is_not_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "config"
     config.write_bytes(make_config((0x60, 0x05, MSI_32)))
-    monkeypatch.setattr(reset_check, "_write", lambda path, offset, content: None)
+    monkeypatch.setattr(files, "_write", lambda path, offset, content: None)
     assert set_mark(config) is None
     assert set_mark(tmp_path / "none") is None
 
@@ -77,7 +75,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tree.bus / ADDRESS / "reset_method").write_text("flr\n")
     path = tree.bus / ADDRESS / "config"
     path.write_bytes(make_config((0x60, 0x05, MSI_32)))
-    monkeypatch.setattr(pci_reset, "_SYS", tree.root)
+    monkeypatch.setattr(pci, "_SYS", tree.root)
     monkeypatch.setattr(CONTEXT, "client_mode", False)
     return path
 
@@ -91,21 +89,21 @@ def act_as_kernel(monkeypatch: pytest.MonkeyPatch, config: Path, content: bytes 
         if content is not None:
             config.write_bytes(content)
 
-    monkeypatch.setattr(pci_reset, "_write", write)
+    monkeypatch.setattr(pci, "_write", write)
 
 
 def test_reset_that_clears_the_mark_is_checked(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     act_as_kernel(monkeypatch, config, make_config((0x60, 0x05, MSI_32)))
-    assert pci_reset.reset(ADDRESS) == "flr; checked"
-    assert pci_reset.reset(ADDRESS) == "flr; checked", "and again"
+    assert pci.reset(ADDRESS) == "flr; checked"
+    assert pci.reset(ADDRESS) == "flr; checked", "and again"
 
 
 def test_reset_without_effect_fails(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     act_as_kernel(monkeypatch, config, None)
     with pytest.raises(DriverFailed, match=rf"the reset of {ADDRESS} had no effect \(flr\)"):
-        pci_reset.reset(ADDRESS)
+        pci.reset(ADDRESS)
 
 
 def test_function_that_does_not_answer_after_its_reset_fails(
@@ -113,7 +111,7 @@ def test_function_that_does_not_answer_after_its_reset_fails(
 ) -> None:
     act_as_kernel(monkeypatch, config, b"\xff" * 256)
     with pytest.raises(DriverFailed, match=f"{ADDRESS} does not answer after its reset"):
-        pci_reset.reset(ADDRESS)
+        pci.reset(ADDRESS)
 
 
 def test_lockdown_forbids_the_mark_and_not_the_reset(
@@ -122,9 +120,9 @@ def test_lockdown_forbids_the_mark_and_not_the_reset(
     def refuse(path: Path, offset: int, content: bytes) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr(reset_check, "_write", refuse)
+    monkeypatch.setattr(files, "_write", refuse)
     act_as_kernel(monkeypatch, config, None)
-    assert pci_reset.reset(ADDRESS) == "flr"
+    assert pci.reset(ADDRESS) == "flr"
 
 
 @pytest.mark.parametrize("methods", ["device_specific", "device_specific flr", "acpi"])
@@ -133,7 +131,7 @@ def test_method_that_leaves_the_configuration_space_is_not_checked(
 ) -> None:
     (config.parent / "reset_method").write_text(f"{methods}\n")
     act_as_kernel(monkeypatch, config, None)
-    assert pci_reset.reset(ADDRESS) == methods
+    assert pci.reset(ADDRESS) == methods
 
 
 def test_function_without_msi_is_reset_without_a_check(
@@ -141,4 +139,4 @@ def test_function_without_msi_is_reset_without_a_check(
 ) -> None:
     config.write_bytes(make_config())
     act_as_kernel(monkeypatch, config, None)
-    assert pci_reset.reset(ADDRESS) == "flr"
+    assert pci.reset(ADDRESS) == "flr"

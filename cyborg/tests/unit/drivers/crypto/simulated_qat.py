@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cyborg.drivers.crypto.driver import CryptoDriver
-from cyborg.drivers.kernel import crypto as services
+from cyborg.drivers.kernel.crypto import QAT_LAYOUTS
 from cyborg.drivers.privileged import qat
 from cyborg.testing.machine import HostTree
 
@@ -98,7 +98,7 @@ class SimulatedDevice(qat.Attributes):
     def __init__(self, value: str = "sym;asym", state: str = "up") -> None:
         self.values = {"cfg_services": value, "state": state}
         self.writes: list[tuple[str, str]] = []
-        self.accepted = frozenset(services.LAYOUTS.values())
+        self.accepted = frozenset(QAT_LAYOUTS.values())
         self.busy = self.stuck = False
         self.broken: frozenset[str] = frozenset()
         self.functions_after: int | None = None
@@ -133,6 +133,6 @@ class SimulatedCryptoDriver(CryptoDriver):
         def set_services(address: str, layout: str) -> None:
             path = root / "bus/pci/devices" / address / "qat/cfg_services"
             # Not by a name: the conformance kit detects it as a write of the driver.
-            path.write_text(f"{services.LAYOUTS[layout]}\n")
+            path.write_text(f"{QAT_LAYOUTS[layout]}\n")
 
         super().__init__(backend, options, sysfs_root, set_services=set_services)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cyborg.core.errors import DriverFailed, Invalid
-from cyborg.drivers.kernel import crypto as services
+from cyborg.drivers.kernel.crypto import QAT_LAYOUTS
 from cyborg.drivers.privileged import CONTEXT, qat
 from cyborg.testing.machine import HostTree
 from cyborg.tests.unit.drivers.crypto.simulated_qat import (
@@ -90,11 +90,11 @@ def test_set_services_without_attributes_fails(host: HostTree) -> None:
         qat.set_services(QAT, "dc")
 
 
-@pytest.mark.parametrize("layout", sorted(set(services.LAYOUTS) - {"asym;sym"}))
+@pytest.mark.parametrize("layout", sorted(set(QAT_LAYOUTS) - {"asym;sym"}))
 def test_change_stops_writes_and_starts(layout: str) -> None:
     device = SimulatedDevice()
     qat.change(QAT, device, layout)
-    value = services.LAYOUTS[layout]
+    value = QAT_LAYOUTS[layout]
     assert device.writes == [("state", "down"), ("cfg_services", value), ("state", "up")]
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from cyborg.core.errors import DriverFailed, Invalid
-from cyborg.drivers.privileged import CONTEXT
-from cyborg.drivers.privileged import fpga as privileged
+from cyborg.drivers.privileged import CONTEXT, fpga
 from cyborg.tests.fixtures.machine.processes import wait_until
 from cyborg.tests.unit.drivers.fpga.simulated_fpga import PAC, SimulatedKernel
 
@@ -25,8 +24,8 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedKernel:
     def refuse(*arguments: Any) -> None:
         raise AssertionError(f"called with {arguments}")
 
-    monkeypatch.setattr(privileged, "_ioctl", refuse)
-    monkeypatch.setattr(privileged, "_run", refuse)
+    monkeypatch.setattr(fpga, "_ioctl", refuse)
+    monkeypatch.setattr(fpga, "_run", refuse)
     return found
 
 
@@ -42,7 +41,7 @@ def file(tmp_path: Path) -> str:
 )
 def test_malformed_manager_is_invalid(kernel: SimulatedKernel, file: str, manager: Any) -> None:
     with pytest.raises(Invalid, match="is not the name of an FPGA manager"):
-        privileged.load_firmware(manager, IMAGE, file, 4)
+        fpga.load_firmware(manager, IMAGE, file, 4)
     assert kernel.writes == []
 
 
@@ -55,7 +54,7 @@ def test_malformed_manager_is_invalid(kernel: SimulatedKernel, file: str, manage
 )
 def test_malformed_image_is_invalid(kernel: SimulatedKernel, file: str, image: Any) -> None:
     with pytest.raises(Invalid, match="is not a uuid"):
-        privileged.load_firmware("fpga0", image, file, 4)
+        fpga.load_firmware("fpga0", image, file, 4)
     assert kernel.writes == []
 
 
@@ -78,17 +77,17 @@ def test_malformed_path_is_invalid(
 
 def call(act: str, path: Any, size: Any) -> None:
     if act == "load_firmware":
-        privileged.load_firmware("fpga0", IMAGE, path, size)
+        fpga.load_firmware("fpga0", IMAGE, path, size)
     elif act == "reconfigure":
-        privileged.reconfigure("dfl-fme.0", 0, path, size, 0)
+        fpga.reconfigure("dfl-fme.0", 0, path, size, 0)
     else:
-        privileged.run_tool("xbmgmt", PAC, path, size, 1.0)
+        fpga.run_tool("xbmgmt", PAC, path, size, 1.0)
 
 
 @pytest.mark.parametrize("size", [0, -1, 2**31, 10 * 2**30, "4", None])
 def test_size_out_of_range_is_refused(kernel: SimulatedKernel, file: str, size: Any) -> None:
     with pytest.raises(DriverFailed, match="bytes cannot be loaded: the limit is 2147483647"):
-        privileged.load_firmware("fpga0", IMAGE, file, size)
+        fpga.load_firmware("fpga0", IMAGE, file, size)
     assert kernel.writes == []
 
 
@@ -105,13 +104,13 @@ def test_file_of_another_size_or_kind_is_refused(
         (str(tmp_path / "absent"), "cannot be opened: No such file or directory"),
     ):
         with pytest.raises(DriverFailed, match=message):
-            privileged.load_firmware("fpga0", IMAGE, path, 5)
+            fpga.load_firmware("fpga0", IMAGE, path, 5)
     assert kernel.writes == []
 
 
 def test_manager_that_is_absent_is_refused(kernel: SimulatedKernel, file: str) -> None:
     with pytest.raises(DriverFailed, match="fpga7 does not exist or has no attribute firmware"):
-        privileged.load_firmware("fpga7", IMAGE, file, 4)
+        fpga.load_firmware("fpga7", IMAGE, file, 4)
 
 
 def test_search_path_of_the_kernel_is_used_and_named(
@@ -124,14 +123,14 @@ def test_search_path_of_the_kernel_is_used_and_named(
     parameter.parent.mkdir(parents=True)
     parameter.write_text(f"{other}\n")
     with pytest.raises(DriverFailed, match=f"the kernel did not find the file in {other}"):
-        privileged.load_firmware("fpga0", IMAGE, file, 4)
+        fpga.load_firmware("fpga0", IMAGE, file, 4)
     assert list(other.iterdir()) == []
 
 
 def test_search_path_that_is_absent_is_an_error(kernel: SimulatedKernel, file: str) -> None:
     kernel.firmware.rmdir()
     with pytest.raises(DriverFailed, match="where the kernel searches it: No such file or direct"):
-        privileged.load_firmware("fpga0", IMAGE, file, 4)
+        fpga.load_firmware("fpga0", IMAGE, file, 4)
     assert kernel.writes == []
 
 
@@ -145,7 +144,7 @@ def test_copy_replaces_links_and_old_copies_for_the_manager(
     for other in others:
         other.touch()
     (kernel.firmware / f"cyborg-fpga0-{IMAGE}.bin").symlink_to(victim)
-    privileged.load_firmware("fpga0", IMAGE, file, 4)
+    fpga.load_firmware("fpga0", IMAGE, file, 4)
     assert victim.read_text() == "unchanged"
     assert sorted(kernel.firmware.iterdir()) == sorted(others)
 
@@ -155,26 +154,26 @@ def test_copy_replaces_links_and_old_copies_for_the_manager(
 )
 def test_malformed_engine_is_invalid(kernel: SimulatedKernel, file: str, fme: Any) -> None:
     with pytest.raises(Invalid, match="is not the name of an FPGA management engine"):
-        privileged.reconfigure(fme, 0, file, 4, 0)
+        fpga.reconfigure(fme, 0, file, 4, 0)
 
 
 @pytest.mark.parametrize("port", [-1, 256, "0", None])
 def test_malformed_port_is_invalid(kernel: SimulatedKernel, file: str, port: Any) -> None:
     with pytest.raises(Invalid, match="is not the number of a port"):
-        privileged.reconfigure("dfl-fme.0", port, file, 4, 0)
+        fpga.reconfigure("dfl-fme.0", port, file, 4, 0)
 
 
 def test_engine_that_is_absent_or_another_device_is_refused(
     kernel: SimulatedKernel, file: str
 ) -> None:
     with pytest.raises(DriverFailed, match=r"there is no FPGA management engine dfl-fme\.0"):
-        privileged.reconfigure("dfl-fme.0", 0, file, 4, 0)
+        fpga.reconfigure("dfl-fme.0", 0, file, 4, 0)
     kernel.add_dfl_card()
     with pytest.raises(DriverFailed, match="cannot be opened: No such file"):
-        privileged.reconfigure("dfl-fme.0", 0, file, 4, 0)
+        fpga.reconfigure("dfl-fme.0", 0, file, 4, 0)
     (kernel.dev / "dfl-fme.0").touch()
     with pytest.raises(DriverFailed, match="is the node of another device"):
-        privileged.reconfigure("dfl-fme.0", 0, file, 4, 0)
+        fpga.reconfigure("dfl-fme.0", 0, file, 4, 0)
 
 
 @pytest.mark.parametrize("offset", [-1, 4, 2**40, "0"])
@@ -185,7 +184,7 @@ def test_offset_outside_of_the_file_is_invalid(
     (kernel.dev / "dfl-fme.0").touch()
     (kernel.root / "bus/platform/devices/dfl-fme.0/dev").write_text("0:0\n")
     with pytest.raises(Invalid, match="is not an offset in a file of 4 bytes"):
-        privileged.reconfigure("dfl-fme.0", 0, file, 4, offset)
+        fpga.reconfigure("dfl-fme.0", 0, file, 4, offset)
 
 
 @pytest.mark.parametrize(
@@ -211,23 +210,23 @@ def test_malformed_call_of_a_tool_is_refused(
 ) -> None:
     monkeypatch.setattr(os, "access", lambda *_: True)
     with pytest.raises((Invalid, DriverFailed)):
-        privileged.run_tool(tool, address, file, 4, timeout)
+        fpga.run_tool(tool, address, file, 4, timeout)
 
 
 def test_tool_that_is_not_installed_is_named(kernel: SimulatedKernel, file: str) -> None:
     with pytest.raises(DriverFailed, match="xbmgmt is not installed"):
-        privileged.run_tool("xbmgmt", PAC, file, 4, 1.0)
+        fpga.run_tool("xbmgmt", PAC, file, 4, 1.0)
 
 
 def test_tool_that_hangs_is_killed(
     tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CONTEXT, "client_mode", False)
-    monkeypatch.setattr(privileged, "_TOOL_FOLDERS", (str(tmp_path),))
+    monkeypatch.setattr(fpga, "_TOOL_FOLDERS", (str(tmp_path),))
     (tmp_path / "xbutil").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
     (tmp_path / "xbutil").chmod(0o755)
     with pytest.raises(DriverFailed, match=r"xbutil did not end within 0\.2 s and was killed"):
-        privileged.run_tool("xbutil", PAC, file, 4, 0.2)
+        fpga.run_tool("xbutil", PAC, file, 4, 0.2)
 
 
 def has_ended(stat: Path) -> bool:
@@ -243,12 +242,12 @@ def test_process_that_a_tool_started_is_killed_too(
 ) -> None:
     """As with XRT, whose tools are scripts around the program."""
     monkeypatch.setattr(CONTEXT, "client_mode", False)
-    monkeypatch.setattr(privileged, "_TOOL_FOLDERS", (str(tmp_path),))
+    monkeypatch.setattr(fpga, "_TOOL_FOLDERS", (str(tmp_path),))
     script = f"#!/bin/sh\n/bin/sleep 60 &\necho $! >{tmp_path}/child\nwait\n"
     (tmp_path / "xbutil").write_text(script)
     (tmp_path / "xbutil").chmod(0o755)
     with pytest.raises(DriverFailed, match="and was killed"):
-        privileged.run_tool("xbutil", PAC, file, 4, 1.0)
+        fpga.run_tool("xbutil", PAC, file, 4, 1.0)
     child = Path("/proc", (tmp_path / "child").read_text().strip(), "stat")
     # The signal is sent; on a busy machine the process takes a moment to end. It is gone then, or
     # waits for the process that adopted it.

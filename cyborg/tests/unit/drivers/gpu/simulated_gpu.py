@@ -16,9 +16,7 @@ from typing import Any
 import pytest
 
 from cyborg.drivers.gpu.driver import GpuDriver
-from cyborg.drivers.privileged import CONTEXT
-from cyborg.drivers.privileged import gpu as mdev
-from cyborg.drivers.privileged import gpu as mig
+from cyborg.drivers.privileged import CONTEXT, gpu
 from cyborg.testing.sysfs_tree import SysfsTree
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\n?")
@@ -51,9 +49,9 @@ class SimulatedKernel(SysfsTree):
 
     def redirect(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Let the privileged functions run in this process on this kernel."""
-        monkeypatch.setattr(mdev, "_SYS", self.root)
-        monkeypatch.setattr(mdev, "_DEV", self.root.parent / "dev")
-        monkeypatch.setattr(mdev, "_write", self.write)
+        monkeypatch.setattr(gpu, "_SYS", self.root)
+        monkeypatch.setattr(gpu, "_DEV", self.root.parent / "dev")
+        monkeypatch.setattr(gpu, "_write", self.write)
         monkeypatch.setattr(CONTEXT, "client_mode", False)
 
     def reboot(self) -> None:
@@ -120,15 +118,15 @@ class PrivilegedControl:
 
     def create(self, parent: str, type_: str, device: str) -> None:
         """Create a device."""
-        mdev.create(parent, type_, device)
+        gpu.create(parent, type_, device)
 
     def remove(self, parent: str, type_: str, device: str) -> None:
         """Remove a device."""
-        mdev.remove(parent, type_, device)
+        gpu.remove(parent, type_, device)
 
     def set_instances(self, address: str, profile: str | None) -> None:
         """Replace the MIG instances."""
-        mig.set_instances(address, profile)
+        gpu.set_instances(address, profile)
 
 
 class SimulatedGpuDriver(GpuDriver):

@@ -16,7 +16,7 @@ from cyborg.core.naming import handle_uuid
 from cyborg.drivers.generic import GenericDriver, PciDriver
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.gpu.mdev import MAX_SLOTS, read_types
-from cyborg.drivers.privileged import gpu as mdev
+from cyborg.drivers.privileged import gpu
 from cyborg.drivers.sysfs import Sysfs
 from cyborg.tests.unit.drivers.gpu.simulated_gpu import SimulatedGpuDriver, SimulatedKernel
 
@@ -385,7 +385,7 @@ def test_release_with_unreadable_folder_fails(
     devices.symlink_to(devices.name)  # ELOOP
     with pytest.raises(DriverFailed, match="cannot be read: Too many levels of symbolic links"):
         driver.release(item(slot(0)))
-    monkeypatch.setattr(mdev, "_SYS", tmp_path / "absent")
+    monkeypatch.setattr(gpu, "_SYS", tmp_path / "absent")
     with pytest.raises(DriverFailed, match="absent is not the root of a sysfs"):
         driver.release(item(slot(0)))
 

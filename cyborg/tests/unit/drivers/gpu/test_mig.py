@@ -13,11 +13,11 @@ import pytest
 from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.core.inventory.device import Ability, Device, Layout
 from cyborg.core.jobs.job import WorkItem
-from cyborg.drivers.gpu import mig as mig_layouts
 from cyborg.drivers.gpu.driver import GpuDriver
+from cyborg.drivers.gpu.mig import current_layout, is_enabled, possible_layouts
 from cyborg.drivers.kernel import nvml
 from cyborg.drivers.kernel.nvml import GpuFacts, NvmlLibrary
-from cyborg.drivers.privileged import gpu as mig
+from cyborg.drivers.privileged import gpu
 from cyborg.testing.conformance.kit import Outcome, run_rules
 from cyborg.tests.unit.drivers.gpu.simulated_gpu import PrivilegedControl, SimulatedKernel
 
@@ -66,7 +66,7 @@ def kernel(tmp_path: Path, library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
     library.set_mig(1)
     found = MigKernel(tmp_path, library)
     found.redirect(monkeypatch)
-    monkeypatch.setattr(mig, "_SYS", found.root)
+    monkeypatch.setattr(gpu, "_SYS", found.root)
     return found
 
 
@@ -275,7 +275,7 @@ def test_instances_of_several_profiles_are_one_layout() -> None:
         ({}, "none"),
     ):
         assert (
-            mig_layouts.current_layout(
+            current_layout(
                 GpuFacts(mig="enabled", mig_profiles=facts.mig_profiles, mig_instances=present)
             )
             == expected
@@ -285,23 +285,23 @@ def test_instances_of_several_profiles_are_one_layout() -> None:
 @pytest.mark.parametrize("profile", ["", "../1g", "1G.10GB", "1g 10gb", "1g\n", "x" * 33])
 def test_privileged_function_refuses_other_names(kernel: MigKernel, profile: str) -> None:
     with pytest.raises(Invalid):
-        mig.set_instances(CARD, profile)
+        gpu.set_instances(CARD, profile)
 
 
 def test_privileged_function_refuses_other_functions(
     kernel: MigKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(DriverFailed, match="there is no device 0000:77"):
-        mig.set_instances("0000:77:00.0", None)
+        gpu.set_instances("0000:77:00.0", None)
     with pytest.raises(DriverFailed, match="expected a card bound to nvidia"):
-        mig.set_instances(kernel.parents[0], None)
+        gpu.set_instances(kernel.parents[0], None)
     with pytest.raises(
         DriverFailed, match=r"has no MIG profile 3g\.40gb: expected one of 1g\.10gb"
     ):
-        mig.set_instances(CARD, "3g.40gb")
+        gpu.set_instances(CARD, "3g.40gb")
     monkeypatch.setattr(nvml, "MODULE", "no_such_binding")
     with pytest.raises(DriverFailed, match="nvidia-ml-py is missing"):
-        mig.set_instances(CARD, None)
+        gpu.set_instances(CARD, None)
 
 
 def test_privileged_function_outside_mig_mode_fails(
@@ -309,7 +309,7 @@ def test_privileged_function_outside_mig_mode_fails(
 ) -> None:
     library.set_mig(0)
     with pytest.raises(DriverFailed, match="is not in MIG mode: enable it"):
-        mig.set_instances(CARD, None)
+        gpu.set_instances(CARD, None)
 
 
 @pytest.mark.slow
@@ -344,10 +344,10 @@ def test_current_layout_has_what_the_card_offers() -> None:
     """It can be less than the layout could have, such as beside a device of somebody else."""
     facts = GpuFacts(mig="enabled", mig_profiles={"1g.10gb": 7}, mig_instances={"1g.10gb": 7})
     parents = {f"0000:3d:00.{n}": ("VGPU", frozenset({"1g.10gb"})) for n in range(7)}
-    (layout,) = mig_layouts.possible_layouts(facts, parents, {"VGPU": 6})
+    (layout,) = possible_layouts(facts, parents, {"VGPU": 6})
     assert (layout.name, layout.offers) == (SMALL, {"VGPU": 6})
 
 
 def test_card_whose_profiles_are_unknown_is_not_in_mig_mode() -> None:
     """NVML cannot read the card now; what it was is still known."""
-    assert not mig_layouts.is_enabled(GpuFacts(mig="enabled"))
+    assert not is_enabled(GpuFacts(mig="enabled"))

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from cyborg.core.errors import DriverFailed, Invalid
-from cyborg.drivers.privileged import files as attributes
-from cyborg.drivers.privileged import gpu as privileged
+from cyborg.drivers.privileged import files, gpu
 from cyborg.tests.unit.drivers.gpu.simulated_gpu import SimulatedKernel
 
 UUID = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
@@ -23,7 +22,7 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedKernel:
     return tree
 
 
-@pytest.mark.parametrize("act", [privileged.create, privileged.remove])
+@pytest.mark.parametrize("act", [gpu.create, gpu.remove])
 @pytest.mark.parametrize(
     ("parent", "type_", "device"),
     [
@@ -59,20 +58,20 @@ def writes(kernel: SimulatedKernel) -> list[str]:
 
 def test_create_replaces_existing_device_and_remove_is_idempotent(kernel: SimulatedKernel) -> None:
     """An existing device can have the data of the last server that used the slot."""
-    privileged.create("mtty", "mtty-2", UUID)
-    privileged.create("mtty", "mtty-2", UUID)
+    gpu.create("mtty", "mtty-2", UUID)
+    gpu.create("mtty", "mtty-2", UUID)
     assert kernel.devices() == [UUID]
-    privileged.remove("mtty", "mtty-2", UUID)
-    privileged.remove("mtty", "mtty-2", UUID)
+    gpu.remove("mtty", "mtty-2", UUID)
+    gpu.remove("mtty", "mtty-2", UUID)
     assert kernel.devices() == []
     assert writes(kernel) == ["create", "remove", "create", "remove"]
 
 
 def test_create_keeps_device_of_a_process(kernel: SimulatedKernel, tmp_path: Path) -> None:
     """The job of a running server is repeated after a failure of the agent."""
-    privileged.create("mtty", "mtty-2", UUID)
+    gpu.create("mtty", "mtty-2", UUID)
     (tmp_path / "dev/vfio/41").mkdir(parents=True)
-    privileged.create("mtty", "mtty-2", UUID)
+    gpu.create("mtty", "mtty-2", UUID)
     assert writes(kernel) == ["create"]
 
 
@@ -83,26 +82,26 @@ def test_remove_device_of_vfio_without_its_node_is_refused(
     kernel: SimulatedKernel, tmp_path: Path, entry: str
 ) -> None:
     """An agent in a container without /dev/vfio cannot find out the use."""
-    privileged.create("mtty", "mtty-2", UUID)
+    gpu.create("mtty", "mtty-2", UUID)
     (kernel.root / entry).mkdir(parents=True)
     with pytest.raises(DriverFailed, match=r"vfio/41 is missing; the agent, also in a container"):
-        privileged.remove("mtty", "mtty-2", UUID)
-    privileged.create("mtty", "mtty-2", UUID)
+        gpu.remove("mtty", "mtty-2", UUID)
+    gpu.create("mtty", "mtty-2", UUID)
     assert writes(kernel) == ["create"]
     (tmp_path / "dev/vfio").mkdir(parents=True)
     (tmp_path / "dev/vfio/41").touch()
-    privileged.remove("mtty", "mtty-2", UUID)
+    gpu.remove("mtty", "mtty-2", UUID)
     assert kernel.devices() == []
 
 
 @pytest.mark.parametrize("place", [("mtty", "mtty-1"), ("other", "mtty-1")])
 def test_uuid_of_another_device_is_refused(kernel: SimulatedKernel, place: tuple[str, str]) -> None:
-    privileged.create("mtty", "mtty-2", UUID)
+    gpu.create("mtty", "mtty-2", UUID)
     expected = rf"is a device of mtty, type mtty-2; expected {place[0]}, type {place[1]}"
     with pytest.raises(DriverFailed, match=expected):
-        privileged.create(*place, UUID)
+        gpu.create(*place, UUID)
     with pytest.raises(DriverFailed, match=expected):
-        privileged.remove(*place, UUID)
+        gpu.remove(*place, UUID)
     assert kernel.devices() == [UUID]
 
 
@@ -111,7 +110,7 @@ def test_create_missing_type_or_parent_fails(
     kernel: SimulatedKernel, place: tuple[str, str]
 ) -> None:
     with pytest.raises(DriverFailed, match=f"{place[0]} has no type {place[1]}"):
-        privileged.create(*place, UUID)
+        gpu.create(*place, UUID)
     assert kernel.writes == []
 
 
@@ -122,21 +121,21 @@ def test_create_by_another_process_at_the_same_time_succeeds(
         kernel.write(path, text)
         kernel.write(path, text)  # EEXIST
 
-    monkeypatch.setattr(privileged, "_write", write)
-    privileged.create("mtty", "mtty-2", UUID)
+    monkeypatch.setattr(gpu, "_write", write)
+    gpu.create("mtty", "mtty-2", UUID)
     assert kernel.devices() == [UUID]
 
 
 def test_remove_device_of_a_process_is_refused(kernel: SimulatedKernel, tmp_path: Path) -> None:
     """The kernel would wait for the process; a group that cannot be opened is in use."""
-    privileged.create("mtty", "mtty-2", UUID)
+    gpu.create("mtty", "mtty-2", UUID)
     (tmp_path / "dev/vfio/41").mkdir(parents=True)  # a folder cannot be opened to write
     with pytest.raises(DriverFailed, match="may still be used by a process"):
-        privileged.remove("mtty", "mtty-2", UUID)
+        gpu.remove("mtty", "mtty-2", UUID)
     assert kernel.devices() == [UUID]
     (tmp_path / "dev/vfio/41").rmdir()
     (tmp_path / "dev/vfio/41").touch()
-    privileged.remove("mtty", "mtty-2", UUID)
+    gpu.remove("mtty", "mtty-2", UUID)
     assert kernel.devices() == []
 
 
@@ -146,17 +145,17 @@ def test_remove_that_the_kernel_refuses_fails_with_the_reason(
     def refuse(path: Path, text: str) -> None:
         raise OSError(16, os.strerror(16))
 
-    privileged.create("mtty", "mtty-2", UUID)
-    monkeypatch.setattr(privileged, "_write", refuse)
+    gpu.create("mtty", "mtty-2", UUID)
+    monkeypatch.setattr(gpu, "_write", refuse)
     with pytest.raises(DriverFailed, match="could not be removed: Device or resource busy"):
-        privileged.remove("mtty", "mtty-2", UUID)
+        gpu.remove("mtty", "mtty-2", UUID)
 
 
 def test_write_creates_no_file(tmp_path: Path) -> None:
     (tmp_path / "attribute").touch()
     # The fixture replaces the function in other tests.
-    attributes.write(tmp_path / "attribute", "1")
+    files.write(tmp_path / "attribute", "1")
     assert (tmp_path / "attribute").read_text() == "1"
     with pytest.raises(FileNotFoundError):
-        attributes.write(tmp_path / "absent", "1")
+        files.write(tmp_path / "absent", "1")
     assert not (tmp_path / "absent").exists()

@@ -3,7 +3,7 @@
 
 from collections.abc import Sequence
 
-from cyborg.drivers.host_use import networks as rtnetlink
+from cyborg.drivers.host_use import networks
 from cyborg.drivers.host_use.networks import ACTIVE_PORT, Link, Route
 from cyborg.testing.machine import HostTree
 from cyborg.tests.unit.drivers.host_use.steps import Use, add_nic, set_up
@@ -35,7 +35,7 @@ def _network(
             host.stack_interfaces(upper, lower, master=is_master)
             lower = upper
         links = [Link(1, "eth0"), *([Link(2, lower)] if above else [])]
-        for interface, text in rtnetlink.summarize(links, routes, addressed).reasons.items():
+        for interface, text in networks.summarize(links, routes, addressed).reasons.items():
             host.add_route(interface, text)
 
     return Use(name, reason, add_nic, begin, _end_network)

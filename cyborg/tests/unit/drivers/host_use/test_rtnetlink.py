@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cyborg.drivers.host_use import networks as rtnetlink
+from cyborg.drivers.host_use import networks
 from cyborg.drivers.host_use.networks import Link, NetworkFacts, Route, summarize
 from cyborg.drivers.replay.recorder import Recorder
 from cyborg.drivers.sysfs import LOCAL_ROOT, observed_by
@@ -21,7 +21,7 @@ PROGRAM = """
 import dataclasses, json, socket
 from pathlib import Path
 from pyroute2 import IPRoute
-from cyborg.drivers.host_use import rtnetlink
+from cyborg.drivers.host_use import networks
 
 with IPRoute() as netlink:
     def add(name, address=None):
@@ -40,7 +40,7 @@ with IPRoute() as netlink:
     hops = [{"gateway": "198.51.100.9"}, {"gateway": "203.0.113.9"}]
     netlink.route("add", family=socket.AF_INET, dst="default", multipath=hops)
     netlink.route("add", dst="10.0.0.0/8", oif=policy, table=1001, scope="link")
-print(json.dumps(dataclasses.asdict(rtnetlink.read(Path("/sys")))))
+print(json.dumps(dataclasses.asdict(networks.read_network_facts(Path("/sys")))))
 """
 
 
@@ -63,28 +63,28 @@ def test_summarize_names_the_most_important_use_of_each_interface() -> None:
 
 
 def test_read_tree_without_facts_has_none(tmp_path: Path) -> None:
-    assert rtnetlink.read(tmp_path / "sys") == NetworkFacts()
+    assert networks.read_network_facts(tmp_path / "sys") == NetworkFacts()
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"routes": []}'])
 def test_read_malformed_facts_of_a_tree_are_an_error(tmp_path: Path, content: str) -> None:
-    path = tmp_path / rtnetlink.FILE
+    path = tmp_path / networks.FILE
     path.parent.mkdir(parents=True)
     path.write_text(content)
-    assert (rtnetlink.read(tmp_path / "sys").error or "").startswith(rtnetlink.FILE)
+    assert (networks.read_network_facts(tmp_path / "sys").error or "").startswith(networks.FILE)
 
 
 @pytest.mark.slow
 def test_read_kernel_is_recorded_as_a_file_of_the_capture(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
     with observed_by(recorder):
-        facts = rtnetlink.read(LOCAL_ROOT)
+        facts = networks.read_network_facts(LOCAL_ROOT)
     assert facts.error is None
     content = recorder.folders["proc/self/net"].files["rtnetlink.json"]
-    path = tmp_path / rtnetlink.FILE
+    path = tmp_path / networks.FILE
     path.parent.mkdir(parents=True)
     path.write_bytes(content or b"")
-    assert rtnetlink.read(tmp_path / "sys") == facts
+    assert networks.read_network_facts(tmp_path / "sys") == facts
 
 
 @pytest.mark.slow

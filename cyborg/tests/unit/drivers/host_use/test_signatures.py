@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from cyborg.drivers.host_use import signatures
-from cyborg.drivers.host_use import signatures as blkid
 from cyborg.drivers.host_use.signatures import DiskContents, SignatureFacts
 from cyborg.drivers.sysfs import Sysfs
 from cyborg.testing.machine import HostTree
@@ -60,7 +59,7 @@ def test_read_local_record_of_udev(
         (host.root / f"class/block/{name}/removable").write_text("1\n")  # no medium
     (host.root / "class/block/nvme0n1/size").write_text("2048\n")
     (tmp_path / f"b{number}").write_text(f"{record}\n")
-    monkeypatch.setattr(blkid, "probe", lambda node, number: {})  # of a block device
+    monkeypatch.setattr(signatures, "probe", lambda node, number: {})  # of a block device
     facts = signatures.read_local(Sysfs(host.root), udev=tmp_path, dev=tmp_path / "missing")
     assert facts.errors == {}
     if text is None:
@@ -82,7 +81,7 @@ def test_read_local_disk_without_record_or_signature_is_probed(
             raise OSError(5, "Input/output error", str(node))
         return {"TYPE": "swap", "USAGE": "other"} if node.name == "sda" else {}
 
-    monkeypatch.setattr(blkid, "probe", probe)
+    monkeypatch.setattr(signatures, "probe", probe)
     monkeypatch.setattr(signatures, "_EMPTY", {})
     for name in ("nvme0n1", "sda", "sdb"):
         (host.root / f"class/block/{name}/size").write_text("2048\n")
@@ -102,7 +101,7 @@ def test_read_local_without_permission_trusts_udev(
     def probe(node: Path, number: str | None) -> dict[str, str]:
         raise PermissionError(1, "Operation not permitted", str(node))
 
-    monkeypatch.setattr(blkid, "probe", probe)
+    monkeypatch.setattr(signatures, "probe", probe)
     monkeypatch.setattr(signatures, "_EMPTY", {})
     for name in ("nvme0n1", "sda", "sdb"):
         (host.root / f"class/block/{name}/size").write_text("2048\n")
@@ -120,7 +119,7 @@ def test_read_local_disk_without_capacity_is_unknown(host: HostTree, tmp_path: P
 def test_probe_refuses_the_node_of_another_device(tmp_path: Path) -> None:
     (tmp_path / "disk").write_bytes(bytes(MIB))
     with pytest.raises(OSError, match="the node of another device; expected 259:0"):
-        blkid.probe(tmp_path / "disk", "259:0")
+        signatures.probe(tmp_path / "disk", "259:0")
 
 
 @pytest.mark.parametrize("kind", disk_contents.CONTENTS)
@@ -131,20 +130,20 @@ def test_probe_each_kind_of_content(tmp_path: Path, kind: str) -> None:
         for offset, content in disk_contents.CONTENTS[kind]:
             file.seek(offset)
             file.write(content)
-    assert signatures.describe(blkid.probe(disk)) == kind
+    assert signatures.describe(signatures.probe(disk)) == kind
 
 
 def test_probe_empty_disk(tmp_path: Path) -> None:
     (tmp_path / "disk").write_bytes(bytes(MIB))
-    assert blkid.probe(tmp_path / "disk") == {}
+    assert signatures.probe(tmp_path / "disk") == {}
     assert signatures.describe({}) is None
 
 
 def test_probe_node_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
-        blkid.probe(tmp_path / "missing")
+        signatures.probe(tmp_path / "missing")
     with pytest.raises(OSError, match="directory"):
-        blkid.probe(tmp_path)
+        signatures.probe(tmp_path)
 
 
 def test_read_tree_with_file(host: HostTree) -> None:

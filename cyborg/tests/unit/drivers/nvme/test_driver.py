@@ -17,8 +17,7 @@ from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.kernel.nvme import Controller, ControllerInfo, Method, SanitizeState
 from cyborg.drivers.nvme.driver import NvmeDriver
-from cyborg.drivers.privileged import CONTEXT
-from cyborg.drivers.privileged import nvme as privileged
+from cyborg.drivers.privileged import CONTEXT, nvme
 from cyborg.testing.machine import HostTree
 from cyborg.tests.unit.drivers.simulated_nvme import ListedController
 
@@ -165,7 +164,7 @@ def check_all_attached(
     }
     info = ControllerInfo(tuple(Method), manages_namespaces=True)
     controller = ListedController(lists, controllers)
-    privileged._check_all_attached(controller, info, list(attached), method, virtual=virtual)
+    nvme._check_all_attached(controller, info, list(attached), method, virtual=virtual)
 
 
 class TestPrivileged:
@@ -175,9 +174,9 @@ class TestPrivileged:
     def redirect(
         self, host: HostTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> Iterator[None]:
-        monkeypatch.setattr(privileged, "_SYS", host.root)
-        monkeypatch.setattr(privileged, "_DEV", tmp_path / "dev")
-        monkeypatch.setattr(privileged, "_BIND_TIMEOUT", 0.0)
+        monkeypatch.setattr(nvme, "_SYS", host.root)
+        monkeypatch.setattr(nvme, "_DEV", tmp_path / "dev")
+        monkeypatch.setattr(nvme, "_BIND_TIMEOUT", 0.0)
         CONTEXT.set_client_mode(False)
         yield
         CONTEXT.set_client_mode(True)
@@ -185,39 +184,39 @@ class TestPrivileged:
     @pytest.mark.parametrize("address", ["", "../0000:01:00.0", "0000:01:00.0\n", "nvme0"])
     def test_erase_malformed_address_is_invalid(self, address: str) -> None:
         with pytest.raises(Invalid):
-            privileged.erase(address, 1.0, ANY)
+            nvme.erase(address, 1.0, ANY)
 
     @pytest.mark.parametrize("timeout", [0.0, -1.0, 1e9, float("nan")])
     def test_erase_timeout_out_of_range_fails(self, timeout: float) -> None:
         with pytest.raises(DriverFailed, match="out of range"):
-            privileged.erase(DRIVE, timeout, ANY)
+            nvme.erase(DRIVE, timeout, ANY)
 
     def test_erase_missing_function_has_nothing_to_erase(self) -> None:
-        assert privileged.erase("0000:09:00.0", 1.0, ANY)["method"] is None
+        assert nvme.erase("0000:09:00.0", 1.0, ANY)["method"] is None
 
     @pytest.mark.parametrize("address", [QAT, RAID])
     def test_erase_other_device_is_refused(self, address: str) -> None:
         with pytest.raises(DriverFailed, match="is not an NVMe controller"):
-            privileged.erase(address, 1.0, ANY)
+            nvme.erase(address, 1.0, ANY)
 
     def test_erase_drive_with_virtual_functions_is_refused(self, host: HostTree) -> None:
         host.enable_virtual_functions(DRIVE, 2, "a80a", "010802")
         with pytest.raises(DriverFailed, match="has virtual functions, which others may use"):
-            privileged.erase(DRIVE, 1.0, ANY)
+            nvme.erase(DRIVE, 1.0, ANY)
 
     def test_wait_for_sanitize_ends_a_media_verification(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A server can leave the drive in this state, which no time ends."""
         controller = SanitizedController("VERIFYING", "VERIFYING", "RUNNING", "DONE")
-        monkeypatch.setattr(privileged, "_POLL_INTERVAL", 0.0)
+        monkeypatch.setattr(nvme, "_POLL_INTERVAL", 0.0)
         end = time.monotonic() + 60
-        assert privileged._wait_for_sanitize(controller, end) is SanitizeState.DONE
+        assert nvme._wait_for_sanitize(controller, end) is SanitizeState.DONE
         assert controller.ended == 1
 
     def test_wait_for_sanitize_has_a_limit(self) -> None:
         with pytest.raises(DriverFailed, match="did not end in time: 50% done"):
-            privileged._wait_for_sanitize(SanitizedController("RUNNING"), 0.0)
+            nvme._wait_for_sanitize(SanitizedController("RUNNING"), 0.0)
 
     def test_erase_detached_namespace_is_refused(self) -> None:
         check = partial(check_all_attached, allocated=(1, 2, 3))
@@ -242,7 +241,7 @@ class TestPrivileged:
     def test_erase_drive_of_the_host_is_refused(self, host: HostTree) -> None:
         host.mount("nvme0n1", "/srv")
         with pytest.raises(DriverFailed, match="nvme0n1 holds the file system /srv"):
-            privileged.erase(DRIVE, 1.0, ANY)
+            nvme.erase(DRIVE, 1.0, ANY)
 
     def test_erase_drive_of_a_process_is_refused(self, host: HostTree, tmp_path: Path) -> None:
         """A group that cannot be opened is in use; nothing is written to the driver's files."""
@@ -252,25 +251,25 @@ class TestPrivileged:
         )
         (tmp_path / "dev/vfio/17").mkdir(parents=True)  # a folder cannot be opened to write
         with pytest.raises(DriverFailed, match="may still be used by a process"):
-            privileged.erase(address, 1.0, ANY)
+            nvme.erase(address, 1.0, ANY)
         assert not (folder / "driver_override").exists()
 
     def test_erase_drive_of_another_kernel_driver_is_refused(self, host: HostTree) -> None:
         address = "0000:05:00.0"
         host.add_function(address, "144d", "a80a", "010802", kernel_driver="pci-stub")
         with pytest.raises(DriverFailed, match="bound to the kernel driver pci-stub"):
-            privileged.erase(address, 1.0, ANY)
+            nvme.erase(address, 1.0, ANY)
 
     def test_erase_drive_without_device_node_fails(self) -> None:
         with pytest.raises(DriverFailed, match="has no live NVMe device"):
-            privileged.erase(DRIVE, 1.0, ANY)
+            nvme.erase(DRIVE, 1.0, ANY)
 
     @pytest.mark.parametrize(
         ("size", "count"),
         [(0, 0), (65535, 0), (65536, 1), (1 << 17, 2), (1 << 20, 16), (1 << 44, 16)],
     )
     def test_offsets_include_first_and_last_block(self, size: int, count: int) -> None:
-        offsets = privileged._offsets(size)
+        offsets = nvme._offsets(size)
         assert len(offsets) == count
         assert all(offset % 65536 == 0 for offset in offsets)
         if count:

@@ -16,8 +16,7 @@ from cyborg.drivers.generic import GenericDriver, PciDriver
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.nvme.driver import NvmeDriver
 from cyborg.drivers.pci.reset import ResetPolicy, Resetter
-from cyborg.drivers.privileged import CONTEXT
-from cyborg.drivers.privileged import pci as pci_reset
+from cyborg.drivers.privileged import CONTEXT, pci
 from cyborg.testing.conformance.kit import Outcome, run_rules
 from cyborg.testing.machine import HostTree
 
@@ -55,8 +54,8 @@ class Host:
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     found = Host(tmp_path)
-    monkeypatch.setattr(pci_reset, "_SYS", found.tree.root)
-    monkeypatch.setattr(pci_reset, "_DEV", tmp_path / "dev")
+    monkeypatch.setattr(pci, "_SYS", found.tree.root)
+    monkeypatch.setattr(pci, "_DEV", tmp_path / "dev")
     monkeypatch.setattr(CONTEXT, "client_mode", False)
     return found
 
@@ -68,7 +67,7 @@ class ResettingDriver(GenericDriver):
         self, backend: str, options: Mapping[str, Any], sysfs_root: str | Path = "/sys"
     ) -> None:
         super().__init__(backend, options, sysfs_root)
-        self._resetter = Resetter(self, pci_reset.reset)
+        self._resetter = Resetter(self, pci.reset)
 
 
 def make_driver(host: Host, reset: str) -> ResettingDriver:
@@ -154,7 +153,7 @@ def test_sanitise_function_with_obstacle(host: Host, prepare: Any, reason: str) 
     with pytest.raises(DriverFailed, match=f"{address} cannot be reset: {reason}"):
         make_driver(host, "required").sanitise(item(address))
     with pytest.raises(DriverFailed, match=f"{address} cannot be reset: {reason}"):
-        pci_reset.reset(address)
+        pci.reset(address)
     assert host.written(address) == UNTOUCHED
 
 
@@ -187,13 +186,13 @@ def test_sanitise_on_other_sysfs_resets_nothing(host: Host) -> None:
 @pytest.mark.parametrize("address", ["", "..", "0000:3d:00.0/..", "0000:3d:00.0\n", "3d:00"])
 def test_privileged_reset_refuses_other_text_than_an_address(host: Host, address: str) -> None:
     with pytest.raises(Invalid):
-        pci_reset.reset(address)
+        pci.reset(address)
     assert host.written(FREE) == UNTOUCHED
 
 
 def test_privileged_reset_of_missing_function_is_none(host: Host) -> None:
-    assert pci_reset.reset("0000:77:00.0") is None
-    assert pci_reset.reset(FREE) == "flr bus"
+    assert pci.reset("0000:77:00.0") is None
+    assert pci.reset(FREE) == "flr bus"
 
 
 def test_discover_required_withholds_what_cannot_be_reset(host: Host) -> None:

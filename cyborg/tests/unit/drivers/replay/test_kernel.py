@@ -243,8 +243,7 @@ def test_link_of_a_capture_cannot_lead_out_of_the_tree(tmp_path: Path) -> None:
 
 
 def test_denied_privileged_functions_fail_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cyborg.drivers.privileged import gpu as mdev
-    from cyborg.drivers.privileged import nvme, qat
+    from cyborg.drivers.privileged import gpu, nvme, qat
 
     monkeypatch.setattr(privileged.CONTEXT, "client_mode", False)
     privileged.deny_calls("a test")
@@ -252,8 +251,8 @@ def test_denied_privileged_functions_fail_for_all(monkeypatch: pytest.MonkeyPatc
         calls: list[Callable[[], Any]] = [
             lambda: nvme.erase(DRIVE, 1.0, ["sanitize, block erase"]),
             lambda: qat.set_services(QAT, "dc"),
-            lambda: mdev.create(GPU, "nvidia-593", "x"),
-            lambda: mdev.remove(GPU, "nvidia-593", "x"),
+            lambda: gpu.create(GPU, "nvidia-593", "x"),
+            lambda: gpu.remove(GPU, "nvidia-593", "x"),
         ]
         for call in calls:
             with pytest.raises(DriverFailed, match="this process must not change its host: a test"):

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cyborg.drivers.privileged import CONTEXT
-from cyborg.drivers.privileged import pci as sriov
+from cyborg.drivers.privileged import CONTEXT, pci
 from cyborg.testing.machine import HostTree
 
 CARD = "0000:3b:00.0"
@@ -32,9 +31,9 @@ class SimulatedSriov(HostTree):
 
     def redirect(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Let the privileged function run in this process on this kernel."""
-        monkeypatch.setattr(sriov, "_SYS", self.root)
-        monkeypatch.setattr(sriov, "_DEV", self.root.parent / "dev")
-        monkeypatch.setattr(sriov, "_write", self.write_attribute)
+        monkeypatch.setattr(pci, "_SYS", self.root)
+        monkeypatch.setattr(pci, "_DEV", self.root.parent / "dev")
+        monkeypatch.setattr(pci, "_write", self.write_attribute)
         monkeypatch.setattr(CONTEXT, "client_mode", False)
 
     def add_card(

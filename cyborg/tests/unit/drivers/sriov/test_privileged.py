@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cyborg.core.errors import DriverFailed, Invalid
-from cyborg.drivers.privileged import pci as sriov
+from cyborg.drivers.privileged import pci
 from cyborg.tests.unit.drivers.sriov.simulated_sriov import CARD, VIRTUAL, SimulatedSriov
 
 NO_SRIOV = "0000:04:00.0"
@@ -26,7 +26,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedSriov:
 
 
 def set_count(count: int, *, autoprobe: bool = False, allow_network: bool = False) -> None:
-    sriov.set_count(CARD, count, autoprobe, allow_network)
+    pci.set_count(CARD, count, autoprobe, allow_network)
 
 
 def assert_refused(host: SimulatedSriov, count: int, error: str, **more: bool) -> None:
@@ -83,14 +83,14 @@ def test_set_count_malformed_argument_is_invalid(
     host: SimulatedSriov, address: Any, count: Any, autoprobe: Any, allow_network: Any
 ) -> None:
     with pytest.raises(Invalid):
-        sriov.set_count(address, count, autoprobe, allow_network)
+        pci.set_count(address, count, autoprobe, allow_network)
     assert host.writes == []
 
 
 @pytest.mark.parametrize("address", [NO_SRIOV, "0000:0f:00.0"])
 def test_set_count_function_without_sriov_is_refused(host: SimulatedSriov, address: str) -> None:
     with pytest.raises(DriverFailed, match="no physical function with SR-IOV"):
-        sriov.set_count(address, 1, False, False)
+        pci.set_count(address, 1, False, False)
     assert host.writes == []
 
 
@@ -197,7 +197,7 @@ def test_set_count_free_vfio_functions_are_held_during_the_removal(
         opened.append({n.rpartition("/")[2] for n in names if "/dev/vfio/" in n})
         host.write_attribute(path, text)
 
-    monkeypatch.setattr(sriov, "_write", write)
+    monkeypatch.setattr(pci, "_write", write)
     set_count(0)
     assert host.numvfs() == 0
     assert [len(names) for names in opened] == [2]
@@ -243,7 +243,7 @@ def test_set_count_fewer_than_requested_is_an_error(
     host: SimulatedSriov, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        sriov, "_write", lambda path, text: host.write_attribute(path, "3" if text == "4" else text)
+        pci, "_write", lambda path, text: host.write_attribute(path, "3" if text == "4" else text)
     )
     with pytest.raises(
         DriverFailed, match="it has 3 virtual functions after the change; the previous 0 virtual"
@@ -260,7 +260,7 @@ def test_set_count_leaves_virtual_functions_that_another_process_has_created(
             host.enable(1)  # for example a rule of udev, a moment before
         host.write_attribute(path, text)
 
-    monkeypatch.setattr(sriov, "_write", write)
+    monkeypatch.setattr(pci, "_write", write)
     with pytest.raises(DriverFailed, match="another process has created 1 in the meantime"):
         set_count(4)
     assert host.numvfs() == 1
@@ -274,7 +274,7 @@ def test_set_count_removal_that_the_kernel_refuses_is_an_error(
     def refuse(path: Path, text: str) -> None:
         raise OSError(1, "Operation not permitted")
 
-    monkeypatch.setattr(sriov, "_write", refuse)
+    monkeypatch.setattr(pci, "_write", refuse)
     with pytest.raises(DriverFailed, match="cannot be removed: Operation not permitted"):
         set_count(0)
     assert host.numvfs() == 2

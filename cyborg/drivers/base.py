@@ -10,9 +10,10 @@ option library.
 """
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from cyborg.core.drivers.registry import Kind, Option, Setting, Support
 from cyborg.core.errors import Misconfigured
@@ -25,6 +26,7 @@ from cyborg.drivers.images import ImageStore, NoImageStore
 __all__ = [
     "ABILITY_INTERFACES",
     "Driver",
+    "InvalidOption",
     "Kind",
     "MeasureInterface",
     "Memory",
@@ -36,7 +38,13 @@ __all__ = [
     "SetupInterface",
     "UseInterface",
     "VolatileMemory",
+    "in_range",
+    "one_of",
 ]
+
+
+_Parsed = TypeVar("_Parsed")
+_Enum = TypeVar("_Enum", bound=StrEnum)
 
 
 class Memory(Protocol):
@@ -73,6 +81,42 @@ class VolatileMemory:
         else:
             self._texts[key] = text
         return True
+
+
+class InvalidOption(ValueError):
+    """The value of an option is not usable.
+
+    ``found`` is the wrong value or the wrong part of it, ``expected`` describes a valid one.
+    """
+
+    def __init__(self, found: object, expected: str) -> None:
+        super().__init__(f"found {found!r}; expected {expected}")
+        self.found = found
+        self.expected = expected
+
+
+def one_of(kind: type[_Enum]) -> Callable[[Any], _Enum]:
+    """Return a parser of the values of an enumeration."""
+
+    def parse(value: Any) -> _Enum:
+        try:
+            return kind(value)
+        except ValueError as exc:
+            raise InvalidOption(value, f"one of {', '.join(kind)}") from exc
+
+    return parse
+
+
+def in_range(minimum: float, maximum: float, unit: str = "") -> Callable[[Any], Any]:
+    """Return a parser of numbers in a range; ``unit`` is shown after the limits."""
+
+    def parse(value: Any) -> Any:
+        # Not "or": a comparison with NaN is false.
+        if not minimum <= value <= maximum:
+            raise InvalidOption(value, f"{minimum:g} to {maximum:g}{unit}")
+        return value
+
+    return parse
 
 
 class Driver(abc.ABC):
@@ -138,6 +182,13 @@ class Driver(abc.ABC):
         Omit a device that cannot be read. Any exception is shown as the error of the backend, and
         the devices of the previous discovery stay unchanged.
         """
+
+    def parse_option(self, option: str, parse: Callable[[Any], _Parsed]) -> _Parsed:
+        """Return the parsed value of an option. Raise Misconfigured if it is an InvalidOption."""
+        try:
+            return parse(self.options[option])
+        except InvalidOption as exc:
+            raise self.misconfigured(option, exc.found, exc.expected) from exc
 
     def misconfigured(self, option: str, found: Any, expected: str) -> Misconfigured:
         """Return the error for an option with an invalid value."""

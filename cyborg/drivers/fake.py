@@ -25,7 +25,7 @@ from cyborg.core.inventory.device import (
 )
 from cyborg.core.inventory.device_state import HEALTHY, Measurement
 from cyborg.core.jobs.job import WorkItem
-from cyborg.drivers.base import Driver
+from cyborg.drivers.base import Driver, in_range
 from cyborg.drivers.pci import managed
 
 MAX_DEVICES = 4096
@@ -152,9 +152,8 @@ class FakeDriver(Driver):
         self, backend: str, options: Mapping[str, Any], sysfs_root: str | Path = "/sys"
     ) -> None:
         super().__init__(backend, options, sysfs_root)
-        for option, maximum in (("num_devices", MAX_DEVICES), ("num_handles", MAX_HANDLES)):
-            if not 0 <= self.options[option] <= maximum:
-                raise self.misconfigured(option, self.options[option], f"0 to {maximum}")
+        self.parse_option("num_devices", in_range(0, MAX_DEVICES))
+        self.parse_option("num_handles", in_range(0, MAX_HANDLES))
         try:
             self._first = PciAddress.parse(self.options["address"])
         except Invalid as exc:

@@ -6,8 +6,7 @@ adds the algorithms that each accelerator can compute, and does not offer accele
 host's kernel uses. Each set of services of a QAT device of the fourth generation is a layout.
 """
 
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from cyborg.core.inventory.device_state import Measurement
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.drivers.crypto import algorithms
-from cyborg.drivers.generic import Description, PciDriver
 from cyborg.drivers.host_use import domains
 from cyborg.drivers.kernel.crypto import (
     QAT,
@@ -41,7 +39,9 @@ from cyborg.drivers.kernel.crypto import (
     service_functions,
     services_trait,
 )
-from cyborg.drivers.pci import classes
+from cyborg.drivers.pci.access import HostAccess
+from cyborg.drivers.pci.driver import PciDriver
+from cyborg.drivers.pci.offers import Description
 from cyborg.drivers.sysfs import PciFunction
 
 LOG = get_logger(__name__)
@@ -57,7 +57,6 @@ KERNEL_USE_HOLD = 300.0
 Any user of the host can start and end a use, by a socket of the family AF_ALG.
 """
 
-SetServices = Callable[[str, str], None]
 _DOWN = Measurement(Health.UNHEALTHY, "the QAT device is stopped: qat/state is down")
 # Documentation/ABI/testing/sysfs-driver-ccp of Linux.
 _CCP_ATTRIBUTES = (
@@ -65,19 +64,6 @@ _CCP_ATTRIBUTES = (
     *("rpmc_production_enabled", "rpmc_spirom_available", "hsp_tpm_available"),
     *("rom_armor_enforced", "bootloader_version", "tee_version"),
 )
-
-
-def _set_services(address: str, layout: str) -> None:
-    # Imported here: without a change of services, the agent does not need oslo.privsep.
-    from cyborg.drivers import privileged
-    from cyborg.drivers.privileged import qat
-
-    privileged.call_in_process_as_root()
-    qat.set_services(address, layout)
-
-
-def _refuse(address: str, layout: str) -> None:
-    raise DriverFailed(f"{address} cannot be changed: it is not a device of this host")
 
 
 class CryptoDriver(PciDriver):
@@ -94,22 +80,10 @@ class CryptoDriver(PciDriver):
         backend: str,
         options: Mapping[str, Any],
         sysfs_root: str | Path = "/sys",
-        lookup: classes.Lookup | None = None,
-        kernel_log: str | Path | None = None,
-        set_services: SetServices | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        access: HostAccess | None = None,
     ) -> None:
-        """Create the driver; ``set_services`` applies a layout to the device at an address.
-
-        ``clock`` returns seconds that never decrease. The default ``set_services`` changes devices
-        of this host. If the sysfs root is not /sys, it raises DriverFailed, because the addresses
-        are not those of this host. The driver reads ``proc`` in the parent directory of the sysfs
-        root.
-        """
-        super().__init__(backend, options, sysfs_root, lookup, kernel_log)
-        self._set_services = set_services or (
-            _set_services if self.sysfs_root == Path("/sys") else _refuse
-        )
+        """Create the driver; it reads ``proc`` in the parent directory of the sysfs root."""
+        super().__init__(backend, options, sysfs_root, access)
         self._algorithms: tuple[algorithms.Algorithm, ...] = ()
         # Cards with a function that the host's kernel can use, at the last discovery.
         self._served: frozenset[str] = frozenset()
@@ -117,7 +91,6 @@ class CryptoDriver(PciDriver):
         # attributes of a device only while it has the device itself, and not while a server has it.
         self._trees: dict[tuple[str, str], algorithms.Tree] = {}
         self._configured: dict[tuple[str, str], tuple[str, ...]] = {}
-        self._clock = clock
         self._last_uses: dict[str, float] = {}  # by the kernel; by the module of a family
         self._kernel_used: dict[str, str] = {}  # reasons by function, at the last discovery
         self._changing: set[str] = set()  # devices that are stopped to change their services
@@ -237,7 +210,7 @@ class CryptoDriver(PciDriver):
         domains.check_unused(self._sysfs, self.read_domains, address)
         self._changing.add(address)
         try:
-            self._set_services(address, layout)
+            self._access.set_services(address, layout)
         finally:
             self._changing.discard(address)
         LOG.info("Services changed to %s", layout, backend=self.backend, device=address)
@@ -265,7 +238,7 @@ class CryptoDriver(PciDriver):
         The kernel does not show which accelerator of a family computes. So every accelerator that
         is bound to a driver of the family counts as used. The reasons do not change during the use.
         """
-        now, found = self._clock(), dict[str, str]()
+        now, found = self._access.clock(), dict[str, str]()
         for function in served:
             family = family_of(function)
             if family is None or (family is QAT and function.numvfs):

@@ -29,20 +29,20 @@ from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import make_custom_name
 from cyborg.core.validation import parse_uuid
-from cyborg.drivers.base import Option
+from cyborg.drivers.base import Option, in_range, one_of
 from cyborg.drivers.fpga import cards, images
 from cyborg.drivers.fpga.cards import CardRegions, ProgrammerName, Region, find_family, read_regions
 from cyborg.drivers.fpga.loader import ImageLoader, RecordStore, parse_address
-from cyborg.drivers.fpga.programmers import Control, HostControl, NoControl
-from cyborg.drivers.generic import Description, PciDriver
 from cyborg.drivers.host_use import domains
-from cyborg.drivers.pci import classes, rules
+from cyborg.drivers.pci import rules
+from cyborg.drivers.pci.access import HostAccess
+from cyborg.drivers.pci.driver import PciDriver
+from cyborg.drivers.pci.offers import Description
 from cyborg.drivers.sysfs import PciFunction
 
 LOG = get_logger(__name__)
 
 RESOURCE_CLASS = "FPGA"
-MIN_TIMEOUT, MAX_TIMEOUT = 10.0, 3600.0
 
 
 class FpgaDriver(PciDriver):
@@ -80,34 +80,18 @@ class FpgaDriver(PciDriver):
         backend: str,
         options: Mapping[str, Any],
         sysfs_root: str | Path = "/sys",
-        lookup: classes.Lookup | None = None,
-        kernel_log: str | Path | None = None,
-        control: Control | None = None,
+        access: HostAccess | None = None,
     ) -> None:
-        """Create the driver; ``control`` loads images.
-
-        The default ``control`` changes this host. If the sysfs root is not /sys, it raises
-        DriverFailed.
-        """
-        super().__init__(backend, options, sysfs_root, lookup, kernel_log)
-        local = self.sysfs_root == Path("/sys")
-        try:
-            programmer = ProgrammerName(self.options["programmer"])
-        except ValueError as exc:
-            expected = f"one of {', '.join(ProgrammerName)}"
-            found = self.options["programmer"]
-            raise self.misconfigured("programmer", found, expected) from exc
-        timeout = self.options["program_timeout"]
-        if not MIN_TIMEOUT <= timeout <= MAX_TIMEOUT:
-            raise self.misconfigured("program_timeout", timeout, "10 to 3600 seconds")
+        """Create the driver."""
+        super().__init__(backend, options, sysfs_root, access)
         self._records = RecordStore(lambda: self.memory)
         self._loader = ImageLoader(
             self._sysfs,
             lambda: self.images,
             self._records,
-            control or (HostControl() if local else NoControl(self.sysfs_root)),
-            programmer,
-            timeout,
+            self._access,
+            self.parse_option("programmer", one_of(ProgrammerName)),
+            self.parse_option("program_timeout", in_range(10, 3600, " seconds")),
         )
         # The regions that were read last, by address and product: the kernel has none of a card
         # that is bound to vfio-pci for a server.

@@ -26,8 +26,9 @@ from cyborg.drivers.base import Memory
 from cyborg.drivers.fpga import cards
 from cyborg.drivers.fpga.cards import MANAGERS, ProgrammerName, Region, find_family, read_regions
 from cyborg.drivers.fpga.images import FUNCTION, REGION, check_properties, parse_id
-from cyborg.drivers.fpga.programmers import PROGRAMMERS, Control, Programmer, Target
+from cyborg.drivers.fpga.programmers import PROGRAMMERS, Programmer, Target
 from cyborg.drivers.images import Image, ImageStore
+from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
 LOG = get_logger(__name__)
@@ -164,7 +165,7 @@ class ImageLoader:
         sysfs: Sysfs,
         images: Callable[[], ImageStore],
         records: RecordStore,
-        control: Control,
+        access: HostAccess,
         programmer: ProgrammerName,
         timeout: float,
     ) -> None:
@@ -172,7 +173,7 @@ class ImageLoader:
         self._sysfs = sysfs
         self._images = images
         self._records = records
-        self._control = control
+        self._access = access
         self._programmer = programmer
         self._timeout = timeout
 
@@ -309,7 +310,7 @@ class ImageLoader:
         with self._images().open(image, check) as opened:
             try:
                 self._records.forget(place.card, place.number)
-                programmer.load(place.target, opened, self._control, self._timeout)
+                programmer.load(place.target, opened, self._access, self._timeout)
                 self._record(place, opened)
             except (CyborgError, OSError) as exc:
                 return exc.message if isinstance(exc, CyborgError) else str(exc)

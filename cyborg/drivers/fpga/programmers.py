@@ -13,7 +13,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from cyborg.core.errors import DriverFailed
@@ -21,6 +20,7 @@ from cyborg.drivers.fpga import images
 from cyborg.drivers.fpga.cards import ProgrammerName, Region
 from cyborg.drivers.fpga.images import read_header
 from cyborg.drivers.images import Image
+from cyborg.drivers.pci.access import HostAccess
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,79 +36,13 @@ class Target:
     kernel_driver: str | None = None
 
 
-class Control(Protocol):
-    """Methods that load images into a card; ``privileged.fpga`` describes them."""
-
-    def load_firmware(self, manager: str, image: str, path: str, size: int) -> None:
-        """Load a file by the attribute ``firmware`` of a manager. Raise DriverFailed."""
-
-    def reconfigure(self, fme: str, port: int, path: str, size: int, offset: int) -> None:
-        """Load a file, from an offset, into a port of a DFL card. Raise DriverFailed."""
-
-    def run_tool(self, tool: str, address: str, path: str, size: int, timeout: float) -> None:
-        """Load a file by a tool of a vendor. Raise DriverFailed."""
-
-
-class HostControl:
-    """Control that loads images into the cards of this host."""
-
-    def load_firmware(self, manager: str, image: str, path: str, size: int) -> None:
-        """Load a file by the attribute ``firmware`` of a manager."""
-        # Imported here: without this work, the agent does not need oslo.privsep.
-        from cyborg.drivers import privileged
-        from cyborg.drivers.privileged import fpga
-
-        privileged.call_in_process_as_root()
-        fpga.load_firmware(manager, image, path, size)
-
-    def reconfigure(self, fme: str, port: int, path: str, size: int, offset: int) -> None:
-        """Load a file, from an offset, into a port of a DFL card."""
-        from cyborg.drivers import privileged
-        from cyborg.drivers.privileged import fpga
-
-        privileged.call_in_process_as_root()
-        fpga.reconfigure(fme, port, path, size, offset)
-
-    def run_tool(self, tool: str, address: str, path: str, size: int, timeout: float) -> None:
-        """Load a file by a tool of a vendor."""
-        from cyborg.drivers import privileged
-        from cyborg.drivers.privileged import fpga
-
-        privileged.call_in_process_as_root()
-        fpga.run_tool(tool, address, path, size, timeout)
-
-
-class NoControl:
-    """Control that always fails; for a sysfs that is not the sysfs of this host."""
-
-    def __init__(self, sysfs_root: Path) -> None:
-        self._root = sysfs_root
-
-    def load_firmware(self, manager: str, image: str, path: str, size: int) -> None:
-        """Raise DriverFailed."""
-        raise self._error(manager)
-
-    def reconfigure(self, fme: str, port: int, path: str, size: int, offset: int) -> None:
-        """Raise DriverFailed."""
-        raise self._error(fme)
-
-    def run_tool(self, tool: str, address: str, path: str, size: int, timeout: float) -> None:
-        """Raise DriverFailed."""
-        raise self._error(address)
-
-    def _error(self, name: str) -> DriverFailed:
-        return DriverFailed(
-            f"{name} cannot be programmed: it is a device of {self._root}, not of this host"
-        )
-
-
 class Programmer(Protocol):
     """One way to load images."""
 
     def find_obstacle(self, target: Target) -> str | None:
         """Return why no image can be loaded into a region; None if it can."""
 
-    def load(self, target: Target, image: Image, control: Control, timeout: float) -> None:
+    def load(self, target: Target, image: Image, access: HostAccess, timeout: float) -> None:
         """Load an image. Raise DriverFailed."""
 
 
@@ -127,10 +61,10 @@ class FirmwareProgrammer:
             )
         return None
 
-    def load(self, target: Target, image: Image, control: Control, timeout: float) -> None:
+    def load(self, target: Target, image: Image, access: HostAccess, timeout: float) -> None:
         """Load an image; the kernel limits the time."""
         manager = target.region.manager or ""
-        control.load_firmware(manager, image.uuid, str(image.path), image.size)
+        access.load_firmware(manager, image.uuid, str(image.path), image.size)
 
 
 class DflProgrammer:
@@ -148,7 +82,7 @@ class DflProgrammer:
             return f"{region.name} cannot be reconfigured, or the number of its port is not known"
         return None
 
-    def load(self, target: Target, image: Image, control: Control, timeout: float) -> None:
+    def load(self, target: Target, image: Image, access: HostAccess, timeout: float) -> None:
         """Load a GBS file; the kernel limits the time."""
         region, header = target.region, read_header(image.path)
         images.check_image(image.path, header.offset)
@@ -157,7 +91,7 @@ class DflProgrammer:
                 f"the file of the image is for the interface id {header.interface_id}, that of the "
                 f"region is {region.interface_id}"
             )
-        control.reconfigure(
+        access.reconfigure(
             region.fme or "", region.port or 0, str(image.path), image.size, header.offset
         )
 
@@ -186,12 +120,12 @@ class ToolProgrammer:
             )
         return None
 
-    def load(self, target: Target, image: Image, control: Control, timeout: float) -> None:
+    def load(self, target: Target, image: Image, access: HostAccess, timeout: float) -> None:
         """Run the tool; ``timeout`` is in seconds."""
         if self.gbs:
             images.check_image(image.path, read_header(image.path).offset)
         address = (target.management or "") if self.management else target.card
-        control.run_tool(self.tool, address, str(image.path), image.size, timeout)
+        access.run_tool(self.tool, address, str(image.path), image.size, timeout)
 
 
 PROGRAMMERS: Mapping[ProgrammerName, Programmer] = {

@@ -36,31 +36,20 @@ from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import handle_uuid, make_custom_name
 from cyborg.drivers.base import Option
-from cyborg.drivers.generic import Description, PciDriver
 from cyborg.drivers.gpu import mdev, mig
-from cyborg.drivers.gpu.control import GpuControl, HostControl, NoControl
-from cyborg.drivers.gpu.mdev import (
-    MdevRule,
-    Slot,
-    SlotPlan,
-    limit_slots,
-    plan_slots,
-    read_types,
-)
+from cyborg.drivers.gpu.mdev import MdevRule, Slot, SlotPlan, limit_slots, plan_slots
+from cyborg.drivers.gpu.mig import FactsReader
 from cyborg.drivers.host_use import domains
 from cyborg.drivers.host_use.check import mediated_parents
-from cyborg.drivers.kernel.nvml import (
-    FactsReader,
-    GpuFacts,
-    NoNvml,
-    Nvml,
-    NvmlLibrary,
-    short_name,
-)
+from cyborg.drivers.kernel.mdev import read_types
+from cyborg.drivers.kernel.nvml import GpuFacts, short_name
 from cyborg.drivers.pci import classes, reset
+from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.pci.classes import COMPANIONS, find_companions
+from cyborg.drivers.pci.driver import PciDriver
+from cyborg.drivers.pci.offers import Description
 from cyborg.drivers.pci.reset import ResetPolicy
-from cyborg.drivers.pci.rules import Rule, RuleSyntaxError
+from cyborg.drivers.pci.rules import Rule
 from cyborg.drivers.sysfs import PciFunction
 
 LOG = get_logger(__name__)
@@ -112,32 +101,20 @@ class GpuDriver(PciDriver):
         backend: str,
         options: Mapping[str, Any],
         sysfs_root: str | Path = "/sys",
-        lookup: classes.Lookup | None = None,
-        kernel_log: str | Path | None = None,
-        control: GpuControl | None = None,
-        nvml: Nvml | None = None,
+        access: HostAccess | None = None,
     ) -> None:
-        """Create the driver; ``control`` changes mediated devices and MIG instances.
-
-        The defaults use this host. If the sysfs root is not /sys, the default ``control`` refuses
-        changes, and the default ``nvml`` has no facts.
-        """
-        super().__init__(backend, options, sysfs_root, lookup, kernel_log)
-        local = self.sysfs_root == Path("/sys")
-        self._control = control or (HostControl() if local else NoControl(self.sysfs_root))
-        self._facts = FactsReader(nvml or (NvmlLibrary() if local else NoNvml()))
+        """Create the driver."""
+        super().__init__(backend, options, sysfs_root, access)
+        self._facts = FactsReader(self._access.nvml)
         self._cards: dict[str, GpuFacts] = {}  # facts about cards at their last description
         # Resource class of each parent of a card, and the MIG profiles of its enabled types.
         self._mig_parents: dict[str, dict[str, tuple[str, frozenset[str]]]] = {}
-        self._mdev_rules: list[MdevRule] = []
         self._mdev_remarks: tuple[str, ...] = ()
         # Parents on the PCI bus that the running discovery has found, with their rules.
         self._selected: dict[str, MdevRule] = {}
-        for text in self.options["mdev_types"]:
-            try:
-                self._mdev_rules.append(mdev.parse(text))
-            except RuleSyntaxError as exc:
-                raise self.misconfigured("mdev_types", exc.found, exc.expected) from exc
+        self._mdev_rules = self.parse_option(
+            "mdev_types", lambda texts: [mdev.parse(text) for text in texts]
+        )
 
     @property
     def abilities(self) -> frozenset[Ability]:
@@ -283,7 +260,7 @@ class GpuDriver(PciDriver):
             )
         device = self._uuid(slot)
         with _changes_excluded():
-            self._control.create(slot.parent, slot.type, device)
+            self._access.create_mdev(slot.parent, slot.type, device)
         LOG.info(
             "Mediated device %s of type %s is ready for instance %s",
             device,
@@ -303,7 +280,7 @@ class GpuDriver(PciDriver):
         if slot.parent != item.deployable:
             return
         with _changes_excluded():
-            self._control.remove(slot.parent, slot.type, device)
+            self._access.remove_mdev(slot.parent, slot.type, device)
         LOG.info(
             "Mediated device %s of type %s removed",
             device,
@@ -398,7 +375,7 @@ class GpuDriver(PciDriver):
         domains.check_unused(self._sysfs, self.read_domains, item.device)
         try:
             with _changes_excluded():
-                self._control.set_instances(item.device, profile)
+                self._access.set_instances(item.device, profile)
         finally:
             self._facts.forget(item.device)
         LOG.info("GPU instances changed to %s", layout, backend=self.backend, device=item.device)

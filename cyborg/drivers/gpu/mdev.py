@@ -1,11 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mediated devices that the driver offers: the slots of a parent, and the rules that enable them.
 
-``Documentation/ABI/testing/sysfs-bus-vfio-mdev`` of the Linux kernel describes the files, and
-``Documentation/driver-api/vfio-mediated-device.rst`` the model. A parent has one folder for each
-type in ``mdev_supported_types``. ``available_instances`` is the number of devices of this type that
-can be created now. Devices of another type on the same parent may reduce this number.
-
 A slot is a place for one mediated device of one type. The number of a slot does not change while
 the slot is used or when the host reboots. It determines the uuid of the device in the slot.
 
@@ -24,25 +19,20 @@ number of devices of all parents of a card together::
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from cyborg.core.address import is_pci_address
-from cyborg.core.errors import DriverFailed, Invalid
+from cyborg.core.errors import Invalid
+from cyborg.drivers.base import InvalidOption
+from cyborg.drivers.kernel.mdev import PARENT, TYPE, MdevType
+from cyborg.drivers.kernel.nvme import ERASE
 from cyborg.drivers.pci import rules
-from cyborg.drivers.pci.rules import Rule, RuleSyntaxError
-from cyborg.drivers.sysfs import MAX_SCANS, PciFunction, Sysfs
-
-PARENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,39}")
-"""Names of parents: one component of a path, never ``..``."""
-
-TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
-"""Names of types: one component of a path, never ``..``."""
+from cyborg.drivers.pci.rules import Rule
+from cyborg.drivers.sysfs import PciFunction
 
 MAX_SLOTS = 256
 """Slots of one parent; ``vfio_ap`` of s390, which is no GPU driver, reports 65536 instances
 (``MAX_ZDEV_ENTRIES_EXT`` in ``drivers/s390/crypto/vfio_ap_ops.c`` of Linux)."""
 
-DEVICES = Path("bus/mdev/devices")
 _SLOT = re.compile(rf"({PARENT.pattern})/({TYPE.pattern})/(0|[1-9][0-9]{{0,2}})")
 
 
@@ -69,21 +59,6 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class MdevType:
-    """Type of mediated devices at a parent.
-
-    ``available`` is the number of devices that can be created, ``devices`` has the uuids of
-    existing devices.
-    """
-
-    available: int
-    devices: frozenset[str]
-    name: str | None = None
-    description: str | None = None
-    device_api: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class SlotPlan:
     """Slots that a parent offers, or the reason why it has none.
 
@@ -100,46 +75,6 @@ class SlotPlan:
     type: str = ""
     type_name: str | None = None
     exhausted: bool = False
-
-
-def is_present(sysfs_root: Path, device: str) -> bool:
-    """Return whether a mediated device exists. Raise DriverFailed if sysfs cannot be read."""
-    try:
-        (sysfs_root / "bus").stat()  # without sysfs, no device would be found
-        (sysfs_root / DEVICES / device).lstat()
-    except FileNotFoundError as exc:
-        if exc.filename == str(sysfs_root / "bus"):
-            raise DriverFailed(f"{sysfs_root} is not the root of a sysfs") from exc
-        return False
-    except OSError as exc:
-        raise DriverFailed(f"{exc.filename} cannot be read: {exc.strerror}") from exc
-    return True
-
-
-def types_folder(parent: str) -> Path:
-    """Return the folder with the types of a parent, relative to the root of sysfs.
-
-    ``mdev_register_parent`` of ``drivers/vfio/mdev/mdev_core.c`` links it in ``class/mdev_bus``.
-    """
-    bus = "bus/pci/devices" if is_pci_address(parent) else "class/mdev_bus"
-    return Path(bus) / parent / "mdev_supported_types"
-
-
-def read_types(sysfs: Sysfs, parent: str) -> dict[str, MdevType]:
-    """Return the types of a parent by name; an empty mapping if it has none.
-
-    The types are read again, up to MAX_SCANS times, if devices are created or removed during the
-    reading. So each device is counted once, as existing or as available.
-    """
-    for _ in range(MAX_SCANS):
-        before = _read_devices(sysfs, parent)
-        types = {
-            name: _read_type(sysfs, types_folder(parent) / name, devices)
-            for name, devices in before.items()
-        }
-        if _read_devices(sysfs, parent) == before:
-            break
-    return types
 
 
 def plan_slots(
@@ -214,28 +149,8 @@ def _used_slots(
     return frozenset(n for n in range(MAX_SLOTS) if uuid_of(Slot(parent, name, n)) in found.devices)
 
 
-def _read_devices(sysfs: Sysfs, parent: str) -> dict[str, frozenset[str]]:
-    """Return the uuids of the existing devices by type."""
-    folder = types_folder(parent)
-    return {
-        name: frozenset(sysfs.list_names(folder / name / "devices"))
-        for name in sysfs.list_names(folder)
-        if TYPE.fullmatch(name)
-    }
-
-
-def _read_type(sysfs: Sysfs, folder: Path, devices: frozenset[str]) -> MdevType:
-    return MdevType(
-        available=max(0, sysfs.read_int(folder / "available_instances") or 0),
-        devices=devices,
-        name=sysfs.read_text(folder / "name"),
-        description=sysfs.read_text(folder / "description"),
-        device_api=sysfs.read_text(folder / "device_api"),
-    )
-
-
 DEFAULT_CLASS = "VGPU"
-_FORBIDDEN = ("action", "kernel_driver", "active_port", rules.ERASE)
+_FORBIDDEN = ("action", "kernel_driver", "active_port", ERASE)
 _PARENT_KEYS = ("resource_class", "traits")
 _OWN_KEYS = ("type", "parent", "max_per_card")
 _NUMBER = re.compile(r"[1-9][0-9]{0,2}")
@@ -255,22 +170,22 @@ class MdevRule:
 
 
 def parse(text: str) -> MdevRule:
-    """Parse a rule. Raise RuleSyntaxError if it is invalid."""
+    """Parse a rule. Raise InvalidOption if it is invalid."""
     own: dict[str, str] = {}
     others: list[str] = []
     for part in text.split(","):
         key, _, value = (piece.strip() for piece in part.partition("="))
         if key in _FORBIDDEN:
-            raise RuleSyntaxError(part.strip(), f"no {key} in a rule for mediated devices")
+            raise InvalidOption(part.strip(), f"no {key} in a rule for mediated devices")
         if key not in _OWN_KEYS:
             others.append(part)
         elif key in own:
-            raise RuleSyntaxError(part.strip(), f"{key} only once in a rule")
+            raise InvalidOption(part.strip(), f"{key} only once in a rule")
         else:
             own[key] = value
     types = tuple(name.strip() for name in own.get("type", "").split("|"))
     if not all(TYPE.fullmatch(name) for name in types) or len(set(types)) < len(types):
-        raise RuleSyntaxError(
+        raise InvalidOption(
             text, "the name of a type in mdev_supported_types, such as type=nvidia-222"
         )
     parent = own.get("parent")
@@ -278,10 +193,10 @@ def parse(text: str) -> MdevRule:
         _check_parent(parent, others)
         others.append("address=*")
     elif not others:
-        raise RuleSyntaxError(text, "a key that matches functions, such as address, or parent=NAME")
+        raise InvalidOption(text, "a key that matches functions, such as address, or parent=NAME")
     limit = own.get("max_per_card")
     if limit is not None and not _NUMBER.fullmatch(limit):
-        raise RuleSyntaxError(f"max_per_card={limit}", "a number from 1 to 999")
+        raise InvalidOption(f"max_per_card={limit}", "a number from 1 to 999")
     # Parents can be virtual functions, and their class is that of their mediated devices.
     every = f"{rules.SCOPE}=all"
     rule = rules.parse(",".join(part for part in others if part.replace(" ", "") != every))
@@ -308,13 +223,13 @@ def rule_of_parent(mdev_rules: Sequence[MdevRule], name: str) -> MdevRule | None
 
 
 def _check_parent(parent: str, others: Sequence[str]) -> None:
-    """Raise RuleSyntaxError for an invalid name, a PCI address, and keys of PCI functions."""
+    """Raise InvalidOption for an invalid name, a PCI address, and keys of PCI functions."""
     if not PARENT.fullmatch(parent):
-        raise RuleSyntaxError(f"parent={parent}", "a name of /sys/class/mdev_bus, as parent=mtty")
+        raise InvalidOption(f"parent={parent}", "a name of /sys/class/mdev_bus, as parent=mtty")
     if is_pci_address(parent):
-        raise RuleSyntaxError(f"parent={parent}", f"address={parent} for a PCI function")
+        raise InvalidOption(f"parent={parent}", f"address={parent} for a PCI function")
     for part in others:
         if part.partition("=")[0].strip() not in _PARENT_KEYS:
-            raise RuleSyntaxError(
+            raise InvalidOption(
                 part.strip(), f"only type, {' and '.join(_PARENT_KEYS)} in a rule with parent"
             )

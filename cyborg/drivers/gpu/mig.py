@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layouts of a GPU in MIG mode: the maximum number of GPU instances of one profile.
+"""Facts of NVML about GPUs, and the layouts of a GPU in MIG mode.
 
-A server does not get a GPU instance, but a mediated device (MIG-backed vGPU) that uses a GPU
-instance. NVIDIA documents this in "Configuring a GPU for MIG-Backed vGPUs" of the NVIDIA AI
-Enterprise and Virtual GPU Software guides, and the profiles in the NVML API Reference Guide, "Multi
-Instance GPU Management".
+A layout is the maximum number of GPU instances of one profile. A server does not get a GPU
+instance, but a mediated device (MIG-backed vGPU) that uses a GPU instance. NVIDIA documents this in
+"Configuring a GPU for MIG-Backed vGPUs" of the NVIDIA AI Enterprise and Virtual GPU Software
+guides, and the profiles in the NVML API Reference Guide, "Multi Instance GPU Management".
 """
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 
 from cyborg.core.inventory.device import Layout
 from cyborg.core.naming import make_custom_name
-from cyborg.drivers.kernel.nvml import GpuFacts
+from cyborg.drivers.base import Memory
+from cyborg.drivers.kernel.nvml import KERNEL_DRIVER, NVIDIA, GpuFacts, Nvml
+from cyborg.drivers.sysfs import PciFunction
 
 FIXED = "fixed"
 """Name of the only layout of a card that is not in MIG mode."""
@@ -80,3 +83,45 @@ def possible_layouts(
     current = current_layout(facts)
     layouts[current] = Layout(current, offers, frozenset({trait_of(current)}))
     return list(layouts.values())
+
+
+class FactsReader:
+    """Reader that reads the facts about each GPU once while its kernel driver is bound.
+
+    While a server uses a GPU, NVML does not show the GPU. The reader then returns the last facts
+    except ``max_vgpus``, also after a restart of the agent.
+    """
+
+    def __init__(self, source: Nvml) -> None:
+        self._source = source
+        self._facts: dict[tuple[str, str], GpuFacts] = {}  # by address and product id
+        self._current: set[tuple[str, str]] = set()  # read since they were bound
+
+    def read(self, card: PciFunction, memory: Memory) -> GpuFacts:
+        """Return the facts about a card; a card of another vendor has no facts."""
+        if card.vendor != NVIDIA or card.physfn is not None:
+            return GpuFacts()
+        key = card.address, card.product
+        name = f"gpu {card.address} {card.product}"
+        if card.kernel_driver != KERNEL_DRIVER:
+            self._current.discard(key)
+        elif key not in self._current and (found := self._source.read(card.address)) is not None:
+            self._current.add(key)
+            self._facts[key] = found
+            # Types and profiles may be many, and are read again with the card.
+            kept = GpuFacts(found.uuid, found.memory, found.vbios, found.ecc, found.mig)
+            memory.put(name, json.dumps(kept.to_dict()))
+        if key not in self._facts:
+            self._facts[key] = _load(memory.get(name))
+        return self._facts[key]
+
+    def forget(self, address: str) -> None:
+        """Make the next call of ``read`` read a card again, because its facts have changed."""
+        self._current = {key for key in self._current if key[0] != address}
+
+
+def _load(text: str | None) -> GpuFacts:
+    try:
+        return GpuFacts.from_dict(json.loads(text)) if text else GpuFacts()
+    except (KeyError, TypeError, ValueError):
+        return GpuFacts()  # written by another release

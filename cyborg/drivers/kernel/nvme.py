@@ -27,7 +27,6 @@ from pathlib import Path
 
 from cyborg.core.errors import DriverFailed
 from cyborg.core.log import get_logger
-from cyborg.drivers.pci.rules import ERASE, ErasePolicy
 
 LOG = get_logger(__name__)
 
@@ -65,6 +64,21 @@ _SANITIZE_ACTIONS = {
 }
 SANITIZE_METHODS = frozenset(_SANITIZE_ACTIONS)
 """Methods that erase the whole NVM subsystem."""
+
+ERASE = "erase"
+"""Key that only the driver nvme has."""
+
+
+class ErasePolicy(StrEnum):
+    """Values of the key ``erase``; ``kernel.nvme.permitted_methods`` returns their methods."""
+
+    PURGE = "purge"
+    CLEAR = "clear"
+    SANITIZE = "sanitize"
+    CRYPTO = "crypto"
+    BLOCK = "block"
+    OVERWRITE = "overwrite"
+
 
 _PERMITTED = {
     ErasePolicy.CLEAR: tuple(Method),

@@ -15,7 +15,6 @@ GPU. So NVML is closed after each reading, and each GPU is read once. ``nv_pci_r
 import contextlib
 import ctypes
 import importlib
-import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,7 +24,6 @@ from cyborg.core.codec import Serializable
 from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device import MAX_TEXT
 from cyborg.core.log import get_logger
-from cyborg.drivers.base import Memory
 from cyborg.drivers.sysfs import PciFunction
 
 LOG = get_logger(__name__)
@@ -110,41 +108,6 @@ class NvmlLibrary:
 def is_known(card: PciFunction) -> bool:
     """Return whether NVML knows a card: a GPU of NVIDIA that is bound to its kernel driver."""
     return (card.vendor, card.kernel_driver, card.physfn) == (NVIDIA, KERNEL_DRIVER, None)
-
-
-class FactsReader:
-    """Reader that reads the facts about each GPU once while its kernel driver is bound.
-
-    While a server uses a GPU, NVML does not show the GPU. The reader then returns the last facts
-    except ``max_vgpus``, also after a restart of the agent.
-    """
-
-    def __init__(self, source: Nvml) -> None:
-        self._source = source
-        self._facts: dict[tuple[str, str], GpuFacts] = {}  # by address and product id
-        self._current: set[tuple[str, str]] = set()  # read since they were bound
-
-    def read(self, card: PciFunction, memory: Memory) -> GpuFacts:
-        """Return the facts about a card; a card of another vendor has no facts."""
-        if card.vendor != NVIDIA or card.physfn is not None:
-            return GpuFacts()
-        key = card.address, card.product
-        name = f"gpu {card.address} {card.product}"
-        if card.kernel_driver != KERNEL_DRIVER:
-            self._current.discard(key)
-        elif key not in self._current and (found := self._source.read(card.address)) is not None:
-            self._current.add(key)
-            self._facts[key] = found
-            # Types and profiles may be many, and are read again with the card.
-            kept = GpuFacts(found.uuid, found.memory, found.vbios, found.ecc, found.mig)
-            memory.put(name, json.dumps(kept.to_dict()))
-        if key not in self._facts:
-            self._facts[key] = _load(memory.get(name))
-        return self._facts[key]
-
-    def forget(self, address: str) -> None:
-        """Make the next call of ``read`` read a card again, because its facts have changed."""
-        self._current = {key for key in self._current if key[0] != address}
 
 
 @contextlib.contextmanager
@@ -232,13 +195,6 @@ def _create(nvml: Any, device: Any, profile: Any) -> None:
     else:
         raise nvml.NVMLError(nvml.NVML_ERROR_NOT_FOUND)
     nvml.nvmlGpuInstanceCreateComputeInstance(instance, info.id)
-
-
-def _load(text: str | None) -> GpuFacts:
-    try:
-        return GpuFacts.from_dict(json.loads(text)) if text else GpuFacts()
-    except (KeyError, TypeError, ValueError):
-        return GpuFacts()  # written by another release
 
 
 def short_name(vgpu_type: str) -> str:

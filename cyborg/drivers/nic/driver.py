@@ -24,10 +24,11 @@ from cyborg.core.inventory import device_state as health
 from cyborg.core.inventory.device import MAX_TEXT, Ability, Device, DeviceType, Health
 from cyborg.core.inventory.device_state import Measurement
 from cyborg.core.naming import make_custom_name
-from cyborg.drivers.base import Option
-from cyborg.drivers.generic import Description, GenericDriver
+from cyborg.drivers.base import InvalidOption, Option
+from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.kernel import interfaces
-from cyborg.drivers.pci import classes, sriov
+from cyborg.drivers.pci.access import HostAccess
+from cyborg.drivers.pci.offers import Description
 from cyborg.drivers.sysfs import PciFunction
 
 NETWORKS_EXPECTED = (
@@ -59,7 +60,7 @@ class Connection:
 
 
 def parse_networks(texts: Iterable[str]) -> tuple[Connection, ...]:
-    """Parse the entries of the option. Raise Invalid with the wrong entry as its message."""
+    """Parse the entries of the option. Raise InvalidOption with the wrong entry."""
     found: dict[str, Connection] = {}
     traits: dict[str, str] = {}
     for text in texts:
@@ -68,7 +69,7 @@ def parse_networks(texts: Iterable[str]) -> tuple[Connection, ...]:
         if connection.card in found or traits.setdefault(trait, connection.network) != (
             connection.network
         ):
-            raise Invalid(text, field="physical_networks")
+            raise InvalidOption(text, NETWORKS_EXPECTED)
         found[connection.card] = connection
     return tuple(found.values())
 
@@ -81,14 +82,14 @@ def trait_of_network(network: str) -> str:
 def _parse_entry(text: str) -> Connection:
     network, _, card = text.partition(":")
     if not _NETWORK.fullmatch(network) or not re.search(r"[A-Za-z0-9]", network):
-        raise Invalid(text, field="physical_networks")
+        raise InvalidOption(text, NETWORKS_EXPECTED)
     if ":" in card:
         try:
             card = str(PciAddress.parse(card))
         except Invalid:
-            raise Invalid(text, field="physical_networks") from None
+            raise InvalidOption(text, NETWORKS_EXPECTED) from None
     elif not _INTERFACE.fullmatch(card) or card in (".", ".."):
-        raise Invalid(text, field="physical_networks")
+        raise InvalidOption(text, NETWORKS_EXPECTED)
     return Connection(network, card)
 
 
@@ -142,16 +143,11 @@ class NicDriver(GenericDriver):
         backend: str,
         options: Mapping[str, Any],
         sysfs_root: str | Path = "/sys",
-        lookup: classes.Lookup | None = None,
-        kernel_log: str | Path | None = None,
-        set_count: sriov.SetCount | None = None,
+        access: HostAccess | None = None,
     ) -> None:
-        """Create the driver; the parameters are those of the generic driver."""
-        super().__init__(backend, options, sysfs_root, lookup, kernel_log, set_count)
-        try:
-            self._connections = parse_networks(self.options["physical_networks"])
-        except Invalid as exc:
-            raise self.misconfigured("physical_networks", exc.message, NETWORKS_EXPECTED) from exc
+        """Create the driver."""
+        super().__init__(backend, options, sysfs_root, access)
+        self._connections = self.parse_option("physical_networks", parse_networks)
         # What was read last, by card: a card has no interface while a server has all of it, and no
         # speed without a link.
         self._networks: dict[str, Connection] = {}

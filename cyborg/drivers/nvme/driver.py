@@ -16,7 +16,7 @@ only while its nvme driver is bound, and not while a server uses the controller.
 stored in the memory of the backend.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,13 @@ from cyborg.core.inventory.device import MAX_TEXT, Ability, Device, DeviceType
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import make_custom_name
-from cyborg.drivers.base import Option
-from cyborg.drivers.generic import Description, PciDriver
+from cyborg.drivers.base import Option, in_range
 from cyborg.drivers.host_use import domains
-from cyborg.drivers.kernel.nvme import Method, find_mismatch, permitted_methods, read_methods
-from cyborg.drivers.pci import classes, reset, rules
+from cyborg.drivers.kernel.nvme import ERASE, ErasePolicy, Method, find_mismatch, permitted_methods
+from cyborg.drivers.pci import reset
+from cyborg.drivers.pci.access import HostAccess
+from cyborg.drivers.pci.driver import PciDriver
+from cyborg.drivers.pci.offers import Description
 from cyborg.drivers.sysfs import PciFunction
 
 LOG = get_logger(__name__)
@@ -40,11 +42,6 @@ LOG = get_logger(__name__)
 CLASS = "010802"
 """Class code of an NVMe I/O controller; ``pci.classes`` names the specification."""
 
-MIN_TIMEOUT, MAX_TIMEOUT = 30.0, 86400.0
-"""Seconds of the option ``erase_timeout``."""
-
-Erase = Callable[[str, float, Sequence[str]], Mapping[str, Any]]
-ReadMethods = Callable[[Path, str | None], Sequence[Method] | None]
 _UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("B", 1.0))
 _UNKNOWN = (
     "its capacity is unknown, and so is its resource class: bind it to the kernel driver nvme "
@@ -60,24 +57,6 @@ _ERASE_HELP = (
 # Bytes; the unit of "size" in /sys/class/block, whatever the block size is: part_size_show of
 # block/genhd.c and SECTOR_SIZE of include/linux/blk_types.h of Linux.
 _SECTOR = 512
-
-
-def _erase(address: str, timeout: float, methods: Sequence[str]) -> Mapping[str, Any]:
-    # Imported here: without an erasure, the agent does not need oslo.privsep.
-    from cyborg.drivers import privileged
-    from cyborg.drivers.privileged import nvme
-
-    privileged.call_in_process_as_root()
-    result: Mapping[str, Any] = nvme.erase(address, timeout, methods)
-    return result
-
-
-def _refuse(address: str, timeout: float, methods: Sequence[str]) -> Mapping[str, Any]:
-    raise DriverFailed(f"{address} cannot be erased: it is not a controller of this host")
-
-
-def _read_nothing(node: Path, number: str | None) -> None:
-    return None
 
 
 def _with_erase(option: Option) -> Option:
@@ -96,7 +75,7 @@ class NvmeDriver(PciDriver):
     # The serial number appears with the controller, the capacity with its namespaces: a real drive
     # needs seconds after its PCI function was bound. ``block`` has uevents of all other disks too.
     UEVENT_SUBSYSTEMS = PciDriver.UEVENT_SUBSYSTEMS | {"nvme", "nvme-generic"}
-    RULE_KEYS = (*PciDriver.RULE_KEYS, rules.ERASE)
+    RULE_KEYS = (*PciDriver.RULE_KEYS, ERASE)
     OPTIONS = (
         # An erasure is more than a reset.
         *(_with_erase(option) for option in PciDriver.OPTIONS if option is not reset.OPTION),
@@ -122,28 +101,11 @@ class NvmeDriver(PciDriver):
         backend: str,
         options: Mapping[str, Any],
         sysfs_root: str | Path = "/sys",
-        lookup: classes.Lookup | None = None,
-        kernel_log: str | Path | None = None,
-        erase: Erase | None = None,
-        read: ReadMethods | None = None,
+        access: HostAccess | None = None,
     ) -> None:
-        """Create the driver.
-
-        ``erase(address, seconds, methods)`` erases a controller within this time, by the first of
-        the methods that is possible. ``read`` is like ``kernel.nvme.read_methods``. The defaults
-        are for controllers of this host. If the sysfs root is not /sys, the addresses are not those
-        of this host: then the default ``erase`` raises DriverFailed, and no methods are known.
-        """
-        super().__init__(backend, options, sysfs_root, lookup, kernel_log)
-        local = self.sysfs_root == Path("/sys")
-        self._erase = erase or (_erase if local else _refuse)
-        self._read_supported = read or (read_methods if local else _read_nothing)
-        if not MIN_TIMEOUT <= self.options["erase_timeout"] <= MAX_TIMEOUT:
-            raise self.misconfigured(
-                "erase_timeout",
-                self.options["erase_timeout"],
-                f"{MIN_TIMEOUT:g} to {MAX_TIMEOUT:g}",
-            )
+        """Create the driver."""
+        super().__init__(backend, options, sysfs_root, access)
+        self._erase_timeout = self.parse_option("erase_timeout", in_range(30, 86400))
         # Resource classes by address: as the last discovery read them, and as this one reports.
         self._shown: dict[str, str | None] = {}
         self._classes: dict[str, str | None] = {}
@@ -172,14 +134,14 @@ class NvmeDriver(PciDriver):
         policies = self._policies(function)
         methods = [method.value for method in permitted_methods(policies)]
         domains.check_unused(self._sysfs, self.read_domains, address)
-        result = self._erase(address, self.options["erase_timeout"], methods)
+        result = self._access.erase(address, self._erase_timeout, methods)
         if result["method"] is None:
             return  # it disappeared a moment ago
         LOG.info(
             "Erased %s namespaces by %s (%s), verified: %s samples of the old data are gone",
             result["namespaces"],
             result["method"],
-            f"policy {rules.ERASE}={'|'.join(policies)}" if policies else "no policy",
+            f"policy {ERASE}={'|'.join(policies)}" if policies else "no policy",
             result["samples"],
             backend=self.backend,
             device=item.device,
@@ -220,7 +182,7 @@ class NvmeDriver(PciDriver):
             return _UNKNOWN
         return self._find_mismatch(function) or super().find_obstacle(function)
 
-    def _policies(self, function: PciFunction) -> Sequence[rules.ErasePolicy]:
+    def _policies(self, function: PciFunction) -> Sequence[ErasePolicy]:
         """Return the policies of the rule for a controller; without any, every method may be used.
 
         Without a rule there are none: an operator adopted the device or removed its rule.
@@ -256,7 +218,7 @@ class NvmeDriver(PciDriver):
         if (known_model, drive) == (model, shown):
             return known
         node = Path("/dev") / controller.name
-        found = self._read_supported(node, self._sysfs.read_text(controller / "dev"))
+        found = self._access.read_methods(node, self._sysfs.read_text(controller / "dev"))
         text = None if found is None else f"{model}\n{shown}\n{';'.join(found)}"
         self.memory.put(key, text)
         return found

@@ -18,13 +18,14 @@ otherwise. ``power/runtime_status`` is described in ``sysfs-devices-power``.
 import os
 import re
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from cyborg.core.inventory import device_state as health
 from cyborg.core.inventory.device import Health
 from cyborg.core.inventory.device_state import HEALTHY, Measurement
 from cyborg.core.log import get_logger
+from cyborg.drivers.base import InvalidOption
 from cyborg.drivers.pci.topology import NO_WIDTH, is_unknown_speed
 from cyborg.drivers.sysfs import Sysfs
 
@@ -187,6 +188,13 @@ DEFAULT = ("aer", "link", "bus", "driver")
 
 _AER = {"fatal": "aer_dev_fatal", "non-fatal": "aer_dev_nonfatal"}
 _NO_RESPONSE = b"\xff\xff\xff\xff"
+
+
+def parse_checks(names: Sequence[str]) -> Sequence[str]:
+    """Return the names of checks. Raise InvalidOption for an unknown one."""
+    if unknown := sorted(set(names) - set(CHECKS)):
+        raise InvalidOption(unknown[0], f"one of {', '.join(CHECKS)}")
+    return names
 
 
 class HealthReader:

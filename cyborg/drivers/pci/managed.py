@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 from cyborg.core.address import PciAddress
 from cyborg.core.drivers.desired_state import ADOPT_IN_USE
 from cyborg.core.errors import Invalid
-from cyborg.drivers.base import Driver, Option
+from cyborg.drivers.base import Driver, InvalidOption, Option
 
 OPTIONS = (
     Option(
@@ -113,7 +113,8 @@ def _canonical(entry: str) -> str:
 def read_options(driver: Driver) -> ManagedDevices:
     """Return the adopted and released devices from a driver's options. Raise Misconfigured."""
     adopted, released, in_use = (
-        _addresses(driver, option) for option in ("adopt", "release", IN_USE.name)
+        driver.parse_option(option, _parse_addresses) if option in driver.options else ()
+        for option in ("adopt", "release", IN_USE.name)
     )
     if conflicts := sorted({*adopted, *in_use} & set(released)):
         raise driver.misconfigured(
@@ -126,11 +127,11 @@ def read_options(driver: Driver) -> ManagedDevices:
     return ManagedDevices((*adopted, *in_use), released, marks)
 
 
-def _addresses(driver: Driver, option: str) -> tuple[str, ...]:
+def _parse_addresses(texts: Sequence[str]) -> tuple[str, ...]:
     addresses: list[str] = []
-    for text in driver.options.get(option, ()):
+    for text in texts:
         try:
             addresses.append(str(PciAddress.parse(text.partition("@")[0])))
         except Invalid as exc:
-            raise driver.misconfigured(option, text, "PCI addresses such as 0000:3d:00.0") from exc
+            raise InvalidOption(text, "PCI addresses such as 0000:3d:00.0") from exc
     return tuple(addresses)

@@ -22,7 +22,8 @@ from cyborg.core.inventory.functions import root_of
 from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.core.text import join_limited
 from cyborg.core.wire.hardware import NOT_OFFERED
-from cyborg.drivers.pci import classes, topology
+from cyborg.drivers.kernel.reset import can_reset
+from cyborg.drivers.pci import classes
 from cyborg.drivers.pci.rules import Rule, matching_index, matching_rule
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
@@ -247,7 +248,7 @@ def describe_unresettable(sysfs: Sysfs, offers: Iterable[Offer]) -> tuple[str, .
         offer.function.address
         for offer in offers
         if (offer.withheld, offer.obstacle) == (None, None)
-        and not topology.can_reset(sysfs, offer.function.address)
+        and not can_reset(sysfs, offer.function.address)
     ]
     if not addresses:
         return ()

@@ -31,10 +31,11 @@ import operator
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from cyborg.core.inventory.device import DeviceType
 from cyborg.core.naming import ACCELERATOR_CLASSES, is_accelerator_class, is_trait
+from cyborg.drivers.base import InvalidOption
+from cyborg.drivers.kernel.nvme import ERASE, ErasePolicy
 from cyborg.drivers.pci import classes
 from cyborg.drivers.sysfs import PciFunction
 
@@ -50,8 +51,6 @@ MATCHERS = (
 SCOPE = "functions"
 RESULTS = ("type", "resource_class", "traits", "action", "kernel_driver", "active_port")
 KEYS = (*MATCHERS, SCOPE, *RESULTS)
-ERASE = "erase"
-"""Key that only the driver nvme has."""
 _ACTIONS = ("offer", "skip")
 _ACTIVE_PORTS = ("offer", "withhold")
 _SCOPES = ("whole", "vf", "all")
@@ -60,26 +59,6 @@ _CLASS = re.compile(r"^[0-9a-f]{1,6}$")
 _DRIVER = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 _NUMBER = re.compile(r"^(0|[1-9][0-9]{0,4})$")
 _ADDRESS = re.compile(r"^[0-9a-f:.*?\[\]!-]{1,64}$")
-
-
-class ErasePolicy(StrEnum):
-    """Values of the key ``erase``; ``kernel.nvme.permitted_methods`` returns their methods."""
-
-    PURGE = "purge"
-    CLEAR = "clear"
-    SANITIZE = "sanitize"
-    CRYPTO = "crypto"
-    BLOCK = "block"
-    OVERWRITE = "overwrite"
-
-
-class RuleSyntaxError(ValueError):
-    """Syntax error of a rule; ``found`` is the wrong text, ``expected`` describes a valid text."""
-
-    def __init__(self, found: str, expected: str) -> None:
-        super().__init__(f"found {found!r}; expected {expected}")
-        self.found = found
-        self.expected = expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +135,7 @@ def matching_index(rules: Sequence[Rule], function: PciFunction) -> int | None:
 
 
 def parse(text: str, keys: Collection[str] = KEYS, driver: str = "generic") -> Rule:
-    """Parse a rule of a driver with these keys. Raise RuleSyntaxError if it is invalid."""
+    """Parse a rule of a driver with these keys. Raise InvalidOption if it is invalid."""
     pairs = _pairs(text, keys, driver)
     scope = _scope(pairs)
     return Rule(
@@ -205,19 +184,19 @@ def _pairs(text: str, keys: Collection[str], driver: str) -> dict[str, str]:
     for part in text.split(","):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if key == ERASE and key not in keys:
-            raise RuleSyntaxError(
+            raise InvalidOption(
                 part.strip(),
                 f"no {key}: the driver {driver} does not erase devices, the driver nvme does",
             )
         if not equals or not value or key not in keys:
-            raise RuleSyntaxError(part.strip(), f"key=value with a key of {', '.join(keys)}")
+            raise InvalidOption(part.strip(), f"key=value with a key of {', '.join(keys)}")
         if key in pairs:
-            raise RuleSyntaxError(
+            raise InvalidOption(
                 part.strip(), f"{key} only once in a rule; separate alternatives with |"
             )
         pairs[key] = value
     if not set(pairs) & set(MATCHERS):
-        raise RuleSyntaxError(text, f"at least one of {', '.join(MATCHERS)}; address=* matches all")
+        raise InvalidOption(text, f"at least one of {', '.join(MATCHERS)}; address=* matches all")
     return pairs
 
 
@@ -237,7 +216,7 @@ def _values(
         if key == "class":
             value = value.rstrip("*")
         if not form.match(value):
-            raise RuleSyntaxError(f"{key}={pairs[key]}", expected)
+            raise InvalidOption(f"{key}={pairs[key]}", expected)
         (rejected if negated else accepted).append(value)
     return Values(tuple(accepted), tuple(rejected))
 
@@ -245,9 +224,9 @@ def _values(
 def _scope(pairs: Mapping[str, str]) -> str | None:
     value = pairs.get(SCOPE)
     if value is not None and value not in _SCOPES:
-        raise RuleSyntaxError(f"{SCOPE}={value}", f"one of {', '.join(_SCOPES)}")
+        raise InvalidOption(f"{SCOPE}={value}", f"one of {', '.join(_SCOPES)}")
     if value == "all" and "resource_class" in pairs:
-        raise RuleSyntaxError(
+        raise InvalidOption(
             f"{SCOPE}=all",
             "a rule for functions=whole and one for functions=vf: a server that asks for the "
             "resource class of a whole card must not get a virtual function",
@@ -259,12 +238,12 @@ def _type(value: str | None) -> DeviceType | None:
     try:
         return None if value is None else DeviceType(value.upper())
     except ValueError:
-        raise RuleSyntaxError(f"type={value}", f"one of {', '.join(DeviceType)}") from None
+        raise InvalidOption(f"type={value}", f"one of {', '.join(DeviceType)}") from None
 
 
 def _resource_class(value: str | None) -> str | None:
     if value is not None and not is_accelerator_class(value):
-        raise RuleSyntaxError(
+        raise InvalidOption(
             f"resource_class={value}",
             f"one of {', '.join(sorted(ACCELERATOR_CLASSES))}, or CUSTOM_NAME; other standard "
             "resource classes belong to Nova",
@@ -275,7 +254,7 @@ def _resource_class(value: str | None) -> str | None:
 def _traits(value: str | None) -> frozenset[str]:
     names = frozenset() if value is None else frozenset(t.strip() for t in value.split("|"))
     if not all(is_trait(name) for name in names):
-        raise RuleSyntaxError(
+        raise InvalidOption(
             f"traits={value}", "standard traits or CUSTOM_NAME, such as CUSTOM_A|CUSTOM_B"
         )
     return names
@@ -284,7 +263,7 @@ def _traits(value: str | None) -> frozenset[str]:
 def _drivers(value: str | None) -> frozenset[str]:
     names = frozenset() if value is None else frozenset(d.strip() for d in value.split("|"))
     if not all(_DRIVER.match(name) for name in names):
-        raise RuleSyntaxError(
+        raise InvalidOption(
             f"kernel_driver={value}", "names of kernel drivers, such as kernel_driver=vfio-pci"
         )
     return names
@@ -295,7 +274,7 @@ def _erase(value: str | None) -> tuple[ErasePolicy, ...]:
     try:
         return tuple(dict.fromkeys(ErasePolicy(name) for name in names))
     except ValueError:
-        raise RuleSyntaxError(
+        raise InvalidOption(
             f"{ERASE}={value}",
             f"values of {', '.join(ErasePolicy)}, the preferred one first, such as "
             f"{ERASE}={ErasePolicy.PURGE}|{ErasePolicy.CLEAR}",
@@ -304,11 +283,11 @@ def _erase(value: str | None) -> tuple[ErasePolicy, ...]:
 
 def _action(value: str | None) -> bool:
     if value is not None and value not in _ACTIONS:
-        raise RuleSyntaxError(f"action={value}", f"one of {', '.join(_ACTIONS)}")
+        raise InvalidOption(f"action={value}", f"one of {', '.join(_ACTIONS)}")
     return value == "skip"
 
 
 def _active_port(value: str | None) -> bool:
     if value is not None and value not in _ACTIVE_PORTS:
-        raise RuleSyntaxError(f"active_port={value}", f"one of {', '.join(_ACTIVE_PORTS)}")
+        raise InvalidOption(f"active_port={value}", f"one of {', '.join(_ACTIVE_PORTS)}")
     return value == "offer"

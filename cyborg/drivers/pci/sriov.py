@@ -19,7 +19,7 @@ from cyborg.core.address import PciAddress
 from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device import MAX_LAYOUTS, Device, Layout, count_handles
 from cyborg.core.naming import make_custom_name
-from cyborg.drivers.base import Driver, Option
+from cyborg.drivers.base import Driver, InvalidOption, Option
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
 OPTIONS = (
@@ -54,24 +54,6 @@ _NAME = re.compile(r"vfs-(0|[1-9][0-9]{0,4})")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,4}")
 _PRODUCT = re.compile(r"(0x)?[0-9a-f]{1,4}")
 
-SetCount = Callable[[str, int, bool, bool], None]
-"""``privileged.sriov.set_count``."""
-
-
-def set_count(address: str, count: int, autoprobe: bool, allow_network: bool) -> None:
-    """Call ``privileged.sriov.set_count``."""
-    # Imported here: without a change of layouts, the agent does not need oslo.privsep.
-    from cyborg.drivers import privileged
-    from cyborg.drivers.privileged import pci
-
-    privileged.call_in_process_as_root()
-    pci.set_count(address, count, autoprobe, allow_network)
-
-
-def refuse(address: str, count: int, autoprobe: bool, allow_network: bool) -> None:
-    """Raise DriverFailed; for a sysfs that is not the sysfs of this host."""
-    raise DriverFailed(f"{address} cannot be changed: it is not a device of this host")
-
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -86,20 +68,20 @@ class Settings:
 
 
 def read_options(driver: Driver, *, allow_network: bool) -> Settings:
-    """Return the settings from a driver's options. Raise Misconfigured for an invalid value.
+    """Return the settings from a driver's options. Raise Misconfigured for an invalid value."""
+    counts = driver.parse_option("vf_counts", _parse_counts)
+    return Settings(counts, bool(driver.options["vf_autoprobe"]), allow_network)
 
-    A driver without the options has no counts.
-    """
-    texts = driver.options.get("vf_counts", ())
+
+def _parse_counts(texts: Sequence[str]) -> tuple[int, ...]:
     for text in texts:
         if not _NUMBER.fullmatch(text) or int(text) > MAX_VFS:
-            raise driver.misconfigured("vf_counts", text, f"numbers from 0 to {MAX_VFS}")
+            raise InvalidOption(text, f"numbers from 0 to {MAX_VFS}")
     counts = sorted({int(text) for text in texts})
     # One more layout is the current one.
     if len(counts) >= MAX_LAYOUTS:
-        raise driver.misconfigured("vf_counts", len(counts), f"fewer than {MAX_LAYOUTS} numbers")
-    autoprobe = bool(driver.options.get("vf_autoprobe", False))
-    return Settings(tuple(counts), autoprobe, allow_network)
+        raise InvalidOption(len(counts), f"fewer than {MAX_LAYOUTS} numbers")
+    return tuple(counts)
 
 
 def layout_name(card: PciFunction) -> str:
@@ -165,9 +147,12 @@ class Layouts:
         sysfs: Sysfs,
         settings: Settings,
         offered_class: Callable[[PciFunction], str | None],
-        change: SetCount,
+        change: Callable[[str, int, bool, bool], None],
     ) -> None:
-        """``offered_class`` returns a PCI function's resource class; None if it is not offered."""
+        """``offered_class`` returns a PCI function's resource class; None if it is not offered.
+
+        ``change`` is ``privileged.pci.set_count``.
+        """
         self._sysfs = sysfs
         self._settings = settings
         self._offered_class = offered_class

@@ -86,20 +86,6 @@ def traits(function: PciFunction, topology: Mapping[str, str]) -> frozenset[str]
     return frozenset(names)
 
 
-def can_reset(sysfs: Sysfs, address: str) -> bool:
-    """Return whether the kernel has a method to reset a PCI function.
-
-    ``Documentation/ABI/testing/sysfs-bus-pci``: a function that cannot be reset has neither
-    ``reset_method`` nor ``reset``; kernels before 5.15 have ``reset`` alone. An administrator can
-    disable all methods, which makes ``reset_method`` empty.
-    """
-    folder = Path("bus/pci/devices") / address
-    names = sysfs.list_names(folder)
-    if "reset_method" in names:
-        return bool(sysfs.read_text(folder / "reset_method"))
-    return "reset" in names
-
-
 def is_unknown_speed(speed: str | None) -> bool:
     """Return whether a link speed is missing, or ``Unknown``.
 

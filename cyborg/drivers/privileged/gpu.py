@@ -18,9 +18,9 @@ from pathlib import Path
 
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import DriverFailed, Invalid
-from cyborg.drivers.gpu.mdev import DEVICES, PARENT, TYPE, is_present, types_folder
 from cyborg.drivers.host_use.check import mediated_parents
 from cyborg.drivers.kernel import nvml
+from cyborg.drivers.kernel.mdev import DEVICES, PARENT, TYPE, is_present, types_folder
 from cyborg.drivers.privileged import CONTEXT, files
 from cyborg.drivers.privileged.files import write as _write
 from cyborg.drivers.sysfs import Sysfs

@@ -22,7 +22,7 @@ from cyborg.core.inventory.delivery import is_vfio
 from cyborg.drivers.host_use.check import used_functions
 from cyborg.drivers.host_use.networks import describe_missing_interface
 from cyborg.drivers.kernel import interfaces
-from cyborg.drivers.pci.reset import find_current_obstacle
+from cyborg.drivers.kernel.reset import find_current_obstacle
 from cyborg.drivers.privileged import CONTEXT, files
 from cyborg.drivers.privileged.files import CHECKED, answers, set_mark
 from cyborg.drivers.privileged.files import write as _write

@@ -16,6 +16,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from cyborg.core.capture import model
 from cyborg.core.capture.model import Capture, Fault, Uevent
 from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.drivers.base import Driver
-from cyborg.drivers.generic import PciDriver
 from cyborg.drivers.kernel.nvml import GpuFacts
+from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.pci.classes import Names
+from cyborg.drivers.pci.driver import PciDriver
 from cyborg.drivers.replay.kernel import SimulatedControl, SimulatedKernel, SimulatedSriov
 from cyborg.drivers.replay.recorder import unpack
 
@@ -144,6 +146,22 @@ class ReplayedHost:
         self.sysfs_root = self._folder / "sys"
         self.kernel = SimulatedKernel(self.sysfs_root, faults)
         self.uevents = RecordedUevents(capture, self.kernel)
+        control = SimulatedControl(self.kernel)
+        self.access = replace(
+            HostAccess.of(self.sysfs_root),
+            lookup=self.find_names,
+            nvml=self.nvml,
+            reset=self.kernel.reset,
+            set_count=SimulatedSriov(self.kernel).set_count,
+            set_services=self.kernel.set_services,
+            create_mdev=self.kernel.create,
+            remove_mdev=self.kernel.remove,
+            set_instances=self.kernel.set_instances,
+            load_firmware=control.load_firmware,
+            reconfigure=control.reconfigure,
+            run_tool=control.run_tool,
+            erase=self.kernel.erase,
+        )
 
     def close(self) -> None:
         """Remove the folder. Idempotent."""
@@ -153,50 +171,29 @@ class ReplayedHost:
         self, driver: type[Driver], backend: str, options: Mapping[str, Any]
     ) -> Driver:
         """Return a driver of the replayed host. Raise DriverFailed if SIMULATED lacks its class."""
-        arguments = SIMULATED.get(f"{driver.__module__}:{driver.__qualname__}")
-        if arguments is None:
+        if f"{driver.__module__}:{driver.__qualname__}" not in SIMULATED:
             raise DriverFailed(
                 f"the driver {driver.name} cannot be replayed: a replay does not simulate "
                 "the changes that it makes to a host"
             )
-        made = driver(backend, options, self.sysfs_root, **arguments(self))
-        if isinstance(made, PciDriver):
-            made.set_reset(self.kernel.reset)
-        return made
+        if issubclass(driver, PciDriver):
+            return driver(backend, options, self.sysfs_root, self.access)
+        return driver(backend, options, self.sysfs_root)
 
     def find_names(self, address: str) -> Names:
         """Return the names of a function, as the capture has them."""
         return Names(*self.capture.names.get(address, (None, None)))
 
 
-Arguments = Callable[[ReplayedHost], Mapping[str, Any]]
-
-SIMULATED: Mapping[str, Arguments] = {
-    "cyborg.drivers.fake:FakeDriver": lambda host: {},
-    "cyborg.drivers.generic:GenericDriver": lambda host: {
-        "lookup": host.find_names,
-        "set_count": SimulatedSriov(host.kernel).set_count,
-    },
-    "cyborg.drivers.crypto.driver:CryptoDriver": lambda host: {
-        "lookup": host.find_names,
-        "set_services": host.kernel.set_services,
-    },
-    "cyborg.drivers.gpu.driver:GpuDriver": lambda host: {
-        "lookup": host.find_names,
-        "control": host.kernel,
-        "nvml": host.nvml,
-    },
-    "cyborg.drivers.fpga.driver:FpgaDriver": lambda host: {
-        "lookup": host.find_names,
-        "control": SimulatedControl(host.kernel),
-    },
-    "cyborg.drivers.nic.driver:NicDriver": lambda host: {
-        "lookup": host.find_names,
-        "set_count": SimulatedSriov(host.kernel).set_count,
-    },
-    "cyborg.drivers.nvme.driver:NvmeDriver": lambda host: {
-        "lookup": host.find_names,
-        "erase": host.kernel.erase,
-    },
-}
-"""Drivers that can run on a replayed host, with their arguments: what replaces their host work."""
+SIMULATED = frozenset(
+    {
+        "cyborg.drivers.fake:FakeDriver",
+        "cyborg.drivers.generic:GenericDriver",
+        "cyborg.drivers.crypto.driver:CryptoDriver",
+        "cyborg.drivers.gpu.driver:GpuDriver",
+        "cyborg.drivers.fpga.driver:FpgaDriver",
+        "cyborg.drivers.nic.driver:NicDriver",
+        "cyborg.drivers.nvme.driver:NvmeDriver",
+    }
+)
+"""Drivers that can run on a replayed host: a HostAccess replaces all of their host work."""

@@ -32,9 +32,9 @@ from cyborg.core.capture.model import Fault, FaultKind, Operation
 from cyborg.core.errors import DriverFailed
 from cyborg.drivers.fpga.cards import MANAGERS, REGIONS, Region, read_regions
 from cyborg.drivers.fpga.images import read_header
-from cyborg.drivers.gpu.mdev import DEVICES, is_present, types_folder
 from cyborg.drivers.host_use.check import used_functions
 from cyborg.drivers.kernel import interfaces
+from cyborg.drivers.kernel.mdev import DEVICES, is_present, types_folder
 from cyborg.drivers.pci import sriov
 from cyborg.drivers.sysfs import Sysfs
 

@@ -24,10 +24,10 @@ from cyborg.core.errors import CyborgError, Invalid
 from cyborg.core.inventory.device import Device
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import Driver, MeasureInterface, PartitionInterface
-from cyborg.drivers.generic import PciDriver
 from cyborg.drivers.kernel.nvml import NoNvml, Nvml, NvmlLibrary, is_known
 from cyborg.drivers.pci import classes, health
 from cyborg.drivers.pci.classes import is_gpu
+from cyborg.drivers.pci.driver import PciDriver
 from cyborg.drivers.sysfs import Sysfs, observed_by
 
 LOG = get_logger(__name__)

@@ -2,12 +2,14 @@
 """The nvme driver and its commands without a controller."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cyborg.core.errors import DriverFailed
 from cyborg.drivers.kernel.nvme import Controller
 from cyborg.drivers.nvme.driver import NvmeDriver
+from cyborg.drivers.pci.access import HostAccess
 
 
 class SimulatedNvmeDriver(NvmeDriver):
@@ -18,9 +20,10 @@ class SimulatedNvmeDriver(NvmeDriver):
     ) -> None:
         """Create the driver."""
         result = {"method": "format, user data erase", "namespaces": 1, "samples": 16}
-        super().__init__(
-            backend, options, sysfs_root, erase=lambda address, timeout, methods: result
+        access = replace(
+            HostAccess.of(Path(sysfs_root)), erase=lambda address, timeout, methods: result
         )
+        super().__init__(backend, options, sysfs_root, access)
 
 
 class ListedController(Controller):

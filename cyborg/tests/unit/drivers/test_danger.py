@@ -17,11 +17,12 @@ from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.crypto.driver import CryptoDriver
 from cyborg.drivers.fpga.driver import FpgaDriver
-from cyborg.drivers.generic import GenericDriver, PciDriver
+from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.kernel.nvme import Method
 from cyborg.drivers.nic.driver import NicDriver
 from cyborg.drivers.nvme.driver import NvmeDriver
+from cyborg.drivers.pci.driver import PciDriver
 from cyborg.drivers.privileged import CONTEXT, fpga, gpu, nvme, pci, qat
 from cyborg.testing.conformance.environment import CallResult, DriverUnderTest, Environment
 from cyborg.testing.machine import HostTree

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The generic driver on simulated PCI buses."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from cyborg.core.errors import Misconfigured
 from cyborg.core.inventory.device import Device, DeviceType, HandleType
 from cyborg.drivers.generic import GenericDriver
+from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.pci.classes import Names
 from cyborg.testing.sysfs_tree import SysfsTree
 
@@ -179,7 +181,8 @@ def test_discover_follows_added_and_removed_devices(tree: SysfsTree) -> None:
 def test_discover_sets_display_names(tree: SysfsTree) -> None:
     tree.add_function(PF)
     names = {PF: Names("Intel Corporation", "C62x Chipset QuickAssist")}
-    driver = GenericDriver("gen0", {"devices": ["vendor=8086"]}, tree.root, names.__getitem__)
+    access = replace(HostAccess.of(tree.root), lookup=names.__getitem__)
+    driver = GenericDriver("gen0", {"devices": ["vendor=8086"]}, tree.root, access)
     (device,) = driver.discover()
     assert (device.vendor, device.model) == ("8086", "C62x Chipset QuickAssist")
     assert device.std_board_info["vendor_name"] == "Intel Corporation"
@@ -189,7 +192,8 @@ def test_discover_invalid_device_is_omitted(tree: SysfsTree) -> None:
     tree.add_function(PF)
     tree.add_function("0000:02:00.0")
     names = {PF: Names(None, "x" * 300), "0000:02:00.0": Names(None, "fine")}
-    driver = GenericDriver("gen0", {"devices": ["vendor=8086"]}, tree.root, names.__getitem__)
+    access = replace(HostAccess.of(tree.root), lookup=names.__getitem__)
+    driver = GenericDriver("gen0", {"devices": ["vendor=8086"]}, tree.root, access)
     assert [d.model for d in driver.discover()] == ["fine"]
 
 

@@ -11,10 +11,11 @@ from cyborg.core.inventory.device import Device
 from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.drivers.crypto.driver import CryptoDriver
 from cyborg.drivers.fpga.driver import FpgaDriver
-from cyborg.drivers.generic import GenericDriver, PciDriver
+from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.nic.driver import NicDriver
 from cyborg.drivers.nvme.driver import NvmeDriver
+from cyborg.drivers.pci.driver import PciDriver
 from cyborg.testing import machine
 
 DRIVERS: Mapping[str, type[PciDriver]] = {

@@ -10,11 +10,13 @@ The files were written by hand, after the kernel documents ``sysfs-driver-qat`` 
 import errno
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cyborg.drivers.crypto.driver import CryptoDriver
 from cyborg.drivers.kernel.crypto import QAT_LAYOUTS
+from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.privileged import qat
 from cyborg.testing.machine import HostTree
 
@@ -135,4 +137,5 @@ class SimulatedCryptoDriver(CryptoDriver):
             # Not by a name: the conformance kit detects it as a write of the driver.
             path.write_text(f"{QAT_LAYOUTS[layout]}\n")
 
-        super().__init__(backend, options, sysfs_root, set_services=set_services)
+        access = replace(HostAccess.of(root), set_services=set_services)
+        super().__init__(backend, options, sysfs_root, access)

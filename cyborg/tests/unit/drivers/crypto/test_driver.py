@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The crypto driver on simulated hosts; the lab has virtio-crypto on a real kernel."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.crypto.driver import KERNEL_USE_HOLD, CryptoDriver
 from cyborg.drivers.kernel.crypto import FAMILIES, QAT_CONFIGURABLE
+from cyborg.drivers.pci.access import HostAccess
 from cyborg.testing.conformance.kit import Outcome, run_rules
 from cyborg.testing.machine import HostTree
 from cyborg.tests.unit.drivers.crypto.simulated_qat import (
@@ -195,7 +197,8 @@ def test_discover_accelerator_that_the_kernel_computes_with_is_not_deliverable(
 def test_discover_accelerator_stays_undeliverable_after_the_last_use(host: HostTree) -> None:
     """Any user can use an algorithm from time to time: nothing must change each time."""
     now = 1000.0
-    driver = CryptoDriver("c", ALL, host.root, clock=lambda: now)
+    access = replace(HostAccess.of(host.root), clock=lambda: now)
+    driver = CryptoDriver("c", ALL, host.root, access)
 
     def reason(users: int, algorithm: str = "virtio_crypto_aes_cbc") -> str | None:
         write_algorithms(host, ALGORITHMS, {algorithm: users})
@@ -280,7 +283,8 @@ def test_measure_device_whose_services_are_being_changed_is_omitted(host: HostTr
         add_attributes(host.bus / QAT, {"qat/state": "down"})
         measured.append(QAT in driver.measure(devices))
 
-    driver = CryptoDriver("c", ALL, host.root, set_services=set_services)
+    access = replace(HostAccess.of(host.root), set_services=set_services)
+    driver = CryptoDriver("c", ALL, host.root, access)
     devices = driver.discover()
     driver.partition(WorkItem("c", QAT, ""), "dc")
     assert measured == [False]
@@ -365,7 +369,8 @@ def test_measure_device_whose_services_change_meanwhile_is_omitted(
     host: HostTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The change ends after its device was read and before the result."""
-    driver = CryptoDriver("c", ALL, host.root, set_services=lambda address, layout: measure())
+    access = replace(HostAccess.of(host.root), set_services=lambda address, layout: measure())
+    driver = CryptoDriver("c", ALL, host.root, access)
     devices = driver.discover()
     read, measured = driver._sysfs.read_text, list[bool]()
 

@@ -11,13 +11,14 @@ card after ``devices.h`` of XRT's kernel driver xocl.
 import errno
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cyborg.drivers.fpga.driver import FpgaDriver
-from cyborg.drivers.fpga.programmers import HostControl
+from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.privileged import CONTEXT, fpga
 from cyborg.testing.machine import HostTree
 
@@ -153,4 +154,10 @@ class SimulatedFpgaDriver(FpgaDriver):
         self, backend: str, options: Mapping[str, Any], sysfs_root: str | Path = "/sys"
     ) -> None:
         """Create the driver."""
-        super().__init__(backend, options, sysfs_root, control=HostControl())
+        access = replace(
+            HostAccess.of(Path(sysfs_root)),
+            load_firmware=fpga.load_firmware,
+            reconfigure=fpga.reconfigure,
+            run_tool=fpga.run_tool,
+        )
+        super().__init__(backend, options, sysfs_root, access)

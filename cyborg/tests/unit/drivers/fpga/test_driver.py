@@ -290,7 +290,7 @@ def test_control_of_another_sysfs_refuses(kernel: SimulatedKernel, images: Direc
     kernel.add_plain_card()
     driver = FpgaDriver("fpgas", {"devices": RULES}, kernel.root)
     driver.images = images
-    with pytest.raises(DriverFailed, match="not of this host"):
+    with pytest.raises(DriverFailed, match="not a device of this host"):
         driver.program(item(handle=""), IMAGE)
     assert kernel.writes == []
 

@@ -10,12 +10,14 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cyborg.drivers.gpu.driver import GpuDriver
+from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.privileged import CONTEXT, gpu
 from cyborg.testing.sysfs_tree import SysfsTree
 
@@ -113,20 +115,14 @@ class SimulatedKernel(SysfsTree):
         path.symlink_to(os.path.relpath(target, path.parent))
 
 
-class PrivilegedControl:
-    """The privileged functions, in this process."""
-
-    def create(self, parent: str, type_: str, device: str) -> None:
-        """Create a device."""
-        gpu.create(parent, type_, device)
-
-    def remove(self, parent: str, type_: str, device: str) -> None:
-        """Remove a device."""
-        gpu.remove(parent, type_, device)
-
-    def set_instances(self, address: str, profile: str | None) -> None:
-        """Replace the MIG instances."""
-        gpu.set_instances(address, profile)
+def privileged_access(root: Path) -> HostAccess:
+    """Return the access to a host by the privileged functions in this process."""
+    return replace(
+        HostAccess.of(root),
+        create_mdev=gpu.create,
+        remove_mdev=gpu.remove,
+        set_instances=gpu.set_instances,
+    )
 
 
 class SimulatedGpuDriver(GpuDriver):
@@ -136,4 +132,4 @@ class SimulatedGpuDriver(GpuDriver):
         self, backend: str, options: Mapping[str, Any], sysfs_root: str | Path = "/sys"
     ) -> None:
         """Create the driver."""
-        super().__init__(backend, options, sysfs_root, control=PrivilegedControl())
+        super().__init__(backend, options, sysfs_root, privileged_access(Path(sysfs_root)))

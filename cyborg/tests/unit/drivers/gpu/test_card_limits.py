@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits of the virtual functions of a card, and functions that Nova cannot attach."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.gpu.mdev import Slot, SlotPlan, limit_slots
 from cyborg.drivers.kernel.nvml import GpuFacts
 from cyborg.testing.machine import HostTree
-from cyborg.tests.unit.drivers.gpu.simulated_gpu import PrivilegedControl, SimulatedKernel
+from cyborg.tests.unit.drivers.gpu.simulated_gpu import SimulatedKernel, privileged_access
 
 CARD, TYPE = "0000:6e:00.0", "nvidia-561"
 FOREIGN = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
@@ -40,9 +41,8 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedKernel:
 
 def make_driver(kernel: SimulatedKernel, rule: str = "", limit: int | None = None) -> GpuDriver:
     options = {"mdev_types": [f"address=0000:6e:00.[1-7]|0000:6e:01.0,type={TYPE}{rule}"]}
-    driver = GpuDriver(
-        "gpus", options, kernel.root, control=PrivilegedControl(), nvml=Source(limit)
-    )
+    access = replace(privileged_access(kernel.root), nvml=Source(limit))
+    driver = GpuDriver("gpus", options, kernel.root, access)
     driver.host = "compute-1"
     return driver
 
@@ -98,7 +98,7 @@ def test_discover_several_types_keep_the_one_that_has_devices(kernel: SimulatedK
 
     def slots(types: str) -> tuple[GpuDriver, list[str]]:
         options = {"mdev_types": [f"address={parent},type={types}"]}
-        driver = GpuDriver("gpus", options, kernel.root, control=PrivilegedControl())
+        driver = GpuDriver("gpus", options, kernel.root, privileged_access(kernel.root))
         return driver, offered(driver)
 
     driver, found = slots("nvidia-1|nvidia-2")

@@ -13,9 +13,12 @@ from cyborg.core.inventory.device import Ability, Device, HandleType
 from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.naming import handle_uuid
+from cyborg.core.wire.hardware import NOT_OFFERED
 from cyborg.drivers.generic import GenericDriver, PciDriver
 from cyborg.drivers.gpu.driver import GpuDriver
-from cyborg.drivers.gpu.mdev import MAX_SLOTS, read_types
+from cyborg.drivers.gpu.mdev import MAX_SLOTS
+from cyborg.drivers.kernel.mdev import read_types
+from cyborg.drivers.pci.driver import PciDriver
 from cyborg.drivers.privileged import gpu
 from cyborg.drivers.sysfs import Sysfs
 from cyborg.tests.unit.drivers.gpu.simulated_gpu import SimulatedGpuDriver, SimulatedKernel

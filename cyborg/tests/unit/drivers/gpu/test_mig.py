@@ -5,6 +5,7 @@ import ctypes
 import json
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from cyborg.drivers.kernel import nvml
 from cyborg.drivers.kernel.nvml import GpuFacts, NvmlLibrary
 from cyborg.drivers.privileged import gpu
 from cyborg.testing.conformance.kit import Outcome, run_rules
-from cyborg.tests.unit.drivers.gpu.simulated_gpu import PrivilegedControl, SimulatedKernel
+from cyborg.tests.unit.drivers.gpu.simulated_gpu import SimulatedKernel, privileged_access
 
 CARD = "0000:3d:00.0"
 TYPES = {"nvidia-1001": 19, "nvidia-1002": 14, "nvidia-1003": 0}  # ids of their profiles
@@ -70,14 +71,14 @@ def kernel(tmp_path: Path, library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
     return found
 
 
-class Control(PrivilegedControl):
-    """The privileged functions in this process; the kernel follows the instances."""
+class Control:
+    """The privileged function in this process; the kernel follows the instances."""
 
     kernel: MigKernel | None = None
 
     def set_instances(self, address: str, profile: str | None) -> None:
         """Replace the instances."""
-        super().set_instances(address, profile)
+        gpu.set_instances(address, profile)
         assert self.kernel is not None
         self.kernel.update()
 
@@ -88,7 +89,12 @@ class MigDriver(GpuDriver):
     def __init__(
         self, backend: str, options: Mapping[str, Any], sysfs_root: str | Path = "/sys"
     ) -> None:
-        super().__init__(backend, options, sysfs_root, control=Control(), nvml=NvmlLibrary())
+        access = replace(
+            privileged_access(Path(sysfs_root)),
+            nvml=NvmlLibrary(),
+            set_instances=Control().set_instances,
+        )
+        super().__init__(backend, options, sysfs_root, access)
 
 
 OPTIONS = {

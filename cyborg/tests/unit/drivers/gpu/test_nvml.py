@@ -3,6 +3,7 @@
 
 import ctypes
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from cyborg.agent.backends.memory import MemoryFile
 from cyborg.core.inventory.device import Device
 from cyborg.drivers.base import VolatileMemory
 from cyborg.drivers.gpu.driver import GpuDriver
+from cyborg.drivers.gpu.mig import FactsReader
 from cyborg.drivers.kernel import nvml
-from cyborg.drivers.kernel.nvml import FactsReader, GpuFacts, NvmlLibrary, short_name
+from cyborg.drivers.kernel.nvml import GpuFacts, NvmlLibrary, short_name
+from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.sysfs import PciFunction
 from cyborg.testing.sysfs_tree import SysfsTree
 
@@ -125,7 +128,8 @@ def test_discover_shows_the_facts_of_a_card(library: ctypes.CDLL, tmp_path: Path
     tree = SysfsTree(tmp_path / "sys")
     tree.add_function(CARD, "10de", "2235", "030200", kernel_driver="nvidia")
     tree.add_function(AMD, "1002", "73bf", "030000")
-    driver = GpuDriver("gpus", {"devices": ["class=03"]}, tree.root, nvml=NvmlLibrary())
+    access = replace(HostAccess.of(tree.root), nvml=NvmlLibrary())
+    driver = GpuDriver("gpus", {"devices": ["class=03"]}, tree.root, access)
     found: dict[str, Device] = {device.address: device for device in driver.discover()}
     assert found[CARD].serial == UUID
     assert found[CARD].topology["firmware_version"] == "94.02.5C.00.01"

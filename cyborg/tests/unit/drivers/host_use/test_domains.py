@@ -3,6 +3,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.host_use import domains
 from cyborg.drivers.host_use.domains import DomainFacts
 from cyborg.drivers.nvme.driver import NvmeDriver
+from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.replay.recorder import Recorder
 from cyborg.drivers.sysfs import LOCAL_ROOT, Sysfs, observed_by
 from cyborg.testing.machine import HostTree
@@ -157,7 +159,8 @@ def test_drive_of_a_domain_is_not_erased(host: HostTree) -> None:
         erased.append(address)
         return {"method": None}
 
-    driver = NvmeDriver("n", {"devices": ["class=0108"]}, host.root, erase=erase)
+    access = replace(HostAccess.of(host.root), erase=erase)
+    driver = NvmeDriver("n", {"devices": ["class=0108"]}, host.root, access)
     item = WorkItem("n", A, A, A)
     host.give_to_domain(A, "guest1")
     with pytest.raises(DriverFailed, match=f"{A} cannot be changed now: .* domain guest1 of lib"):
@@ -175,8 +178,8 @@ def test_function_of_a_domain_is_not_reset(host: HostTree) -> None:
         return "flr"
 
     options = {"devices": ["class=02"], "reset": "required"}
-    driver = GenericDriver("g", options, host.root)
-    driver.set_reset(reset)
+    access = replace(HostAccess.of(host.root), reset=reset)
+    driver = GenericDriver("g", options, host.root, access)
     (host.bus / B / "reset").write_text("")
     host.give_to_domain(B, "guest1")
     with pytest.raises(DriverFailed, match="it is used by the domain guest1 of libvirt"):
@@ -189,12 +192,11 @@ def test_function_of_a_domain_is_not_reset(host: HostTree) -> None:
 def test_card_keeps_the_virtual_functions_that_a_stopped_domain_has(host: HostTree) -> None:
     virtual = host.enable_virtual_functions(B, 2, class_code="020000")
     counts: list[int] = []
-    driver = GenericDriver(
-        "g",
-        {"devices": ["class=02"], "vf_counts": ["4"]},
-        host.root,
-        set_count=lambda address, count, *_: counts.append(count),
+    access = replace(
+        HostAccess.of(host.root), set_count=lambda address, count, *_: counts.append(count)
     )
+    options = {"devices": ["class=02"], "vf_counts": ["4"]}
+    driver = GenericDriver("g", options, host.root, access)
     driver.discover()
     host.give_to_domain(virtual[1], "guest1")
     with pytest.raises(DriverFailed, match=f"{virtual[1]} cannot be changed now: it is used"):
@@ -247,8 +249,9 @@ def test_checks_before_host_work_read_now(host: HostTree, monkeypatch: pytest.Mo
     monkeypatch.setattr(domains, "LOCAL_ROOT", host.root)
     (host.bus / B / "reset").write_text("")
     read = Reader(DomainFacts())
-    driver = GenericDriver("g", {"devices": ["class=02"], "reset": "required"}, host.root)
-    driver.set_reset(lambda address: "flr")
+    access = replace(HostAccess.of(host.root), reset=lambda address: "flr")
+    options = {"devices": ["class=02"], "reset": "required"}
+    driver = GenericDriver("g", options, host.root, access)
     driver.read_domains = read
     driver.discover()
     assert read.fresh == 0

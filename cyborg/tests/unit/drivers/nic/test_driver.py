@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The nic driver on simulated hosts."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from cyborg.core.inventory.device import Ability, Device, DeviceType, Health
 from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.nic.driver import NicDriver
+from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.privileged import pci
 from cyborg.testing.conformance.kit import Outcome, run_rules
 from cyborg.tests.unit.drivers.sriov.simulated_sriov import CARD, VIRTUAL, SimulatedSriov
@@ -57,7 +59,8 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
 
 
 def make_driver(host: Host, **options: Any) -> NicDriver:
-    return NicDriver("n", ALL | options, host.root, set_count=pci.set_count)
+    access = replace(HostAccess.of(host.root), set_count=pci.set_count)
+    return NicDriver("n", ALL | options, host.root, access)
 
 
 def discover(driver: NicDriver, address: str = CARD) -> Device:
@@ -261,7 +264,8 @@ def test_nic_driver_passes_all_rules(host: Host, counts: tuple[str, ...]) -> Non
 
         def __init__(self, backend: str, options: Any, sysfs_root: str | Path = "/sys") -> None:
             """Create the driver."""
-            super().__init__(backend, options, sysfs_root, set_count=pci.set_count)
+            access = replace(HostAccess.of(host.root), set_count=pci.set_count)
+            super().__init__(backend, options, sysfs_root, access)
 
     host.add_function(SECOND, "15b3", "101d", "020000", kernel_driver="mlx5_core")
     host.connect("ens2f1", SECOND)

@@ -4,6 +4,7 @@
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +18,7 @@ from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.kernel.nvme import Controller, ControllerInfo, Method, SanitizeState
 from cyborg.drivers.nvme.driver import NvmeDriver
+from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.privileged import CONTEXT, nvme
 from cyborg.testing.machine import HostTree
 from cyborg.tests.unit.drivers.simulated_nvme import ListedController
@@ -50,7 +52,8 @@ def make_driver(host: HostTree, calls: list[tuple[str, float]], **options: Any) 
         calls.append((address, timeout))
         return {"method": "sanitize, crypto erase", "namespaces": 1, "samples": 16}
 
-    return NvmeDriver("drives", {"devices": ["address=*"], **options}, host.root, erase=erase)
+    access = replace(HostAccess.of(host.root), erase=erase)
+    return NvmeDriver("drives", {"devices": ["address=*"], **options}, host.root, access)
 
 
 def item(address: str) -> WorkItem:
@@ -120,7 +123,7 @@ def test_sanitise_missing_drive_succeeds(host: HostTree, calls: list[tuple[str, 
 
 def test_sanitise_on_another_sysfs_never_erases_a_drive_of_this_host(host: HostTree) -> None:
     driver = NvmeDriver("drives", {"devices": ["address=*"]}, host.root)
-    with pytest.raises(DriverFailed, match="it is not a controller of this host"):
+    with pytest.raises(DriverFailed, match="it is not a device of this host"):
         driver.sanitise(item(DRIVE))
 
 

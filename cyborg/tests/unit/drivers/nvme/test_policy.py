@@ -4,6 +4,7 @@
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from cyborg.drivers.kernel import nvme as nvme_admin
 from cyborg.drivers.kernel.nvme import (
     SANITIZE_METHODS,
     ControllerInfo,
+    ErasePolicy,
     Method,
     NamespaceInfo,
     choose_method,
@@ -30,7 +32,7 @@ from cyborg.drivers.kernel.nvme import (
 )
 from cyborg.drivers.nic.driver import NicDriver
 from cyborg.drivers.nvme.driver import NvmeDriver
-from cyborg.drivers.pci.rules import ErasePolicy
+from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.privileged import CONTEXT
 from cyborg.drivers.privileged import nvme as privileged
 from cyborg.testing.machine import HostTree
@@ -161,7 +163,8 @@ class Host:
             return self.supported
 
         options = {"devices": rules, "check_iommu": False}
-        driver = NvmeDriver("drives", options, self.tree.root, erase=erase, read=read)
+        access = replace(HostAccess.of(self.tree.root), erase=erase, read_methods=read)
+        driver = NvmeDriver("drives", options, self.tree.root, access)
         driver.memory = self.memory
         return driver
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Health checks with simulated sysfs trees and kernel logs."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from cyborg.core.errors import Misconfigured
 from cyborg.core.inventory.device import Health
 from cyborg.core.inventory.device_state import HEALTHY, Measurement
 from cyborg.drivers.generic import GenericDriver
+from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.pci.health import CHECKS
 from cyborg.testing.sysfs_tree import SysfsTree
 
@@ -28,7 +30,8 @@ class Env:
         self.folder = self.tree.add_function(PF, **function)
         self.log = root / "kmsg"
         options = {"devices": [rule], "health": [c for c in CHECKS if c != "link_width"]}
-        self.driver = GenericDriver("gen0", options, self.tree.root, kernel_log=self.log)
+        access = replace(HostAccess.of(self.tree.root), kernel_log=self.log)
+        self.driver = GenericDriver("gen0", options, self.tree.root, access)
 
     def write(self, name: str, value: str) -> None:
         path = self.folder / name

@@ -12,9 +12,10 @@ from cyborg.core.errors import DriverFailed, Invalid, Misconfigured
 from cyborg.core.inventory.device import Ability
 from cyborg.core.jobs.job import JobKind, JobSpec, WorkItem
 from cyborg.drivers.crypto.driver import CryptoDriver
-from cyborg.drivers.generic import GenericDriver, PciDriver
+from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.nvme.driver import NvmeDriver
+from cyborg.drivers.pci.driver import PciDriver
 from cyborg.drivers.pci.reset import ResetPolicy, Resetter
 from cyborg.drivers.privileged import CONTEXT, pci
 from cyborg.testing.conformance.kit import Outcome, run_rules
@@ -178,7 +179,7 @@ def test_sanitise_function_of_a_running_server_fails(host: Host) -> None:
 
 def test_sanitise_on_other_sysfs_resets_nothing(host: Host) -> None:
     driver = GenericDriver("cards", {"reset": "required"}, host.tree.root)
-    with pytest.raises(DriverFailed, match="not a function of this host"):
+    with pytest.raises(DriverFailed, match="not a device of this host"):
         driver.sanitise(item(FREE))
     assert host.written(FREE) == UNTOUCHED
 

@@ -17,11 +17,12 @@ from cyborg.core.inventory.device import Ability
 from cyborg.drivers.base import Driver
 from cyborg.drivers.crypto.driver import CryptoDriver
 from cyborg.drivers.fpga.driver import FpgaDriver
-from cyborg.drivers.generic import GenericDriver, PciDriver
+from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.nic.driver import NicDriver
 from cyborg.drivers.nvme.driver import NvmeDriver
-from cyborg.drivers.replay.host import SIMULATED, ReplayedHost
+from cyborg.drivers.pci.driver import PciDriver
+from cyborg.drivers.replay.host import ReplayedHost
 from cyborg.testing import captures
 from cyborg.testing.conformance.kit import Outcome, run_rules
 from cyborg.tests.fixtures.hosts.directory_images import DirectoryImages
@@ -53,15 +54,13 @@ WORK: Mapping[str, set[Ability]] = {
 
 def replayed_class(driver: type[Driver], host: ReplayedHost, images: DirectoryImages) -> Any:
     """Return a class that does its host work on a replayed host."""
-    arguments = SIMULATED[f"{driver.__module__}:{driver.__qualname__}"](host)
+    arguments = (host.access,) if issubclass(driver, PciDriver) else ()
 
     class Replayed(driver):  # type: ignore[misc, valid-type]
         __module__ = driver.__module__  # this test module has forbidden imports
 
         def __init__(self, backend: str, options: Any, sysfs_root: str | Path = "/sys") -> None:
-            super().__init__(backend, options, sysfs_root, **arguments)
-            if isinstance(self, PciDriver):
-                self.set_reset(host.kernel.reset)
+            super().__init__(backend, options, sysfs_root, *arguments)
             if isinstance(self, FpgaDriver):
                 self.images = images
 

@@ -2,6 +2,7 @@
 """A capture of a tree shows the same devices to each driver as the tree does."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.kernel.nvml import GpuFacts
 from cyborg.drivers.nic.driver import NicDriver
 from cyborg.drivers.nvme.driver import NvmeDriver
+from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.pci.classes import Names
 from cyborg.drivers.replay.host import ReplayedHost
 from cyborg.drivers.replay.recorder import load_capture, record_host, save_capture
@@ -71,7 +73,8 @@ def names(address: str) -> Names:
 
 
 def discover(driver: type[Driver], root: Path) -> Sequence[Device]:
-    return driver(driver.name, OPTIONS[driver.name], root, lookup=names).discover()  # type: ignore[call-arg]
+    access = replace(HostAccess.of(root), lookup=names)
+    return driver(driver.name, OPTIONS[driver.name], root, access).discover()  # type: ignore[call-arg]
 
 
 @pytest.mark.slow

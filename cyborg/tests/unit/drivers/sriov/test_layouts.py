@@ -2,6 +2,7 @@
 """The layouts of the generic driver: numbers of virtual functions."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.pci import sriov
+from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.privileged import pci
 from cyborg.drivers.sysfs import Sysfs
 from cyborg.tests.unit.drivers.sriov.simulated_sriov import CARD, VIRTUAL, SimulatedSriov
@@ -32,7 +34,8 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedSriov:
 
 def make_driver(host: SimulatedSriov, rules: list[str], **options: Any) -> GenericDriver:
     options = {"devices": rules, "vf_counts": ["0", "2", "4", "8"]} | options
-    return GenericDriver("g", options, host.root, set_count=pci.set_count)
+    access = replace(HostAccess.of(host.root), set_count=pci.set_count)
+    return GenericDriver("g", options, host.root, access)
 
 
 def discover(driver: GenericDriver, address: str = CARD) -> Device:

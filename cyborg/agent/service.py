@@ -25,7 +25,7 @@ from cyborg.agent.jobs.queue import JobQueue
 from cyborg.agent.report.heartbeat import Reporter
 from cyborg.agent.report.host_identity import HostIdentityProvider
 from cyborg.agent.report.schedule import MAX_PAUSE, HeartbeatSchedule, IntervalFile
-from cyborg.core import hosts as service
+from cyborg.core import hosts
 from cyborg.core.drivers.registry import DriverEntry, driver_uuid
 from cyborg.core.errors import Unavailable
 from cyborg.core.log import get_logger
@@ -163,7 +163,7 @@ class AgentService:
         if self._uevent_watcher is not None:
             # Before the first discovery, so that no change between the two is missed.
             self._uevent_watcher.start()
-        tracing.start(conf, service.AGENT)
+        tracing.start(conf, hosts.AGENT)
         for backend in registry:
             backend.start()
         reporter.start()

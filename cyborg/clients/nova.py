@@ -10,8 +10,8 @@ from oslo_config import cfg
 
 from cyborg.clients.service_client import ServiceClient, credentials_error, describe, load_adapter
 from cyborg.core.attachments.server import PROFILE_KEY, Action, Event, Server
-from cyborg.core.audit.sources import Instance
 from cyborg.core.errors import Invalid, Misconfigured, NotFound, Unavailable, WrongState
+from cyborg.core.hosts import Instance
 
 MICROVERSION = "2.82"
 """The first microversion with the event accelerator-request-bound."""

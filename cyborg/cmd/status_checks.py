@@ -26,8 +26,8 @@ from cyborg.core.text import join_limited
 from cyborg.db.deployables import read as deployables
 from cyborg.db.profiles import read as device_profiles
 from cyborg.db.schema import services
-from cyborg.policies import list_rules
 from cyborg.policies.enforcer import make_enforcer
+from cyborg.policies.rules import list_rules
 from cyborg.rpc.contract import AGENT, CONDUCTOR
 
 MAX_NAMED = 5  # objects that one result names

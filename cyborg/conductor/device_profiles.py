@@ -10,8 +10,12 @@ import sqlalchemy as sa
 from oslo_db import exception as db_exc
 
 from cyborg.conductor.notifications.notifications import NotificationBuilder
-from cyborg.core.binding.profile import parse_groups, parse_name
-from cyborg.core.contexts.context import HIDDEN_PREFIX, is_hidden_profile_name
+from cyborg.core.binding.profile import (
+    HIDDEN_PREFIX,
+    is_hidden_profile_name,
+    parse_groups,
+    parse_name,
+)
 from cyborg.core.errors import Conflict, InUse, Invalid, NotFound
 from cyborg.core.notification import Event
 from cyborg.core.text import join_limited, to_iso

@@ -19,7 +19,7 @@ from cyborg.conductor.common.work_lease import process_owner
 from cyborg.conductor.manager import make_handlers
 from cyborg.conductor.metrics import make_server as make_metrics_server
 from cyborg.conductor.wiring import Conductor, build_conductor
-from cyborg.core import hosts as service
+from cyborg.core import hosts
 from cyborg.core.errors import Unavailable
 from cyborg.core.log import get_logger
 from cyborg.db.custody import write as custody_keys
@@ -41,7 +41,7 @@ from cyborg.tracing import service as tracing
 
 LOG = get_logger(__name__)
 
-BINARY = service.CONDUCTOR
+BINARY = hosts.CONDUCTOR
 MAX_RETRY_DELAY = 10.0  # seconds between two attempts to reach the broker at the start
 STOP_TIMEOUT = 10.0  # seconds for the whole of a stop
 CONNECTION_CLOSE_TIME = 2.0  # seconds of STOP_TIMEOUT that are reserved for closing connections

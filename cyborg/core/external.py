@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Protocol of external drivers: parsing and validation of their messages.
+"""External drivers: parsing of their messages, and of the hardware that they report.
 
 A driver is identified by its endpoint, the unix socket ``<name>.sock`` in the socket folder. So its
 hello message has no name.
 
-Parsing of the hardware that an external driver reports, into devices.
-
-Each element of the answer is a device with one deployable of the same address. An element without a
-PCI address has no handles.
+Each element of the reported hardware is a device with one deployable of the same address. An
+element without a PCI address has no handles.
 """
 
 import json

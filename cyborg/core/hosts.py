@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that Nova may use for a host, to find its compute node, the parent of our providers.
+"""Hosts: their names in Nova, the instances on them, and the liveness of their services.
 
-Liveness of services: their names, heartbeats, and when a conductor declares one down.
+The names lead to the compute node of a host, the parent of our providers. The liveness says when a
+conductor declares a service down.
 """
 
 import difflib
@@ -96,9 +97,59 @@ def _is_localhost(name: str) -> bool:
     return _short(name) in ("localhost", "localhost4", "localhost6", "ip6-localhost")
 
 
+_BUSY = frozenset({"BUILD", "MIGRATING", "REBUILD", "RESIZE", "REVERT_RESIZE", "VERIFY_RESIZE"})
+
+
+_DELETED = frozenset({"DELETED"})
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A server as Nova shows it.
+
+    ``host`` and ``node`` are None for a server without a host. ``host_visible`` is False if Nova
+    does not show hosts to our user. ``task`` is Nova's task state.
+    """
+
+    uuid: str
+    status: str
+    host: str | None = None
+    node: str | None = None
+    task: str | None = None
+    host_visible: bool = True
+
+    @property
+    def busy(self) -> bool:
+        """Return whether Nova is creating, moving or deleting the server."""
+        return self.task is not None or self.status in _BUSY
+
+    @property
+    def deleted(self) -> bool:
+        """Return whether the server is deleted."""
+        return self.status in _DELETED
+
+    @property
+    def offloaded(self) -> bool:
+        """Return whether the server is shelved, on no host, and not being unshelved."""
+        return self.status == "SHELVED_OFFLOADED" and self.task is None and self.host is None
+
+    def is_on(self, hostname: str) -> bool:
+        """Return whether the server is on a host; the case of the name does not matter."""
+        names = {name.casefold() for name in (self.host, self.node) if name}
+        return hostname.casefold() in names
+
+
 AGENT = "cyborg-agent"
 CONDUCTOR = "cyborg-conductor"
 API = "cyborg-api"
+
+
+class ServiceStatus(StrEnum):
+    """Status that a daemon reports with its heartbeat."""
+
+    READY = "READY"
+    DEGRADED = "DEGRADED"  # a loop is stuck
+
 
 LIVE_ATTACH = "live_attach"
 """Key of the versions in an agent's heartbeat: whether it attaches devices to running guests."""

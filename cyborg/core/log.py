@@ -9,8 +9,7 @@
 The formatters of oslo.log show the fields: they read the attributes of the record that ``process``
 sets. This module needs only the standard library, so that drivers can use it.
 
-The context of a trace as text: the value of the header ``traceparent``, version 00.
-
+The context of a trace is text, too: the value of the header ``traceparent``, version 00:
 ``00-`` trace id, 32 hexadecimal digits; parent span id, 16; flags, 2. See
 https://www.w3.org/TR/trace-context/. Clients, peers and stored rows provide it, so it is checked
 before each use.

@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Desired resource providers of a host, and the Placement calls that create this state.
+"""Resource providers: their desired state, the schedule of its verification, and their parents.
 
 Each deployable is one nested resource provider, below the compute node's provider or below the
 provider of the deployable that contains it. Providers that are not in the desired state are never
 changed.
 
-Schedule of the verification of resource providers: when, how many a round, and how thorough.
+The verification compares Placement with the desired state. A cloud at rest costs one call to
+Placement for each host, once in DUE intervals. Every write of inventories or traits raises the
+generation of a provider, so a provider with the generation of its last comparison has not drifted,
+and only others are read. A name and a parent change without a generation, but the list of a tree
+has both. A restored database may reach an old generation again with other contents, so each
+provider is also read once in FULL_INTERVAL.
 
-A cloud at rest costs one call to Placement for each host, once in DUE intervals. Every write of
-inventories or traits raises the generation of a provider, so a provider with the generation of its
-last comparison has not drifted, and only others are read. A name and a parent change without a
-generation, but the list of a tree has both. A restored database may reach an old generation again
-with other contents, so each provider is also read once in FULL_INTERVAL.
-
-Changes of compute nodes between two listings of their providers, and the hosts affected.
+The parents are the providers of compute nodes. Two listings of them show which hosts have changed.
 """
 
 import math

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts: sanitising of what drivers and hardware report, and the formats of values in texts."""
+"""Texts: sanitising, formats of lists, numbers and times, and enumerations with descriptions."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime

@@ -6,7 +6,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
-from cyborg.core import log as trace_context
+from cyborg.core import log
 from cyborg.db.clock import utcnow
 
 metadata = sa.MetaData(
@@ -67,6 +67,6 @@ def work_table(name: str, *columns: Any) -> sa.Table:
         sa.Column("lease_until", Moment),
         sa.Column("error", Text),
         # The trace of the request that caused the work: ``core.trace_context``.
-        sa.Column("trace_context", sa.String(trace_context.LENGTH)),
+        sa.Column("trace_context", sa.String(log.LENGTH)),
         sa.Index(None, "state", "next_try_at"),
     )

@@ -254,7 +254,7 @@ device_contexts = _table(
     sa.Column("project_id", sa.String(255), index=True),
     sa.Column("name", sa.String(255), index=True),
     sa.Column("description", Text),
-    # ``core.arq.context_states.ContextState``; it changes with the ARQs, in the same transaction.
+    # ``core.contexts.states.ContextState``; it changes with the ARQs, in the same transaction.
     sa.Column("state", sa.String(32), nullable=False),
     # The copy of what was requested: no change of a profile reaches it.
     sa.Column("groups", Json, nullable=False),
@@ -265,7 +265,7 @@ device_contexts = _table(
     sa.Column("instance_uuid", sa.String(36), index=True),
     # Why the last bind failed, or why a former handle is not clean.
     sa.Column("error", Text),
-    # The same as values: ``core.arq.refusals.ContextFailure``; null without such a failure.
+    # The same as values: ``core.contexts.refusals.ContextFailure``; null without such a failure.
     sa.Column("failure", sa.JSON(none_as_null=True)),
     # The fencing token of a use; it rises with each lease, and each bind without a lease.
     sa.Column("epoch", sa.BigInteger, nullable=False, default=0),

@@ -12,7 +12,7 @@ from oslo_policy import policy
 from cyborg.compat import oslo as policy_signatures
 from cyborg.core.errors import Forbidden
 from cyborg.core.text import join_limited
-from cyborg.policies import list_rules
+from cyborg.policies.rules import list_rules
 
 RELOAD_INTERVAL = 1.0  # seconds between checks of the policy file for changes
 

@@ -23,12 +23,12 @@ from cyborg.core.drivers.desired_state import (
     DesiredStatus,
     merge_options,
 )
-from cyborg.core.drivers.registry import DriverEntry, Source, Support, list_settings
+from cyborg.core.drivers.registry import DriverEntry, Option, Source, Support, list_settings
 from cyborg.core.errors import DriverFailed, Invalid, Misconfigured
 from cyborg.core.inventory.device import Device
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
-from cyborg.drivers.base import ABILITY_INTERFACES, Driver, Option
+from cyborg.drivers.base import ABILITY_INTERFACES, Driver
 from cyborg.drivers.host_use.domains import ReadDomains, read_nothing
 from cyborg.drivers.images import ImageStore, NoImageStore
 from cyborg.drivers.replay.host import ReplayedHost

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from cyborg.agent.backends.backend import Backend
-from cyborg.core import clock as debounce
+from cyborg.core import clock as core
 from cyborg.core.clock import EventBatch
 from cyborg.core.log import get_logger
 from cyborg.threads.failures import Backoff
@@ -165,7 +165,7 @@ class UeventWatcher(LoopThread):
         if self._subsystems_needed() <= self._subsystems or self._stopped.is_set():
             return
         if not self._started:
-            self._batch = debounce.mark_overflow(None, self._clock())
+            self._batch = core.mark_overflow(None, self._clock())
             self.start()
             return
         self._reopen_needed = True
@@ -188,7 +188,7 @@ class UeventWatcher(LoopThread):
             if not self.open():
                 return self._back_off()
             # Changes without an open source were missed.
-            self._batch = debounce.mark_overflow(self._batch, self._clock())
+            self._batch = core.mark_overflow(self._batch, self._clock())
         if not self._read():
             return self._back_off()
         if self._batch is not None and self._clock() >= self._batch.due:
@@ -209,7 +209,7 @@ class UeventWatcher(LoopThread):
             subsystems = source.read(None if due is None else max(0.0, due - self._clock()))
         except EventsDropped:
             LOG.info("The kernel dropped uevents (buffer overflow), rediscovering all backends")
-            self._batch = debounce.mark_overflow(self._batch, self._clock())
+            self._batch = core.mark_overflow(self._batch, self._clock())
             return True
         except Exception as exc:
             LOG.debug("Reading the uevent socket failed", exc_info=True)
@@ -221,7 +221,7 @@ class UeventWatcher(LoopThread):
         else:
             now = self._clock()
             for subsystem in subsystems:
-                self._batch = debounce.add(self._batch, now, subsystem)
+                self._batch = core.add(self._batch, now, subsystem)
             return True
         self._log_failure(failure)
         return False
@@ -234,9 +234,7 @@ class UeventWatcher(LoopThread):
 
     def _trigger(self, batch: EventBatch) -> None:
         self._batch = None
-        affected = [
-            b for b in self._backends if debounce.affects(batch, b.driver.UEVENT_SUBSYSTEMS)
-        ]
+        affected = [b for b in self._backends if core.affects(batch, b.driver.UEVENT_SUBSYSTEMS)]
         self._event_count += batch.events
         self._rediscoveries += bool(affected)
         LOG.debug(

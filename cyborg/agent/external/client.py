@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from cyborg.core import external as protocol
+from cyborg.core import external
 from cyborg.core.errors import DriverFailed, Invalid, TimedOut
 from cyborg.core.text import sanitize
 
@@ -50,7 +50,7 @@ def call(
     request = f"{method} {target}"
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            return protocol.decode(
+            return external.decode(
                 _call(connection, path, method, target, body, seconds, users, clock)
             )
     except TimeoutError as exc:

@@ -17,8 +17,7 @@ from oslo_config import cfg
 from cyborg.agent.external import client
 from cyborg.agent.external import server as directory
 from cyborg.agent.external.server import RegistrationServer
-from cyborg.core import external as hardware
-from cyborg.core import external as protocol
+from cyborg.core import external
 from cyborg.core.errors import DriverFailed, Invalid, Misconfigured, Unavailable
 from cyborg.core.external import Hello
 from cyborg.core.inventory.device import Ability, Device
@@ -45,8 +44,8 @@ class ExternalDriver(Driver):
     ) -> None:
         """``seconds`` limits a call; ``work_seconds`` limits prepare, release and program."""
         super().__init__(backend, {})
-        self._path = protocol.socket_path(folder, backend)
-        self._agent = protocol.socket_path(folder, protocol.AGENT_SOCKET)
+        self._path = external.socket_path(folder, backend)
+        self._agent = external.socket_path(folder, external.AGENT_SOCKET)
         self._users = frozenset({0, owner})
         self._seconds = seconds
         self._work_seconds = work_seconds
@@ -65,16 +64,16 @@ class ExternalDriver(Driver):
     def discover(self) -> Sequence[Device]:
         """Return the devices that the driver discovers. Raise DriverFailed and TimedOut."""
         hello = self._registered_hello()
-        self._read("POST", "/discovery", protocol.parse_discovery)
+        self._read("POST", "/discovery", external.parse_discovery)
 
         def load(body: Any) -> tuple[Device, ...]:
-            return hardware.load_devices(body, self.backend, hello.type)
+            return external.load_devices(body, self.backend, hello.type)
 
         return self._read("GET", "/hardware", load)
 
     def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
         """Return the health of these devices. Raise DriverFailed and TimedOut."""
-        measured = self._read("GET", "/health", protocol.parse_health)
+        measured = self._read("GET", "/health", external.parse_health)
         return {d.address: measured[d.address] for d in devices if d.address in measured}
 
     def prepare(self, item: WorkItem, instance: str | None) -> None:
@@ -141,7 +140,7 @@ class ExternalDriverHost:
     def start(self, wake: Callable[[str], None]) -> None:
         """Start to listen; call ``wake`` if a backend must discover. Raise Misconfigured."""
         self._wake = wake
-        path = protocol.socket_path(self._folder, protocol.AGENT_SOCKET)
+        path = external.socket_path(self._folder, external.AGENT_SOCKET)
         self._server = RegistrationServer(path, self._owner, self.handle_hello, clock=self._clock)
         self._server.start()
         LOG.info("Waiting for external drivers %s at %s", ", ".join(self.drivers) or "none", path)
@@ -153,7 +152,7 @@ class ExternalDriverHost:
 
     def handle_hello(self, body: Any) -> dict[str, Any]:
         """Register a driver. Raise Invalid, and Unavailable if hellos are too frequent."""
-        hello = protocol.parse_hello(body, self._folder)
+        hello = external.parse_hello(body, self._folder)
         driver = self.drivers.get(hello.name)
         if driver is None:
             raise Invalid(
@@ -195,7 +194,7 @@ def load(conf: cfg.ConfigOpts, reserved: Sequence[str] = ()) -> ExternalDriverHo
         raise _misconfigured(names[0], "nothing, because [agent] external_driver_dir is empty")
     owner = directory.owner_uid(folder)
     for name in names:
-        if not protocol.is_driver_name(name):
+        if not external.is_driver_name(name):
             raise _misconfigured(
                 name, "a name of up to 40 characters a-z, 0-9, _ and -, other than agent"
             )

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from cyborg.agent.external.client import peer_credentials
-from cyborg.core import external as protocol
+from cyborg.core import external
 from cyborg.core.errors import CyborgError, Invalid, Misconfigured, Unavailable
 from cyborg.core.log import get_logger
 from cyborg.core.text import sanitize
@@ -263,7 +263,7 @@ class _Request(BaseHTTPRequestHandler):
         if int(length[:10]) > MAX_REQUEST:
             raise _TooLarge(expected)
         self._body_read = True
-        return protocol.decode(self.rfile.read(int(length)))
+        return external.decode(self.rfile.read(int(length)))
 
     _body_read = False
 

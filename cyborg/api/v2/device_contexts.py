@@ -15,7 +15,7 @@ from cyborg.api.collection import Collection
 from cyborg.api.controller import RequestContext, Resource
 from cyborg.api.v2 import explanations
 from cyborg.api.v2.arqs import ARQS, AcceleratorRequest
-from cyborg.core.binding.profile import parse_groups
+from cyborg.core.binding.profile import hidden_profile_name, parse_groups
 from cyborg.core.contexts import context as core
 from cyborg.core.contexts.states import ContextState
 from cyborg.core.errors import Conflict, Forbidden, NotFound, Unavailable
@@ -188,7 +188,7 @@ def show(request: RequestContext, row: read.DeviceContextRow) -> dict[str, Any]:
 def _show(
     request: RequestContext, row: read.DeviceContextRow, datatype: Any, **fields: Any
 ) -> dict[str, Any]:
-    more: dict[str, Any] = {"hidden_profile": core.hidden_profile_name(row["uuid"]), **fields}
+    more: dict[str, Any] = {"hidden_profile": hidden_profile_name(row["uuid"]), **fields}
     more["successor"] = row["successor"]
     if more["successor"] is not None and not request.caller.is_elevated:
         more["successor"] = {**more["successor"], "error": None}
@@ -248,7 +248,7 @@ class Controller(Resource):
         values = _given(body)
         core.parse_request(values)
         row = self.context.conductor.device_context_create(values, request.caller.project_id)
-        more = {"hidden_profile": core.hidden_profile_name(row["uuid"]), "successor": None}
+        more = {"hidden_profile": hidden_profile_name(row["uuid"]), "successor": None}
         return request.created(DeviceContext, {**row, **more}, CONTEXTS.name)
 
     @CONTEXTS.operation(

@@ -17,7 +17,7 @@ from cyborg.api import types
 from cyborg.api.collection import Collection
 from cyborg.api.controller import PageRequest, RequestContext, Resource
 from cyborg.api.v2 import jobs
-from cyborg.core.drivers import registry as option
+from cyborg.core.drivers import registry
 from cyborg.core.drivers.desired_state import DesiredStatus
 from cyborg.core.drivers.registry import Support, describe_unknown
 from cyborg.core.drivers.rollout import Kind
@@ -67,7 +67,7 @@ def _config(value: Any, *, unset: bool = False) -> dict[str, Any]:
 
 def _check_value(name: str, value: Any) -> None:
     if isinstance(value, str):
-        types.load(types.Text(option.MAX_VALUE), value, f"config: {name}")
+        types.load(types.Text(registry.MAX_VALUE), value, f"config: {name}")
     # JSON numbers can be too large for a float; abs() also works for integers that float() rejects.
     elif not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         raise Invalid(
@@ -115,7 +115,7 @@ class EffectiveOption(types.JsonObject):
 
     name = wtypes.wsattr(str, mandatory=True)
     value = wtypes.wsattr(_ANY)
-    source = wtypes.wsattr(types.Enum(*option.Source), mandatory=True)
+    source = wtypes.wsattr(types.Enum(*registry.Source), mandatory=True)
 
 
 class EffectiveOptions(types.JsonObject):
@@ -134,7 +134,7 @@ class DriverOption(types.JsonObject):
     """
 
     name = wtypes.wsattr(str, mandatory=True)
-    kind = wtypes.wsattr(types.Enum(*get_args(option.Kind)), mandatory=True)
+    kind = wtypes.wsattr(types.Enum(*get_args(registry.Kind)), mandatory=True)
     default = wtypes.wsattr(_ANY)
     help = wtypes.wsattr(str, mandatory=True)
     host_only = wtypes.wsattr(bool, mandatory=True)

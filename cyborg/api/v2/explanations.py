@@ -16,8 +16,8 @@ from cyborg.api import types
 from cyborg.api.collection import Collection
 from cyborg.api.controller import PageRequest, RequestContext, Resource
 from cyborg.core.binding.limits import UNLIMITED
-from cyborg.core.binding.profile import parse_groups
-from cyborg.core.contexts.context import hidden_profile_name, merge_config
+from cyborg.core.binding.profile import hidden_profile_name, parse_groups
+from cyborg.core.contexts.context import merge_config
 from cyborg.core.contexts.states import OWNING
 from cyborg.core.errors import Forbidden, NotFound
 from cyborg.core.explain import explanation as core

@@ -30,7 +30,7 @@ from cyborg.core.audit.sources import (
     Repair,
 )
 from cyborg.core.errors import CyborgError, Invalid, NotFound
-from cyborg.core.inventory import report as hardware
+from cyborg.core.inventory import report
 from cyborg.core.inventory.report import Hardware
 from cyborg.core.placement import Provider
 from cyborg.db.audits import read as view
@@ -113,7 +113,7 @@ class SourceCollector:
             age = (now - row["last_seen_at"]).total_seconds()
             return None, f"the last heartbeat of the agent was {age:.0f} s ago"
         try:
-            return hardware.load_answer(self._agents.hardware(host)), None
+            return report.load_answer(self._agents.hardware(host)), None
         except CyborgError as exc:
             return None, exc.message
 

@@ -9,8 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from cyborg.core.binding.states import ServiceStatus
 from cyborg.core.errors import Unavailable, is_expected
+from cyborg.core.hosts import ServiceStatus
 from cyborg.core.log import get_logger
 from cyborg.threads.failures import LOG_INTERVAL
 from cyborg.threads.periodic import PeriodicTask

@@ -31,13 +31,12 @@ from cyborg.conductor.binding.release import ReleaseResult
 from cyborg.conductor.notifications.notifications import ArqEventRecorder, NotificationBuilder
 from cyborg.core.attachments.selector import attached_error
 from cyborg.core.attachments.successor import describe_work
-from cyborg.core.binding.profile import Group, find_target, parse_groups
+from cyborg.core.binding.profile import Group, find_target, hidden_profile_name, parse_groups
 from cyborg.core.binding.states import Step, source_states
 from cyborg.core.contexts.context import (
     MAX_CANDIDATES,
     ContextRequest,
     build_query,
-    hidden_profile_name,
     merge_config,
     parse_candidates,
     parse_changes,

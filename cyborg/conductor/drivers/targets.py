@@ -13,8 +13,7 @@ import sqlalchemy as sa
 
 from cyborg.core.address import PciAddress
 from cyborg.core.binding.arqs import describe_user
-from cyborg.core.drivers import desired_state
-from cyborg.core.drivers import registry as option
+from cyborg.core.drivers import desired_state, registry
 from cyborg.core.drivers.desired_state import DesiredStatus
 from cyborg.core.drivers.registry import (
     Option,
@@ -187,7 +186,7 @@ class TargetResolver:
                 f"{target.error or 'it is not installed there'}",
                 host=target.host,
             )
-        return option.parse_values(target.options, config, unset=unset)
+        return registry.parse_values(target.options, config, unset=unset)
 
     def backends_by_key(
         self, *, driver: str | None = None, backend: str | None = None

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from oslo_config import cfg
 
 from cyborg.conductor.notifications.notifications import NotificationBuilder
-from cyborg.core import hosts as liveness
+from cyborg.core import hosts as core
 from cyborg.core.hosts import choose_interval, compute_deadlines
 from cyborg.core.log import get_logger
 from cyborg.core.notification import Event
@@ -123,13 +123,13 @@ class FailureDetector:
         self._now = now or uow.clock
         self._notices = notices or NotificationBuilder(conf, now=self._now)
         self._clock = clock
-        self._gap = liveness.heartbeat_timeout(
+        self._gap = core.heartbeat_timeout(
             options.hello_interval, options.late_heartbeats
         ).total_seconds()
         self._step = max(1.0, options.hello_interval)
         self._grace = timedelta(seconds=options.broker_reconnect_grace)
         self._lock = threading.Lock()
-        self._self_check: liveness.SelfCheck | None = None
+        self._self_check: core.SelfCheck | None = None
         self._rate_limited_log = RateLimitedLogger(clock, LOG)
 
     def self_heartbeat(self, send: Callable[[], Mapping[str, Any]]) -> None:
@@ -158,7 +158,7 @@ class FailureDetector:
             return
         self._rate_limited_log.recovered("Clock synchronisation of the conductors")
         with self._lock:
-            self._self_check = liveness.record(
+            self._self_check = core.record(
                 self._self_check, clock, received_at, self._gap, self._step
             )
 
@@ -173,7 +173,7 @@ class FailureDetector:
             self_check = self._self_check
         # Each agent has the deadline of the interval that it was given. It is marked down only if
         # this conductor could have received its heartbeats for as long.
-        observed = liveness.observed_seconds(self_check, clock, now, self._gap, self._step)
+        observed = core.observed_seconds(self_check, clock, now, self._gap, self._step)
         max_timeout = timedelta(seconds=observed) - self._grace
         if max_timeout <= timedelta():
             return 0
@@ -192,7 +192,7 @@ class FailureDetector:
             self._wake_publisher()
         return len(marked)
 
-    def _set_self_check(self, self_check: liveness.SelfCheck | None) -> None:
+    def _set_self_check(self, self_check: core.SelfCheck | None) -> None:
         with self._lock:
             self._self_check = self_check
 

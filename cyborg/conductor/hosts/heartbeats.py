@@ -19,10 +19,9 @@ from cyborg.conductor.inventory import report_handler
 from cyborg.conductor.jobs import cancellation, reboot
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.conf.conductor import reference_release
-from cyborg.core.binding.states import ServiceStatus
 from cyborg.core.drivers.registry import fingerprint
 from cyborg.core.errors import Conflict, Invalid, Stale
-from cyborg.core.hosts import AGENT, has_rebooted
+from cyborg.core.hosts import AGENT, ServiceStatus, has_rebooted
 from cyborg.core.inventory.reference_names import add_reference_names
 from cyborg.core.inventory.report import Report, parse_backends
 from cyborg.core.log import get_logger

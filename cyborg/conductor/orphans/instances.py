@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Sequence
 from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement
 from cyborg.conductor.orphans.release import OrphanReleaser, log_released
-from cyborg.core.audit.sources import Instance
 from cyborg.core.errors import CyborgError
+from cyborg.core.hosts import Instance
 from cyborg.core.log import get_logger
 from cyborg.core.orphans import orphans
 from cyborg.core.orphans.orphans import BoundArq, Presence

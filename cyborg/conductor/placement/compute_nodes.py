@@ -22,7 +22,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from cyborg.clients.placement import Placement, ProviderSummary
-from cyborg.core import hosts as names
+from cyborg.core import hosts as core
 from cyborg.core import placement as compute_nodes
 from cyborg.core.errors import Invalid, NotFound, Unavailable
 from cyborg.core.hosts import NO_IDENTITY, Identity
@@ -150,7 +150,7 @@ class ComputeNodeResolver:
 
     def _match_by_name(self, host: str, identity: Identity) -> ProviderSummary:
         providers = self._list_roots()
-        candidates = names.matching_nodes([host, *identity.names], providers)
+        candidates = core.matching_nodes([host, *identity.names], providers)
         if candidates:
             # A name that is the host name of another agent belongs to that host.
             others = self._uow.run(lambda tx: services.existing_hosts(tx, candidates)) - {host}
@@ -179,7 +179,7 @@ class ComputeNodeResolver:
         last = self._last_error.get(host)
         if last is not None and last.startswith(reason):
             return NotFound(last)
-        similar = names.closest_names(name, self._list_roots()) if name is not None else ()
+        similar = core.closest_names(name, self._list_roots()) if name is not None else ()
         message = reason
         if similar:
             message += f"; similar names are {', '.join(map(repr, similar))}"

@@ -13,7 +13,7 @@ from oslo_config import cfg
 
 from cyborg.clients.placement import Placement, ProviderSummary
 from cyborg.conductor.common.work_lease import new_owner
-from cyborg.core import placement as provider_tree
+from cyborg.core import placement
 from cyborg.core.inventory import device_state
 from cyborg.core.placement import DeployableState, Inventory, Provider
 from cyborg.db.deployables.write import DesiredProviderRow
@@ -24,7 +24,7 @@ _FIELDS = tuple(field.name for field in dataclasses.fields(Inventory))
 
 def desired_providers(root_uuid: str, rows: Iterable[DesiredProviderRow]) -> dict[str, Provider]:
     """Convert rows of ``deployables.desired_state`` to providers below a compute node, by uuid."""
-    return provider_tree.build_providers(root_uuid, [_to_deployable(row) for row in rows])
+    return placement.build_providers(root_uuid, [_to_deployable(row) for row in rows])
 
 
 def actual_provider(

@@ -12,7 +12,7 @@ from typing import Any
 from cyborg.clients.placement import Placement, ProviderSummary
 from cyborg.conductor.placement import provider_rows
 from cyborg.core import naming
-from cyborg.core import placement as provider_tree
+from cyborg.core import placement as core
 from cyborg.core.errors import Conflict, CyborgError, InUse, Stale, Unavailable
 from cyborg.core.log import get_logger
 from cyborg.core.placement import Inventory, Provider
@@ -71,7 +71,7 @@ class ProviderReconciler:
                 actual, inventories = self._read(summary, desired)
                 if verify_only and desired is not None:
                     # The first comparison counts: a retry has written part of the difference.
-                    drift = drift or provider_tree.describe_drift(desired, actual)
+                    drift = drift or core.describe_drift(desired, actual)
                 if desired is not None and actual is not None and _needs_move(actual, desired):
                     _check_lease(lease_expired)
                 generation = self._write(uuid, desired, summary, actual, inventories)
@@ -129,19 +129,19 @@ class ProviderReconciler:
             generation = placement.rename(uuid, desired.name, desired.parent_uuid)
             # The rename has no generation check, so the values read before may be outdated.
             actual, inventories = self._read(replace(summary, generation=generation), desired)
-        for call in provider_tree.plan_calls({uuid: desired}, {uuid: actual} if actual else {}):
+        for call in core.plan_calls({uuid: desired}, {uuid: actual} if actual else {}):
             match call:
-                case provider_tree.EnsureClasses(classes):
+                case core.EnsureClasses(classes):
                     placement.ensure_classes(classes)
-                case provider_tree.EnsureTraits(traits):
+                case core.EnsureTraits(traits):
                     placement.ensure_traits(traits)
-                case provider_tree.CreateProvider(new):
+                case core.CreateProvider(new):
                     generation = placement.create(new.uuid, new.name, new.parent_uuid)
-                case provider_tree.SetInventories(_, changed):
+                case core.SetInventories(_, changed):
                     generation = self._set_inventories(uuid, generation, changed, inventories)
-                case provider_tree.SetTraits(_, traits):
+                case core.SetTraits(_, traits):
                     generation = placement.set_traits(uuid, generation, traits)
-                case provider_tree.DeleteProvider(_):
+                case core.DeleteProvider(_):
                     self._delete(uuid)
         return generation
 

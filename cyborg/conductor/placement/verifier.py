@@ -21,8 +21,7 @@ from cyborg.clients.placement import Placement, ProviderSummary
 from cyborg.conductor.placement import provider_rows
 from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
 from cyborg.conductor.placement.provider_rows import group_by_host, new_lease
-from cyborg.core import placement as compute_nodes
-from cyborg.core import placement as verification
+from cyborg.core import placement as core
 from cyborg.core.errors import CyborgError, Invalid, NotFound, Unavailable
 from cyborg.core.hosts import NO_IDENTITY, Identity
 from cyborg.core.log import get_logger, log_fields
@@ -154,7 +153,7 @@ class ProviderVerifier:
         start, previous = self._clock(), self._started_at
         self._started_at = start
         elapsed = 0.0 if previous is None else min(start - previous, interval)
-        plan = verification.plan_round(self._count_providers(interval), interval, elapsed)
+        plan = core.plan_round(self._count_providers(interval), interval, elapsed)
         taken, oldest = 0, timedelta()
         while not self._stopped.is_set() and (limits := plan.next_batch(taken)) is not None:
             age, limit = limits
@@ -173,7 +172,7 @@ class ProviderVerifier:
     def _count_providers(self, interval: float) -> int:
         """Return the number of providers, counted again before a new one can be due."""
         now = self._clock()
-        max_age = min(MAX_COUNT_AGE, verification.EARLIEST * interval)
+        max_age = min(MAX_COUNT_AGE, core.EARLIEST * interval)
         if now - self._counted_at >= max_age:
             self._count = self._uow.run(store.count_verified)
             self._counted_at = now
@@ -265,7 +264,7 @@ class ProviderVerifier:
     def _is_compute_node(self, batch: _Batch, host: str, root: ProviderSummary) -> bool:
         """Return whether a root provider is the compute node of a host."""
         try:
-            if compute_nodes.is_certain(host, batch.identity(host), root.uuid, root.name):
+            if core.is_certain(host, batch.identity(host), root.uuid, root.name):
                 return True
             return self._compute_nodes.find(host).uuid == root.uuid
         except (NotFound, Invalid):
@@ -287,7 +286,7 @@ class ProviderVerifier:
             or (summary.name, summary.parent_uuid) != (row["name"], row["placement_parent"])
         ):
             batch.different.append(row["id"])
-        elif summary.generation != row["placement_generation"] or verification.is_comparison_due(
+        elif summary.generation != row["placement_generation"] or core.is_comparison_due(
             row["uuid"], row["compared_at"], now
         ):
             suspects.append(_Suspect(row, summary))

@@ -7,12 +7,12 @@ from typing import Any
 
 from cyborg.core.attachments.attachment import AttachmentState, describe_target
 from cyborg.core.binding.accelerator import AcceleratorState
-from cyborg.core.binding.profile import parse_name
-from cyborg.core.contexts.context import (
+from cyborg.core.binding.profile import (
     ATTACHMENT_PREFIX,
     HIDDEN_PREFIX,
     hidden_profile_name,
     is_hidden_profile_name,
+    parse_name,
 )
 from cyborg.core.contexts.states import LEASED, USABLE
 from cyborg.core.errors import Conflict, Invalid, WrongState

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Audit of the desired providers, which follow from the database, against Placement.
+"""Comparison of the four sources of a host: the findings of an audit.
 
-Audit of the hardware that the agent observes against the host's records in the database.
-
-Audit of ARQs against handles, allocations and Nova's instances.
-
-Comparison of the four sources of a host.
+The database is compared with the hardware that the agent observes. The desired providers, which
+follow from the database, are compared with Placement, and the ARQs with handles, allocations and
+Nova's instances.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence

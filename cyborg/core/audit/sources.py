@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of findings of an audit, each with advice and, if there is one, a safe repair.
+"""Findings of an audit, and the snapshots of the four sources of a host that it compares.
 
-An audit compares four sources: the hardware as the agent sees it, our database, Placement, and
-Nova's instances. ``core.audit.compare`` has the comparison.
-
-Snapshots of the four sources of one host, as values that an audit compares.
+The sources are the hardware as the agent sees it, our database, Placement, and Nova's instances.
+``core.audit.compare`` has the comparison. Each kind of finding has advice and, if there is one, a
+safe repair.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -14,6 +13,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from cyborg.core.binding.states import ArqState
+from cyborg.core.hosts import Instance
 from cyborg.core.inventory.report import Hardware
 from cyborg.core.placement import Provider
 
@@ -203,9 +203,6 @@ def confirmed(first: Collection[Finding], second: Iterable[Finding]) -> tuple[Fi
 SETTLE_TIME = timedelta(seconds=60)
 """A change within this time may be in flight and is skipped."""
 
-_BUSY = frozenset({"BUILD", "MIGRATING", "REBUILD", "RESIZE", "REVERT_RESIZE", "VERIFY_RESIZE"})
-_DELETED = frozenset({"DELETED"})
-
 
 @dataclass(frozen=True, slots=True)
 class HandleRecord:
@@ -311,42 +308,6 @@ class PlacementSnapshot:
     missing: str | None = None
     actual: Mapping[str, Provider] = field(default_factory=dict)
     consumers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Instance:
-    """A server as Nova shows it.
-
-    ``host`` and ``node`` are None for a server without a host. ``host_visible`` is False if Nova
-    does not show hosts to our user. ``task`` is Nova's task state.
-    """
-
-    uuid: str
-    status: str
-    host: str | None = None
-    node: str | None = None
-    task: str | None = None
-    host_visible: bool = True
-
-    @property
-    def busy(self) -> bool:
-        """Return whether Nova is creating, moving or deleting the server."""
-        return self.task is not None or self.status in _BUSY
-
-    @property
-    def deleted(self) -> bool:
-        """Return whether the server is deleted."""
-        return self.status in _DELETED
-
-    @property
-    def offloaded(self) -> bool:
-        """Return whether the server is shelved, on no host, and not being unshelved."""
-        return self.status == "SHELVED_OFFLOADED" and self.task is None and self.host is None
-
-    def is_on(self, hostname: str) -> bool:
-        """Return whether the server is on a host; the case of the name does not matter."""
-        names = {name.casefold() for name in (self.host, self.node) if name}
-        return hostname.casefold() in names
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from typing import Any
 from cyborg.core import naming
 from cyborg.core.errors import Conflict, Invalid
 from cyborg.core.text import abbreviate
-from cyborg.core.validation import check_text
+from cyborg.core.validation import check_text, parse_uuid
 
 MAX_UNITS = 256
 MAX_GROUPS = 32
@@ -230,6 +230,37 @@ def _text(raw: Any, where: str) -> str:
     return check_text(where, str(raw), MAX_VALUE)
 
 
+HIDDEN_PREFIX = "ctx-"
+
+
+ATTACHMENT_PREFIX = "acc-"  # of the hidden profile of an attachment of one accelerator
+
+
+def hidden_profile_name(context: str) -> str:
+    """Return the name of the hidden device profile of a context."""
+    return f"{HIDDEN_PREFIX}{context}"
+
+
+def is_hidden_profile_name(name: str) -> bool:
+    """Return whether only the hidden profile of a context or attachment may have this name."""
+    prefix = name[: len(HIDDEN_PREFIX)]
+    if prefix.lower() not in (HIDDEN_PREFIX, ATTACHMENT_PREFIX):
+        return False
+    try:
+        parse_uuid(name.removeprefix(prefix), "name")
+    except Invalid:
+        return False
+    return True
+
+
+def describe_profile(name: str) -> str:
+    """Return the object that a user knows: a device profile, or the context of a hidden one."""
+    if not is_hidden_profile_name(name):
+        return f"device profile {name}"
+    context = name.removeprefix(HIDDEN_PREFIX)
+    return "the accelerator" if context == name else f"device context {context}"
+
+
 KEY = "attach_target"
 
 
@@ -307,7 +338,7 @@ def explain_missing_info(
 ) -> str | None:
     """Return why a handle of a device does not fit a target; None if it fits.
 
-    ``requester`` is the object with the target: ``core.arq.device_contexts.describe_profile``.
+    ``requester`` is the object with the target: see ``describe_profile``.
     """
     missing = [key for key in REQUIRED_INFO[target] if not info.get(key)]
     if not missing:

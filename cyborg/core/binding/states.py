@@ -89,10 +89,3 @@ def _check() -> None:
 
 
 _check()
-
-
-class ServiceStatus(StrEnum):
-    """Status that a daemon reports with its heartbeat."""
-
-    READY = "READY"
-    DEGRADED = "DEGRADED"  # a loop is stuck

@@ -9,10 +9,9 @@ A capture may come from a person who is not trusted. This module refuses a path 
 points outside of the tree, and a path that passes through a link, so that unpacking a capture
 cannot write outside of its folder.
 
-Faults that a replayed host shows: ``ADDRESS:FAULT[=COUNT][@OPERATION]``.
-
-``0000:3b:00.0:eio=2@erase`` lets the first two erasures of a drive fail with EIO. Without a count a
-fault is permanent, and without an operation it affects each.
+A replayed host can show faults: ``ADDRESS:FAULT[=COUNT][@OPERATION]``. ``0000:3b:00.0:eio=2@erase``
+lets the first two erasures of a drive fail with EIO. Without a count a fault is permanent, and
+without an operation it affects each.
 """
 
 import base64

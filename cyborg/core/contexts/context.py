@@ -24,6 +24,7 @@ from cyborg.core.binding.profile import (
     MAX_VALUE,
     Group,
     check_targets,
+    is_hidden_profile_name,
     parse_groups,
     parse_name,
 )
@@ -41,8 +42,6 @@ MAX_CONFIG_CHARACTERS = 16 * 1024  # of all keys and values
 MAX_DESCRIPTION = 4096
 MAX_CANDIDATES = 100
 MAX_LIST = 64 * 1024  # characters of a list of names with commas
-HIDDEN_PREFIX = "ctx-"
-ATTACHMENT_PREFIX = "acc-"  # of the hidden profile of an attachment of one accelerator
 
 REQUEST_FIELDS = frozenset(
     {
@@ -72,31 +71,6 @@ class ContextRequest:
     groups: tuple[Group, ...] | None = None
     device_profile: str | None = None
     config_data: Mapping[str, str] = field(default_factory=dict)
-
-
-def hidden_profile_name(context: str) -> str:
-    """Return the name of the hidden device profile of a context."""
-    return f"{HIDDEN_PREFIX}{context}"
-
-
-def describe_profile(name: str) -> str:
-    """Return the object that a user knows: a device profile, or the context of a hidden one."""
-    if not is_hidden_profile_name(name):
-        return f"device profile {name}"
-    context = name.removeprefix(HIDDEN_PREFIX)
-    return "the accelerator" if context == name else f"device context {context}"
-
-
-def is_hidden_profile_name(name: str) -> bool:
-    """Return whether only the hidden profile of a context or attachment may have this name."""
-    prefix = name[: len(HIDDEN_PREFIX)]
-    if prefix.lower() not in (HIDDEN_PREFIX, ATTACHMENT_PREFIX):
-        return False
-    try:
-        parse_uuid(name.removeprefix(prefix), "name")
-    except Invalid:
-        return False
-    return True
 
 
 def parse_request(body: Any) -> ContextRequest:

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of the conductors, with which they sign what they write into the custody logs.
+"""Custody log of a device: its events, their hash chain, and the keys that sign it.
 
-A signature is HMAC-SHA-256 under a key that is not in the database: ``ID:HEX`` with the id of the
-key. Whoever can write to the database but has no key can compute hashes, and no signatures.
+The events say who held the handles of a device, what was loaded, and how it was cleaned.
 
-Events of the custody log of a device: who held its handles, what was loaded, how it was cleaned.
+Conductors sign what they write. A signature is HMAC-SHA-256 under a key that is not in the
+database: ``ID:HEX`` with the id of the key. Whoever can write to the database but has no key can
+compute hashes, and no signatures.
 
 A handle is named by its uuid and by the addresses of the handle and its deployable, because a
 record outlives the rows that it names.
-
-Hash chain of the custody log of a device: compute the hashes, and check stored ones.
 
 The hash of a record is SHA-256 over the record and the hash of the previous record of the device.
 So a record that is changed, removed or moved breaks the chain, unless all later hashes and the tip

@@ -5,10 +5,9 @@ The conductor stores it, with a generation for the host that rises with each cha
 generation differs from its own, the agent fetches the desired state, applies it and reports the
 result for each backend. An agent that was down or missed a notification converges in the same way.
 
-Plan of a host's reconciliation: the actions from its current to its desired backends.
-
-A desired state that cannot be applied leaves the backend unchanged. So a host records two states
-of each backend: the last desired state and the applied state.
+The plan of a reconciliation has the actions from the current to the desired backends. A desired
+state that cannot be applied leaves the backend unchanged. So a host records two states of each
+backend: the last desired state and the applied state.
 """
 
 import operator
@@ -19,7 +18,7 @@ from enum import StrEnum
 from typing import Any
 
 from cyborg.core.codec import Serializable, wire
-from cyborg.core.drivers import registry as driver_options
+from cyborg.core.drivers import registry
 from cyborg.core.drivers.registry import LISTS, Option
 from cyborg.core.errors import Invalid
 from cyborg.core.text import sanitize
@@ -233,7 +232,7 @@ def merge_options(
     Raise Invalid for a name or a value of ``config`` that the options do not allow.
     """
     defaults = {o.name: list(o.default) if o.kind in LISTS else o.default for o in options}
-    return {**defaults, **section, **driver_options.parse_values(options, config)}
+    return {**defaults, **section, **registry.parse_values(options, config)}
 
 
 def _choose_action(

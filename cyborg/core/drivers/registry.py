@@ -1,19 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drivers of OpenStack Cyborg, releases 12 to 17, and their counterparts here.
+"""Drivers: their entry points on a host, their options, and their counterparts elsewhere.
 
-The names are those of its entry points ``cyborg.accelerator.driver``.
+The declarations of options are used for the agent's configuration file, which oslo.config reads,
+and for values from the API, which are parsed here before any change. An option for a path, a
+command or a secret is ``host_only``: it can be set in the host's configuration file only.
 
-Drivers across all hosts: their uuids, their versions and similar names.
-
-Options of drivers: their declarations and the parsing of their values.
-
-The declarations are used for the agent's configuration file, which oslo.config reads, and for
-values from the API, which are parsed here before any change. An option for a path, a command or a
-secret is ``host_only``: it can be set in the host's configuration file only.
-
-Drivers installed on a host, used or not: the entry points that the agent finds.
-
-Only these drivers can be enabled on the host. Code is never sent over the API or the bus.
+Only a driver that is installed on a host can be enabled there. Code is never sent over the API or
+the bus.
 """
 
 import difflib

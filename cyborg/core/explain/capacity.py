@@ -57,9 +57,9 @@ def compute_capacity(
 
     The result is exact if the groups of each resource class request equal numbers of handles, which
     is the usual case. With different numbers it is exact on hosts with few handles.
-    ``core.arq.packing`` says what is approximated; ``effort`` limits its searches and its bounds
-    for all hosts together. When it is spent, the result for the remaining hosts is a lower bound.
-    Hosts with equal free handles are computed once.
+    ``core.explain.packing`` says what is approximated; ``effort`` limits its searches and its
+    bounds for all hosts together. When it is spent, the result for the remaining hosts is a lower
+    bound. Hosts with equal free handles are computed once.
     """
     by_host: dict[str, list[ProviderState]] = {}
     for provider in providers:

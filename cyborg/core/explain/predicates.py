@@ -2,8 +2,8 @@
 """The predicates that a provider and its handles must meet for a request group.
 
 One list serves all answers to the question why a server gets no device: the error of a failed bind
-(``core.arq.selection``), the explanation of a device profile (``core.arq.explanation``) and its
-capacity (``core.arq.capacity``).
+(``core.explain.selection``), the explanation of a device profile (``core.explain.explanation``) and
+its capacity (``core.explain.capacity``).
 """
 
 from collections.abc import Mapping

@@ -9,9 +9,8 @@ device context, needs all its groups on one host. So a group that no predicate e
 
 Explanations, refused binds and allocation candidates use this evaluation.
 
-The reasons why Placement does not return a provider as an allocation candidate.
-
-The reason is the first predicate that the bind of Cyborg would fail. The actual reason of Placement
+A rejection is the reason why Placement does not return a provider as an allocation candidate: the
+first predicate that the bind of Cyborg would fail. The actual reason of Placement
 may differ: a candidate needs a provider for each group on one host, Placement also counts the
 allocations of its other users, and it knows nothing of attach targets.
 """
@@ -224,8 +223,8 @@ NOT_RETURNED = (
 class GroupRejection:
     """Why Placement does not return a provider for a group.
 
-    ``failure`` is the first predicate that the provider fails, as ``core.arq.request_fit`` finds
-    it; None if it fails none.
+    ``failure`` is the first predicate that the provider fails, as ``core.explain.request_fit``
+    finds it; None if it fails none.
     """
 
     demand: GroupDemand

@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cyborg.core.binding.profile import REQUIRED_INFO, AttachTarget, explain_missing_info
-from cyborg.core.contexts.context import (
+from cyborg.core.binding.profile import (
     HIDDEN_PREFIX,
+    REQUIRED_INFO,
+    AttachTarget,
     describe_profile,
+    explain_missing_info,
     is_hidden_profile_name,
 )
 from cyborg.core.errors import NoHandle

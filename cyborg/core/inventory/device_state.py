@@ -1,18 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conditions of a device, with their descriptions, and the rule for its status.
-
-Health of a device: combination of measurements, and hysteresis of its recovery.
+"""State of a device: its conditions, the hysteresis of its health, and the check after a reboot.
 
 A device is shown as unhealthy immediately, but as healthy again only after all measurements of a
 whole recovery window were healthy. So a device whose health alternates is not uncordoned each time.
 
-Check of a device after a reboot of its host: does it still have its layout and its images?
-
-A device has desired values if an operator has applied a layout or programmed an image. When the
-agent sends its first heartbeat after a reboot, such a device waits for the next report. If that
-report has other values, the desired values are lost: they are applied again as soon as nothing uses
-the device. Other reports are not compared with the desired values, because an administrator of the
-host may change a device on purpose.
+After a reboot of its host a device is checked for its layout and its images. It has desired values
+if an operator has applied a layout or programmed an image. When the agent sends its first heartbeat
+after a reboot, such a device waits for the next report. If that report has other values, the
+desired values are lost: they are applied again as soon as nothing uses the device. Other reports
+are not compared with the desired values, because an administrator of the host may change a device
+on purpose.
 """
 
 import functools

@@ -13,9 +13,8 @@ cleaned are used. A used handle counts for every function of its device, as the 
 owner uses is unknown. Free handles can be allocated now: a device that is not schedulable has none.
 So used plus free is at most the total, and less if a device is not schedulable.
 
-Decision which PCI functions of guests are of servers of this service, and which are not.
-
-A guest is a server of this service for a function if an ARQ of its instance owns the function. The
+The last part of the module decides which PCI functions of guests are of servers of this service. A
+guest is a server of this service for a function if an ARQ of its instance owns the function. The
 decision must hold in these moments:
 
 * An ARQ is bound before the guest is defined. So guests are read first, and owners after that.

@@ -5,12 +5,11 @@ Both inventories are flattened: each device, deployable and handle is a record u
 addresses of its parents. The plan is the difference of the two, except that a bound handle and the
 records that contain it are drained and not removed.
 
-Tombstones: records of removed devices, for the case that they return.
-
-A device is identified by its host and address. When it returns, its uuid and the operator's status
-are restored. For its deployables, the uuids and the operator's attributes are restored. Reported
-values are not stored, as the host reports them again. Handles that were released without cleaning
-are cleaned after their return, before they are allocated.
+A tombstone is the record of a removed device, for the case that it returns. A device is identified
+by its host and address. When it returns, its uuid and the operator's status are restored. For its
+deployables, the uuids and the operator's attributes are restored. Reported values are not stored,
+as the host reports them again. Handles that were released without cleaning are cleaned after their
+return, before they are allocated.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

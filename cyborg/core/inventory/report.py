@@ -4,7 +4,7 @@
 A report on the bus has a format number. Unknown keys are ignored, so that a newer sender may add
 some; a report of a newer format is refused. The tests have golden messages of each released format.
 
-Devices in the format of ``GET /hardware`` of the internal contract, and its keys.
+``GET /hardware`` of the internal contract has devices in a format of its own.
 """
 
 import hashlib

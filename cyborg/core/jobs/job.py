@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parse the devices of running guests that conductors and agents exchange.
-
-Parsing of requests to program an image into a deployable.
-
-Jobs: long-running work on a host, and the decisions that follow from its status.
+"""Jobs: long-running work on a host, and the decisions that follow from its status.
 
 A job is a row of the database before it is sent to an agent. The conductor that leases the row
 sends the job repeatedly until the agent reports its result. The agent keeps a checkpoint of each
@@ -85,9 +81,9 @@ def parse_program(body: Any) -> str:
     [{"image_uuid": uuid}]}]``. Raise Invalid with the name of the field.
     """
     operation = _only(body, "body", ("path", "op", "value"))
-    for name, expected in (("path", PATH), ("op", VERB)):
-        if operation[name] != expected:
-            raise Invalid(f"{name}: {str(operation[name])[:60]!r} is not {expected!r}", field=name)
+    for key, expected in (("path", PATH), ("op", VERB)):
+        if operation[key] != expected:
+            raise Invalid(f"{key}: {str(operation[key])[:60]!r} is not {expected!r}", field=key)
     image = _only(operation["value"], "value", ("image_uuid",))
     return parse_uuid(image["image_uuid"], "image_uuid")
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Activity of a job: what its host does at the moment, such as ``40 % fetch image ...``.
+"""What the host work of a job does at the moment, and what has failed before on a device.
 
-The agent shows the activity in its answer when the conductor queries a running job. Nothing is sent
-or stored in between, so that code may report each chunk of a file.
-
-Failed host work of a device: what is shown, and when the device becomes failing.
+An activity is a text such as ``40 % fetch image ...``. The agent shows it in its answer when the
+conductor queries a running job. Nothing is sent or stored in between, so that code may report each
+chunk of a file.
 
 A device shows the last failed job of each kind until a job of this kind succeeds on it. After
 several failed prepare jobs in a row it is *failing*: reserved in full in Placement, because the

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device profiles that ask for traits or resource classes that no device has.
-
-What an import takes from OpenStack Cyborg: values, profiles, and the texts of single rows.
+"""What an import takes from OpenStack Cyborg: values, profiles, and the texts of single rows.
 
 ``host_plan`` decides which rows of a host are taken.
 """

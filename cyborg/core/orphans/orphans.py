@@ -13,9 +13,9 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Self, TypedDict
 
-from cyborg.core.audit.sources import Instance
 from cyborg.core.binding.states import ArqState
 from cyborg.core.explain.predicates import Predicate
+from cyborg.core.hosts import Instance
 
 MIN_SAFETY_LIMIT = 20
 """Up to this number of orphans is always released, however large their share is."""

@@ -2,7 +2,7 @@
 """Write accelerator requests (ARQs).
 
 A state transition first locks the rows in the order of their ids, and then executes one guarded
-UPDATE or DELETE. The guard is the list of states from which ``core.arq.states`` allows the
+UPDATE or DELETE. The guard is the list of states from which ``core.binding.states`` allows the
 transition; the row count is the number of ARQs whose state changed.
 """
 

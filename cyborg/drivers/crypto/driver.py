@@ -14,7 +14,7 @@ from typing import Any
 from cyborg.core.address import PciAddress
 from cyborg.core.drivers.registry import Support
 from cyborg.core.errors import DriverFailed, Invalid
-from cyborg.core.inventory import device_state as health
+from cyborg.core.inventory import device_state
 from cyborg.core.inventory.device import (
     MAX_TEXT,
     Ability,
@@ -172,7 +172,7 @@ class CryptoDriver(PciDriver):
         found = dict(super().measure(devices))
         for address, measurement in found.items():
             if self._sysfs.read_text(_folder(address) / "qat/state") == "down":
-                found[address] = health.combine([_DOWN, measurement])
+                found[address] = device_state.combine([_DOWN, measurement])
         changing |= self._changing
         return {a: measured for a, measured in found.items() if a not in changing}
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from cyborg.core.address import PciAddress
-from cyborg.core.drivers.registry import Support
+from cyborg.core.drivers.registry import Option, Support
 from cyborg.core.errors import DriverFailed, Invalid
-from cyborg.core.inventory import device_state as health
+from cyborg.core.inventory import device_state
 from cyborg.core.inventory.device import (
     MAX_TEXT,
     Ability,
@@ -29,7 +29,7 @@ from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import make_custom_name
 from cyborg.core.validation import parse_uuid
-from cyborg.drivers.base import Option, in_range, one_of
+from cyborg.drivers.base import in_range, one_of
 from cyborg.drivers.fpga import cards, images
 from cyborg.drivers.fpga.cards import CardRegions, ProgrammerName, Region, find_family, read_regions
 from cyborg.drivers.fpga.loader import ImageLoader, RecordStore, parse_address
@@ -159,7 +159,7 @@ class FpgaDriver(PciDriver):
                     reasons.append(f"the FPGA manager {region.manager} is in the state {state!r}")
                 if reasons:
                     failed = Measurement(Health.UNHEALTHY, "; ".join(reasons))
-                    found[address] = health.combine([failed, measured])
+                    found[address] = device_state.combine([failed, measured])
         return found
 
     def prepare(self, item: WorkItem, instance: str | None) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cyborg.core.address import MdevAddress, PciAddress, is_pci_address
-from cyborg.core.drivers.registry import Support
+from cyborg.core.drivers.registry import Option, Support
 from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.core.inventory.device import (
     MAX_TEXT,
@@ -35,7 +35,6 @@ from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import handle_uuid, make_custom_name
-from cyborg.drivers.base import Option
 from cyborg.drivers.gpu import mdev, mig
 from cyborg.drivers.gpu.mdev import MdevRule, Slot, SlotPlan, limit_slots, plan_slots
 from cyborg.drivers.gpu.mig import FactsReader

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from cyborg.core.address import PciAddress
-from cyborg.core.drivers.registry import Support
+from cyborg.core.drivers.registry import Option, Support
 from cyborg.core.errors import Invalid
-from cyborg.core.inventory import device_state as health
+from cyborg.core.inventory import device_state
 from cyborg.core.inventory.device import MAX_TEXT, Ability, Device, DeviceType, Health
 from cyborg.core.inventory.device_state import Measurement
 from cyborg.core.naming import make_custom_name
-from cyborg.drivers.base import InvalidOption, Option
+from cyborg.drivers.base import InvalidOption
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.kernel import interfaces
 from cyborg.drivers.pci.access import HostAccess
@@ -211,7 +211,7 @@ class NicDriver(GenericDriver):
             return found
         for address, measured in found.items():
             if (carrier := self._measure_carrier(address)) is not None:
-                found[address] = health.combine([carrier, measured])
+                found[address] = device_state.combine([carrier, measured])
         return found
 
     def _names(self, address: str) -> list[str]:
@@ -265,5 +265,5 @@ class NicDriver(GenericDriver):
             carrier = self._sysfs.read_text(f"class/net/{name}/carrier")
             if carrier == "0":
                 return Measurement(Health.UNHEALTHY, f"the network interface {name} has no link")
-            found = health.HEALTHY if carrier == "1" else found
+            found = device_state.HEALTHY if carrier == "1" else found
         return found

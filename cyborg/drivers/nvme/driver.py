@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from cyborg.core.address import PciAddress
-from cyborg.core.drivers.registry import Support
+from cyborg.core.drivers.registry import Option, Support
 from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.core.inventory.device import MAX_TEXT, Ability, Device, DeviceType
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import make_custom_name
-from cyborg.drivers.base import Option, in_range
+from cyborg.drivers.base import in_range
 from cyborg.drivers.host_use import domains
 from cyborg.drivers.kernel.nvme import ERASE, ErasePolicy, Method, find_mismatch, permitted_methods
 from cyborg.drivers.pci import reset

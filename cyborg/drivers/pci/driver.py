@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from cyborg.core.address import PciAddress
-from cyborg.core.drivers.registry import Support
+from cyborg.core.drivers.registry import Option, Support
 from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.core.inventory.delivery import describe_host_use
 from cyborg.core.inventory.device import Ability, Device, DeviceType
-from cyborg.core.inventory.health import Measurement
+from cyborg.core.inventory.device_state import Measurement
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import make_custom_name
-from cyborg.drivers.base import Driver, Option
+from cyborg.drivers.base import Driver
 from cyborg.drivers.host_use import domains
 from cyborg.drivers.kernel import reset as kernel_reset
 from cyborg.drivers.pci import classes, health, managed, obstacles, reset, rules, sriov, topology

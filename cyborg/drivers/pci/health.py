@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from cyborg.core.inventory import device_state as health
+from cyborg.core.inventory import device_state
 from cyborg.core.inventory.device import Health
 from cyborg.core.inventory.device_state import HEALTHY, Measurement
 from cyborg.core.log import get_logger
@@ -247,7 +247,7 @@ class HealthReader:
                 results.append(check_link_width(self._sysfs, folder))
             if "temperature" in self._checks:
                 results.append(check_temperature(self._sysfs, folder))
-        return health.combine(m for m in results if m is not None)
+        return device_state.combine(m for m in results if m is not None)
 
     def _aer(self, address: str) -> Measurement | None:
         """Return unhealthy if uncorrectable PCIe errors increased since the last measurement.

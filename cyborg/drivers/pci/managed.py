@@ -11,8 +11,9 @@ from typing import Protocol, runtime_checkable
 
 from cyborg.core.address import PciAddress
 from cyborg.core.drivers.desired_state import ADOPT_IN_USE
+from cyborg.core.drivers.registry import Option
 from cyborg.core.errors import Invalid
-from cyborg.drivers.base import Driver, InvalidOption, Option
+from cyborg.drivers.base import Driver, InvalidOption
 
 OPTIONS = (
     Option(

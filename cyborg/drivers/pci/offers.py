@@ -21,7 +21,6 @@ from cyborg.core.inventory.device import (
 from cyborg.core.inventory.functions import root_of
 from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.core.text import join_limited
-from cyborg.core.wire.hardware import NOT_OFFERED
 from cyborg.drivers.kernel.reset import can_reset
 from cyborg.drivers.pci import classes
 from cyborg.drivers.pci.rules import Rule, matching_index, matching_rule

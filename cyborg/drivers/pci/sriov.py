@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cyborg.core.address import PciAddress
+from cyborg.core.drivers.registry import Option
 from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device import MAX_LAYOUTS, Device, Layout, count_handles
 from cyborg.core.naming import make_custom_name
-from cyborg.drivers.base import Driver, InvalidOption, Option
+from cyborg.drivers.base import Driver, InvalidOption
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
 OPTIONS = (

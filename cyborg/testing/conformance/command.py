@@ -11,8 +11,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from cyborg.agent.backends.factory import NAMESPACE, options_of
-from cyborg.core import external as protocol
+from cyborg.agent.backends.catalogue import NAMESPACE
+from cyborg.agent.backends.factory import options_of
+from cyborg.core import external
 from cyborg.core.errors import Misconfigured, TimedOut
 from cyborg.testing.conformance.environment import RULES, DriverUnderTest, Environment
 from cyborg.testing.conformance.hosts import (
@@ -104,10 +105,10 @@ def _test_class(args: argparse.Namespace) -> list[Result]:
 
 def _test_external(args: argparse.Namespace) -> list[Result]:
     folder, file = os.path.split(os.path.abspath(args.socket))
-    name = file.removesuffix(protocol.SUFFIX)
-    if not protocol.is_driver_name(name) or file == name:
+    name = file.removesuffix(external.SUFFIX)
+    if not external.is_driver_name(name) or file == name:
         raise Misconfigured(
-            f"--socket: found {args.socket!r}; expected <folder>/<name>{protocol.SUFFIX}"
+            f"--socket: found {args.socket!r}; expected <folder>/<name>{external.SUFFIX}"
         )
     work = args.work or args.image is not None
     return run_rules_on_external(

@@ -13,9 +13,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from cyborg.core.drivers.registry import Option
 from cyborg.core.errors import Invalid, Misconfigured
 from cyborg.core.inventory.device import Device
-from cyborg.drivers.base import Option
 from cyborg.drivers.replay.recorder import load_capture, options_for_capture, unpack
 from cyborg.drivers.sysfs import Sysfs
 from cyborg.testing import captures, machine

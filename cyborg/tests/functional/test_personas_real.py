@@ -15,7 +15,7 @@ import requests
 from oslo_policy import policy
 
 import cyborg
-from cyborg.policies import list_rules
+from cyborg.policies.rules import list_rules
 from cyborg.rpc.notifiers import GROUP
 from cyborg.tests.fixtures.clouds.api import bind_body
 from cyborg.tests.fixtures.clouds.keystone_cloud import KeystoneCloud

@@ -29,7 +29,7 @@ from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.nic.driver import NicDriver
 from cyborg.drivers.nvme.driver import NvmeDriver
 from cyborg.drivers.pci.rules import KEYS
-from cyborg.policies import list_rules
+from cyborg.policies.rules import list_rules
 from cyborg.testing import captures
 from cyborg.testing.conformance.kit import Outcome, run_rules
 from cyborg.testing.sysfs_tree import SysfsTree

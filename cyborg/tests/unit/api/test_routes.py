@@ -13,7 +13,7 @@ from cyborg.api.controller import ApiContext
 from cyborg.api.routes import build_routes
 from cyborg.core.errors import OverLimit
 from cyborg.db import schema
-from cyborg.policies import list_rules
+from cyborg.policies.rules import list_rules
 from cyborg.tests.fixtures.clouds.api import INSTANCE, ApiEnv, bind_body, error_message
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from cyborg.clients import nova
-from cyborg.core.audit.sources import Instance
 from cyborg.core.errors import Invalid, Misconfigured, TimedOut, Unavailable
+from cyborg.core.hosts import Instance
 from cyborg.testing.fake_nova import FakeNova
 from cyborg.tests.fixtures.machine.options import make_conf
 

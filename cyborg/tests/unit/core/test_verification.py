@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.core import placement as verification
+from cyborg.core import placement
 
 NOW = datetime(2026, 1, 1)
 
@@ -23,7 +23,7 @@ class Cloud:
 
     def run_round(self, now: float, elapsed: float, interval: float, batch: int) -> None:
         """Run a round of one conductor that leases up to ``batch`` providers at a time."""
-        plan = verification.plan_round(len(self.verified), interval, elapsed)
+        plan = placement.plan_round(len(self.verified), interval, elapsed)
         taken = 0
         while (limits := plan.next_batch(taken)) is not None:
             age, limit = limits[0].total_seconds(), min(limits[1], batch)
@@ -37,7 +37,7 @@ class Cloud:
 
 
 @given(
-    ages=st.lists(st.floats(0, verification.DUE), min_size=1, max_size=200),
+    ages=st.lists(st.floats(0, placement.DUE), min_size=1, max_size=200),
     interval=st.floats(1, 100_000),
     conductors=st.integers(1, 3),
     batch=st.integers(1, 64),
@@ -46,15 +46,15 @@ def test_rounds_verify_each_provider_within_interval(
     ages: list[float], interval: float, conductors: int, batch: int
 ) -> None:
     cloud = Cloud([-age * interval for age in ages])
-    period = verification.round_period(interval)
-    rounds = 3 * max(verification.ROUNDS, min(200, int(interval / period)))
+    period = placement.round_period(interval)
+    rounds = 3 * max(placement.ROUNDS, min(200, int(interval / period)))
     for number in range(rounds):
         for _ in range(conductors):
             cloud.run_round(number * period, period, interval, batch)
     assert cloud.oldest <= interval * (1 + 1e-9)
     # Never too early.
     elapsed = rounds * period / interval
-    assert cloud.count <= len(ages) * (elapsed / verification.EARLIEST + 1)
+    assert cloud.count <= len(ages) * (elapsed / placement.EARLIEST + 1)
 
 
 @pytest.mark.slow
@@ -73,29 +73,29 @@ def test_rounds_of_80_000_providers_are_spread_over_the_interval() -> None:
 
 
 def test_round_after_pause_is_larger() -> None:
-    assert verification.plan_round(1000, 600.0, 60.0).total == 1000
-    assert verification.plan_round(1000, 600.0, 0.0).total == 167
-    assert verification.plan_round(0, 600.0, 10.0).next_batch(0) is None
+    assert placement.plan_round(1000, 600.0, 60.0).total == 1000
+    assert placement.plan_round(1000, 600.0, 0.0).total == 167
+    assert placement.plan_round(0, 600.0, 10.0).next_batch(0) is None
 
 
 @given(seconds=st.floats(0, 200_000))
 def test_comparison_is_due_once_a_day_at_least(seconds: float) -> None:
     uuid = str(uuid4())
-    due = verification.is_comparison_due(uuid, NOW - timedelta(seconds=seconds), NOW)
+    due = placement.is_comparison_due(uuid, NOW - timedelta(seconds=seconds), NOW)
     assert due or seconds < 86_400
     assert not due or seconds >= 43_200
 
 
 def test_comparisons_of_one_publication_are_spread() -> None:
     at = NOW - timedelta(hours=18)
-    due = sum(verification.is_comparison_due(str(uuid4()), at, NOW) for _ in range(1000))
+    due = sum(placement.is_comparison_due(str(uuid4()), at, NOW) for _ in range(1000))
     assert 300 < due < 700
 
 
 def test_comparison_without_earlier_one_is_due() -> None:
-    assert verification.is_comparison_due(str(uuid4()), None, NOW)
+    assert placement.is_comparison_due(str(uuid4()), None, NOW)
 
 
 @pytest.mark.parametrize(("interval", "period"), [(600.0, 10.0), (1.0, 0.05), (86_400.0, 10.0)])
 def test_round_period_is_short_enough(interval: float, period: float) -> None:
-    assert verification.round_period(interval) == pytest.approx(period)
+    assert placement.round_period(interval) == pytest.approx(period)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from cyborg.core.drivers.registry import Option
 from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device import (
     Ability,
@@ -21,7 +22,7 @@ from cyborg.core.inventory.device import (
 )
 from cyborg.core.inventory.device_state import HEALTHY, Measurement
 from cyborg.core.jobs.job import WorkItem
-from cyborg.drivers.base import Driver, Option
+from cyborg.drivers.base import Driver
 
 CARDS = ("0000:01:00.0", "0000:02:00.0")
 FULL = "/dev/full"  # can be opened for writing without an effect

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cyborg.drivers.base import Option
+from cyborg.core.drivers.registry import Option
 from cyborg.drivers.fake import FakeDriver
 from cyborg.drivers.generic import GenericDriver
 from cyborg.testing.conformance.kit import Outcome, run_rules

@@ -9,8 +9,8 @@ import pytest
 from oslo_policy import policy
 
 from cyborg.core.errors import Forbidden
-from cyborg.policies import list_rules
 from cyborg.policies.enforcer import authorize, get_enforcer, make_enforcer
+from cyborg.policies.rules import list_rules
 from cyborg.tests.fixtures.machine.options import make_conf
 
 OWN, OTHER = "project-1", "project-2"

@@ -4,9 +4,10 @@
 from collections.abc import Sequence
 
 from cyborg.core.address import PciAddress
+from cyborg.core.drivers.registry import Option
 from cyborg.core.inventory import capability
 from cyborg.core.inventory.device import AttachHandle, Deployable, Device, DeviceType, HandleType
-from cyborg.drivers.base import Driver, Option
+from cyborg.drivers.base import Driver
 from cyborg.drivers.sysfs import Sysfs
 
 # What each port can do: 2 sessions of IPsec, of which one can use GCM.

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cyborg.agent.external.server import MAX_CONNECTIONS, MAX_REQUEST, RegistrationServer
-from cyborg.core import external as protocol
+from cyborg.core import external
 from cyborg.core.errors import Misconfigured, Unavailable
 from cyborg.tests.fixtures.hosts.external_drivers import (
     hello_body,
@@ -34,7 +34,7 @@ class HelloRecorder:
         self.bodies.append(body)
         if body == "busy":
             raise Unavailable("wait")
-        return {"name": protocol.parse_hello(body, "/x").name}
+        return {"name": external.parse_hello(body, "/x").name}
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def recorder() -> HelloRecorder:
 def place(recorder: HelloRecorder) -> Iterator[Path]:
     with socket_folder() as path:
         server = RegistrationServer(
-            protocol.socket_path(str(path), "agent"),
+            external.socket_path(str(path), "agent"),
             os.getuid(),
             recorder,
             request_timeout=PATIENCE,

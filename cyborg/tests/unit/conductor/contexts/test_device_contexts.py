@@ -11,8 +11,7 @@ from cyborg.conductor.binding.arqs import Arqs
 from cyborg.conductor.contexts.device_contexts import DeviceContexts
 from cyborg.conductor.device_profiles import DeviceProfiles
 from cyborg.conductor.notifications.notifications import NotificationBuilder
-from cyborg.core.binding.profile import MAX_KEYS
-from cyborg.core.contexts.context import hidden_profile_name
+from cyborg.core.binding.profile import MAX_KEYS, hidden_profile_name
 from cyborg.core.errors import (
     Conflict,
     InUse,

@@ -11,8 +11,8 @@ import sqlalchemy as sa
 
 from cyborg.clients.nova import Nova
 from cyborg.conductor.orphans import collector as module
-from cyborg.core.audit.sources import Instance
 from cyborg.core.errors import Unavailable
+from cyborg.core.hosts import Instance
 from cyborg.testing.fake_nova import FakeNova
 from cyborg.tests.fixtures.databases.orphan_setup import GRACE, INTERVAL, START, Env
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter

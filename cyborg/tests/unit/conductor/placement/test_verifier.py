@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from cyborg.core import placement as verification
+from cyborg.core import placement
 from cyborg.core.errors import Unavailable
 from cyborg.db import schema
 from cyborg.db.providers import write as store
@@ -60,7 +60,7 @@ class Cloud:
 
     def run_rounds(self, intervals: int) -> list[str]:
         """Run the rounds of some intervals; return the requests."""
-        period = verification.round_period(INTERVAL.total_seconds())
+        period = placement.round_period(INTERVAL.total_seconds())
         for _ in range(int(intervals * INTERVAL.total_seconds() / period)):
             self.clock.now += timedelta(seconds=period)
             self.verifier.run_once()
@@ -181,7 +181,7 @@ def test_allocation_costs_two_calls_once(small_cloud: Cloud) -> None:
 
 
 def test_contents_are_read_once_a_day_without_a_new_generation(small_cloud: Cloud) -> None:
-    small_cloud.clock.now += verification.FULL_INTERVAL
+    small_cloud.clock.now += placement.FULL_INTERVAL
     calls = small_cloud.pass_interval()
     providers = len(small_cloud.nodes) * CARDS
     assert len(calls) == len(small_cloud.nodes) + 2 * providers

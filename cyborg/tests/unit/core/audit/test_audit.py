@@ -15,7 +15,6 @@ import cyborg
 from cyborg.core.audit.compare import compare, instances_to_verify
 from cyborg.core.audit.sources import (
     HostSnapshot,
-    Instance,
     Kind,
     NovaSnapshot,
     PlacementSnapshot,
@@ -24,6 +23,7 @@ from cyborg.core.audit.sources import (
     confirmed,
 )
 from cyborg.core.binding.states import ArqState
+from cyborg.core.hosts import Instance
 from cyborg.core.inventory.device import Device
 from cyborg.core.inventory.report import Hardware, ObservedDeployable, ObservedDevice
 from cyborg.core.placement import Inventory, Provider

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from cyborg.core.binding import profile as attach_target
+from cyborg.core.binding import profile
 from cyborg.core.binding.profile import (
     REQUIRED_INFO,
     AttachTarget,
@@ -69,4 +69,4 @@ def test_host_and_server_get_the_devices_for_them(target: AttachTarget) -> None:
 def test_each_target_is_documented() -> None:
     assert set(REQUIRED_INFO) == set(AttachTarget)
     for target in AttachTarget:
-        assert f"\n``{target}``" in (attach_target.__doc__ or "")
+        assert f"\n``{target}``" in (profile.__doc__ or "")

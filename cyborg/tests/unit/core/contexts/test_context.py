@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.core.binding.profile import parse_groups
+from cyborg.core.binding.profile import is_hidden_profile_name, parse_groups
 from cyborg.core.contexts import context as device_contexts
 from cyborg.core.contexts.context import (
     MAX_LIST,
     build_query,
     build_request_groups,
-    is_hidden_profile_name,
     merge_config,
     parse_candidates,
     parse_changes,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.core.drivers import registry as options
+from cyborg.core.drivers import registry
 from cyborg.core.drivers.registry import Kind, Option
 from cyborg.core.errors import Invalid
 
@@ -32,7 +32,7 @@ def make_option(kind: Kind) -> Option:
     ],
 )
 def test_parse_value_valid(kind: Kind, value: Any, read: Any) -> None:
-    assert options.parse_value(make_option(kind), value) == read
+    assert registry.parse_value(make_option(kind), value) == read
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_parse_value_valid(kind: Kind, value: Any, read: Any) -> None:
 )
 def test_parse_value_wrong_type_is_rejected(kind: Kind, value: Any) -> None:
     with pytest.raises(Invalid, match=f"thing: found .* expected a value of type {kind}"):
-        options.parse_value(make_option(kind), value)
+        registry.parse_value(make_option(kind), value)
 
 
 ANYTHING = st.recursive(
@@ -67,25 +67,25 @@ ANYTHING = st.recursive(
 @given(st.sampled_from(["str", "int", "float", "bool", "list", "multi"]), ANYTHING)
 def test_parse_value_any_json_gives_value_or_invalid(kind: Kind, value: Any) -> None:
     try:
-        read = options.parse_value(make_option(kind), value)
+        read = registry.parse_value(make_option(kind), value)
     except Invalid:
         return
-    assert options.parse_value(make_option(kind), read) == read, (
+    assert registry.parse_value(make_option(kind), read) == read, (
         "what was read is read the same again"
     )
 
 
 def test_parse_values_unknown_option_suggests_names() -> None:
     with pytest.raises(Invalid, match="no option 'tihng'; did you mean thing"):
-        options.parse_values([make_option("int")], {"tihng": 1})
+        registry.parse_values([make_option("int")], {"tihng": 1})
     with pytest.raises(Invalid, match="must be an object"):
-        options.parse_values([make_option("int")], [1])
-    assert options.parse_values([make_option("int")], {"thing": "1"}) == {"thing": 1}
+        registry.parse_values([make_option("int")], [1])
+    assert registry.parse_values([make_option("int")], {"thing": "1"}) == {"thing": 1}
 
 
 @given(st.sampled_from(["str", "int", "float", "bool", "list", "multi"]))
 def test_round_trip(kind: Kind) -> None:
-    default = ["a"] if kind in options.LISTS else "a"
+    default = ["a"] if kind in registry.LISTS else "a"
     option = Option("thing", kind, default, "A thing.")
     assert Option.from_dict(option.to_dict()) == option
     with pytest.raises(ValueError, match="unknown kind"):
@@ -96,11 +96,11 @@ def test_host_only_option_is_refused_from_the_api() -> None:
     path = Option("path", "str", "", "Where.", host_only=True)
     for value in ("/etc/shadow", "", None):
         with pytest.raises(Invalid, match="path: can only be set in the configuration file") as exc:
-            options.parse_values([path], {"path": value})
+            registry.parse_values([path], {"path": value})
         assert exc.value.details["option"] == "path"
     with pytest.raises(Invalid, match="path: can only be set"):
-        options.parse_values([path], {"path": "/etc/shadow"}, unset=True)
-    assert options.parse_values([path], {"path": None}, unset=True) == {"path": None}
+        registry.parse_values([path], {"path": "/etc/shadow"}, unset=True)
+    assert registry.parse_values([path], {"path": None}, unset=True) == {"path": None}
 
 
 def test_secret_option_must_be_host_only() -> None:

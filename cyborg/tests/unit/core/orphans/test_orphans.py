@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.core.audit.sources import Instance
 from cyborg.core.explain.predicates import Predicate
+from cyborg.core.hosts import Instance
 from cyborg.core.orphans.orphans import (
     MIN_SAFETY_LIMIT,
     BoundArq,

@@ -13,8 +13,7 @@ from cyborg.core.inventory.device import Ability, Device, HandleType
 from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.naming import handle_uuid
-from cyborg.core.wire.hardware import NOT_OFFERED
-from cyborg.drivers.generic import GenericDriver, PciDriver
+from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.gpu.mdev import MAX_SLOTS
 from cyborg.drivers.kernel.mdev import read_types

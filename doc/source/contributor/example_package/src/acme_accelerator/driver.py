@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from cyborg.core.address import PciAddress
-from cyborg.core.drivers.registry import Support
+from cyborg.core.drivers.registry import Option, Support
 from cyborg.core.inventory.device import AttachHandle, Deployable, Device, DeviceType, HandleType
-from cyborg.drivers.base import Driver, Option
+from cyborg.drivers.base import Driver
 
 
 class AcmeDriver(Driver):

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.core import external as hardware
-from cyborg.core import external as protocol
+from cyborg.core import external
 from cyborg.core.errors import Invalid
 from cyborg.core.inventory.device import Ability, Device, Health
 from cyborg.core.inventory.device_state import Measurement
@@ -23,12 +22,12 @@ JSON = st.recursive(
 
 def test_parse_hello_name_is_from_endpoint() -> None:
     body = {"status": "READY", "endpoint": "/run/x/crypto-1.sock", "type": "crypto"}
-    assert protocol.parse_hello(body, "/run/x") == protocol.Hello("crypto-1", "CRYPTO")
+    assert external.parse_hello(body, "/run/x") == external.Hello("crypto-1", "CRYPTO")
 
 
 def test_parse_hello_abilities() -> None:
     calls = ["prepare", "release", "program", "health"]
-    assert protocol.parse_hello(hello_body(abilities=calls), "/x").abilities == {
+    assert external.parse_hello(hello_body(abilities=calls), "/x").abilities == {
         Ability.PREPARES,
         Ability.PROGRAMS,
         Ability.MEASURES,
@@ -61,7 +60,7 @@ def test_parse_hello_abilities() -> None:
 )
 def test_parse_hello_malformed_is_rejected(body: Any, message: str) -> None:
     with pytest.raises(Invalid, match=message):
-        protocol.parse_hello(body, "/x")
+        external.parse_hello(body, "/x")
 
 
 @pytest.mark.parametrize(
@@ -69,16 +68,16 @@ def test_parse_hello_malformed_is_rejected(body: Any, message: str) -> None:
 )
 def test_decode_malformed_is_rejected(body: bytes) -> None:
     with pytest.raises(Invalid, match="the body is not JSON"):
-        protocol.decode(body)
+        external.decode(body)
 
 
 def test_parse_discovery() -> None:
-    assert protocol.parse_discovery({"status": "IN-PROGRESS", "discovery_id": "d"}) == "d"
+    assert external.parse_discovery({"status": "IN-PROGRESS", "discovery_id": "d"}) == "d"
 
 
 def test_parse_health() -> None:
     body = {"health": {"a": {"health": "unhealthy", "reason": "hot"}, "b": {"health": "ok"}}}
-    assert protocol.parse_health(body) == {
+    assert external.parse_health(body) == {
         "a": Measurement(Health.UNHEALTHY, "hot"),
         "b": Measurement(Health.OK),
     }
@@ -87,7 +86,7 @@ def test_parse_health() -> None:
 @pytest.mark.parametrize("body", [None, {}, {"health": []}, {"health": {"a": {"health": "fine"}}}])
 def test_parse_health_malformed_is_rejected(body: Any) -> None:
     with pytest.raises(Invalid, match="the answer is malformed"):
-        protocol.parse_health(body)
+        external.parse_health(body)
 
 
 @pytest.mark.parametrize(
@@ -100,14 +99,14 @@ def test_parse_health_malformed_is_rejected(body: Any) -> None:
 )
 def test_parse_discovery_malformed_is_rejected(body: Any, message: str) -> None:
     with pytest.raises(Invalid, match=message):
-        protocol.parse_discovery(body)
+        external.parse_discovery(body)
 
 
 @given(JSON, st.sampled_from(["status", "endpoint", "type", "abilities"]))
 def test_parse_hello_any_value_gives_hello_or_invalid(value: Any, key: str) -> None:
     for body in (value, hello_body(**{key: value})):
         try:
-            assert isinstance(protocol.parse_hello(body, "/x"), protocol.Hello)
+            assert isinstance(external.parse_hello(body, "/x"), external.Hello)
         except Invalid as exc:
             assert exc.message
 
@@ -123,7 +122,7 @@ def test_load_devices_any_value_gives_devices_or_invalid(value: Any, key: str) -
         piece["acc_specs"][key] = value
     for body in (value, {"hardware": value}, {"hardware": [value]}, {"hardware": [piece]}):
         try:
-            devices = hardware.load_devices(body, "b0", "CRYPTO")
+            devices = external.load_devices(body, "b0", "CRYPTO")
             assert all(isinstance(device, Device) for device in devices)
         except Invalid as exc:
             assert exc.message

@@ -72,6 +72,24 @@ class FieldLogger(logging.LoggerAdapter[logging.Logger]):
     ``extra`` has fields that only JSON shows. ``context`` replaces the oslo context of the thread.
     """
 
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        """Log a message; oslo.log never appends the exception that is being handled to it."""
+        if not self.isEnabledFor(level):
+            return
+        msg, options = self.process(msg, kwargs)
+        # The frame of this function must not be shown as the origin of the line.
+        options["stacklevel"] = options.get("stacklevel", 1) + 1
+        if level < logging.WARNING or options.get("exc_info"):
+            self.logger.log(level, msg, *args, **options)
+            return
+        # Our messages quote their cause. In an except block the formatters of oslo.log append it to
+        # each warning once more, unless the exception in progress is a built-in one such as
+        # ValueError. A formatter of our own was not taken: oslo.log makes those of each handler.
+        try:
+            raise ValueError
+        except ValueError:
+            self.logger.log(level, msg, *args, **options)
+
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
     ) -> tuple[Any, MutableMapping[str, Any]]:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """No log message contains the text of an exception twice.
 
-oslo.log appends the exception in progress to each message of level WARNING or above. A message
-that quotes the exception must therefore be logged after the except block. ``LOG.exception`` and
+oslo.log appends the exception in progress to each message of level WARNING or above. The loggers of
+``core.log.get_logger`` prevent that, so that they may be used in an except block. A message of any
+other logger that quotes the exception must be logged after the block. ``LOG.exception`` and
 ``exc_info`` log a traceback, so that their messages need not quote the exception.
 """
 
@@ -25,6 +26,9 @@ ROOT = Path(cyborg.__file__).parent
 LEVELS = {"warning", "warn", "error", "critical"}
 METHODS = {"warn"}
 """Methods that log a warning and are called from other modules."""
+
+FIELD_LOGGER = "LOG = get_logger(__name__)"
+"""How a module makes its logger; ``core.log.FieldLogger`` ends the cause of each message."""
 
 LOG_OR_EXCEPT = re.compile(r"\b(?:LOG|log|logger)\.|\bexcept\b")
 Functions = dict[str, ast.FunctionDef]
@@ -112,13 +116,17 @@ def quoting_lines(tree: ast.Module) -> Iterator[int]:
                     yield call.lineno
 
 
+def has_field_logger(tree: ast.Module) -> bool:
+    return any(ast.unparse(statement) == FIELD_LOGGER for statement in tree.body)
+
+
 def found_in(tree: ast.Module, elsewhere: set[str]) -> set[int]:
-    """Return the lines of except blocks at which a message is logged."""
+    """Return the lines of except blocks at which an exception would be shown twice."""
     statements = list(handler_statements(tree))
-    if not statements:
-        return set()
-    local_functions = logging_functions(tree)
     lines = set(quoting_lines(tree))
+    if not statements or has_field_logger(tree):
+        return lines
+    local_functions = logging_functions(tree)
     for statement in statements:
         lines |= set(log_lines(statement))
         lines |= {
@@ -136,7 +144,7 @@ def test_messages_are_not_logged_within_except_blocks() -> None:
         node.name
         for tree in trees.values()
         for node in tree.body
-        if isinstance(node, ast.FunctionDef) and any(log_lines(node))
+        if isinstance(node, ast.FunctionDef) and any(log_lines(node)) and not has_field_logger(tree)
     }
     findings = {
         f"{module}:{line}"
@@ -172,6 +180,8 @@ def test_found_in_detects_violations(body: str, expected: bool) -> None:
         f"        except ValueError as exc:\n            {body}\n"
     )
     assert bool(found_in(ast.parse(text), METHODS)) is expected
+    with_fields = ast.parse(f"{FIELD_LOGGER}\n{text}")
+    assert bool(found_in(with_fields, METHODS)) is (body == "LOG.exception('%s', exc)")
 
 
 def test_periodic_task_failure_logs_error_text_once() -> None:

@@ -180,6 +180,26 @@ def test_traceback_of_an_outage_is_one_line(outputs: tuple[Lines, Lines]) -> Non
     assert "Traceback" in outputs[0].text()
 
 
+def test_message_in_an_except_block_shows_its_cause_once(outputs: tuple[Lines, Lines]) -> None:
+    for number, write in enumerate((LOG.warning, LOG.error, LOG.critical)):
+        try:
+            raise OSError(f"disk {number} is full")
+        except OSError as exc:
+            write("Saving failed: %s", exc, job="j-1")
+        assert outputs[0].last().count(f"disk {number} is full") == 1
+        assert json.loads(outputs[1].last())["error_summary"] == ""
+
+
+def test_message_in_an_except_block_names_its_own_place(outputs: tuple[Lines, Lines]) -> None:
+    try:
+        raise OSError("disk is full")
+    except OSError:
+        LOG.warning("Saving failed")
+    record = json.loads(outputs[1].last())
+    assert record["funcname"] == "test_message_in_an_except_block_names_its_own_place"
+    assert "disk is full" not in outputs[1].last()
+
+
 def test_all_fields_are_documented() -> None:
     page = ROOT.parent / "doc" / "source" / "admin" / "logs.rst"
     if not page.exists():

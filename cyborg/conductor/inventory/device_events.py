@@ -10,13 +10,13 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
-from cyborg.conductor.inventory.sync import DEVICE, HANDLE, HostState
+from cyborg.conductor.inventory.sync import HostState
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.binding.arqs import describe_user
 from cyborg.core.custody.record import Entry
 from cyborg.core.custody.record import Event as CustodyEvent
 from cyborg.core.inventory.device import Device, Health
-from cyborg.core.inventory.plan import Add, Change, Drain, Remove, Step
+from cyborg.core.inventory.plan import Add, Change, DeviceKey, Drain, HandleKey, Remove, Step
 from cyborg.core.log import Remark
 from cyborg.core.notification import Event
 from cyborg.core.text import join_limited
@@ -47,9 +47,9 @@ def record_changes(
 
 
 def _to_entry(host: str, state: HostState, step: Step, added: Mapping[str, str]) -> Entry | None:
-    if len(step.key) != 2:  # a deployable or a handle
+    if not isinstance(step.key, DeviceKey):
         return None
-    address = step.key[1]
+    address = step.key.device
     if isinstance(step, Remove):
         return Entry(
             state.devices[address]["uuid"], host, CustodyEvent.DEVICE_REMOVED, {"address": address}
@@ -92,9 +92,7 @@ def record_health_changes(
     changed = _changed_health(state, steps)
     if not changed:
         return []
-    handles = {
-        state.ids[key]: key[1] for key in state.bound if key[0] == HANDLE and key[1] in changed
-    }
+    handles = {state.ids[key]: key.device for key in state.bound if key.device in changed}
     owners = attach_handles.owners(tx, handles) if handles else []
     if notifications.enabled:
         rows = devices.by_addresses(tx, host, changed)
@@ -134,20 +132,20 @@ def record_removed_devices(
     drained = {step.key for step in steps if isinstance(step, Drain)}
     if not drained:
         return []
-    removed = {key[1] for key in drained if key[0] == DEVICE}
+    removed = {key.device for key in drained if isinstance(key, DeviceKey)}
     # A device may be removed after its handles: its ARQs were notified then.
-    handles = {key for key in state.bound if key[1] in removed}
-    handles |= {key for key in drained if key[0] == HANDLE}
+    handles = {key for key in state.bound if key.device in removed}
+    handles |= {key for key in drained if isinstance(key, HandleKey)}
     keys = {state.ids[key]: key for key in handles}
     owners = attach_handles.owners(tx, keys)
     affected = [row for row in owners if keys[row["handle"]] in drained]
-    lost = sorted(removed & {keys[row["handle"]][1] for row in owners})
+    lost = sorted(removed & {keys[row["handle"]].device for row in owners})
     rows = [state.devices[address] for address in lost]
     messages = notifications.build_messages(
         Event.DEVICE_LOST, [{**row, "hostname": row["host"]} for row in rows]
     )
     for row in affected:
-        device = keys[row["handle"]][1]
+        device = keys[row["handle"]].device
         error = f"device {device} of host {row['hostname']}: the part that the ARQ uses was removed"
         messages += notifications.build_messages(Event.REQUEST_LOST, [row], error=error)
     outbox.add_all(tx, messages)
@@ -155,9 +153,9 @@ def record_removed_devices(
         _make_removal_remark(
             state.devices[address],
             address in lost,
-            [row for row in affected if keys[row["handle"]][1] == address],
+            [row for row in affected if keys[row["handle"]].device == address],
         )
-        for address in sorted({keys[row["handle"]][1] for row in affected} | set(lost))
+        for address in sorted({keys[row["handle"]].device for row in affected} | set(lost))
     ]
 
 
@@ -167,7 +165,7 @@ def _changed_health(state: HostState, steps: Sequence[Step]) -> dict[str, Device
     for step in steps:
         if not isinstance(step, Add | Change) or not isinstance(step.value, Device):
             continue
-        stored = state.stored.get((DEVICE, step.value.address))
+        stored = state.stored.get(step.key)
         was_unhealthy = (
             stored is not None and isinstance(stored.value, Device) and _is_unhealthy(stored.value)
         )

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.custody import entries
 from cyborg.conductor.inventory import device_events, sync
-from cyborg.conductor.inventory.sync import DEPLOYABLE, DEVICE, HANDLE, HostState
+from cyborg.conductor.inventory.sync import HostState
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core import naming
 from cyborg.core.address import PciAddress
@@ -28,7 +28,18 @@ from cyborg.core.inventory import plan
 from cyborg.core.inventory.device import AttachHandle, Device, HandleType
 from cyborg.core.inventory.device_state import BootCheck
 from cyborg.core.inventory.functions import MAX_FUNCTIONS, FunctionOwner
-from cyborg.core.inventory.plan import Add, Change, Key, Record, Remove, Step, Stored
+from cyborg.core.inventory.plan import (
+    Add,
+    Change,
+    DeployableKey,
+    DeviceKey,
+    HandleKey,
+    Key,
+    Record,
+    Remove,
+    Step,
+    Stored,
+)
 from cyborg.core.inventory.report import BackendState, BackendStatus, Report
 from cyborg.core.log import Remark
 from cyborg.core.migration.import_plan import BACKEND as IMPORTED
@@ -189,11 +200,17 @@ def _apply_plan(
     has_overrides: bool = False,
 ) -> ReportResult:
     steps: Sequence[Step] = plan.plan(devices, relevant, state.bound)
-    removals = {state.ids[s.key] for s in steps if isinstance(s, Remove) and s.key[0] == HANDLE}
+    removals = {
+        state.ids[step.key]
+        for step in steps
+        if isinstance(step, Remove) and isinstance(step.key, HandleKey)
+    }
     bound = state.bound
     if owned := attach_handles.lock(tx, removals):
         # Claimed since they were read. The locks prevent further claims, so the new plan is valid.
-        bound = bound | {k for k, id_ in state.ids.items() if k[0] == HANDLE and id_ in owned}
+        bound = bound | {
+            key for key, id_ in state.ids.items() if isinstance(key, HandleKey) and id_ in owned
+        }
         steps = plan.plan(devices, relevant, bound)
     steps, remarks = _defer_conflicting_addresses(state.stored, steps)
     steps, deferred = _defer_owned_functions(state.stored, steps, bound)
@@ -241,16 +258,19 @@ def remove_backend(
     """
     state = sync.read_host_state(tx, host)
     addresses = {
-        key[1]
+        key.device
         for key, stored in state.stored.items()
         if isinstance(stored.value, Device) and backend in (None, stored.value.backend)
     }
-    relevant = {key: stored for key, stored in state.stored.items() if key[1] in addresses}
+    relevant = {key: stored for key, stored in state.stored.items() if key.device in addresses}
     steps = plan.plan((), relevant, state.bound - state.dirty)
-    removed = {step.key[1:] for step in steps if isinstance(step, Remove)}
-    state.abandoned = {key for key in state.dirty if key[1:3] in removed}
+    removed = {step.key for step in steps if isinstance(step, Remove)}
+    state.abandoned = {key for key in state.dirty if key.deployable_key in removed}
     attach_handles.force_clean(tx, [state.ids[key] for key in state.abandoned])
-    abandoned = [(state.devices[k[1]]["uuid"], k[2], k[3]) for k in sorted(state.abandoned)]
+    abandoned = [
+        (state.devices[key.device]["uuid"], key.deployable, key.handle)
+        for key in sorted(state.abandoned)
+    ]
     entries.record_abandoned(tx, host, abandoned, now)
     state.bound -= state.abandoned
     result = _apply_plan(
@@ -258,11 +278,11 @@ def remove_backend(
     )
     if not state.abandoned:
         return result
-    dirty = [f"{key[3]} of {key[2]}" for key in sorted(state.abandoned)]
+    dirty = [f"{key.handle} of {key.deployable}" for key in sorted(state.abandoned)]
     remark = Remark(
         f"{len(state.abandoned)} dirty handles were removed without cleaning: "
         f"{join_limited(dirty, MAX_NAMED)}",
-        {"device": sorted({key[1] for key in state.abandoned})},
+        {"device": sorted({key.device for key in state.abandoned})},
     )
     return replace(result, abandoned=len(state.abandoned), remarks=(*result.remarks, remark))
 
@@ -274,7 +294,7 @@ def _kept_devices(state: HostState, report: Report) -> dict[str, Remark]:
     clean them. When they are clean, the next report moves the device. An imported device has no
     backend yet.
     """
-    prepared = {key[1] for key in state.prepared}
+    prepared = {key.device for key in state.prepared}
     backends = {backend.name for backend in report.backends}
     kept = {}
     for device in report.devices:
@@ -311,13 +331,13 @@ def _exclude_failed_backends(
     failed = {b.name for b in backends if b.status is not BackendStatus.READY}
     reported = {device.address for device in devices}
     kept = set(programming) | {
-        key[1]
+        key.device
         for key, record in stored.items()
         if isinstance(record.value, Device)
         and record.value.backend in failed
-        and key[1] not in reported
+        and key.device not in reported
     }
-    return {key: record for key, record in stored.items() if key[1] not in kept}
+    return {key: record for key, record in stored.items() if key.device not in kept}
 
 
 def _defer_conflicting_addresses(
@@ -330,52 +350,60 @@ def _defer_conflicting_addresses(
     """
     new = {step.key for step in steps if isinstance(step, Add)}
     devices_by_address = {
-        key[2]: key[1]
+        key.deployable: key.device
         for key in plan.apply(stored, steps)
-        if key[0] == DEPLOYABLE and key not in new
+        if isinstance(key, DeployableKey) and key not in new
     }
 
-    def conflicts(step: Step) -> bool:
-        if step.key[0] == DEVICE:
+    def conflicts(key: Key) -> bool:
+        if isinstance(key, DeviceKey):
             return False
-        return devices_by_address.get(step.key[2], step.key[1]) != step.key[1]
+        return devices_by_address.get(key.deployable, key.device) != key.device
 
+    deferred = {key for key in new if conflicts(key)}
     remarks = [
         Remark(
-            f"deployable {step.key[2]} of device {step.key[1]} is ignored until the deployable of "
-            f"device {devices_by_address[step.key[2]]} with this address is removed",
-            {"device": step.key[1]},
+            f"deployable {key.deployable} of device {key.device} is ignored until the deployable "
+            f"of device {devices_by_address[key.deployable]} with this address is removed",
+            {"device": key.device},
         )
-        for step in steps
-        if step.key[0] == DEPLOYABLE and step.key in new and conflicts(step)
+        for key in (step.key for step in steps)
+        if isinstance(key, DeployableKey) and key in deferred
     ]
     if not remarks:
         return steps, remarks
-    return [step for step in steps if step.key not in new or not conflicts(step)], remarks
+    return [step for step in steps if step.key not in deferred], remarks
 
 
 def _defer_owned_functions(
-    stored: Mapping[Key, Stored], steps: Sequence[Step], bound: Collection[Key]
+    stored: Mapping[Key, Stored], steps: Sequence[Step], bound: Collection[HandleKey]
 ) -> tuple[Sequence[Step], list[Remark]]:
     """Skip new handles of PCI functions that have an owner through a draining handle.
 
     The function moved to another deployable, for example since an imported host had one for each
     virtual function. It must not get a second owner. When it is released, the host reports again.
     """
-    added = {step.key for step in steps if isinstance(step, Add) and _is_function(step.value)}
+    added = {
+        step.key
+        for step in steps
+        if isinstance(step, Add) and isinstance(step.key, HandleKey) and _is_function(step.value)
+    }
     if not added:  # most reports: spare a walk over all records of the host
         return steps, []
     owned = {
-        key[3]: key[2]
+        key.handle: key.deployable
         for key, record in plan.apply(stored, steps).items()
-        if key in bound and record.draining and _is_function(record.value)
+        if isinstance(key, HandleKey)
+        and key in bound
+        and record.draining
+        and _is_function(record.value)
     }
-    deferred = {key for key in added if key[3] in owned}
+    deferred = {key for key in added if key.handle in owned}
     remarks = [
         Remark(
-            f"handle {key[3]} of deployable {key[2]} is ignored until the handle of deployable "
-            f"{owned[key[3]]} with this address is released",
-            {"device": key[1]},
+            f"handle {key.handle} of deployable {key.deployable} is ignored until the handle of "
+            f"deployable {owned[key.handle]} with this address is released",
+            {"device": key.device},
         )
         for key in sorted(deferred)
     ]
@@ -399,11 +427,17 @@ def _backend_changed(state: HostState, step: Step) -> bool:
 
 def _stale_addresses(steps: Sequence[Step], keys: Collection[Key]) -> set[str]:
     """Return the addresses of the deployables whose provider may have changed."""
-    of_device = {step.key[1] for step in steps if step.key[0] == DEVICE}
-    direct = {step.key[2] for step in steps if step.key[0] != DEVICE}
-    return direct | {k[2] for k in keys if k[0] == DEPLOYABLE and k[1] in of_device}
+    changed = [step.key for step in steps]
+    devices = {key.device for key in changed if isinstance(key, DeviceKey)}
+    direct = {key.deployable for key in changed if not isinstance(key, DeviceKey)}
+    return direct | {
+        key.deployable for key in keys if isinstance(key, DeployableKey) and key.device in devices
+    }
+
+
+_NOUNS = {DeviceKey: "device", DeployableKey: "deployable", HandleKey: "handle"}
 
 
 def _summarize(steps: Sequence[Step]) -> str:
-    counts = Counter((step.key[0], type(step).__name__.lower()) for step in steps)
+    counts = Counter((_NOUNS[type(step.key)], type(step).__name__.lower()) for step in steps)
     return ", ".join(f"{kind} {action} {n}" for (kind, action), n in sorted(counts.items()))

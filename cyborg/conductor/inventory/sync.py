@@ -19,8 +19,11 @@ from cyborg.core.inventory.device import AttachHandle, Deployable, Device, Handl
 from cyborg.core.inventory.plan import (
     Add,
     Change,
+    DeployableKey,
     DeployableTombstone,
+    DeviceKey,
     Drain,
+    HandleKey,
     Key,
     Record,
     Remove,
@@ -40,8 +43,6 @@ from cyborg.db.devices import write as devices
 from cyborg.db.devices.write import DeviceRow
 from cyborg.db.handles import write as attach_handles
 
-DEVICE, DEPLOYABLE, HANDLE = "device", "deployable", "handle"
-
 
 @dataclass(slots=True)
 class HostState:
@@ -49,13 +50,13 @@ class HostState:
 
     stored: dict[Key, Stored] = field(default_factory=dict)
     devices: dict[str, DeviceRow] = field(default_factory=dict)  # by address
-    uuids: dict[Key, str] = field(default_factory=dict)  # of deployables
+    uuids: dict[DeployableKey, str] = field(default_factory=dict)
     ids: dict[Key, int] = field(default_factory=dict)
-    counts: dict[Key, int] = field(default_factory=dict)
-    bound: set[Key] = field(default_factory=set)
-    prepared: set[Key] = field(default_factory=set)  # keys of ``bound`` that need cleaning
-    dirty: set[Key] = field(default_factory=set)  # keys of ``prepared`` without an owner
-    abandoned: set[Key] = field(default_factory=set)  # keys of ``dirty`` removed without cleaning
+    counts: dict[DeployableKey, int] = field(default_factory=dict)
+    bound: set[HandleKey] = field(default_factory=set)
+    prepared: set[HandleKey] = field(default_factory=set)  # those of ``bound`` that need cleaning
+    dirty: set[HandleKey] = field(default_factory=set)  # those of ``prepared`` without an owner
+    abandoned: set[HandleKey] = field(default_factory=set)  # of ``dirty``, removed without cleaning
     programming: set[str] = field(default_factory=set)  # addresses of devices
     partitioned: set[int] = field(default_factory=set)  # row ids of deployables whose job has ended
     providers: dict[str, str] = field(default_factory=dict)  # uuids by address of the deployable
@@ -68,12 +69,12 @@ def read_host_state(tx: sa.Connection, host: str) -> HostState:
     """
     state = HostState()
     for device in devices.of_host(tx, host):
-        key: Key = (DEVICE, device["address"])
-        state.stored[key] = Stored(devices.to_device(device), device["draining"])
+        device_key = DeviceKey(device["address"])
+        state.stored[device_key] = Stored(devices.to_device(device), device["draining"])
         state.devices[device["address"]] = device
-        state.ids[key] = device["id"]
+        state.ids[device_key] = device["id"]
     for deployable in deployables.of_host(tx, host):
-        key = (DEPLOYABLE, deployable["device"], deployable["address"])
+        key = DeployableKey(deployable["device"], deployable["address"])
         state.stored[key] = Stored(deployables.to_deployable(deployable), deployable["draining"])
         state.uuids[key] = deployable["uuid"]
         state.providers[deployable["address"]] = deployable["rp_uuid"]
@@ -83,8 +84,7 @@ def read_host_state(tx: sa.Connection, host: str) -> HostState:
             state.programming.add(deployable["device"])
         elif deployable["job_id"] is not None:
             state.partitioned.add(deployable["id"])
-    divided = {key[1] for key in state.stored if key[0] == DEPLOYABLE}
-    if state.devices.keys() - divided:
+    if state.devices.keys() - {key.device for key in state.uuids}:
         # A device without deployables can be partitioned too.
         state.programming.update(
             job["device"]
@@ -92,15 +92,15 @@ def read_host_state(tx: sa.Connection, host: str) -> HostState:
             if DRAINS not in job["arguments"]
         )
     for handle in attach_handles.of_host(tx, host):
-        key = (HANDLE, handle["device"], handle["deployable"], handle["address"])
-        state.stored[key] = Stored(attach_handles.to_handle(handle), handle["draining"])
-        state.ids[key] = handle["id"]
+        handle_key = HandleKey(handle["device"], handle["deployable"], handle["address"])
+        state.stored[handle_key] = Stored(attach_handles.to_handle(handle), handle["draining"])
+        state.ids[handle_key] = handle["id"]
         if handle["arq_id"] is not None or handle["needs_cleaning"]:
-            state.bound.add(key)
+            state.bound.add(handle_key)
         if handle["needs_cleaning"]:
-            state.prepared.add(key)
+            state.prepared.add(handle_key)
             if handle["arq_id"] is None:
-                state.dirty.add(key)
+                state.dirty.add(handle_key)
     return state
 
 
@@ -133,13 +133,13 @@ class Writer:
     def write(self, steps: Sequence[Step], target: Mapping[Key, Stored]) -> None:
         """Write all steps; ``target`` is the state after them."""
         for kind, drain in (
-            (HANDLE, attach_handles.mark_draining),
-            (DEPLOYABLE, deployables.mark_draining),
-            (DEVICE, devices.mark_draining),
+            (HandleKey, attach_handles.mark_draining),
+            (DeployableKey, deployables.mark_draining),
+            (DeviceKey, devices.mark_draining),
         ):
             if ids := self._row_ids(steps, Drain, kind):
                 drain(self._tx, ids)
-        counts = Counter((DEPLOYABLE, *key[1:3]) for key in target if key[0] == HANDLE)
+        counts = Counter(key.deployable_key for key in target if isinstance(key, HandleKey))
         self._restore_tombstones(steps, target)
         self._remove(steps)
         self._change(steps)
@@ -149,31 +149,36 @@ class Writer:
         if _functions(self._state.stored) != _functions(target):
             backends.sync_functions(self._tx, self._host)
 
-    def _row_ids(self, steps: Sequence[Step], action: type[Step], kind: str) -> list[int]:
-        return [self._state.ids[s.key] for s in steps if isinstance(s, action) and s.key[0] == kind]
+    def _row_ids(self, steps: Sequence[Step], action: type[Step], kind: type[Key]) -> list[int]:
+        return [
+            self._state.ids[step.key]
+            for step in steps
+            if isinstance(step, action) and isinstance(step.key, kind)
+        ]
 
     def _restore_tombstones(self, steps: Sequence[Step], target: Mapping[Key, Stored]) -> None:
         """Read and write tombstones if devices or deployables are added or removed."""
-        removed = [s.key for s in steps if isinstance(s, Remove) and s.key[0] != HANDLE]
-        added = [s.key for s in steps if isinstance(s, Add) and s.key[0] != HANDLE]
-        addresses = {key[1] for key in (*removed, *added)}
+        removed, added = _owner_keys(steps, Remove), _owner_keys(steps, Add)
+        addresses = {key.device for key in (*removed, *added)}
         if not addresses:
             return
-        removed_deployables = [key for key in removed if key[0] == DEPLOYABLE]
+        removed_deployables = [key for key in removed if isinstance(key, DeployableKey)]
         attributes = tombstones.attributes_of(
             self._tx, [self._ids[key] for key in removed_deployables]
         )
         new_tombstones = {}
-        for address in sorted({key[1] for key in removed}):
+        for address in sorted({key.device for key in removed}):
             row = self._state.devices[address]
             deployable_tombstones = {
-                key[2]: DeployableTombstone(
+                key.deployable: DeployableTombstone(
                     self._state.uuids[key],
                     attributes.get(self._ids[key], ()),
-                    tuple(sorted(h[3] for h in self._state.abandoned if h[1:3] == key[1:3])),
+                    tuple(
+                        sorted(h.handle for h in self._state.abandoned if h.deployable_key == key)
+                    ),
                 )
                 for key in removed_deployables
-                if key[1] == address
+                if key.device == address
             }
             new_tombstones[address] = Tombstone(row["uuid"], row["status"], deployable_tombstones)
         stored: Mapping[str, Tombstone] = {}
@@ -182,8 +187,8 @@ class Writer:
         self._restore_plan = plan_restore(
             stored,
             new_tombstones,
-            [(key[1], key[2]) for key in added if key[0] == DEPLOYABLE],
-            {key[1] for key in target if key[0] == DEVICE},
+            [key for key in added if isinstance(key, DeployableKey)],
+            {key.device for key in target if isinstance(key, DeviceKey)},
         )
         if self._keep_tombstones:
             tombstones.replace(
@@ -191,16 +196,16 @@ class Writer:
             )
 
     def _remove(self, steps: Sequence[Step]) -> None:
-        if handles := self._row_ids(steps, Remove, HANDLE):
+        if handles := self._row_ids(steps, Remove, HandleKey):
             deleted = attach_handles.delete_clean(self._tx, handles)
             if deleted != len(handles):
                 raise Conflict(
                     f"{len(handles) - deleted} handles that the report of host {self._host} "
                     "removes were claimed meanwhile"
                 )
-        if deployable_ids := self._row_ids(steps, Remove, DEPLOYABLE):
+        if deployable_ids := self._row_ids(steps, Remove, DeployableKey):
             deployables.delete(self._tx, deployable_ids)
-        if device_ids := self._row_ids(steps, Remove, DEVICE):
+        if device_ids := self._row_ids(steps, Remove, DeviceKey):
             devices.delete(self._tx, device_ids)
 
     def _change(self, steps: Sequence[Step]) -> None:
@@ -218,70 +223,87 @@ class Writer:
             self._tx, {self._ids[k]: v for k, v in new.items() if isinstance(v, AttachHandle)}
         )
 
-    def _add(self, steps: Sequence[Step], counts: Counter[Key]) -> None:
+    def _add(self, steps: Sequence[Step], counts: Counter[DeployableKey]) -> None:
         new = _values(steps, Add)
         if new_devices := [v for v in new.values() if isinstance(v, Device)]:
             self.added = devices.add(self._tx, self._host, new_devices, self._restore_plan.devices)
             for address, id_ in devices.ids_by_address(self._tx, self._host).items():
-                self._ids[DEVICE, address] = id_
+                self._ids[DeviceKey(address)] = id_
         if new_deployables := [
-            (self._ids[DEVICE, k[1]], v, counts[k])
-            for k, v in new.items()
-            if isinstance(v, Deployable)
+            (self._ids[DeviceKey(key.device)], value, counts[key])
+            for key, value in new.items()
+            if isinstance(key, DeployableKey) and isinstance(value, Deployable)
         ]:
             restored = self._restore_plan.deployables
-            uuids = {address: tombstone.uuid for (_, address), tombstone in restored.items()}
+            uuids = {key.deployable: tombstone.uuid for key, tombstone in restored.items()}
             deployables.add(self._tx, self._host, new_deployables, uuids, self._state.providers)
-            for (device, address), id_ in deployables.ids_by_address(self._tx, self._host).items():
-                self._ids[DEPLOYABLE, device, address] = id_
+            for addresses, id_ in deployables.ids_by_address(self._tx, self._host).items():
+                self._ids[DeployableKey(*addresses)] = id_
             tombstones.restore_attributes(
-                self._tx,
-                [(self._ids[DEPLOYABLE, *key], tombstone) for key, tombstone in restored.items()],
+                self._tx, [(self._ids[key], tombstone) for key, tombstone in restored.items()]
             )
+        handles = {
+            key: value
+            for key, value in new.items()
+            if isinstance(key, HandleKey) and isinstance(value, AttachHandle)
+        }
         attach_handles.add(
             self._tx,
-            [
-                (self._ids[DEPLOYABLE, k[1], k[2]], v)
-                for k, v in new.items()
-                if isinstance(v, AttachHandle)
-            ],
+            [(self._ids[key.deployable_key], value) for key, value in handles.items()],
             {
-                (self._ids[DEPLOYABLE, *key], address)
+                (self._ids[key], address)
                 for key, tombstone in self._restore_plan.deployables.items()
                 for address in tombstone.dirty_handles
             },
             # Nova takes the uuid of such a handle as the uuid of the mediated device.
             {
-                (self._ids[DEPLOYABLE, k[1], k[2]], v.address): handle_uuid(
-                    self._host, k[2], v.address
+                (self._ids[key.deployable_key], key.handle): handle_uuid(
+                    self._host, key.deployable, key.handle
                 )
-                for k, v in new.items()
-                if isinstance(v, AttachHandle) and v.type is HandleType.MDEV
+                for key, value in handles.items()
+                if value.type is HandleType.MDEV
             },
         )
 
     def _set_parents(self, steps: Sequence[Step], target: Mapping[Key, Stored]) -> None:
         """Write parent and root of all deployables of each device that got a deployable."""
-        moved = {s.key[1] for s in steps if isinstance(s, Add | Change) and s.key[0] == DEPLOYABLE}
+        moved = {
+            step.key.device
+            for step in steps
+            if isinstance(step, Add | Change) and isinstance(step.key, DeployableKey)
+        }
         parents: dict[int, tuple[int | None, int]] = {}
         for key, record in target.items():
-            if key[0] == DEPLOYABLE and key[1] in moved and not record.draining:
+            if isinstance(key, DeployableKey) and key.device in moved and not record.draining:
                 chain = _chain(key, target)
                 parent = self._ids[chain[1]] if len(chain) > 1 else None
                 parents[self._ids[key]] = (parent, self._ids[chain[-1]])
         deployables.set_parents(self._tx, parents)
 
-    def _set_handle_counts(self, target: Mapping[Key, Stored], counts: Counter[Key]) -> None:
+    def _set_handle_counts(
+        self, target: Mapping[Key, Stored], counts: Counter[DeployableKey]
+    ) -> None:
         """Write the number of handles of existing deployables where it has changed."""
         stored = self._state.counts
         deployables.set_handle_counts(
             self._tx,
             {
                 self._ids[key]: counts[key]
-                for key in target
-                if key in stored and stored[key] != counts[key]
+                for key in stored
+                if key in target and stored[key] != counts[key]
             },
         )
+
+
+def _owner_keys(
+    steps: Sequence[Step], action: type[Add] | type[Remove]
+) -> list[DeviceKey | DeployableKey]:
+    """Return the keys of the devices and deployables of one kind of steps."""
+    return [
+        step.key
+        for step in steps
+        if isinstance(step, action) and not isinstance(step.key, HandleKey)
+    ]
 
 
 def _values(steps: Sequence[Step], action: type[Add] | type[Change]) -> dict[Key, Record]:
@@ -293,19 +315,19 @@ def _functions(records: Mapping[Key, Stored]) -> set[tuple[str, str, str]]:
     found = set()
     for key, record in records.items():
         if isinstance(record.value, Deployable):
-            device = cast(Device, records[DEVICE, key[1]].value)
+            device = cast(Device, records[DeviceKey(key.device)].value)
             tree = capability.encoded_text(device.vendor_board_info)
             found.add((device.backend, record.value.resource_class, tree))
     return found
 
 
-def _chain(key: Key, target: Mapping[Key, Stored]) -> list[Key]:
+def _chain(key: DeployableKey, target: Mapping[Key, Stored]) -> list[DeployableKey]:
     """Return the keys of a deployable and its parents, up to the root or the start of a cycle."""
     chain = [key]
     while True:
         value = target[chain[-1]].value
         parent = value.parent if isinstance(value, Deployable) else None
-        above: Key = (DEPLOYABLE, key[1], parent or "")
+        above = DeployableKey(key.device, parent or "")
         if parent is None or above not in target or above in chain:
             return chain
         chain.append(above)

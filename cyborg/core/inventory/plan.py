@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plan of the changes that reconcile the records of a host with its report.
 
-Both inventories are flattened: each device, deployable and handle is a record under a key with the
-addresses of its parents. The plan is the difference of the two, except that a bound handle and the
-records that contain it are drained and not removed.
+Both inventories are flattened: each device, deployable and handle is a record under a key, which
+has the addresses of its parents. The plan is the difference of the two, except that a bound handle
+and the records that contain it are drained and not removed.
 
 A tombstone is the record of a removed device, for the case that it returns. A device is identified
 by its host and address. When it returns, its uuid and the operator's status are restored. For its
@@ -14,15 +14,41 @@ return, before they are allocated.
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from cyborg.core.inventory.device import AttachHandle, Deployable, Device
 
 _T = TypeVar("_T")
 
-Key = tuple[str, ...]
-"""("device", address), ("deployable", device, address) or ("handle", device, deployable, address).
-"""
+
+class DeviceKey(NamedTuple):
+    """Key of a device: its address."""
+
+    device: str
+
+
+class DeployableKey(NamedTuple):
+    """Key of a deployable: the address of its device, and its own."""
+
+    device: str
+    deployable: str
+
+
+class HandleKey(NamedTuple):
+    """Key of an attach handle: the addresses of its device and deployable, and its own."""
+
+    device: str
+    deployable: str
+    handle: str
+
+    @property
+    def deployable_key(self) -> DeployableKey:
+        """Return the key of its deployable."""
+        return DeployableKey(self.device, self.deployable)
+
+
+# The tuples differ in length, so keys of different kinds are never equal.
+Key = DeviceKey | DeployableKey | HandleKey
 
 Record = Device | Deployable | AttachHandle
 """One object without its children."""
@@ -73,19 +99,19 @@ def flatten(devices: Sequence[Device]) -> dict[Key, Record]:
     """Return all records of a report by key, parents before children."""
     flat: dict[Key, Record] = {}
     for device in devices:
-        flat["device", device.address] = device.without_deployables()
+        flat[DeviceKey(device.address)] = device.without_deployables()
         parents = {deployable.address: deployable.parent for deployable in device.deployables}
         depths = _depths(parents, parents.get)
         for deployable in sorted(device.deployables, key=lambda d: depths[d.address]):
-            address = deployable.address
-            flat["deployable", device.address, address] = deployable.without_handles()
+            key = DeployableKey(device.address, deployable.address)
+            flat[key] = deployable.without_handles()
             for handle in deployable.handles:
-                flat["handle", device.address, address, handle.address] = handle
+                flat[HandleKey(*key, handle.address)] = handle
     return flat
 
 
 def plan(
-    reported: Sequence[Device], stored: Mapping[Key, Stored], bound: Collection[Key]
+    reported: Sequence[Device], stored: Mapping[Key, Stored], bound: Collection[HandleKey]
 ) -> tuple[Step, ...]:
     """Return the steps from the stored to the reported records; none if they are equal.
 
@@ -126,34 +152,34 @@ def apply(stored: Mapping[Key, Stored], steps: Sequence[Step]) -> dict[Key, Stor
     return result
 
 
-def _pinned(bound: Collection[Key], records: Mapping[Key, Record]) -> set[Key]:
+def _pinned(bound: Collection[HandleKey], records: Mapping[Key, Record]) -> set[Key]:
     """Return the keys of bound handles and of all records that contain them."""
     # Ancestors of their deployables too: Placement cannot delete a provider with children.
     pinned: set[Key] = set()
     for key in bound:
-        pinned |= {key, ("device", key[1])}
-        enclosing: Key | None = ("deployable", *key[1:3])
+        pinned |= {key, DeviceKey(key.device)}
+        enclosing: DeployableKey | None = key.deployable_key
         while enclosing is not None and enclosing not in pinned:
             pinned.add(enclosing)
             enclosing = _enclosing(enclosing, records)
     return pinned
 
 
-def _enclosing(key: Key, records: Mapping[Key, Record]) -> Key | None:
+def _enclosing(key: DeployableKey, records: Mapping[Key, Record]) -> DeployableKey | None:
     """Return the key of the deployable that contains a deployable, or None."""
     record = records.get(key)
     if not isinstance(record, Deployable) or record.parent is None:
         return None
-    return ("deployable", key[1], record.parent)
+    return DeployableKey(key.device, record.parent)
 
 
 def _children_first(keys: Sequence[Key], records: Mapping[Key, Record]) -> list[Key]:
     """Return the keys in the order of handles, deployables (inner first) and devices."""
-    deployables = [key for key in keys if key[0] == "deployable"]
+    deployables = [key for key in keys if isinstance(key, DeployableKey)]
     depths = _depths(deployables, lambda key: _enclosing(key, records))
     deployables.sort(key=depths.__getitem__, reverse=True)
-    handles = [key for key in keys if key[0] == "handle"]
-    return [*handles, *deployables, *(key for key in keys if key[0] == "device")]
+    handles = [key for key in keys if isinstance(key, HandleKey)]
+    return [*handles, *deployables, *(key for key in keys if isinstance(key, DeviceKey))]
 
 
 def _depths(nodes: Iterable[_T], parent: Callable[[_T], _T | None]) -> dict[_T, int]:
@@ -208,27 +234,26 @@ class Tombstone:
 class RestorePlan:
     """Values to restore now, and the tombstones that remain.
 
-    The keys of ``devices`` and ``tombstones`` are device addresses. The keys of ``deployables`` are
-    the addresses of device and deployable.
+    The keys of ``devices`` and ``tombstones`` are device addresses.
     """
 
     devices: Mapping[str, Tombstone]
-    deployables: Mapping[tuple[str, str], DeployableTombstone]
+    deployables: Mapping[DeployableKey, DeployableTombstone]
     tombstones: Mapping[str, Tombstone]
 
 
 def plan_restore(
     stored: Mapping[str, Tombstone],
     removed: Mapping[str, Tombstone],
-    added: Collection[tuple[str, str]],
+    added: Collection[DeployableKey],
     present: Collection[str],
 ) -> RestorePlan:
     """Return the values to restore and the tombstones to keep, for one host.
 
     ``stored`` are the existing tombstones. ``removed`` are the tombstones that this report adds:
     one for each device that is removed or loses deployables, with the removed deployables.
-    ``added`` are the new deployables, by the addresses of device and deployable, and ``present``
-    the devices after the report. A deployable that moves to another device keeps its values.
+    ``added`` are the new deployables, and ``present`` the addresses of the devices after the
+    report. A deployable that moves to another device keeps its values.
     """
     tombstones = dict(stored)
     for device, tombstone in removed.items():
@@ -237,14 +262,15 @@ def plan_restore(
             deployables = {**tombstones[device].deployables, **deployables}
         tombstones[device] = replace(tombstone, deployables=deployables)
     moved = {a: device for device, tombstone in removed.items() for a in tombstone.deployables}
-    restored: dict[tuple[str, str], DeployableTombstone] = {}
-    for device, address in sorted(added):
+    restored: dict[DeployableKey, DeployableTombstone] = {}
+    for key in sorted(added):
+        device, address = key
         # A deployable removed in this report is newer than one with a stored tombstone.
         source = moved.get(address, device)
         deployables = dict(tombstones[source].deployables) if source in tombstones else {}
         if address not in deployables:
             continue
-        restored[device, address] = deployables.pop(address)
+        restored[key] = deployables.pop(address)
         tombstones[source] = replace(tombstones[source], deployables=deployables)
         if source != device and device in tombstones:
             others = {a: d for a, d in tombstones[device].deployables.items() if a != address}

@@ -9,7 +9,20 @@ from hypothesis import strategies as st
 
 from cyborg.core.inventory import plan as inventory
 from cyborg.core.inventory.device import AttachHandle, Deployable, Device, DeviceType, HandleType
-from cyborg.core.inventory.plan import Add, Change, Drain, Key, Remove, Stored, apply, flatten, plan
+from cyborg.core.inventory.plan import (
+    Add,
+    Change,
+    DeployableKey,
+    DeviceKey,
+    Drain,
+    HandleKey,
+    Key,
+    Remove,
+    Stored,
+    apply,
+    flatten,
+    plan,
+)
 from cyborg.tests.fixtures.hosts import strategies
 
 Host = tuple[Device, ...]
@@ -21,20 +34,20 @@ def stored(host: Host) -> dict[Key, Stored]:
 
 
 @st.composite
-def changes(draw: st.DrawFn) -> tuple[Host, Host, frozenset[Key]]:
+def changes(draw: st.DrawFn) -> tuple[Host, Host, frozenset[HandleKey]]:
     """Draw a host before and after a change, and the bound keys of the former."""
     before = draw(strategies.hosts())
     return before, draw(strategies.hosts()), draw(strategies.bound_keys(before))
 
 
-def assert_all_around(key: Key, result: Mapping[Key, Stored]) -> None:
+def assert_all_around(key: DeployableKey, result: Mapping[Key, Stored]) -> None:
     """Check that all ancestors of a deployable are present."""
     while True:
         value = result[key].value
         assert isinstance(value, Deployable)
         if value.parent is None:
             return
-        key = ("deployable", key[1], value.parent)
+        key = DeployableKey(key.device, value.parent)
 
 
 def _parent(value: object) -> str | None:
@@ -54,20 +67,20 @@ def test_apply_unbound_host_equals_report(before: Host, after: Host) -> None:
 
 
 @given(changes())
-def test_plan_never_removes_bound_records(case: tuple[Host, Host, frozenset[Key]]) -> None:
+def test_plan_never_removes_bound_records(case: tuple[Host, Host, frozenset[HandleKey]]) -> None:
     before, after, bound = case
     result = apply(stored(before), plan(after, stored(before), bound))
     for key in bound:
         assert key in result
-        assert ("deployable", *key[1:3]) in result
-        assert ("device", key[1]) in result
-        assert_all_around(("deployable", *key[1:3]), result)
+        assert key.deployable_key in result
+        assert DeviceKey(key.device) in result
+        assert_all_around(key.deployable_key, result)
         assert result[key].draining == (key not in flatten(after))
 
 
 @given(changes())
 def test_apply_contains_reported_records(
-    case: tuple[Host, Host, frozenset[Key]],
+    case: tuple[Host, Host, frozenset[HandleKey]],
 ) -> None:
     before, after, bound = case
     result = apply(stored(before), plan(after, stored(before), bound))
@@ -75,14 +88,16 @@ def test_apply_contains_reported_records(
 
 
 @given(changes())
-def test_plan_second_run_is_empty(case: tuple[Host, Host, frozenset[Key]]) -> None:
+def test_plan_second_run_is_empty(case: tuple[Host, Host, frozenset[HandleKey]]) -> None:
     before, after, bound = case
     result = apply(stored(before), plan(after, stored(before), bound))
     assert plan(after, result, bound) == ()
 
 
 @given(changes())
-def test_plan_released_draining_record_is_removed(case: tuple[Host, Host, frozenset[Key]]) -> None:
+def test_plan_released_draining_record_is_removed(
+    case: tuple[Host, Host, frozenset[HandleKey]],
+) -> None:
     before, after, bound = case
     draining = apply(stored(before), plan(after, stored(before), bound))
     assert apply(draining, plan(after, draining, ())) == stored(after)
@@ -90,7 +105,7 @@ def test_plan_released_draining_record_is_removed(case: tuple[Host, Host, frozen
 
 @given(changes())
 def test_plan_returned_draining_record_is_restored(
-    case: tuple[Host, Host, frozenset[Key]],
+    case: tuple[Host, Host, frozenset[HandleKey]],
 ) -> None:
     before, after, bound = case
     draining = apply(stored(before), plan(after, stored(before), bound))
@@ -102,29 +117,34 @@ def test_plan_returned_draining_record_is_restored(
 
 
 @given(changes())
-def test_plan_steps_are_in_valid_order(case: tuple[Host, Host, frozenset[Key]]) -> None:
+def test_plan_steps_are_in_valid_order(case: tuple[Host, Host, frozenset[HandleKey]]) -> None:
     """A parent is added before its children and removed after them."""
     before, after, bound = case
     present = set(stored(before))
     steps = plan(after, stored(before), bound)
     removed = {step.key for step in steps if isinstance(step, Remove)}
     for step in steps:
-        parents: list[tuple[str, ...]] = [("device", step.key[1])] if len(step.key) > 2 else []
-        parents += [("deployable", *step.key[1:3])] if len(step.key) > 3 else []
+        parents: list[Key] = []
+        if not isinstance(step.key, DeviceKey):
+            parents.append(DeviceKey(step.key.device))
+        if isinstance(step.key, HandleKey):
+            parents.append(step.key.deployable_key)
         assert set(parents) <= present
         match step:
             case Add(key, value):
                 assert key not in present
                 if isinstance(value, Deployable) and value.parent:
-                    assert ("deployable", key[1], value.parent) in present
+                    assert DeployableKey(key.device, value.parent) in present
                 present.add(key)
             case Remove(key):
                 assert not any(
-                    k in present and k[1] == key[1] and _parent(stored(before)[k].value) == key[-1]
+                    k in present
+                    and k.device == key.device
+                    and _parent(stored(before)[k].value) == key.deployable
                     for k in removed - {key}
-                    if key[0] == "deployable"
+                    if isinstance(key, DeployableKey)
                 )
-                assert not any(k[1 : len(key)] == key[1:] and len(k) > len(key) for k in present)
+                assert not any(k[: len(key)] == key and len(k) > len(key) for k in present)
                 present.remove(key)
             case Change(key, _) | Drain(key):
                 assert key in present
@@ -142,20 +162,20 @@ def nested(*places: tuple[str, str | None], bound: str = "") -> Device:
 
 def test_plan_ancestors_of_bound_handle_are_drained() -> None:
     card = nested(("b", "a"), ("a", None), ("c", "a"), bound="b")
-    handle = ("handle", "card", "b", "0")
+    handle = HandleKey("card", "b", "0")
     assert plan((), stored((card,)), {handle}) == (
         Drain(handle),
-        Drain(("deployable", "card", "b")),
-        Remove(("deployable", "card", "c")),
-        Drain(("deployable", "card", "a")),
-        Drain(("device", "card")),
+        Drain(DeployableKey("card", "b")),
+        Remove(DeployableKey("card", "c")),
+        Drain(DeployableKey("card", "a")),
+        Drain(DeviceKey("card")),
     )
 
 
 def test_plan_moved_deployable_does_not_pin_old_parent() -> None:
     before = nested(("a", None), ("b", "a"), bound="b")
     after = nested(("b", None), bound="b")
-    steps = plan((after,), stored((before,)), {("handle", "card", "b", "0")})
+    steps = plan((after,), stored((before,)), {HandleKey("card", "b", "0")})
     assert [type(step) for step in steps] == [Remove, Change]
 
 
@@ -177,11 +197,11 @@ def test_plan_removed_device_keeps_bound_half() -> None:
         "gen0",
         deployables=(Deployable("0000:3d:00.0", "CUSTOM_NVME", handles=handles),),
     )
-    bound = ("handle", card.address, card.address, "1")
+    bound = HandleKey(card.address, card.address, "1")
     assert plan((), stored((card,)), {bound}) == (
-        Remove(("handle", card.address, card.address, "0")),
+        Remove(HandleKey(card.address, card.address, "0")),
         Drain(bound),
-        Drain(("deployable", card.address, card.address)),
-        Drain(("device", card.address)),
+        Drain(DeployableKey(card.address, card.address)),
+        Drain(DeviceKey(card.address)),
     )
     assert inventory.flatten([card]).keys() == stored((card,)).keys()

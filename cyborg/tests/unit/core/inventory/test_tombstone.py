@@ -5,7 +5,13 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.core.inventory.plan import Attribute, DeployableTombstone, Tombstone, plan_restore
+from cyborg.core.inventory.plan import (
+    Attribute,
+    DeployableKey,
+    DeployableTombstone,
+    Tombstone,
+    plan_restore,
+)
 
 RACK = DeployableTombstone("part-1", (Attribute("a-1", "rack", "7"),))
 CARD = Tombstone("device-1", "maintaining", {"p": RACK})
@@ -14,7 +20,7 @@ CARD = Tombstone("device-1", "maintaining", {"p": RACK})
 def test_plan_restore_removed_device_is_restored() -> None:
     removed = plan_restore({}, {"d": CARD}, [], [])
     assert removed.tombstones == {"d": CARD}
-    restored = plan_restore(removed.tombstones, {}, [("d", "p")], ["d"])
+    restored = plan_restore(removed.tombstones, {}, [DeployableKey("d", "p")], ["d"])
     assert restored.devices == {"d": CARD}
     assert restored.deployables == {("d", "p"): RACK}
     assert restored.tombstones == {}
@@ -24,7 +30,7 @@ def test_plan_restore_missing_deployable_keeps_tombstone() -> None:
     restored = plan_restore({"d": CARD}, {}, [], ["d"])
     assert restored.devices == {"d": CARD}
     assert restored.tombstones == {"d": CARD}
-    later = plan_restore(restored.tombstones, {}, [("d", "p")], ["d"])
+    later = plan_restore(restored.tombstones, {}, [DeployableKey("d", "p")], ["d"])
     assert later.deployables == {("d", "p"): RACK}
     assert later.tombstones == {}
 
@@ -38,7 +44,7 @@ def test_plan_restore_removed_deployable_of_present_device_has_tombstone() -> No
 
 def test_plan_restore_moved_deployable_keeps_values() -> None:
     old_tombstones = {"e": Tombstone("device-2", "enabled", {"p": DeployableTombstone("long-ago")})}
-    restore_plan = plan_restore(old_tombstones, {"d": CARD}, [("e", "p")], ["d", "e"])
+    restore_plan = plan_restore(old_tombstones, {"d": CARD}, [DeployableKey("e", "p")], ["d", "e"])
     assert restore_plan.deployables == {("e", "p"): RACK}
     assert restore_plan.tombstones == {}
 
@@ -86,7 +92,7 @@ def test_plan_restore_uuid_is_unique(
             if d not in moment or set(tombstone.deployables) - moment[d]
         }
         added = [
-            (d, p)
+            DeployableKey(d, p)
             for d, addresses in moment.items()
             for p in addresses
             if d not in present or p not in present[d].deployables
@@ -103,7 +109,7 @@ def test_plan_restore_uuid_is_unique(
                         if d in present and p in present[d].deployables
                         else None
                     )
-                    or result.deployables.get((d, p))
+                    or result.deployables.get(DeployableKey(d, p))
                     or DeployableTombstone(fresh.pop())
                     for p in addresses
                 },

@@ -66,7 +66,7 @@ def work_table(name: str, *columns: Any) -> sa.Table:
         sa.Column("owner", sa.String(255)),
         sa.Column("lease_until", Moment),
         sa.Column("error", Text),
-        # The trace of the request that caused the work: ``core.trace_context``.
+        # The trace of the request that caused the work: ``core.log``.
         sa.Column("trace_context", sa.String(log.LENGTH)),
         sa.Index(None, "state", "next_try_at"),
     )

@@ -73,7 +73,7 @@ services = _table(
     sa.Column("down_at", Moment, nullable=False, index=True),
     # When the service was marked down, which cordons its host's inventory; None if it is up.
     sa.Column("down_since", Moment),
-    # The names that Nova may use for its host: ``core.hosts.identity``.
+    # The names that Nova may use for its host: ``core.hosts``.
     sa.Column("identity", Json, nullable=False, default=dict),
     # ``core.drivers.registry.fingerprint`` of the rows of drivers.
     sa.Column("drivers_digest", sa.String(64)),
@@ -175,9 +175,9 @@ devices = _table(
     sa.Column("layouts", Json, nullable=False, default=list),
     # The layout that an operator applied last. No report changes it.
     sa.Column("desired_layout", sa.String(255)),
-    # ``core.inventory.boot_check``: what its host did not keep over a reboot; None if nothing.
+    # ``core.inventory.device_state``: what its host did not keep over a reboot; None if nothing.
     sa.Column("boot_check", sa.String(32), index=True),
-    # ``core.jobs.failures``: the last failed job of each kind; failed prepare jobs in a row.
+    # ``core.jobs.progress``: the last failed job of each kind; failed prepare jobs in a row.
     sa.Column("job_failures", sa.JSON(none_as_null=True)),
     sa.Column("failed_prepares", sa.Integer, nullable=False, default=0),
     sa.Column("failing", sa.Boolean, nullable=False, default=False),
@@ -233,7 +233,7 @@ device_maintenances = _table(
     sa.Column("until", Moment, nullable=False, index=True),
     # The status of the device after the window.
     sa.Column("next_status", sa.String(32), nullable=False),
-    # ``core.inventory.maintenance.SuccessorMode``; None if contexts get no successors.
+    # ``core.maintenance.SuccessorMode``; None if contexts get no successors.
     sa.Column("successor", sa.String(32)),
     # The user who set it, None without authentication.
     sa.Column("user_id", sa.String(255)),

@@ -24,7 +24,7 @@ jobs = work_table(
     sa.Column("deadline", Moment),
     # Only one open job may have it. None for an ended job, and for host work.
     sa.Column("mutex_key", sa.String(255), unique=True),
-    # What the agent did at the last query: ``core.jobs.activity``. Of no meaning after the end.
+    # What the agent did at the last query: ``core.jobs.progress``. Of no meaning after the end.
     sa.Column("activity", Json),
     sa.Index(None, "kind"),
 )
@@ -121,7 +121,7 @@ attachments = table(
     sa.Column("next_try_at", Moment, nullable=False, default=utcnow()),
     sa.Column("owner", sa.String(255)),
     sa.Column("lease_until", Moment),
-    # The trace of the last request, to attach or to detach: ``core.trace_context``.
+    # The trace of the last request, to attach or to detach: ``core.log``.
     sa.Column("trace_context", sa.String(trace_context.LENGTH)),
     sa.Index(None, "state", "next_try_at"),
 )
@@ -151,7 +151,7 @@ custody_records = table(
 
 _ENDS = ("", "base_", "checked_")
 
-# The ends of each chain: ``core.custody.chain``.
+# The ends of each chain: ``core.custody.record``.
 custody_heads = table(
     "custody_heads",
     sa.Column("device_uuid", sa.String(36), nullable=False, unique=True),
@@ -160,7 +160,7 @@ custody_heads = table(
     # continues.
     *(sa.Column(f"{end}sequence", sa.BigInteger, nullable=False, default=0) for end in _ENDS),
     *(sa.Column(f"{end}hash", sa.String(64), nullable=False) for end in _ENDS),
-    # Of the first two, and of the third: ``core.custody.keys``.
+    # Of the first two, and of the third: ``core.custody.record``.
     *(sa.Column(f"{end}signature", sa.String(80)) for end in ("", "checked_")),
     # The times of the first record, the last audit, and the last notification of the last record.
     sa.Column("oldest_at", Moment, index=True),

@@ -461,7 +461,7 @@ class AgentAPI(Protocol):
         """
 
     def hardware(self, host: str, driver: str | None = None) -> dict[str, Any]:
-        """Return the hardware that the backends found last (``core.wire.hardware``).
+        """Return the hardware that the backends found last (``core.inventory.report``).
 
         Raise NotFound.
         """
@@ -486,7 +486,7 @@ class AgentAPI(Protocol):
         """Start a job (``core.jobs.job.JobSpec``), or query its state if it was started before.
 
         Return ``{"state": "running" | "done" | "failed", "error": str or None}``, and of a running
-        job its ``activity`` (``core.jobs.activity``) if the agent knows it. Raise Invalid.
+        job its ``activity`` (``core.jobs.progress``) if the agent knows it. Raise Invalid.
         """
 
 

@@ -62,7 +62,7 @@ class Notifier:
         self._thread: threading.Thread | None = None
 
     def send(self, messages: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """Send messages of ``core.wire.notification``; return, for each message, its error or None.
+        """Send messages of ``core.notification``; return, for each message, its error or None.
 
         After an invalid message, the next messages are sent. After an error of the broker, the next
         messages are not sent. Raise Unavailable if the broker did not accept the first message, and

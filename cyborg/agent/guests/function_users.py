@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The PCI functions of this host that guests have without an ARQ, for the drivers of all backends.
 
-``core.inventory.guest_functions`` decides. A discovery waits for a read of the guests and for the
+``core.inventory.functions`` decides. A discovery waits for a read of the guests and for the
 answer of a conductor: seconds at most, because each has a timeout, and while a call hangs, further
 ones fail at once. A thread repeats both while the guests cannot be read, or the owner of a function
 is unknown, and then starts a discovery. While the guests cannot be read, what is known of them

@@ -21,7 +21,7 @@ from cyborg.core.explain.selection import (
     find_claim_failures,
     put_first,
 )
-from cyborg.core.inventory.device_state import ENABLED
+from cyborg.core.inventory.device_state import ENABLED, DeviceFacts
 from cyborg.core.naming import OWNER_TRAIT
 from cyborg.db.binding import claims as handle_claims
 from cyborg.db.binding.claims import ClaimedProviderRow, FreeHandleRow, HandleStateRow
@@ -230,7 +230,7 @@ def _list_rejections(
 
 def _without_cordon(row: ClaimedProviderRow) -> ClaimedProviderRow:
     """Return the data of a provider as if its device were not cordoned."""
-    return {**row, "device_status": ENABLED, "cordoned": False}
+    return {**row, "status": ENABLED, "cordoned": False}
 
 
 def _to_candidate(
@@ -248,16 +248,10 @@ def _to_candidate(
         resource_class=deployable["resource_class"],
         # Placement shows this trait of each provider of ours; no report has it.
         traits=frozenset(deployable["traits"]) | {OWNER_TRAIT},
-        device_status=deployable["device_status"],
-        health=deployable["health"],
-        draining=deployable["draining"] or draining,
-        setup_required=deployable["setup_required"],
-        reboot_required=deployable["reboot_required"],
-        failing=deployable["failing"],
-        deliverable=deployable["deliverable"],
-        backend_disabled=deployable["cordoned"],
-        programming=deployable["programming"],
-        restore_failed=deployable["restore_failed"],
+        # Whether the agent is down does not matter: Nova has chosen the host.
+        facts=DeviceFacts.from_row(
+            deployable, host_down=False, draining=deployable["draining"] or draining
+        ),
         in_use=in_use,
         dirty=dirty,
         device=deployable["device"],

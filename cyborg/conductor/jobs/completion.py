@@ -4,7 +4,7 @@
 Locks are taken in the same order as in every other transaction: ARQs, handles, then the job. If two
 transactions record a result, the second finds that the job has ended, and changes nothing.
 
-A failure is also recorded on the device of the job, by the rules of ``core.jobs.failures``. Release
+A failure is also recorded on the device of the job, by the rules of ``core.jobs.progress``. Release
 jobs are left out: they are retried until they succeed, and the open jobs themselves have the
 errors.
 """

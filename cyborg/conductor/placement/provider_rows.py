@@ -55,7 +55,7 @@ def is_cordoned(row: DesiredProviderRow) -> bool:
 
 def device_status(row: DesiredProviderRow) -> device_state.DeviceStatus:
     """Evaluate the device status of a row of ``deployables.desired_state``."""
-    return device_state.evaluate_row(row, status=row["device_status"])
+    return device_state.evaluate_row(row)
 
 
 def _to_deployable(row: DesiredProviderRow) -> DeployableState:

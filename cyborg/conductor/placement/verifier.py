@@ -2,7 +2,7 @@
 """Verify that Placement still has the providers that were published, within an interval.
 
 The providers of a host are listed by one call, and only those whose generation has changed are
-read: ``core.placement.verification``. A difference is left to the publisher, which reads the
+read: ``core.placement``. A difference is left to the publisher, which reads the
 provider again and repairs it. Several conductors share the work: each leases the hosts that it
 verifies. A change of the desired state ends the lease of its provider.
 """

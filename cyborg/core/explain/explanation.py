@@ -25,7 +25,7 @@ from cyborg.core.explain.predicates import (
     find_trait_failure,
 )
 from cyborg.core.inventory.device import Layout
-from cyborg.core.inventory.device_state import DeviceFacts
+from cyborg.core.inventory.device_state import READY, DeviceFacts
 from cyborg.core.inventory.reference_names import find_counterpart
 from cyborg.core.text import join_limited
 
@@ -89,7 +89,6 @@ class HandleCounts:
         return self.free - (self.without_info if REQUIRED_INFO[target] else 0)
 
 
-_READY = DeviceFacts()
 _NO_HANDLES = HandleCounts()
 
 
@@ -109,7 +108,7 @@ class ProviderState:
     device: str
     resource_class: str
     traits: frozenset[str] = frozenset()
-    facts: DeviceFacts = _READY
+    facts: DeviceFacts = READY
     handles: HandleCounts = _NO_HANDLES
     published: bool = True
     layout: str | None = None

@@ -23,7 +23,7 @@ from cyborg.core.errors import NoHandle
 from cyborg.core.explain.explanation import GroupDemand, ProviderState
 from cyborg.core.explain.predicates import Failure, Predicate, device_failures, fail, trait_failures
 from cyborg.core.explain.request_fit import evaluate_request
-from cyborg.core.inventory.device_state import DeviceFacts
+from cyborg.core.inventory.device_state import READY, DeviceFacts
 from cyborg.core.text import join_limited
 
 MAX_REASONS = 20  # of one ARQ, in the details of an error
@@ -52,10 +52,10 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One attach handle, with the facts that decide whether it can be allocated.
+    """One attach handle, with the facts of its deployable that decide whether it can be allocated.
 
-    ``device`` is the address of its device, for messages; ``info`` is the part of the handle that
-    Nova gets.
+    ``in_use`` is set if it has an owner. ``device`` is the address of its device, for messages;
+    ``info`` is the part of the handle that Nova gets.
     """
 
     handle_id: int
@@ -63,16 +63,7 @@ class Candidate:
     provider: str
     resource_class: str
     traits: frozenset[str] = frozenset()
-    device_status: str = "enabled"
-    health: str = "ok"
-    draining: bool = False
-    setup_required: bool = False
-    reboot_required: bool = False
-    deliverable: bool = True
-    backend_disabled: bool = False
-    programming: bool = False
-    restore_failed: bool = False
-    failing: bool = False
+    facts: DeviceFacts = READY
     in_use: bool = False
     dirty: bool = False
     device: str = ""
@@ -245,19 +236,7 @@ def explain_rejection(demand: Demand, candidate: Candidate) -> list[Failure]:
     reasons += trait_failures(
         demand.required, demand.forbidden, candidate.traits, candidate.numa_node
     )
-    facts = DeviceFacts(
-        status=candidate.device_status,
-        health=candidate.health,
-        setup_required=candidate.setup_required,
-        reboot_required=candidate.reboot_required,
-        cordoned=candidate.backend_disabled,
-        programming=candidate.programming,
-        draining=candidate.draining,
-        deliverable=candidate.deliverable,
-        restore_failed=candidate.restore_failed,
-        failing=candidate.failing,
-    )
-    reasons += [fail(predicate) for predicate in device_failures(facts)]
+    reasons += [fail(predicate) for predicate in device_failures(candidate.facts)]
     reasons += [fail(Predicate.TAKEN)] if candidate.in_use else []
     reasons += [fail(Predicate.CLEANING)] if candidate.dirty else []
     requester = describe_profile(demand.profile)

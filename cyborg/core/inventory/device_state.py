@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 from cyborg.core.inventory.device import Health
 from cyborg.core.text import DescribedEnum
@@ -60,11 +60,11 @@ class DeviceFacts:
     ``status`` is set by an operator, ``health`` by its driver. ``cordoned`` is set if its backend
     is disabled, cordoned or being uninstalled, or if it drains for another layout, ``host_down`` if
     the agent is marked down. ``restore_failed`` is set while a restore job of a bound handle fails,
-    ``failing`` after several prepare jobs in a row failed (``core.jobs.failures``).
+    ``failing`` after several prepare jobs in a row failed (``core.jobs.progress``).
     """
 
-    # The names are those of the columns, see ``evaluate_row``.
-
+    # The only list of the facts: the rows of the database (``db.deployables.facts``), the filters
+    # of a bind, explanations, capacity and the rendering of a provider have these names.
     status: str = ENABLED
     health: str = Health.OK
     setup_required: bool = False
@@ -77,6 +77,19 @@ class DeviceFacts:
     failing: bool = False
     host_down: bool = False
 
+    @classmethod
+    def from_row(cls, row: Mapping[Any, Any], **others: Any) -> Self:
+        """Return the facts of a database row; ``others`` replace columns or give missing ones."""
+        facts: dict[str, Any] = {}
+        for name in FACTS:
+            value = others[name] if name in others else row[name]
+            # Some databases return a boolean expression as a number.
+            facts[name] = bool(value) if isinstance(value, int) else value
+        return cls(**facts)
+
+
+READY = DeviceFacts()
+"""The facts of a device that is schedulable."""
 
 FACTS = tuple(field.name for field in fields(DeviceFacts))
 
@@ -134,13 +147,8 @@ def evaluate(facts: DeviceFacts) -> DeviceStatus:
 
 
 def evaluate_row(row: Mapping[Any, Any], **others: Any) -> DeviceStatus:
-    """Return the status of a device from a database row whose columns are named as the facts.
-
-    ``others`` are facts that are not taken from the row.
-    """
-    return evaluate(
-        DeviceFacts(**others, **{name: row[name] for name in FACTS if name not in others})
-    )
+    """Return the status of a device from a database row: see ``DeviceFacts.from_row``."""
+    return evaluate(DeviceFacts.from_row(row, **others))
 
 
 @dataclass(frozen=True, slots=True)

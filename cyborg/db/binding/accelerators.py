@@ -19,9 +19,8 @@ from cyborg.core.binding.accelerator import AcceleratorState
 from cyborg.core.binding.states import ArqState
 from cyborg.core.hosts import AGENT
 from cyborg.core.inventory import device_state
-from cyborg.core.inventory.device import Health
 from cyborg.db import paging
-from cyborg.db.deployables import read as failed_restores
+from cyborg.db.deployables import facts
 from cyborg.db.paging import Page
 from cyborg.db.schema import arqs, backends, deployables, devices, jobs, services
 from cyborg.db.schema import attach_handles as table
@@ -59,14 +58,8 @@ class AcceleratorRow(TypedDict):
 DEVICE_DRAINING = sa.or_(deployables.c.draining, devices.c.draining)
 """The condition that a device or its deployable is draining, with all handles."""
 _DRAINING = sa.or_(table.c.draining, DEVICE_DRAINING)
-_PROGRAMMING = deployables.c.job_id.is_not(None)
-_DEVICE_COLUMNS = (
-    *("status", "health", "setup_required", "reboot_required", "deliverable", "cordoned"),
-    "failing",
-)
 _CLEANING = jobs.alias("cleaning")
 _OWNER_JOB = jobs.alias("owner_job")
-_HOST_DOWN = services.c.down_since.is_not(None)
 COLUMNS = [
     table.c.uuid,
     *(devices.c[name] for name in ("type", "vendor", "model", "backend")),
@@ -90,10 +83,8 @@ COLUMNS = [
     arqs.c.state.label("holder"),
     table.c.needs_cleaning,
     _DRAINING.label("draining"),
-    *(devices.c[name] for name in _DEVICE_COLUMNS),
-    _PROGRAMMING.label("programming"),
-    failed_restores.RESTORE_FAILED.label("restore_failed"),
-    _HOST_DOWN.label("host_down"),
+    *facts.columns("draining"),
+    facts.HOST_DOWN.label("host_down"),
 ]
 _INTERNAL = {*device_state.FACTS, "holder", "needs_cleaning", "row_id"}
 AGENT_OF_DEVICE = sa.and_(services.c.host == devices.c.host, services.c.binary == AGENT)
@@ -101,19 +92,9 @@ AGENT_OF_DEVICE = sa.and_(services.c.host == devices.c.host, services.c.binary =
 _BACKEND_OF_DEVICE = sa.and_(
     backends.c.service_id == services.c.id, backends.c.name == devices.c.backend
 )
-BLOCKED = sa.or_(
-    devices.c.status != device_state.ENABLED,
-    devices.c.cordoned,
-    devices.c.health == Health.UNHEALTHY,
-    devices.c.setup_required,
-    devices.c.reboot_required,
-    devices.c.failing,
-    sa.not_(devices.c.deliverable),
-    _PROGRAMMING,
-    failed_restores.RESTORE_FAILED,
-)
+BLOCKED = sa.or_(*facts.conditions("draining"))
 """UNSCHEDULABLE without the condition that the host is down, which is one of another table."""
-UNSCHEDULABLE = sa.or_(BLOCKED, _HOST_DOWN)
+UNSCHEDULABLE = sa.or_(BLOCKED, facts.HOST_DOWN)
 """The condition that a device that is not draining is not schedulable (``device_state``)."""
 
 
@@ -170,7 +151,7 @@ _CLEAN_STATES = frozenset({AcceleratorState.FREE, AcceleratorState.CORDONED})
 _STATES_WITHOUT_OWNER = _STATES_TO_CLEAN | _CLEAN_STATES
 # Only hosts that are down are read, not the agent of each device: PostgreSQL needs half the time.
 _ON_DOWN_HOST = devices.c.host.in_(
-    sa.select(services.c.host).where(services.c.binary == AGENT, _HOST_DOWN)
+    sa.select(services.c.host).where(services.c.binary == AGENT, facts.HOST_DOWN)
 )
 # The conditions of the states that few deployables have. A handle may be the only draining one.
 _CONDITIONS_OF_DEPLOYABLES: Mapping[AcceleratorState, sa.ColumnElement[bool]] = {

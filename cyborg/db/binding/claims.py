@@ -17,8 +17,8 @@ from typing import Any, TypedDict
 import sqlalchemy as sa
 
 from cyborg.core.hosts import AGENT
-from cyborg.core.inventory.device import Health
-from cyborg.db.deployables import read as failed_restores
+from cyborg.db.deployables import facts
+from cyborg.db.deployables.facts import DeviceFactsRow
 from cyborg.db.providers import write as publishing
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import arqs, deployables, devices, jobs, services
@@ -26,7 +26,7 @@ from cyborg.db.schema import attach_handles as handles
 from cyborg.db.schema import providers as published_providers
 
 
-class ClaimedProviderRow(TypedDict):
+class ClaimedProviderRow(DeviceFactsRow):
     """Data that decide whether handles of a provider may be claimed.
 
     ``provider`` is the uuid of the provider, ``device`` the address of its device. ``programming``
@@ -36,23 +36,13 @@ class ClaimedProviderRow(TypedDict):
     deployable_id: int
     provider: str
     address: str
-    programming: bool
-    restore_failed: bool
     device: str
     device_uuid: str
     backend: str
     abilities: list[str]
     resource_class: str
     traits: list[str]
-    draining: bool
     host: str
-    device_status: str
-    health: str
-    setup_required: bool
-    reboot_required: bool
-    failing: bool
-    deliverable: bool
-    cordoned: bool
     cordoned_since: datetime | None
     numa_node: int | None
 
@@ -280,23 +270,14 @@ _PROVIDERS = (
         deployables.c.id.label("deployable_id"),
         deployables.c.rp_uuid.label("provider"),
         deployables.c.address,
-        deployables.c.job_id.is_not(None).label("programming"),
-        failed_restores.RESTORE_FAILED.label("restore_failed"),
         devices.c.address.label("device"),
         devices.c.uuid.label("device_uuid"),
         devices.c.backend,
         devices.c.abilities,
         deployables.c.resource_class,
         deployables.c.traits,
-        sa.or_(deployables.c.draining, devices.c.draining).label("draining"),
+        *facts.columns(),
         devices.c.host,
-        devices.c.status.label("device_status"),
-        devices.c.health,
-        devices.c.setup_required,
-        devices.c.reboot_required,
-        devices.c.failing,
-        devices.c.deliverable,
-        devices.c.cordoned,
         devices.c.cordoned_since,
         devices.c.numa_node,
     )
@@ -331,20 +312,13 @@ _DEVICE_OF_HANDLE = (
     .join(devices, devices.c.id == deployables.c.device_id)
     .where(
         deployables.c.id == handles.c.deployable_id,
-        deployables.c.job_id.is_(None),
-        sa.not_(deployables.c.draining),
-        sa.not_(devices.c.draining),
-        devices.c.health != Health.UNHEALTHY,
-        sa.not_(devices.c.setup_required),
-        sa.not_(devices.c.reboot_required),
-        sa.not_(devices.c.failing),
-        devices.c.deliverable,
+        *map(sa.not_, facts.conditions("status", "cordoned", "restore_failed")),
     )
 )
 _USABLE = sa.exists(_DEVICE_OF_HANDLE.where(devices.c.cordoned_since.is_not(None)))
 """The device is cordoned, and could be used otherwise."""
 _SCHEDULABLE = sa.exists(
-    _DEVICE_OF_HANDLE.where(devices.c.status == "enabled", sa.not_(devices.c.cordoned))
+    _DEVICE_OF_HANDLE.where(*(sa.not_(facts.CONDITIONS[n]) for n in ("status", "cordoned")))
 )
 """The device is schedulable: the guard of a claim, equal to ``core.inventory.device_state``.
 

@@ -2,7 +2,7 @@
 """Write which program or partition job changes a deployable: no handle is claimed during the job.
 
 ``start_boot_checks`` and the later functions write which layouts and images a host has lost with a
-reboot: see ``core.inventory.boot_check``.
+reboot: see ``core.inventory.device_state``.
 """
 
 from collections.abc import Collection, Sequence

@@ -13,7 +13,8 @@ from cyborg.core import naming
 from cyborg.core.hosts import AGENT
 from cyborg.core.inventory.device import Deployable
 from cyborg.db import bulk
-from cyborg.db.deployables import read as failed_restores
+from cyborg.db.deployables import facts
+from cyborg.db.deployables.facts import DeviceFactsRow
 from cyborg.db.rows import StoredRow, fetch_all
 from cyborg.db.schema import attach_handles, attributes, deployables, devices, jobs, services
 
@@ -42,7 +43,7 @@ class DeployableRow(StoredRow):
     job_state: str | None
 
 
-class DesiredProviderRow(TypedDict):
+class DesiredProviderRow(DeviceFactsRow):
     """The data for the desired state of a provider.
 
     ``parent`` is the uuid of the parent provider. ``total`` is the number of all handles without
@@ -59,16 +60,6 @@ class DesiredProviderRow(TypedDict):
     traits: list[str]
     total: int
     stuck: int
-    programming: bool
-    restore_failed: bool
-    draining: bool
-    device_status: str
-    health: str
-    setup_required: bool
-    reboot_required: bool
-    failing: bool
-    deliverable: bool
-    cordoned: bool
     host_down: bool
     host: str
     identity: dict[str, Any] | None
@@ -265,17 +256,8 @@ def desired_state(tx: sa.Connection, providers: Collection[str]) -> list[Desired
             deployables.c.traits,
             total.label("total"),
             stuck.label("stuck"),
-            deployables.c.job_id.is_not(None).label("programming"),
-            failed_restores.RESTORE_FAILED.label("restore_failed"),
-            sa.or_(deployables.c.draining, devices.c.draining).label("draining"),
-            devices.c.status.label("device_status"),
-            devices.c.health,
-            devices.c.setup_required,
-            devices.c.reboot_required,
-            devices.c.failing,
-            devices.c.deliverable,
-            devices.c.cordoned,
-            services.c.down_since.is_not(None).label("host_down"),
+            *facts.columns(),
+            facts.HOST_DOWN.label("host_down"),
             devices.c.host,
             services.c.identity,
         )

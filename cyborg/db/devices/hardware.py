@@ -15,7 +15,7 @@ from cyborg.db.schema import devices as table
 
 
 class HardwareRow(TypedDict):
-    """A device in the format of ``core.wire.hardware.dump_row``.
+    """A device in the format of ``core.inventory.report.dump_row``.
 
     ``host_down`` is True if the host's agent is marked down.
     """

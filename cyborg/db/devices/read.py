@@ -5,11 +5,11 @@ Fields: uuid, hostname, address, backend, type, vendor, model, std_board_info an
 (objects), numa_node, serial, health, health_reason, health_since, setup_required, reboot_required,
 deliverable, undeliverable_reason, topology (an object), layout (the name of the current layout),
 layouts (``core.inventory.device.Layout``), desired_layout (the last layout that an operator chose),
-boot_check (``core.inventory.boot_check``), status (set by the operator: enabled or maintaining),
+boot_check (``core.inventory.device_state``), status (set by the operator: enabled or maintaining),
 cordoned (its backend is disabled or being uninstalled), draining, programming (any deployable is
 being programmed), restore_failed (of any deployable: ``db.deployables.read``), host_down,
 job_errors (texts: until when a failing device is closed; the last failed job of each kind, until
-one of the kind succeeds (``core.jobs.failures``); the errors of open jobs that apply a layout or an
+one of the kind succeeds (``core.jobs.progress``); the errors of open jobs that apply a layout or an
 image; and, one for each handle, the errors of open jobs that clean its handles, or prepare them
 again after a reboot), failing (closed, because its last prepare jobs failed), placement (the worst
 state of its resource providers: error, stale or in_sync; None if it has none), maintenance (its

@@ -32,7 +32,7 @@ class DeviceRow(StoredRow, DeviceColumns):
 
 
 class HistoryRow(TypedDict):
-    """The last failures of the jobs of a device: ``core.jobs.failures``."""
+    """The last failures of the jobs of a device: ``core.jobs.progress``."""
 
     id: int
     uuid: str

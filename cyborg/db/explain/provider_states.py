@@ -14,7 +14,8 @@ from cyborg.core.explain.explanation import HandleCounts, Holder, ProviderState
 from cyborg.core.explain.predicates import Predicate
 from cyborg.core.hosts import AGENT
 from cyborg.core.inventory.device import Layout
-from cyborg.core.inventory.device_state import FACTS, DeviceFacts
+from cyborg.core.inventory.device_state import DeviceFacts
+from cyborg.db.deployables import facts
 from cyborg.db.deployables import read as failed_restores
 from cyborg.db.schema import arqs, deployables, devices, providers, services
 from cyborg.db.schema import attach_handles as handles
@@ -126,25 +127,18 @@ _STATES = (
         deployables.c.rp_uuid.label("uuid"),
         deployables.c.resource_class,
         deployables.c.traits,
-        deployables.c.job_id.is_not(None).label("programming"),
-        sa.or_(deployables.c.draining, devices.c.draining).label("draining"),
         devices.c.id.label("device_id"),
         devices.c.uuid.label("device_uuid"),
         devices.c.host,
         devices.c.address,
         devices.c.numa_node,
-        devices.c.status,
-        devices.c.health,
+        # Failed restores are read once for all providers, by a statement of their own.
+        *facts.columns("restore_failed"),
+        facts.HOST_DOWN.label("host_down"),
         devices.c.health_reason,
-        devices.c.setup_required,
-        devices.c.reboot_required,
-        devices.c.failing,
-        devices.c.deliverable,
         devices.c.undeliverable_reason,
-        devices.c.cordoned,
         devices.c.layout,
         devices.c.layouts,
-        services.c.down_since.is_not(None).label("host_down"),
         sa.func.coalesce(providers.c.published_revision, 0).label("published_revision"),
         providers.c.error,
     )
@@ -219,10 +213,6 @@ def _to_state(
     layouts: dict[int, tuple[Layout, ...]],
 ) -> ProviderState:
     """Convert a row; ``layouts`` collects the layouts by the row id of their device."""
-    facts = {name: row[name] for name in FACTS if name != "restore_failed"}
-    # Some databases return a boolean expression as a number.
-    for name in ("programming", "draining", "host_down"):
-        facts[name] = bool(facts[name])
     if row["device_id"] not in layouts:
         layouts[row["device_id"]] = tuple(Layout.from_dict(body) for body in row["layouts"])
     remarks = {
@@ -237,7 +227,7 @@ def _to_state(
         device=row["address"],
         resource_class=row["resource_class"],
         traits=frozenset(row["traits"]),
-        facts=DeviceFacts(**facts, restore_failed=restore_failed),
+        facts=DeviceFacts.from_row(row, restore_failed=restore_failed),
         handles=counts,
         published=row["published_revision"] > 0,
         layout=row["layout"],

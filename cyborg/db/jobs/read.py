@@ -18,7 +18,7 @@ from cyborg.db.schema import jobs as table
 class JobRow(TypedDict):
     """A job; ``progress`` is the number of its steps by state.
 
-    ``activity`` is what the host of an open job does (``core.jobs.activity``), None if unknown.
+    ``activity`` is what the host of an open job does (``core.jobs.progress``), None if unknown.
     """
 
     uuid: str

@@ -98,7 +98,7 @@ class Counts:
     to an instance are in ``handles_undeliverable``, by resource class. ``devices`` counts by status
     and health, and ``devices_undeliverable`` those with deployables that cannot be attached.
     ``attachments`` does not include successors; ``successors`` counts them by
-    ``core.inventory.maintenance.SuccessorState``.
+    ``core.maintenance.SuccessorState``.
     """
 
     arqs: dict[str, int]
@@ -258,7 +258,7 @@ def _successors(connection: sa.Connection) -> list[Row]:
 
 
 def _count_successors(found: Iterable[Row]) -> dict[str, int]:
-    """Return the number of successors by ``core.inventory.maintenance.SuccessorState``."""
+    """Return the number of successors by ``core.maintenance.SuccessorState``."""
     counts = Counter[str]()
     for row in found:
         counts[successor_state(row["state"], row["step"])] += row["count"]

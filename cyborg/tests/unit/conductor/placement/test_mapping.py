@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from cyborg.conductor.placement import provider_rows
 from cyborg.core.explain.selection import Candidate, Demand, explain_rejection
 from cyborg.core.inventory.device import Health
+from cyborg.core.inventory.device_state import DeviceFacts
 from cyborg.db import schema
 from cyborg.db.binding import claims as handle_claims
 from cyborg.db.deployables import write as deployables
@@ -99,9 +100,8 @@ def test_all_queries_agree_on_schedulable_deployables(engine: sa.Engine) -> None
     for uuid, combination in inserted.items():
         row: Mapping[str, Any] = claimable[uuid]
         status = provider_rows.device_status(rendered[uuid])
-        names = ("device_status", "health", "draining", "setup_required", "reboot_required")
-        facts = {name: row[name] for name in (*names, "programming", "deliverable", "failing")}
-        candidate = Candidate(1, "h", uuid, "FPGA", **facts)
+        facts = DeviceFacts.from_row(row, host_down=False)
+        candidate = Candidate(1, "h", uuid, "FPGA", facts=facts)
         rejections = explain_rejection(Demand("r", uuid, "h", "FPGA"), candidate)
         # Nova has chosen this host: an agent that is down does not prevent a bind.
         reasons = [reason for reason in status.reasons if reason != "host_down"]

@@ -18,6 +18,7 @@ from cyborg.core.explain.selection import (
     choose_handles,
     explain_rejection,
 )
+from cyborg.core.inventory.device_state import DeviceFacts
 
 UUID = "4d023c23-2686-4788-8257-20f0da2c19ef"
 NEED = Demand("r0", "rp", "h", "FPGA")
@@ -30,8 +31,11 @@ candidate_values = st.builds(
     provider=st.sampled_from(["rp", "rp2"]),
     resource_class=st.sampled_from(["FPGA", "PGPU"]),
     traits=st.frozensets(st.sampled_from(["CUSTOM_A", "CUSTOM_B"])),
-    device_status=st.sampled_from(["enabled", "enabled", "maintaining"]),
-    draining=st.booleans(),
+    facts=st.builds(
+        DeviceFacts,
+        status=st.sampled_from(["enabled", "enabled", "maintaining"]),
+        draining=st.booleans(),
+    ),
     in_use=st.booleans(),
 )
 demand_values = st.builds(
@@ -68,16 +72,20 @@ def test_choose_handles_all_or_none(
         assert explain_rejection(demand, candidate) == []
 
 
+def _with(**facts: Any) -> dict[str, Any]:
+    return {"facts": DeviceFacts(**facts)}
+
+
 @pytest.mark.parametrize(
     ("change", "code", "reason"),
     [
-        ({"device_status": "maintaining"}, "maintaining", "device is under maintenance"),
-        ({"health": "unhealthy"}, "unhealthy", "device is unhealthy"),
-        ({"draining": True}, "draining", "device is draining"),
-        ({"setup_required": True}, "setup_required", "setup required"),
-        ({"reboot_required": True}, "reboot_required", "reboot required"),
-        ({"failing": True}, "failing", "the last prepare jobs of the device failed"),
-        ({"deliverable": False}, "undeliverable", "device cannot be attached to an instance"),
+        (_with(status="maintaining"), "maintaining", "device is under maintenance"),
+        (_with(health="unhealthy"), "unhealthy", "device is unhealthy"),
+        (_with(draining=True), "draining", "device is draining"),
+        (_with(setup_required=True), "setup_required", "setup required"),
+        (_with(reboot_required=True), "reboot_required", "reboot required"),
+        (_with(failing=True), "failing", "the last prepare jobs of the device failed"),
+        (_with(deliverable=False), "undeliverable", "device cannot be attached to an instance"),
         ({"in_use": True}, "taken", "handle is taken"),
         ({"resource_class": "PGPU"}, "resource_class", "resource class differs: PGPU"),
         ({"traits": frozenset({"CUSTOM_B"})}, "trait_forbidden", "trait forbidden: CUSTOM_B"),

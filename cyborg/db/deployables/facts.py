@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The facts that decide whether the handles of a deployable can be allocated, as columns.
+
+The names are those of ``core.inventory.device_state.DeviceFacts``, which has the rule. ``COLUMNS``
+and ``CONDITIONS`` are of ``deployables`` joined with ``devices``; ``HOST_DOWN``, of ``services``,
+is the only fact of another table.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+import sqlalchemy as sa
+
+from cyborg.core.inventory.device import Health
+from cyborg.core.inventory.device_state import ENABLED
+from cyborg.db.deployables.read import RESTORE_FAILED
+from cyborg.db.schema import deployables, devices, services
+
+Column = sa.ColumnElement[Any]
+
+
+class DeviceFactsRow(TypedDict):
+    """The facts of a deployable without ``host_down``."""
+
+    status: str
+    health: str
+    setup_required: bool
+    reboot_required: bool
+    failing: bool
+    deliverable: bool
+    cordoned: bool
+    programming: bool
+    draining: bool
+    restore_failed: bool
+
+
+_PROGRAMMING = deployables.c.job_id.is_not(None)
+_DRAINING = sa.or_(deployables.c.draining, devices.c.draining)
+_COMPUTED = {"programming": _PROGRAMMING, "draining": _DRAINING, "restore_failed": RESTORE_FAILED}
+HOST_DOWN = services.c.down_since.is_not(None)
+
+COLUMNS: Mapping[str, Column] = {
+    name: _COMPUTED[name].label(name) if name in _COMPUTED else devices.c[name]
+    for name in DeviceFactsRow.__annotations__
+}
+"""The column of each fact."""
+
+CONDITIONS: Mapping[str, sa.ColumnElement[bool]] = {
+    "status": devices.c.status != ENABLED,
+    "health": devices.c.health == Health.UNHEALTHY,
+    "setup_required": devices.c.setup_required,
+    "reboot_required": devices.c.reboot_required,
+    "failing": devices.c.failing,
+    "deliverable": sa.not_(devices.c.deliverable),
+    "cordoned": devices.c.cordoned,
+    **_COMPUTED,
+}
+"""The condition of each fact that makes the deployable unschedulable: ``evaluate`` in SQL."""
+
+
+def columns(*omitted: str) -> list[Column]:
+    """Return the columns of all facts but those that a statement gets in another way."""
+    return [column for name, column in COLUMNS.items() if name not in omitted]
+
+
+def conditions(*omitted: str) -> list[sa.ColumnElement[bool]]:
+    """Return the conditions of all facts but those that a statement does not take into account."""
+    return [condition for name, condition in CONDITIONS.items() if name not in omitted]

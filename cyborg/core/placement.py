@@ -17,7 +17,7 @@ The parents are the providers of compute nodes. Two listings of them show which 
 
 import math
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 
@@ -132,44 +132,35 @@ def build_providers(
     return {deployable.uuid: _build_provider(root_uuid, deployable) for deployable in deployables}
 
 
-def plan_calls(
-    desired: Mapping[str, Provider | None], actual: Mapping[str, Provider]
-) -> tuple[Call, ...]:
-    """Return the calls that change the actual to the desired providers; none if equal.
+def plan_calls(desired: Provider | None, actual: Provider | None) -> tuple[Call, ...]:
+    """Return the calls that change the actual to the desired provider; none if they are equal.
 
-    A ``desired`` value of None means that the provider must be deleted. Parents are created before
-    their children and deleted after them. Providers that are not in ``desired`` are ignored.
+    ``desired`` is None for a provider to delete, ``actual`` for one that Placement does not have.
+    The caller has parents before their children, and deletes children before their parents.
     """
-    classes: set[str] = set()
-    traits: set[str] = set()
-    writes: list[Call] = []
-    for uuid in _parents_first(desired):
-        new = desired[uuid]
-        if new is None:
-            continue
-        old = actual.get(uuid)
-        if old is None:
-            writes.append(CreateProvider(new))
-        changes: list[Call] = []
-        if new.traits != (old.traits if old else frozenset()):
-            traits |= {name for name in new.traits if name.startswith("CUSTOM_")}
-            changes.append(SetTraits(uuid, new.traits))
-        if new.inventories != (old.inventories if old else {}):
-            classes |= {name for name in new.inventories if name.startswith("CUSTOM_")}
-            changes.append(SetInventories(uuid, new.inventories))
-        # Traits first: inventory without them could be allocated to a request that forbids one. A
-        # cordoned provider gets its inventory first: a refused trait must not keep it schedulable.
-        writes += reversed(changes) if new.cordoned else changes
-    removed = {
-        uuid: actual[uuid] for uuid, new in desired.items() if new is None and uuid in actual
-    }
+    if desired is None:
+        return () if actual is None else (DeleteProvider(actual.uuid),)
     ensure: list[Call] = []
-    if classes:
-        ensure.append(EnsureClasses(frozenset(classes)))
-    if traits:
-        ensure.append(EnsureTraits(frozenset(traits)))
-    deletes = [DeleteProvider(uuid) for uuid in reversed(_parents_first(removed))]
-    return (*ensure, *writes, *deletes)
+    changes: list[Call] = []
+    if desired.inventories != (actual.inventories if actual else {}):
+        if names := _custom(desired.inventories):
+            ensure.append(EnsureClasses(names))
+        changes.append(SetInventories(desired.uuid, desired.inventories))
+    if desired.traits != (actual.traits if actual else frozenset()):
+        if names := _custom(desired.traits):
+            ensure.append(EnsureTraits(names))
+        changes.append(SetTraits(desired.uuid, desired.traits))
+    # Traits first: inventory without them could be allocated to a request that forbids one. A
+    # cordoned provider gets its inventory first: a refused trait must not keep it schedulable.
+    if not desired.cordoned:
+        changes.reverse()
+    create = [CreateProvider(desired)] if actual is None else []
+    return (*ensure, *create, *changes)
+
+
+def _custom(names: Iterable[str]) -> frozenset[str]:
+    """Return the names that Placement does not have by itself."""
+    return frozenset(name for name in names if name.startswith("CUSTOM_"))
 
 
 def describe_drift(desired: Provider, actual: Provider | None) -> tuple[str, ...]:
@@ -226,18 +217,6 @@ def _build_provider(root_uuid: str, deployable: DeployableState) -> Provider:
         inventories=inventories,
         traits=deployable.traits | {naming.OWNER_TRAIT},
     )
-
-
-def _parents_first(providers: Mapping[str, Provider | None]) -> list[str]:
-    """Return the uuids in order of depth within ``providers``, also if parents form a cycle."""
-
-    def depth(uuid: str) -> int:
-        steps, at = 0, providers[uuid]
-        while at and at.parent_uuid and at.parent_uuid in providers and steps < len(providers):
-            steps, at = steps + 1, providers[at.parent_uuid]
-        return steps
-
-    return sorted(providers, key=lambda uuid: (depth(uuid), uuid))
 
 
 EARLIEST = 0.75

@@ -225,7 +225,10 @@ def _apply_plan(
     # A new deployable may have a provider, which is not deleted yet, of a former one.
     unknown = {address: name for address, name in names.items() if address not in state.providers}
     existing = providers.find_uuids(tx, unknown.values())
-    state.providers |= {a: existing[name] for a, name in unknown.items() if name in existing}
+    state.providers |= {
+        address: existing.get(name) or naming.provider_uuid(host, address)
+        for address, name in unknown.items()
+    }
     writer = sync.Writer(tx, host, state, now, keep_tombstones=keep_tombstones)
     writer.write(steps, target)
     device_events.record_changes(tx, host, state, steps, writer.added, now)
@@ -233,10 +236,7 @@ def _apply_plan(
         desired_backends.sync_cordon(tx, [host], now)
     remarks += device_events.record_removed_devices(tx, state, steps, notifications)
     remarks += device_events.record_health_changes(tx, host, state, steps, notifications)
-    stale = {
-        state.providers.get(address) or naming.provider_uuid(host, address): name
-        for address, name in names.items()
-    }
+    stale = {state.providers[address]: name for address, name in names.items()}
     providers.mark_stale(tx, host, stale, now)
     return ReportResult(len(stale), _summarize(steps), remarks)
 

@@ -129,7 +129,7 @@ class ProviderReconciler:
             generation = placement.rename(uuid, desired.name, desired.parent_uuid)
             # The rename has no generation check, so the values read before may be outdated.
             actual, inventories = self._read(replace(summary, generation=generation), desired)
-        for call in core.plan_calls({uuid: desired}, {uuid: actual} if actual else {}):
+        for call in core.plan_calls(desired, actual):
             match call:
                 case core.EnsureClasses(classes):
                     placement.ensure_classes(classes)

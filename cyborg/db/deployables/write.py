@@ -3,7 +3,6 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from types import MappingProxyType
 from typing import Any, TypedDict
 from uuid import uuid4
 
@@ -121,13 +120,13 @@ def add(
     tx: sa.Connection,
     host: str,
     new: Iterable[tuple[int, Deployable, int]],
-    uuids: Mapping[str, str] = MappingProxyType({}),
-    providers: Mapping[str, str] = MappingProxyType({}),
+    uuids: Mapping[str, str],
+    providers: Mapping[str, str],
 ) -> None:
     """Insert deployables, each as (row id of its device, deployable, number of handles).
 
-    ``uuids`` maps the addresses of restored deployables to their former uuids, ``providers`` the
-    addresses of deployables whose provider exists to its uuid. ``set_parents`` writes the parents
+    ``uuids`` maps the addresses of restored deployables to their former uuids, ``providers`` those
+    of all deployables to the uuids of their providers. ``set_parents`` writes the parents
     of the new deployables.
     """
     bulk.insert(
@@ -140,7 +139,7 @@ def add(
                 "host": host,
                 "address": d.address,
                 "name": naming.provider_name(host, d.address),
-                "rp_uuid": providers.get(d.address) or naming.provider_uuid(host, d.address),
+                "rp_uuid": providers[d.address],
                 "num_accelerators": handles,
                 **_reported(d),
             }

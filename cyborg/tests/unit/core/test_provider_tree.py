@@ -73,20 +73,15 @@ def execute_calls(actual: dict[str, Provider], calls: tuple[Call, ...]) -> dict[
     return result
 
 
-def under(parents: dict[str, Provider], other: dict[str, Provider]) -> dict[str, Provider]:
-    """Return the providers with their parents from ``other``: calls never change a parent."""
-    return {
-        u: replace(p, parent_uuid=other[u].parent_uuid if u in other else p.parent_uuid)
-        for u, p in parents.items()
-    }
-
-
 @given(host_deployables())
 def test_plan_calls_from_empty_placement_creates_desired_providers(
     of: list[DeployableState],
 ) -> None:
     want = build_providers(ROOT, of)
-    assert execute_calls({}, plan_calls(want, {})) == want
+    result: dict[str, Provider] = {}
+    for provider in want.values():  # parents first
+        result = execute_calls(result, plan_calls(provider, None))
+    assert result == want
 
 
 @given(host_deployables(), host_deployables())
@@ -95,31 +90,27 @@ def test_plan_calls_second_run_is_empty(
 ) -> None:
     actual = build_providers(ROOT, [replace(p, parent_uuid=None) for p in before])
     want = build_providers(ROOT, [replace(p, parent_uuid=None) for p in after])
-    goal = {**dict.fromkeys(actual), **want}
-    result = execute_calls(actual, plan_calls(goal, actual))
+    result = actual
+    for uuid_ in {**actual, **want}:
+        result = execute_calls(result, plan_calls(want.get(uuid_), actual.get(uuid_)))
     assert result == want
-    assert plan_calls(goal, result) == ()
-
-
-@given(host_deployables())
-def test_plan_calls_deletes_children_before_parents(of: list[DeployableState]) -> None:
-    actual = build_providers(ROOT, of)
-    assert execute_calls(actual, plan_calls(dict.fromkeys(actual), actual)) == {}
+    assert [plan_calls(want.get(uuid_), result.get(uuid_)) for uuid_ in {**actual, **want}] == [
+        () for _ in {**actual, **want}
+    ]
 
 
 @given(host_deployables(), host_deployables())
-def test_plan_calls_foreign_provider_is_unchanged(
-    own: list[DeployableState], all_: list[DeployableState]
+def test_plan_calls_changes_only_its_provider(
+    own: list[DeployableState], others: list[DeployableState]
 ) -> None:
-    actual = build_providers(ROOT, all_)
-    want = under(build_providers(ROOT, own), actual)
-    foreign = set(actual) - set(want)
-    for call in plan_calls(want, actual):
-        match call:
-            case SetInventories(touched, _) | SetTraits(touched, _) | DeleteProvider(touched):
-                assert touched not in foreign
-            case CreateProvider(new):
-                assert new.uuid not in foreign
+    actual = build_providers(ROOT, others)
+    for uuid_, desired in build_providers(ROOT, own).items():
+        for call in plan_calls(desired, actual.get(uuid_)):
+            match call:
+                case SetInventories(touched, _) | SetTraits(touched, _) | DeleteProvider(touched):
+                    assert touched == uuid_
+                case CreateProvider(new):
+                    assert new == desired
 
 
 @given(host_deployables())
@@ -139,7 +130,7 @@ def test_build_providers_cordoned_deployable_is_reserved(of: list[DeployableStat
 
 def test_plan_calls_new_provider_sets_traits_before_inventories() -> None:
     deployable = DeployableState(IDS[0], "h_x", "FPGA", frozenset({"HW_GPU_API_VULKAN"}), 4)
-    kinds = [type(call) for call in plan_calls(build_providers(ROOT, [deployable]), {})]
+    kinds = [type(call) for call in plan_calls(single_provider(deployable), None)]
     assert kinds == [CreateProvider, SetTraits, SetInventories]
 
 
@@ -151,13 +142,8 @@ def test_plan_calls_cordoned_provider_sets_inventories_before_traits() -> None:
         (deployable, replace(closed, total=0), [SetInventories, SetTraits]),
         (closed, deployable, [SetTraits, SetInventories]),
     ):
-        calls = plan_calls(build_providers(ROOT, [after]), build_providers(ROOT, [before]))
+        calls = plan_calls(single_provider(after), single_provider(before))
         assert [type(call) for call in calls] == kinds
-
-
-def test_plan_calls_parent_loop_terminates() -> None:
-    first, second = (Provider(i, i, j, {}, frozenset()) for i, j in (IDS[:2], IDS[1::-1]))
-    assert len(plan_calls({first.uuid: first, second.uuid: second}, {})) == 2
 
 
 def single_provider(deployable: DeployableState) -> Provider:
@@ -171,7 +157,7 @@ def test_describe_drift_matches_plan_calls(
 ) -> None:
     desired, observed = single_provider(left_deployables[0]), single_provider(right_deployables[0])
     drift = describe_drift(desired, observed)
-    calls = plan_calls({desired.uuid: desired}, {desired.uuid: observed})
+    calls = plan_calls(desired, observed)
     same_place = (desired.name, desired.parent_uuid) == (observed.name, observed.parent_uuid)
     assert bool(drift) is (bool(calls) or not same_place)
     assert len(set(drift)) == len(drift)

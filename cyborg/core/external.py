@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cyborg.core.address import PciAddress
+from cyborg.core.codec import as_list
 from cyborg.core.errors import CyborgError, Invalid
 from cyborg.core.inventory import capability
 from cyborg.core.inventory.device import (
@@ -31,7 +32,7 @@ from cyborg.core.inventory.device import (
 )
 from cyborg.core.inventory.device_state import Measurement
 from cyborg.core.naming import make_custom_name
-from cyborg.core.validation import check_integer, string
+from cyborg.core.validation import check_integer, optional, string
 
 AGENT_SOCKET = "agent"
 """Name of the agent's own socket, reserved."""
@@ -79,7 +80,7 @@ def parse_hello(body: Any, folder: str) -> Hello:
     """Parse a hello. Raise Invalid if it is malformed."""
     try:
         status, where, kind = (string(body[key]) for key in ("status", "endpoint", "type"))
-        calls = [string(call) for call in _list(body.get("abilities", []))]
+        calls = [string(call) for call in as_list(body.get("abilities", []))]
     except (KeyError, TypeError, AttributeError) as exc:
         raise Invalid(
             f"the hello is malformed ({type(exc).__name__} {exc}): expected "
@@ -127,7 +128,9 @@ def parse_health(body: Any) -> dict[str, Measurement]:
     """
     try:
         return {
-            string(address): Measurement(Health(entry["health"]), _reason(entry.get("reason")))
+            string(address): Measurement(
+                Health(entry["health"]), optional(string, entry.get("reason"))
+            )
             for address, entry in body["health"].items()
         }
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
@@ -136,10 +139,6 @@ def parse_health(body: Any) -> dict[str, Measurement]:
             '{"health": {"<address>": {"health": "ok", "reason": null}}}',
             field="health",
         ) from exc
-
-
-def _reason(reason: Any) -> str | None:
-    return None if reason is None else string(reason)
 
 
 def _abilities(calls: list[str]) -> frozenset[Ability]:
@@ -158,12 +157,6 @@ def _abilities(calls: list[str]) -> frozenset[Ability]:
                 field="abilities",
             )
     return frozenset(ability for ability, needed in _CALLS.items() if needed <= named)
-
-
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError(f"expected a list, found {type(value).__name__}")
-    return value
 
 
 def _no_constant(name: str) -> Any:
@@ -227,7 +220,7 @@ def _device(body: Any, backend: str, kind: str) -> Device:
     address, serial, numa = (body.get(key) for key in ("address", "serial", "numa_node"))
     if address is None and number is None:
         raise Invalid("hardware has neither an address nor a uuid", field="address")
-    pci = None if address is None else PciAddress.parse(string(address))
+    pci = optional(lambda text: PciAddress.parse(string(text)), address)
     identity = str(pci) if pci is not None else str(number)
     remote = specs.get("remote", 0)
     if remote not in (0, 1):
@@ -250,7 +243,7 @@ def _device(body: Any, backend: str, kind: str) -> Device:
         numa_node=None
         if numa in (None, NO_NODE)
         else check_integer("numa_node", numa, MAX_NUMA_NODE),
-        serial=None if serial is None else string(serial),
+        serial=optional(string, serial),
         health=Health(body.get("health", Health.OK)),
         setup_required=_flag(status, "setup_required"),
         # Misspelt in the first version of the contract.

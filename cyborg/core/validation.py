@@ -3,12 +3,16 @@
 
 import re
 import uuid
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from cyborg.core.errors import Invalid
 from cyborg.core.text import abbreviate
 
+T = TypeVar("T")
+H = TypeVar("H", bound=Hashable)
 MAX_GENERATION = 2**53  # the largest integer that every JSON parser reads exactly
 _ADDRESS = re.compile(r"([0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 _NAME = re.compile(r"[a-z][a-z0-9]*([-_.][a-z0-9]+)+|[g-z][a-z0-9]{2,}", re.IGNORECASE)
@@ -43,6 +47,32 @@ def boolean(value: Any) -> bool:
     return value
 
 
+def optional(load: Callable[[Any], T], value: Any) -> T | None:
+    """Return None for None, the loaded value otherwise."""
+    return None if value is None else load(value)
+
+
+def find_duplicate(values: Iterable[H]) -> H | None:
+    """Return the first value that occurs twice, None if there is none."""
+    seen: set[H] = set()
+    for value in values:
+        if value in seen:
+            return value
+        seen.add(value)
+    return None
+
+
+@contextmanager
+def malformed(subject: str, field: str) -> Iterator[None]:
+    """Raise Invalid for plain values that the block cannot parse, as their shape is wrong."""
+    try:
+        yield
+    # Of a missing key, a wrong type, an unknown member of an enumeration or a huge number. Other
+    # exceptions are errors of this program, and Invalid says more than this does.
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as exc:
+        raise Invalid(f"malformed {subject}: {type(exc).__name__} {exc}", field=field) from exc
+
+
 def check_text(
     field: str,
     value: Any,
@@ -70,7 +100,7 @@ def check_text(
 
 def check_optional_text(field: str, value: Any) -> str | None:
     """Return the value. Raise Invalid unless it is None, or a text that ``check_text`` accepts."""
-    return None if value is None else check_text(field, value)
+    return optional(lambda text: check_text(field, text), value)
 
 
 def check_integer(

@@ -7,12 +7,13 @@ the ARQ.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypedDict, cast
 
 from cyborg.core.binding.states import ArqState
 from cyborg.core.errors import Invalid
 from cyborg.core.text import DescribedEnum
-from cyborg.core.validation import check_text
+from cyborg.core.validation import check_optional_text, check_text
 
 MAX_NAME = 255
 MAX_DESCRIPTION = 1024
@@ -97,10 +98,6 @@ def parse_tags(value: Any) -> list[str]:
     return list(dict.fromkeys(check_text("tags", tag, MAX_TAG) for tag in value))
 
 
-def _name(value: Any) -> str | None:
-    return None if value is None else check_text("name", value, MAX_NAME)
-
-
 def _description(value: Any) -> str | None:
     if value is None:
         return None
@@ -109,4 +106,8 @@ def _description(value: Any) -> str | None:
     return check_text("description", value, MAX_DESCRIPTION, allowed="\n\t")
 
 
-_READERS: Mapping[str, Any] = {"name": _name, "description": _description, "tags": parse_tags}
+_READERS: Mapping[str, Any] = {
+    "name": partial(check_optional_text, "name"),
+    "description": _description,
+    "tags": parse_tags,
+}

@@ -7,11 +7,12 @@ another version may have sent the call.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from cyborg.core.codec import Serializable, wire
 from cyborg.core.errors import Invalid, NotFound
-from cyborg.core.validation import check_text, parse_uuid
+from cyborg.core.validation import check_optional_text, check_text, find_duplicate, parse_uuid
 
 MAX_ARQS = 1024  # in one PATCH or DELETE
 _REQUIRED = ("hostname", "device_rp_uuid", "instance_uuid")
@@ -59,7 +60,7 @@ class BindRequest(Serializable):
     project_id: str | None = field(
         default=None,
         metadata=wire(
-            load=lambda value: None if value is None else check_text("/project_id", value),
+            load=partial(check_optional_text, "/project_id"),
             omit=lambda value: value is None,
         ),
     )
@@ -80,7 +81,7 @@ def check_requests(requests: Sequence[BindRequest | UnbindRequest]) -> None:
         raise _too_many_requests()
     if len({type(item) for item in requests}) > 1:
         raise Invalid("one call either binds or unbinds, not both", field="op")
-    if len({item.request for item in requests}) != len(requests):
+    if find_duplicate(item.request for item in requests) is not None:
         raise Invalid("duplicate ARQ uuid in one call", field="body")
     binds = [item for item in requests if isinstance(item, BindRequest)]
     if len({item.instance_uuid for item in binds}) > 1:

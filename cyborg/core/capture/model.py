@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import Invalid
-from cyborg.core.validation import boolean, number, string
+from cyborg.core.validation import boolean, number, optional, string
 
 _V = TypeVar("_V")
 FORMAT = "cyborg-capture"
@@ -232,14 +232,13 @@ def _check_header(body: Mapping[str, Any]) -> dict[str, Any]:
     source = string(body["source"])
     if not source.strip() or len(source) > MAX_SOURCE or not source.isprintable():
         raise Invalid(f"source: expected 1 to {MAX_SOURCE} printable characters", field="source")
-    kernel = body.get("kernel")
     names: dict[str, tuple[str | None, str | None]] = {}
     for address, value in _items(body.get("names", {}), MAX_NAMES):
         vendor, model = value
-        names[address] = _name(vendor), _name(model)
+        names[address] = optional(_short, vendor), optional(_short, model)
     return {
         "source": source,
-        "kernel": None if kernel is None else _short(kernel),
+        "kernel": optional(_short, body.get("kernel")),
         "scrubbed": boolean(body.get("scrubbed", False)),
         "names": names,
         "unreadable": {p: _short(e) for p, e in _items(body.get("unreadable", {}), MAX_NAMES)},
@@ -296,10 +295,6 @@ def _items(value: Any, limit: int) -> Iterable[tuple[str, Any]]:
     if not isinstance(value, dict) or len(value) > limit:
         raise TypeError(f"expected an object with up to {limit} members")
     return [(string(key), member) for key, member in value.items()]
-
-
-def _name(value: Any) -> str | None:
-    return None if value is None else _short(value)
 
 
 def _short(value: Any) -> str:

@@ -22,7 +22,7 @@ from cyborg.core.drivers import registry
 from cyborg.core.drivers.registry import LISTS, Option
 from cyborg.core.errors import Invalid
 from cyborg.core.text import sanitize
-from cyborg.core.validation import string
+from cyborg.core.validation import find_duplicate, malformed, string
 
 MAX_BACKENDS = 256  # of one host
 MAX_ERROR = 1000
@@ -116,19 +116,15 @@ def managed_options(
 
 def load_host(body: Any) -> DesiredHostState:
     """Parse the desired state of a host. Raise Invalid if it is malformed."""
-    try:
+    with malformed("desired state", "backends"):
         host = DesiredHostState.from_dict(body)
-    except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise Invalid(
-            f"malformed desired state: {type(exc).__name__} {exc}", field="backends"
-        ) from exc
     backends = host.backends
     if len(backends) > MAX_BACKENDS:
         raise Invalid(
             f"the desired state has {len(backends)} backends, at most {MAX_BACKENDS} are allowed",
             field="backends",
         )
-    if len({backend.backend for backend in backends}) != len(backends):
+    if find_duplicate(backend.backend for backend in backends) is not None:
         raise Invalid("the desired state has two backends of the same name", field="backends")
     return host
 
@@ -139,10 +135,8 @@ def load_outcomes(body: Any) -> tuple[BackendOutcome, ...]:
         raise Invalid(
             f"outcomes must be a list of at most {MAX_BACKENDS} objects", field="outcomes"
         )
-    try:
+    with malformed("outcome", "outcomes"):
         return tuple(map(BackendOutcome.from_dict, body))
-    except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise Invalid(f"malformed outcome: {type(exc).__name__} {exc}", field="outcomes") from exc
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar, get_args
 from cyborg.core.codec import Serializable, as_list, wire
 from cyborg.core.errors import Invalid
 from cyborg.core.text import sanitize
-from cyborg.core.validation import check_text, string
+from cyborg.core.validation import check_text, find_duplicate, optional, string
 
 COUNTERPARTS: Mapping[str, str | None] = {
     "fake_driver": "fake",
@@ -316,7 +316,7 @@ class Support(StrEnum):
 
 
 def _load_text(value: Any) -> str | None:
-    return None if value is None else sanitize(string(value))[:MAX_ERROR]
+    return optional(lambda text: sanitize(string(text))[:MAX_ERROR], value)
 
 
 def _load_name(value: Any) -> str:
@@ -372,7 +372,7 @@ def load(body: Any) -> tuple[DriverEntry, ...]:
     if not isinstance(body, list) or len(body) > MAX_ENTRIES:
         raise Invalid(f"drivers must be a list of at most {MAX_ENTRIES} objects", field="drivers")
     entries = tuple(map(DriverEntry.from_dict, body))
-    if len({entry.name for entry in entries}) != len(entries):
+    if find_duplicate(entry.name for entry in entries) is not None:
         raise Invalid("drivers: two drivers have the same name", field="drivers")
     return entries
 

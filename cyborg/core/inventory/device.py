@@ -18,7 +18,7 @@ from typing import Any
 from cyborg.core.codec import Serializable, as_list, wire
 from cyborg.core.errors import Invalid
 from cyborg.core.text import sanitize
-from cyborg.core.validation import check_integer, check_text, string
+from cyborg.core.validation import check_integer, check_text, find_duplicate, string
 
 MAX_ADDRESS = 120  # provider names are `<host>_<address>`, at most 200 characters in Placement
 MAX_TEXT = 255
@@ -200,12 +200,10 @@ class Device(Serializable):
         check_text("vendor", self.vendor, MAX_TEXT)
         check_text("model", self.model, MAX_TEXT)
         check_text("backend", self.backend, MAX_TEXT)
-        if isinstance(self.serial, str):
-            object.__setattr__(self, "serial", sanitize(self.serial, MAX_TEXT) or None)
-        if isinstance(self.health_reason, str):
-            object.__setattr__(
-                self, "health_reason", sanitize(self.health_reason, MAX_TEXT) or None
-            )
+        for name in ("serial", "health_reason"):
+            # Another type is not refused here: the agent names it to the driver.
+            if isinstance(text := getattr(self, name), str):
+                object.__setattr__(self, name, sanitize(text, MAX_TEXT) or None)
         if self.deliverable:
             object.__setattr__(self, "undeliverable_reason", None)
         elif isinstance(self.undeliverable_reason, str | None):
@@ -217,9 +215,8 @@ class Device(Serializable):
                 f"0..{MAX_NUMA_NODE} (use None if unknown)",
                 field="numa_node",
             )
-        _clean_info(self, "std_board_info")
-        _clean_info(self, "vendor_board_info")
-        _clean_info(self, "topology")
+        for name in ("std_board_info", "vendor_board_info", "topology"):
+            _clean_info(self, name)
         if len(self.layouts) > MAX_LAYOUTS:
             raise Invalid(
                 f"device {self.address} has {len(self.layouts)} layouts, at most {MAX_LAYOUTS} are "
@@ -269,11 +266,8 @@ def _clean_info(owner: object, name: str) -> None:
 
 
 def _check_unique(name: str, owner: str, addresses: list[str]) -> None:
-    unique: set[str] = set()
-    for address in addresses:
-        if address in unique:
-            raise Invalid(f"{owner} reports a duplicate {name} address {address}", field="address")
-        unique.add(address)
+    if (address := find_duplicate(addresses)) is not None:
+        raise Invalid(f"{owner} reports a duplicate {name} address {address}", field="address")
 
 
 def _check_acyclic(device: str, parents: Mapping[str, str | None]) -> None:

@@ -25,7 +25,7 @@ from cyborg.core.hosts import NO_IDENTITY, Identity
 from cyborg.core.inventory import capability
 from cyborg.core.inventory.device import Device
 from cyborg.core.text import sanitize
-from cyborg.core.validation import check_integer, integer, string
+from cyborg.core.validation import check_integer, find_duplicate, integer, malformed, string
 
 FORMAT = 1
 MAX_REMARKS = 64  # of one backend
@@ -104,7 +104,7 @@ def check_backends(states: Sequence[BackendState]) -> None:
     """Raise Invalid if the database cannot store these backends of one host."""
     for state in states:
         state.check_limits()
-    if len({state.name for state in states}) != len(states):
+    if find_duplicate(state.name for state in states) is not None:
         raise Invalid("two backends have the same name", field="drivers")
 
 
@@ -112,10 +112,8 @@ def parse_backends(bodies: Any) -> list[BackendState]:
     """Parse the states of the backends of a host. Raise Invalid."""
     if not isinstance(bodies, Sequence) or len(bodies) > MAX_BACKENDS:
         raise Invalid(f"drivers must be a list of at most {MAX_BACKENDS} objects", field="drivers")
-    try:
+    with malformed("drivers", "drivers"):
         states = [BackendState.load_without_details(body) for body in bodies]
-    except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise Invalid(f"malformed drivers: {type(exc).__name__} {exc}", field="drivers") from exc
     check_backends(states)
     return states
 
@@ -155,20 +153,12 @@ class Report(Serializable):
     )
 
     def __post_init__(self) -> None:
-        addresses: set[str] = set()
-        for address in (d.address for d in self.devices):
-            if address in addresses:
+        deployables = [p for device in self.devices for p in device.deployables]
+        for noun, objects in (("device", self.devices), ("deployable", deployables)):
+            if (address := find_duplicate(item.address for item in objects)) is not None:
                 raise Invalid(
-                    f"host {self.host} reports a duplicate device {address}", field="address"
+                    f"host {self.host} reports a duplicate {noun} {address}", field="address"
                 )
-            addresses.add(address)
-        deployables: set[str] = set()
-        for address in (p.address for d in self.devices for p in d.deployables):
-            if address in deployables:
-                raise Invalid(
-                    f"host {self.host} reports a duplicate deployable {address}", field="address"
-                )
-            deployables.add(address)
 
     def dump(self) -> dict[str, Any]:
         """Return the report as a message for the bus."""
@@ -177,15 +167,12 @@ class Report(Serializable):
     @classmethod
     def load(cls, body: Any) -> Self:
         """Parse the message of a report. Raise Invalid if it is malformed."""
-        try:
+        with malformed("report", "report"):
             if not 1 <= (number := integer(body["format"])) <= FORMAT:
                 raise Invalid(
-                    f"report format {number} is unknown, expected 1 to {FORMAT}",
-                    field="format",
+                    f"report format {number} is unknown, expected 1 to {FORMAT}", field="format"
                 )
             return cls.from_dict(body)
-        except (KeyError, TypeError, ValueError, AttributeError) as exc:
-            raise Invalid(f"malformed report: {type(exc).__name__} {exc}", field="report") from exc
 
     def check_limits(self) -> None:
         """Raise Invalid, with the field, if the database cannot store the report.
@@ -351,14 +338,12 @@ def dump_answer(devices: Sequence[Device], states: Sequence[BackendState]) -> di
 
 def load_answer(body: Any) -> Hardware:
     """Parse the answer of an agent of this or the previous release. Raise Invalid."""
-    try:
+    with malformed("hardware", "hardware"):
         states = [BackendState.load_without_details(state) for state in body.get("backends", ())]
         return Hardware(
             {string(device["address"]): _load_device(device) for device in body["hardware"]},
             {s.name: s.error for s in states if s.status is not BackendStatus.READY},
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise Invalid(f"malformed hardware: {type(exc).__name__} {exc}", field="hardware") from exc
 
 
 def _load_device(body: Mapping[str, Any]) -> ObservedDevice:

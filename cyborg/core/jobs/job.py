@@ -39,11 +39,11 @@ partition             failed: the agent has       while the device drains: it
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from cyborg.core.codec import Serializable
 from cyborg.core.errors import Invalid
-from cyborg.core.validation import parse_uuid, string
+from cyborg.core.validation import malformed, optional, parse_uuid, string
 
 
 def parse_guest_arq(value: Any) -> dict[str, Any]:
@@ -60,12 +60,8 @@ def parse_guest_arq(value: Any) -> dict[str, Any]:
             f"attach_handle_info of ARQ {uuid}: expected an object, found {type(info).__name__}",
             field="attach_handle_info",
         )
-    try:
+    with malformed(f"device of ARQ {uuid}", "devices"):
         texts = {name: string(value[name]) for name in ("state", "attach_handle_type")}
-    except (KeyError, TypeError, ValueError) as exc:
-        raise Invalid(
-            f"malformed device of ARQ {uuid}: {type(exc).__name__} {exc}", field="devices"
-        ) from exc
     handle = parse_uuid(value.get("attach_handle_uuid"), "attach_handle_uuid")
     return {"uuid": uuid, **texts, "attach_handle_uuid": handle, "attach_handle_info": dict(info)}
 
@@ -244,51 +240,53 @@ class JobSpec:
 def load_job_spec(job: Any, kind: Any, arguments: Any, seconds: Any) -> JobSpec:
     """Parse a job from the bus. Raise Invalid if it is malformed."""
     uuid = parse_uuid(job, "job")
-    try:
-        items = tuple(map(WorkItem.from_dict, arguments["items"]))
+    with malformed("job", "arguments"):
         work = JobSpec(
             job_uuid=uuid,
             kind=JobKind(kind),
-            items=items,
+            items=tuple(map(WorkItem.from_dict, arguments["items"])),
             timeout=float(seconds),
-            instance=_optional(arguments.get("instance")),
-            image=_optional(arguments.get("image")),
-            layout=_optional(arguments.get("layout")),
-            previous_layout=_optional(arguments.get("previous_layout")),
+            instance=optional(string, arguments.get("instance")),
+            image=optional(string, arguments.get("image")),
+            layout=optional(string, arguments.get("layout")),
+            previous_layout=optional(string, arguments.get("previous_layout")),
             cancels=tuple(parse_uuid(uuid_, "cancels") for uuid_ in arguments.get("cancels", ())),
             retried=is_retried(JobKind(kind), arguments),
             devices=tuple(map(parse_guest_arq, arguments.get("devices", ()))),
             guest_expected=arguments.get("guest_expected") is True,
         )
-    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as exc:
-        raise Invalid(f"malformed job: {type(exc).__name__} {exc}", field="arguments") from exc
-    if not 1 <= len(items) <= MAX_ITEMS:
-        raise Invalid(f"the job has {len(items)} items: expected 1 to {MAX_ITEMS}", field="items")
-    if len(work.devices) > MAX_ITEMS:
-        raise Invalid(
-            f"the job has {len(work.devices)} devices: expected up to {MAX_ITEMS}", field="devices"
-        )
-    if not 0 < work.timeout < 86400:
-        raise Invalid(
-            f"timeout {work.timeout:g} s out of range: expected up to a day", field="timeout"
-        )
-    if (work.kind is JobKind.PROGRAM) != (work.image is not None):
-        raise Invalid(
-            "a program job must have an image, and no other job may have one", field="image"
-        )
-    if (work.kind is JobKind.PARTITION) != (work.layout is not None):
-        raise Invalid(
-            "a partition job must have a layout, and no other job may have one", field="layout"
-        )
-    if (work.kind in GUEST_KINDS) != bool(work.devices):
-        raise Invalid(
-            "a job that changes a guest must have devices, and no other job may have some",
-            field="devices",
-        )
-    if work.kind in GUEST_KINDS and work.instance is None:
-        raise Invalid("a job that changes a guest must have an instance", field="instance")
+    if (problem := _find_problem(work)) is not None:
+        raise Invalid(problem.text, field=problem.field)
     return work
 
 
-def _optional(value: Any) -> str | None:
-    return None if value is None else string(value)
+class _Problem(NamedTuple):
+    """What is wrong with a job, and with which of its fields."""
+
+    field: str
+    text: str
+
+
+def _find_problem(work: JobSpec) -> _Problem | None:
+    """Return the first rule that a job breaks, None if it keeps all."""
+    items, devices, in_guest = len(work.items), len(work.devices), work.kind in GUEST_KINDS
+    if not 1 <= items <= MAX_ITEMS:
+        return _Problem("items", f"the job has {items} items: expected 1 to {MAX_ITEMS}")
+    if devices > MAX_ITEMS:
+        return _Problem("devices", f"the job has {devices} devices: expected up to {MAX_ITEMS}")
+    # A timeout that is not a number (NaN) is out of range, too.
+    if not 0 < work.timeout < 86400:
+        text = f"timeout {work.timeout:g} s out of range: expected up to a day"
+        return _Problem("timeout", text)
+    if (work.kind is JobKind.PROGRAM) != (work.image is not None):
+        text = "a program job must have an image, and no other job may have one"
+        return _Problem("image", text)
+    if (work.kind is JobKind.PARTITION) != (work.layout is not None):
+        text = "a partition job must have a layout, and no other job may have one"
+        return _Problem("layout", text)
+    if in_guest != bool(devices):
+        text = "a job that changes a guest must have devices, and no other job may have some"
+        return _Problem("devices", text)
+    if in_guest and work.instance is None:
+        return _Problem("instance", "a job that changes a guest must have an instance")
+    return None

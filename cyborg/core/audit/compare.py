@@ -25,6 +25,32 @@ from cyborg.core.inventory.report import Hardware, ObservedDeployable, ObservedD
 from cyborg.core.placement import Inventory, Provider
 from cyborg.core.text import format_number, join_limited
 
+MAX_NAMES = 5
+"""Names of a list in an explanation; of the others only the number is given."""
+
+
+def compare(snapshot: HostSnapshot) -> tuple[Finding, ...]:
+    """Return all findings of the sources that were collected; none if they agree."""
+    return (
+        *compare_hardware(snapshot),
+        *compare_providers(snapshot),
+        *compare_arqs(snapshot),
+    )
+
+
+def instances_to_verify(snapshot: HostSnapshot, listed: frozenset[str]) -> frozenset[str]:
+    """Return the instances that must be read from Nova one by one.
+
+    ``listed`` are the instances that Nova lists on the host. The result has the bound instances
+    that are not listed, and all consumers whose allocations and ARQs do not match. A consumer
+    with a mismatch is read even if it is listed, because a mismatch is not a finding while Nova is
+    busy with the instance.
+    """
+    settled = [arq for arq in snapshot.database.arqs if arq.is_settled(snapshot.now)]
+    bound = {arq.instance for arq in settled if arq.instance}
+    mismatched = {f.instance for f in compare_arqs(snapshot) if f.instance is not None}
+    return frozenset((bound - listed) | mismatched)
+
 
 def compare_providers(snapshot: HostSnapshot) -> Iterator[Finding]:
     """Yield the findings about resource providers.
@@ -36,7 +62,7 @@ def compare_providers(snapshot: HostSnapshot) -> Iterator[Finding]:
         # Without a device there is nothing to publish, and no compute node is needed.
         if records or any(device.deployables for device in snapshot.database.devices):
             text = f"Placement: {snapshot.placement.missing}"
-            yield Finding(snapshot.host, Kind.NODE_MISSING, "compute node", text)
+            yield snapshot.finding(Kind.NODE_MISSING, "compute node", text)
         return
     for uuid, desired in snapshot.desired.items():
         record = records.get(uuid)
@@ -132,25 +158,21 @@ def _leftover_finding(
 ) -> Finding:
     users = len(snapshot.placement.consumers.get(uuid, ()))
     text = f"Placement: our provider {uuid} with {users} consumers; database: no deployable has it"
-    kind = Kind.PROVIDER_LEFTOVER
-    return Finding(snapshot.host, kind, f"provider {name}", text, repair, uuid, name)
+    return snapshot.finding(
+        Kind.PROVIDER_LEFTOVER, f"provider {name}", text, repair, provider=uuid, name=name
+    )
 
 
 def _provider_finding(
     snapshot: HostSnapshot, kind: Kind, uuid: str, name: str, text: str
 ) -> Finding:
-    return Finding(snapshot.host, kind, f"provider {name}", text, kind.repair, uuid, name)
-
-
-MAX_NAMES = 5
-"""Names of a list in an explanation; of the others only the number is given."""
+    return snapshot.finding(kind, f"provider {name}", text, provider=uuid, name=name)
 
 
 def compare_hardware(snapshot: HostSnapshot) -> Iterator[Finding]:
     """Yield the findings about hardware. An unreachable agent is one finding."""
     if snapshot.unreachable_reason is not None:
-        yield _hardware_finding(
-            snapshot,
+        yield snapshot.finding(
             Kind.AGENT_UNREACHABLE,
             "agent",
             f"hardware: {snapshot.unreachable_reason}; the hardware is unknown",
@@ -158,8 +180,7 @@ def compare_hardware(snapshot: HostSnapshot) -> Iterator[Finding]:
     failed = snapshot.hardware.failed_backends if snapshot.hardware is not None else {}
     for backend, error in sorted(failed.items()):
         if error is not None:
-            yield _hardware_finding(
-                snapshot,
+            yield snapshot.finding(
                 Kind.BACKEND_UNAVAILABLE,
                 f"backend {backend}",
                 f"hardware: discovery fails ({error}); the database has the last known devices",
@@ -174,8 +195,7 @@ def compare_hardware(snapshot: HostSnapshot) -> Iterator[Finding]:
     if snapshot.hardware is not None:
         for address, observed in sorted(snapshot.hardware.devices.items()):
             if address not in recorded:
-                yield _hardware_finding(
-                    snapshot,
+                yield snapshot.finding(
                     Kind.DEVICE_UNRECORDED,
                     f"device {address}",
                     f"hardware: backend {observed.backend} has it; database: no such device",
@@ -191,10 +211,10 @@ def _compare_device(
         # A report has no news of the devices of a backend whose discovery fails.
         if not device.draining and device.backend not in hardware.failed_backends:
             text = "hardware: no such device; database: the device exists and is not draining"
-            yield _hardware_finding(snapshot, Kind.DEVICE_VANISHED, name, text)
+            yield snapshot.finding(Kind.DEVICE_VANISHED, name, text)
     elif device.draining:
         text = f"hardware: backend {observed.backend} has it; database: the device is draining"
-        yield _hardware_finding(snapshot, Kind.DEVICE_RETURNED, name, text)
+        yield snapshot.finding(Kind.DEVICE_RETURNED, name, text)
     else:
         yield from _compare_deployables(snapshot, device, observed)
 
@@ -213,9 +233,7 @@ def _compare_deployables(
                 f"hardware: {deployable.resource_class}, {len(deployable.handles)} handles; "
                 f"database: {recorded_as}"
             )
-            yield _hardware_finding(
-                snapshot, Kind.DEPLOYABLE_UNRECORDED, f"deployable {address}", text
-            )
+            yield snapshot.finding(Kind.DEPLOYABLE_UNRECORDED, f"deployable {address}", text)
         else:
             yield from _compare_deployable(snapshot, record, deployable)
     for address, record in sorted(recorded.items()):
@@ -223,9 +241,7 @@ def _compare_deployables(
             text = (
                 "hardware: no such deployable; database: the deployable exists and is not draining"
             )
-            yield _hardware_finding(
-                snapshot, Kind.DEPLOYABLE_VANISHED, f"deployable {address}", text
-            )
+            yield snapshot.finding(Kind.DEPLOYABLE_VANISHED, f"deployable {address}", text)
 
 
 def _compare_deployable(
@@ -236,14 +252,14 @@ def _compare_deployable(
         text = (
             f"hardware: class {deployable.resource_class}; database: class {record.resource_class}"
         )
-        yield _hardware_finding(snapshot, Kind.DEPLOYABLE_DIFFERS, name, text)
+        yield snapshot.finding(Kind.DEPLOYABLE_DIFFERS, name, text)
     offered = {handle.address for handle in record.handles if not handle.draining}
     if offered != deployable.handles:
         text = (
             f"only hardware: handles {_name_handles(deployable.handles - offered)}; "
             f"only database: {_name_handles(offered - deployable.handles)}"
         )
-        yield _hardware_finding(snapshot, Kind.HANDLES_DIFFER, name, text)
+        yield snapshot.finding(Kind.HANDLES_DIFFER, name, text)
 
 
 def _drained_not_removed(snapshot: HostSnapshot, device: DeviceRecord) -> Iterator[Finding]:
@@ -262,8 +278,7 @@ def _drained_not_removed(snapshot: HostSnapshot, device: DeviceRecord) -> Iterat
         handle.in_use for deployable in device.deployables for handle in deployable.handles
     )
     if idle or draining_deployables or (device.draining and not in_use):
-        yield _hardware_finding(
-            snapshot,
+        yield snapshot.finding(
             Kind.DRAINED_NOT_REMOVED,
             f"device {device.address}",
             f"database: {len(idle)} draining handles have no owner and need no cleaning",
@@ -277,10 +292,6 @@ def _is_programming(device: DeviceRecord) -> bool:
 
 def _name_handles(names: Collection[str]) -> str:
     return join_limited(sorted(names), MAX_NAMES) or "none"
-
-
-def _hardware_finding(snapshot: HostSnapshot, kind: Kind, name: str, text: str) -> Finding:
-    return Finding(snapshot.host, kind, name, text, kind.repair)
 
 
 def compare_arqs(snapshot: HostSnapshot) -> Iterator[Finding]:
@@ -321,7 +332,7 @@ def _compare_handles(snapshot: HostSnapshot, deployable: DeployableRecord) -> It
                 f"{handle.owner}, is bound to {handle.owner_provider}"
             )
         if text is not None:
-            yield Finding(snapshot.host, kind, name, text, kind.repair, ids=(handle.id,))
+            yield snapshot.finding(kind, name, text, ids=(handle.id,))
 
 
 def _compare_instances(snapshot: HostSnapshot, settled: Sequence[ArqRecord]) -> Iterator[Finding]:
@@ -414,8 +425,7 @@ def _compare_units(
     repair = (
         Repair.RECONCILE if kind is Kind.ALLOCATION_MISSING and suspects and is_instance else None
     )
-    yield Finding(
-        snapshot.host,
+    yield snapshot.finding(
         kind,
         f"{consumer} on {name}",
         text,
@@ -429,8 +439,7 @@ def _compare_units(
 def _arq_finding(
     snapshot: HostSnapshot, arq: ArqRecord, kind: Kind, text: str, repair: Repair | None = None
 ) -> Finding:
-    return Finding(
-        snapshot.host,
+    return snapshot.finding(
         kind,
         f"request {arq.uuid}",
         text,
@@ -439,26 +448,3 @@ def _arq_finding(
         instance=arq.instance or None,
         ids=(arq.id,),
     )
-
-
-def compare(snapshot: HostSnapshot) -> tuple[Finding, ...]:
-    """Return all findings of the sources that were collected; none if they agree."""
-    return (
-        *compare_hardware(snapshot),
-        *compare_providers(snapshot),
-        *compare_arqs(snapshot),
-    )
-
-
-def instances_to_verify(snapshot: HostSnapshot, listed: frozenset[str]) -> frozenset[str]:
-    """Return the instances that must be read from Nova one by one.
-
-    ``listed`` are the instances that Nova lists on the host. The result has the bound instances
-    that are not listed, and all consumers whose allocations and ARQs do not match. A consumer
-    with a mismatch is read even if it is listed, because a mismatch is not a finding while Nova is
-    busy with the instance.
-    """
-    settled = [arq for arq in snapshot.database.arqs if arq.is_settled(snapshot.now)]
-    bound = {arq.instance for arq in settled if arq.instance}
-    mismatched = {f.instance for f in compare_arqs(snapshot) if f.instance is not None}
-    return frozenset((bound - listed) | mismatched)

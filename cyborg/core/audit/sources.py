@@ -339,3 +339,12 @@ class HostSnapshot:
     placement: PlacementSnapshot = field(default_factory=PlacementSnapshot)
     instances: NovaSnapshot | None = None
     allocations_expected: bool = True
+
+    def finding(
+        self, kind: Kind, subject: str, text: str, repair: Repair | None = None, **concerned: Any
+    ) -> Finding:
+        """Return a finding about an object of the host, with the repair of its kind, or its own.
+
+        ``concerned`` are the other fields of a finding.
+        """
+        return Finding(self.host, kind, subject, text, kind.repair or repair, **concerned)

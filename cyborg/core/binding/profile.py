@@ -130,20 +130,27 @@ def parse_group(value: Any, field_name: str) -> Group:
     for key, raw in value.items():
         where = f"{field_name}[{abbreviate(key, 140)!r}]"
         plain = key.strip() if isinstance(key, str) else ""
-        if plain in keys:
-            raise Invalid(f"{where}: duplicate key (spaces around it are ignored)", field=where)
+        _check(plain not in keys, where, "duplicate key (spaces around it are ignored)")
         keys.add(plain)
         kind, _, name = plain.partition(":")
+        shown = repr(name[:140])
         if kind == "resources":
-            resources[_resource_class(name, where)] = _amount(raw, where)
+            is_class = naming.is_resource_class(name)
+            _check(is_class, where, f"{shown} is neither a standard resource class nor CUSTOM_*")
+            resources[name] = _amount(raw, where)
         elif kind == "trait":
-            traits[_requirement(raw, where)].add(_trait(name, where))
+            is_requirement = raw in ("required", "forbidden")
+            text = f"{abbreviate(raw, 40)!r} is neither 'required' nor 'forbidden'"
+            _check(is_requirement, where, text)
+            text = f"{shown} is neither a trait of os-traits nor CUSTOM_*"
+            _check(naming.is_trait(name), where, text)
+            traits[raw].add(name)
         elif kind == "accel":
-            accel[_accel_key(name, where)] = _text(raw, where)
+            text = f"the key after accel: must match {_KEY.pattern}"
+            _check(_KEY.fullmatch(name) is not None, where, text)
+            accel[name] = _text(raw, where)
         else:
-            raise Invalid(
-                f"{where}: the key must start with resources:, trait: or accel:", field=where
-            )
+            _check(False, where, "the key must start with resources:, trait: or accel:")
     if not resources:
         raise Invalid(f"{field_name} has no key resources:<CLASS>", field=field_name)
     if both := traits["required"] & traits["forbidden"]:
@@ -178,61 +185,32 @@ def _units(groups: Sequence[Group]) -> Iterator[tuple[int, str, int]]:
             yield group_id, resource_class, units * (2 if twice else 1)
 
 
-def _resource_class(name: str, where: str) -> str:
-    if not naming.is_resource_class(name):
-        raise Invalid(
-            f"{where}: {name[:140]!r} is neither a standard resource class nor CUSTOM_*",
-            field=where,
-        )
-    return name
-
-
-def _trait(name: str, where: str) -> str:
-    if not naming.is_trait(name):
-        raise Invalid(
-            f"{where}: {name[:140]!r} is neither a trait of os-traits nor CUSTOM_*", field=where
-        )
-    return name
+def _check(valid: bool, where: str, problem: str) -> None:
+    """Raise Invalid, with the key, unless it and its value are valid."""
+    if not valid:
+        raise Invalid(f"{where}: {problem}", field=where)
 
 
 def _amount(raw: Any, where: str) -> int:
     text = raw.strip() if isinstance(raw, str) else ""
     if isinstance(raw, int) and not isinstance(raw, bool):
         text = abbreviate(raw)
-    if not _AMOUNT.fullmatch(text) or not 1 <= int(text) <= MAX_UNITS:
-        raise Invalid(
-            f"{where}: {abbreviate(raw, 40)!r} is not an amount: expected an integer of 1 to "
-            f"{MAX_UNITS}",
-            field=where,
-        )
+    is_amount = _AMOUNT.fullmatch(text) is not None and 1 <= int(text) <= MAX_UNITS
+    problem = f"{abbreviate(raw, 40)!r} is not an amount: expected an integer of 1 to {MAX_UNITS}"
+    _check(is_amount, where, problem)
     return int(text)
 
 
-def _requirement(raw: Any, where: str) -> str:
-    if raw not in ("required", "forbidden"):
-        raise Invalid(
-            f"{where}: {abbreviate(raw, 40)!r} is neither 'required' nor 'forbidden'", field=where
-        )
-    return str(raw)
-
-
-def _accel_key(name: str, where: str) -> str:
-    if not _KEY.fullmatch(name):
-        raise Invalid(f"{where}: the key after accel: must match {_KEY.pattern}", field=where)
-    return name
-
-
 def _text(raw: Any, where: str) -> str:
-    if isinstance(raw, bool) or not isinstance(raw, str | int | float):
-        raise Invalid(f"{where}: the value must be a string", field=where)
-    if isinstance(raw, int) and abs(raw) >= 10**MAX_VALUE:
-        raise Invalid(f"{where}: the number has more than {MAX_VALUE} digits", field=where)
+    is_scalar = isinstance(raw, str | int | float) and not isinstance(raw, bool)
+    _check(is_scalar, where, "the value must be a string")
+    # Python refuses to convert an integer of thousands of digits to text.
+    is_short = not isinstance(raw, int) or abs(raw) < 10**MAX_VALUE
+    _check(is_short, where, f"the number has more than {MAX_VALUE} digits")
     return check_text(where, str(raw), MAX_VALUE)
 
 
 HIDDEN_PREFIX = "ctx-"
-
-
 ATTACHMENT_PREFIX = "acc-"  # of the hidden profile of an attachment of one accelerator
 
 

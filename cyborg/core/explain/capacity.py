@@ -12,7 +12,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cyborg.core.explain.explanation import GroupDemand, ProviderState, find_device_failure
+from cyborg.core.explain.explanation import (
+    GroupDemand,
+    ProviderState,
+    find_device_failure,
+    find_first_equals,
+)
 from cyborg.core.explain.packing import Budget, Kind, pack
 from cyborg.core.explain.predicates import MATCHING, Predicate, device_failures, find_trait_failure
 from cyborg.core.inventory.device import Layout
@@ -80,21 +85,17 @@ def compute_capacity(
     return capacities
 
 
-def _make_kinds(demands: Sequence[GroupDemand]) -> dict[str | None, list[tuple[int, Kind]]]:
-    """Return the distinct demands by resource class: (index of a demand, kind)."""
-    counts: dict[object, tuple[int, int]] = {}
-    for index, demand in enumerate(demands):
-        first, count = counts.get(demand.kind, (index, 0))
-        counts[demand.kind] = first, count + 1
-    kinds: dict[str | None, list[tuple[int, Kind]]] = {}
-    for first, count in counts.values():
+def _make_kinds(demands: Sequence[GroupDemand]) -> dict[str | None, dict[int, Kind]]:
+    """Return the kinds of distinct demands by resource class and index of the first such demand."""
+    kinds: dict[str | None, dict[int, Kind]] = {}
+    for first, count in Counter(find_first_equals(demands)).items():
         demand = demands[first]
-        kinds.setdefault(demand.resource_class, []).append((first, Kind(demand.count, count)))
+        kinds.setdefault(demand.resource_class, {})[first] = Kind(demand.count, count)
     return kinds
 
 
 def _fit_servers(
-    kinds: Mapping[str | None, Sequence[tuple[int, Kind]]],
+    kinds: Mapping[str | None, Mapping[int, Kind]],
     bins: Sequence[tuple[int, ...]],
     budget: Budget,
 ) -> tuple[int, bool]:
@@ -104,9 +105,8 @@ def _fit_servers(
     """
     results = []
     for members in kinds.values():
-        indexes = [index for index, _ in members]
-        caps = [tuple(bin_[index] for index in indexes) for bin_ in bins]
-        results.append(pack([kind for _, kind in members], [c for c in caps if any(c)], budget))
+        caps = [tuple(bin_[index] for index in members) for bin_ in bins]
+        results.append(pack(list(members.values()), [c for c in caps if any(c)], budget))
     servers = min(count for count, _ in results)
     return servers, any(exact for count, exact in results if count == servers)
 

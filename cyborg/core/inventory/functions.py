@@ -77,16 +77,18 @@ def summarize_functions(
 
     With ``within`` only the function of that name and the functions below it are returned.
     """
-    sums: dict[str, tuple[int, int, int]] = {}
+    functions: dict[str, Function] = {}
     for usage in usages:
         for name, limit in _limits(usage.resource_class, usage.tree):
             if within is None or name == within or name.startswith(f"{within}."):
                 total = min(usage.total, limit)
                 used = min(usage.used, total)
-                sums_before = sums.get(name, (0, 0, 0))
                 free = min(usage.free, total - used)
-                sums[name] = (sums_before[0] + total, sums_before[1] + used, sums_before[2] + free)
-    return tuple(Function(name, *sums[name]) for name in sorted(sums))
+                known = functions.get(name, Function(name, 0, 0, 0))
+                functions[name] = Function(
+                    name, known.total + total, known.used + used, known.free + free
+                )
+    return tuple(function for _, function in sorted(functions.items()))
 
 
 def names_of(resource_class: str, tree: str) -> frozenset[str]:

@@ -8,6 +8,8 @@ instead, why it is not needed, or which line the operator must write by hand.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 from cyborg.core.drivers.registry import COUNTERPARTS
 from cyborg.core.migration import device_rules
@@ -43,9 +45,19 @@ _INTERFACES = "valid_interfaces"
 _CREDENTIALS = ("auth_type", "auth_section", "auth_plugin")
 
 
+class Result(NamedTuple):
+    """What becomes of an option; ``note`` is empty if there is nothing to say."""
+
+    kind: Kind
+    note: str = ""
+
+
+_CONVERTED = Result(Kind.CONVERTED)
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What becomes of an option of the former file; ``note`` is empty if there is nothing to say.
+    """The result of an option of the former file, or of an option that is added.
 
     No note has the value of an option that may hold a password.
     """
@@ -120,42 +132,43 @@ class _Converter:
             for name, values in options.items():
                 self._former.setdefault(lower, {}).setdefault(name, []).extend(values)
         self._addresses: set[str] = set()  # of cards with a type of mediated devices
-        self._special: Mapping[tuple[str, str], Callable[[Sequence[str]], tuple[Kind, str]]] = {
+        # These options have values to convert, and not only a name.
+        self._special: Mapping[tuple[str, str], Callable[[Sequence[str]], Result]] = {
             (_DEFAULT, "transport_url"): self._convert_bus,
             ("oslo_messaging_notifications", "transport_url"): self._convert_notifications,
-            ("database", "connection"): lambda values: self._convert_database("connection", values),
-            ("database", "slave_connection"): lambda values: self._convert_database(
-                "slave_connection", values
-            ),
+            ("database", "connection"): partial(self._convert_database, "connection"),
+            ("database", "slave_connection"): partial(self._convert_database, "slave_connection"),
             ("oslo_policy", "policy_file"): self._convert_policy,
             ("api", "enable_ssl_api"): self._convert_tls,
             ("agent", "enabled_drivers"): self._convert_drivers,
-            ("pci", "passthrough_whitelist"): lambda values: self._add_rules(
-                "generic", device_rules.convert_specs("generic", values)
-            ),
+            ("pci", "passthrough_whitelist"): partial(self._convert_specs, "generic"),
             ("nvme", "erase_timeout"): self._convert_erase_timeout,
-            ("nvme", "device_spec"): lambda values: self._add_rules(
-                "nvme", device_rules.convert_specs("nvme", values)
-            ),
+            ("nvme", "device_spec"): partial(self._convert_specs, "nvme"),
             (_GPU, "enabled_vgpu_types"): self._convert_mdev_types,
             (_GPU, "filter_sriov_vfs"): self._convert_filter,
             ("nic_devices", "enabled_nic_types"): self._convert_nic_types,
-            (_NIC, "physical_device_mappings"): self._convert_networks,
-            (_NIC, "function_device_mappings"): self._convert_functions,
-            (_NIC, "device_addresses"): self._convert_nic_addresses,
+            (_NIC, "physical_device_mappings"): partial(
+                self._convert_nic, device_rules.convert_networks, "physical_networks"
+            ),
+            (_NIC, "function_device_mappings"): partial(
+                self._convert_nic, device_rules.convert_functions, "devices"
+            ),
+            (_NIC, "device_addresses"): partial(
+                self._convert_nic, device_rules.convert_nic_addresses, "devices"
+            ),
             ("glance", "verify_glance_signatures"): self._convert_signatures,
         }
 
     def run(self) -> Conversion:
         for section, options in self._former.items():
             for name, values in options.items():
-                kind, note = self._convert(section, name, values)
-                self._result.outcomes.append(Outcome(kind, section, name, note))
+                result = self._convert(section, name, values)
+                self._result.outcomes.append(Outcome(result.kind, section, name, result.note))
         self._add_credentials()
         self._add_interfaces()
         return self._result
 
-    def _convert(self, section: str, name: str, values: Sequence[str]) -> tuple[Kind, str]:
+    def _convert(self, section: str, name: str, values: Sequence[str]) -> Result:
         place = (section, name)
         if place in RENAMED:
             place = section, name = RENAMED[place]
@@ -164,18 +177,18 @@ class _Converter:
         if section.startswith(_VGPU) and name == "device_addresses":
             return self._convert_mdev_addresses(section)
         if place in NOT_NEEDED:
-            return Kind.NOT_NEEDED, NOT_NEEDED[place]
+            return Result(Kind.NOT_NEEDED, NOT_NEEDED[place])
         if section in SERVICES and name == "interface" and _INTERFACES in self._former[section]:
-            return Kind.NOT_NEEDED, f"{_INTERFACES} has the interfaces"
+            return Result(Kind.NOT_NEEDED, f"{_INTERFACES} has the interfaces")
         if section in SECTIONS:
-            return SECTIONS[section]
+            return Result(*SECTIONS[section])
         if place in REPLACED and (place[0] == _DEFAULT or not self._is_known(section, name)):
-            return Kind.REPLACED, REPLACED[place]
+            return Result(Kind.REPLACED, REPLACED[place])
         if self._is_known(section, name):
             return self._keep(section, name, values)
         if section in LIBRARIES | SERVICES or place in LOG_OPTIONS:
-            return Kind.NOT_NEEDED, "the installed library has no such option"
-        return Kind.NOT_NEEDED, _UNKNOWN
+            return Result(Kind.NOT_NEEDED, "the installed library has no such option")
+        return Result(Kind.NOT_NEEDED, _UNKNOWN)
 
     def _is_known(self, section: str, name: str) -> bool:
         """Return whether the service or a library has an option.
@@ -186,15 +199,16 @@ class _Converter:
             return section in LIBRARIES
         return name in self._known[section]
 
-    def _keep(self, section: str, name: str, values: Sequence[str]) -> tuple[Kind, str]:
+    def _keep(self, section: str, name: str, values: Sequence[str]) -> Result:
         """Keep the values of an option, unless this service would not start with them."""
         for value in values:
             if self._has_unknown_reference(section, value):
                 # This directory has a default, and nothing of the former service in it is used.
                 kind = Kind.REPLACED if name == "state_path" else Kind.BY_HAND
-                return kind, (
+                return Result(
+                    kind,
                     "its value refers, after a $, to an option that this service does not have: "
-                    f"write [{section}] {name}, with $$ for a dollar sign"
+                    f"write [{section}] {name}, with $$ for a dollar sign",
                 )
             parse = self._known.get(section, {}).get(name)
             if parse is None or "$" in value:
@@ -202,9 +216,9 @@ class _Converter:
             try:
                 parse(value)
             except ValueError as exc:
-                return Kind.BY_HAND, f"{exc}: write [{section}] {name}"
+                return Result(Kind.BY_HAND, f"{exc}: write [{section}] {name}")
         self._result.set(section, name, values)
-        return Kind.CONVERTED, ""
+        return _CONVERTED
 
     def _has_unknown_reference(self, section: str, value: str) -> bool:
         """Return whether a value refers, as ``$name``, to an option that does not exist."""
@@ -214,44 +228,46 @@ class _Converter:
                 return True
         return False
 
-    def _convert_bus(self, values: Sequence[str]) -> tuple[Kind, str]:
+    def _convert_bus(self, values: Sequence[str]) -> Result:
         if not values[-1].startswith(_BUS_SCHEMES):
-            return Kind.BY_HAND, (
+            return Result(
+                Kind.BY_HAND,
                 "the message broker is RabbitMQ: write [DEFAULT] transport_url = "
-                "rabbit://USER:PASSWORD@HOST:5672/"
+                "rabbit://USER:PASSWORD@HOST:5672/",
             )
         return self._keep(_DEFAULT, "transport_url", values)
 
-    def _convert_notifications(self, values: Sequence[str]) -> tuple[Kind, str]:
+    def _convert_notifications(self, values: Sequence[str]) -> Result:
         section, name = "oslo_messaging_notifications", "transport_url"
         if values[-1] and not values[-1].startswith(_BUS_SCHEMES):
-            return Kind.BY_HAND, (
+            return Result(
+                Kind.BY_HAND,
                 "notifications go to [DEFAULT] transport_url; for another message broker install "
-                f"the library of its driver, then write [{section}] {name} as before"
+                f"the library of its driver, then write [{section}] {name} as before",
             )
         return self._keep(section, name, values)
 
-    def _convert_database(self, name: str, values: Sequence[str]) -> tuple[Kind, str]:
+    def _convert_database(self, name: str, values: Sequence[str]) -> Result:
         url = values[-1]
         # The services need this driver, and set init_command themselves.
         url = re.sub(r"^(mysql|mariadb)(\+\w+)?:", "mysql+pymysql:", url)
         url = re.sub(r"([?&])init_command=[^&]*&?", r"\1", url).rstrip("?&")
-        kind, note = self._keep("database", name, [url])
-        if kind is not Kind.CONVERTED:
-            return kind, note
-        return Kind.BY_HAND, (
+        if (kept := self._keep("database", name, [url])) != _CONVERTED:
+            return kept
+        return Result(
+            Kind.BY_HAND,
             "it names the database of OpenStack Cyborg: write "
-            f"[database] {name} of the new, empty database"
+            f"[database] {name} of the new, empty database",
         )
 
-    def _convert_policy(self, values: Sequence[str]) -> tuple[Kind, str]:
-        kind, note = self._keep("oslo_policy", "policy_file", values)
-        return kind, note or "check the file by cyborg-status upgrade check"
+    def _convert_policy(self, values: Sequence[str]) -> Result:
+        kept = self._keep("oslo_policy", "policy_file", values)
+        return Result(kept.kind, kept.note or "check the file by cyborg-status upgrade check")
 
-    def _convert_tls(self, values: Sequence[str]) -> tuple[Kind, str]:
-        return (Kind.BY_HAND if _is_true(values) else Kind.NOT_NEEDED), TLS_OF_API
+    def _convert_tls(self, values: Sequence[str]) -> Result:
+        return Result(Kind.BY_HAND if _is_true(values) else Kind.NOT_NEEDED, TLS_OF_API)
 
-    def _convert_drivers(self, values: Sequence[str]) -> tuple[Kind, str]:
+    def _convert_drivers(self, values: Sequence[str]) -> Result:
         backends: list[str] = []
         by_hand: list[str] = []
         for name in _split(values[-1:]):
@@ -265,94 +281,85 @@ class _Converter:
             if backend not in backends:
                 backends.append(backend)
             rules = device_rules.DRIVER_RULES.get(name, ())
-            if rules and not (backend == "nic" and self._nic_addresses()):
+            has_addresses = self._has_nic_section() and self._entries(_NIC, "device_addresses")
+            # With addresses, the former driver offers these cards only.
+            if rules and not (backend == "nic" and has_addresses):
                 self._result.set(backend, "devices", rules)
         if backends:
             self._result.set("agent", "enabled_drivers", [",".join(backends)])
         if "fake" in backends:
             self._result.set("agent", "allow_reference_drivers", ["true"])
-        return (Kind.BY_HAND if by_hand else Kind.CONVERTED), "; ".join(by_hand)
+        return _by_hand(by_hand)
 
-    def _add_rules(self, backend: str, found: Rules, name: str = "devices") -> tuple[Kind, str]:
+    def _convert_specs(self, backend: str, values: Sequence[str]) -> Result:
+        return self._add_rules(backend, device_rules.convert_specs(backend, values), "devices")
+
+    def _add_rules(self, backend: str, found: Rules, name: str) -> Result:
         if found.rules:
             self._result.set(backend, name, found.rules)
-        kind = Kind.BY_HAND if found.by_hand else Kind.CONVERTED
-        return kind, "; ".join([*found.by_hand, *found.remarks])
+        return _by_hand(found.by_hand, found.remarks)
 
-    def _convert_erase_timeout(self, values: Sequence[str]) -> tuple[Kind, str]:
+    def _convert_erase_timeout(self, values: Sequence[str]) -> Result:
         if not re.fullmatch(r"[0-9]{2,5}", values[-1]) or not 30 <= int(values[-1]) <= 86400:
-            return Kind.BY_HAND, "write [nvme] erase_timeout = SECONDS, from 30 to 86400"
+            return Result(Kind.BY_HAND, "write [nvme] erase_timeout = SECONDS, from 30 to 86400")
         self._result.set("nvme", "erase_timeout", values[-1:])
-        return Kind.CONVERTED, ""
+        return _CONVERTED
+
+    def _entries(self, section: str, name: str) -> list[str]:
+        """Return the entries of an option whose last value is a list with commas."""
+        return _split(self._former.get(section, {}).get(name, ())[-1:])
 
     def _mdev_types(self) -> list[str]:
-        return _split(self._former.get(_GPU, {}).get("enabled_vgpu_types", ())[-1:])
+        return self._entries(_GPU, "enabled_vgpu_types")
 
-    def _convert_mdev_types(self, values: Sequence[str]) -> tuple[Kind, str]:
+    def _convert_mdev_types(self, values: Sequence[str]) -> Result:
         by_hand: list[str] = []
         for mdev_type in self._mdev_types():
-            section = self._former.get(f"{_VGPU}{mdev_type}".lower(), {})
-            addresses = _split(section.get("device_addresses", ())[-1:])
+            addresses = self._entries(f"{_VGPU}{mdev_type}".lower(), "device_addresses")
             found = device_rules.convert_mdev_type(mdev_type, addresses, self._addresses)
             self._add_rules("gpu", found, "mdev_types")
             by_hand += found.by_hand
-        return (Kind.BY_HAND if by_hand else Kind.CONVERTED), "; ".join(by_hand)
+        return _by_hand(by_hand)
 
-    def _convert_mdev_addresses(self, section: str) -> tuple[Kind, str]:
+    def _convert_mdev_addresses(self, section: str) -> Result:
         if section in {f"{_VGPU}{mdev_type}".lower() for mdev_type in self._mdev_types()}:
-            return Kind.CONVERTED, ""
-        return Kind.NOT_NEEDED, "[gpu_devices] enabled_vgpu_types does not name the type"
+            return _CONVERTED
+        return Result(Kind.NOT_NEEDED, "[gpu_devices] enabled_vgpu_types does not name the type")
 
-    def _convert_filter(self, values: Sequence[str]) -> tuple[Kind, str]:
+    def _convert_filter(self, values: Sequence[str]) -> Result:
         if _is_true(values):
-            return Kind.CONVERTED, ""
-        return Kind.REPLACED, (
+            return _CONVERTED
+        return Result(
+            Kind.REPLACED,
             "virtual functions are not offered as whole GPUs; to offer them as CUSTOM_GPU_VF, "
-            "write [gpu] devices = vendor=10de,class=0300|0302,functions=vf"
+            "write [gpu] devices = vendor=10de,class=0300|0302,functions=vf",
         )
 
-    def _convert_nic_types(self, values: Sequence[str]) -> tuple[Kind, str]:
-        return Kind.NOT_NEEDED, "the driver has one section, [nic]"
+    def _convert_nic_types(self, values: Sequence[str]) -> Result:
+        return Result(Kind.NOT_NEEDED, "the driver has one section, [nic]")
 
     def _has_nic_section(self) -> bool:
-        types = self._former.get("nic_devices", {}).get("enabled_nic_types", ())
-        return _NIC in _split(types[-1:])
+        return _NIC in self._entries("nic_devices", "enabled_nic_types")
 
-    def _nic_addresses(self) -> list[str]:
-        values = self._former.get(_NIC, {}).get("device_addresses", ())
-        return _split(values[-1:]) if self._has_nic_section() else []
-
-    def _convert_nic_option(self, convert: Callable[[], tuple[Kind, str]]) -> tuple[Kind, str]:
+    def _convert_nic(
+        self, convert: Callable[[Sequence[str]], Rules], name: str, values: Sequence[str]
+    ) -> Result:
+        """Convert an option of the section of the network cards to an option of [nic]."""
         if not self._has_nic_section():
-            return Kind.NOT_NEEDED, f"[nic_devices] enabled_nic_types does not name {_NIC}"
-        return convert()
+            return Result(Kind.NOT_NEEDED, f"[nic_devices] enabled_nic_types does not name {_NIC}")
+        return self._add_rules("nic", convert(_split(values[-1:])), name)
 
-    def _convert_nic_addresses(self, values: Sequence[str]) -> tuple[Kind, str]:
-        return self._convert_nic_option(
-            lambda: self._add_rules(
-                "nic", device_rules.convert_nic_addresses(self._nic_addresses())
-            )
-        )
-
-    def _convert_networks(self, values: Sequence[str]) -> tuple[Kind, str]:
-        found = device_rules.convert_networks(_split(values[-1:]))
-        found.rules = [",".join(found.rules)] if found.rules else []
-        return self._convert_nic_option(lambda: self._add_rules("nic", found, "physical_networks"))
-
-    def _convert_functions(self, values: Sequence[str]) -> tuple[Kind, str]:
-        found = device_rules.convert_functions(_split(values[-1:]))
-        return self._convert_nic_option(lambda: self._add_rules("nic", found))
-
-    def _convert_signatures(self, values: Sequence[str]) -> tuple[Kind, str]:
+    def _convert_signatures(self, values: Sequence[str]) -> Result:
         if not _is_true(values):
             return self._keep("glance", "require_signature", values)
-        if not _split(self._former["glance"].get("default_trusted_certificate_ids", ())[-1:]):
-            return Kind.BY_HAND, (
+        if not self._entries("glance", "default_trusted_certificate_ids"):
+            return Result(
+                Kind.BY_HAND,
                 "write [glance] require_signature = true and [glance] trusted_certificates, the "
-                "uuids of the certificates of the signers"
+                "uuids of the certificates of the signers",
             )
         self._keep("glance", "require_signature", values)
-        return Kind.CONVERTED, "it needs the extra signatures"
+        return Result(Kind.CONVERTED, "it needs the extra signatures")
 
     def _add_credentials(self) -> None:
         """Use the credentials of the service where the conductor has none; it would not start."""
@@ -385,6 +392,11 @@ class _Converter:
                 self._result.set(section, _INTERFACES, ["internal,public"])
                 note = "added: the former default"
                 self._result.added.append(Outcome(Kind.CONVERTED, section, _INTERFACES, note))
+
+
+def _by_hand(lines: Sequence[str], remarks: Sequence[str] = ()) -> Result:
+    """Return the result of an option of which some lines must be written by hand."""
+    return Result(Kind.BY_HAND if lines else Kind.CONVERTED, "; ".join([*lines, *remarks]))
 
 
 def _split(values: Sequence[str]) -> list[str]:

@@ -75,30 +75,26 @@ NOT_NEEDED: Mapping[tuple[str, str], str] = {
     ("DEFAULT", "backdoor_socket"): "the services have no backdoor",
     ("DEFAULT", "bindir"): "the services do not search their commands",
     ("DEFAULT", "fatal_exception_format_errors"): "it was for tests",
-    ("DEFAULT", "max_age"): "usage is counted from the accelerator requests",
     ("DEFAULT", "pybasedir"): "the services do not search their package",
-    ("DEFAULT", "quota_driver"): "usage is counted from the accelerator requests",
-    ("DEFAULT", "reservation_expire"): "usage is counted from the accelerator requests",
     ("DEFAULT", "run_external_periodic_tasks"): "the services have no such tasks",
-    ("DEFAULT", "until_refresh"): "usage is counted from the accelerator requests",
+    **{
+        ("DEFAULT", name): "usage is counted from the accelerator requests"
+        for name in ("max_age", "quota_driver", "reservation_expire", "until_refresh")
+    },
     ("agent", "resource_provider_startup_retries"): (
         "the conductor repeats the search for the provider"
     ),
     ("api", "api_paste_config"): "the middleware of the API cannot be configured",
     ("database", "mysql_engine"): "the tables use InnoDB",
     ("glance", "enable_certificate_validation"): "certificates are always validated",
-    ("nova", "version"): _UNREAD,
-    ("nova", "min_version"): _UNREAD,
-    ("nova", "max_version"): _UNREAD,
     ("oslo_messaging_rabbit", "use_queue_manager"): (
         "the permissions of the message broker are for queues of answers with random names"
     ),
-    ("placement", "version"): _UNREAD,
-    ("placement", "min_version"): _UNREAD,
-    ("placement", "max_version"): _UNREAD,
-    ("glance", "version"): _UNREAD,
-    ("glance", "min_version"): _UNREAD,
-    ("glance", "max_version"): _UNREAD,
+    **{
+        (section, name): _UNREAD
+        for section in SERVICES
+        for name in ("version", "min_version", "max_version")
+    },
 }
 SECTIONS: Mapping[str, tuple[Kind, str]] = {
     "backend_defaults": (Kind.NOT_NEEDED, "the driver nvmf_spdk_driver has no counterpart"),

@@ -262,9 +262,10 @@ def convert_nic_addresses(addresses: Sequence[str]) -> Rules:
 def convert_networks(values: Sequence[str]) -> Rules:
     """Convert ``physical_device_mappings``, such as ``physnet1:eth2|eth3``.
 
-    The rules are the entries of the option ``physical_networks``.
+    The rule is the value of the option ``physical_networks``.
     """
     result = Rules()
+    entries: list[str] = []
     traits: dict[str, str] = {}
     seen: set[str] = set()
     for network, interface in _pairs(values):
@@ -282,7 +283,8 @@ def convert_networks(values: Sequence[str]) -> Rules:
             )
             continue
         seen.add(interface)
-        result.rules.append(f"{network}:{interface}")
+        entries.append(f"{network}:{interface}")
+    result.rules += [",".join(entries)] if entries else []
     return result
 
 

@@ -110,7 +110,7 @@ def test_types_of_mediated_devices_need_addresses() -> None:
 
 def test_networks_and_functions_of_cards() -> None:
     found = device_rules.convert_networks(["physnet1:eth2|eth3", "physnet2:eth2", "PHYSNET1:e"])
-    assert found.rules == ["physnet1:eth2", "physnet1:eth3"]
+    assert found.rules == ["physnet1:eth2,physnet1:eth3"]
     assert len(found.by_hand) == 2
     lines = device_rules.convert_functions(["GTPv1:eth3|eth2", ":eth4"]).by_hand
     assert len(lines) == 3

@@ -38,6 +38,7 @@ def estimate(moment: datetime, sent: float, received: float) -> Estimate:
     ``sent`` and ``received`` are the times of the query and of the answer, in seconds of the
     monotonic clock.
     """
+    # As NTP does: the middle has the smallest possible error, whatever the way back took.
     return Estimate(moment, (sent + received) / 2, (received - sent) / 2)
 
 
@@ -85,6 +86,7 @@ class EventBatch:
 def add(batch: EventBatch | None, now: float, subsystem: str) -> EventBatch:
     """Return the batch with one more event; None starts a new batch."""
     previous = batch or EventBatch(now, now)
+    # ``first`` stays: otherwise a device that sends events for ever would never be discovered.
     return replace(
         previous,
         last=now,

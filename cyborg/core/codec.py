@@ -49,6 +49,7 @@ class Serializable:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values, by name."""
         body = {}
+        # Not dataclasses.asdict: it copies every value, and knows no field that is left out.
         for item in _fields_of(cast(Any, type(self))):
             value = getattr(self, item.name)
             if item.omit is None or not item.omit(value):
@@ -64,6 +65,7 @@ class Serializable:
         """
         if not isinstance(body, Mapping):
             raise TypeError(f"expected an object, found {type(body).__name__}")
+        # A field that is missing has its default: an older sender does not know it.
         return cls(
             **{
                 item.name: item.load(body[item.name])
@@ -84,6 +86,7 @@ class _Field:
     omit: Callable[[Any], bool] | None
 
 
+# Cached: to evaluate the annotations of a class costs more than to convert a hundred values.
 @functools.cache
 def _fields_of(cls: Any) -> tuple[_Field, ...]:
     hints = typing.get_type_hints(cls)
@@ -139,6 +142,7 @@ def _optional(annotation: Any) -> tuple[Convert | None, Convert]:
 
 def _collection(kind: type, annotation: Any) -> tuple[Convert, Convert]:
     dump, load = _converters(annotation)
+    # A set has no order of its own, and the digest of a report must not depend on one.
     order: Convert = sorted if kind is frozenset else list
     return (
         order if dump is None else lambda values: order(map(dump, values)),

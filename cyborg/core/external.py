@@ -89,6 +89,7 @@ def parse_hello(body: Any, folder: str) -> Hello:
         ) from exc
     if status != "READY":
         raise Invalid(f"the hello has status {status[:40]!r}: expected READY", field="status")
+    # The agent only calls sockets in its own folder, whatever path a driver claims.
     name = os.path.basename(where).removesuffix(SUFFIX)
     if not is_driver_name(name) or where not in (f"{name}{SUFFIX}", socket_path(folder, name)):
         raise Invalid(

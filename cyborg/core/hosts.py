@@ -56,6 +56,7 @@ def name_variants(names: Iterable[str]) -> tuple[str, ...]:
     remove. ``localhost`` is left out: every host has that name.
     """
     full = [name.casefold() for name in names]
+    # Full names first: a short name may be that of hosts in several domains.
     variants = [name for name in [*full, *map(_short, full)] if not _is_localhost(name)]
     return tuple(dict.fromkeys(variants))
 
@@ -67,6 +68,7 @@ def matching_nodes(names: Sequence[str], nodes: Iterable[str]) -> tuple[str, ...
     name with another domain. More than one result is ambiguous.
     """
     variants = name_variants(names)
+    # A host that knows its domain does not match a node of another domain by the short name.
     with_domain = {_short(name) for name in variants if _short(name) != name}
     bare = {name for name in variants if _short(name) == name and name not in with_domain}
     return tuple(
@@ -90,6 +92,7 @@ def closest_names(name: str, nodes: Iterable[str], max_names: int = 3) -> tuple[
 def _short(name: str) -> str:
     first, dot, _ = name.partition(".")
     is_address = name.replace(".", "").isdecimal() or ":" in name
+    # The part of an address before its first dot names nothing.
     return first if dot and first and not is_address else name
 
 

@@ -163,6 +163,7 @@ def _reject(image: ImageMetadata, max_size: int) -> str | None:
             f"has a digest of {image.algorithm:.20}, which is too weak or unknown: set "
             "hashing_algorithm of Glance to sha512, and upload it again"
         )
+    # A digest of another length could never be equal: the download would be in vain.
     expected = hashlib.new(image.algorithm).digest_size * 2
     if len(image.digest) != expected or not set(image.digest) <= set("0123456789abcdef"):
         return f"has a malformed os_hash_value, expected {expected} hexadecimal digits"

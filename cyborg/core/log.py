@@ -94,6 +94,7 @@ class FieldLogger(logging.LoggerAdapter[logging.Logger]):
         self, msg: Any, kwargs: MutableMapping[str, Any]
     ) -> tuple[Any, MutableMapping[str, Any]]:
         """Move the fields to the attributes of the record that the formatters of oslo.log read."""
+        # What is left after these are the fields: logging itself would refuse unknown arguments.
         result = {name: kwargs.pop(name) for name in _STANDARD if name in kwargs}
         hidden = kwargs.pop("extra", None) or {}
         context = kwargs.pop("context", None)

@@ -82,6 +82,7 @@ def retry_time(begun_at: datetime, now: datetime) -> datetime:
 
 def successor_state(state: str, step: str | None) -> SuccessorState:
     """Return the state of a successor from the state and the step of the work on it."""
+    # Derived, and not stored: the attachment has the only state, which one UPDATE changes.
     if state == AttachmentState.ERROR:
         return SuccessorState.FAILED
     if state == AttachmentState.ATTACHING:

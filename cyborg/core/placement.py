@@ -204,9 +204,11 @@ def _describe_inventory_drift(
 def _build_provider(root_uuid: str, deployable: DeployableState) -> Provider:
     inventories: dict[str, Inventory] = {}
     total = deployable.total
+    # Placement refuses a total of 0.
     if total > 0:
         inventories[deployable.resource_class] = Inventory(
             total=total,
+            # Reserved, and not removed: the allocations of running servers need the inventory.
             reserved=total if deployable.cordoned else min(deployable.uncleanable, total),
             max_unit=total,
         )
@@ -279,6 +281,7 @@ def is_comparison_due(uuid: str, compared_at: datetime | None, now: datetime) ->
     """
     if compared_at is None:
         return True
+    # Not hash(): it differs between processes, so that two conductors would never agree.
     spread = zlib.crc32(uuid.encode()) / 2**32
     return now - compared_at >= FULL_INTERVAL * (0.5 + 0.5 * spread)
 
@@ -300,6 +303,7 @@ def changed_nodes(
     nova-compute keeps in a file: the generation of one provider only rises.
     """
     removed = {uuid: node for uuid, node in previous.items() if uuid not in current}
+    # A higher generation alone is no change: Nova raises it with each update of its inventory.
     return removed | {
         uuid: node
         for uuid, node in current.items()

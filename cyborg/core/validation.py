@@ -28,6 +28,7 @@ def string(value: Any) -> str:
 
 def integer(value: Any) -> int:
     """Return the value. Raise TypeError if it is not an integer, or is a boolean."""
+    # A boolean is an integer for Python, and another type for JSON.
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"expected an integer, found {type(value).__name__}")
     return value
@@ -87,6 +88,7 @@ def check_text(
     The error message begins with ``subject``, by default ``field``.
     """
     plain = value if isinstance(value, str) else ""
+    # Not stripped: a text of allowed characters alone is refused, and the others are kept as given.
     if allowed:
         plain = plain.translate(dict.fromkeys(map(ord, allowed)))
     if not plain or len(value) > max_length or not plain.isprintable():

@@ -299,6 +299,7 @@ def compare_arqs(snapshot: HostSnapshot) -> Iterator[Finding]:
     for device in snapshot.database.devices:
         for deployable in device.deployables:
             yield from _compare_handles(snapshot, deployable)
+    # The sources are read one after the other, so a change in between would look like a finding.
     settled = [arq for arq in snapshot.database.arqs if arq.is_settled(snapshot.now)]
     for arq in settled:
         if not arq.has_handle:
@@ -346,6 +347,7 @@ def _compare_instances(snapshot: HostSnapshot, settled: Sequence[ArqRecord]) -> 
             continue
         server = snapshot.instances.queried[arq.instance]
         bound = f"database: bound to instance {arq.instance} on {arq.hostname}"
+        # That it is not listed is no proof: the instance was read by its uuid.
         if server is None or server.deleted:
             text = f"{bound}; Nova: no such instance"
             yield _arq_finding(

@@ -101,6 +101,7 @@ def parse_tags(value: Any) -> list[str]:
 def _description(value: Any) -> str | None:
     if value is None:
         return None
+    # A text of line ends alone is no description: it removes the one that is there.
     if isinstance(value, str) and not value.replace("\n", "").replace("\t", ""):
         return None
     return check_text("description", value, MAX_DESCRIPTION, allowed="\n\t")

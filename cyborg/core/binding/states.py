@@ -88,4 +88,5 @@ def _check() -> None:
         raise AssertionError(f"states without a transition: {sorted(final)}")
 
 
+# At import, and not in a test: the guards of the UPDATE statements are made from this table.
 _check()

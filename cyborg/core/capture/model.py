@@ -128,6 +128,7 @@ def parse(text: str) -> Capture:
             raise Invalid(f"line {line[0]}: {record[0]} occurs twice", field="capture")
         else:
             folders[record[0]] = record[1]
+    # After all lines: a folder may come before the link that would lead into it.
     check(folders, len(uevents))
     return Capture(folders=folders, uevents=tuple(uevents), **header)
 
@@ -274,6 +275,7 @@ def check_link(folder: str, target: str) -> None:
     ``..`` is permitted at the start only, where it follows a path without links.
     """
     parts = target.split("/")
+    # Counted, and not resolved: the capture is no file system, and its links may have no target.
     ups = 0
     while ups < len(parts) and parts[ups] == "..":
         ups += 1
@@ -307,6 +309,7 @@ def _short(value: Any) -> str:
 def _dump_content(content: bytes | None) -> Any:
     if content is None:
         return None
+    # Text where possible, so that people can read a capture and see what it tells of a host.
     try:
         text = content.decode()
         if "\x00" not in text:

@@ -62,6 +62,7 @@ class Scrubber:
         Hexadecimal digits stay hexadecimal digits, in the same case.
         """
         stream = self._stream(text, len(text))
+        # The form stays: drivers parse such values, and refuse other forms.
         hexadecimal = re.fullmatch(r"[0-9a-fA-F:.\-\s]*", text) is not None
         return "".join(
             _replace_character(c, byte, hexadecimal=hexadecimal)

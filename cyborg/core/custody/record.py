@@ -195,6 +195,7 @@ def check_records(previous: Link, records: Iterable[SealedRecord]) -> Link | Fau
 
     A chain is checked in pages: the result for one page is the position before the next page.
     """
+    # The first fault ends the check: the hashes after it follow from a record that is wrong.
     position = previous
     for sealed in records:
         record, expected = sealed.record, position.sequence + 1

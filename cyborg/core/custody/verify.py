@@ -108,6 +108,8 @@ def verify(
                 f"the ends of the chain, up to record {head.tip.sequence}, are not those that a "
                 f"conductor wrote: {reason}",
             )
+    # The head moves while the records are read: records up to the earlier tip must be there, and
+    # records after the later base.
     base, tip = after.base, before.tip if before else START
     first_base = before.base if before else START
     position = start if start is not None and base.sequence < start.sequence else base

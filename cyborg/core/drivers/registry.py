@@ -160,6 +160,7 @@ class Source(StrEnum):
 
 
 def _reportable(value: Any) -> Any:
+    # The report must not fail for one option: its default may be any object of the driver.
     if isinstance(value, list | tuple):
         return [_reportable(element) for element in value[:MAX_VALUES]]
     if (
@@ -324,6 +325,7 @@ def _load_name(value: Any) -> str:
 
 
 def _load_support(value: Any) -> Support:
+    # A newer agent may have a level that this release does not know.
     return Support(value) if string(value) in list(Support) else Support.UNKNOWN
 
 

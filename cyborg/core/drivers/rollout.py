@@ -151,6 +151,7 @@ def judge_outcome(
     ``state`` is one of AWAITING_OUTCOME, ``generation`` that of the desired state that the step has
     written.
     """
+    # Of the state before this step: the agent has not applied the new one yet.
     if outcome.generation < generation:
         return None
     error = outcome.error

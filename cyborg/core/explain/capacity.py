@@ -107,6 +107,7 @@ def _fit_servers(
     for members in kinds.values():
         caps = [tuple(bin_[index] for index in members) for bin_ in bins]
         results.append(pack(list(members.values()), [c for c in caps if any(c)], budget))
+    # The class with the fewest sets decides; the precision of the others does not matter.
     servers = min(count for count, _ in results)
     return servers, any(exact for count, exact in results if count == servers)
 
@@ -168,6 +169,7 @@ def _layout_gain(demands: Sequence[GroupDemand], providers: Sequence[ProviderSta
     layout with fewer handles of a resource class that another group needs does not count.
     """
     first = providers[0]
+    # The current layout is one of them: with a single one there is nothing to change to.
     if len(first.layouts) < 2:
         return 0
     if any(

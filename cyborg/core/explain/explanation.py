@@ -225,12 +225,14 @@ def find_first_failure(
     demand: GroupDemand, provider: ProviderState, check: Check | None = None
 ) -> Failure | None:
     """Return the first predicate that a provider fails for a group; None if it can serve it now."""
+    # The caller's check comes last: a quota does not matter to a provider that cannot serve anyway.
     failure = find_device_failure(demand, provider) or _find_handle_failure(demand, provider)
     return failure or (check(demand, provider) if check is not None else None)
 
 
 def find_first_equals(demands: Sequence[GroupDemand]) -> tuple[int, ...]:
     """Return for each demand the index of the first demand with the same ``kind``."""
+    # Many requests have equal groups, such as eight times one GPU: each kind is evaluated once.
     firsts: dict[tuple[object, ...], int] = {}
     return tuple(firsts.setdefault(demand.kind, index) for index, demand in enumerate(demands))
 
@@ -291,6 +293,7 @@ def _instance(holder: Holder) -> str:
 def _device_failures(demand: GroupDemand, provider: ProviderState) -> Iterator[Failure]:
     """Yield the failures that exclude all handles of a provider, in order; only one for traits."""
     requested = demand.resource_class
+    # A provider of this service has one class, so nothing else needs to be looked at.
     if requested is None:
         classes = join_limited(sorted(demand.units), 3)
         yield fail(
@@ -365,6 +368,7 @@ def _find_handle_failure(demand: GroupDemand, provider: ProviderState) -> Failur
 
 
 def _target(group: Group) -> AttachTarget | None:
+    # An unknown value is no error here: the explanation shows it as a failure of each handle.
     try:
         return find_target(group, "")
     except Conflict:

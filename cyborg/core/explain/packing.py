@@ -77,6 +77,7 @@ def pack(kinds: Sequence[Kind], bins: Sequence[Caps], budget: Budget) -> tuple[i
     high, tight = _upper_bound(kinds, bins, budget)
     if tight and len({kind.size for kind in kinds}) == 1:
         return high, True
+    # Bisection: if a number of sets fits, each smaller number does.
     low = _largest_first_fit(kinds, bins, high, budget)
     if low < high and len(bins) > MAX_BINS:
         return low, False
@@ -227,6 +228,7 @@ class _Search:
     def _fill(self, number: int, left: tuple[int, ...]) -> bool:
         if not any(left):
             return True
+        # The ways to the same rest are many, and its result depends on the rest alone.
         state = (number, left)
         if number == len(self.bins) or state in self.failed or not self.budget.spend():
             return False

@@ -143,6 +143,7 @@ class _Search:
 
         A bin is a provider.
         """
+        # The order of the providers of a host does not matter, and most hosts of a cloud are equal.
         key = tuple(sorted(Counter(bins).items()))
         if key not in self.cache:
             self.cache[key] = self._find(bins)
@@ -171,6 +172,7 @@ class _Search:
             Kind(self.demands[first].count, counts[first])
             for first in (self.kinds[column] for column in columns)
         ]
+        # A single group was found to fit alone.
         if len(kinds) == 1 and kinds[0].count == 1:
             return True
         caps = [tuple(bin_[column] for column in columns) for bin_ in bins]

@@ -82,6 +82,7 @@ def choose_handles(
     number of handles that fail it.
     """
     pools: dict[str, list[Candidate]] = {}
+    # By provider: Nova has allocated on these, so that a handle of another one is of no use.
     for candidate in candidates:
         pools.setdefault(candidate.provider, []).append(candidate)
     # Shuffled: conductors that choose at the same time then seldom choose the same handles. Handles

@@ -69,6 +69,7 @@ def from_board_info(board: Mapping[str, str]) -> dict[str, Any]:
 def encoded_text(board: Mapping[str, str]) -> str:
     """Return the text of the tree that ``to_board_info`` encoded; empty if it is missing."""
     pieces: list[str] = []
+    # The entries are numbered, since one entry of the board information is cut at 4096 characters.
     while (key := f"{INFO_KEY}.{len(pieces)}" if pieces else INFO_KEY) in board:
         pieces.append(board[key])
     return "".join(pieces)
@@ -101,6 +102,7 @@ def normalise_key(key: str) -> str:
 
 
 def _check(tree: Mapping[str, Any], path: tuple[str, ...]) -> None:
+    # Before the recursion goes on: a tree from a driver must not exhaust the stack.
     if len(path) >= MAX_DEPTH:
         raise _invalid(f"{_format_path(path)} is deeper than {MAX_DEPTH} levels")
     for key, value in tree.items():

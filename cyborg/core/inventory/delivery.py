@@ -73,6 +73,7 @@ def find_obstacle(facts: FunctionFacts) -> str | None:
             "the IOMMU does not cover this function: use another slot, and remove igfx_off from "
             "intel_iommu on the kernel command line"
         )
+    # A function that a VFIO driver has already proves that the driver is there and takes the model.
     bound = is_vfio(facts.kernel_driver)
     if not facts.host_has_vfio and not bound:
         return (

@@ -202,11 +202,13 @@ def apply_hysteresis(
         return Recovery(measured.reason), measured
     if recovery is None:
         return None, measured
+    # Unknown is no proof of health: a driver that cannot read the device must not free it.
     if measured.health is Health.UNKNOWN:
         return Recovery(recovery.reason), Measurement(Health.UNHEALTHY, recovery.reason)
     since = now if recovery.healthy_since is None else recovery.healthy_since
     if now - since >= recovery_window:
         return None, measured
+    # Shown unhealthy, although it was measured healthy: the window is not over.
     return Recovery(recovery.reason, since), Measurement(
         Health.UNHEALTHY, _recovering_reason(recovery.reason, recovery_window)
     )

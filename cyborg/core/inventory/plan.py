@@ -120,8 +120,10 @@ def plan(
     again. The run time is linear.
     """
     desired = flatten(reported)
+    # The reported values take precedence: a deployable that moves has its new parent.
     records = {key: record.value for key, record in stored.items()} | desired
     pinned = _pinned(bound, records)
+    # Removals first: an added deployable may have the unique name of a removed one.
     removals: list[Step] = []
     for key in _children_first([key for key in stored if key not in desired], records):
         if key not in pinned:
@@ -133,6 +135,7 @@ def plan(
         current = stored.get(key)
         if current is None:
             additions.append(Add(key, value))
+        # A draining record that is reported again gets its values again, also without a change.
         elif current.draining or current.value != value:
             additions.append(Change(key, value))
     return (*removals, *additions)

@@ -71,6 +71,7 @@ def add_reference_names(device: Device, release: int) -> Device:
 
     ``release`` is one of ``RELEASES``. The traits of this service stay.
     """
+    # By device, and not by class: a cloud may have drives of other vendors, which keep their class.
     former = {ours: theirs for theirs, ours in _CLASSES.items() if _has_class(device, theirs)}
     return replace(
         device,

@@ -72,6 +72,7 @@ class BackendState(Serializable):
 
     def without_details(self) -> Self:
         """Return the state without the fields that a heartbeat does not have."""
+        # A heartbeat is sent often, and these are its only large fields.
         return replace(self, remarks=None, settings=None)
 
     @classmethod
@@ -205,6 +206,7 @@ def digest(
         body["identity"] = identity.to_dict()
     if drivers is not None:
         body["drivers"] = registry.dump(drivers)
+    # One canonical text: agent and conductor compute the digest of equal values in two processes.
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -171,6 +171,7 @@ class JobDecision(StrEnum):
 
 def is_retried(kind: JobKind, arguments: Mapping[str, Any]) -> bool:
     """Return whether a job is retried after a failure."""
+    # A cancelled job ends with its running work, so that a failure is its end, too.
     again = AFTER_REBOOT in arguments and CANCELLED not in arguments
     return kind in RETRIED_KINDS or again
 
@@ -184,10 +185,12 @@ def decide(
     has passed, ``retried`` is the result of ``is_retried``. Work that succeeded is never undone,
     even if it is reported late.
     """
+    # First, whatever the deadline: the host has the work, and to undo it would need a second job.
     if status is AgentJobStatus.DONE:
         return JobDecision.FINISH
     if retried:
         return JobDecision.WAIT if status is AgentJobStatus.RUNNING else JobDecision.RETRY
+    # A layout has no deadline here: its device must stay cordoned during the change.
     if status is AgentJobStatus.FAILED or (overdue and kind is not JobKind.PARTITION):
         return JobDecision.UNDO
     return JobDecision.WAIT if status is AgentJobStatus.RUNNING else JobDecision.RETRY

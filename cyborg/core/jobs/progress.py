@@ -76,6 +76,7 @@ def show_activity(
     Yield a function that sets how many parts are done, of ``total``. Outside of a job nothing is
     shown.
     """
+    # Outside of a job a recorder that nobody reads takes it, so that callers need no condition.
     recorder = _recorder.get(None) or ActivityRecorder()
     previous = recorder.current
     shown = Activity(step, None if total is None else done, total)
@@ -153,6 +154,7 @@ def find_failed_item(
     If the error names no item, and all items are of one device, return the first item. If the items
     are of several devices, return None.
     """
+    # The agent sends one text for the job: the prefix that it wrote is the only trace of the item.
     named = [item for item in items if error.startswith(describe_failure(kind, item, ""))]
     found = named or items
     if len({item.device for item in found}) != 1:
@@ -183,6 +185,7 @@ def add_failure(
 
     ``counted`` is whether the failure is evidence against the device.
     """
+    # One failure for each kind: a device that is retried for days must not fill its row.
     others = tuple(old for old in history.failures if old.kind is not failure.kind)
     more = counted and failure.kind is JobKind.PREPARE
     number = history.failed_prepares + more

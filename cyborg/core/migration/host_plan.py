@@ -351,6 +351,7 @@ class _HostPlanner:
 
     def _claim(self, row: Row, *identities: Identity) -> None:
         """Record the identities of a row; raise Invalid if another row has one of them."""
+        # All are checked before one is recorded: a row that is dropped must not block another one.
         keys = [(f"{row.KIND} {scope}", what, value) for scope, what, value in identities]
         for key in keys:
             if (owner := self.owners.get(key)) is not None:
@@ -359,6 +360,7 @@ class _HostPlanner:
 
     def _drop(self, row: Row, reason: str) -> None:
         """Record the first reason for which a row is dropped."""
+        # The first reason is the cause; a later one says that the parent was not taken.
         self.drops.setdefault((row.KIND, row.id), reference.drop_row(row, reason))
 
     def _drop_others(self) -> None:

@@ -160,6 +160,7 @@ def plan_profiles(
                 None if row.description is None else sanitize(row.description),
                 parse_groups(body.get("groups")),
             )
+            # Names and uuids together: a profile is found by either in one path of the API.
             for what, text in (("name", profile.name), ("uuid", profile.uuid)):
                 if (other := owners.get(text)) is not None:
                     raise Invalid(f"its {what} is that of device profile {other.uuid} as well")

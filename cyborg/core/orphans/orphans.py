@@ -212,6 +212,7 @@ def providers_to_check(reasons: Mapping[str, Sequence[Mapping[str, Any]]]) -> tu
     ``reasons`` are the details of NoHandle. Other providers are left out: if the device is disabled
     or a trait is missing, the release of a handle does not help.
     """
+    # With any other reason the handle would be refused again after its release.
     temporary = {
         Predicate.TAKEN,
         Predicate.CLEANING,

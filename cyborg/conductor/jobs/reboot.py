@@ -8,9 +8,9 @@ the job is done, only this job is cancelled.
 
 A sweep applies the layouts and images of devices that are not in use.
 ``core.inventory.device_state`` defines which values are lost. A device gets its layout first, and
-its images only when it has the layout, since a new layout replaces the deployables. There is one job
-for each lost value and reboot. A job that fails is retried until it succeeds, an operator cancels
-it, or the device is removed.
+its images only when it has the layout, since a new layout replaces the deployables. There is one
+job for each lost value and reboot. A job that fails is retried until it succeeds, an operator
+cancels it, or the device is removed.
 """
 
 from collections.abc import Callable

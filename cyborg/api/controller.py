@@ -14,8 +14,7 @@ import pecan
 import webob
 from oslo_config import cfg
 
-from cyborg.api import auth as identity
-from cyborg.api import middleware, types, versions
+from cyborg.api import auth, middleware, types, versions
 from cyborg.api.types import MAX_SHOWN, Enum, PositiveInt, Text
 from cyborg.core.errors import Invalid, NotFound
 from cyborg.core.hosts import Liveness, closest_names, evaluate
@@ -111,7 +110,7 @@ class RequestContext:
 
     def __init__(self, request: Request, response: webob.Response) -> None:
         environ = request.environ
-        self.caller: identity.Caller = environ[identity.ENVIRON]
+        self.caller: auth.Caller = environ[auth.ENVIRON]
         self.version: versions.Version = environ[versions.ENVIRON]
         self._request = request
         self._response = response

@@ -18,8 +18,7 @@ import wsme.api
 from webob import exc
 from wsme import types as wtypes
 
-from cyborg.api import controller as paging
-from cyborg.api import types, versions
+from cyborg.api import controller, types, versions
 from cyborg.api.controller import Request, RequestContext
 from cyborg.api.middleware import JSON
 from cyborg.core.errors import CyborgError, Invalid, NotFound, ServiceTokenRequired
@@ -66,7 +65,7 @@ class Operation:
         definition.return_type = self.answer
         definition.body_type = self.body
         definition.status_code = self.status
-        parameters = {**self.path, **self.query, **(paging.PARAMETERS if self.paged else {})}
+        parameters = {**self.path, **self.query, **(controller.PARAMETERS if self.paged else {})}
         definition.arguments = [
             wsme.api.FunctionArgument(name, datatype, name in self.path, None)
             for name, datatype in parameters.items()
@@ -153,7 +152,7 @@ def _parameters(
         for name, datatype in spec.query.items()
         if version >= spec.query_since.get(name, versions.MINIMUM)
     }
-    supported |= paging.PARAMETERS if spec.paged else {}
+    supported |= controller.PARAMETERS if spec.paged else {}
     given: dict[str, Any] = {}
     for name, text in req.GET.items():
         if name not in supported:
@@ -171,8 +170,8 @@ def _parameters(
         else:
             given[name] = value
     if spec.paged:
-        values["page"] = paging.PageRequest(given, max_limit)
-    names = spec.query.keys() - {paging.WITH_COUNT}
+        values["page"] = controller.PageRequest(given, max_limit)
+    names = spec.query.keys() - {controller.WITH_COUNT}
     return values | {name: given.get(name) for name in names}
 
 

@@ -49,7 +49,7 @@ def _controllers(module: ModuleType) -> list[type[Resource]]:
         for value in vars(module).values()
         if isinstance(value, type)
         and issubclass(value, Resource)
-        and value.__module__.startswith(module.__name__)
+        and value.__module__ == module.__name__
     ]
 
 

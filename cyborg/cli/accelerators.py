@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Status of the servers with accelerators, fetched from Nova with the caller's token.
+"""``cyborg accelerator-*``: attachable accelerators with their instances and labels.
 
-``cyborg accelerator-*``: attachable accelerators with their instances and labels.
+``--detail`` adds the status of their servers, fetched from Nova with the caller's token.
 """
 
 import argparse

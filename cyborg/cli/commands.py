@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of all commands: task, noun, class, and spelling in ``openstack accelerator``.
+"""The commands: their table by task, their lookup, and the help screen that shows them.
 
-The entry points of setup.cfg repeat it, since they are static; a test compares them.
-
-Lookup of commands: ``device list`` is the same as ``device-list``.
-
-The help screen of ``cyborg``: the commands by task, without the options of the login.
+The entry points of setup.cfg repeat the table, since they are static; a test compares them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -175,8 +171,8 @@ TASKS: Mapping[str, Sequence[Topic]] = {
         _topic(
             "device layout",
             "partition devices",
-            "device-layout-list layouts:LayoutList",
-            "device-layout-set layouts:LayoutSet",
+            "device-layout-list devices:LayoutList",
+            "device-layout-set devices:LayoutSet",
         ),
         _topic(
             "driver",
@@ -200,14 +196,14 @@ TASKS: Mapping[str, Sequence[Topic]] = {
         _topic(
             "attribute",
             "traits and facts of your own",
-            "attribute-list attributes:AttributeList (device attribute list)",
-            "attribute-create attributes:AttributeCreate (device attribute create)",
-            "attribute-delete attributes:AttributeDelete (device attribute delete)",
+            "attribute-list deployables:AttributeList (device attribute list)",
+            "attribute-create deployables:AttributeCreate (device attribute create)",
+            "attribute-delete deployables:AttributeDelete (device attribute delete)",
         ),
         _topic(
             "service",
             "find devices now",
-            "discover-services discoveries:Discover service discover",
+            "discover-services services:Discover service discover",
         ),
     ),
     "Repair": (
@@ -216,9 +212,9 @@ TASKS: Mapping[str, Sequence[Topic]] = {
         _topic(
             "outbox",
             "messages to other services",
-            "outbox-list outbox:MessageList",
-            "outbox-retry outbox:MessageRetry",
-            "outbox-delete outbox:MessageDelete",
+            "outbox-list jobs:MessageList",
+            "outbox-retry jobs:MessageRetry",
+            "outbox-delete jobs:MessageDelete",
         ),
         _topic("service", "daemons that are gone", "service-delete services:ServiceDelete"),
         _topic("host", "hosts that left for good", "host-forget services:ForgetHost"),
@@ -242,7 +238,7 @@ ALIASES = {
 # Not declared in setup.cfg: openstack has its own commands, also for the commands of our plug-in.
 OWN_COMMANDS = {
     name: metadata.EntryPoint(name, f"cyborg.cli.{path}", "cyborg.cli")
-    for name, path in (("complete", "completion.command:Complete"), ("help", "help.screen:Help"))
+    for name, path in (("complete", "completion.command:Complete"), ("help", "commands:Help"))
 }
 
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``cyborg deployable-*``: deployables of devices; each is one resource provider.
-
-``cyborg attribute-*``: attributes that operators set on deployables.
-"""
+"""``cyborg deployable-*`` and ``attribute-*``: each deployable is one resource provider."""
 
 import argparse
 from collections.abc import Mapping

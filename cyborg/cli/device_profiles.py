@@ -1,11 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parser of a request group of a device profile on the command line.
-
-The syntax is ``resources:FPGA=1,trait:CUSTOM_X=required`` or a JSON object with the same keys. Only
-the service validates keys and amounts.
-
-``cyborg device-profile-*``: named sets of requested accelerators.
-"""
+"""``cyborg device-profile-*``: named sets of requested accelerators."""
 
 import argparse
 import json

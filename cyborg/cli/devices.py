@@ -1,20 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``cyborg device-*``: devices that the agents discovered.
-
-``cyborg device-layout-*``: how devices are partitioned.
-"""
+"""``cyborg device-*``: devices that the agents discovered, and how they are partitioned."""
 
 import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cyborg.cli.common import base, formatting, listing, pci_ids
-from cyborg.cli.common import progress as duration
+from cyborg.cli.common import base, formatting, listing, pci_ids, progress
 from cyborg.cli.common.base import Change, argument, field_argument, plan
 from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.rest import CommandError
 from cyborg.cli.jobs import JOBS, WAIT_ARGUMENTS, job_progress
-from cyborg.core.inventory.device import DeviceType
+from cyborg.core.inventory.device import NOT_OFFERED, DeviceType
+from cyborg.core.inventory.maintenance import SuccessorMode
 from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.core.jobs.job import JobState
 from cyborg.core.maintenance import SuccessorMode
@@ -145,7 +142,7 @@ class DeviceMaintain(base.Command, of=DEVICES):
         argument("device", help="uuid or address of the device, or HOST/ADDRESS"),
         field_argument(
             "--until",
-            type=duration.parse_time,
+            type=progress.parse_time,
             metavar="TIME",
             help="end of the window: a time in ISO 8601, such as 2030-01-31T14:00:00Z, or a "
             "duration from now on, such as +90m, +2h or +1d",

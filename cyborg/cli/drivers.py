@@ -1,12 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Table cells for the hosts, options and settings of drivers.
-
-Parser of driver options on the command line: ``--config NAME=VALUE``, repeatable.
-
-The service validates names and values, because it knows the driver.
-
-``cyborg driver-*`` and ``{install,uninstall,update}-driver``: drivers and their backends.
-"""
+"""``cyborg driver-*`` and ``{install,uninstall,update}-driver``: drivers and their backends."""
 
 import argparse
 from collections import Counter

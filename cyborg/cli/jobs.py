@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``cyborg job-*``: long-running jobs on one or more hosts, and their progress.
+"""``cyborg job-*`` and ``outbox-*``: long-running jobs, and messages to other services.
 
-Base of the commands that start a job, show it, and optionally wait for its end.
-
-``cyborg outbox-*``: pending messages to other services, and dead letters.
+Commands that start a job, show it and optionally wait for its end are JobCommands.
 """
 
 import argparse

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``cyborg service-*`` and ``host-forget``: daemons, their state, and their backends.
-
-``cyborg discover-services``: request a discovery from agents.
-"""
+"""``cyborg service-*``, ``host-forget`` and ``discover-services``: daemons and their backends."""
 
 import argparse
 from collections import Counter

@@ -1,61 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands of ``cyborg`` as commands of ``openstack accelerator``.
-
-The attributes of this module have the names of the entry points.
-
-REST client within ``openstack``, which selects the cloud and authenticates.
-
-Plug-in interface of ``openstack``: the name, the global option and the factory of the client.
+"""The plug-in of ``openstack``: its global option, its client and its commands.
 
 The client is called ``cyborg``, because python-openstackclient has its own ``accelerator`` client,
-whose commands must keep working.
+whose commands must keep working. The module has the commands of ``cyborg`` as attributes, under the
+names of the entry points ``accelerator_*``.
 """
 
 import argparse
 import importlib
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cliff import command
-
-from cyborg.cli.commands import COMMANDS
-from cyborg.cli.common.rest import RestClient
-
-_ENTRIES = {entry.entry_point: entry for entry in COMMANDS.values() if entry.is_own}
-
-
-class _PluginCommand:
-    """Mix-in that gets the REST client from the client manager of ``openstack``."""
-
-    app: Any
-
-    def run(self, parsed_args: argparse.Namespace) -> int:
-        """Set the REST client and run the command."""
-        self.app.rest = self.app.client_manager.cyborg
-        return int(super().run(parsed_args))  # type: ignore[misc]
-
-
-def __getattr__(name: str) -> type[command.Command]:
-    """Return the command of an entry point; only its own module is imported."""
-    if name not in _ENTRIES:
-        raise AttributeError(name)
-    module, _, class_name = _ENTRIES[name].path.partition(":")
-    base = getattr(importlib.import_module(f"cyborg.cli.{module}"), class_name)
-    return type(name, (_PluginCommand, base), {"__doc__": base.__doc__, "__module__": __name__})
-
-
-class OscRestClient(RestClient):
-    """Client of the REST API of the cloud that ``openstack`` uses."""
-
-    def __init__(self, manager: Any) -> None:
-        """Create the client; ``manager`` is the client manager of ``openstack``."""
-        version = manager._api_version[API_NAME]
-        super().__init__(argparse.Namespace(os_accelerator_api_version=version, timeout=None))
-        self._manager = manager
-
-    def _cloud(self) -> Any:
-        return self._manager._cli_options
-
+# Every command of ``openstack``, also of other plug-ins, imports this module: what only our own
+# commands need is imported by the functions.
+if TYPE_CHECKING:
+    from cliff import command
 
 API_NAME = "cyborg"
 API_VERSION_OPTION = "os_cyborg_api_version"
@@ -83,7 +42,33 @@ def check_api_version(version: str) -> bool:
 
 def make_client(instance: Any) -> Any:
     """Return the REST client; ``instance`` is the client manager of ``openstack``."""
-    # A late import: every command of openstack imports this module.
-    from cyborg.osc.plugin import OscRestClient
+    from cyborg.cli.common.rest import RestClient
 
-    return OscRestClient(instance)
+    version = instance._api_version[API_NAME]
+    options = argparse.Namespace(os_accelerator_api_version=version, timeout=None)
+    # ``openstack`` has selected the cloud, and authenticates.
+    return RestClient(options, instance._cli_options)
+
+
+class PluginCommand:
+    """Mix-in that gets the REST client from the client manager of ``openstack``."""
+
+    app: Any
+
+    def run(self, parsed_args: argparse.Namespace) -> int:
+        """Set the REST client and run the command."""
+        self.app.rest = self.app.client_manager.cyborg
+        return int(super().run(parsed_args))  # type: ignore[misc]
+
+
+def __getattr__(name: str) -> "type[command.Command]":
+    """Return the command of an entry point; only its own module is imported."""
+    from cyborg.cli.commands import COMMANDS
+
+    entries = (e for e in COMMANDS.values() if e.is_own and e.entry_point == name)
+    entry = next(entries, None)
+    if entry is None:
+        raise AttributeError(name)
+    module, _, class_name = entry.path.partition(":")
+    base = getattr(importlib.import_module(f"cyborg.cli.{module}"), class_name)
+    return type(name, (PluginCommand, base), {"__doc__": base.__doc__, "__module__": __name__})

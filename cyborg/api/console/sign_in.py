@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GET /ui/session: who the user of the console is, and what the policy allows.
-
-It is no part of the REST API and has no microversion: the page is of the same release.
-
-POST /ui/sign-in: exchange a user's password for a token at keystone.
+"""POST /ui/sign-in and GET /ui/session: the token of a user, and what the policy allows.
 
 The console may connect to its own origin only, so the API forwards the credentials. They are
-neither stored nor logged, and the token is in the response only: there is no cookie.
+neither stored nor logged, and the token is in the response only: there is no cookie. These paths
+are no part of the REST API and have no microversion: the page is of the same release.
 """
 
 import json
@@ -21,7 +18,7 @@ from keystoneauth1.identity import v3
 from oslo_config import cfg
 from webob import exc
 
-from cyborg.api import auth as identity
+from cyborg.api import auth
 from cyborg.api.auth import KEYSTONE_TIMEOUT
 from cyborg.api.body import BodyReader
 from cyborg.api.console.throttle import Throttle, client_key
@@ -46,12 +43,12 @@ class ConsoleSession:
         if environ.get("PATH_INFO") != SESSION:
             return self._app(environ, start_response)
         require_get(environ)
-        document = self._show(environ[identity.ENVIRON])
+        document = self._show(environ[auth.ENVIRON])
         response = webob.Response(body=json.dumps(document).encode(), content_type=JSON)
         response.headers["Cache-Control"] = "no-store"
         return response(environ, start_response)
 
-    def _show(self, caller: identity.Caller) -> dict[str, Any]:
+    def _show(self, caller: auth.Caller) -> dict[str, Any]:
         """Return the caller, and the operations that the policy allows in the caller's project."""
         context = caller.context
         rules = [f"cyborg:{rule[0]}" for rule in OPERATION_RULES]

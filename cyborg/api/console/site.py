@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The static files of the web console, which ``tools/console`` builds.
-
-The paths of the web console below /ui.
+"""The static files and the paths of the web console, which ``tools/console`` builds.
 
 ::
 

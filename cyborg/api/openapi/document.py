@@ -13,8 +13,7 @@ from typing import Any
 
 from wsme import types as wtypes
 
-from cyborg.api import controller as paging
-from cyborg.api import faults, types, versions
+from cyborg.api import controller, faults, types, versions
 from cyborg.api.middleware import JSON
 from cyborg.api.openapi.parameters import describe_parameter
 from cyborg.api.openapi.schemas import Schema, Schemas, since
@@ -70,10 +69,10 @@ class OpenApiDocument:
         schemas = Schemas()
         paths: dict[str, Schema] = {}
         for methods in self._routes.values():
-            for controller in methods.values():
-                spec: Operation = controller.operation
+            for method in methods.values():
+                spec: Operation = method.operation
                 path = paths.setdefault(f"/{spec.template}", {})
-                path[spec.method.lower()] = _operation(schemas, controller, spec)
+                path[spec.method.lower()] = _operation(schemas, method, spec)
         fault = {"content": {JSON: {"schema": schemas.schema_for(Fault)}}}
         return {
             "openapi": OPENAPI,
@@ -147,7 +146,7 @@ def _operation(schemas: Schemas, controller: Any, spec: Operation) -> Schema:
 
 
 def _parameters(schemas: Schemas, spec: Operation, operation_id: str) -> list[Schema]:
-    queries = {**spec.query, **(paging.PARAMETERS if spec.paged else {})}
+    queries = {**spec.query, **(controller.PARAMETERS if spec.paged else {})}
     locations = (("path", spec.path), ("query", queries))
     return [
         {

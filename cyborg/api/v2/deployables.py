@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2/deployables: the schedulable units of devices, each a resource provider of Placement.
-
-/v2/attributes: key-value pairs that operators attach to deployables.
-"""
+"""/v2/deployables and /v2/attributes: resource providers, and their key-value pairs."""
 
 import json
 from datetime import datetime

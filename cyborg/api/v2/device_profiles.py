@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """/v2/device_profiles: named requests for accelerators, which flavors refer to.
 
-/v2/device_profiles/{key}/capacity: for how many more servers devices are available.
-
-An administrator sees hosts. Other callers see numbers of the whole cloud.
+Their capacity is the number of further servers. An administrator sees it by host, other callers for
+the whole cloud.
 """
 
 from collections import Counter

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2/devices: the devices that agents discovered, such as cards.
-
-/v2/devices/{uuid}/layout: how a device is partitioned.
-"""
+"""/v2/devices: the devices that agents discovered, such as cards, and their layouts."""
 
 import json
 from collections.abc import Iterable, Mapping

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2/jobs: long-running work on one or many hosts, and its progress.
-
-/v2/outbox: messages to other services that are pending, and dead letters.
-"""
+"""/v2/jobs and /v2/outbox: long-running work on hosts, and messages to other services."""
 
 from collections.abc import Mapping
 from datetime import datetime

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The option --dry-run: which objects a command would change.
+"""Bases of the commands: a command declares its collection and its arguments.
 
-Bases of the commands: a command declares its collection and its arguments.
-
-The option ``--service-token``, and the base of the commands that have it.
+They share the options ``--dry-run`` and ``--service-token``.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The option --watch: a list that is shown again and again until the user quits.
+"""Base of the list commands: short tables that fit the terminal, and complete long tables.
 
-Base of the list commands: short tables that fit the terminal, and complete long tables.
+With ``--watch`` a list is shown again and again until the user quits.
 """
 
 import argparse

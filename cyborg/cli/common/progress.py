@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsers of durations and times on the command line.
-
-Progress bar on stderr while the service performs long-running work.
-"""
+"""Durations on the command line, and a progress bar on stderr while work lasts."""
 
 import argparse
 import math

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Responses and errors of the service on the command line.
-
-REST client of the service, based on openstacksdk; each error is one line of text.
-"""
+"""REST client of the service, based on openstacksdk; each error is one line of text."""
 
 import argparse
 import json
@@ -88,11 +85,13 @@ _VERSIONED = re.compile(r"/v2(\.\d+)?/?$")
 class RestClient:
     """Client of the REST API of one cloud; it connects at the first call.
 
-    ``options`` are the parsed global options of the command line.
+    ``options`` are the parsed global options of the command line. They select the cloud, unless
+    ``cloud`` is given.
     """
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, cloud: Any = None) -> None:
         self._options = options
+        self._cloud = cloud
         self._adapter: Any = None
         self._prefix = ""
 
@@ -172,10 +171,10 @@ class RestClient:
         # A late import saves 0.3 s for a mistyped command. The proxy of the SDK is not used because
         # it requests the version document first; the base URL is sufficient here.
         from keystoneauth1 import adapter
-        from openstack import exceptions
+        from openstack import config, exceptions
 
         try:
-            cloud = self._cloud()
+            cloud = self._cloud or config.OpenStackConfig().get_one(argparse=self._options)
             session = cloud.get_session()
             # The SDK ignores --timeout: it expects the option in its own parser object.
             session.timeout = self._options.timeout or session.timeout or DEFAULT_TIMEOUT
@@ -195,11 +194,6 @@ class RestClient:
                 f"the catalog of this cloud has no {service} service, and no endpoint is configured"
             )
         return service_adapter, str(base)
-
-    def _cloud(self) -> Any:
-        from openstack import config
-
-        return config.OpenStackConfig().get_one(argparse=self._options)
 
 
 def _version(options: argparse.Namespace) -> str:

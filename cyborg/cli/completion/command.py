@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be typed after ``cyborg``: the words of commands, options and their values.
+"""``cyborg complete``: what can be typed after ``cyborg``, as a script of a shell.
 
 A *path* is the words of a command that are typed so far, joined by spaces: ``device list`` and
 ``device-list`` lead to the same command. The name of no command is empty: it has the global
 options.
-
-A completion table as a script of a shell: its data, followed by the function of the shell.
-
-The command ``complete``.
 """
 
 import argparse

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which objects have a uuid, the beginning of a uuid, a name or an address.
+"""Search of an object by uuid, name or address; its fields, what belongs to it and hinders it.
 
 The number of requests does not depend on the number of objects.
-
-Everything about one object: its fields, what belongs to it, and what hinders it.
 """
 
 import re

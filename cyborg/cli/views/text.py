@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of styled text of a given width, in Unicode or ASCII.
-
-Printing of a view once: styled on a terminal, plain elsewhere.
-"""
+"""Lines of styled text of a given width, in Unicode or ASCII, and their output."""
 
 import os
 from collections.abc import Iterable, Sequence

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of the cloud as lines of text: hosts, resource classes, alarms and work.
-
-``cyborg top``: the state of the cloud, refreshed until the user quits.
-"""
+"""``cyborg top``: hosts, resource classes, alarms and work, refreshed until the user quits."""
 
 import argparse
 import json
@@ -18,7 +15,7 @@ from cyborg.cli.common.formatting import UUID, UUID_PREFIXES
 from cyborg.cli.common.listing import DEFAULT_INTERVAL, parse_interval
 from cyborg.cli.common.rest import CommandError, RestClient
 from cyborg.cli.terminal import live
-from cyborg.cli.views import text as output
+from cyborg.cli.views import text
 from cyborg.cli.views.text import (
     Glyphs,
     Part,
@@ -147,16 +144,16 @@ def _classes(summary: Mapping[str, Any], width: int, glyphs: Glyphs) -> Iterator
     names = min(max((len(row["resource_class"]) for row in rows), default=0), width // 3)
     numbers = [_numbers(row) for row in rows]
     longest = max(map(len, numbers), default=0)
-    for row, text in zip(rows, numbers, strict=True):
+    for row, shares in zip(rows, numbers, strict=True):
         name = str(row["resource_class"])
         if width < NARROW:
             yield build_line(width, glyphs, name)
-            size = max(0, width - 3 - len(text))
-            yield build_line(width, glyphs, "  ", *_bar(row, size, glyphs), " ", text)
+            size = max(0, width - 3 - len(shares))
+            yield build_line(width, glyphs, "  ", *_bar(row, size, glyphs), " ", shares)
             continue
         shown = name if len(name) <= names else name[: names - 1] + glyphs.ellipsis
         size = min(MAX_BAR, width - names - longest - 2)
-        yield build_line(width, glyphs, f"{shown:<{names}} ", *_bar(row, size, glyphs), " ", text)
+        yield build_line(width, glyphs, f"{shown:<{names}} ", *_bar(row, size, glyphs), " ", shares)
 
 
 def _count_uses(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -276,7 +273,7 @@ class Top(base.Command):
             help="seconds between two refreshes, 2 by default",
         ),
         argument("--once", action="store_true", help="print the state once"),
-        output.FORMAT,
+        text.FORMAT,
     )
 
     def run(self, parsed_args: argparse.Namespace) -> int:
@@ -292,7 +289,7 @@ class Top(base.Command):
         if args.format == "json":
             stdout.write(json.dumps(first.to_document(), indent=2) + "\n")
         elif args.once or not live.is_interactive(stdout):
-            output.write_lines(stdout, build_lines(first, *output.size_of(stdout)))
+            text.write_lines(stdout, build_lines(first, *text.size_of(stdout)))
         else:
             glyphs, interval = choose_glyphs(stdout), args.interval
 

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A topology as a tree of lines.
-
-Files that are complete or unchanged.
-
-``cyborg topology``: hosts, NUMA nodes, devices and handles, and who has them.
-"""
+"""``cyborg topology``: hosts, NUMA nodes, devices and handles, and who has them, as a tree."""
 
 import argparse
 import contextlib
@@ -19,7 +14,7 @@ from uuid import uuid4
 from cyborg.cli.common import base
 from cyborg.cli.common.base import argument
 from cyborg.cli.common.rest import CommandError
-from cyborg.cli.views import text as output
+from cyborg.cli.views import text
 from cyborg.cli.views.inventory import (
     MAX_HOSTS,
     DeployableView,
@@ -172,7 +167,7 @@ class Topology(base.Command):
             ),
         ),
         argument("--svg", type=Path, metavar="FILE", help="write a picture to this file instead"),
-        output.FORMAT,
+        text.FORMAT,
     )
 
     def take_action(self, args: argparse.Namespace) -> None:
@@ -184,5 +179,5 @@ class Topology(base.Command):
             document = {"hosts": found.document, "more_hosts": found.num_more}
             self.app.stdout.write(json.dumps(document, indent=2) + "\n")
         else:
-            lines = build_tree(found, *output.size_of(self.app.stdout))
-            output.write_lines(self.app.stdout, lines)
+            lines = build_tree(found, *text.size_of(self.app.stdout))
+            text.write_lines(self.app.stdout, lines)

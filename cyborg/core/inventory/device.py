@@ -26,6 +26,8 @@ MAX_INFO_ENTRIES = 256  # in one of the maps of a device or deployable
 MAX_NUMA_NODE = 65535
 MAX_LAYOUTS = 64
 NO_REASON = "its driver gives no reason"
+NOT_OFFERED = "not_offered"
+"""The key of ``vendor_board_info`` with the reason why a device or deployable is not offered."""
 
 
 class HandleType(StrEnum):

@@ -7,8 +7,7 @@ import pytest
 import sqlalchemy as sa
 from oslo_utils import timeutils
 
-from cyborg.api.v2 import device_profiles as capacities
-from cyborg.api.v2 import explanations
+from cyborg.api.v2 import device_profiles, explanations
 from cyborg.db import schema
 from cyborg.testing.fake_keystone import FakeKeystone
 from cyborg.tests.fixtures.clouds.api import INSTANCE, ApiEnv, error_message
@@ -92,7 +91,7 @@ def test_explanation_when_all_handles_are_taken(api: ApiEnv) -> None:
 def test_capacity_by_host_and_losses(api: ApiEnv) -> None:
     fill(api)
     document = api.get(f"{PROFILE}/capacity")
-    _check(capacities.Capacity, document, "capacity")
+    _check(device_profiles.Capacity, document, "capacity")
     assert (document["servers"], document["exact"]) == (1, True)
     assert (document["free_handles"], document["handles"]) == (1, 6)
     assert [(loss["code"], loss["handles"]) for loss in document["losses"]] == [

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cyborg.cli import drivers as config_args
+from cyborg.cli import drivers
 
 
 @pytest.mark.parametrize(
@@ -17,13 +17,13 @@ from cyborg.cli import drivers as config_args
     ],
 )
 def test_parse_option_returns_name_and_value(text: str, pair: tuple[str, str]) -> None:
-    assert config_args.parse_option(text) == pair
+    assert drivers.parse_option(text) == pair
 
 
 @pytest.mark.parametrize("text", ["", "a", "=b", " =b"])
 def test_parse_option_invalid_text_raises(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is not of the form NAME=VALUE"):
-        config_args.parse_option(text)
+        drivers.parse_option(text)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,6 @@ def test_collect_options_repeated_option_becomes_list(
     arguments: list[str], config: dict[str, Any]
 ) -> None:
     parser = argparse.ArgumentParser()
-    config_args.CONFIG.add_to(parser)
+    drivers.CONFIG.add_to(parser)
     args = parser.parse_args([item for argument in arguments for item in ("--config", argument)])
-    assert config_args.collect_options(args.config) == config
+    assert drivers.collect_options(args.config) == config

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.cli import device_profiles as profile_groups
+from cyborg.cli import device_profiles
 
 KEYS = st.text("abcXYZ:_-.09", min_size=1)
 VALUES = st.text("abcXYZ:=_-.09")
 
 
 def test_parse_group_pairs() -> None:
-    assert profile_groups.parse_group("resources:FPGA=1, trait:CUSTOM_X=required") == {
+    assert device_profiles.parse_group("resources:FPGA=1, trait:CUSTOM_X=required") == {
         "resources:FPGA": "1",
         "trait:CUSTOM_X": "required",
     }
@@ -23,12 +23,14 @@ def test_parse_group_pairs() -> None:
 def test_parse_group_pairs_and_json_are_equal(group: dict[str, str]) -> None:
     pairs = ",".join(f"{key}={value}" for key, value in group.items())
     assert (
-        profile_groups.parse_group(pairs) == profile_groups.parse_group(json.dumps(group)) == group
+        device_profiles.parse_group(pairs)
+        == device_profiles.parse_group(json.dumps(group))
+        == group
     )
 
 
 def test_parse_group_json_numbers_become_strings() -> None:
-    assert profile_groups.parse_group('{"resources:FPGA": 2}') == {"resources:FPGA": "2"}
+    assert device_profiles.parse_group('{"resources:FPGA": 2}') == {"resources:FPGA": "2"}
 
 
 @pytest.mark.parametrize(
@@ -44,4 +46,4 @@ def test_parse_group_json_numbers_become_strings() -> None:
 )
 def test_parse_group_invalid_text_raises(text: str, message: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=message.replace("(", r"\(")):
-        profile_groups.parse_group(text)
+        device_profiles.parse_group(text)

@@ -5,7 +5,6 @@ import pytest
 from webob import Request, Response
 
 from cyborg.cli import accelerators, app
-from cyborg.cli import accelerators as servers
 from cyborg.cli.common.rest import CommandError, RestClient
 from cyborg.testing.fake_nova import OWN_PROJECT, FakeNova
 from cyborg.tests.unit.cli.common.test_rest import serving
@@ -23,8 +22,8 @@ def add_servers(fake: FakeNova, number: int, **fields: str) -> list[str]:
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the list of Nova be read for few servers."""
-    monkeypatch.setattr(servers, "MAX_SINGLE", 100)
-    monkeypatch.setattr(servers, "SERVERS_OF_PAGE", 10)
+    monkeypatch.setattr(accelerators, "MAX_SINGLE", 100)
+    monkeypatch.setattr(accelerators, "SERVERS_OF_PAGE", 10)
 
 
 def nova(request: Request) -> Response:
@@ -52,7 +51,7 @@ def test_fetch_states_requests_each_server_once(monkeypatch: pytest.MonkeyPatch)
         return nova(request)
 
     with serving(respond) as url:
-        found = servers.fetch_states(
+        found = accelerators.fetch_states(
             rest(url, monkeypatch), ["a", "b", "a", "gone", "secret", "odd"]
         )
     assert found.warning == (
@@ -61,7 +60,7 @@ def test_fetch_states_requests_each_server_once(monkeypatch: pytest.MonkeyPatch)
     assert found.states == {
         "a": "ACTIVE",
         "b": "SHUTOFF",
-        "gone": servers.NOT_FOUND,
+        "gone": accelerators.NOT_FOUND,
         "secret": "unknown (HTTP 403)",
         "odd": "unknown (unexpected response from Nova)",
     }
@@ -70,17 +69,17 @@ def test_fetch_states_requests_each_server_once(monkeypatch: pytest.MonkeyPatch)
 
 def test_fetch_states_without_uuids_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     client = rest("http://127.0.0.1:1", monkeypatch)
-    assert servers.fetch_states(client, []) == servers.ServerStates({})
+    assert accelerators.fetch_states(client, []) == accelerators.ServerStates({})
 
 
 def test_fetch_states_nova_unreachable_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CommandError, match="cannot get the status of servers from Nova"):
-        servers.fetch_states(rest("http://127.0.0.1:1", monkeypatch), ["a"])
+        accelerators.fetch_states(rest("http://127.0.0.1:1", monkeypatch), ["a"])
 
 
 def test_fetch_states_unexpected_json_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(lambda _: Response(body=json.dumps("x").encode())) as url:
-        found = servers.fetch_states(rest(url, monkeypatch), ["a"])
+        found = accelerators.fetch_states(rest(url, monkeypatch), ["a"])
     assert found.states == {"a": "unknown (unexpected response from Nova)"}
 
 
@@ -90,9 +89,9 @@ def test_fetch_states_of_many_servers_reads_the_list_of_nova(
     uuids = add_servers(fake_nova, 120)
     fake_nova.add_server("s999", "h")
     fake_nova.page_size = 50
-    found = servers.fetch_states(rest(fake_nova.url, monkeypatch), [*uuids, "gone"])
-    expected = {**dict.fromkeys(uuids, "ACTIVE"), "gone": servers.NOT_FOUND}
-    assert found == servers.ServerStates(expected)
+    found = accelerators.fetch_states(rest(fake_nova.url, monkeypatch), [*uuids, "gone"])
+    expected = {**dict.fromkeys(uuids, "ACTIVE"), "gone": accelerators.NOT_FOUND}
+    assert found == accelerators.ServerStates(expected)
     *pages, last = fake_nova.requested_paths
     assert [path.partition("?")[2] for path in pages] == [
         f"all_tenants=1{marker}" for marker in ("", "&marker=s049", "&marker=s099", "&marker=s999")
@@ -105,7 +104,7 @@ def test_fetch_states_stops_the_list_at_the_last_server(
 ) -> None:
     uuids = add_servers(fake_nova, 150)
     fake_nova.page_size = 60
-    servers.fetch_states(rest(fake_nova.url, monkeypatch), uuids[:110])
+    accelerators.fetch_states(rest(fake_nova.url, monkeypatch), uuids[:110])
     assert len(fake_nova.requested_paths) == 2
 
 
@@ -115,9 +114,9 @@ def test_fetch_states_of_a_member_reads_the_list_of_the_project(
     uuids = add_servers(fake_nova, 101, tenant_id=OWN_PROJECT)
     fake_nova.add_server("z", "h", tenant_id="other")
     fake_nova.is_admin = False
-    found = servers.fetch_states(rest(fake_nova.url, monkeypatch), [*uuids, "z"])
-    expected = {**dict.fromkeys(uuids, "ACTIVE"), "z": servers.NOT_FOUND}
-    assert found == servers.ServerStates(expected)
+    found = accelerators.fetch_states(rest(fake_nova.url, monkeypatch), [*uuids, "z"])
+    expected = {**dict.fromkeys(uuids, "ACTIVE"), "z": accelerators.NOT_FOUND}
+    assert found == accelerators.ServerStates(expected)
     assert len(fake_nova.requested_paths) == 4
 
 
@@ -126,8 +125,8 @@ def test_fetch_states_repeats_a_lost_page_once(
 ) -> None:
     uuids = add_servers(fake_nova, 120)
     fake_nova.page_size, fake_nova.lost_requests = 60, {1}
-    found = servers.fetch_states(rest(fake_nova.url, monkeypatch), uuids)
-    assert found == servers.ServerStates(dict.fromkeys(uuids, "ACTIVE"))
+    found = accelerators.fetch_states(rest(fake_nova.url, monkeypatch), uuids)
+    assert found == accelerators.ServerStates(dict.fromkeys(uuids, "ACTIVE"))
     assert len(fake_nova.requested_paths) == 3
 
 
@@ -137,10 +136,10 @@ def test_fetch_states_of_a_broken_list_requests_some_servers_one_by_one(
 ) -> None:
     uuids = add_servers(fake_nova, 220)
     fake_nova.page_size, fake_nova.lost_requests = 60, {1, 2}
-    found = servers.fetch_states(rest(fake_nova.url, monkeypatch), uuids)
+    found = accelerators.fetch_states(rest(fake_nova.url, monkeypatch), uuids)
     assert found.states == {
         **dict.fromkeys(uuids[:160], "ACTIVE"),
-        **dict.fromkeys(uuids[160:], servers.NOT_LISTED),
+        **dict.fromkeys(uuids[160:], accelerators.NOT_LISTED),
     }
     assert found.warning is not None
     assert found.warning.startswith("the status of 60 of 220 servers is unknown: Unable to")
@@ -153,10 +152,10 @@ def test_fetch_states_reads_few_pages_of_a_list_of_many_servers(
 ) -> None:
     uuids = add_servers(fake_nova, 240)
     fake_nova.page_size = 10
-    found = servers.fetch_states(rest(fake_nova.url, monkeypatch), uuids[120:])
+    found = accelerators.fetch_states(rest(fake_nova.url, monkeypatch), uuids[120:])
     # Of 24 pages 12 are read, which have none of them.
-    assert len(fake_nova.requested_paths) == 12 + servers.MAX_SINGLE
-    assert sorted(found.states.values()) == ["ACTIVE"] * 100 + [servers.NOT_LISTED] * 20
+    assert len(fake_nova.requested_paths) == 12 + accelerators.MAX_SINGLE
+    assert sorted(found.states.values()) == ["ACTIVE"] * 100 + [accelerators.NOT_LISTED] * 20
 
 
 @pytest.mark.slow
@@ -165,8 +164,8 @@ def test_fetch_states_lost_connections_are_unknown(
 ) -> None:
     uuids = add_servers(fake_nova, 20)
     fake_nova.lost_requests = {3, 17}
-    found = servers.fetch_states(rest(fake_nova.url, monkeypatch), uuids)
-    assert sorted(found.states.values()) == ["ACTIVE"] * 18 + [servers.NO_RESPONSE] * 2
+    found = accelerators.fetch_states(rest(fake_nova.url, monkeypatch), uuids)
+    assert sorted(found.states.values()) == ["ACTIVE"] * 18 + [accelerators.NO_RESPONSE] * 2
     assert found.warning is not None
     assert found.warning.startswith("the status of 2 of 20 servers is unknown: Unable to")
 
@@ -178,8 +177,10 @@ def test_fetch_states_nova_stopped_sends_few_requests(
     uuids = add_servers(fake_nova, 90)
     fake_nova.status = None
     with pytest.raises(CommandError, match="cannot get the status of servers from Nova: Unable"):
-        servers.fetch_states(rest(fake_nova.url, monkeypatch), uuids)
-    assert len(fake_nova.requested_paths) < 2 * (servers.MAX_FAILURES + servers.MAX_CONCURRENT)
+        accelerators.fetch_states(rest(fake_nova.url, monkeypatch), uuids)
+    assert len(fake_nova.requested_paths) < 2 * (
+        accelerators.MAX_FAILURES + accelerators.MAX_CONCURRENT
+    )
 
 
 def test_accelerator_list_detail_warns_of_unknown_servers(
@@ -195,7 +196,7 @@ def test_accelerator_list_detail_warns_of_unknown_servers(
         arguments += ["accelerator-list", "--detail", "-f", "json"]
         assert app.CyborgApp(arguments).run(arguments) == 0
     output, error = capsys.readouterr()
-    assert {row["Server"] for row in json.loads(output)} == {"ACTIVE", servers.NO_RESPONSE}
+    assert {row["Server"] for row in json.loads(output)} == {"ACTIVE", accelerators.NO_RESPONSE}
     assert error.startswith("the status of 1 of 2 servers is unknown: Unable to")
 
 

@@ -15,17 +15,15 @@ from cyborg.api.v2 import (
     jobs,
     services,
 )
-from cyborg.api.v2 import deployables as attributes
-from cyborg.api.v2 import jobs as outbox
 from cyborg.cli.describe.kinds import KINDS
 from cyborg.cli.hardware import HARDWARE
 
 PARTS = {"links", "placement"}
 """Links, and the field of deployables whose parts are columns."""
 APIS = (
-    *(accelerators.ACCELERATORS, arqs.ARQS, attachments.ATTACHMENTS, attributes.ATTRIBUTES),
+    *(accelerators.ACCELERATORS, arqs.ARQS, attachments.ATTACHMENTS, deployables.ATTRIBUTES),
     *(deployables.DEPLOYABLES, device_contexts.CONTEXTS, device_profiles.DEVICE_PROFILES),
-    *(devices.DEVICES, drivers.DRIVERS, hardware.HARDWARE, jobs.JOBS, outbox.OUTBOX),
+    *(devices.DEVICES, drivers.DRIVERS, hardware.HARDWARE, jobs.JOBS, jobs.OUTBOX),
     services.SERVICES,
 )
 

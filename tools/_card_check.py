@@ -26,9 +26,8 @@ from cyborg.core.capture.model import Capture
 from cyborg.core.capture.scrub import Scrubber
 from cyborg.core.drivers.registry import Support
 from cyborg.core.errors import CyborgError
-from cyborg.core.inventory.device import Device
+from cyborg.core.inventory.device import NOT_OFFERED, Device
 from cyborg.core.inventory.device_state import Measurement
-from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.drivers.base import Driver, MeasureInterface
 from cyborg.drivers.host_use import processes
 from cyborg.drivers.host_use.check import used_functions

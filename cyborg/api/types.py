@@ -6,9 +6,12 @@ serialized by it, and the OpenAPI document is generated from it.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections import abc
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
-from typing import Any
+from enum import StrEnum
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import wsme.exc
 from wsme import types as wtypes
@@ -24,19 +27,93 @@ MAX_VALUES = 1024  # a database statement can have a few thousand parameters onl
 _LINE_CHARACTERS = "\n\r\t"
 
 
-class JsonObject(wtypes.Base):  # type: ignore[misc]
-    """Base class of JSON objects. The fields of a subclass precede those of its base class."""
+_TYPES: dict[Any, Any] = {}
+"""The JSON objects of row types, for the fields of other rows that have such rows."""
+_NO_NAMES: Mapping[str, str] = {}
 
-    def __init_subclass__(cls) -> None:
-        """Set the order of the fields.
 
-        WSME reads this attribute. Without it, WSME parses the source of each class at import, which
-        takes a second for this API.
-        """
-        super().__init_subclass__()
-        own = [name for name, value in vars(cls).items() if isinstance(value, wtypes.wsattr)]
-        inherited = getattr(super(cls, cls), "_wsme_attr_order", ())
-        cls._wsme_attr_order = tuple(dict.fromkeys([*own, *inherited]))
+class _ObjectType(wtypes.BaseMeta):  # type: ignore[misc]
+    """Metaclass of JSON objects: adds the fields of a row type to the class, before WSME reads it.
+
+    WSME reads a class when it is created, so that a class decorator would be too late.
+    """
+
+    def __new__(
+        mcs,
+        name: str,
+        bases: tuple[type, ...],
+        body: dict[str, Any],
+        *,
+        row: Any = None,
+        only: Collection[str] | None = None,
+        without: Collection[str] = (),
+        names: Mapping[str, str] = _NO_NAMES,
+        links: bool = False,
+    ) -> Any:
+        """Return a class with the fields of ``body`` and of ``row``; see JsonObject."""
+        hints = get_type_hints(row) if row is not None else {}
+        derived = {
+            field: body.get(field) or _field(field, hints[field], names.get(field))
+            for field in only or hints
+            if field not in without
+        }
+        own = {key: value for key, value in body.items() if isinstance(value, wtypes.wsattr)}
+        fields = {**derived, **own}
+        if links:
+            fields["links"] = wtypes.wsattr([Link], mandatory=True)
+        inherited = getattr(bases[0], "_wsme_attr_order", ()) if bases else ()
+        # WSME reads this attribute. Without it, WSME parses the source of each class at import,
+        # which takes a second for this API.
+        order = tuple(dict.fromkeys([*fields, *inherited]))
+        cls = super().__new__(mcs, name, bases, {**body, **fields, "_wsme_attr_order": order})
+        if row is not None and only is None:
+            _TYPES[row] = cls
+        return cls
+
+    def __init__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any], **_: Any) -> None:
+        super().__init__(name, bases, body)
+
+
+class JsonObject(wtypes.Base, metaclass=_ObjectType):  # type: ignore[misc]
+    """Base class of JSON objects. The fields of a subclass precede those of its base class.
+
+    ``class Audit(JsonObject, row=AuditRow)`` has a field for each field of a row: a TypedDict or a
+    dataclass. ``without`` leaves fields out, ``names`` has other names for JSON, and ``links`` adds
+    the links to the object. A field in the body of the class replaces that of the row: for a
+    narrower type, such as the values of a string, or a value that is not shown as it is stored.
+    With ``only``, the class is one of several views of the row; fields of other rows with such rows
+    do not mean it.
+    """
+
+
+def _field(name: str, hint: Any, shown: str | None) -> Any:
+    """Return the field for a field of a row; it is mandatory unless the row's may be None."""
+    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    (kind,) = (option for option in options if option is not NoneType)
+    # A uuid is known by its name: that in the row, or that in JSON.
+    datatype = Uuid() if kind is str and _names_uuid(name, shown) else _datatype(name, kind)
+    return wtypes.wsattr(datatype, name=shown, mandatory=NoneType not in options)
+
+
+def _names_uuid(*names: str | None) -> bool:
+    return any(name and (name == "uuid" or name.endswith("_uuid")) for name in names)
+
+
+def _datatype(name: str, hint: Any) -> Any:
+    """Return the WSME type of the values of a field. Raise TypeError if it must be declared."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return Enum(*arguments)
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return Enum(*hint)
+    if origin in (dict, abc.Mapping):
+        return {arguments[0]: _datatype("", arguments[1])}
+    if origin in (list, tuple, frozenset, abc.Sequence):
+        return [_datatype("", arguments[0])]
+    datatype = _TYPES.get(hint, hint)
+    if datatype not in (str, int, bool, datetime) and not wtypes.iscomplex(datatype):
+        raise TypeError(f"{name}: declare the field: a row type does not define {hint} in JSON")
+    return datatype
 
 
 class Link(JsonObject):
@@ -221,10 +298,14 @@ def _load_object(datatype: Any, value: Any, name: str) -> Any:
     return wsme_json.fromjson(datatype, value)
 
 
-def serialize(datatype: Any, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row as the JSON object that its type describes; the row may have more columns."""
+def serialize(datatype: Any, row: Any) -> dict[str, Any]:
+    """Return a row, a mapping or a dataclass, as the JSON object that its type describes.
+
+    The row may have more fields.
+    """
     # WSME's own instances would validate each value, which is ten times slower.
-    return {name: convert(row[key]) for name, key, convert in _plan(datatype)}
+    read = row.__getitem__ if isinstance(row, Mapping) else functools.partial(getattr, row)
+    return {name: convert(read(key)) for name, key, convert in _plan(datatype)}
 
 
 @functools.cache

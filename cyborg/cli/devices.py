@@ -11,8 +11,6 @@ from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.rest import CommandError
 from cyborg.cli.jobs import JOBS, WAIT_ARGUMENTS, job_progress
 from cyborg.core.inventory.device import NOT_OFFERED, DeviceType
-from cyborg.core.inventory.maintenance import SuccessorMode
-from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.core.jobs.job import JobState
 from cyborg.core.maintenance import SuccessorMode
 

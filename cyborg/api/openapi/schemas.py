@@ -78,7 +78,7 @@ class Schemas:
         return {
             **schema,
             **({"description": description} if description else {}),
-            **since(_version_of(datatype, attribute.name)),
+            **since(_version_of(datatype, attribute.key)),
         }
 
 

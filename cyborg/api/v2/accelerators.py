@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """/v2/accelerators: the attach handles, with the ARQ that each is bound to and its label."""
 
-from datetime import datetime
 from typing import Any
 
 import wsme
@@ -22,7 +21,7 @@ NAME_SINCE = (2, 6)
 LABEL = ("name", "description", "tags")
 
 
-class Accelerator(types.JsonObject):
+class Accelerator(types.JsonObject, row=read.AcceleratorRow, without=("error",), links=True):
     """An accelerator as version 2.4 shows it: a unit that can be attached to one instance.
 
     ``state_reasons`` are the conditions of its device that prevent new bindings. While the
@@ -30,30 +29,9 @@ class Accelerator(types.JsonObject):
     empty.
     """
 
-    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    type = wtypes.wsattr(str, mandatory=True)
-    vendor = wtypes.wsattr(str, mandatory=True)
-    model = wtypes.wsattr(str, mandatory=True)
-    hostname = wtypes.wsattr(str, mandatory=True)
-    driver = wtypes.wsattr(str)
-    backend = wtypes.wsattr(str, mandatory=True)
-    device_uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    deployable_uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    rp_uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    resource_class = wtypes.wsattr(str, mandatory=True)
-    attach_handle_type = wtypes.wsattr(str, mandatory=True)
     attach_handle_info = wtypes.wsattr({str: str}, mandatory=True)
     state = wtypes.wsattr(types.Enum(*AcceleratorState), mandatory=True)
     state_reasons = wtypes.wsattr([types.Enum(*DeviceCondition)], mandatory=True)
-    arq_uuid = wtypes.wsattr(types.Uuid())
-    instance_uuid = wtypes.wsattr(types.Uuid())
-    project_id = wtypes.wsattr(str)
-    name = wtypes.wsattr(str)
-    description = wtypes.wsattr(str)
-    tags = wtypes.wsattr([str], mandatory=True)
-    created_at = wtypes.wsattr(datetime, mandatory=True)
-    updated_at = wtypes.wsattr(datetime)
-    links = wtypes.wsattr([types.Link], mandatory=True)
 
 
 class AcceleratorV25(Accelerator):

@@ -2,7 +2,6 @@
 """/v2/accelerator_requests: create, bind, unbind and delete accelerator requests (ARQs)."""
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
 from wsme import types as wtypes
@@ -30,23 +29,12 @@ PROJECT_SINCE = (2, 1)
 STATE_SINCE = (2, 6)
 
 
-class AcceleratorRequest(types.JsonObject):
+class AcceleratorRequest(
+    types.JsonObject, row=read.ArqRow, without=("group", "resource_class"), links=True
+):
     """An accelerator request (ARQ)."""
 
-    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    state = wtypes.wsattr(str, mandatory=True)
-    device_profile_name = wtypes.wsattr(str, mandatory=True)
-    device_profile_group_id = wtypes.wsattr(int, mandatory=True)
-    hostname = wtypes.wsattr(str)
-    device_rp_uuid = wtypes.wsattr(types.Uuid())
-    instance_uuid = wtypes.wsattr(types.Uuid())
-    project_id = wtypes.wsattr(str)
-    attach_handle_type = wtypes.wsattr(str, mandatory=True)
-    attach_handle_uuid = wtypes.wsattr(types.Uuid())
     attach_handle_info = wtypes.wsattr({str: str}, mandatory=True)
-    created_at = wtypes.wsattr(datetime, mandatory=True)
-    updated_at = wtypes.wsattr(datetime)
-    links = wtypes.wsattr([types.Link], mandatory=True)
 
 
 class AcceleratorRequestCreate(types.JsonObject):

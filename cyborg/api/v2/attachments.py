@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """/v2/attachments: attach accelerators to existing instances or to hosts, and detach them."""
 
-from datetime import datetime
 from typing import Any
 
 import wsme
@@ -22,7 +21,9 @@ HOST = types.Text(min_length=1)
 DELETE_FOR_HOST = "cyborg:attachment:delete_for_host"
 
 
-class Attachment(types.JsonObject):
+class Attachment(
+    types.JsonObject, row=read.AttachmentRow, without=("device_profile_name",), links=True
+):
     """Accelerators of an existing instance, in addition to those of its flavor, or of a host.
 
     ``instance_uuid`` is null for a host itself, whose name is ``hostname``. ``step`` is the next
@@ -31,22 +32,10 @@ class Attachment(types.JsonObject):
     except the one that was selected.
     """
 
-    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    project_id = wtypes.wsattr(str, mandatory=True)
-    instance_uuid = wtypes.wsattr(types.Uuid())
-    hostname = wtypes.wsattr(str, mandatory=True)
     device_profile = wtypes.wsattr(str)
-    device_context = wtypes.wsattr(str)
-    accelerator = wtypes.wsattr(str)
     mode = wtypes.wsattr(MODE, mandatory=True)
-    reboot = wtypes.wsattr(bool, mandatory=True)
     state = wtypes.wsattr(STATE, mandatory=True)
-    step = wtypes.wsattr(str)
-    error = wtypes.wsattr(str)
     arqs = wtypes.wsattr([types.Uuid()], mandatory=True)
-    created_at = wtypes.wsattr(datetime, mandatory=True)
-    updated_at = wtypes.wsattr(datetime)
-    links = wtypes.wsattr([types.Link], mandatory=True)
 
 
 class AttachmentCreate(types.JsonObject):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """/v2/audits: consistency checks between hardware, database, Placement and Nova."""
 
-from datetime import datetime
 from typing import Any
 
 from wsme import types as wtypes
@@ -33,24 +32,14 @@ class Finding(types.JsonObject):
     error = wtypes.wsattr(str)
 
 
-class AuditSummary(types.JsonObject):
+class AuditSummary(types.JsonObject, row=read.AuditRow, links=True):
     """An audit without its findings; ``hosts_done`` of its ``hosts_total`` hosts are checked.
 
     ``host`` is null for all hosts. ``num_findings`` is the number of inconsistencies so far.
     """
 
-    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    host = wtypes.wsattr(str)
-    repair = wtypes.wsattr(bool, mandatory=True)
     state = wtypes.wsattr(STATE, mandatory=True)
-    error = wtypes.wsattr(str)
     sources = wtypes.wsattr([types.Enum(*Source)], mandatory=True)
-    hosts_done = wtypes.wsattr(int, mandatory=True)
-    hosts_total = wtypes.wsattr(int, mandatory=True)
-    num_findings = wtypes.wsattr(int, mandatory=True)
-    created_at = wtypes.wsattr(datetime, mandatory=True)
-    updated_at = wtypes.wsattr(datetime)
-    links = wtypes.wsattr([types.Link], mandatory=True)
 
 
 class Audit(AuditSummary):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """/v2/devices/{uuid}/custody: the custody log of a device."""
 
-from datetime import datetime
 from typing import Any
 
 from wsme import types as wtypes
@@ -16,7 +15,7 @@ from cyborg.db.custody import read
 EVENTS = types.Enum(*Event)
 
 
-class CustodyRecord(types.JsonObject):
+class CustodyRecord(types.JsonObject, row=read.RecordRow, names={"host": "hostname"}):
     """A record of a custody log.
 
     ``details`` depends on ``event``. ``sequence`` and ``hash`` are null until a conductor has added
@@ -24,30 +23,21 @@ class CustodyRecord(types.JsonObject):
     wrote the record, if it has a key.
     """
 
-    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    device_uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    hostname = wtypes.wsattr(str, mandatory=True)
     event = wtypes.wsattr(EVENTS, mandatory=True)
-    recorded_at = wtypes.wsattr(datetime, mandatory=True)
     details = wtypes.wsattr(types.Validated("object", dict), mandatory=True)
-    sequence = wtypes.wsattr(int)
-    hash = wtypes.wsattr(str)
-    signature = wtypes.wsattr(str)
 
 
-class CustodyChain(types.JsonObject):
+class CustodyChain(
+    types.JsonObject,
+    row=read.ChainRow,
+    only=("sequence", "hash", "base_sequence", "base_hash", "signature"),
+):
     """The ends of the hash chain of a device.
 
     ``sequence`` and ``hash`` are values of the last record in the chain. ``base_sequence`` and
     ``base_hash`` are values of the last record that was deleted because of its age. ``signature``
     is that of the conductor that wrote them, if it has a key.
     """
-
-    sequence = wtypes.wsattr(int, mandatory=True)
-    hash = wtypes.wsattr(str, mandatory=True)
-    base_sequence = wtypes.wsattr(int, mandatory=True)
-    base_hash = wtypes.wsattr(str, mandatory=True)
-    signature = wtypes.wsattr(str)
 
 
 class CustodyLog(types.JsonObject):
@@ -85,9 +75,7 @@ class Controller(Resource):
             if not rows and chain is None and not read.has_device(connection, uuid):
                 raise NotFound(f"no device {uuid}")
         document: dict[str, Any] = {
-            "custody": [
-                types.serialize(CustodyRecord, {**row, "hostname": row["host"]}) for row in rows
-            ],
+            "custody": [types.serialize(CustodyRecord, row) for row in rows],
             "chain": None if chain is None else types.serialize(CustodyChain, chain),
         }
         if marker is not None:

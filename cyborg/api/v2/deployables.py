@@ -14,27 +14,23 @@ from cyborg.core.errors import Conflict, InUse, NotFound, WrongState
 from cyborg.core.jobs.job import PATH, VERB, parse_program
 from cyborg.db.deployables import attributes as attributes_read
 from cyborg.db.deployables import read
-from cyborg.db.paging import Row
 
 PLACEMENT_SINCE = (2, 4)
 
 
-class Deployable(types.JsonObject):
+class Deployable(
+    types.JsonObject,
+    row=read.DeployableRow,
+    only=(
+        *("uuid", "parent_uuid", "root_uuid", "name", "num_accelerators", "device_uuid"),
+        *("rp_uuid", "driver_name", "bitstream_id", "created_at", "updated_at"),
+    ),
+    names={"parent_uuid": "parent_id", "root_uuid": "root_id", "device_uuid": "device_id"},
+    links=True,
+):
     """A deployable."""
 
-    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    parent_id = wtypes.wsattr(types.Uuid())
-    root_id = wtypes.wsattr(types.Uuid())
-    name = wtypes.wsattr(str, mandatory=True)
-    num_accelerators = wtypes.wsattr(int, mandatory=True)
-    device_id = wtypes.wsattr(types.Uuid(), mandatory=True)
     attributes_list = wtypes.wsattr(str, mandatory=True)
-    rp_uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    driver_name = wtypes.wsattr(str, mandatory=True)
-    bitstream_id = wtypes.wsattr(str)
-    created_at = wtypes.wsattr(datetime, mandatory=True)
-    updated_at = wtypes.wsattr(datetime)
-    links = wtypes.wsattr([types.Link], mandatory=True)
 
 
 class PlacementStatus(types.JsonObject):
@@ -45,13 +41,12 @@ class PlacementStatus(types.JsonObject):
     error = wtypes.wsattr(str)
 
 
-class DeployableV24(Deployable):
+class DeployableV24(Deployable, row=read.DeployableRow, only=("draining",)):
     """A deployable as versions from 2.4 on show it.
 
     ``draining`` is true if it was removed from its host while an ARQ was bound to it.
     """
 
-    draining = wtypes.wsattr(bool, mandatory=True)
     placement = wtypes.wsattr(PlacementStatus, mandatory=True)
 
 
@@ -75,9 +70,6 @@ Program = types.Validated("one JSON patch operation", parse_program, [ProgramOpe
 def show(request: RequestContext, row: read.DeployableRow) -> dict[str, Any]:
     """Return a deployable as JSON."""
     more: dict[str, Any] = {
-        "parent_id": row["parent_uuid"],
-        "root_id": row["root_uuid"],
-        "device_id": row["device_uuid"],
         "attributes_list": json.dumps([{key: value} for key, value in row["attributes"].items()]),
         "links": request.links(DEPLOYABLES.name, row["uuid"], bookmark=True),
     }
@@ -132,16 +124,13 @@ class Controller(Resource):
         return show(request, DEPLOYABLES.read_row(self, request, uuid))
 
 
-class Attribute(types.JsonObject):
+class Attribute(
+    types.JsonObject,
+    row=attributes_read.AttributeRow,
+    names={"deployable_uuid": "deployable_id"},
+    links=True,
+):
     """An attribute of a deployable."""
-
-    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    deployable_id = wtypes.wsattr(types.Uuid(), mandatory=True)
-    key = wtypes.wsattr(str, mandatory=True)
-    value = wtypes.wsattr(str, mandatory=True)
-    created_at = wtypes.wsattr(datetime, mandatory=True)
-    updated_at = wtypes.wsattr(datetime)
-    links = wtypes.wsattr([types.Link], mandatory=True)
 
 
 class AttributeCreate(types.JsonObject):
@@ -152,14 +141,7 @@ class AttributeCreate(types.JsonObject):
     value = wtypes.wsattr(types.Text(min_length=1), mandatory=True)
 
 
-def show_attribute(
-    request: RequestContext, row: attributes_read.AttributeRow | Row
-) -> dict[str, Any]:
-    """Return an attribute as JSON."""
-    return request.serialize(Attribute, row, ATTRIBUTES.name, deployable_id=row["deployable_uuid"])
-
-
-ATTRIBUTES = Collection("attributes", "attribute", attributes_read, Attribute, show=show_attribute)
+ATTRIBUTES = Collection("attributes", "attribute", attributes_read, Attribute)
 
 
 class AttributeController(Resource):
@@ -185,7 +167,7 @@ class AttributeController(Resource):
     def create(self, request: RequestContext, body: AttributeCreate) -> Any:
         """Create an attribute of a deployable; reports of the agent do not change it."""
         row = self.context.conductor.attribute_create(body.deployable_id, body.key, body.value)
-        return show_attribute(request, row)
+        return ATTRIBUTES.show_row(request, row)
 
     @ATTRIBUTES.operation("DELETE attributes/{uuid}", "delete", raises=(NotFound,))
     def delete(self, request: RequestContext, uuid: str) -> None:

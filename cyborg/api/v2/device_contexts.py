@@ -19,7 +19,6 @@ from cyborg.core.binding.profile import hidden_profile_name, parse_groups
 from cyborg.core.contexts import context as core
 from cyborg.core.contexts.states import ContextState
 from cyborg.core.errors import Conflict, Forbidden, NotFound, Unavailable
-from cyborg.core.maintenance import SuccessorState
 from cyborg.db.binding import read as arqs_read
 from cyborg.db.contexts import read
 
@@ -32,17 +31,14 @@ def _json(name: str, schema: Any) -> types.Validated:
     return types.Validated(name, lambda value: value, schema)
 
 
-class ContextSuccessor(types.JsonObject):
+class ContextSuccessor(types.JsonObject, row=read.SuccessorRow):
     """The new device of a device context whose old device is under maintenance.
 
     ``error`` is for administrators; it is null for other callers.
     """
 
-    state = wtypes.wsattr(types.Enum(*SuccessorState), mandatory=True)
-    error = wtypes.wsattr(str)
 
-
-class DeviceContext(types.JsonObject):
+class DeviceContext(types.JsonObject, row=read.DeviceContextRow, without=("failure",), links=True):
     """A device context.
 
     ``epoch`` is the fencing token of its last use: it rises with each lease, and each bind without
@@ -55,24 +51,8 @@ class DeviceContext(types.JsonObject):
     was, under maintenance.
     """
 
-    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    name = wtypes.wsattr(str)
-    description = wtypes.wsattr(str)
     state = wtypes.wsattr(STATE, mandatory=True)
-    project_id = wtypes.wsattr(str)
-    groups = wtypes.wsattr([{str: str}], mandatory=True)
-    config_data = wtypes.wsattr({str: str}, mandatory=True)
-    device_profile = wtypes.wsattr(str)
     hidden_profile = wtypes.wsattr(str, mandatory=True)
-    hostname = wtypes.wsattr(str)
-    instance_uuid = wtypes.wsattr(types.Uuid())
-    error = wtypes.wsattr(str)
-    successor = wtypes.wsattr(ContextSuccessor)
-    epoch = wtypes.wsattr(int, mandatory=True)
-    expires_at = wtypes.wsattr(datetime)
-    created_at = wtypes.wsattr(datetime, mandatory=True)
-    updated_at = wtypes.wsattr(datetime)
-    links = wtypes.wsattr([types.Link], mandatory=True)
 
 
 class DeviceContextDetail(DeviceContext):

@@ -6,7 +6,8 @@ the whole cloud.
 """
 
 from collections import Counter
-from datetime import datetime
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from wsme import types as wtypes
@@ -18,6 +19,7 @@ from cyborg.api.v2.explanations import (
     EXPLANATIONS,
     check_host,
     count_room,
+    describe_predicate,
     read_demands,
     resource_classes_of,
     with_links,
@@ -37,16 +39,8 @@ def _groups(value: Any) -> list[dict[str, str]]:
     return [group.to_dict() for group in parse_groups(value)]
 
 
-class DeviceProfile(types.JsonObject):
+class DeviceProfile(types.JsonObject, row=read.DeviceProfileRow, links=True):
     """A device profile."""
-
-    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    name = wtypes.wsattr(str, mandatory=True)
-    description = wtypes.wsattr(str)
-    groups = wtypes.wsattr([{str: str}], mandatory=True)
-    created_at = wtypes.wsattr(datetime, mandatory=True)
-    updated_at = wtypes.wsattr(datetime)
-    links = wtypes.wsattr([types.Link], mandatory=True)
 
 
 class DeviceProfileEnvelope(types.JsonObject):
@@ -142,18 +136,18 @@ class Loss(types.JsonObject):
     handles = wtypes.wsattr(int, mandatory=True)
 
 
-class HostCapacityType(types.JsonObject):
+_NAMES = {"host": "hostname", "free": "free_handles", "total": "handles"}
+
+
+class HostCapacityType(types.JsonObject, row=HostCapacity, names=_NAMES):
     """The capacity of one host."""
 
-    hostname = wtypes.wsattr(str, mandatory=True)
-    servers = wtypes.wsattr(int, mandatory=True)
-    exact = wtypes.wsattr(bool, mandatory=True)
-    free_handles = wtypes.wsattr(int, mandatory=True)
-    handles = wtypes.wsattr(int, mandatory=True)
     losses = wtypes.wsattr([Loss], mandatory=True)
 
 
-class Capacity(types.JsonObject):
+class Capacity(
+    types.JsonObject, row=HostCapacity, only=("servers", "exact", "free", "total"), names=_NAMES
+):
     """How many more servers with a device profile fit now.
 
     ``servers`` is a lower bound if it is not ``exact``. ``handles`` counts the handles of matching
@@ -163,10 +157,6 @@ class Capacity(types.JsonObject):
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
     name = wtypes.wsattr(str, mandatory=True)
-    servers = wtypes.wsattr(int, mandatory=True)
-    exact = wtypes.wsattr(bool, mandatory=True)
-    free_handles = wtypes.wsattr(int, mandatory=True)
-    handles = wtypes.wsattr(int, mandatory=True)
     losses = wtypes.wsattr([Loss], mandatory=True)
     hosts = wtypes.wsattr([HostCapacityType], mandatory=True)
     hosts_links = wtypes.wsattr([types.Link])
@@ -231,29 +221,23 @@ class CapacityController(Resource):
         shown, marker = page.read(
             lambda window: paging.paginate_rows(rows, window, ("hostname", "servers"))
         )
-        document["hosts"] = [_host(row["capacity"]) for row in shown]
+        document["hosts"] = [
+            types.serialize(
+                HostCapacityType, {**asdict(each), "losses": _losses(each.losses, True)}
+            )
+            for each in (row["capacity"] for row in shown)
+        ]
         path = f"device_profiles/{profile['uuid']}/capacity"
         return with_links(request, document, path, "hosts", marker)
 
 
 def _host(capacity: HostCapacity) -> dict[str, Any]:
-    return {
-        "hostname": capacity.host,
-        "servers": capacity.servers,
-        "exact": capacity.exact,
-        "free_handles": capacity.free,
-        "handles": capacity.total,
-        "losses": _losses(Counter(capacity.losses), True),
-    }
+    losses = _losses(capacity.losses, True)
+    return types.serialize(HostCapacityType, {**asdict(capacity), "losses": losses})
 
 
-def _losses(losses: Counter[Predicate], elevated: bool) -> list[dict[str, Any]]:
+def _losses(losses: Mapping[Predicate, int], elevated: bool) -> list[dict[str, Any]]:
     return [
-        {
-            "code": predicate.value,
-            "reason": predicate.description,
-            "remedy": predicate.remedy if elevated else None,
-            "handles": count,
-        }
-        for predicate, count in losses.most_common()
+        {**describe_predicate(predicate, elevated), "handles": count}
+        for predicate, count in Counter(losses).most_common()
     ]

@@ -3,7 +3,6 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 from typing import Any
 
 from wsme import types as wtypes
@@ -13,12 +12,14 @@ from cyborg.api.collection import Collection
 from cyborg.api.controller import PageRequest, RequestContext, Resource
 from cyborg.api.v2 import jobs
 from cyborg.core.errors import Conflict, Invalid, NotFound, WrongState
+from cyborg.core.inventory import device as core
 from cyborg.core.inventory import device_state
-from cyborg.core.inventory.device import MAX_TEXT, Health
+from cyborg.core.inventory.device import Health
 from cyborg.core.inventory.device_state import DeviceCondition
 from cyborg.core.jobs.job import JobKind
-from cyborg.core.maintenance import SuccessorMode, SuccessorState
-from cyborg.db.devices import read
+from cyborg.core.maintenance import SuccessorMode
+from cyborg.db.devices import drains, read
+from cyborg.db.handles import usage
 
 STATUS_SINCE = (2, 3)
 STATE_SINCE = (2, 4)
@@ -36,19 +37,19 @@ MORE_FILTERS = {
 }
 
 
-class Device(types.JsonObject):
-    """A device as versions up to 2.2 show it."""
+class Device(
+    types.JsonObject,
+    row=read.DeviceRow,
+    only=(
+        *("uuid", "type", "vendor", "model", "std_board_info", "vendor_board_info", "hostname"),
+        *("created_at", "updated_at"),
+    ),
+    links=True,
+):
+    """A device as versions up to 2.2 show it. Both fields of board info are JSON in a string."""
 
-    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    type = wtypes.wsattr(str, mandatory=True)
-    vendor = wtypes.wsattr(str, mandatory=True)
-    model = wtypes.wsattr(str, mandatory=True)
     std_board_info = wtypes.wsattr(str, mandatory=True)
     vendor_board_info = wtypes.wsattr(str, mandatory=True)
-    hostname = wtypes.wsattr(str, mandatory=True)
-    created_at = wtypes.wsattr(datetime, mandatory=True)
-    updated_at = wtypes.wsattr(datetime)
-    links = wtypes.wsattr([types.Link], mandatory=True)
 
 
 class DeviceV23(Device):
@@ -57,7 +58,14 @@ class DeviceV23(Device):
     status = wtypes.wsattr(STATUSES, mandatory=True)
 
 
-class DeviceV24(DeviceV23):
+class DeviceV24(
+    DeviceV23,
+    row=read.DeviceRow,
+    only=(
+        *("health", "health_reason", "health_since", "address", "backend", "numa_node", "serial"),
+        *("setup_required", "reboot_required", "draining", "placement"),
+    ),
+):
     """A device as version 2.4 shows it.
 
     Only accelerators of a device in state ``ready`` can be bound. ``state_reasons`` are all
@@ -68,19 +76,17 @@ class DeviceV24(DeviceV23):
     state = wtypes.wsattr(types.Enum(*DeviceCondition), mandatory=True)
     state_reasons = wtypes.wsattr([types.Enum(*DeviceCondition)], mandatory=True)
     health = wtypes.wsattr(types.Enum(*Health), mandatory=True)
-    health_reason = wtypes.wsattr(str)
-    health_since = wtypes.wsattr(datetime, mandatory=True)
-    address = wtypes.wsattr(str, mandatory=True)
-    backend = wtypes.wsattr(str, mandatory=True)
-    numa_node = wtypes.wsattr(int)
-    serial = wtypes.wsattr(str)
-    setup_required = wtypes.wsattr(bool, mandatory=True)
-    reboot_required = wtypes.wsattr(bool, mandatory=True)
-    draining = wtypes.wsattr(bool, mandatory=True)
     placement = wtypes.wsattr(types.Enum("in_sync", "stale", "error"))
 
 
-class DeviceV25(DeviceV24):
+class DeviceV25(
+    DeviceV24,
+    row=read.DeviceRow,
+    only=(
+        *("deliverable", "undeliverable_reason", "topology", "layout", "layouts"),
+        *("desired_layout", "job_errors"),
+    ),
+):
     """A device as version 2.5 shows it.
 
     A device that is not ``deliverable`` cannot be attached to an instance, for the reason
@@ -92,16 +98,10 @@ class DeviceV25(DeviceV24):
     of the host.
     """
 
-    deliverable = wtypes.wsattr(bool, mandatory=True)
-    undeliverable_reason = wtypes.wsattr(str)
-    topology = wtypes.wsattr({str: str}, mandatory=True)
-    layout = wtypes.wsattr(str)
     layouts = wtypes.wsattr([str], mandatory=True)
-    desired_layout = wtypes.wsattr(str)
-    job_errors = wtypes.wsattr([str], mandatory=True)
 
 
-class HandleOwner(types.JsonObject):
+class HandleOwner(types.JsonObject, row=drains.OwnerRow):
     """An ARQ that owns a handle of a device under maintenance.
 
     ``device_context`` is the uuid of its device context, or null. ``successor`` is the state of the
@@ -110,45 +110,26 @@ class HandleOwner(types.JsonObject):
     """
 
     arq = wtypes.wsattr(types.Uuid(), mandatory=True)
-    state = wtypes.wsattr(str, mandatory=True)
-    instance_uuid = wtypes.wsattr(types.Uuid())
-    project_id = wtypes.wsattr(str)
     device_context = wtypes.wsattr(types.Uuid())
-    successor = wtypes.wsattr(types.Enum(*SuccessorState))
-    error = wtypes.wsattr(str)
 
 
-class Maintenance(types.JsonObject):
+class Maintenance(types.JsonObject, row=drains.MaintenanceRow):
     """The maintenance window of a device: who set it, when, until when, and how far it is drained.
 
     ``owned`` handles belong to ARQs, of which ``owners`` are the first 64; ``cleaning`` handles
     have no owner and are not clean yet. The device is drained when both numbers are 0.
     """
 
-    since = wtypes.wsattr(datetime, mandatory=True)
-    until = wtypes.wsattr(datetime, mandatory=True)
-    user_id = wtypes.wsattr(str)
     successor = wtypes.wsattr(types.Enum(SuccessorMode.AUTO))
-    owned = wtypes.wsattr(int, mandatory=True)
-    cleaning = wtypes.wsattr(int, mandatory=True)
-    owners = wtypes.wsattr([HandleOwner], mandatory=True)
 
 
-class HandleUse(types.JsonObject):
+class HandleUse(types.JsonObject, row=usage.ClassUseRow, only=("total", *usage.USES)):
     """The handles of a device by use, as in the summary; each handle counts once."""
 
-    total = wtypes.wsattr(int, mandatory=True)
-    free = wtypes.wsattr(int, mandatory=True)
-    owned = wtypes.wsattr(int, mandatory=True)
-    dirty = wtypes.wsattr(int, mandatory=True)
-    draining = wtypes.wsattr(int, mandatory=True)
-    cordoned = wtypes.wsattr(int, mandatory=True)
 
-
-class DeviceV26(DeviceV25):
+class DeviceV26(DeviceV25, row=read.DeviceRow, only=("maintenance", "use")):
     """A device as versions from 2.6 on show it; ``maintenance`` is null without a window."""
 
-    maintenance = wtypes.wsattr(Maintenance)
     use = wtypes.wsattr(HandleUse, mandatory=True)
 
 
@@ -315,12 +296,8 @@ def _merge_filters(filters: Mapping[str, Any]) -> dict[str, str] | None:
     return merged
 
 
-class Layout(types.JsonObject):
+class Layout(types.JsonObject, row=core.Layout):
     """A layout: the number of handles of each resource class, and the traits of the deployables."""
-
-    name = wtypes.wsattr(str, mandatory=True)
-    offers = wtypes.wsattr({str: int}, mandatory=True)
-    traits = wtypes.wsattr([str], mandatory=True)
 
 
 class DeviceLayout(types.JsonObject):
@@ -338,7 +315,7 @@ class LayoutChange(types.JsonObject):
     With ``drain``, the device is cordoned, and its job waits until no handle of it is in use.
     """
 
-    layout = wtypes.wsattr(types.Text(MAX_TEXT, min_length=1), mandatory=True)
+    layout = wtypes.wsattr(types.Text(core.MAX_TEXT, min_length=1), mandatory=True)
     drain = wtypes.wsattr(types.BOOLEAN)
 
 

@@ -41,15 +41,10 @@ class Discovery(types.JsonObject):
     links = wtypes.wsattr([types.Link], mandatory=True)
 
 
-class DiscoverySummary(types.JsonObject):
+class DiscoverySummary(types.JsonObject, row=read.SummaryRow, links=True):
     """A discovery in a list; ``progress`` is the number of backends in each state."""
 
-    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
     state = wtypes.wsattr(State, mandatory=True)
-    progress = wtypes.wsattr({str: int}, mandatory=True)
-    created_at = wtypes.wsattr(datetime, mandatory=True)
-    updated_at = wtypes.wsattr(datetime)
-    links = wtypes.wsattr([types.Link], mandatory=True)
 
 
 class DiscoveryCreated(types.JsonObject):

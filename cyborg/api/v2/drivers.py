@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 from wsme import types as wtypes
 
@@ -83,7 +83,7 @@ _CONFIG_UPDATE = types.Validated(
 )
 
 
-class HostDriver(types.JsonObject):
+class HostDriver(types.JsonObject, row=read_hosts.HostDriverRow, without=("late_at", "down_at")):
     """One backend of a driver on a host, or a host where the driver is installed but not used.
 
     ``status`` is the status in the agent's last heartbeat; ``INSTALLED`` or ``IMPORT_FAILED`` if
@@ -94,54 +94,37 @@ class HostDriver(types.JsonObject):
     desired state.
     """
 
-    host = wtypes.wsattr(str, mandatory=True)
-    backend = wtypes.wsattr(str)
-    status = wtypes.wsattr(str, mandatory=True)
-    error = wtypes.wsattr(str)
-    remarks = wtypes.wsattr([str], mandatory=True)
-    version = wtypes.wsattr(str)
     desired_status = wtypes.wsattr(types.Enum(*DesiredStatus))
-    applied = wtypes.wsattr(bool)
     state = wtypes.wsattr(types.Enum(*Liveness), mandatory=True)
-    last_seen_at = wtypes.wsattr(datetime, mandatory=True)
 
 
-class EffectiveOption(types.JsonObject):
+class EffectiveOption(types.JsonObject, row=registry.Setting):
     """The effective value of an option of a backend, and its source.
 
     ``source`` is ``default``, ``file`` (the host's configuration file) or ``api``. A secret is
     shown as ``***``.
     """
 
-    name = wtypes.wsattr(str, mandatory=True)
     value = wtypes.wsattr(_ANY)
-    source = wtypes.wsattr(types.Enum(*registry.Source), mandatory=True)
 
 
-class EffectiveOptions(types.JsonObject):
+class EffectiveOptions(types.JsonObject, row=read_hosts.EffectiveOptionsRow):
     """The effective options of one backend, from the last report of its agent."""
 
-    host = wtypes.wsattr(str, mandatory=True)
-    backend = wtypes.wsattr(str, mandatory=True)
     options = wtypes.wsattr([EffectiveOption], mandatory=True)
 
 
-class DriverOption(types.JsonObject):
+class DriverOption(types.JsonObject, row=registry.Option):
     """An option of a driver; ``kind`` is the type of its values.
 
     A ``host_only`` option can be set in the configuration file of a host only. The value of a
     ``secret`` option is never shown.
     """
 
-    name = wtypes.wsattr(str, mandatory=True)
-    kind = wtypes.wsattr(types.Enum(*get_args(registry.Kind)), mandatory=True)
     default = wtypes.wsattr(_ANY)
-    help = wtypes.wsattr(str, mandatory=True)
-    host_only = wtypes.wsattr(bool, mandatory=True)
-    secret = wtypes.wsattr(bool, mandatory=True)
 
 
-class DriverSummary(types.JsonObject):
+class DriverSummary(types.JsonObject, row=read.DriverRow, links=True):
     """A driver; ``version`` is the installed version, null if it differs between hosts.
 
     ``type`` is the type of the devices that it discovers, null if they can have any type.
@@ -151,16 +134,7 @@ class DriverSummary(types.JsonObject):
     ``hosts`` has the entries of one host; a list has it only with the filter ``host``.
     """
 
-    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    name = wtypes.wsattr(str, mandatory=True)
-    version = wtypes.wsattr(str)
-    type = wtypes.wsattr(str)
     support = wtypes.wsattr(types.Enum(*Support), mandatory=True)
-    abilities = wtypes.wsattr([str], mandatory=True)
-    num_hosts = wtypes.wsattr(int, mandatory=True)
-    statuses = wtypes.wsattr({str: int}, mandatory=True)
-    hosts = wtypes.wsattr([HostDriver])
-    links = wtypes.wsattr([types.Link], mandatory=True)
 
 
 class Driver(DriverSummary):

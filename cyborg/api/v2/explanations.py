@@ -17,6 +17,7 @@ from cyborg.api.collection import Collection
 from cyborg.api.controller import PageRequest, RequestContext, Resource
 from cyborg.core.binding.limits import UNLIMITED
 from cyborg.core.binding.profile import hidden_profile_name, parse_groups
+from cyborg.core.contexts import refusals
 from cyborg.core.contexts.context import merge_config
 from cyborg.core.contexts.states import OWNING
 from cyborg.core.errors import Forbidden, NotFound
@@ -71,45 +72,47 @@ class ProviderGroup(types.JsonObject):
     remedy = wtypes.wsattr(str)
 
 
-class HandleOwner(types.JsonObject):
+class HandleOwner(
+    types.JsonObject,
+    row=core.Holder,
+    names={"arq": "arq_uuid", "instance": "instance_uuid", "project": "project_id"},
+):
     """The owner of a handle."""
 
-    arq_uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    instance_uuid = wtypes.wsattr(types.Uuid())
-    project_id = wtypes.wsattr(str)
+
+class Provider(
+    types.JsonObject,
+    row=core.ProviderState,
+    only=("uuid", "host", "device_uuid", "device", "resource_class"),
+    names={"host": "hostname", "device": "address"},
+):
+    """A resource provider."""
 
 
-class ProviderExplanation(types.JsonObject):
+class ProviderExplanation(Provider):
     """A resource provider, with the first failing predicate of each group.
 
     ``owners`` are the first owners of its handles.
     """
 
-    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    hostname = wtypes.wsattr(str, mandatory=True)
-    device_uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    address = wtypes.wsattr(str, mandatory=True)
-    resource_class = wtypes.wsattr(str, mandatory=True)
     handles = wtypes.wsattr(int, mandatory=True)
     free_handles = wtypes.wsattr(int, mandatory=True)
     groups = wtypes.wsattr([ProviderGroup], mandatory=True)
     owners = wtypes.wsattr([HandleOwner], mandatory=True)
 
 
-class FailedGroup(types.JsonObject):
+class FailedGroup(types.JsonObject, row=refusals.FailedGroup):
     """A predicate that a resource provider failed for a group, and for how many of its handles.
 
     ``provider_uuid`` is null for a caller who is not an administrator.
     """
 
-    group = wtypes.wsattr(int)
-    provider_uuid = wtypes.wsattr(types.Uuid())
-    code = wtypes.wsattr(str, mandatory=True)
-    reason = wtypes.wsattr(str, mandatory=True)
-    handles = wtypes.wsattr(int, mandatory=True)
+    provider = wtypes.wsattr(types.Uuid(), name="provider_uuid")
 
 
-class LastFailure(types.JsonObject):
+class LastFailure(
+    types.JsonObject, row=refusals.ContextFailure, without=("detail",), names={"job": "job_uuid"}
+):
     """The last failure of a device context: a refused bind or reservation, or failed host work.
 
     ``code`` is the first predicate that failed; ``prepare_failed`` or ``clean_failed`` for the work
@@ -118,14 +121,9 @@ class LastFailure(types.JsonObject):
     """
 
     at = wtypes.wsattr(datetime, mandatory=True)
-    code = wtypes.wsattr(str, mandatory=True)
-    reason = wtypes.wsattr(str, mandatory=True)
-    hostname = wtypes.wsattr(str)
-    job_uuid = wtypes.wsattr(types.Uuid())
-    groups = wtypes.wsattr([FailedGroup], mandatory=True)
 
 
-class RejectedProvider(types.JsonObject):
+class RejectedProvider(Provider):
     """A resource provider that is in no allocation candidate, with the reason for each group.
 
     ``code`` is the first predicate that a bind would fail in Cyborg. The reason of Placement may be
@@ -133,11 +131,6 @@ class RejectedProvider(types.JsonObject):
     ``remedy`` are null if the provider fails no predicate.
     """
 
-    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    hostname = wtypes.wsattr(str, mandatory=True)
-    device_uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    address = wtypes.wsattr(str, mandatory=True)
-    resource_class = wtypes.wsattr(str, mandatory=True)
     groups = wtypes.wsattr([ProviderGroup], mandatory=True)
 
 
@@ -387,20 +380,23 @@ def _visible_owners(
     return texts
 
 
+def describe_predicate(predicate: Predicate, elevated: bool) -> dict[str, str | None]:
+    """Return code, reason and remedy; only an administrator gets the remedy."""
+    return {
+        "code": predicate.value,
+        "reason": predicate.description,
+        "remedy": predicate.remedy if elevated else None,
+    }
+
+
 def _group(summary: core.GroupSummary, elevated: bool, owners: str = "") -> dict[str, Any]:
     """Return a group; ``owners`` names the owners of handles that the caller may see."""
     reasons = []
     for predicate, count in summary.providers.most_common():
-        show_owners = predicate is Predicate.TAKEN and owners
-        reasons.append(
-            {
-                "code": predicate.value,
-                "reason": f"handle is {owners}" if show_owners else predicate.description,
-                "remedy": predicate.remedy if elevated else None,
-                "providers": count,
-                "handles": summary.handles[predicate],
-            }
-        )
+        reason = describe_predicate(predicate, elevated)
+        if predicate is Predicate.TAKEN and owners:
+            reason["reason"] = f"handle is {owners}"
+        reasons.append({**reason, "providers": count, "handles": summary.handles[predicate]})
     return {
         "group": summary.demand.number,
         "resources": dict(summary.demand.units),
@@ -414,77 +410,41 @@ def _last_failure(failure: Mapping[str, Any] | None, elevated: bool) -> dict[str
     """Return the last failure of a context, as far as the caller may know it."""
     if failure is None:
         return None
-    groups = [
-        {
-            "group": group["group"],
-            "provider_uuid": group["provider"] if elevated else None,
-            "code": group["code"],
-            "reason": group["reason"],
-            "handles": group["handles"],
-        }
-        for group in failure["groups"]
-    ]
-    return {
-        "at": f"{failure['at']}+00:00",
-        "code": failure["code"],
-        "reason": (failure.get("detail") if elevated else None) or failure["reason"],
-        "hostname": failure["hostname"] if elevated else None,
-        "job_uuid": failure["job"] if elevated else None,
-        "groups": groups,
-    }
+    shown: dict[str, Any] = {**failure, "at": f"{failure['at']}+00:00"}
+    if elevated:
+        shown["reason"] = failure.get("detail") or failure["reason"]
+    else:
+        groups = [{**group, "provider": None} for group in failure["groups"]]
+        shown |= {"hostname": None, "job": None, "groups": groups}
+    return types.serialize(LastFailure, shown)
 
 
 def _rejected(rejection: Rejection) -> dict[str, Any]:
-    groups = [
-        {
-            "group": group.demand.number,
-            "code": group.failure.predicate.value if group.failure else None,
-            "reason": group.text,
-            "remedy": group.failure.predicate.remedy if group.failure else None,
-        }
-        for group in rejection.groups
-    ]
-    return {**_identity(rejection.provider), "groups": groups}
-
-
-def _identity(state: core.ProviderState) -> dict[str, Any]:
-    return {
-        "uuid": state.uuid,
-        "hostname": state.host,
-        "device_uuid": state.device_uuid,
-        "address": state.device,
-        "resource_class": state.resource_class,
-    }
+    groups = [_provider_group(g.demand.number, g.failure, g.text) for g in rejection.groups]
+    return {**types.serialize(Provider, rejection.provider), "groups": groups}
 
 
 def _provider(
     state: core.ProviderState, fit: RequestFit, owners: Sequence[core.Holder]
 ) -> dict[str, Any]:
-    failures = fit.failures(state)
+    failures = zip(fit.demands, fit.failures(state), strict=True)
     return {
-        **_identity(state),
+        **types.serialize(Provider, state),
         "handles": state.handles.total,
         "free_handles": state.handles.free,
         "groups": [
-            _provider_group(demand.number, failure)
-            for demand, failure in zip(fit.demands, failures, strict=True)
+            _provider_group(demand.number, failure, failure.text if failure else None)
+            for demand, failure in failures
         ],
-        "owners": [
-            {
-                "arq_uuid": owner.arq,
-                "instance_uuid": owner.instance,
-                "project_id": owner.project,
-            }
-            for owner in owners
-        ],
+        "owners": [types.serialize(HandleOwner, owner) for owner in owners],
     }
 
 
-def _provider_group(number: int, failure: Failure | None) -> dict[str, Any]:
+def _provider_group(number: int, failure: Failure | None, text: str | None) -> dict[str, Any]:
     return {
         "group": number,
         "code": failure.predicate.value if failure else None,
-        "reason": failure.text if failure else None,
+        "reason": text,
         "remedy": failure.predicate.remedy if failure else None,
     }
 

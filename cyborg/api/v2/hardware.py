@@ -33,27 +33,16 @@ class Status(types.JsonObject):
     reboot_required = wtypes.wsattr(bool, mandatory=True)
 
 
-class Hardware(types.JsonObject):
+class Hardware(types.JsonObject, row=read.HardwareRow):
     """A device as last reported by its agent, even if it is not ready or not supported.
 
     ``not_offered`` is the reason why the device or one of its deployables is not offered, for
     example because the host uses it, or null. ``host_down`` is true if the agent is down.
     """
 
-    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
     acc_specs = wtypes.wsattr(Specs, mandatory=True)
     acc_status = wtypes.wsattr(Status, mandatory=True)
-    host = wtypes.wsattr(str, mandatory=True)
-    address = wtypes.wsattr(str, mandatory=True)
-    driver = wtypes.wsattr(str)
-    backend = wtypes.wsattr(str, mandatory=True)
     vendor_id = wtypes.wsattr(str)
-    product_id = wtypes.wsattr(str)
-    numa_node = wtypes.wsattr(int)
-    health = wtypes.wsattr(str, mandatory=True)
-    serial = wtypes.wsattr(str)
-    not_offered = wtypes.wsattr(str)
-    host_down = wtypes.wsattr(bool, mandatory=True)
 
 
 _NAME = types.Text(min_length=1)

@@ -2,7 +2,6 @@
 """/v2/jobs and /v2/outbox: long-running work on hosts, and messages to other services."""
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 
 from wsme import types as wtypes
@@ -12,6 +11,7 @@ from cyborg.api.collection import Collection
 from cyborg.api.controller import PageRequest, RequestContext, Resource
 from cyborg.core.drivers.rollout import Kind, StepState
 from cyborg.core.errors import Conflict, NotFound, WrongState
+from cyborg.core.jobs import progress as activity
 from cyborg.core.jobs.job import JobKind, JobState
 from cyborg.db.jobs import read
 from cyborg.db.outbox import read as outbox_read
@@ -22,24 +22,17 @@ STEP_STATE = types.Enum(*StepState)
 ACTIVITY_SINCE = (2, 5)
 
 
-class Step(types.JsonObject):
+class Step(types.JsonObject, row=read.StepRow):
     """The step of a job for a backend on a host; ``error`` is the reason of a failure, or null."""
 
-    host = wtypes.wsattr(str, mandatory=True)
-    backend = wtypes.wsattr(str, mandatory=True)
     state = wtypes.wsattr(STEP_STATE, mandatory=True)
-    error = wtypes.wsattr(str)
 
 
-class Activity(types.JsonObject):
+class Activity(types.JsonObject, row=activity.Activity):
     """What the host of a job does at the moment: ``done`` of ``total`` parts of a step, or null."""
 
-    step = wtypes.wsattr(str, mandatory=True)
-    done = wtypes.wsattr(int)
-    total = wtypes.wsattr(int)
 
-
-class JobSummary(types.JsonObject):
+class JobSummary(types.JsonObject, row=read.JobRow, links=True):
     """A job without its steps; ``host`` is null for a job on many hosts.
 
     ``subject`` is the name of a driver, or the uuid of an instance, a deployable or a device.
@@ -47,18 +40,9 @@ class JobSummary(types.JsonObject):
     and null unless the host works on the job.
     """
 
-    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
     kind = wtypes.wsattr(KIND, mandatory=True)
-    host = wtypes.wsattr(str)
-    subject = wtypes.wsattr(str, mandatory=True)
     state = wtypes.wsattr(STATE, mandatory=True)
-    error = wtypes.wsattr(str)
-    attempts = wtypes.wsattr(int, mandatory=True)
-    progress = wtypes.wsattr({str: int}, mandatory=True)
     activity = wtypes.wsattr(Activity)
-    created_at = wtypes.wsattr(datetime, mandatory=True)
-    updated_at = wtypes.wsattr(datetime)
-    links = wtypes.wsattr([types.Link], mandatory=True)
 
 
 class Job(JobSummary):
@@ -160,19 +144,11 @@ class Controller(Resource):
 MESSAGE_STATES = ("pending", "dead")
 
 
-class Message(types.JsonObject):
+class Message(types.JsonObject, row=outbox_read.MessageRow):
     """A message to another service; ``error`` is the error of the last failed delivery, or null."""
 
-    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    kind = wtypes.wsattr(str, mandatory=True)
-    subject = wtypes.wsattr(str, mandatory=True)
     state = wtypes.wsattr(types.Enum(*MESSAGE_STATES), mandatory=True)
-    attempts = wtypes.wsattr(int, mandatory=True)
-    next_try_at = wtypes.wsattr(datetime, mandatory=True)
-    error = wtypes.wsattr(str)
     payload = wtypes.wsattr(types.Validated("object", dict), mandatory=True)
-    created_at = wtypes.wsattr(datetime, mandatory=True)
-    updated_at = wtypes.wsattr(datetime)
 
 
 OUTBOX = Collection("outbox", "outbox", outbox_read, Message, nouns="messages", since=(2, 4))

@@ -22,17 +22,14 @@ class CountLimit(types.JsonObject):
     used = wtypes.wsattr(int, mandatory=True)
 
 
-class ResourceLimit(types.JsonObject):
+class ResourceLimit(types.JsonObject, row=project_units.UsageRow):
     """The limit of a project on the units of one resource class; -1 is unlimited.
 
     ``used`` counts all accelerator requests and is compared with the limit when they are created;
     ``bound`` counts those that own an attach handle and is compared when they are bound.
     """
 
-    resource_class = wtypes.wsattr(str, mandatory=True)
     limit = wtypes.wsattr(int, mandatory=True)
-    used = wtypes.wsattr(int, mandatory=True)
-    bound = wtypes.wsattr(int, mandatory=True)
 
 
 class Limits(types.JsonObject):

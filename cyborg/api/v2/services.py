@@ -3,7 +3,6 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from typing import Any
 
 from wsme import types as wtypes
@@ -12,87 +11,57 @@ from cyborg.api import types
 from cyborg.api.collection import Collection
 from cyborg.api.controller import PageRequest, RequestContext, Resource
 from cyborg.api.operation import operation
-from cyborg.api.v2.summary import ClassHandles
 from cyborg.core.errors import InUse, NotFound, WrongState
 from cyborg.core.hosts import Liveness, evaluate
 from cyborg.core.inventory import functions as core
 from cyborg.db.backends import read as read_backends
+from cyborg.db.handles import usage
 from cyborg.db.services import read
 from cyborg.db.services import read as read_hosts
 
 
-class Function(types.JsonObject):
+class Function(types.JsonObject, row=read_backends.FunctionRow):
     """A function that a backend offers, such as encryption, and the accelerators that have it.
 
     ``total``, ``used`` and ``free`` are numbers of accelerators: ``used`` accelerators are bound or
     being cleaned, ``free`` accelerators can be bound now.
     """
 
-    function = wtypes.wsattr(str, mandatory=True)
-    total = wtypes.wsattr(int, mandatory=True)
-    used = wtypes.wsattr(int, mandatory=True)
-    free = wtypes.wsattr(int, mandatory=True)
 
-
-class Backend(types.JsonObject):
+class Backend(types.JsonObject, row=read_backends.BackendRow):
     """One configured driver of an agent; ``error`` is null without an error.
 
     ``functions`` are the functions of the backend's devices, ordered by name.
     """
 
-    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    name = wtypes.wsattr(str, mandatory=True)
-    driver = wtypes.wsattr(str, mandatory=True)
-    status = wtypes.wsattr(str, mandatory=True)
-    error = wtypes.wsattr(str)
-    functions = wtypes.wsattr([Function], mandatory=True)
 
-
-class Service(types.JsonObject):
+class Service(types.JsonObject, row=read.ServiceRow, without=("late_at", "down_at")):
     """A daemon with its backends, or one backend with the state of its daemon: see ``kind``.
 
     ``state`` is the liveness according to the last heartbeat. ``down_since`` is when an agent was
     marked down and its host cordoned, or null.
     """
 
-    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
     kind = wtypes.wsattr(types.Enum("daemon", "backend"), mandatory=True)
-    binary = wtypes.wsattr(str, mandatory=True)
-    host = wtypes.wsattr(str, mandatory=True)
-    status = wtypes.wsattr(str, mandatory=True)
     state = wtypes.wsattr(types.Enum(*Liveness), mandatory=True)
-    last_seen_at = wtypes.wsattr(datetime, mandatory=True)
-    down_since = wtypes.wsattr(datetime)
-    backends = wtypes.wsattr([Backend], mandatory=True)
-    created_at = wtypes.wsattr(datetime, mandatory=True)
 
 
-class HostClass(ClassHandles):
+class HostClass(types.JsonObject, row=usage.ClassUseRow):
     """The handles of one resource class of a host by use; each handle counts once.
 
     ``whole_free`` are the free handles of deployables of which nothing is in use, and
     ``largest_free`` the most free handles of one deployable, which one group of a request can get.
     """
 
-    whole_free = wtypes.wsattr(int, mandatory=True)
-    largest_free = wtypes.wsattr(int, mandatory=True)
 
-
-class Host(types.JsonObject):
+class Host(types.JsonObject, row=read_hosts.HostRow, without=("late_at", "down_at")):
     """A host, which is an agent with its devices.
 
     ``uuid`` is that of the agent, and ``state`` its liveness according to the last heartbeat.
     ``down_since`` is when it was marked down and the host cordoned, or null.
     """
 
-    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    hostname = wtypes.wsattr(str, mandatory=True)
     state = wtypes.wsattr(types.Enum(*Liveness), mandatory=True)
-    status = wtypes.wsattr(str, mandatory=True)
-    last_seen_at = wtypes.wsattr(datetime, mandatory=True)
-    down_since = wtypes.wsattr(datetime)
-    devices = wtypes.wsattr(int, mandatory=True)
-    resource_classes = wtypes.wsattr([HostClass], mandatory=True)
 
 
 class HostRemoval(types.JsonObject):

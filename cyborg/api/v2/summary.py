@@ -12,7 +12,7 @@ from cyborg.api.controller import ApiContext, RequestContext, Resource
 from cyborg.api.operation import operation
 from cyborg.core.hosts import AGENT, Liveness
 from cyborg.core.inventory.device import Health
-from cyborg.db.handles.usage import USES
+from cyborg.db.handles import usage
 from cyborg.db.services import read as services
 from cyborg.db.totals import read as totals
 from cyborg.db.totals.read import Counts, Totals
@@ -41,30 +41,20 @@ class ServiceCount(types.JsonObject):
     count = wtypes.wsattr(int, mandatory=True)
 
 
-class DownService(types.JsonObject):
+class DownService(types.JsonObject, row=services.DownServiceRow):
     """A daemon that is down, and its last heartbeat."""
 
-    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    binary = wtypes.wsattr(str, mandatory=True)
-    host = wtypes.wsattr(str, mandatory=True)
-    last_seen_at = wtypes.wsattr(datetime, mandatory=True)
 
-
-class ClassHandles(types.JsonObject):
+class ClassHandles(
+    types.JsonObject,
+    row=usage.ClassUseRow,
+    only=("resource_class", "total", *usage.USES, "undeliverable"),
+):
     """The handles of one resource class by use; each handle counts once.
 
     ``undeliverable`` are those of the ``cordoned`` handles whose devices cannot be attached to an
     instance.
     """
-
-    resource_class = wtypes.wsattr(str, mandatory=True)
-    total = wtypes.wsattr(int, mandatory=True)
-    free = wtypes.wsattr(int, mandatory=True)
-    owned = wtypes.wsattr(int, mandatory=True)
-    dirty = wtypes.wsattr(int, mandatory=True)
-    draining = wtypes.wsattr(int, mandatory=True)
-    cordoned = wtypes.wsattr(int, mandatory=True)
-    undeliverable = wtypes.wsattr(int, mandatory=True)
 
 
 class DeviceCounts(types.JsonObject):
@@ -82,30 +72,18 @@ class DeviceCounts(types.JsonObject):
     maintenance = wtypes.wsattr(int, mandatory=True)
 
 
-class UnhealthyDevice(types.JsonObject):
+class UnhealthyDevice(types.JsonObject, row=totals.UnhealthyRow):
     """An unhealthy device, and since when it is unhealthy."""
 
-    host = wtypes.wsattr(str, mandatory=True)
-    address = wtypes.wsattr(str, mandatory=True)
-    health_since = wtypes.wsattr(datetime, mandatory=True)
 
-
-class OpenJobs(types.JsonObject):
+class OpenJobs(types.JsonObject, row=totals.JobCountRow):
     """The open jobs of one kind: all, those past their deadline, and the creation of the oldest."""
 
-    kind = wtypes.wsattr(str, mandatory=True)
-    count = wtypes.wsattr(int, mandatory=True)
-    overdue = wtypes.wsattr(int, mandatory=True)
-    oldest = wtypes.wsattr(datetime, mandatory=True)
 
-
-class MessageCount(types.JsonObject):
+class MessageCount(types.JsonObject, row=totals.OutboxCountRow):
     """The messages of the outbox of one kind and state, and the creation of the oldest."""
 
-    kind = wtypes.wsattr(str, mandatory=True)
     state = wtypes.wsattr(types.Enum("pending", "dead"), mandatory=True)
-    count = wtypes.wsattr(int, mandatory=True)
-    oldest = wtypes.wsattr(datetime, mandatory=True)
 
 
 class ProviderCounts(types.JsonObject):
@@ -227,7 +205,7 @@ def _count_unhealthy(counts: Counts, found: Totals) -> int:
 def _classes(counts: Counts) -> Iterable[dict[str, Any]]:
     handles = counts.handles
     for name in sorted({name for name, _ in handles}):
-        uses = {use: handles.get((name, use), 0) for use in USES}
+        uses = {use: handles.get((name, use), 0) for use in usage.USES}
         undeliverable = counts.handles_undeliverable.get(name, 0)
         total = sum(uses.values())
         yield {"resource_class": name, "total": total, **uses, "undeliverable": undeliverable}

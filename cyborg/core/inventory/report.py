@@ -23,7 +23,7 @@ from cyborg.core.drivers.registry import MAX_OPTIONS, DriverEntry, Setting
 from cyborg.core.errors import Invalid
 from cyborg.core.hosts import NO_IDENTITY, Identity
 from cyborg.core.inventory import capability
-from cyborg.core.inventory.device import Device
+from cyborg.core.inventory.device import NOT_OFFERED, Device
 from cyborg.core.text import sanitize
 from cyborg.core.validation import check_integer, find_duplicate, integer, malformed, string
 
@@ -222,10 +222,6 @@ def _sorted_dict(device: Device) -> dict[str, Any]:
 
 def _address(body: dict[str, Any]) -> str:
     return str(body["address"])
-
-
-NOT_OFFERED = "not_offered"
-"""The reason why a device or deployable is not offered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from cyborg.core.drivers.registry import Option, Support
 from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.core.inventory.device import (
     MAX_TEXT,
+    NOT_OFFERED,
     Ability,
     AttachHandle,
     Deployable,
@@ -31,7 +32,6 @@ from cyborg.core.inventory.device import (
     count_handles,
 )
 from cyborg.core.inventory.device_state import Measurement
-from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import handle_uuid, make_custom_name

@@ -12,6 +12,7 @@ from cyborg.core.address import PciAddress
 from cyborg.core.inventory import capability
 from cyborg.core.inventory.device import (
     MAX_TEXT,
+    NOT_OFFERED,
     AttachHandle,
     Deployable,
     Device,
@@ -19,7 +20,6 @@ from cyborg.core.inventory.device import (
     HandleType,
 )
 from cyborg.core.inventory.functions import root_of
-from cyborg.core.inventory.report import NOT_OFFERED
 from cyborg.core.text import join_limited
 from cyborg.drivers.kernel.reset import can_reset
 from cyborg.drivers.pci import classes

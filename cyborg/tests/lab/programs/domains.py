@@ -13,7 +13,7 @@ from typing import Any
 from cyborg.agent.guests.function_users import FunctionUsers, RecordFile
 from cyborg.agent.guests.libvirt_domains import LibvirtDomains, find_library
 from cyborg.agent.guests.libvirt_hypervisor import start_event_loop
-from cyborg.core.inventory.report import NOT_OFFERED
+from cyborg.core.inventory.device import NOT_OFFERED
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.host_use import open_nodes
 from cyborg.tests.fixtures.machine import embedded_libvirt

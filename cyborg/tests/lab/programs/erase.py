@@ -17,7 +17,7 @@ from typing import Any
 
 from cyborg.agent.backends.memory import MemoryFile
 from cyborg.core.errors import DriverFailed
-from cyborg.core.inventory.report import NOT_OFFERED
+from cyborg.core.inventory.device import NOT_OFFERED
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.nvme.driver import NvmeDriver
 from cyborg.tests.fixtures.machine.processes import wait_until

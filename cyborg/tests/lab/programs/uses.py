@@ -15,7 +15,7 @@ from typing import Any
 
 from pyroute2 import IPRoute, netns
 
-from cyborg.core.inventory.report import NOT_OFFERED
+from cyborg.core.inventory.device import NOT_OFFERED
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.host_use import open_nodes
 from cyborg.tests.fixtures.hosts import disk_contents

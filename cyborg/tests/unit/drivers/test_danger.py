@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from cyborg.core.errors import DriverFailed
-from cyborg.core.inventory.device import Device
-from cyborg.core.inventory.report import NOT_OFFERED
+from cyborg.core.inventory.device import NOT_OFFERED, Device
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.crypto.driver import CryptoDriver
 from cyborg.drivers.fpga.driver import FpgaDriver

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from cyborg.core.inventory.device import Device
-from cyborg.core.inventory.report import NOT_OFFERED
+from cyborg.core.inventory.device import NOT_OFFERED, Device
 from cyborg.drivers.crypto.driver import CryptoDriver
 from cyborg.drivers.fpga.driver import FpgaDriver
 from cyborg.drivers.generic import GenericDriver

@@ -11,7 +11,7 @@ from cyborg.agent.backends.factory import options_of
 from cyborg.agent.guests import function_users
 from cyborg.agent.service import AgentService
 from cyborg.core.errors import Unavailable
-from cyborg.core.inventory.report import NOT_OFFERED
+from cyborg.core.inventory.device import NOT_OFFERED
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.host_use import domains
 from cyborg.testing.machine import HostTree

@@ -9,8 +9,7 @@ import pytest
 
 from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory import capability
-from cyborg.core.inventory.device import Ability, Device, DeviceType, Health
-from cyborg.core.inventory.report import NOT_OFFERED
+from cyborg.core.inventory.device import NOT_OFFERED, Ability, Device, DeviceType, Health
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.crypto.driver import KERNEL_USE_HOLD, CryptoDriver
 from cyborg.drivers.kernel.crypto import FAMILIES, QAT_CONFIGURABLE

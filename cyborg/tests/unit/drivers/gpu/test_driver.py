@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from cyborg.core.errors import DriverFailed, Misconfigured
-from cyborg.core.inventory.device import Ability, Device, HandleType
-from cyborg.core.inventory.report import NOT_OFFERED
+from cyborg.core.inventory.device import NOT_OFFERED, Ability, Device, HandleType
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.naming import handle_uuid
 from cyborg.drivers.generic import GenericDriver

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cyborg.core.inventory.report import NOT_OFFERED
+from cyborg.core.inventory.device import NOT_OFFERED
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.host_use.check import used_functions
 from cyborg.drivers.host_use.networks import NetworkUse

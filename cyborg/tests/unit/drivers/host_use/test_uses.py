@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cyborg.core.errors import DriverFailed
-from cyborg.core.inventory.report import NOT_OFFERED
+from cyborg.core.inventory.device import NOT_OFFERED
 from cyborg.drivers.generic import GenericDriver
 from cyborg.testing.machine import HostTree
 from cyborg.tests.unit.drivers.host_use.steps import A, Use

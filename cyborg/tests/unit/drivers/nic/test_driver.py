@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from cyborg.core.errors import Misconfigured
-from cyborg.core.inventory.device import Ability, Device, DeviceType, Health
-from cyborg.core.inventory.report import NOT_OFFERED
+from cyborg.core.inventory.device import NOT_OFFERED, Ability, Device, DeviceType, Health
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.nic.driver import NicDriver
 from cyborg.drivers.pci.access import HostAccess

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from cyborg.core.errors import DriverFailed, Invalid, Misconfigured
-from cyborg.core.inventory.device import Ability, Device
-from cyborg.core.inventory.report import NOT_OFFERED
+from cyborg.core.inventory.device import NOT_OFFERED, Ability, Device
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.kernel.nvme import Controller, ControllerInfo, Method, SanitizeState
 from cyborg.drivers.nvme.driver import NvmeDriver

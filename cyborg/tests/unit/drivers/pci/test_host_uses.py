@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cyborg.core.errors import DriverFailed
-from cyborg.core.inventory.report import NOT_OFFERED
+from cyborg.core.inventory.device import NOT_OFFERED
 from cyborg.drivers.base import VolatileMemory
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.host_use.networks import ACTIVE_PORT

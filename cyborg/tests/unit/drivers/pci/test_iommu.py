@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from cyborg.core.inventory.device import Device
-from cyborg.core.inventory.report import NOT_OFFERED
+from cyborg.core.inventory.device import NOT_OFFERED, Device
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.sysfs import Sysfs
 from cyborg.testing.machine import HostTree

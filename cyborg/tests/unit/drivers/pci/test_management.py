@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cyborg.core.inventory.report import NOT_OFFERED
+from cyborg.core.inventory.device import NOT_OFFERED
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.pci.classes import describe_management, find_user_function
 from cyborg.drivers.sysfs import PciFunction

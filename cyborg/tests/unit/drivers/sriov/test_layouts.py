@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from cyborg.core.errors import DriverFailed, Misconfigured
-from cyborg.core.inventory.device import Ability, Device, count_handles
-from cyborg.core.inventory.report import NOT_OFFERED
+from cyborg.core.inventory.device import NOT_OFFERED, Ability, Device, count_handles
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.pci import sriov

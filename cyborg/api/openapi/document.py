@@ -15,8 +15,7 @@ from wsme import types as wtypes
 
 from cyborg.api import controller, faults, types, versions
 from cyborg.api.middleware import JSON
-from cyborg.api.openapi.parameters import describe_parameter
-from cyborg.api.openapi.schemas import Schema, Schemas, since
+from cyborg.api.openapi.schemas import Schema, Schemas, describe_parameter, since
 from cyborg.api.operation import Operation
 from cyborg.api.routes import DOCUMENT, RouteTable
 

@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convert WSME types to JSON schemas."""
+"""Convert WSME types to JSON schemas; the descriptions of fields and parameters.
 
+The descriptions are in ``descriptions.ini``.
+"""
+
+import configparser
+import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from importlib import resources
 from typing import Any
 
 from wsme import types as wtypes
 
 from cyborg.api import types, versions
-from cyborg.api.openapi.fields import describe_field
 
 Schema = dict[str, Any]
 
@@ -19,6 +24,7 @@ Schema = dict[str, Any]
 _PLAIN = r"^[^\u0000-\u001f\u007f-\u009f]*$"
 _VERSIONED = re.compile(r"V(\d)(\d+)$")
 _LINES = r"^[^\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f]*$"
+NEXT_LINK = "A link to the next page; absent on the last page."
 _PRIMITIVES: Mapping[Any, Schema] = {
     str: {"type": "string"},
     int: {"type": "integer"},
@@ -73,13 +79,46 @@ class Schemas:
         schema = self.schema_for(attribute.datatype)
         if not attribute.mandatory:
             schema = nullable(schema)
-        owner = _VERSIONED.sub("", datatype.__name__)
-        description = describe_field(owner, attribute.name)
+        description = describe_field(datatype, attribute.name)
         return {
             **schema,
             **({"description": description} if description else {}),
             **since(_version_of(datatype, attribute.key)),
         }
+
+
+@functools.cache
+def read_descriptions() -> configparser.ConfigParser:
+    """Return the descriptions, in the sections ``fields`` and ``parameters``."""
+    # Only the first request for the document needs them, no other one of a worker. A name may
+    # contain a colon, and upper case has a meaning, other than in most files of this format.
+    parser = configparser.ConfigParser(interpolation=None, delimiters=("=",))
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read_string(resources.files(__package__).joinpath("descriptions.ini").read_text("utf-8"))
+    return parser
+
+
+def _describe(section: str, *names: str) -> str | None:
+    """Return the description of the first of the names that has one."""
+    texts = read_descriptions()[section]
+    text = next((texts[name] for name in names if name in texts), None)
+    return None if text is None else text.replace("\n", " ")
+
+
+def describe_field(datatype: type, name: str) -> str:
+    """Return the description of a field of an object, empty if it has none."""
+    if name.endswith("_links"):
+        return NEXT_LINK
+    owners = (_VERSIONED.sub("", cls.__name__) for cls in datatype.__mro__)
+    return _describe("fields", *(f"{owner}.{name}" for owner in owners), name) or ""
+
+
+def describe_parameter(operation_id: str, name: str) -> str:
+    """Return the description of a parameter. Raise KeyError if it has none."""
+    text = _describe("parameters", f"{operation_id}:{name}", name)
+    if text is None:
+        raise KeyError(name)
+    return text
 
 
 def since(version: versions.Version) -> Schema:

@@ -4,6 +4,7 @@
 import difflib
 import json
 import re
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -11,8 +12,8 @@ import jsonschema
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from cyborg.api.openapi import fields
-from cyborg.api.openapi.parameters import DESCRIPTIONS
+from cyborg.api import types
+from cyborg.api.openapi.schemas import read_descriptions
 from cyborg.tests.fixtures.reference.generator import ROOT, load_generator
 
 PAGES = ROOT / "doc" / "source" / "api" / "reference"
@@ -72,28 +73,38 @@ def test_committed_document_is_valid_openapi_3_1(document: Any) -> None:
 
 
 def test_every_parameter_has_a_description(document: Any) -> None:
-    used = set()
+    used, described = set(), read_descriptions()["parameters"]
     for operation_id, (_, _, operation) in list_operations(document).items():
         for parameter in operation["parameters"]:
             if name := parameter.get("name"):
                 assert parameter["description"].endswith("."), (operation_id, name)
                 own = f"{operation_id}:{name}"
-                used.add(own if own in DESCRIPTIONS else name)
-    assert set(DESCRIPTIONS) == used
+                used.add(own if own in described else name)
+    assert set(described) == used
+
+
+def list_types(base: type = types.JsonObject) -> Iterator[type]:
+    cls: type
+    for cls in base.__subclasses__():
+        yield cls
+        yield from list_types(cls)
 
 
 def test_every_field_has_a_description(document: Any) -> None:
-    used = set()
+    used, described = set(), read_descriptions()["fields"]
+    owners = {
+        cls.__name__: [re.sub(r"V\d+$", "", each.__name__) for each in cls.__mro__]
+        for cls in list_types()
+    }
     for name, schema in document["components"]["schemas"].items():
-        owner = re.sub(r"V\d+$", "", name)
         for field, value in schema["properties"].items():
             assert value.get("description", "").endswith("."), (
-                f"{owner}.{field} is not described in cyborg/api/openapi/fields.py"
+                f"{name}.{field} is not described in cyborg/api/openapi/descriptions.ini"
             )
-            own = f"{owner}.{field}"
+            keys = [*(f"{owner}.{field}" for owner in owners[name]), field]
             if not field.endswith("_links"):
-                used.add(own if own in fields.DESCRIPTIONS else field)
-    assert set(fields.DESCRIPTIONS) == used
+                used.add(next(key for key in keys if key in described))
+    assert set(described) == used
 
 
 def test_fields_have_the_version_of_their_class(document: Any) -> None:

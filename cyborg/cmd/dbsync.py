@@ -7,7 +7,6 @@ deletes old rows: see ``cyborg.cmd.dbsync_purge``.
 
 import logging
 import sys
-import time
 from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
@@ -18,13 +17,13 @@ from oslo_log import log
 
 from cyborg import conf as options
 from cyborg.cmd import dbsync_custody, dbsync_import, dbsync_purge
+from cyborg.cmd.common import add_format, wait_for_database, write_line
 from cyborg.compat.oslo import set_up_logging
 from cyborg.conf.conductor import reference_release
-from cyborg.core.errors import CyborgError, Unavailable
+from cyborg.core.errors import CyborgError
 from cyborg.db import errors, migrate
 from cyborg.db.custody import write as custody_keys
 from cyborg.db.engine import make_engine
-from cyborg.threads.failures import Backoff
 
 CLI_OPTIONS = [
     cfg.FloatOpt(
@@ -57,11 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Without statement timeouts: a migration of a large table can take long.
         engine = make_engine(conf, bounded=False)
         try:
-            _wait(engine, conf.wait)
+            wait_for_database(engine, conf.wait)
             conf.verb.run(engine, conf)
         finally:
             engine.dispose()
     except (CyborgError, cfg.Error) as error:
+        # The message of our own error often lacks that of the database driver.
         reason = errors.reason(error)
         details = "" if reason == str(error) else f": {reason}"
         sys.stderr.write(f"cyborg-dbsync: {error}{details}\n")
@@ -76,7 +76,7 @@ def _verbs(parsers: Any) -> None:
     parser = parsers.add_parser("upgrade", help="apply the missing migrations")
     parser.add_argument("revision", nargs="?", default="head", help="target revision (head)")
     parser.set_defaults(
-        run=lambda engine, conf: migrate.upgrade(engine, conf.verb.revision, report=_print)
+        run=lambda engine, conf: migrate.upgrade(engine, conf.verb.revision, report=write_line)
     )
     parser = parsers.add_parser("version", help="show the revision of the database")
     parser.set_defaults(run=lambda engine, conf: _version(engine))
@@ -85,16 +85,14 @@ def _verbs(parsers: Any) -> None:
     )
     parser.add_argument("revision")
     parser.set_defaults(
-        run=lambda engine, conf: migrate.stamp(engine, conf.verb.revision, report=_print)
+        run=lambda engine, conf: migrate.stamp(engine, conf.verb.revision, report=write_line)
     )
     parser = parsers.add_parser("import", help="take over a database of OpenStack Cyborg")
     parser.add_argument(
         "--from", required=True, dest="source", metavar="URL", help="URL of the former database"
     )
     parser.add_argument("--dry-run", action="store_true", help="only show what would be taken")
-    parser.add_argument(
-        "-f", "--format", choices=("table", "json"), default="table", help="format of the result"
-    )
+    add_format(parser)
     parser.set_defaults(
         run=lambda engine, conf: dbsync_import.run(
             custody_keys.attach(engine, custody_keys.load(conf)),
@@ -110,27 +108,4 @@ def _verbs(parsers: Any) -> None:
 
 def _version(engine: sa.Engine) -> None:
     current, head = migrate.version(engine), migrate.head()
-    if current == head:
-        _print(f"{current} (head)")
-    else:
-        _print(f"{current or 'none'} (head is {head})")
-
-
-def _wait(engine: sa.Engine, seconds: float) -> None:
-    """Wait until the database responds; raise Unavailable if it does not within ``seconds``."""
-    deadline, backoff = time.monotonic() + seconds, Backoff(0.5, 10.0)
-    while True:
-        try:
-            with errors.translate(), engine.connect():
-                return
-        except Unavailable as exc:
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                raise
-            _print(f"{exc}; waiting up to {remaining:.0f} s more")
-            time.sleep(min(backoff.next_delay(), remaining))
-
-
-def _print(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+    write_line(f"{current} (head)" if current == head else f"{current or 'none'} (head is {head})")

@@ -2,7 +2,6 @@
 """``cyborg-dbsync import``: take over a database of OpenStack Cyborg."""
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -11,13 +10,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from cyborg.cmd.common import require_head, write_line, write_table
 from cyborg.core.errors import Conflict, Invalid
 from cyborg.core.migration import import_plan, reference
 from cyborg.core.migration.host_plan import ImportPlanner
 from cyborg.core.migration.import_plan import HostImport, UnknownUse, find_unserved_names
 from cyborg.core.migration.reference import Drop
 from cyborg.core.text import abbreviate
-from cyborg.db import errors, migrate
+from cyborg.db import errors
 from cyborg.db.reference import reader, writer
 from cyborg.db.unit_of_work import UnitOfWork
 
@@ -74,9 +74,7 @@ class ImportReport:
                 }
                 for kind in reference.KINDS
             },
-            "dropped": [
-                {"kind": drop.kind, "name": drop.name, "reason": drop.reason} for drop in self.drops
-            ],
+            "dropped": [asdict(drop) for drop in self.drops],
             "unserved_profiles": [
                 {"name": name, "missing": dict(missing)} for name, missing in self.unserved.items()
             ],
@@ -94,22 +92,18 @@ def run(
     Raise Invalid for a URL that cannot be used, NotFound and Conflict for a source or a target that
     cannot be imported, and Unavailable if a database does not answer.
     """
-    if (current := migrate.version(engine)) != migrate.head():
-        raise Conflict(
-            f"the target is at revision {current or 'none'}, expected {migrate.head()}: run "
-            "'cyborg-dbsync upgrade' first"
-        )
+    require_head(engine, "target")
     source = _make_source(source_url)
     try:
         if source.url.set(query={}) == engine.url.set(query={}):
             raise Invalid("--from is the database of this service; expected the former one")
         with errors.translate(), source.connect() as connection:
-            progress = _show_nothing if as_json else _show_progress
+            progress = (lambda *_: None) if as_json else _show_progress
             report = import_database(connection, engine, progress, release, dry_run=dry_run)
     finally:
         source.dispose()
     if as_json:
-        _print(json.dumps(report.to_dict(), indent=2))
+        write_line(json.dumps(report.to_dict(), indent=2))
     else:
         _print_table(report, dry_run=dry_run)
 
@@ -227,21 +221,20 @@ def _print_table(report: ImportReport, *, dry_run: bool) -> None:
         (kind, report.found[kind], report.taken[kind], report.present(kind), report.dropped(kind))
         for kind in reference.KINDS
     ]
-    widths = [max(len(str(row[i])) for row in (header, *rows)) for i in range(len(header))]
-    for row in (header, *rows):
-        cells = [str(cell).rjust(width) for cell, width in zip(row, widths, strict=True)]
-        _print("  ".join([str(row[0]).ljust(widths[0]), *cells[1:]]))
+    write_table(header, rows, numbers=True)
     for drop in report.drops[:MAX_DROPS]:
-        _print(f"dropped {drop.kind} {drop.name}: {abbreviate(drop.reason, MAX_REASON)}")
+        write_line(f"dropped {drop.kind} {drop.name}: {abbreviate(drop.reason, MAX_REASON)}")
     if (more := len(report.drops) - MAX_DROPS) > 0:
-        _print(f"{more} more dropped objects: -f json names all")
+        write_line(f"{more} more dropped objects: -f json names all")
     for profile, missing in report.unserved.items():
         for name, remedy in missing.items():
-            _print(f"device profile {profile}: no device will have {name}: {remedy}")
+            write_line(f"device profile {profile}: no device will have {name}: {remedy}")
     if report.unknown_uses:
-        _print("servers whose devices are not known: stop or shelve them before the agents start")
+        write_line(
+            "servers whose devices are not known: stop or shelve them before the agents start"
+        )
     for use in report.unknown_uses:
-        _print(
+        write_line(
             f"host {use.host or 'unknown'}, device {use.address or 'unknown'}, server "
             f"{use.instance or 'unknown'} (request {use.arq})"
         )
@@ -249,13 +242,4 @@ def _print_table(report: ImportReport, *, dry_run: bool) -> None:
 
 def _show_progress(number: int, total: int, host: str) -> None:
     if number in (1, total) or number % 100 == 0:
-        _print(f"host {number} of {total}: {host}")
-
-
-def _show_nothing(number: int, total: int, host: str) -> None:
-    pass
-
-
-def _print(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+        write_line(f"host {number} of {total}: {host}")

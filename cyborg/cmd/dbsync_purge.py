@@ -16,8 +16,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from cyborg.core.errors import Conflict
-from cyborg.db import errors, migrate
+from cyborg.cmd.common import add_format, require_head, write_line
+from cyborg.db import errors
 from cyborg.db.old_rows import KINDS
 from cyborg.db.unit_of_work import UnitOfWork
 
@@ -63,20 +63,14 @@ def add_parser(parsers: Any) -> None:
         help=f"rows of one transaction, at most {MAX_BATCH_SIZE} (1000)",
     )
     parser.add_argument("--dry-run", action="store_true", help="only count the rows")
-    parser.add_argument(
-        "-f", "--format", choices=("table", "json"), default="table", help="format of the result"
-    )
+    add_format(parser)
     parser.set_defaults(run=_run)
 
 
 def _run(engine: sa.Engine, conf: Any) -> None:
     """Purge, and print the numbers of rows. Raise Conflict for another revision."""
     arguments = conf.verb
-    if (current := migrate.version(engine)) != migrate.head():
-        raise Conflict(
-            f"the database is at revision {current or 'none'}, expected {migrate.head()}: run "
-            "'cyborg-dbsync upgrade' first"
-        )
+    require_head(engine, "database")
     with errors.translate():
         results = purge(
             UnitOfWork(engine),
@@ -87,14 +81,12 @@ def _run(engine: sa.Engine, conf: Any) -> None:
             dry_run=arguments.dry_run,
         )
     if arguments.format == "json":
-        rows = {
-            result.kind: {"found": result.found, "deleted": result.deleted} for result in results
-        }
-        _print(json.dumps(rows, indent=2))
+        rows = {row.kind: {"found": row.found, "deleted": row.deleted} for row in results}
+        write_line(json.dumps(rows, indent=2))
         return
-    _print(f"{'old rows':<14}{'found':>12}{'deleted':>12}")
+    write_line(f"{'old rows':<14}{'found':>12}{'deleted':>12}")
     for result in results:
-        _print(f"{result.kind:<14}{result.found:>12}{result.deleted:>12}")
+        write_line(f"{result.kind:<14}{result.found:>12}{result.deleted:>12}")
 
 
 def purge(
@@ -151,8 +143,3 @@ def _parse_count(text: str) -> int:
     if (count := int(text)) < 1:
         raise ValueError
     return count
-
-
-def _print(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()

@@ -106,14 +106,6 @@ class Checks(UpgradeCommands):
             )
         return Result(Code.SUCCESS)
 
-    def _daemons(self) -> Result:
-        """Check that the daemons that have sent heartbeats can work with this release."""
-        return self._read(status_checks.check_daemons)
-
-    def _profiles(self) -> Result:
-        """Check that the device profiles name traits and resource classes that devices have."""
-        return self._read(lambda tx: status_checks.check_profiles(tx, self._conf))
-
     def _read(self, check: Callable[[sa.Connection], Result]) -> Result:
         """Return the result of a check of the database."""
         try:
@@ -125,22 +117,6 @@ class Checks(UpgradeCommands):
                 reader.close()
         except (CyborgError, *errors.FAILURES):
             return Result(Code.WARNING, "Unknown: the database cannot be read.")
-
-    def _policy(self) -> Result:
-        """Check that the policy file is not in the unsupported JSON format."""
-        return common_checks.check_policy_json(self, self._conf)
-
-    def _policy_rules(self) -> Result:
-        """Check that the policy file can be used and has no unknown rules."""
-        return status_checks.check_policy_rules(self._conf)
-
-    def _service_tokens(self) -> Result:
-        """Check that requests of services require a role of theirs."""
-        return status_checks.check_service_tokens(self._conf)
-
-    def _options(self) -> Result:
-        """Check that the configuration files have no renamed and no unknown options."""
-        return status_checks.check_options(status_checks.configuration_files(self._conf))
 
     def _authentication(self) -> Result:
         """Check that requests are authenticated."""
@@ -157,14 +133,22 @@ class Checks(UpgradeCommands):
         for name, check in (
             ("Database schema", _database),
             ("Unfinished work", _work),
-            ("Daemons", _daemons),
-            ("Device profiles", _profiles),
+            ("Daemons", lambda self: self._read(status_checks.check_daemons)),
+            (
+                "Device profiles",
+                lambda self: self._read(lambda tx: status_checks.check_profiles(tx, self._conf)),
+            ),
             ("Placement", _placement),
-            ("Policy file", _policy),
-            ("Policy rules", _policy_rules),
+            ("Policy file", lambda self: common_checks.check_policy_json(self, self._conf)),
+            ("Policy rules", lambda self: status_checks.check_policy_rules(self._conf)),
             ("Authentication", _authentication),
-            ("Service tokens", _service_tokens),
-            ("Options", _options),
+            ("Service tokens", lambda self: status_checks.check_service_tokens(self._conf)),
+            (
+                "Options",
+                lambda self: status_checks.check_options(
+                    status_checks.configuration_files(self._conf)
+                ),
+            ),
         )
     )
 

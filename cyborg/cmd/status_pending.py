@@ -8,13 +8,14 @@ read.
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib import metadata
 from typing import Any
 
 from oslo_config import cfg
 
+from cyborg.cmd.common import write_line, write_table
 from cyborg.conductor.metrics import read_totals
 from cyborg.core.binding.states import ArqState
 from cyborg.core.errors import CyborgError
@@ -32,15 +33,6 @@ class PendingItem:
     count: int
     oldest_seconds: int | None = None
     needs_attention: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the item with the keys of the JSON output."""
-        return {
-            "name": self.name,
-            "count": self.count,
-            "oldest_seconds": self.oldest_seconds,
-            "needs_attention": self.needs_attention,
-        }
 
 
 def main(conf: cfg.ConfigOpts, argv: Sequence[str]) -> int:
@@ -64,7 +56,7 @@ def main(conf: cfg.ConfigOpts, argv: Sequence[str]) -> int:
     items = list(pending_items(conf, counts, totals, now))
     actions = [{**row, "last_at": to_iso(row["last_at"])} for row in totals.self_heal_actions]
     if conf.command.format == "json":
-        document = {"actions": actions, "pending": [item.to_dict() for item in items]}
+        document = {"actions": actions, "pending": [asdict(item) for item in items]}
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
     else:
         _print_tables(actions, items)
@@ -123,9 +115,9 @@ def _verbs(parsers: Any) -> None:
 
 def _print_tables(actions: Sequence[dict[str, Any]], items: Sequence[PendingItem]) -> None:
     rows = [(row["kind"], row["count"], to_text(row["last_at"])) for row in actions]
-    _print_table(("Action", "Count", "Last"), rows)
-    sys.stdout.write("\n")
-    _print_table(
+    write_table(("Action", "Count", "Last"), rows)
+    write_line("")
+    write_table(
         ("Item", "Count", "Oldest", "Attention"),
         [
             (
@@ -137,13 +129,3 @@ def _print_tables(actions: Sequence[dict[str, Any]], items: Sequence[PendingItem
             for item in items
         ],
     )
-
-
-def _print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    cells = [header, *([str(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[n]) for row in cells) for n in range(len(header))]
-    for n, row in enumerate(cells):
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        sys.stdout.write(line.rstrip() + "\n")
-        if not n:
-            sys.stdout.write("  ".join("-" * width for width in widths) + "\n")

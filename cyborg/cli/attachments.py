@@ -72,12 +72,7 @@ _ATTACHED = (
         help="only the attachments that hold this accelerator, by its uuid or the beginning",
     ),
 )
-_WAIT = (
-    argument("--wait", action="store_true", help="wait until the work has ended"),
-    base.within_argument(
-        1800.0, "with --wait, the maximum time to wait (1800); the work continues after it"
-    ),
-)
+_WAIT = base.wait_arguments("the work has ended", 1800.0, "; the work continues after it")
 
 
 class List(listing.Lister, of=ATTACHMENTS):

@@ -31,24 +31,25 @@ T = TypeVar("T")
 _OWN_COLUMNS = ("arq", "instance", "project", "handle")
 
 
-class Details(formatting.Cell):
-    """Details of a record that have no column of their own: ``name=value`` each."""
+def show_details(details: Mapping[str, Any] | None) -> formatting.Text:
+    """Return a cell with the details that have no column of their own, in one line.
 
-    def human_readable(self) -> str:
-        """Return the details in one line, first the address of the handle."""
-        shown = {
-            name: sanitize(str(value))
-            for name, value in sorted((self._value or {}).items())
-            if name not in _OWN_COLUMNS and value not in (None, {})
-        }
-        handle = [address] if (address := shown.pop("handle_address", None)) else []
-        return ", ".join([*handle, *(f"{name}={value}" for name, value in shown.items())])
+    The first is the address of the handle, the others are ``name=value``.
+    """
+    shown = {
+        name: sanitize(str(value))
+        for name, value in sorted((details or {}).items())
+        if name not in _OWN_COLUMNS and value not in (None, {})
+    }
+    handle = [address] if (address := shown.pop("handle_address", None)) else []
+    text = ", ".join([*handle, *(f"{name}={value}" for name, value in shown.items())])
+    return formatting.Text(details, text)
 
 
 def _format_row(row: Mapping[str, Any]) -> dict[str, Any]:
     details = row["details"]
     owner = {name: details.get(name) for name in _OWN_COLUMNS}
-    return {**row, **owner, "details": Details(details)}
+    return {**row, **owner, "details": show_details(details)}
 
 
 CUSTODY = Collection(

@@ -30,20 +30,7 @@ CONTEXTS = Collection(
 )
 
 
-def parse_pair(text: str) -> tuple[str, str]:
-    """Parse KEY:VALUE. Raise ArgumentTypeError, which argparse shows with the argument's name.
-
-    >>> parse_pair("key1:a:b")
-    ('key1', 'a:b')
-    """
-    key, colon, value = text.partition(":")
-    if not colon or not key.strip():
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not of the form KEY:VALUE, such as key1:val1"
-        )
-    return key.strip(), value
-
-
+parse_pair = base.pair_parser(":", "KEY:VALUE, such as key1:val1")
 _CONFIG_DATA = argument(
     "--config-data",
     type=parse_pair,
@@ -270,20 +257,9 @@ def _rejected_rows(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             }
 
 
-def parse_mapping(text: str) -> tuple[str, str]:
-    """Parse GROUP=PROVIDER. Raise ArgumentTypeError, which argparse shows with its name.
-
-    >>> parse_mapping("0=d9d51b3e-0430-5eef-a525-1c39fe1c2ffb")
-    ('0', 'd9d51b3e-0430-5eef-a525-1c39fe1c2ffb')
-    """
-    group, equals, provider = text.partition("=")
-    if not equals or not group.strip() or not provider.strip():
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not of the form GROUP=PROVIDER, such as 0=<uuid of a resource provider>"
-        )
-    return group.strip(), provider.strip()
-
-
+parse_mapping = base.pair_parser(
+    "=", "GROUP=PROVIDER, such as 0=<uuid of a resource provider>", needs_value=True
+)
 _CONTEXT = argument("context", help="name or uuid of the context")
 _HOST = field_argument(
     "--host", to="hostname", required=True, help="name of the host, as in device-list"

@@ -115,22 +115,6 @@ CAPACITIES = Collection("/device_profiles", CAPACITY, LONG_CAPACITY, nouns="host
 _PROFILE = argument("profile", help="name or uuid of the profile")
 
 
-class Owners(formatting.Cell):
-    """Owners of handles: the instance of each, or its ARQ if it has none."""
-
-    def human_readable(self) -> str:
-        """Return the uuids in one line."""
-        return ", ".join(row["instance_uuid"] or row["arq_uuid"] for row in self._value)
-
-
-class Losses(formatting.Cell):
-    """Numbers of handles by code."""
-
-    def human_readable(self) -> str:
-        """Return the codes and numbers in one line."""
-        return ", ".join(f"{code} {count}" for code, count in self._value.items())
-
-
 class Explain(listing.Lister, of=EXPLANATIONS):
     """Explain which providers can serve a device profile now, and why the others cannot.
 
@@ -192,13 +176,11 @@ def summary_rows(explanation: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _provider_rows(explanation: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for provider in explanation["providers"]:
+        owners = provider["owners"]
+        text = ", ".join(row["instance_uuid"] or row["arq_uuid"] for row in owners)
+        cell = formatting.Text(owners, text)
         for group in provider["groups"]:
-            yield {
-                **provider,
-                **group,
-                "result": group["code"] or FITS,
-                "owners": Owners(provider["owners"]),
-            }
+            yield {**provider, **group, "result": group["code"] or FITS, "owners": cell}
     yield from _failure_rows(explanation)
 
 
@@ -221,9 +203,10 @@ def _failure_rows(explanation: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _capacity_row(row: Mapping[str, Any]) -> dict[str, Any]:
     servers = row["servers"]
+    losses = {loss["code"]: loss["handles"] for loss in row["losses"]}
     return {
         **row,
         "servers": servers if row["exact"] else formatting.Text(servers, f"at least {servers}"),
-        "losses": Losses({loss["code"]: loss["handles"] for loss in row["losses"]}),
+        "losses": formatting.Text(losses, ", ".join(f"{code} {n}" for code, n in losses.items())),
         "remedies": {loss["code"]: loss["remedy"] for loss in row["losses"]},
     }

@@ -3,89 +3,70 @@
 
 import argparse
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 from urllib.parse import urlencode
-
-from cliff import columns
 
 from cyborg.cli import services
 from cyborg.cli.common import base, formatting, listing
 from cyborg.cli.common.base import Change, argument, field_argument
 from cyborg.cli.common.collection import Collection
+from cyborg.cli.common.formatting import Text
 from cyborg.cli.common.rest import CommandError
 from cyborg.cli.jobs import WAIT_ARGUMENTS, JobCommand, target_arguments
 from cyborg.core.inventory.device import DeviceType
 from cyborg.core.text import sanitize
 
 
-class Hosts(columns.FormattableColumn[Any]):
-    """Hosts of a driver: one line for each backend with its error."""
+def show_hosts(hosts: Sequence[Mapping[str, Any]], *, remarks: bool = False) -> Text:
+    """Return a cell with the hosts of a driver: a line for each backend with its error.
 
-    def human_readable(self) -> str:
-        """Return the value as lines of text."""
-        return "\n".join(_format_host(host) for host in self._value or ())
-
-
-class HostsWithRemarks(Hosts):
-    """Hosts of a driver with the remarks of each backend about its configuration."""
-
-    def human_readable(self) -> str:
-        """Return the value as lines of text."""
-        lines = []
-        for host in self._value or ():
-            lines.append(_format_host(host))
-            lines += [f"  remark: {remark}" for remark in host.get("remarks") or ()]
-        return "\n".join(lines)
+    With ``remarks``, lines with those on the configuration of the backend follow.
+    """
+    lines = []
+    for host in hosts:
+        lines.append(_format_host(host))
+        lines += [f"  remark: {text}" for text in host.get("remarks") or ()] if remarks else []
+    return Text(hosts, "\n".join(lines))
 
 
-class Statuses(columns.FormattableColumn[Any]):
-    """Numbers of backends by status, in one line."""
+def summarize_statuses(numbers: Mapping[str, int], value: Any = None) -> Text:
+    """Return a cell with numbers of backends by status in one line, the largest number first.
 
-    def human_readable(self) -> str:
-        """Return the value as one line of text, with the largest number first.
-
-        >>> Statuses({"FAILED": 2, "READY": 9998}).human_readable()
-        '9998 READY, 2 FAILED'
-        """
-        counts = sorted((self._value or {}).items(), key=lambda item: (-item[1], item[0]))
-        return ", ".join(f"{count} {status}" for status, count in counts)
+    >>> summarize_statuses({"FAILED": 2, "READY": 9998}).human_readable()
+    '9998 READY, 2 FAILED'
+    """
+    counts = sorted(numbers.items(), key=lambda item: (-item[1], item[0]))
+    text = ", ".join(f"{count} {status}" for status, count in counts)
+    return Text(numbers if value is None else value, text)
 
 
-class HostsSummary(Hosts):
-    """Backends of a driver in one line: the name of one backend, or numbers by status."""
-
-    def human_readable(self) -> str:
-        """Return the value as one line of text."""
-        hosts = self._value or []
-        if len(hosts) == 1:
-            return _format_host({**hosts[0], "error": None})
-        return Statuses(Counter(host["status"] for host in hosts)).human_readable()
+def summarize_hosts(hosts: Sequence[Mapping[str, Any]]) -> Text:
+    """Return a cell with the backends of a driver: the name of the only one, or numbers."""
+    if len(hosts) == 1:
+        return Text(hosts, _format_host({**hosts[0], "error": None}))
+    return summarize_statuses(Counter(host["status"] for host in hosts), hosts)
 
 
-class Options(columns.FormattableColumn[Any]):
-    """Options of a driver: one line for each option."""
-
-    def human_readable(self) -> str:
-        """Return the value as lines of text."""
-        return "\n".join(
-            f"{o['name']} ({o['kind']}, {formatting.to_text(o['default']) or 'unset'}"
-            f"{', host file only' if o.get('host_only') else ''}): {o['help']}"
-            for o in self._value or ()
-        )
+def show_options(options: Sequence[Mapping[str, Any]]) -> Text:
+    """Return a cell with a line for each option of a driver."""
+    lines = (
+        f"{o['name']} ({o['kind']}, {formatting.to_text(o['default']) or 'unset'}"
+        f"{', host file only' if o.get('host_only') else ''}): {o['help']}"
+        for o in options
+    )
+    return Text(options, "\n".join(lines))
 
 
-class Settings(columns.FormattableColumn[Any]):
-    """Effective options of the backends of one host: one line for each option and its source."""
-
-    def human_readable(self) -> str:
-        """Return the value as lines of text."""
-        return "\n".join(
-            f"{backend['backend']}: {option['name']} = "
-            f"{formatting.to_text(option['value']) or 'unset'} ({option['source']})"
-            for backend in self._value or ()
-            for option in backend["options"]
-        )
+def show_settings(backends: Sequence[Mapping[str, Any]]) -> Text:
+    """Return a cell with a line for each option of the backends of one host, with its source."""
+    lines = (
+        f"{backend['backend']}: {option['name']} = "
+        f"{formatting.to_text(option['value']) or 'unset'} ({option['source']})"
+        for backend in backends
+        for option in backend["options"]
+    )
+    return Text(backends, "\n".join(lines))
 
 
 def hosts_with_status(driver: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -108,20 +89,6 @@ def _format_host(host: Mapping[str, Any]) -> str:
     return text + (f": {host['error']}" if host["error"] else "")
 
 
-def parse_option(text: str) -> tuple[str, str]:
-    """Parse an option. Raise ArgumentTypeError, which argparse shows with the argument's name.
-
-    >>> parse_option("rule=vendor=10de")
-    ('rule', 'vendor=10de')
-    """
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip():
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not of the form NAME=VALUE, such as num_devices=2"
-        )
-    return name.strip(), value
-
-
 def collect_options(pairs: Iterable[tuple[str, str]]) -> dict[str, str | list[str]]:
     """Return the options by name; a repeated option becomes a list.
 
@@ -134,6 +101,7 @@ def collect_options(pairs: Iterable[tuple[str, str]]) -> dict[str, str | list[st
     return {name: values[0] if len(values) == 1 else values for name, values in options.items()}
 
 
+parse_option = base.pair_parser("=", "NAME=VALUE, such as num_devices=2")
 CONFIG = argument(
     "--config",
     type=parse_option,
@@ -171,12 +139,13 @@ class List(listing.Lister, of=DRIVERS):
 
     def take_action(self, args: argparse.Namespace) -> Any:
         """Return the table of drivers."""
-        hosts = Hosts if args.long else HostsSummary
+        show = show_hosts if args.long else summarize_hosts
         rows = self.read_rows(args)
         for row in rows:
             # Without --host there may be 10 000 hosts: the response has their numbers instead.
             on_host = "hosts" in row
-            row["hosts"] = hosts(hosts_with_status(row)) if on_host else Statuses(row["statuses"])
+            shown = show(hosts_with_status(row)) if on_host else summarize_statuses(row["statuses"])
+            row["hosts"] = shown
         return self.build_rows(args, rows)
 
 
@@ -199,12 +168,12 @@ class Show(base.Show, of=DRIVERS):
         path = self.find_path(args)
         row = self.app.rest.read_whole(path, "hosts", **self.read_fields(args))
         cells = {
-            "hosts": HostsWithRemarks(hosts_with_status(row)),
-            "options": Options(row["options"]),
+            "hosts": show_hosts(hosts_with_status(row), remarks=True),
+            "options": show_options(row["options"]),
         }
         if not args.host:
             return formatting.build_object(DETAIL, {**row, **cells})
-        settings = Settings(row["effective_options"])
+        settings = show_settings(row["effective_options"])
         return formatting.build_object(HOST_DETAIL, {**row, **cells, "settings": settings})
 
 

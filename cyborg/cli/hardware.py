@@ -5,11 +5,10 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from cliff import columns
-
 from cyborg.cli.common import formatting, listing, pci_ids
 from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
+from cyborg.cli.common.formatting import Text
 from cyborg.cli.devices import DEVICES
 from cyborg.cli.jobs import JobCommand
 
@@ -21,47 +20,35 @@ LONG = formatting.columns_of(
 )
 
 
-class Specs(columns.FormattableColumn[Any]):
-    """Specifications of a device: number and type of its accelerators, and their capabilities."""
-
-    def human_readable(self) -> str:
-        """Return the specifications as text."""
-        specs = self._value or {}
-        text = f"{specs.get('num', 0)} {specs.get('device_type', '')}".strip()
-        text += ", remote" if specs.get("remote") else ""
-        functions = formatting.to_text(specs.get("acc_capability"))
-        return f"{text}: {functions}" if functions else text
+def show_specs(specs: Mapping[str, Any] | None) -> Text:
+    """Return a cell with number and type of the accelerators of a device, and capabilities."""
+    found = specs or {}
+    text = f"{found.get('num', 0)} {found.get('device_type', '')}".strip()
+    text += ", remote" if found.get("remote") else ""
+    functions = formatting.to_text(found.get("acc_capability"))
+    return Text(specs, f"{text}: {functions}" if functions else text)
 
 
-class Status(columns.FormattableColumn[Any]):
-    """Reasons why a device cannot be attached: required steps, health, state of the agent."""
-
-    def __init__(self, value: Any, not_offered: str | None = None) -> None:
-        super().__init__(value)
-        self._not_offered = not_offered
-
-    def human_readable(self) -> str:
-        """Return why the device cannot be attached, or the text ``ready``."""
-        if self._not_offered:
-            return f"not offered: {self._not_offered}"
-        status = self._value or {}
-        reasons = [key.replace("_", " ") for key, active in status.items() if active]
-        return ", ".join(reasons) or "ready"
+def show_status(status: Mapping[str, Any], not_offered: str | None = None) -> Text:
+    """Return a cell with the reasons why a device cannot be attached, or the text ``ready``."""
+    reasons = [key.replace("_", " ") for key, active in status.items() if active]
+    text = f"not offered: {not_offered}" if not_offered else ", ".join(reasons) or "ready"
+    return Text(status, text)
 
 
-def _status(row: Mapping[str, Any]) -> Status:
+def _status(row: Mapping[str, Any]) -> Text:
     conditions = {"unhealthy": row.get("health") == "unhealthy", "host_down": row.get("host_down")}
     status = {
         **(row.get("acc_status") or {}),
         **{key: True for key, active in conditions.items() if active},
     }
-    return Status(status, row.get("not_offered"))
+    return show_status(status, row.get("not_offered"))
 
 
 def _format_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **pci_ids.add_names(row),
-        "acc_specs": Specs(row["acc_specs"]),
+        "acc_specs": show_specs(row["acc_specs"]),
         "acc_status": _status(row),
     }
 

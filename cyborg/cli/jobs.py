@@ -8,8 +8,6 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cliff import columns
-
 from cyborg.cli.common import base, formatting, listing
 from cyborg.cli.common.base import Argument, argument, field_argument
 from cyborg.cli.common.collection import Collection
@@ -40,14 +38,6 @@ def _format_row(job: Mapping[str, Any]) -> dict[str, Any]:
 JOBS = Collection("/jobs", SHORT, LONG, format_row=_format_row)
 
 
-class Steps(columns.FormattableColumn[Any]):
-    """Steps of a job: one line for each backend, with its error."""
-
-    def human_readable(self) -> str:
-        """Return the value as lines of text."""
-        return "\n".join(format_step(step) for step in self._value or ())
-
-
 def format_step(step: Mapping[str, Any]) -> str:
     """Return the state of one backend on one host."""
     error = f": {sanitize(step['error'])}" if step["error"] else ""
@@ -68,7 +58,8 @@ def describe_failure(job: Mapping[str, Any]) -> str:
 
 def build_job(job: Mapping[str, Any]) -> Any:
     """Return the headings and values of a job."""
-    return formatting.build_object(DETAIL, {**_format_row(job), "steps": Steps(job["steps"])})
+    steps = formatting.Text(job["steps"], "\n".join(map(format_step, job["steps"] or ())))
+    return formatting.build_object(DETAIL, {**_format_row(job), "steps": steps})
 
 
 class JobList(listing.Lister, of=JOBS):
@@ -107,12 +98,7 @@ class JobCancel(base.CallEach, of=JOBS):
 
 
 STARTED = formatting.columns_of("uuid, kind, state")
-WAIT_ARGUMENTS = (
-    argument("--wait", action="store_true", help="wait until the job has ended"),
-    base.within_argument(
-        3600.0, "with --wait, the maximum time to wait (3600); the job continues after it"
-    ),
-)
+WAIT_ARGUMENTS = base.wait_arguments("the job has ended", 3600.0, "; the job continues after it")
 
 
 def job_progress(job: Mapping[str, Any]) -> Progress:

@@ -3,14 +3,13 @@
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
-
-from cliff import columns
 
 from cyborg.cli.common import base, formatting, listing
 from cyborg.cli.common.base import Change, argument, field_argument, plan
 from cyborg.cli.common.collection import Collection
+from cyborg.cli.common.formatting import Text
 from cyborg.cli.common.progress import Progress
 from cyborg.cli.devices import DEVICES
 from cyborg.cli.terminal import tables
@@ -54,35 +53,17 @@ def effective_status(status: str, state: str) -> str:
     return UNKNOWN if state == Liveness.DOWN else status
 
 
-class Backends(columns.FormattableColumn[Any]):
-    """Backends of an agent: a line for each backend and its error, and a line for each function."""
-
-    def human_readable(self) -> str:
-        """Return the value as lines of text."""
-        return "\n".join(line for backend in self._value or () for line in _lines(backend))
+def show_backends(backends: Sequence[Mapping[str, Any]] | None) -> Text:
+    """Return a cell with a line for each backend and its error, and for each of its functions."""
+    return Text(backends, "\n".join(line for backend in backends or () for line in _lines(backend)))
 
 
-class BackendsSummary(Backends):
-    """Backends of an agent in one line: the status of one backend, or counts by status."""
-
-    def human_readable(self) -> str:
-        """Return the value as one line of text."""
-        backends = self._value or []
-        if len(backends) == 1:
-            return f"{backends[0]['name']} {backends[0]['status']}"
-        counts = Counter(backend["status"] for backend in backends)
-        return ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-
-
-class Functions(columns.FormattableColumn[Any]):
-    """Functions of a backend with the used and the total number of accelerators."""
-
-    def human_readable(self) -> str:
-        """Return one line for each function."""
-        return "\n".join(
-            f"{function['function']} {function['used']}/{function['total']}"
-            for function in self._value or ()
-        )
+def summarize_backends(backends: Sequence[Mapping[str, Any]]) -> Text:
+    """Return a cell of one line: the status of the only backend, or counts by status."""
+    if len(backends) == 1:
+        return Text(backends, f"{backends[0]['name']} {backends[0]['status']}")
+    counts = sorted(Counter(backend["status"] for backend in backends).items())
+    return Text(backends, ", ".join(f"{count} {status}" for status, count in counts))
 
 
 def _lines(backend: Mapping[str, Any]) -> list[str]:
@@ -97,20 +78,21 @@ def _lines(backend: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _format_row(row: Mapping[str, Any], kind: type[Backends]) -> dict[str, Any]:
+def _format_row(row: Mapping[str, Any], show: Callable[..., Text]) -> dict[str, Any]:
     state = row["state"]
     backends = [
         {**backend, "status": effective_status(backend["status"], state)}
         for backend in row["backends"]
     ]
-    return {**row, "status": effective_status(row["status"], state), "backends": kind(backends)}
+    return {**row, "status": effective_status(row["status"], state), "backends": show(backends)}
 
 
 def format_backend(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of kind ``backend`` with the fields of its backend."""
     (backend,) = row["backends"]
     status = effective_status(backend["status"], row["state"])
-    functions = Functions(backend["functions"])
+    lines = (f"{f['function']} {f['used']}/{f['total']}" for f in backend["functions"] or ())
+    functions = Text(backend["functions"], "\n".join(lines))
     return {**backend, **row, "status": status, "error": backend["error"], "functions": functions}
 
 
@@ -137,8 +119,8 @@ class ServiceList(listing.Lister, of=SERVICES):
         rows = self.read_rows(args)
         if args.kind == "backend":
             return self.build_rows(args, map(format_backend, rows), BACKEND, LONG_BACKEND)
-        kind = Backends if args.long else BackendsSummary
-        return self.build_rows(args, [_format_row(row, kind) for row in rows])
+        show = show_backends if args.long else summarize_backends
+        return self.build_rows(args, [_format_row(row, show) for row in rows])
 
 
 class ForgetHost(base.Command, tables.ShowOne, of=HOSTS):
@@ -232,8 +214,7 @@ class Discover(base.WaitCommand, listing.Lister, of=DISCOVERIES):
     ARGUMENTS = (
         field_argument("--host", help="only this host"),
         field_argument("--driver", help="only the backends of this driver"),
-        argument("--wait", action="store_true", help="wait until all backends have reported"),
-        base.within_argument(120.0, "with --wait, the maximum time to wait (120)"),
+        *base.wait_arguments("all backends have reported", 120.0),
     )
 
     def read_rows(self, args: argparse.Namespace) -> Any:

@@ -107,11 +107,41 @@ def field_argument(
     return Argument(names, options, to or Argument(names, options).dest, lookup)
 
 
+def pair_parser(
+    separator: str, form: str, *, needs_value: bool = False
+) -> Callable[[str], tuple[str, str]]:
+    """Return a parser of a key and a value with a separator between them.
+
+    ``form`` describes them in the ArgumentTypeError, which argparse shows with the argument's name.
+
+    >>> pair_parser("=", "NAME=VALUE")("rule=vendor=10de")
+    ('rule', 'vendor=10de')
+    """
+
+    def parse(text: str) -> tuple[str, str]:
+        key, found, value = text.partition(separator)
+        if not found or not key.strip() or (needs_value and not value.strip()):
+            raise argparse.ArgumentTypeError(f"{text!r} is not of the form {form}")
+        # Blanks can be a part of a value that may also be empty.
+        return key.strip(), value.strip() if needs_value else value
+
+    return parse
+
+
 def within_argument(seconds: float, help_text: str) -> Argument:
     """Return the argument for the maximum time to wait for the end of some work."""
     # --timeout is a global option, for one call.
     return argument(
         "--within", type=parse_seconds, default=seconds, metavar="SECONDS", help=help_text
+    )
+
+
+def wait_arguments(until: str, seconds: float, note: str = "") -> tuple[Argument, Argument]:
+    """Return the arguments to wait for the end of some work, for a maximum time."""
+    within = f"with --wait, the maximum time to wait ({seconds:g}){note}"
+    return (
+        argument("--wait", action="store_true", help=f"wait until {until}"),
+        within_argument(seconds, within),
     )
 
 

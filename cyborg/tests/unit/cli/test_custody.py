@@ -129,6 +129,6 @@ def test_details_begin_with_the_handle_and_omit_columns_and_empty_values() -> No
         "reason": "deleted",
         "error": "it\x1b[31m broke",
     }
-    cell = custody.Details(details)
+    cell = custody.show_details(details)
     assert cell.human_readable() == "0000:01:00.0, error=it [31m broke, reason=deleted"
     assert cell.machine_readable() == details

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from cyborg.cli.hardware import Specs, Status
+from cyborg.cli.hardware import show_specs, show_status
 
 
 @pytest.mark.parametrize(
@@ -19,8 +19,8 @@ from cyborg.cli.hardware import Specs, Status
     ],
 )
 def test_specs_text(specs: Any, text: str) -> None:
-    assert Specs(specs).human_readable() == text
-    assert Specs(specs).machine_readable() == specs
+    assert show_specs(specs).human_readable() == text
+    assert show_specs(specs).machine_readable() == specs
 
 
 @pytest.mark.parametrize(
@@ -32,12 +32,12 @@ def test_specs_text(specs: Any, text: str) -> None:
     ],
 )
 def test_status_lists_required_steps(status: Any, text: str) -> None:
-    assert Status(status).human_readable() == text
-    assert Status(status).machine_readable() == status
+    assert show_status(status).human_readable() == text
+    assert show_status(status).machine_readable() == status
 
 
 def test_status_not_offered_shows_reason() -> None:
     status = {"setup_required": False, "reboot_required": False}
-    cell = Status(status, "vda holds the root file system")
+    cell = show_status(status, "vda holds the root file system")
     assert cell.human_readable() == "not offered: vda holds the root file system"
     assert cell.machine_readable() == status

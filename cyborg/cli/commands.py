@@ -43,185 +43,135 @@ class Topic:
     commands: Sequence[CommandEntry]
 
 
-def _topic(noun: str, text: str, *lines: str) -> Topic:
-    """Return a topic; each line has the name, the path, and the words in ``openstack``.
+# By task and noun; below a noun are the name of each command, its path, and its words in
+# ``openstack``, by default those of the name. Words in parentheses are a command of others. Text
+# instead of nested calls: a command is one line, as in setup.cfg, and nothing is in between.
+_TABLE = """
+See
+  describe: all about a uuid, name or address
+    describe describe.command:Describe
+  top|topology: cloud at a glance; hosts as trees
+    top views.top:Top
+    topology views.topology:Topology
+  device: devices, and why one is not offered
+    device-list devices:DeviceList (device list)
+    device-show devices:DeviceShow (device show)
+    device-custody custody:Custody device custody show
+  accelerator: what can be attached, and its owner
+    accelerator-list accelerators:List list
+    accelerator-show accelerators:Show show
+  arq: accelerator requests of servers
+    arq-list arqs:List (arq list)
+    arq-show arqs:Show (arq show)
+  attachment: accelerators added to servers
+    attachment-list attachments:List
+    attachment-show attachments:Show
+  device context: requests of their own
+    device-context-list device_contexts:List
+    device-context-show device_contexts:Show
+    device-context-explain device_contexts:Explain
+    device-context-candidates device_contexts:Candidates
+  device profile: what flavors request
+    device-profile-list device_profiles:List (device profile list)
+    device-profile-show device_profiles:Show (device profile show)
+    device-profile-explain device_profiles:Explain
+    device-profile-capacity device_profiles:Capacity
+  limits: limits of a project and their use
+    limits-show limits:Show
+  service: daemons, agents and backends
+    service-list services:ServiceList
+  driver: drivers with their hosts and options
+    driver-list drivers:List
+    driver-show drivers:Show
+  hardware: all devices of the hosts
+    hardware-list hardware:List
+  job: work on hosts
+    job-list jobs:JobList
+    job-show jobs:JobShow
+Use
+  device profile: what flavors request
+    device-profile-create device_profiles:Create (device profile create)
+    device-profile-delete device_profiles:Delete (device profile delete)
+  device context: reserve and bind them
+    device-context-create device_contexts:Create
+    device-context-set device_contexts:Set
+    device-context-pre-bind device_contexts:PreBind
+    device-context-bind device_contexts:Bind
+    device-context-unbind device_contexts:Unbind
+    device-context-delete device_contexts:Delete
+  attach: add accelerators to a server or host
+    attach-instance attachments:Attach attachment create
+    attach-host attachments:AttachHost host attachment create
+  detach: take them away
+    detach-instance attachments:Detach attachment delete
+    detach-host attachments:DetachHost host attachment delete
+  accelerator: name, tags
+    accelerator-update accelerators:Update set
+  arq: the calls that Nova makes
+    arq-create arqs:Create (arq create)
+    arq-bind arqs:Bind (arq bind)
+    arq-unbind arqs:Unbind (arq unbind)
+    arq-delete arqs:Delete (arq delete)
+Operate
+  device: offer devices or not
+    device-enable devices:DeviceEnable (device enable)
+    device-disable devices:DeviceDisable (device disable)
+    device-maintain devices:DeviceMaintain
+  device layout: partition devices
+    device-layout-list devices:LayoutList
+    device-layout-set devices:LayoutSet
+  driver: drivers of hosts at run time
+    install-driver drivers:Install driver install
+    update-driver drivers:Update driver update
+    uninstall-driver drivers:Uninstall driver uninstall
+  hardware: devices that the rules exclude
+    hardware-adopt hardware:Adopt
+    hardware-release hardware:Release
+  deployable: parts of devices; images of FPGAs
+    deployable-list deployables:DeployableList (deployable list)
+    deployable-program deployables:DeployableProgram (deployable program)
+  attribute: traits and facts of your own
+    attribute-list deployables:AttributeList (device attribute list)
+    attribute-create deployables:AttributeCreate (device attribute create)
+    attribute-delete deployables:AttributeDelete (device attribute delete)
+  service: find devices now
+    discover-services services:Discover service discover
+Repair
+  audit: compare hosts, Placement and Nova
+    audit audit:Audit audit create
+  job: end work that waits
+    job-cancel jobs:JobCancel
+  outbox: messages to other services
+    outbox-list jobs:MessageList
+    outbox-retry jobs:MessageRetry
+    outbox-delete jobs:MessageDelete
+  service: daemons that are gone
+    service-delete services:ServiceDelete
+  host: hosts that left for good
+    host-forget services:ForgetHost
+"""
 
-    By default the words are those of the name. Words in parentheses are a command of others.
-    """
-    entries = []
-    for line in lines:
-        name, path, *words = line.split(maxsplit=2)
-        spelling = words[0] if words else name.replace("-", " ")
-        entries.append(CommandEntry(name, path, spelling.strip("()"), spelling[0] != "("))
-    return Topic(noun, text, entries)
+
+def _parse_table(table: str) -> dict[str, list[Topic]]:
+    """Return the topics of each task; the indent of a line says what it is."""
+    tasks: dict[str, list[Topic]] = {}
+    task, commands = "", list[CommandEntry]()
+    for line in table.strip().splitlines():
+        if line.startswith("    "):
+            name, path, *words = line.split(maxsplit=2)
+            spelling = words[0] if words else name.replace("-", " ")
+            commands.append(CommandEntry(name, path, spelling.strip("()"), spelling[0] != "("))
+        elif line.startswith("  "):
+            noun, _, text = line.strip().partition(": ")
+            commands = []
+            tasks[task].append(Topic(noun, text, commands))
+        else:
+            task = line
+            tasks[task] = []
+    return tasks
 
 
-TASKS: Mapping[str, Sequence[Topic]] = {
-    "See": (
-        _topic(
-            "describe",
-            "all about a uuid, name or address",
-            "describe describe.command:Describe",
-        ),
-        _topic(
-            "top|topology",
-            "cloud at a glance; hosts as trees",
-            "top views.top:Top",
-            "topology views.topology:Topology",
-        ),
-        _topic(
-            "device",
-            "devices, and why one is not offered",
-            "device-list devices:DeviceList (device list)",
-            "device-show devices:DeviceShow (device show)",
-            "device-custody custody:Custody device custody show",
-        ),
-        _topic(
-            "accelerator",
-            "what can be attached, and its owner",
-            "accelerator-list accelerators:List list",
-            "accelerator-show accelerators:Show show",
-        ),
-        _topic(
-            "arq",
-            "accelerator requests of servers",
-            "arq-list arqs:List (arq list)",
-            "arq-show arqs:Show (arq show)",
-        ),
-        _topic(
-            "attachment",
-            "accelerators added to servers",
-            "attachment-list attachments:List",
-            "attachment-show attachments:Show",
-        ),
-        _topic(
-            "device context",
-            "requests of their own",
-            "device-context-list device_contexts:List",
-            "device-context-show device_contexts:Show",
-            "device-context-explain device_contexts:Explain",
-            "device-context-candidates device_contexts:Candidates",
-        ),
-        _topic(
-            "device profile",
-            "what flavors request",
-            "device-profile-list device_profiles:List (device profile list)",
-            "device-profile-show device_profiles:Show (device profile show)",
-            "device-profile-explain device_profiles:Explain",
-            "device-profile-capacity device_profiles:Capacity",
-        ),
-        _topic("limits", "limits of a project and their use", "limits-show limits:Show"),
-        _topic("service", "daemons, agents and backends", "service-list services:ServiceList"),
-        _topic(
-            "driver",
-            "drivers with their hosts and options",
-            "driver-list drivers:List",
-            "driver-show drivers:Show",
-        ),
-        _topic("hardware", "all devices of the hosts", "hardware-list hardware:List"),
-        _topic("job", "work on hosts", "job-list jobs:JobList", "job-show jobs:JobShow"),
-    ),
-    "Use": (
-        _topic(
-            "device profile",
-            "what flavors request",
-            "device-profile-create device_profiles:Create (device profile create)",
-            "device-profile-delete device_profiles:Delete (device profile delete)",
-        ),
-        _topic(
-            "device context",
-            "reserve and bind them",
-            "device-context-create device_contexts:Create",
-            "device-context-set device_contexts:Set",
-            "device-context-pre-bind device_contexts:PreBind",
-            "device-context-bind device_contexts:Bind",
-            "device-context-unbind device_contexts:Unbind",
-            "device-context-delete device_contexts:Delete",
-        ),
-        _topic(
-            "attach",
-            "add accelerators to a server or host",
-            "attach-instance attachments:Attach attachment create",
-            "attach-host attachments:AttachHost host attachment create",
-        ),
-        _topic(
-            "detach",
-            "take them away",
-            "detach-instance attachments:Detach attachment delete",
-            "detach-host attachments:DetachHost host attachment delete",
-        ),
-        _topic("accelerator", "name, tags", "accelerator-update accelerators:Update set"),
-        _topic(
-            "arq",
-            "the calls that Nova makes",
-            "arq-create arqs:Create (arq create)",
-            "arq-bind arqs:Bind (arq bind)",
-            "arq-unbind arqs:Unbind (arq unbind)",
-            "arq-delete arqs:Delete (arq delete)",
-        ),
-    ),
-    "Operate": (
-        _topic(
-            "device",
-            "offer devices or not",
-            "device-enable devices:DeviceEnable (device enable)",
-            "device-disable devices:DeviceDisable (device disable)",
-            "device-maintain devices:DeviceMaintain",
-        ),
-        _topic(
-            "device layout",
-            "partition devices",
-            "device-layout-list devices:LayoutList",
-            "device-layout-set devices:LayoutSet",
-        ),
-        _topic(
-            "driver",
-            "drivers of hosts at run time",
-            "install-driver drivers:Install driver install",
-            "update-driver drivers:Update driver update",
-            "uninstall-driver drivers:Uninstall driver uninstall",
-        ),
-        _topic(
-            "hardware",
-            "devices that the rules exclude",
-            "hardware-adopt hardware:Adopt",
-            "hardware-release hardware:Release",
-        ),
-        _topic(
-            "deployable",
-            "parts of devices; images of FPGAs",
-            "deployable-list deployables:DeployableList (deployable list)",
-            "deployable-program deployables:DeployableProgram (deployable program)",
-        ),
-        _topic(
-            "attribute",
-            "traits and facts of your own",
-            "attribute-list deployables:AttributeList (device attribute list)",
-            "attribute-create deployables:AttributeCreate (device attribute create)",
-            "attribute-delete deployables:AttributeDelete (device attribute delete)",
-        ),
-        _topic(
-            "service",
-            "find devices now",
-            "discover-services services:Discover service discover",
-        ),
-    ),
-    "Repair": (
-        _topic("audit", "compare hosts, Placement and Nova", "audit audit:Audit audit create"),
-        _topic("job", "end work that waits", "job-cancel jobs:JobCancel"),
-        _topic(
-            "outbox",
-            "messages to other services",
-            "outbox-list jobs:MessageList",
-            "outbox-retry jobs:MessageRetry",
-            "outbox-delete jobs:MessageDelete",
-        ),
-        _topic("service", "daemons that are gone", "service-delete services:ServiceDelete"),
-        _topic("host", "hosts that left for good", "host-forget services:ForgetHost"),
-    ),
-}
-"""The topics of each task, in the order of the help screen."""
-
+TASKS: Mapping[str, Sequence[Topic]] = _parse_table(_TABLE)
 COMMANDS: Mapping[str, CommandEntry] = {
     entry.name: entry for topics in TASKS.values() for topic in topics for entry in topic.commands
 }

@@ -71,27 +71,35 @@ class Api:
         )
         # Exceptions are handled within authentication, because keystonemiddleware would answer
         # them in its own format.
+        # From the innermost layer to the outermost; a request passes them in the opposite order.
         app: App = BodyReader(resources, conf)
         if conf.api.console:
             app = ConsoleSession(app, conf)
         app = add_audit(FaultMiddleware(app), conf)
         app = auth.add_authentication(app, conf, make_enforcer(conf))
         documents = dict.fromkeys(PATHS, OpenApiDocument(routes).document)
+        # Outside of authentication: the documents are public, and headers are checked before
+        # keystone is called.
         app = EntryMiddleware(app, conf, self.health, documents)
         paths = {HEALTHCHECK, *VERSIONS, *documents}
         if conf.api.console:
             app = site = ConsoleSite(app, conf)
             paths |= site.paths
         if conf.auth_strategy == "noauth":
+            # Outside of all that answers: after a DNS rebinding, another site must not read even
+            # the public documents.
             app = HostCheck(app, conf.api.server_names)
         app = versions.MicroversionHeaders(FaultMiddleware(app))
+        # Always constructed: it registers the option that the next line reads.
         proxied = http_proxy_to_wsgi.HTTPProxyToWSGI(app, conf)
         if conf.oslo_middleware.enable_proxy_headers_parsing:
             app = proxied
         find_route = make_route_finder(routes, paths)
+        # Outside of the proxy layer and of errors: it counts every request, with its last status.
         app = AccessLog(app, find_route, recorder)
         if conf.tracing.enabled:
             app = TracingMiddleware(app, find_route, {HEALTHCHECK})
+        # The outermost: all lines of the log have the request id.
         self._app = request_id.RequestId(app, conf)
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

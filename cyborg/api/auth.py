@@ -71,15 +71,14 @@ class Caller:
     @property
     def project_scope(self) -> str | None:
         """Return the project whose ARQs are visible to the caller; None means all projects."""
+        # A token without a project is that of no project: "" matches no row, None would match all.
         return None if self.is_service or self.is_elevated else self.project_id or ""
 
     @property
     def instance_project(self) -> str | None:
-        """Return the project of the instances that the caller can manage; None means any project.
-
-        An instance that Nova binds with a member's token belongs to that member's project. The
-        token of an administrator or a service does not identify the project of the instance.
-        """
+        """Return the project of the instances that the caller can manage; None means any."""
+        # An instance that Nova binds with a member's token belongs to that member's project. The
+        # token of an administrator or a service does not identify the project of the instance.
         is_member = not self.is_elevated and "service" not in {
             r.lower() for r in self.context.roles
         }
@@ -106,6 +105,7 @@ def read_caller(
     Side effect: the oslo context of the thread is set, and appears in RPC calls and log lines.
     """
     ctx = context.RequestContext.from_environ(environ)
+    # Names of roles are compared without case, as oslo.policy does.
     token_roles = {role.lower() for role in ctx.service_roles}
     is_service = not token_roles.isdisjoint(role.lower() for role in service_roles)
     has_service_token = is_service and environ.get(NAMES_SERVICE, True)
@@ -117,6 +117,7 @@ DEFAULT_PROJECT = "noauth"
 KEYSTONE_TIMEOUT = 5  # seconds to wait for a response
 _ROLES = "admin,manager,member,reader"
 _SERVICE_ROLE = "service"
+# All that oslo.context reads from the environ of a request.
 _IDENTITY_HEADERS = ("HTTP_X_", "HTTP_OPENSTACK_SYSTEM_SCOPE")
 
 

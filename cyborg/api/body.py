@@ -16,6 +16,7 @@ from cyborg.core.errors import Invalid
 # Key of the WSGI environ: a function that interrupts a blocked read. Servers that do not provide
 # it limit the time of reads themselves.
 STOP_READING = "cyborg.stop_reading"
+# Small enough that an expired deadline is seen soon, large enough for few calls.
 _CHUNK_SIZE = 65536
 
 App = Callable[..., Iterable[bytes]]
@@ -59,6 +60,7 @@ def too_large(limit: int) -> http_exc.HTTPException:
 
 def _read(stream: Any, length: str | None, limit: int, expired: Callable[[], bool]) -> bytes:
     """Return ``length`` bytes, or all bytes up to the end of the chunks if there is no length."""
+    # One byte more than the limit shows that a chunked body is too long.
     missing = int(length) if length else limit + 1
     chunks: list[bytes] = []
     while missing:
@@ -107,6 +109,7 @@ class ReadDeadlines:
         def expired() -> bool:
             return time.monotonic() >= deadline
 
+        # The server limits reads itself; the deadline is only checked between chunks.
         if stop is None:
             yield expired
             return
@@ -116,12 +119,14 @@ class ReadDeadlines:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, name="body-reads", daemon=True)
                 self._thread.start()
+            # Only the first read changes the next deadline; the watchdog knows of the others.
             if len(self._reads) == 1:
                 self._changed.notify()
         try:
             yield expired
         finally:
             with self._changed:
+                # It is gone already if the deadline has passed.
                 self._reads.pop(read, None)
 
     def _watch(self) -> None:

@@ -32,6 +32,7 @@ STATUSES: Mapping[type[errors.CyborgError], int] = {
     errors.InUse: 409,
     errors.WrongState: 409,
     errors.NoHandle: 409,
+    # Locked: by it Nova knows that not all ARQs of the instance are resolved.
     errors.Unresolved: 423,
     errors.Stale: 409,
     errors.Unavailable: 503,
@@ -44,6 +45,7 @@ _UNAVAILABLE_MESSAGES = {
     504: "a component of this service did not respond in time, the request may have taken effect",
 }
 
+# Not the route table: an error can arise before routing, and in layers that do not know it.
 _OBJECT_PATH = re.compile(r"(?:/v2)?/(\w+)/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:/|$)")
 _FIELDS = {
     "accelerator_requests": "arq",
@@ -96,6 +98,7 @@ def _add_list(error: Exception, message: str, environ: Mapping[str, Any]) -> str
 
     A message that says what to do is returned unchanged.
     """
+    # Set by the routing; without it no list of known objects exists for the path.
     name, path = environ.get(OBJECT, ("", ""))
     is_wrong = isinstance(error, errors.Invalid | errors.NotFound) and name and name in message
     if not is_wrong or "; " in message or message.endswith("?"):
@@ -154,6 +157,7 @@ def error_response(error: Exception, environ: Mapping[str, Any]) -> webob.Respon
         content_type="application/json",
     )
     if isinstance(error, exc.HTTPMethodNotAllowed) and error.allow:
+        # webob's own response to the exception has these headers; ours replaces it.
         response.allow = error.allow
     if isinstance(error, exc.HTTPUnauthorized):
         response.headers["WWW-Authenticate"] = error.headers["WWW-Authenticate"]
@@ -179,6 +183,7 @@ class FaultMiddleware:
             response = self._app(environ, start_response)
         except Exception as error:  # noqa: BLE001  every failure gets a response here
             environ[FAILURE] = error
+        # Popped, so that an outer FaultMiddleware does not log it again.
         failure = environ.pop(FAILURE, None)
         if failure is not None:
             log_failure(failure, environ)

@@ -9,6 +9,7 @@ from uuid import NAMESPACE_DNS, uuid5
 
 from oslo_config import cfg
 
+from cyborg.api.versions import LATEST
 from cyborg.core import hosts as service
 from cyborg.core.errors import CyborgError, Unavailable
 from cyborg.core.log import get_logger
@@ -84,7 +85,9 @@ class Health:
                 self._checking = True
                 return True
             if self._clock() - self._started > STALE_SECONDS:
+                # Without any result the answer would be unhealthy, right after each start.
                 first = self._ended == float("-inf")
+                # A bounded wait, since the check may hang: then the answer is the old result.
                 self._condition.wait_for(
                     lambda: not self._checking, FIRST_WAIT_TIMEOUT if first else WAIT_TIMEOUT
                 )
@@ -111,6 +114,7 @@ class Health:
         self._conductor = answered
 
     def _check_database(self) -> str | None:
+        # Logged after the except block: within it oslo.log would append the exception to the line.
         message: str | None = None
         try:
             self._reader.check(CHECK_TIMEOUT)
@@ -151,6 +155,8 @@ class Heartbeat(LoopThread):
         super().__init__("heartbeat")
         self._conf = conf
         self._conductor = conductor
+        # Not a random value: each worker would be an incarnation of its own, and each heartbeat
+        # a restart of the service.
         self._epoch = str(uuid5(NAMESPACE_DNS, f"{conf.host}/{server_id}"))
         self._health = health
         self._failure_log = RateLimitedLogger(logger=LOG)
@@ -162,9 +168,8 @@ class Heartbeat(LoopThread):
 
     def run_once(self) -> float:
         """Send one heartbeat; return the seconds until the next one."""
-        from cyborg.api.versions import LATEST
-
         versions: dict[str, Any] = {"api": LATEST}
+        # Logged after the except block: within it oslo.log would append the exception to the line.
         error: str | None = None
         try:
             response = self._conductor.service_hello(BINARY, self._conf.host, self._epoch, versions)

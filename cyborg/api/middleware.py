@@ -120,6 +120,8 @@ class HostCheck:
                 f"Host: {host[:255]!r} is not a name of this service. Without authentication, only "
                 "localhost, loopback addresses and the names in [api] server_names are accepted"
             )
+        # A page of another site can send requests to localhost: the port of the API is known, and
+        # without authentication nothing else tells them from those of the user.
         origin = environ.get("HTTP_ORIGIN")
         if origin is not None and origin.partition("://")[2].lower() != (host or "").lower():
             raise Forbidden(
@@ -137,6 +139,7 @@ class HostCheck:
 
 
 def _normalize(name: str) -> str:
+    # A trailing dot names the same host.
     return name.strip("[]").rstrip(".").lower()
 
 
@@ -177,10 +180,12 @@ class EntryMiddleware:
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         """Serve one request. Raise an exception that ``faults`` maps to a response."""
         path = _path(environ)
+        # Before everything else: a probe has no microversion, and may have any Accept.
         if path == HEALTHCHECK:
             require_get(environ)
             healthy, document = self._health.check()
             return _json_response(document, 200 if healthy else 503)(environ, start_response)
+        # Before the documents: their links start with it, too.
         environ[ROOT] = root_url(environ, self._conf)
         if path in self._documents:
             require_get(environ)
@@ -193,6 +198,7 @@ class EntryMiddleware:
 
 def root_url(environ: dict[str, Any], conf: cfg.ConfigOpts) -> str:
     """Return the URL of the root of the API, without a slash at its end."""
+    # The operator's URL precedes the Host header: a client chooses the latter.
     public: str | None = conf.api.public_endpoint
     if public:
         return public.rstrip("/").removesuffix("/v2")
@@ -223,6 +229,7 @@ def check_content_length(environ: dict[str, Any], limit: int) -> None:
     size = int(length.lstrip("0")[:20] or 0)
     if size > limit:
         raise body.too_large(limit)
+    # Normalized for the layers below, which parse it again.
     environ["CONTENT_LENGTH"] = str(size)
 
 
@@ -285,6 +292,7 @@ class AuditLayer:
         """Serve one request."""
         if environ["REQUEST_METHOD"] in self._ignored:
             return self._app(environ, start_response)
+        # A token may lack the catalogue, by which keystonemiddleware names the target of an event.
         endpoint = {"publicURL": environ[ROOT]}
         service = {"type": SERVICE_TYPE, "name": "cyborg", "endpoints": [endpoint]}
         audited = {name: value for name, value in environ.items() if name not in _REMOVED}

@@ -100,6 +100,7 @@ def operation(
     """
     verb, template = call.split()
     parameters = {name: path[name] for name in _PATH_PARAMETER.findall(template)}
+    # ``check_host`` answers 404 for a list of a host that does not exist.
     if fields.get("paged") and not {"host", "hostname"}.isdisjoint(fields.get("query", ())):
         fields["raises"] = tuple(dict.fromkeys((*fields.get("raises", ()), NotFound)))
     spec = Operation(method=verb, template=template, rule=rule, path=parameters, **fields)
@@ -108,8 +109,10 @@ def operation(
         @functools.wraps(method)
         def controller(self: Any, req: Request, resp: webob.Response, *segments: str) -> Any:
             context = RequestContext(req, resp)
+            # Before the policy: for an older version the operation does not exist, for anybody.
             if context.version < spec.since:
                 raise NotFound(f"{req.path_info} requires microversion {_text(spec.since)}")
+            # Before the parameters, whose errors would tell others what exists.
             context.caller.require(spec.rule)
             if spec.service and not context.caller.is_service:
                 raise ServiceTokenRequired(f"{spec.service} requires a service token")
@@ -176,6 +179,7 @@ def _parameters(
 
 
 def _body(spec: Operation, req: Request) -> Any:
+    # Before the content type: a client without a body sends none.
     if not req.body:
         if spec.optional:
             return types.load(spec.body, {}, "body")
@@ -186,12 +190,14 @@ def _body(spec: Operation, req: Request) -> Any:
         value = req.json
     except ValueError as error:
         raise Invalid(f"body: not JSON: {error}", field="body") from error
+    # OpenStack Cyborg takes a list of one device profile.
     if spec.single_item_list and isinstance(value, list):
         if len(value) != 1:
             raise Invalid(
                 f"body: expected a list of one object, got {len(value)} objects", field="body"
             )
         value = value[0]
+    # openstacksdk wraps the object in its name.
     if spec.envelope and isinstance(value, dict) and set(value) == {spec.envelope}:
         value = value[spec.envelope]
     if spec.ignore_unknown and isinstance(value, dict):
@@ -202,6 +208,7 @@ def _body(spec: Operation, req: Request) -> Any:
 
 def _set_result(resp: webob.Response, result: Any) -> None:
     if result is None:
+        # webob would send text/html with an empty body, and 204 must have no type.
         resp.content_type = None
     else:
         resp.content_type = JSON

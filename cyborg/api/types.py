@@ -308,6 +308,7 @@ def serialize(datatype: Any, row: Any) -> dict[str, Any]:
     return {name: convert(read(key)) for name, key, convert in _plan(datatype)}
 
 
+# Cached for each type: the attributes of WSME resolve their types at each access.
 @functools.cache
 def _plan(datatype: Any) -> tuple[tuple[str, str, Callable[[Any], Any]], ...]:
     return tuple((a.name, a.key, _converter(a.datatype)) for a in wtypes.list_attributes(datatype))

@@ -183,11 +183,13 @@ class _Detach(base.WaitCommand):
             accelerator = ACCELERATORS.find_uuid(self.app.rest, args.accelerator)
             query["accelerator"] = accelerator
             if args.wait:
+                # Before the call: afterwards an attachment may be gone, with what it held.
                 selected = self._find_holders(target, accelerator) or None
         if args.attachment is not None:
             uuid = ATTACHMENTS.find_uuid(self.app.rest, args.attachment)
             path, selected = ATTACHMENTS.object_path(uuid), {uuid}
             row = self.app.rest.call("GET", path)
+            # The service detaches by uuid, of whatever server: the words of the user must agree.
             if _target(row) != target:
                 found = describe_target(row["instance_uuid"], _target(row))
                 raise CommandError(f"attachment {uuid} belongs to {found}, not to {target}")

@@ -109,6 +109,7 @@ class Create(base.Create, of=CONTEXTS):
         if args.config_data:
             fields["config_data"] = _read_config_data(args)
         row = self.app.rest.call("POST", CONTEXTS.path, fields)
+        # For scripts: CONTEXT=$(cyborg device-context-create ...).
         if args.formatter == "value" and not args.columns:
             return ("UUID",), (row["uuid"],)
         return CONTEXTS.build_object(row)
@@ -228,6 +229,7 @@ class Candidates(listing.Lister, of=CONTEXT_CANDIDATES):
         path = f"{self.find_path(args)}/allocation_candidates"
         found = self.app.rest.call("GET", path, params=params)
         if found["reason"]:
+            # On stderr, so that JSON stays JSON.
             self.app.stderr.write(f"Placement: {found['reason']}\n")
         return [*_candidate_rows(found), *_rejected_rows(found)]
 

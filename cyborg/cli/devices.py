@@ -40,6 +40,8 @@ def format_schedulable(row: Mapping[str, Any]) -> str:
     if placement is None:
         withheld = f'"{NOT_OFFERED}"' in str(row.get("vendor_board_info"))
         return "no: not offered" if withheld else "no: nothing to offer"
+    # The state of the device changes at once, that of Placement with the next publication:
+    # in between the device is opening or closing.
     if state == "ready":
         offered = "yes" if placement == "in_sync" else "opening"
         return f"{offered}, see job_errors" if row.get("job_errors") else offered
@@ -273,6 +275,7 @@ class LayoutSet(base.WaitCommand, listing.Lister, of=RESULTS):
         try:
             body = {"layout": args.layout, "drain": args.drain}
             job = self.app.rest.call("PUT", path, body)
+        # The other devices go on: each has a job of its own.
         except CommandError as exc:
             return {**row, "error": str(exc)}
         return {**row, "job": job["uuid"], "state": job["state"]}

@@ -220,6 +220,7 @@ class Install(_DriverJob):
     def find_backends(self, args: argparse.Namespace, driver: Mapping[str, Any]) -> Iterator[str]:
         """Yield the new backend of each host."""
         name = args.backend or driver["name"]
+        # A host has an entry for each backend of the driver.
         for host in dict.fromkeys(entry["host"] for entry in driver["hosts"]):
             yield f"{name} on {host}"
 
@@ -299,6 +300,7 @@ class Update(_DriverJob):
         change: dict[str, Any] = {}
         if args.config or args.unset:
             values: Mapping[str, Any] = collect_options(args.config)
+            # Their order on the command line is lost, so that neither could win.
             if conflicts := sorted(set(args.unset) & set(values)):
                 raise CommandError(
                     f"option {conflicts[0]}: use either --config or --unset, not both"

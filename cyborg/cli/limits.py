@@ -34,10 +34,12 @@ def find_project(rest: RestClient, text: str) -> str:
         keystone = rest.connect(IDENTITY)[0]
         if keystone.endpoint_override:  # of --os-endpoint: that of the stand-alone service
             return text
+        # By id first: the name of one project can be the id of another.
         found = keystone.get(f"/projects/{quote(text, safe='')}", raise_exc=False)
         if found.status_code == 200:
             return text
         named = keystone.get(f"/projects?name={quote(text, safe='')}", raise_exc=False)
+        # 403: keystone does not show the projects to the caller.
         if found.status_code != 404 or named.status_code != 200:
             return text
         ids = [str(project["id"]) for project in named.json()["projects"]]

@@ -148,6 +148,7 @@ class ForgetHost(base.Command, tables.ShowOne, of=HOSTS):
         The service counts them, and rejects what it would reject.
         """
         rest = self.app.rest
+        # First: it is refused when the removal would be.
         removed = self._call(args, dry_run="true")
         for row in SERVICES.list_all(rest, host=args.host, kind="daemon"):
             yield plan("delete", "service", row)
@@ -227,6 +228,7 @@ class Discover(base.WaitCommand, listing.Lister, of=DISCOVERIES):
             discovery = self.wait(
                 poll, _measure, "discovering", args.within, interval=0.2, show_counts=False
             )
+        # A poll reads large work without its parts: see make_poll.
         if discovery is None or "backends" not in discovery:
             discovery = self.app.rest.read_whole(path, "backends")
         if args.wait:

@@ -87,6 +87,7 @@ def _watch(seconds: float) -> list[Uevent]:
     begin = time.monotonic()
     found: list[Uevent] = []
     while (left := begin + seconds - time.monotonic()) > 0 and len(found) < MAX_UEVENTS:
+        # None at the timeout.
         device = monitor.poll(left)
         if device is not None:
             at = round(time.monotonic() - begin, 3)

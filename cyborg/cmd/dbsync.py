@@ -56,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Without statement timeouts: a migration of a large table can take long.
         engine = make_engine(conf, bounded=False)
         try:
+            # In containers the database often starts at the same time.
             wait_for_database(engine, conf.wait)
             conf.verb.run(engine, conf)
         finally:

@@ -102,6 +102,7 @@ def sign_custody(uow: UnitOfWork, *, replace: bool) -> SignResult:
         signed, refused = uow.run(partial(_sign_new, rows=rows, replace=replace))
         result.records += signed
         result.refused += refused
+        # By id, since signing does not take a record out of the list.
         last = rows[-1]["id"]
     return result
 
@@ -143,6 +144,8 @@ def _sign_new(
 
 def _sign_chain(tx: sa.Connection, uuid: str, *, replace: bool) -> str | None:
     """Sign a chain; return "" if it was signed, None if it was already, else why it is not."""
+    # Conductors lock a head while they add to the chain; without waiting for them, one busy
+    # chain does not hold up the others.
     locked = chains.lock_heads(tx, [uuid])
     if not locked:
         return "its head is locked by another transaction: try again"

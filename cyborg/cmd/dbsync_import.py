@@ -95,6 +95,7 @@ def run(
     require_head(engine, "target")
     source = _make_source(source_url)
     try:
+        # Without options: these may differ for the same database.
         if source.url.set(query={}) == engine.url.set(query={}):
             raise Invalid("--from is the database of this service; expected the former one")
         with errors.translate(), source.connect() as connection:
@@ -162,6 +163,7 @@ def import_database(
     plan = planner.plan("", reader.read_orphans(connection))
     report.drops += plan.drops
     report.unknown_uses += plan.unknown_uses
+    # After all hosts: a source that is still in use shows by numbers that do not add up.
     report.check(planned)
     report.unserved = {
         profile.name: missing

@@ -143,6 +143,7 @@ def check_policy_rules(conf: cfg.ConfigOpts) -> Result:
         for file in _policy_files(conf):
             if problem := _find_problem(file):
                 return Result(Code.FAILURE, f"The policy file {file} {problem}")
+        # The problems above are those that oslo.policy only logs; these are those that it raises.
         enforcer.load_rules(force_reload=True)
         enforcer.check_rules(raise_on_violation=True)
     except (policy.InvalidDefinitionError, cfg.Error, ValueError, OSError) as exc:

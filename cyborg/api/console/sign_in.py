@@ -45,6 +45,7 @@ class ConsoleSession:
         require_get(environ)
         document = self._show(environ[auth.ENVIRON])
         response = webob.Response(body=json.dumps(document).encode(), content_type=JSON)
+        # The response has the token.
         response.headers["Cache-Control"] = "no-store"
         return response(environ, start_response)
 
@@ -107,6 +108,7 @@ class SignIn:
 
     def _answer(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         credentials = _parse(environ["wsgi.input"].read())
+        # Keystone compares names without case: other spellings are no further attempts.
         user = (credentials["user_domain"].casefold(), credentials["user"].casefold())
         with self._throttle.call(client_key(environ.get("REMOTE_ADDR")), user):
             document = self._authenticate(keystone_url(self._conf), credentials)
@@ -123,12 +125,14 @@ class SignIn:
             user_domain_name=credentials["user_domain"],
             project_name=credentials["project"],
             project_domain_name=credentials["project_domain"],
+            # The console calls this service only; the catalogue of a large cloud has 100 kB.
             include_catalog=False,
         )
         client = session.Session(
             timeout=KEYSTONE_TIMEOUT,
             verify=False if options.insecure else options.cafile or True,
             cert=(options.certfile, options.keyfile) if options.certfile else None,
+            # A redirect could lead the password to another host.
             redirect=False,
         )
         try:
@@ -170,11 +174,9 @@ def _is_rejection(status: int) -> bool:
 
 
 def keystone_url(conf: cfg.ConfigOpts) -> str:
-    """Return the URL of keystone. Raise Misconfigured without one.
-
-    The URL at which the API itself authenticates is known to be reachable from here, which may not
-    be true of the public one.
-    """
+    """Return the URL of keystone. Raise Misconfigured without one."""
+    # First the URL at which the API itself authenticates: it is known to be reachable from here,
+    # which may not be true of the public one.
     options = conf.keystone_authtoken
     section = conf[options.auth_section] if options.auth_section else options
     for url in (getattr(section, "auth_url", None), options.www_authenticate_uri):
@@ -192,6 +194,7 @@ def _parse(text: bytes) -> dict[str, str]:
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):
+        # One message for all that is no object of these fields; none may quote the password.
         body = None
     if not isinstance(body, dict) or not set(body) <= set(FIELDS):
         raise Invalid(f"body: expected a JSON object of {', '.join(FIELDS)}", field="body")

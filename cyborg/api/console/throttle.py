@@ -18,12 +18,10 @@ from webob import exc
 from cyborg.api.auth import is_local
 from cyborg.core.errors import Invalid
 
+# Without the limit, a keystone that hangs would block every thread of the API, and anybody could
+# try passwords as fast as keystone compares them.
 MAX_CALLS = 2
-"""Maximum number of calls of keystone at the same time.
-
-Without the limit, a keystone that hangs would block every thread of the API, and anybody could try
-passwords as fast as keystone compares them.
-"""
+"""Maximum number of calls of keystone at the same time."""
 
 MAX_SIGN_INS = 4
 """Maximum number of sign-ins at the same time: those that send a body, wait, or call keystone."""
@@ -31,8 +29,9 @@ MAX_SIGN_INS = 4
 QUEUE_TIMEOUT = 6.0
 """Maximum seconds to wait for a call of keystone, a little more than one call may take."""
 
+# Everybody mistypes a password.
 FREE_FAILURES = 3
-"""Failures without a wait: everybody mistypes a password."""
+"""Failures without a wait."""
 
 MAX_WAIT = 60
 """Maximum seconds between two attempts of one user or address."""
@@ -47,11 +46,9 @@ _IPV6_PREFIX = 64
 
 
 def client_key(address: str | None) -> str | None:
-    """Return the key of a client's address, None for a peer on this machine, which is a proxy.
-
-    Of several forwarded addresses, the last one is that of the proxy's client: a client can send
-    the others. A client has a whole network of IPv6 addresses.
-    """
+    """Return the key of a client's address, None for a peer on this machine, which is a proxy."""
+    # Of several forwarded addresses, the last one is that of the proxy's client: a client can send
+    # the others.
     last = (address or "").rpartition(",")[2].strip()
     if is_local(last):
         return None
@@ -59,6 +56,7 @@ def client_key(address: str | None) -> str | None:
         parsed = ipaddress.ip_address(last)
     except ValueError:
         return last
+    # A client has a whole network of IPv6 addresses.
     if parsed.version == 6 and parsed.ipv4_mapped is None:
         return str(ipaddress.ip_network((parsed, _IPV6_PREFIX), strict=False))
     return str(getattr(parsed, "ipv4_mapped", None) or parsed)
@@ -88,6 +86,7 @@ class Failures:
         number, at = self._recent(key)
         if number < FREE_FAILURES:
             return 0
+        # The exponent is limited, too: a large power of 2 is an integer of many digits.
         wait: int = min(MAX_WAIT, 2 ** min(number - FREE_FAILURES, 10))
         return at + wait - self._clock()
 
@@ -127,6 +126,7 @@ class Throttle:
             with _slot(self._sign_ins, timeout=0):
                 yield
         except exc.HTTPTooManyRequests:
+            # Not a failure of the address: the limit is one of this service.
             raise
         except (exc.HTTPClientError, Invalid):
             with self._lock:
@@ -144,6 +144,7 @@ class Throttle:
         Raise HTTPTooManyRequests.
         """
         with self._lock:
+            # Otherwise anybody could lock a user out by wrong passwords.
             if client is None or (user, client) not in self._known:
                 _check_wait(self._failures.seconds_to_wait(user), "of this user")
         with _slot(self._calls, QUEUE_TIMEOUT):

@@ -94,6 +94,7 @@ class Controller(Resource):
         """
         tracing.annotate(instance=instance)
         scope = request.caller.project_scope
+        # With an instance, an ARQ that is not resolved gives 423 instead of being left out.
         states = set[str](RESOLVED) if bind_state and not instance else None
         if state is not None:
             states = {state} if states is None else states & {state}
@@ -170,6 +171,7 @@ class Controller(Resource):
         self, request: RequestContext, uuid: str, body: Sequence[BindRequest | UnbindRequest]
     ) -> None:
         """Bind or unbind one ARQ."""
+        # The body names the ARQ again: a body for another ARQ is a mistake of the client.
         if [item.request for item in body] != [uuid]:
             raise Invalid(f"body: expected operations of {uuid} only", field="body")
         self._patch(request, body)
@@ -186,6 +188,7 @@ class Controller(Resource):
         """Delete the given ARQs, or all ARQs of an instance."""
         if (arqs is None) == (instance is None):
             raise Invalid("query: give either arqs or instance, not both", field="arqs")
+        # Only Nova knows that the instance is gone: a user could pull devices from a running one.
         if instance is not None and not request.caller.is_service:
             raise ServiceTokenRequired("deleting ARQs by instance requires a service token")
         if arqs is None:

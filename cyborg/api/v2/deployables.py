@@ -70,6 +70,7 @@ Program = types.Validated("one JSON patch operation", parse_program, [ProgramOpe
 def show(request: RequestContext, row: read.DeployableRow) -> dict[str, Any]:
     """Return a deployable as JSON."""
     more: dict[str, Any] = {
+        # A list of objects with one key each, in a string: the format of OpenStack Cyborg.
         "attributes_list": json.dumps([{key: value} for key, value in row["attributes"].items()]),
         "links": request.links(DEPLOYABLES.name, row["uuid"], bookmark=True),
     }

@@ -171,6 +171,7 @@ def _show(
     more: dict[str, Any] = {"hidden_profile": hidden_profile_name(row["uuid"]), **fields}
     more["successor"] = row["successor"]
     if more["successor"] is not None and not request.caller.is_elevated:
+        # It may name devices and hosts, which only administrators see.
         more["successor"] = {**more["successor"], "error": None}
     return request.serialize(datatype, row, CONTEXTS.name, **more)
 
@@ -241,6 +242,7 @@ class Controller(Resource):
     def update(self, request: RequestContext, uuid: str, body: DeviceContextUpdate) -> Any:
         """Change an unbound device context."""
         values = _given(body, keep_null=True)
+        # The clock of the database, and not of this host: the conductors compare with it.
         clock = self.context.reader.clock
         clock.refresh()
         core.parse_changes(values, clock())
@@ -344,6 +346,7 @@ class Controller(Resource):
         With ``explain=1``, for administrators only, show why other providers are in no candidate.
         """
         explained = explain == "1"
+        # Refused and not ignored, so that a script does not take the absence for "none rejected".
         if explained and not request.caller.is_elevated:
             raise Forbidden(
                 f"explain: only {request.caller.administrators} see the devices of the whole "
@@ -353,6 +356,7 @@ class Controller(Resource):
         found = self.context.conductor.device_context_candidates(
             uuid,
             request.caller.project_scope,
+            # By default Placement has no limit; each candidate is a combination of providers.
             min(limit or core.MAX_CANDIDATES, core.MAX_CANDIDATES),
         )
         document = {"allocation_candidates": found["candidates"], "reason": found["reason"]}

@@ -191,12 +191,14 @@ class CapacityController(Resource):
                 host=host,
                 attach_targets={demand.target for demand in demands},
             )
+        # Hosts without a matching device would only be noise.
         found = [each for each in compute_capacity(demands, states) if each.total or each.losses]
         losses = Counter[Predicate]()
         for each in found:
             losses.update(each.losses)
         servers, free = sum(each.servers for each in found), sum(each.free for each in found)
         exact = all(each.exact for each in found)
+        # The free handles beyond the quota count as lost to it, so that the numbers add up.
         if room is not None and room < servers:
             usable = room * sum(demand.count for demand in demands)
             losses[Predicate.QUOTA] = free - usable

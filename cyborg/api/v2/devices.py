@@ -169,6 +169,8 @@ def show(request: RequestContext, row: read.DeviceRow) -> dict[str, Any]:
         return request.serialize(Device, row, DEVICES.name, **more)
     if request.version < STATE_SINCE:
         return request.serialize(DeviceV23, row, DEVICES.name, **more)
+    # Evaluated for each answer: a stored state would be late for what changes elsewhere, such as
+    # the liveness of the agent.
     status = device_state.evaluate_row(row)
     reasons = conditions_at(request, status.reasons)
     more |= {"state": (reasons or [status.state])[0], "state_reasons": reasons}
@@ -182,6 +184,7 @@ def show(request: RequestContext, row: read.DeviceRow) -> dict[str, Any]:
 
 def _use(row: read.DeviceRow, state: DeviceCondition) -> dict[str, int]:
     """Return the handles of a device by use: those without an owner have the device's state."""
+    # A copy, since it is changed below.
     use = dict(row["use"])
     if state == DeviceCondition.DRAINING:
         use["draining"] += use["free"] + use["dirty"]
@@ -291,6 +294,7 @@ def _merge_filters(filters: Mapping[str, Any]) -> dict[str, str] | None:
     names = (*FILTERS, *STATE_FILTERS)
     plain = [(name, filters[name]) for name in names if filters[name] is not None]
     for name, value in [*plain, *zip(fields, values, strict=True)]:
+        # Two conditions on one field, which python-cyborgclient can send.
         if merged.setdefault(name, value) != value:
             return None
     return merged

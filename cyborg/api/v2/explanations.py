@@ -196,6 +196,7 @@ class Controller(Resource):
         """
         elevated = check_host(request, host)
         profile, demands = read_demands(self, request, key)
+        # The quota of an administrator's own project says nothing about that of the user.
         room = None if elevated else count_room(self, request.caller.project_id, demands)
         path = f"device_profiles/{profile['uuid']}/explanation"
         document = {
@@ -269,6 +270,7 @@ class Controller(Resource):
                         for summary in summaries
                     ],
                 }
+            # Paged after the evaluation: the groups count all providers, whatever the page.
             rows: list[dict[str, Any]] = [
                 {"uuid": state.uuid, "hostname": state.host, "state": state} for state in states
             ]
@@ -277,6 +279,7 @@ class Controller(Resource):
             )
             chosen = [row["state"] for row in shown]
             taken = [state.uuid for state in chosen if state.handles.taken]
+            # Only of the page: a cloud may have many thousand owners.
             owners = provider_states.find_holders(connection, taken) if taken else {}
         document: dict[str, Any] = {
             "fitting_hosts": hosts,

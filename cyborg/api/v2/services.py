@@ -109,6 +109,7 @@ class Controller(Resource):
         if kind == "backend":
             found = self.read_page(page, read_backends.find, **filters)
             return SERVICES.document(request, found, self._show(kind))
+        # Functions need the capabilities of all devices: not read if they are not shown.
         find = functools.partial(read.find, functions=kind is None)
         return SERVICES.document(request, self.read_page(page, find, **filters), self._show(kind))
 
@@ -126,6 +127,7 @@ class Controller(Resource):
         now = self.read_clock()
 
         def show(request: RequestContext, row: read_hosts.HostRow) -> dict[str, Any]:
+            # Evaluated now, since nobody writes the state when a heartbeat is missing.
             state = evaluate(row["late_at"], row["down_at"], now)
             return types.serialize(Host, {**row, "state": state})
 

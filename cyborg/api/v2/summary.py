@@ -137,7 +137,9 @@ class Controller(Resource):
         return self._summary.get()
 
     def _read(self) -> Any:
+        # The clock of the database: liveness compares with times that it wrote.
         now = self.read_clock()
+        # Before the connection: counting may wait, and takes one of its own.
         counts, age = self.context.counts.read()
         with self.context.reader.connect() as connection:
             found = totals.read(connection, now=now, max_unhealthy=MAX_NAMED)

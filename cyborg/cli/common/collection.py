@@ -98,6 +98,7 @@ class Collection:
         """
         if _FULL.fullmatch(text.lower()):
             return text
+        # A name precedes the beginning of a uuid: an object may be called "bad1".
         filters = self.filters(text) if self.filters and field == "uuid" else None
         if filters and (rows := self.read_page(rest, **filters, limit=2)):
             return self._only(text, [row["uuid"] for row in rows], "give the uuid")
@@ -118,6 +119,7 @@ class Collection:
             # In the order of uuids, a page can start after any text.
             rows = self.read_page(rest, sort_key="uuid", marker=text, limit=2)
         else:
+            # Only in the order of uuids can a page start after any text.
             rows = self.list_all(rest)
         uuids = {str(row[field]) for row in rows if row.get(field)}
         return sorted(uuid for uuid in uuids if uuid.startswith(text))[:2]
@@ -126,6 +128,7 @@ class Collection:
         try:
             return self.read_one(rest, text).get("name") == text
         except CommandError as exc:
+            # 400: the text cannot be a name.
             if exc.status not in (400, 404):
                 raise
             return False

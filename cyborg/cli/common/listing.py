@@ -73,6 +73,7 @@ class Watcher:
 
     def refresh(self, stdout: TextIO, title: str, interval: float) -> int:
         """Refresh the table in place until q or Ctrl-C, and return the exit status."""
+        # The first fetch is not in the thread: its error ends the command, with its message.
         refresher = live.Refresher(self._fetch, self._fetch(), interval, CommandError)
 
         def build(
@@ -173,9 +174,11 @@ class Lister(base.Command, lister.Lister):
         args = argparse.Namespace(**vars(parsed_args))
         args.max_width = max_width or parsed_args.max_width
         formatter: Any = self._formatter_plugins[args.formatter].obj
+        # A new choice for each write: produce_output may have replaced the formatter.
         self.formatter = formatter
         streams = self.app.stdout, self.app.stderr
         self.app.stdout = out
+        # On the alternate screen a message on stderr would break the view.
         if max_width:
             self.app.stderr = out
         try:
@@ -204,6 +207,7 @@ class Lister(base.Command, lister.Lister):
             short or collection.short,
             long or collection.long or short or collection.short,
         )
+        # Scripts that name columns, or read JSON, must not lose fields by the width of a terminal.
         is_long = args.long or args.columns or args.formatter in tables.STRUCTURED
         shown = long if is_long else short
         objects = [collection.format_row(row) for row in rows]
@@ -304,6 +308,7 @@ def fit_table(
     ]
     excess = sum(widths[n] + 3 for n, shows in enumerate(visible) if shows) + 1 - width
     limits = list(widths)
+    # One character at a time from the widest: the columns come out as equal as possible.
     while excess > 0 and truncatable:
         widest = max(truncatable, key=lambda number: limits[number])
         if limits[widest] <= max(MIN_COLUMN_WIDTH, len(names[widest])):

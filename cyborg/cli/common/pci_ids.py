@@ -2,9 +2,7 @@
 """Display names of PCI vendors and products from the PCI id database of this machine.
 
 An agent reports the names that udev of its host has. Missing names are added here, for display
-only. Devices are identified and filtered by their ids, so that reports, their digests and existing
-clients do not depend on the database of a host. Besides, one database gives the devices of all
-hosts the same names, and the agents need no database. Without a database the ids are shown.
+only. Without a database the ids are shown.
 """
 
 import functools
@@ -14,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+# Not added by the agents: reports, their digests and filters would depend on the database of each
+# host. One database gives the devices of all hosts the same names.
 FILES = (
     Path("/usr/share/hwdata/pci.ids"),
     Path("/usr/share/misc/pci.ids"),
@@ -89,6 +89,7 @@ def _ids(row: Mapping[str, Any]) -> tuple[str | None, str | None]:
     if pair is not None:
         return pair[1], pair[2]
     board = row.get("std_board_info")
+    # Only hardware-list has fields of their own; a device has them in the JSON text of its board.
     product = row.get("product_id")
     if product is None and isinstance(board, str):
         found = re.search(r'"product_id": *"([^"]*)"', board)

@@ -14,6 +14,7 @@ from cyborg.cli.common.rest import CommandError
 from cyborg.threads.failures import Backoff
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+# No time in ISO 8601 ends with one of these units.
 _FROM_NOW = re.compile(r"\+?([0-9]{1,9})([smhd])")
 
 
@@ -35,8 +36,7 @@ def parse_seconds(text: str) -> float:
 def parse_time(text: str, now: datetime | None = None) -> str:
     """Parse a time in ISO 8601, or ``+2h`` or ``2h`` (s, m, h or d): a time from now on.
 
-    ``now`` is for tests. A time stays as it is: the service reads it, and decides about the time
-    zone. No time in ISO 8601 ends with one of these units. Raise ArgumentTypeError.
+    ``now`` is for tests. Raise ArgumentTypeError.
 
     >>> parse_time("+2h", datetime(2030, 1, 31, 12, tzinfo=UTC))
     '2030-01-31T14:00:00+00:00'
@@ -49,6 +49,7 @@ def parse_time(text: str, now: datetime | None = None) -> str:
         found = _FROM_NOW.fullmatch(text)
         if found is None:
             datetime.fromisoformat(text)
+            # Unchanged: the service reads it, and decides about the time zone.
             return text
         length = timedelta(**{_UNITS[found[2]]: int(found[1])})
         return ((now or datetime.now(UTC)) + length).isoformat(timespec="seconds")
@@ -114,6 +115,7 @@ def wait_until_done(
                 response = fetch()
             except CommandError:
                 failures, pause = failures + 1, backoff.next_delay()
+                # One failure is no reason to give up: a proxy restarts, a conductor is upgraded.
                 if failures >= MAX_FAILURES or time.monotonic() > deadline:
                     raise
             else:
@@ -122,6 +124,7 @@ def wait_until_done(
                 failures, state = 0, measure(response)
                 backoff.reset()
                 for line in state.lines:
+                    # Once each: the bar is redrawn, and a line of the log stays.
                     if line not in printed:
                         printed.add(line)
                         bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -131,4 +134,5 @@ def wait_until_done(
                 pending = state.pending
             if time.monotonic() > deadline:
                 raise CommandError(f"{pending} after {timeout:g} s")
+            # Not beyond the deadline: the last look at the work is then.
             time.sleep(max(0.0, min(pause, deadline - time.monotonic())))

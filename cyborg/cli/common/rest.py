@@ -150,10 +150,12 @@ class RestClient:
         while True:
             page = self.call("GET", path, params=params)
             yield page
+            # Only the query of the link is used: its host may not be reachable from here.
             links = {link["rel"]: link["href"] for link in page.get(f"{key}_links", ())}
             if "next" not in links:
                 return
             previous, params = params, dict(parse_qsl(urlsplit(links["next"]).query))
+            # A proxy that drops the query would otherwise make this endless.
             if params == previous:
                 raise CommandError(f"unexpected response to {path}: a page links to itself")
 

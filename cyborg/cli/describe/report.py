@@ -62,6 +62,7 @@ class Search:
 
     def _by_uuid(self, text: str, marker: str) -> Iterator[Found]:
         # In the order of uuids, a page can start after any text.
+        # 16: with a whole uuid the marker lacks its last digit.
         page = {"sort_key": "uuid", "marker": marker, "limit": 16}
         for kind in kinds.KINDS:
             matching = [row for row in self._page(kind, page) if str(row["uuid"]).startswith(text)]
@@ -277,6 +278,7 @@ def _not_offered(device: Mapping[str, Any]) -> str | None:
 
 
 def _limited(texts: Iterator[str]) -> Iterator[str]:
+    # A host can have thousands of rows with the same cause.
     found = list(texts)
     yield from found[:MAX_NAMED]
     if len(found) > MAX_NAMED:

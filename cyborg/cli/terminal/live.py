@@ -73,6 +73,7 @@ class Refresher(Generic[T]):
                 error = str(exc)
             except Exception as exc:  # noqa: BLE001  without this thread nothing is refreshed
                 error = f"{type(exc).__name__}: {exc}"
+            # One assignment: the other thread never sees a value with the time of another.
             self.state = (value, error, at)
 
 

@@ -89,6 +89,7 @@ def fetch_topology(rest: RestClient, host: str | None, max_hosts: int) -> Topolo
 
     It needs two requests, and two for each shown host.
     """
+    # Agents and not devices: a host without devices is shown, too.
     params = {"binary": AGENT, "kind": "daemon", "host": host, "sort_key": "host"}
     rows = rest.call("GET", "/services", params={**params, "limit": max_hosts})["services"]
     num_more = 0
@@ -102,6 +103,7 @@ def fetch_topology(rest: RestClient, host: str | None, max_hosts: int) -> Topolo
         name = str(row["host"])
         devices = rest.call("GET", "/devices", params={"hostname": name, "limit": MAX_ROWS})
         handles = rest.call("GET", "/accelerators", params={"host": name, "limit": MAX_ROWS})
+        # More pages are not read: the view of a host is limited, and says so.
         partial = "devices_links" in devices or "accelerators_links" in handles
         found = {"devices": devices["devices"], "accelerators": handles["accelerators"]}
         document.append({"host": name, "state": row["state"], "is_partial": partial, **found})
@@ -120,6 +122,7 @@ def _host(
     for row in accelerators:
         by_device.setdefault(row["device_uuid"], []).append(row)
     nodes: dict[int | None, list[DeviceView]] = {}
+    # Devices without a NUMA node last.
     ordered = sorted(devices, key=lambda row: (row["numa_node"] is None, row["numa_node"] or 0))
     for row in ordered:
         nodes.setdefault(row["numa_node"], []).append(_device(row, by_device.get(row["uuid"], ())))

@@ -75,6 +75,7 @@ def draw_svg(topology: TopologyView) -> bytes:
     ET.SubElement(root, "desc").text = _clean(_describe(topology))
     ET.SubElement(root, "style").text = STYLE
     _rect(root, "paper", 0, 0, WIDTH, 0)
+    # Its height is known at the end.
     paper = root[-1]
     _text(root, "title", MARGIN, MARGIN + 16, "Accelerators by host")
     _legend(root, MARGIN + 260, MARGIN + 16)
@@ -90,6 +91,7 @@ def draw_svg(topology: TopologyView) -> bytes:
     root.set("width", str(WIDTH))
     root.set("height", str(height))
     ET.indent(root)
+    # By a library of XML: names from the service are escaped.
     return bytes(ET.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
 
 

@@ -129,6 +129,7 @@ def write_picture(path: Path, content: bytes) -> None:
         with temporary.open("xb") as file:
             file.write(content)
             file.flush()
+            # Before the replacement: after a crash the name must not refer to an empty file.
             os.fsync(file.fileno())
         temporary.replace(target)
     except OSError as exc:

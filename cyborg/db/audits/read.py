@@ -4,7 +4,7 @@
 from collections import defaultdict
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, TypedDict, cast
+from typing import Any, NotRequired, TypedDict
 
 import sqlalchemy as sa
 
@@ -19,8 +19,7 @@ from cyborg.core.audit.sources import (
 from cyborg.core.binding.states import OWNING_STATES, ArqState
 from cyborg.core.hosts import AGENT
 from cyborg.core.jobs.job import JobState
-from cyborg.db import paging
-from cyborg.db.paging import Page
+from cyborg.db.listing import Listing, columns_of
 from cyborg.db.rows import fetch_first
 from cyborg.db.schema import (
     arqs,
@@ -36,7 +35,7 @@ from cyborg.db.schema import audits as table
 
 
 class AuditRow(TypedDict):
-    """An audit without its findings; ``host`` is None for all hosts."""
+    """An audit; ``host`` is None for all hosts. Only ``get`` reads the findings."""
 
     uuid: str
     host: str | None
@@ -49,46 +48,21 @@ class AuditRow(TypedDict):
     num_findings: int
     created_at: datetime
     updated_at: datetime | None
+    findings: NotRequired[list[dict[str, Any]]]
 
 
-class AuditDetailsRow(AuditRow):
-    """An audit with its findings."""
-
-    findings: list[dict[str, Any]]
-
-
-_HIDDEN = ("id", "owner", "lease_until", "last_host", "findings")
-COLUMNS = [column for column in table.c if column.name not in _HIDDEN]
-SORTABLE = {name: table.c[name] for name in ("uuid", "host", "state", "created_at", "updated_at")}
-
-
-def find(
-    connection: sa.Connection,
-    *,
-    page: Page | None = None,
-    host: str | None = None,
-    state: str | None = None,
-) -> list[AuditRow]:
-    """Return audits without their findings; execute one statement, or two with a marker."""
-    query = sa.select(*COLUMNS)
-    if host is not None:
-        query = query.where(table.c.host == host)
-    if state is not None:
-        query = query.where(table.c.state == state)
-    query = paging.paginate(connection, query, table, page, SORTABLE)
-    return [
-        cast(AuditRow, {**row, "repair": bool(row["repair"])})
-        for row in connection.execute(query).mappings()
-    ]
-
-
-def get(connection: sa.Connection, uuid: str) -> AuditDetailsRow | None:
-    """Return one audit with its findings, or None."""
-    query = sa.select(*COLUMNS, table.c.findings).where(table.c.uuid == uuid)
-    row = connection.execute(query).mappings().first()
-    if row is None:
-        return None
-    return cast(AuditDetailsRow, {**row, "repair": bool(row["repair"])})
+SORTABLE = columns_of(table, "uuid", "host", "state", "created_at", "updated_at")
+AUDITS = Listing(
+    row=AuditRow,
+    table=table,
+    columns=[table.c[name] for name in AuditRow.__annotations__ if name != "findings"],
+    # Up to megabytes: only the page of one audit shows them.
+    details=[table.c.findings],
+    sortable=SORTABLE,
+    filters=columns_of(table, "host", "state"),
+)
+find = AUDITS.find
+get = AUDITS.get
 
 
 class AgentRow(TypedDict):

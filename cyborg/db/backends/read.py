@@ -13,8 +13,8 @@ import sqlalchemy as sa
 from cyborg.core.inventory import capability
 from cyborg.core.inventory import functions as core_functions
 from cyborg.core.inventory.functions import HandleUsage
-from cyborg.db import paging
 from cyborg.db.binding.accelerators import BLOCKED, DEVICE_DRAINING
+from cyborg.db.listing import Listing, columns_of
 from cyborg.db.paging import Page
 from cyborg.db.schema import attach_handles, backend_functions, deployables, devices, services
 from cyborg.db.schema import backends as table
@@ -64,53 +64,14 @@ COLUMNS = tuple(table.c[name] for name in ("id", "uuid", "name", "driver", "stat
 """The row id, and the columns of BackendRow: a page of agents has thousands of these rows."""
 _SERVICE_KEYS = ("binary", "host", "last_seen_at")
 SORTABLE = {
-    **{name: services.c[name] for name in _SERVICE_KEYS},
-    **{name: table.c[name] for name in ("uuid", "name", "driver", "status", "created_at")},
+    **columns_of(services, *_SERVICE_KEYS),
+    **columns_of(table, "uuid", "name", "driver", "status", "created_at"),
 }
 _IN_USE = sa.or_(attach_handles.c.arq_id.is_not(None), attach_handles.c.needs_cleaning)
 _IDLE = sa.not_(sa.or_(_IN_USE, attach_handles.c.draining))
 _TOTAL, _USED = 1 << 40, 1 << 20  # the units of ``_count_handles``
 # The arguments of a HandleUsage, with the board info instead of the tree; tuples are hashed faster.
 _Usage = tuple[str, int, int, int, str]
-
-
-def find(
-    connection: sa.Connection,
-    *,
-    page: Page | None = None,
-    host: str | None = None,
-    binary: str | None = None,
-    function: str | None = None,
-) -> list[AgentBackendRow]:
-    """Return backends with their capabilities; execute two statements, or three with a marker.
-
-    ``function`` is the name of a capability. It selects the backends that offer the capability, and
-    limits the result to this capability and those below it.
-    """
-    source = table.join(services, services.c.id == table.c.service_id)
-    sort_key = None if page is None else page.sort_key
-    is_joined = host is not None or binary is not None or sort_key in _SERVICE_KEYS
-    ids = sa.select(table.c.id).select_from(source if is_joined else table)
-    if host is not None:
-        ids = ids.where(services.c.host == host)
-    if binary is not None:
-        ids = ids.where(services.c.binary == binary)
-    if function is not None:
-        ids = ids.where(offer(function))
-    query = sa.select(
-        *COLUMNS,
-        table.c.created_at,
-        services.c.binary,
-        services.c.host,
-        services.c.last_seen_at,
-        services.c.late_at,
-        services.c.down_at,
-        services.c.down_since,
-    ).select_from(source)
-    query = paging.paginate_ids(connection, query, ids, table, page, SORTABLE)
-    found = [dict(row) for row in connection.execute(query).mappings()]
-    offered = functions(connection, [_reference(row) for row in found], function)
-    return [_row(row, offered.get(row.pop("id"), [])) for row in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +122,40 @@ def offer(function: str) -> sa.ColumnElement[bool]:
     """Return the condition that a backend offers a capability."""
     ids = sa.select(backend_functions.c.backend_id).where(backend_functions.c.function == function)
     return table.c.id.in_(ids)
+
+
+BACKENDS = Listing(
+    row=AgentBackendRow,
+    table=table,
+    source=table.join(services, services.c.id == table.c.service_id),
+    columns=[
+        *COLUMNS,
+        table.c.created_at,
+        *(services.c[name] for name in ("binary", "host", "last_seen_at", "late_at", "down_at")),
+        services.c.down_since,
+    ],
+    sortable=SORTABLE,
+    filters={"host": services.c.host, "binary": services.c.binary, "function": offer},
+    ids_first=True,
+    joined=frozenset(_SERVICE_KEYS),
+)
+
+
+def find(
+    connection: sa.Connection,
+    *,
+    page: Page | None = None,
+    function: str | None = None,
+    **criteria: Any,
+) -> list[AgentBackendRow]:
+    """Return backends with their capabilities; execute two statements, or three with a marker.
+
+    ``function`` is the name of a capability. It selects the backends that offer the capability, and
+    limits the result to this capability and those below it.
+    """
+    found = BACKENDS.read_columns(connection, page=page, function=function, **criteria)
+    offered = functions(connection, [_reference(row) for row in found], function)
+    return [_row(row, offered.get(row.pop("id"), [])) for row in found]
 
 
 # One row for each deployable and few columns: the conditions are evaluated and the handles counted

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read accelerator requests (ARQs), each with the attach handle that it owns."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, TypedDict, cast
 
 import sqlalchemy as sa
 
-from cyborg.db import paging
-from cyborg.db.paging import Page
+from cyborg.db.listing import Listing
 from cyborg.db.schema import arqs as table
 from cyborg.db.schema import attach_handles as handles
 from cyborg.db.schema import device_contexts as contexts
@@ -34,17 +33,14 @@ class ArqRow(TypedDict):
     updated_at: datetime | None
 
 
-_HIDDEN = (
-    *("id", "profile_id", "context_id", "attachment_id", "instance_slot", "job_id"),
-    *("owner_verified", "orphan_since", "hidden"),
-)
 COLUMNS = [
-    *(c for c in table.c if c.name not in _HIDDEN and not c.name.startswith("label_")),
+    *(table.c[name] for name in ArqRow.__annotations__ if name in table.c),
     sa.func.coalesce(handles.c.type, "").label("attach_handle_type"),
     handles.c.uuid.label("attach_handle_uuid"),
     handles.c.info.label("attach_handle_info"),
 ]
-_ALL = sa.select(*COLUMNS).select_from(table).outerjoin(handles, handles.c.arq_id == table.c.id)
+_WITH_HANDLE = table.outerjoin(handles, handles.c.arq_id == table.c.id)
+_ALL = sa.select(*COLUMNS).select_from(_WITH_HANDLE)
 # Built once: SQLAlchemy needs more time to build such a statement than a database to run it.
 _OF_INSTANCE = _ALL.where(
     table.c.instance_uuid == sa.bindparam("instance", type_=sa.String), table.c.hidden.is_(False)
@@ -57,36 +53,32 @@ _OF_INSTANCE_SCOPED = _OF_INSTANCE.where(
 SORTABLE: Mapping[str, sa.ColumnElement[Any]] = {"uuid": table.c.uuid, "created_at": table.c.id}
 
 
-def find(
-    connection: sa.Connection,
-    *,
-    page: Page | None = None,
-    uuids: Collection[str] | None = None,
-    instance_uuid: str | None = None,
-    project_id: str | None = None,
-    states: Collection[str] | None = None,
-) -> list[ArqRow]:
-    """Return ARQs; execute one statement, or two with a marker.
+def _of_instance(uuid: str) -> sa.ColumnElement[bool]:
+    # Not those that are being attached or detached: Nova attaches the others at the next start.
+    return sa.and_(table.c.instance_uuid == uuid, table.c.hidden.is_(False))
 
-    The ARQs of an instance are those that Nova attaches to it at its next start, in the order of
-    their creation. ARQs that are being attached or detached are not among them.
-    """
-    conditions: list[sa.ColumnElement[bool]] = []
-    if uuids is not None:
-        conditions.append(table.c.uuid.in_(uuids))
-    if instance_uuid is not None:
-        conditions += (table.c.instance_uuid == instance_uuid, table.c.hidden.is_(False))
-    if project_id is not None:
-        conditions.append(table.c.project_id == project_id)
-    if states is not None:
-        conditions.append(table.c.state.in_(states))
-    if uuids is None and instance_uuid is None:
-        ids = sa.select(table.c.id).where(*conditions)
-        query = paging.paginate_ids(connection, _ALL, ids, table, page, SORTABLE)
-    else:
-        # Few rows, and Nova asks for them often: the plain statement is cheaper.
-        query = paging.paginate(connection, _ALL.where(*conditions), table, page, SORTABLE)
-    return [_row(row) for row in connection.execute(query).mappings()]
+
+def _complete(connection: sa.Connection, rows: list[dict[str, Any]]) -> list[ArqRow]:
+    return [_row(row) for row in rows]
+
+
+ARQS = Listing(
+    row=ArqRow,
+    table=table,
+    source=_WITH_HANDLE,
+    columns=COLUMNS,
+    sortable=SORTABLE,
+    filters={
+        "instance_uuid": _of_instance,
+        "project_id": table.c.project_id,
+        "states": table.c.state,
+    },
+    ids_first=True,
+    few=frozenset({"uuids", "instance_uuid"}),  # Nova asks for them often
+    complete=_complete,
+)
+find = ARQS.find
+get = ARQS.get
 
 
 def of_instance(
@@ -106,10 +98,5 @@ def of_context(connection: sa.Connection, context: str) -> list[ArqRow]:
     return [_row(row) for row in connection.execute(query).mappings()]
 
 
-def get(connection: sa.Connection, uuid: str, project_id: str | None = None) -> ArqRow | None:
-    """Return one ARQ, or None; with a project, only if it belongs to this project."""
-    return next(iter(find(connection, uuids=[uuid], project_id=project_id)), None)
-
-
-def _row(row: sa.RowMapping) -> ArqRow:
+def _row(row: Mapping[Any, Any]) -> ArqRow:
     return cast(ArqRow, {**row, "attach_handle_info": row["attach_handle_info"] or {}})

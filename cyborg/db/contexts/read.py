@@ -9,8 +9,7 @@ import sqlalchemy as sa
 
 from cyborg.core.contexts.states import LEASED
 from cyborg.core.maintenance import SuccessorState, successor_state
-from cyborg.db import paging
-from cyborg.db.paging import Page
+from cyborg.db.listing import Listing, columns_of
 from cyborg.db.schema import attachments
 from cyborg.db.schema import device_contexts as table
 
@@ -50,60 +49,17 @@ class DeviceContextRow(TypedDict):
 EXPIRES_AT = sa.case(
     (table.c.state.in_(sorted(LEASED)), table.c.lease_expires_at), else_=table.c.expires_at
 )
-COLUMNS: list[sa.ColumnElement[Any]] = [
-    *(c for c in table.c if c.name not in ("id", "failure", "expires_at", "lease_expires_at")),
-    EXPIRES_AT.label("expires_at"),
-]
-SORTABLE: dict[str, sa.ColumnElement[Any]] = {
-    name: table.c[name]
-    for name in (
-        "uuid",
-        "name",
-        "state",
-        "device_profile",
-        "hostname",
-        "instance_uuid",
-        "project_id",
-        "created_at",
-        "updated_at",
-    )
-} | {"expires_at": EXPIRES_AT}
+SORTABLE = {
+    "expires_at": EXPIRES_AT,
+    **columns_of(
+        table,
+        *("uuid", "name", "state", "device_profile", "hostname", "instance_uuid", "project_id"),
+        *("created_at", "updated_at"),
+    ),
+}
 
 
-def find(
-    connection: sa.Connection,
-    *,
-    page: Page | None = None,
-    uuids: Collection[str] | None = None,
-    state: str | None = None,
-    instance_uuid: str | None = None,
-    hostname: str | None = None,
-    device_profile: str | None = None,
-    name: str | None = None,
-    project_id: str | None = None,
-    with_failure: bool = False,
-) -> list[DeviceContextRow]:
-    """Return device contexts.
-
-    Execute one statement; execute one more if a context has an instance, and one more with a
-    marker.
-    """
-    query = sa.select(*COLUMNS, table.c.failure) if with_failure else sa.select(*COLUMNS)
-    if uuids is not None:
-        query = query.where(table.c.uuid.in_(uuids))
-    criteria = {
-        "state": state,
-        "instance_uuid": instance_uuid,
-        "hostname": hostname,
-        "device_profile": device_profile,
-        "name": name,
-        "project_id": project_id,
-    }
-    for column, value in criteria.items():
-        if value is not None:
-            query = query.where(table.c[column] == value)
-    query = paging.paginate(connection, query, table, page, SORTABLE)
-    rows = [dict(row) for row in connection.execute(query).mappings()]
+def _complete(connection: sa.Connection, rows: list[dict[str, Any]]) -> list[DeviceContextRow]:
     # A context without an instance has no successor.
     found = successors(connection, [row["uuid"] for row in rows if row["instance_uuid"]])
     return [cast(DeviceContextRow, {**row, "successor": found.get(row["uuid"])}) for row in rows]
@@ -142,9 +98,20 @@ def count(connection: sa.Connection, project_id: str) -> int:
     return int(connection.scalar(query) or 0)
 
 
-def get(
-    connection: sa.Connection, uuid: str, project_id: str | None = None
-) -> DeviceContextRow | None:
-    """Return one context, or None; with a project, only if it belongs to this project."""
-    found = find(connection, uuids=[uuid], project_id=project_id, with_failure=True)
-    return next(iter(found), None)
+CONTEXTS = Listing(
+    row=DeviceContextRow,
+    table=table,
+    columns=[
+        *(c for c in table.c if c.name not in ("id", "failure", "expires_at", "lease_expires_at")),
+        EXPIRES_AT.label("expires_at"),
+    ],
+    details=[table.c.failure],
+    sortable=SORTABLE,
+    filters=columns_of(
+        table,
+        *("state", "instance_uuid", "hostname", "device_profile", "name", "project_id"),
+    ),
+    complete=_complete,
+)
+find = CONTEXTS.find
+get = CONTEXTS.get

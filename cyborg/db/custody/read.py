@@ -13,8 +13,7 @@ import sqlalchemy as sa
 
 from cyborg.core.custody.record import Link, Record, SealedRecord
 from cyborg.core.custody.verify import Head, NewRecord
-from cyborg.db import paging
-from cyborg.db.paging import Page
+from cyborg.db.listing import Listing, columns_of
 from cyborg.db.rows import fetch_all, fetch_first
 from cyborg.db.schema import custody_heads, devices
 from cyborg.db.schema import custody_records as table
@@ -57,23 +56,16 @@ class LateRow(TypedDict):
 
 
 COLUMNS = [table.c[name] for name in RecordRow.__annotations__]
-SORTABLE = {name: table.c[name] for name in ("sequence", "recorded_at", "event")}
+SORTABLE = columns_of(table, "sequence", "recorded_at", "event")
+RECORDS = Listing(
+    row=RecordRow,
+    table=table,
+    columns=COLUMNS,
+    sortable=SORTABLE,
+    filters=columns_of(table, "device_uuid", "event"),
+)
+find = RECORDS.find
 _CHAINS = sa.select(*(custody_heads.c[name] for name in ChainRow.__annotations__))
-
-
-def find(
-    connection: sa.Connection,
-    *,
-    page: Page | None = None,
-    device_uuid: str,
-    event: str | None = None,
-) -> list[RecordRow]:
-    """Return records of a device in the order of their creation; two statements with a marker."""
-    query = sa.select(*COLUMNS).where(table.c.device_uuid == device_uuid)
-    if event is not None:
-        query = query.where(table.c.event == event)
-    query = paging.paginate(connection, query, table, page, SORTABLE)
-    return fetch_all(RecordRow, connection.execute(query))
 
 
 def chain(connection: sa.Connection, device_uuid: str) -> ChainRow | None:

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from cyborg.core.jobs.job import JobKind, JobState
 from cyborg.db import paging
-from cyborg.db.paging import Page
+from cyborg.db.listing import Listing, columns_of
 from cyborg.db.schema import arqs, attributes, devices, jobs, providers
 from cyborg.db.schema import deployables as table
 
@@ -75,91 +75,73 @@ class DeployableRow(TypedDict):
 _parent = table.alias("parents")
 _root = table.alias("roots")
 _INTERNAL = ("device_id", "host", "parent_id", "root_id", "job_id", "draining", "desired_image")
-COLUMNS = [
-    *(column for column in table.c if column.name not in _INTERNAL),
-    _parent.c.uuid.label("parent_uuid"),
-    _root.c.uuid.label("root_uuid"),
-    devices.c.uuid.label("device_uuid"),
-    table.c.host.label("hostname"),
-    devices.c.backend.label("driver_name"),
-    sa.or_(table.c.draining, devices.c.draining).label("draining"),
-    sa.func.coalesce(providers.c.published_revision < providers.c.revision, sa.true()).label(
-        "stale"
-    ),
-    providers.c.stale_since,
-    providers.c.error,
-]
 SORTABLE = {
     "hostname": table.c.host,
-    **{
-        name: table.c[name]
-        for name in (
-            "uuid",
-            "name",
-            "rp_uuid",
-            "resource_class",
-            "num_accelerators",
-            "created_at",
-            "updated_at",
-        )
-    },
+    **columns_of(
+        table,
+        *("uuid", "name", "rp_uuid", "resource_class", "num_accelerators"),
+        *("created_at", "updated_at"),
+    ),
 }
 
 
-def find(
-    connection: sa.Connection,
-    *,
-    page: Page | None = None,
-    uuids: Collection[str] | None = None,
-    device_uuid: str | None = None,
-    hostname: str | None = None,
-    rp_uuid: str | None = None,
-) -> list[DeployableRow]:
-    """Return deployables; execute two statements, or three with a marker."""
-    query = (
-        sa.select(*COLUMNS)
-        .select_from(table)
-        .join(devices, devices.c.id == table.c.device_id)
-        .outerjoin(_parent, _parent.c.id == table.c.parent_id)
-        .outerjoin(_root, _root.c.id == table.c.root_id)
-        .outerjoin(providers, providers.c.uuid == table.c.rp_uuid)
-    )
-    conditions: list[sa.ColumnElement[bool]] = []
-    if uuids is not None:
-        conditions.append(table.c.uuid.in_(uuids))
-    if device_uuid is not None:
-        device = sa.select(devices.c.id).where(devices.c.uuid == device_uuid)
-        conditions.append(table.c.device_id == device.scalar_subquery())
-    if hostname is not None:
-        conditions.append(table.c.host == hostname)
-    if rp_uuid is not None:
-        conditions.append(table.c.rp_uuid == rp_uuid)
-    ids = sa.select(table.c.id).where(*conditions)
-    query = paging.paginate_ids(connection, query, ids, table, page, SORTABLE)
-    found = [dict(row) for row in connection.execute(query).mappings()]
-    operator_attributes = _attributes(connection, query) if found else {}
-    for row in found:
-        row["attributes"] = row["attributes"] | operator_attributes.get(row.pop("id"), {})
-        row["draining"], row["stale"] = bool(row["draining"]), bool(row["stale"])
-    return [cast(DeployableRow, row) for row in found]
+def _of_device(uuid: str) -> sa.ColumnElement[bool]:
+    device = sa.select(devices.c.id).where(devices.c.uuid == uuid)
+    return table.c.device_id == device.scalar_subquery()
 
 
-def get(connection: sa.Connection, uuid: str) -> DeployableRow | None:
-    """Return one deployable, or None."""
-    return next(iter(find(connection, uuids=[uuid])), None)
+def _complete(connection: sa.Connection, rows: list[dict[str, Any]]) -> list[DeployableRow]:
+    added = _attributes(connection, [row["id"] for row in rows])
+    for row in rows:
+        row["attributes"] = row["attributes"] | added.get(row.pop("id"), {})
+    return cast(list[DeployableRow], rows)
 
 
-def _attributes(connection: sa.Connection, found: sa.Select[Any]) -> dict[int, dict[str, str]]:
-    chosen = found.with_only_columns(table.c.id).subquery()
+def _attributes(connection: sa.Connection, ids: Collection[int]) -> dict[int, dict[str, str]]:
     query = (
         sa.select(attributes.c.deployable_id, attributes.c.key, attributes.c.value)
-        .join(chosen, chosen.c.id == attributes.c.deployable_id)
+        .where(paging.id_in(attributes.c.deployable_id, ids))
         .order_by(attributes.c.id)
     )
     values: dict[int, dict[str, str]] = {}
     for deployable, key, value in connection.execute(query):
         values.setdefault(deployable, {})[key] = value
     return values
+
+
+DEPLOYABLES = Listing(
+    row=DeployableRow,
+    table=table,
+    source=table.join(devices, devices.c.id == table.c.device_id)
+    .outerjoin(_parent, _parent.c.id == table.c.parent_id)
+    .outerjoin(_root, _root.c.id == table.c.root_id)
+    .outerjoin(providers, providers.c.uuid == table.c.rp_uuid),
+    columns=[
+        *(column for column in table.c if column.name not in _INTERNAL),
+        _parent.c.uuid.label("parent_uuid"),
+        _root.c.uuid.label("root_uuid"),
+        devices.c.uuid.label("device_uuid"),
+        table.c.host.label("hostname"),
+        devices.c.backend.label("driver_name"),
+        sa.or_(table.c.draining, devices.c.draining).label("draining"),
+        # A deployable without a provider is not published yet.
+        sa.func.coalesce(providers.c.published_revision < providers.c.revision, sa.true()).label(
+            "stale"
+        ),
+        providers.c.stale_since,
+        providers.c.error,
+    ],
+    sortable=SORTABLE,
+    filters={
+        "device_uuid": _of_device,
+        "hostname": table.c.host,
+        "rp_uuid": table.c.rp_uuid,
+    },
+    ids_first=True,
+    complete=_complete,
+)
+find = DEPLOYABLES.find
+get = DEPLOYABLES.get
 
 
 def read_names(connection: sa.Connection, imported: str) -> tuple[set[str], set[str]]:

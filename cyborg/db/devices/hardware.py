@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read hardware: the devices that the hosts last reported, in the format of the hardware API."""
 
-from collections.abc import Collection
 from typing import Any, TypedDict, cast
 
 import sqlalchemy as sa
 
 from cyborg.core.hosts import AGENT
 from cyborg.core.inventory.report import dump_row
-from cyborg.db import paging
-from cyborg.db.paging import Page
+from cyborg.db.listing import Listing, columns_of
 from cyborg.db.schema import attach_handles, backends, deployables, services
 from cyborg.db.schema import devices as table
 
@@ -58,36 +56,28 @@ _FACTS = (
     *("serial", "health", "setup_required", "reboot_required", "vendor_board_info"),
 )
 _DOWN = services.c.down_since.is_not(None).label("host_down")
-COLUMNS = [*(table.c[name] for name in _FACTS), backends.c.driver, _NUM, _DOWN]
-SORTABLE = {
-    name: table.c[name] for name in ("uuid", "host", "address", "numa_node", "health", "serial")
-}
+SORTABLE = columns_of(table, "uuid", "host", "address", "numa_node", "health", "serial")
 
 
-def find(
-    connection: sa.Connection,
-    *,
-    page: Page | None = None,
-    uuids: Collection[str] | None = None,
-    host: str | None = None,
-    driver: str | None = None,
-) -> list[HardwareRow]:
-    """Return hardware; execute one statement, or two with a marker.
+def _of_driver(name: str) -> sa.ColumnElement[bool]:
+    """Return the condition on the name of a driver or of a backend."""
+    return sa.or_(backends.c.driver == name, table.c.backend == name)
 
-    Draining devices are left out. ``driver`` is the name of a driver or of a backend.
-    """
-    ids = sa.select(table.c.id).where(sa.not_(table.c.draining))
-    if uuids is not None:
-        ids = ids.where(table.c.uuid.in_(uuids))
-    if host is not None:
-        ids = ids.where(table.c.host == host)
-    if driver is not None:
-        ids = ids.select_from(_FROM).where(
-            sa.or_(backends.c.driver == driver, table.c.backend == driver)
-        )
-    query = sa.select(*COLUMNS).select_from(_FROM)
-    query = paging.paginate_ids(connection, query, ids, table, page, SORTABLE)
-    found: list[dict[str, Any]] = [dict(row) for row in connection.execute(query).mappings()]
-    return [
-        cast(HardwareRow, {**dump_row(row), "host_down": bool(row["host_down"])}) for row in found
-    ]
+
+def _complete(connection: sa.Connection, rows: list[dict[str, Any]]) -> list[HardwareRow]:
+    return [cast(HardwareRow, {**dump_row(row), "host_down": row["host_down"]}) for row in rows]
+
+
+HARDWARE = Listing(
+    row=HardwareRow,
+    table=table,
+    source=_FROM,
+    columns=[*(table.c[name] for name in _FACTS), backends.c.driver, _NUM, _DOWN],
+    sortable=SORTABLE,
+    filters={"host": table.c.host, "driver": _of_driver},
+    conditions=[sa.not_(table.c.draining)],
+    ids_first=True,
+    joined=frozenset({"driver"}),
+    complete=_complete,
+)
+find = HARDWARE.find

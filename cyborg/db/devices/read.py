@@ -27,12 +27,11 @@ import sqlalchemy as sa
 from cyborg.core.hosts import AGENT
 from cyborg.core.jobs.job import JobKind, JobState
 from cyborg.core.jobs.progress import Failure
-from cyborg.db import paging
 from cyborg.db.deployables import read as failed_restores
 from cyborg.db.devices import drains
 from cyborg.db.devices.drains import MaintenanceRow
 from cyborg.db.handles import usage as handles
-from cyborg.db.paging import Page
+from cyborg.db.listing import Listing, columns_of
 from cyborg.db.rows import DeviceColumns
 from cyborg.db.schema import (
     arqs,
@@ -65,6 +64,23 @@ class DeviceRow(DeviceColumns):
 
 
 _deployables = deployables.alias("device_deployables")
+# 2 if one of its providers has an error, 1 if one is stale or not published yet, else 0.
+_WORST_PROVIDER = (
+    sa.select(
+        sa.func.max(
+            sa.case(
+                (providers.c.error.is_not(None), 2),
+                (providers.c.published_revision < providers.c.revision, 1),
+                (providers.c.uuid.is_(None), 1),
+                else_=0,
+            )
+        )
+    )
+    .select_from(_deployables.outerjoin(providers, providers.c.uuid == _deployables.c.rp_uuid))
+    .where(_deployables.c.device_id == table.c.id)
+    .correlate(table)
+    .scalar_subquery()
+)
 COLUMNS = [
     table.c.id.label("row_id"),
     table.c.host.label("hostname"),
@@ -78,25 +94,7 @@ COLUMNS = [
     .correlate(table)
     .label("restore_failed"),
     services.c.down_since.is_not(None).label("host_down"),
-    sa.select(
-        sa.func.max(
-            sa.case(
-                (providers.c.error.is_not(None), 2),
-                (
-                    sa.func.coalesce(
-                        providers.c.published_revision < providers.c.revision, sa.true()
-                    ),
-                    1,
-                ),
-                else_=0,
-            )
-        )
-    )
-    .select_from(_deployables.outerjoin(providers, providers.c.uuid == _deployables.c.rp_uuid))
-    .where(_deployables.c.device_id == table.c.id)
-    .correlate(table)
-    .scalar_subquery()
-    .label("placement"),
+    _WORST_PROVIDER.label("placement"),
     *drains.COLUMNS,
 ]
 _INTERNAL = {"row_id", *(column.name for column in drains.COLUMNS)}
@@ -106,79 +104,52 @@ _FROM = table.outerjoin(
 ).outerjoin(device_maintenances, device_maintenances.c.device_uuid == table.c.uuid)
 SORTABLE = {
     "hostname": table.c.host,
-    **{
-        name: table.c[name]
-        for name in (
-            "uuid",
-            "type",
-            "vendor",
-            "model",
-            "address",
-            "health",
-            "status",
-            "created_at",
-            "updated_at",
-        )
-    },
+    **columns_of(
+        table,
+        *("uuid", "type", "vendor", "model", "address", "health", "status"),
+        *("created_at", "updated_at"),
+    ),
 }
 
 
-def find(
-    connection: sa.Connection,
-    *,
-    page: Page | None = None,
-    uuids: Collection[str] | None = None,
-    type: str | None = None,
-    vendor: str | None = None,
-    hostname: str | None = None,
-    status: str | None = None,
-    health: str | None = None,
-    deliverable: bool | None = None,
-    address: str | None = None,
-    model: str | None = None,
-    backend: str | None = None,
-) -> list[DeviceRow]:
-    """Return devices; execute four statements, or five with a marker.
-
-    If one of them has a maintenance window, execute two more.
-    """
-    equal = {"type": type, "vendor": vendor, "host": hostname, "status": status}
-    others = {"health": health, "deliverable": deliverable, "address": address}
-    others |= {"model": model, "backend": backend}
-    conditions: list[sa.ColumnElement[bool]] = [
-        table.c[name] == value for name, value in (equal | others).items() if value is not None
-    ]
-    if uuids is not None:
-        conditions.append(table.c.uuid.in_(uuids))
-    query = sa.select(*COLUMNS).select_from(_FROM)
-    ids = sa.select(table.c.id).where(*conditions)
-    query = paging.paginate_ids(connection, query, ids, table, page, SORTABLE)
-    found = [dict(row) for row in connection.execute(query).mappings()]
-    windows = drains.build_rows(connection, found)
-    errors = _job_errors(connection, [row["uuid"] for row in found])
-    uses = handles.of_devices(connection, [row["row_id"] for row in found])
+def _complete(connection: sa.Connection, rows: list[dict[str, Any]]) -> list[DeviceRow]:
+    """Add what other tables have: three statements, and two if a device has a window."""
+    windows = drains.build_rows(connection, rows)
+    errors = _job_errors(connection, [row["uuid"] for row in rows])
+    uses = handles.of_devices(connection, [row["row_id"] for row in rows])
     return [
-        # Some databases return a boolean expression as a number.
         cast(
             DeviceRow,
             {
                 **{name: value for name, value in row.items() if name not in _INTERNAL},
                 "maintenance": windows.get(row["uuid"]),
                 "job_errors": [*_failures(row), *errors.get(row["uuid"], [])][:MAX_JOB_ERRORS],
-                "programming": bool(row["programming"]),
-                "restore_failed": bool(row["restore_failed"]),
-                "host_down": bool(row["host_down"]),
                 "placement": _PLACEMENT[row["placement"]],
                 "use": uses[row["row_id"]],
             },
         )
-        for row in found
+        for row in rows
     ]
 
 
-def get(connection: sa.Connection, uuid: str) -> DeviceRow | None:
-    """Return one device, or None."""
-    return next(iter(find(connection, uuids=[uuid])), None)
+DEVICES = Listing(
+    row=DeviceRow,
+    table=table,
+    source=_FROM,
+    columns=COLUMNS,
+    sortable=SORTABLE,
+    filters={
+        "hostname": table.c.host,
+        **columns_of(
+            table,
+            *("type", "vendor", "status", "health", "deliverable", "address", "model", "backend"),
+        ),
+    },
+    ids_first=True,
+    complete=_complete,
+)
+find = DEVICES.find
+get = DEVICES.get
 
 
 def _failures(row: Mapping[Any, Any]) -> Iterator[str]:

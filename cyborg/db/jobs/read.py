@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read jobs, on one host or on many, with their progress."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any, TypedDict, cast
 
@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from cyborg.core.jobs.job import JobState
 from cyborg.db import paging
+from cyborg.db.listing import Listing, columns_of
 from cyborg.db.paging import NameRow, Page
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import job_steps as steps
@@ -43,47 +44,47 @@ class StepRow(TypedDict):
     error: str | None
 
 
-# Without the arguments: a driver's configuration may contain secrets.
-_SHOWN = ("uuid", "kind", "host", "subject", "state", "error", "attempts")
-COLUMNS = [
-    *(table.c[name] for name in (*_SHOWN, "activity")),
-    table.c.created_at,
-    table.c.updated_at,
-]
 _STEPS = sa.select(*(steps.c[name] for name in StepRow.__annotations__))
 # Row ids are the order of creation and have an index. The other columns have few values.
-SORTABLE = {
-    **{name: table.c[name] for name in ("uuid", "host", "subject")},
-    "created_at": table.c.id,
-}
+SORTABLE = {**columns_of(table, "uuid", "host", "subject"), "created_at": table.c.id}
+
+
+def _complete(connection: sa.Connection, rows: list[dict[str, Any]]) -> list[JobRow]:
+    progress = _progress(connection, [row["id"] for row in rows])
+    for row in rows:
+        row["progress"] = dict(sorted(progress.get(row.pop("id"), {}).items()))
+        row["host"] = row["host"] or None
+        # What the agent did last says nothing about an ended job.
+        row["activity"] = row["activity"] if row["state"] == JobState.OPEN else None
+    return cast(list[JobRow], rows)
+
+
+JOBS = Listing(
+    row=JobRow,
+    table=table,
+    # Without the arguments: a driver's configuration may contain secrets.
+    columns=[table.c.id, *(table.c[name] for name in JobRow.__annotations__ if name in table.c)],
+    sortable=SORTABLE,
+    filters=columns_of(table, "uuid", "kind", "state", "subject"),
+    ids_first=True,
+    complete=_complete,
+)
+get = JOBS.get
 
 
 def find(
     connection: sa.Connection,
     *,
     page: Page | None = None,
-    uuid: str | None = None,
-    kind: str | None = None,
-    state: str | None = None,
     host: str | None = None,
-    subject: str | None = None,
+    **criteria: str | None,
 ) -> list[JobRow]:
     """Return jobs; execute two statements, or three with a marker.
 
     ``host`` selects the jobs on this host, and the jobs that have a step on this host.
     """
-    equal = {"uuid": uuid, "kind": kind, "state": state, "subject": subject}
-    ids = sa.select(table.c.id).where(
-        *(table.c[name] == value for name, value in equal.items() if value is not None)
-    )
-    if host is not None:
-        on_host = _ids_on(host)
-        ids = ids.join(on_host, on_host.c.id == table.c.id)
-    query = sa.select(table.c.id, *COLUMNS)
-    query = paging.paginate_ids(connection, query, ids, table, page, SORTABLE)
-    found = connection.execute(query).mappings().all()
-    progress_by_job = _progress(connection, [row["id"] for row in found]) if found else {}
-    return [_row(row, progress_by_job.get(row["id"], {})) for row in found]
+    within = None if host is None else _ids_on(host)
+    return JOBS.find(connection, page=page, within=within, **criteria)
 
 
 def _ids_on(host: str) -> sa.FromClause:
@@ -95,13 +96,6 @@ def _ids_on(host: str) -> sa.FromClause:
     same_host = sa.select(table.c.id).where(table.c.host == host, table.c.host != "")
     has_step = sa.select(steps.c.job_id).where(steps.c.host == host)
     return sa.union(same_host, has_step).subquery("on_host")
-
-
-def get(connection: sa.Connection, uuid: str) -> JobRow | None:
-    """Return one job, in two statements, or None."""
-    query = sa.select(table.c.id, *COLUMNS).where(table.c.uuid == uuid)
-    row = connection.execute(query).mappings().first()
-    return None if row is None else _row(row, _progress(connection, [row["id"]]).get(row["id"], {}))
 
 
 def find_hosts(
@@ -132,16 +126,6 @@ def _is_step(uuid: str, state: str | None) -> sa.ColumnElement[bool]:
     job = sa.select(table.c.id).where(table.c.uuid == uuid).scalar_subquery()
     of_job = steps.c.job_id == job
     return of_job if state is None else sa.and_(of_job, steps.c.state == state)
-
-
-def _row(row: Mapping[Any, Any], progress: dict[str, int]) -> JobRow:
-    shown = {name: value for name, value in row.items() if name != "id"}
-    computed = {
-        "host": row["host"] or None,
-        "progress": dict(sorted(progress.items())),
-        "activity": row["activity"] if row["state"] == JobState.OPEN else None,
-    }
-    return cast(JobRow, {**shown, **computed})
 
 
 def _progress(connection: sa.Connection, jobs: Collection[int]) -> dict[int, dict[str, int]]:

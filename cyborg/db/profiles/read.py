@@ -11,9 +11,9 @@ from typing import TypedDict
 
 import sqlalchemy as sa
 
-from cyborg.db import paging
+from cyborg.db.listing import Listing, columns_of
 from cyborg.db.paging import Page
-from cyborg.db.rows import fetch_all, fetch_first
+from cyborg.db.rows import fetch_first
 from cyborg.db.schema import device_contexts
 from cyborg.db.schema import device_profiles as table
 
@@ -29,8 +29,27 @@ class DeviceProfileRow(TypedDict):
     updated_at: datetime | None
 
 
-COLUMNS = [column for column in table.c if column.name not in ("id", "context_id", "attachment_id")]
-SORTABLE = {name: table.c[name] for name in ("uuid", "name", "created_at", "updated_at")}
+COLUMNS = [table.c[name] for name in DeviceProfileRow.__annotations__]
+SORTABLE = columns_of(table, "uuid", "name", "created_at", "updated_at")
+
+
+def _visible(project_id: str) -> sa.ColumnElement[bool]:
+    own = sa.select(device_contexts.c.id).where(device_contexts.c.project_id == project_id)
+    return sa.or_(table.c.context_id.is_(None), table.c.context_id.in_(own))
+
+
+def _in_context(value: bool) -> sa.ColumnElement[bool]:
+    return table.c.context_id.is_not(None) if value else table.c.context_id.is_(None)
+
+
+PROFILES = Listing(
+    row=DeviceProfileRow,
+    table=table,
+    columns=COLUMNS,
+    sortable=SORTABLE,
+    filters={"names": table.c.name, "project_id": _visible, "in_context": _in_context},
+    conditions=[table.c.attachment_id.is_(None)],
+)
 
 
 def find(
@@ -46,17 +65,9 @@ def find(
     Hidden profiles are returned only with ``names`` or ``uuids``. ``project_id`` is the only
     project whose hidden profiles the caller may see, None for all projects.
     """
-    query = sa.select(*COLUMNS).where(table.c.attachment_id.is_(None))
     if names is None and uuids is None:
-        query = query.where(table.c.context_id.is_(None))
-    elif project_id is not None:
-        query = query.where(_visible(project_id))
-    if names is not None:
-        query = query.where(table.c.name.in_(names))
-    if uuids is not None:
-        query = query.where(table.c.uuid.in_(uuids))
-    query = paging.paginate(connection, query, table, page, SORTABLE)
-    return fetch_all(DeviceProfileRow, connection.execute(query))
+        return PROFILES.find(connection, page=page, in_context=False)
+    return PROFILES.find(connection, page=page, names=names, uuids=uuids, project_id=project_id)
 
 
 def get(
@@ -75,8 +86,3 @@ def get(
     if project_id is not None:
         query = query.where(_visible(project_id))
     return fetch_first(DeviceProfileRow, connection.execute(query))
-
-
-def _visible(project_id: str) -> sa.ColumnElement[bool]:
-    own = sa.select(device_contexts.c.id).where(device_contexts.c.project_id == project_id)
-    return sa.or_(table.c.context_id.is_(None), table.c.context_id.in_(own))

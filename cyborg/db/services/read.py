@@ -16,6 +16,7 @@ from cyborg.db.backends import read as read_backends
 from cyborg.db.backends.read import BackendReference, BackendRow
 from cyborg.db.handles import usage as handles
 from cyborg.db.handles.usage import ClassUseRow
+from cyborg.db.listing import Listing, columns_of
 from cyborg.db.paging import Page, Row
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import backends, devices
@@ -46,14 +47,27 @@ class DownServiceRow(TypedDict):
     last_seen_at: datetime
 
 
-_COLUMNS = (
-    *("id", "uuid", "binary", "host", "status"),
-    *("last_seen_at", "late_at", "down_at", "down_since", "created_at"),
+SORTABLE = columns_of(
+    table,
+    *("uuid", "binary", "host", "status", "started_at", "last_seen_at", "created_at"),
 )
-SORTABLE = {
-    name: table.c[name]
-    for name in ("uuid", "binary", "host", "status", "started_at", "last_seen_at", "created_at")
-}
+
+
+def _offers(function: str) -> sa.ColumnElement[bool]:
+    offering = sa.select(backends.c.service_id).where(read_backends.offer(function))
+    return table.c.id.in_(offering)
+
+
+SERVICES = Listing(
+    row=ServiceRow,
+    table=table,
+    columns=[
+        table.c.id,
+        *(table.c[name] for name in ServiceRow.__annotations__ if name in table.c),
+    ],
+    sortable=SORTABLE,
+    filters={"binary": table.c.binary, "host": table.c.host, "function": _offers},
+)
 
 
 def has_host(connection: sa.Connection, host: str) -> bool:
@@ -76,29 +90,16 @@ def find(
     connection: sa.Connection,
     *,
     page: Page | None = None,
-    uuids: Collection[str] | None = None,
-    binary: str | None = None,
-    host: str | None = None,
     functions: bool = False,
     function: str | None = None,
+    **criteria: Any,
 ) -> list[ServiceRow]:
     """Return services with their backends; execute two statements, or three with a marker.
 
     ``functions`` adds the capabilities of each backend, with one statement. ``function`` is the
     name of a capability: it selects the backends that offer the capability, and their agents.
     """
-    query = sa.select(*(table.c[name] for name in _COLUMNS))
-    if uuids is not None:
-        query = query.where(table.c.uuid.in_(uuids))
-    if binary is not None:
-        query = query.where(table.c.binary == binary)
-    if host is not None:
-        query = query.where(table.c.host == host)
-    if function is not None:
-        having = sa.select(backends.c.service_id).where(read_backends.offer(function))
-        query = query.where(table.c.id.in_(having))
-    query = paging.paginate(connection, query, table, page, SORTABLE)
-    found = [dict(row) for row in connection.execute(query).mappings()]
+    found = SERVICES.read_columns(connection, page=page, function=function, **criteria)
     rows = _backends(connection, [row["id"] for row in found], function) if found else []
     if functions:
         by_id = {row["id"]: row for row in found}
@@ -160,8 +161,33 @@ class HostRow(TypedDict):
     resource_classes: list[ClassUseRow]
 
 
-_HOST_COLUMNS = ("uuid", "status", "last_seen_at", "late_at", "down_at", "down_since")
 HOST_SORTABLE = {"hostname": table.c.host, "last_seen_at": table.c.last_seen_at}
+
+
+def _complete_hosts(connection: sa.Connection, rows: list[dict[str, Any]]) -> list[HostRow]:
+    names = [row["hostname"] for row in rows]
+    host = devices.c.host
+    counted = sa.select(host, sa.func.count()).where(host.in_(names)).group_by(host)
+    numbers: dict[str, int] = {row[0]: row[1] for row in connection.execute(counted)}
+    classes = handles.of_hosts(connection, names)
+    for row in rows:
+        row["devices"] = numbers.get(row["hostname"], 0)
+        row["resource_classes"] = classes.get(row["hostname"], [])
+    return cast(list[HostRow], rows)
+
+
+HOSTS = Listing(
+    row=HostRow,
+    table=table,
+    columns=[
+        *(table.c[name] for name in HostRow.__annotations__ if name in table.c),
+        table.c.host.label("hostname"),
+    ],
+    sortable=HOST_SORTABLE,
+    filters={"hostname": table.c.host, "liveness": lambda condition: condition},
+    conditions=[table.c.binary == AGENT],
+    complete=_complete_hosts,
+)
 
 
 def find_hosts(
@@ -176,23 +202,8 @@ def find_hosts(
 
     ``state`` selects hosts by the liveness of their agents at ``now``.
     """
-    query = sa.select(*(table.c[name] for name in _HOST_COLUMNS), table.c.host.label("hostname"))
-    query = query.where(table.c.binary == AGENT)
-    if hostname is not None:
-        query = query.where(table.c.host == hostname)
-    if state is not None:
-        query = query.where(_liveness(now)[Liveness(state)])
-    query = paging.paginate(connection, query, table, page, HOST_SORTABLE)
-    found = [dict(row) for row in connection.execute(query).mappings()]
-    names = [row["hostname"] for row in found]
-    host = devices.c.host
-    counted = sa.select(host, sa.func.count()).where(host.in_(names)).group_by(host)
-    numbers: dict[str, int] = {row[0]: row[1] for row in connection.execute(counted)}
-    classes = handles.of_hosts(connection, names)
-    for row in found:
-        row["devices"] = numbers.get(row["hostname"], 0)
-        row["resource_classes"] = classes.get(row["hostname"], [])
-    return cast(list[HostRow], found)
+    liveness = None if state is None else _liveness(now)[Liveness(state)]
+    return HOSTS.find(connection, page=page, hostname=hostname, liveness=liveness)
 
 
 def _liveness(now: datetime) -> dict[Liveness, sa.ColumnElement[bool]]:

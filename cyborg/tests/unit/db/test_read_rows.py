@@ -88,8 +88,7 @@ FINDERS: Mapping[type, Find] = {
     attachments.AttachmentRow: attachments.find,
     attributes.AttributeRow: attributes.find,
     audit_sources.AgentRow: _agent,
-    audits.AuditRow: audits.find,
-    audits.AuditDetailsRow: _one(audits.get, schema.audits),
+    audits.AuditRow: _one(audits.get, schema.audits),
     backends.AgentBackendRow: backends.find,
     backends.BackendRow: lambda connection: services.find(
         connection, functions=True, host="compute-1"
@@ -101,9 +100,7 @@ FINDERS: Mapping[type, Find] = {
         connection, "compute-1", timeutils.utcnow() + timedelta(days=1)
     ),
     deployables.DeployableRow: deployables.find,
-    device_contexts.DeviceContextRow: lambda connection: device_contexts.find(
-        connection, with_failure=True
-    ),
+    device_contexts.DeviceContextRow: _one(device_contexts.get, schema.device_contexts),
     device_profiles.DeviceProfileRow: device_profiles.find,
     devices.DeviceRow: devices.find,
     discoveries.BackendRow: lambda connection: discoveries.find_backends(

@@ -130,6 +130,7 @@ FINDERS: Mapping[type, Callable[[sa.Connection], Any]] = {
     devices.HistoryRow: lambda tx: devices.lock_history(
         tx, HOST, [_uuid(tx, schema.devices, "address")]
     ),
+    devices.WindowRow: lambda tx: [devices.find_window(tx, DEVICE)],
     discoveries.TargetRow: lambda tx: discoveries.targets(tx, HOST, None),
     drivers.AgentRow: drivers.agents,
     drivers.InstallationRow: lambda tx: list(drivers.installations(tx, "fake").values()),

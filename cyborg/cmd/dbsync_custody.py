@@ -131,7 +131,7 @@ def _sign_new(
     keys, refused = custody_keys.keys_of(tx), []
     signatures: dict[int, str] = {}
     for row in rows:
-        data = serialize_new(chains.to_record(row))
+        data = serialize_new(read.to_record(row))
         if (reason := keys.find_fault(data, row["signature"])) is None:
             continue
         if row["signature"] is not None and not replace:
@@ -154,7 +154,7 @@ def _sign_chain(tx: sa.Connection, uuid: str, *, replace: bool) -> str | None:
         return None
     if head["signature"] is not None and not replace:
         return f"{reason} (see --replace)"
-    ends = chains.to_head(head)
+    ends = read.to_head(head)
     fault = verify(Log(ends, _read(tx, uuid), ends), None)[1]
     if fault is not None:
         return fault.explanation

@@ -20,6 +20,7 @@ from cyborg.core.errors import Conflict, InUse, Invalid, NotFound
 from cyborg.core.notification import Event
 from cyborg.core.text import join_limited, to_iso
 from cyborg.core.validation import check_text, parse_uuid
+from cyborg.db.binding.write import ArqRow
 from cyborg.db.outbox import write as outbox
 from cyborg.db.profiles import read
 from cyborg.db.profiles import write as store
@@ -157,7 +158,7 @@ def _duplicate_error(row: store.NewProfileRow, exc: db_exc.DBDuplicateEntry) -> 
     )
 
 
-def _describe(row: store.ProfileUserRow) -> str:
+def _describe(row: ArqRow) -> str:
     instance = row["instance_uuid"]
     return f"{row['uuid']} ({row['state']}{f', instance {instance}' if instance else ''})"
 

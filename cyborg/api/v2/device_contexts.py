@@ -160,13 +160,13 @@ class AllocationCandidates(types.JsonObject):
     rejected_providers = wtypes.wsattr([explanations.RejectedProvider])
 
 
-def show(request: RequestContext, row: read.DeviceContextRow) -> dict[str, Any]:
+def show(request: RequestContext, row: read.ContextRow) -> dict[str, Any]:
     """Return a device context as JSON."""
     return _show(request, row, DeviceContext)
 
 
 def _show(
-    request: RequestContext, row: read.DeviceContextRow, datatype: Any, **fields: Any
+    request: RequestContext, row: read.ContextRow, datatype: Any, **fields: Any
 ) -> dict[str, Any]:
     more: dict[str, Any] = {"hidden_profile": hidden_profile_name(row["uuid"]), **fields}
     more["successor"] = row["successor"]

@@ -318,14 +318,14 @@ def count_room(
     return core.find_room(arq_limit, limits["units"], used).count_servers(demands)
 
 
-def context_demands(context: device_contexts.DeviceContextRow) -> tuple[core.GroupDemand, ...]:
+def context_demands(context: device_contexts.ContextRow) -> tuple[core.GroupDemand, ...]:
     """Return the demands of the groups of a device context, with its config data."""
     return core.make_demands(merge_config(parse_groups(context["groups"]), context["config_data"]))
 
 
 def explain_absent_providers(
     connection: sa.Connection,
-    context: device_contexts.DeviceContextRow,
+    context: device_contexts.ContextRow,
     candidates: Iterable[Mapping[str, Any]],
     reason: str | None,
 ) -> list[dict[str, Any]]:

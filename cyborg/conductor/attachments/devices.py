@@ -272,7 +272,7 @@ class AttachedDevices:
     ) -> None:
         """Raise Conflict if a profile of the same name has other resources than before."""
         name = work.row["device_profile_name"]
-        profile = cast(device_profiles.UsedProfileRow, device_profiles.by_name(tx, name))
+        profile = cast(device_profiles.ProfileRow, device_profiles.by_name(tx, name))
         groups = [parse_group(group, "group") for group in profile["groups"]]
         if len(groups) != len(providers) or required_amounts(groups, providers) != added:
             raise Conflict(f"{work.selected} was replaced by another one")

@@ -35,6 +35,7 @@ from cyborg.core.inventory.report import Hardware
 from cyborg.core.placement import Provider
 from cyborg.db.audits import read as view
 from cyborg.db.deployables import write as deployables
+from cyborg.db.services.write import find_agent
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.contract import AgentAPI
 
@@ -104,7 +105,7 @@ class SourceCollector:
 
     def _collect_hardware(self, host: str) -> tuple[Hardware | None, str | None]:
         """Return the hardware that the agent found, or why the agent is unreachable."""
-        row = self._uow.run(lambda tx: view.find_agent(tx, host))
+        row = self._uow.run(lambda tx: find_agent(tx, host))
         if row is None:
             return None, "no agent of this host has ever sent a heartbeat"
         now = self._now()

@@ -277,7 +277,7 @@ class Arqs:
 
     def _find_profile(
         self, tx: sa.Connection, name: str, project_id: str | None
-    ) -> profile_store.UsedProfileRow:
+    ) -> profile_store.ProfileRow:
         """Return a profile, with the number of ARQs of the project if it has a limit."""
         limit = self._conf.conductor.max_project_arqs
         is_limited = limit >= 0 and project_id is not None
@@ -290,7 +290,7 @@ class Arqs:
         self,
         tx: sa.Connection,
         name: str,
-        profile: profile_store.UsedProfileRow,
+        profile: profile_store.ProfileRow,
         project_id: str | None,
         found: ProjectLimits | None,
         attachment_id: int | None = None,

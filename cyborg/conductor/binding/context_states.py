@@ -98,8 +98,7 @@ def lock_contexts(
     given = _count_by_context(rows)
     if not given:
         return {}
-    for total in states.count_arqs(tx, given):
-        context_id, count = total["context_id"], total["count"]
+    for context_id, count in states.count_arqs(tx, given).items():
         if given[context_id] != count:
             raise Conflict(
                 f"device context {_name(tx, context_id)} has {count} ARQs and the call has "

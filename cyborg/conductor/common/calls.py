@@ -34,7 +34,7 @@ def check_epoch(tx: sa.Connection, host: str, epoch: str | None) -> None:
     A former process of the agent, or a sender that uses the name of another host, does not know the
     epoch. ``epoch`` is None from an older agent.
     """
-    agent = services.agent_epoch(tx, host)
+    agent = services.find_agent(tx, host)
     current, versions = (agent["epoch"], agent["versions"]) if agent else (None, {})
     if is_current_epoch(epoch, current, versions):
         return

@@ -53,6 +53,7 @@ from cyborg.db.attachments import write as attachments
 from cyborg.db.binding import write as arqs
 from cyborg.db.contexts import write as store
 from cyborg.db.outbox import write as outbox
+from cyborg.db.profiles import write as device_profiles
 from cyborg.db.unit_of_work import UnitOfWork
 
 LOG = get_logger(__name__)
@@ -242,7 +243,7 @@ class DeviceContexts:
         """
         if request.groups is not None:
             return None, request.groups
-        profile = store.source_profile(tx, request.device_profile or "")
+        profile = device_profiles.find_visible(tx, request.device_profile or "")
         if profile is None:
             raise NotFound(
                 f"device_profile: no device profile {request.device_profile}; GET "

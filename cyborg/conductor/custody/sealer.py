@@ -177,7 +177,7 @@ def _seal(
     for row in chains.unsealed(tx, locked, BATCH_SIZE, refused):
         uuid = row["device_uuid"]
         previous = tips[uuid]
-        record = chains.to_record(row)
+        record = read.to_record(row)
         if keys.secrets and (reason := keys.find_fault(serialize_new(record), row["signature"])):
             forged[row["id"]] = uuid, reason
             continue

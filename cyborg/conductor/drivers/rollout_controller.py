@@ -117,7 +117,7 @@ class RolloutController:
                 break
         return count
 
-    def _process(self, row: store.LeasedJobRow) -> bool:
+    def _process(self, row: JobRow) -> bool:
         """Run one iteration of a job; return whether to requeue it. Raise Unavailable.
 
         An unreadable job is logged and does not block other jobs.
@@ -309,7 +309,7 @@ class RolloutController:
         reverts = [StepRevert(step, step["host"], step["service_id"], result) for step in steps]
         return self._step_executor.roll_back(tx, reverts, agents)
 
-    def _end(self, tx: sa.Connection, job: store.LeasedJobRow | JobRow, *, cancelled: bool) -> None:
+    def _end(self, tx: sa.Connection, job: JobRow, *, cancelled: bool) -> None:
         """Record the outcome of a job whose steps have ended, or of an ended job anew."""
         # Not the steps: many hosts that return may fail one after another, each with all of them.
         counts = store.count_steps(tx, job["id"])

@@ -22,6 +22,7 @@ from cyborg.core.errors import CyborgError
 from cyborg.core.log import get_logger
 from cyborg.db.backends import desired as desired_backends
 from cyborg.db.drivers import rollouts as store
+from cyborg.db.jobs.write import JobRow
 from cyborg.db.providers import write as providers
 from cyborg.rpc.contract import AgentAPI
 from cyborg.threads.calls import FanOut
@@ -92,7 +93,7 @@ class StepExecutor:
     def start(
         self,
         tx: sa.Connection,
-        job: store.LeasedJobRow,
+        job: JobRow,
         steps: Sequence[store.StepRow],
         abandoned: Collection[tuple[str, str]],
     ) -> tuple[list[HostGeneration], bool]:
@@ -177,7 +178,7 @@ class StepExecutor:
         self,
         tx: sa.Connection,
         reverts: Sequence[StepRevert],
-        agents: Mapping[int, desired_backends.LockedAgentRow],
+        agents: Mapping[int, desired_backends.AgentRow],
     ) -> tuple[list[HostGeneration], bool]:
         """Restore the previous desired state of hosts, unless a later job has changed it.
 

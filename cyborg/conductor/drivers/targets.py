@@ -27,6 +27,7 @@ from cyborg.core.errors import Conflict, InUse, Invalid, NotFound
 from cyborg.core.text import join_limited
 from cyborg.core.validation import check_text
 from cyborg.db.backends import desired as desired_backends
+from cyborg.db.backends.desired import AgentRow
 from cyborg.db.drivers import write as read
 from cyborg.db.drivers.rollouts import HolderRow, NewStep
 
@@ -272,7 +273,7 @@ class TargetResolver:
         return [item for item in all_hosts if item.host in set(hosts)]
 
 
-def _host_driver(agent: read.AgentRow, installation: read.InstallationRow | None) -> HostDriver:
+def _host_driver(agent: AgentRow, installation: read.InstallationRow | None) -> HostDriver:
     down = agent["down_since"] is not None
     if installation is None:
         return HostDriver(agent["id"], agent["host"], down, installable=False)

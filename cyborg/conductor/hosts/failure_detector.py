@@ -177,7 +177,7 @@ class FailureDetector:
         max_timeout = timedelta(seconds=observed) - self._grace
         if max_timeout <= timedelta():
             return 0
-        marked: list[store.DownAgentRow] = []
+        marked: list[store.DaemonRow] = []
         while batch := self._uow.run(lambda tx: self._mark_down(tx, now, max_timeout)):
             marked += batch
         if marked:
@@ -198,7 +198,7 @@ class FailureDetector:
 
     def _mark_down(
         self, tx: sa.Connection, now: datetime, max_timeout: timedelta
-    ) -> Sequence[store.DownAgentRow]:
+    ) -> Sequence[store.DaemonRow]:
         marked = store.mark_down(tx, now, max_timeout, BATCH_SIZE)
         if marked:
             providers.mark_stale_of_hosts(tx, [row["host"] for row in marked], now)
@@ -208,7 +208,7 @@ class FailureDetector:
 
 
 def mark_up(
-    tx: sa.Connection, row: store.DownAgentRow, notices: NotificationBuilder, now: datetime
+    tx: sa.Connection, row: store.DaemonRow, notices: NotificationBuilder, now: datetime
 ) -> None:
     """Mark an agent up that was marked down, and record the notification.
 
@@ -219,7 +219,7 @@ def mark_up(
     outbox.add_all(tx, notices.build_messages(Event.SERVICE_UP, [_payload(row, now)]))
 
 
-def _payload(row: store.DownAgentRow, last_seen_at: datetime) -> dict[str, Any]:
+def _payload(row: store.DaemonRow, last_seen_at: datetime) -> dict[str, Any]:
     """Return the payload of the notification that an agent is down or up; its times are UTC."""
     timestamps = {
         name: to_iso(time_)

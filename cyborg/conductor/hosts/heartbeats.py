@@ -120,7 +120,7 @@ class Hosts:
 
             def register(
                 tx: sa.Connection,
-            ) -> tuple[store.HeartbeatRow, int, store.IncarnationRow | None, int]:
+            ) -> tuple[store.DaemonRow, int, store.DaemonRow | None, int]:
                 previous = store.previous_incarnation(tx, AGENT, host, epoch)
                 row = store.upsert_heartbeat(tx, AGENT, host, epoch, times, fields)
                 stored = backend_store.replace(tx, host, states)
@@ -379,9 +379,7 @@ def _sync_cordons(tx: sa.Connection, host: str, cordons: Sequence[str], now: dat
     return providers.mark_stale_of_hosts(tx, [host], now)
 
 
-def _log_restart(
-    host: str, endpoint: str | None, previous: store.IncarnationRow, now: datetime
-) -> None:
+def _log_restart(host: str, endpoint: str | None, previous: store.DaemonRow, now: datetime) -> None:
     seconds = (now - previous["last_seen_at"]).total_seconds()
     LOG.warning(
         "Agent at %s replaces the agent at %s, last seen %.0f s ago. This is normal after "

@@ -97,7 +97,7 @@ class Attributes:
         """
         owner = parse_uuid(deployable, "deployable_id")
         now = self._uow.clock()
-        row: deployables.NewAttributeRow = {
+        row: dict[str, str | datetime] = {
             "uuid": str(uuid4()),
             "key": check_text("key", key),
             "value": check_text("value", value),

@@ -111,13 +111,13 @@ def _items(job: JobRow) -> list[WorkItem]:
     return [WorkItem.from_dict(item) for item in job["arguments"]["items"]]
 
 
-def _history(row: devices.HistoryRow) -> WorkHistory:
+def _history(row: devices.DeviceRow) -> WorkHistory:
     failures = tuple(map(Failure.from_dict, row["job_failures"] or ()))
     return WorkHistory(failures, row["failed_prepares"], row["failing"])
 
 
 def _write(
-    tx: sa.Connection, row: devices.HistoryRow, new: WorkHistory, retry_at: datetime | None
+    tx: sa.Connection, row: devices.DeviceRow, new: WorkHistory, retry_at: datetime | None
 ) -> None:
     failures = [failure.to_dict() for failure in new.failures] or None
     devices.write_history(
@@ -281,10 +281,10 @@ def sweep(tx: sa.Connection, now: datetime, *, recorder: ArqEventRecorder) -> Jo
     are past their deadline.
     """
     late = jobs.overdue(tx, now - OVERDUE_MARGIN, SWEEP_LIMIT)
-    jobs.end(tx, [row["id"] for row in late], JobState.FAILED, "not completed in time")
+    jobs.end(tx, late, JobState.FAILED, "not completed in time")
     stranded = store.lock_stranded(tx, SWEEP_LIMIT)
     failed = (
-        _fail_binds(tx, stranded, [row["uuid"] for row in late], now, recorder, NO_PREPARE_JOB)
+        _fail_binds(tx, stranded, list(late.values()), now, recorder, NO_PREPARE_JOB)
         if stranded
         else JobResult()
     )

@@ -13,6 +13,7 @@ job for each lost value and reboot. A job that fails is retried until it succeed
 cancels it, or the device is removed.
 """
 
+import functools
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -29,6 +30,7 @@ from cyborg.core.log import get_logger
 from cyborg.db.binding import write as arqs
 from cyborg.db.deployables import programming
 from cyborg.db.deployables import programming as store
+from cyborg.db.devices.write import DeviceRow
 from cyborg.db.jobs import write as jobs
 from cyborg.db.providers import write as providers
 from cyborg.db.unit_of_work import UnitOfWork
@@ -129,7 +131,7 @@ class LostValues:
         self._last = found[-1]["id"] if len(found) == MAX_DEVICES else 0
         return sum(map(self._apply, found))
 
-    def _apply(self, device: store.LostDeviceRow) -> bool:
+    def _apply(self, device: DeviceRow) -> bool:
         """Create the jobs of a device; return False if the device must wait.
 
         The last transaction records that the device is done. If the conductor is killed before it,
@@ -142,10 +144,10 @@ class LostValues:
             ]
             text = f"layout {layout}"
         else:
-            rows = self._uow.run(lambda tx: store.lost_images(tx, device["id"]))
+            images = self._uow.run(lambda tx: store.lost_images(tx, device["id"]))
             attempts = [
-                lambda row=row: self._programs.start_again(row["uuid"], row["desired_image"])  # type: ignore[misc]
-                for row in rows
+                functools.partial(self._programs.start_again, deployable, image)
+                for deployable, image in images.items()
             ]
             text = "an image"
         fields: dict[str, Any] = {"device": device["uuid"], "host": device["host"]}

@@ -43,6 +43,7 @@ from cyborg.core.orphans import orphans
 from cyborg.core.orphans.orphans import BoundArq, Classification, Presence
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.core.text import join_limited
+from cyborg.db.binding.write import ArqRow
 from cyborg.db.orphans import write as store
 from cyborg.db.totals import write as self_heal
 from cyborg.db.unit_of_work import UnitOfWork
@@ -443,7 +444,7 @@ class OrphanCollector:
         stats.expired += self._uow.run(write)
 
 
-def _failed_arq(row: store.FailedBindRow) -> BoundArq:
+def _failed_arq(row: ArqRow) -> BoundArq:
     """Return an ARQ whose bind failed, as ``OrphanReleaser`` takes it; it has no provider."""
     return BoundArq(
         id=row["id"],

@@ -17,10 +17,8 @@ from cyborg.core.audit.sources import (
     ProviderRecord,
 )
 from cyborg.core.binding.states import OWNING_STATES, ArqState
-from cyborg.core.hosts import AGENT
 from cyborg.core.jobs.job import JobState
 from cyborg.db.listing import Listing, columns_of
-from cyborg.db.rows import fetch_first
 from cyborg.db.schema import (
     arqs,
     attachments,
@@ -28,7 +26,6 @@ from cyborg.db.schema import (
     devices,
     jobs,
     providers,
-    services,
 )
 from cyborg.db.schema import attach_handles as handles
 from cyborg.db.schema import audits as table
@@ -63,21 +60,6 @@ AUDITS = Listing(
 )
 find = AUDITS.find
 get = AUDITS.get
-
-
-class AgentRow(TypedDict):
-    """The last heartbeat of an agent, its deadline, and when it was marked down, or None."""
-
-    last_seen_at: datetime
-    down_at: datetime
-    down_since: datetime | None
-
-
-def find_agent(tx: sa.Connection, host: str) -> AgentRow | None:
-    """Return a host's agent, None if it never sent a heartbeat."""
-    query = sa.select(*(services.c[name] for name in AgentRow.__annotations__))
-    query = query.where(services.c.binary == AGENT, services.c.host == host)
-    return fetch_first(AgentRow, tx.execute(query))
 
 
 def read_snapshot(tx: sa.Connection, host: str) -> DatabaseSnapshot:

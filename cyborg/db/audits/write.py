@@ -13,24 +13,16 @@ import sqlalchemy as sa
 
 from cyborg.core.audit.sources import OPEN, Source, State
 from cyborg.core.hosts import AGENT
-from cyborg.db.rows import StoredRow, fetch_first
+from cyborg.db.audits.read import AuditRow
+from cyborg.db.rows import fetch_first
 from cyborg.db.schema import audits, custody_heads, custody_records, devices, providers, services
 
 
-class LeasedAuditRow(StoredRow):
+class LeasedAuditRow(AuditRow):
     """All columns of an audit."""
 
-    uuid: str
-    host: str | None
-    repair: bool
-    state: str
-    error: str | None
-    sources: list[str]
-    hosts_done: int
-    hosts_total: int
+    id: int
     last_host: str | None
-    num_findings: int
-    findings: list[dict[str, Any]]
     owner: str | None
     lease_until: datetime | None
 

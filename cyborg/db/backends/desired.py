@@ -38,22 +38,29 @@ class DesiredRecord:
     applied: bool
 
 
-class LockedAgentRow(TypedDict):
-    """An agent whose row is locked."""
+class AgentRow(TypedDict):
+    """An agent; ``down_since`` is None unless it is marked down.
+
+    Not all columns, as ``services.write`` has: a change of a driver reads the agents of a cloud.
+    """
 
     id: int
+    host: str
     desired_generation: int
     down_since: datetime | None
 
 
-def lock(tx: sa.Connection, host: str, epoch: str) -> LockedAgentRow | None:
+AGENT_COLUMNS = [services.c[name] for name in AgentRow.__annotations__]
+
+
+def lock(tx: sa.Connection, host: str, epoch: str) -> AgentRow | None:
     """Return a host's agent, locked; None if it has another epoch."""
     query = (
-        sa.select(services.c.id, services.c.desired_generation, services.c.down_since)
+        sa.select(*AGENT_COLUMNS)
         .where(services.c.binary == AGENT, services.c.host == host, services.c.epoch == epoch)
         .with_for_update()
     )
-    return fetch_first(LockedAgentRow, tx.execute(query))
+    return fetch_first(AgentRow, tx.execute(query))
 
 
 def lock_host(tx: sa.Connection, host: str) -> None:
@@ -62,21 +69,21 @@ def lock_host(tx: sa.Connection, host: str) -> None:
     tx.execute(sa.select(services.c.id).where(condition).with_for_update()).first()
 
 
-def lock_agents(tx: sa.Connection, agents: Collection[int]) -> dict[int, LockedAgentRow]:
+def lock_agents(tx: sa.Connection, agents: Collection[int]) -> dict[int, AgentRow]:
     """Lock agents in the order of their row ids; return their rows by row id.
 
     A caller that changes the desired state, or cordons devices, must hold these locks. So the
     caller waits for a report in progress, and the next report sees the change.
     """
-    found: dict[int, LockedAgentRow] = {}
+    found: dict[int, AgentRow] = {}
     for chunk in bulk.chunks(sorted(set(agents))):
         query = (
-            sa.select(services.c.id, services.c.desired_generation, services.c.down_since)
+            sa.select(*AGENT_COLUMNS)
             .where(services.c.id.in_(chunk))
             .order_by(services.c.id)
             .with_for_update()
         )
-        found |= {row["id"]: row for row in fetch_all(LockedAgentRow, tx.execute(query))}
+        found |= {row["id"]: row for row in fetch_all(AgentRow, tx.execute(query))}
     return found
 
 

@@ -98,13 +98,6 @@ class BoundHandleRow(TypedDict):
     abilities: list[str]
 
 
-class ArqStateRow(TypedDict):
-    """The state of an ARQ."""
-
-    uuid: str
-    state: str
-
-
 def insert_all(
     tx: sa.Connection, rows: Sequence[NewArqRow], attachment_id: int | None = None
 ) -> None:
@@ -220,14 +213,14 @@ def _locked(tx: sa.Connection, condition: sa.ColumnElement[bool]) -> list[ArqRow
 
 def other_arqs_of_instance(
     tx: sa.Connection, instance: str, uuids: Collection[str]
-) -> list[ArqStateRow]:
+) -> list[ArqRow]:
     """Return up to 3 ARQs of the instance that are not in ``uuids`` nor hidden by an attachment."""
-    query = sa.select(arqs.c.uuid, arqs.c.state).where(
+    query = sa.select(arqs).where(
         arqs.c.instance_uuid == instance,
         arqs.c.uuid.not_in(uuids),
         sa.not_(sa.and_(arqs.c.hidden, arqs.c.attachment_id.is_not(None))),
     )
-    return fetch_all(ArqStateRow, tx.execute(query.limit(3)))
+    return fetch_all(ArqRow, tx.execute(query.limit(3)))
 
 
 def last_slot(tx: sa.Connection, instance: str) -> int:

@@ -21,11 +21,8 @@ class SuccessorRow(TypedDict):
     error: str | None
 
 
-class DeviceContextRow(TypedDict):
-    """A device context; ``expires_at`` is the end of its lease while it has one.
-
-    ``failure`` is read by ``get`` only: with 32 long reasons it has 14 kilobytes.
-    """
+class NewContextRow(TypedDict):
+    """A device context as it is inserted."""
 
     uuid: str
     project_id: str | None
@@ -35,15 +32,26 @@ class DeviceContextRow(TypedDict):
     groups: list[dict[str, str]]
     config_data: dict[str, str]
     device_profile: str | None
+    expires_at: datetime | None
+    created_at: datetime
+
+
+class ContextRow(NewContextRow):
+    """A device context; ``expires_at`` is the end of its lease while it has one.
+
+    Lists omit ``failure``, which has 14 kilobytes with 32 long reasons, and columns that only the
+    conductor needs; the conductor reads all columns, without the successor.
+    """
+
+    id: NotRequired[int]
     hostname: str | None
     instance_uuid: str | None
     error: str | None
     failure: NotRequired[dict[str, Any] | None]
     epoch: int
-    expires_at: datetime | None
-    created_at: datetime
+    lease_expires_at: NotRequired[datetime | None]
     updated_at: datetime | None
-    successor: SuccessorRow | None
+    successor: NotRequired[SuccessorRow | None]
 
 
 EXPIRES_AT = sa.case(
@@ -59,10 +67,10 @@ SORTABLE = {
 }
 
 
-def _complete(connection: sa.Connection, rows: list[dict[str, Any]]) -> list[DeviceContextRow]:
+def _complete(connection: sa.Connection, rows: list[dict[str, Any]]) -> list[ContextRow]:
     # A context without an instance has no successor.
     found = successors(connection, [row["uuid"] for row in rows if row["instance_uuid"]])
-    return [cast(DeviceContextRow, {**row, "successor": found.get(row["uuid"])}) for row in rows]
+    return [cast(ContextRow, {**row, "successor": found.get(row["uuid"])}) for row in rows]
 
 
 def successors(connection: sa.Connection, uuids: Collection[str]) -> dict[str, SuccessorRow]:
@@ -99,7 +107,7 @@ def count(connection: sa.Connection, project_id: str) -> int:
 
 
 CONTEXTS = Listing(
-    row=DeviceContextRow,
+    row=ContextRow,
     table=table,
     columns=[
         *(c for c in table.c if c.name not in ("id", "failure", "expires_at", "lease_expires_at")),

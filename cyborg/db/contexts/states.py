@@ -25,21 +25,10 @@ class ArqStateRow(TypedDict):
     group: dict[str, str]
 
 
-class ArqCountRow(TypedDict):
-    """The number of ARQs of a context."""
-
-    context_id: int
-    count: int
-
-
-def count_arqs(tx: sa.Connection, ids: Collection[int]) -> list[ArqCountRow]:
-    """Return the number of ARQs of each context. It never changes while the context exists."""
-    query = (
-        sa.select(arqs.c.context_id, sa.func.count().label("count"))
-        .where(arqs.c.context_id.in_(sorted(ids)))
-        .group_by(arqs.c.context_id)
-    )
-    return fetch_all(ArqCountRow, tx.execute(query))
+def count_arqs(tx: sa.Connection, ids: Collection[int]) -> dict[int, int]:
+    """Return the number of ARQs by context. It never changes while the context exists."""
+    query = sa.select(arqs.c.context_id, sa.func.count()).where(arqs.c.context_id.in_(sorted(ids)))
+    return {row[0]: row[1] for row in tx.execute(query.group_by(arqs.c.context_id))}
 
 
 def arq_states(tx: sa.Connection, ids: Collection[int]) -> list[ArqStateRow]:

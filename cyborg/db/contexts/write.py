@@ -9,37 +9,13 @@ import sqlalchemy as sa
 
 from cyborg.core.contexts.states import DELETABLE, EDITABLE, ContextState
 from cyborg.db.binding.write import ArqRow, lock_of_contexts
+from cyborg.db.contexts import read
 from cyborg.db.rows import fetch_all, fetch_first
 from cyborg.db.schema import arqs, attachments, deployables, device_profiles, devices
 from cyborg.db.schema import device_contexts as contexts
 
-
-class NewContextRow(TypedDict):
-    """A device context to insert."""
-
-    uuid: str
-    project_id: str | None
-    name: str | None
-    description: str | None
-    state: str
-    groups: list[dict[str, str]]
-    config_data: dict[str, str]
-    device_profile: str | None
-    expires_at: datetime | None
-    created_at: datetime
-
-
-class ContextRow(NewContextRow):
-    """All columns of a device context."""
-
-    id: int
-    hostname: str | None
-    instance_uuid: str | None
-    error: str | None
-    failure: dict[str, Any] | None
-    epoch: int
-    lease_expires_at: datetime | None
-    updated_at: datetime | None
+NewContextRow = read.NewContextRow
+ContextRow = read.ContextRow
 
 
 class ProjectUsageRow(TypedDict):
@@ -54,13 +30,6 @@ class SuccessorWorkRow(TypedDict):
 
     state: str | None
     step: str | None
-
-
-class SourceProfileRow(TypedDict):
-    """A profile that a context can be made from."""
-
-    name: str
-    groups: list[dict[str, str]]
 
 
 def project_usage(
@@ -78,21 +47,6 @@ def project_usage(
     ]
     found = fetch_first(ProjectUsageRow, tx.execute(sa.select(*counts)))
     return found or {"contexts": 0, "arqs": 0}
-
-
-_NOT_HIDDEN = (device_profiles.c.context_id.is_(None), device_profiles.c.attachment_id.is_(None))
-
-
-def source_profile(tx: sa.Connection, key: str) -> SourceProfileRow | None:
-    """Return the profile with this uuid or name that is not hidden, or None."""
-    p = device_profiles.c
-    query = (
-        sa.select(p.name, p.groups)
-        .where(sa.or_(p.uuid == key, p.name == key), *_NOT_HIDDEN)
-        .order_by(sa.case((p.uuid == key, 0), else_=1))
-        .limit(1)
-    )
-    return fetch_first(SourceProfileRow, tx.execute(query))
 
 
 def insert(tx: sa.Connection, row: NewContextRow) -> int:

@@ -9,13 +9,14 @@ change the order of the events of a handle, because a transaction locks the hand
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import Any
 
 import sqlalchemy as sa
 
-from cyborg.core.custody.record import START, Link, Record
-from cyborg.core.custody.verify import Head, find_head_fault, serialize_head, serialize_progress
+from cyborg.core.custody.record import START, Link
+from cyborg.core.custody.verify import find_head_fault, serialize_head, serialize_progress
 from cyborg.db import bulk
+from cyborg.db.custody.read import ChainRow, RecordRow, to_head
 from cyborg.db.custody.write import keys_of
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import custody_heads as heads
@@ -23,30 +24,20 @@ from cyborg.db.schema import custody_records as table
 from cyborg.db.schema import devices
 
 
-class UnsealedRow(TypedDict):
+class UnsealedRow(RecordRow):
     """A record that is not sealed yet."""
 
     id: int
-    uuid: str
-    device_uuid: str
-    host: str
-    event: str
-    recorded_at: datetime
-    details: dict[str, Any]
-    signature: str | None
 
 
-class HeadRow(TypedDict):
-    """The ends of a chain."""
+class HeadRow(ChainRow):
+    """The ends of a chain, to change them."""
 
     id: int
-    device_uuid: str
-    sequence: int
-    hash: str
-    base_sequence: int
-    base_hash: str
-    signature: str | None
     oldest_at: datetime | None
+
+
+_HEAD = ("id", "oldest_at", *ChainRow.__annotations__)
 
 
 def unsealed_devices(
@@ -180,12 +171,6 @@ def find_fault(tx: sa.Connection, head: HeadRow) -> str | None:
     return find_head_fault(to_head(head), keys_of(tx))
 
 
-def to_head(row: HeadRow) -> Head:
-    """Return the ends of a chain as a value."""
-    tip, base = Link(row["sequence"], row["hash"]), Link(row["base_sequence"], row["base_hash"])
-    return Head(row["device_uuid"], tip, base, row["signature"])
-
-
 def save_progress(tx: sa.Connection, reached: Mapping[str, Link], now: datetime) -> None:
     """Record where the next audit of chains continues, by the uuid of the device."""
     sequences = {uuid: link.sequence for uuid, link in reached.items()}
@@ -230,7 +215,7 @@ def lock_unanchored(tx: sa.Connection, cutoff: datetime, limit: int) -> list[Hea
     Skip heads that another transaction has locked.
     """
     query = (
-        sa.select(*(heads.c[name] for name in HeadRow.__annotations__))
+        sa.select(*(heads.c[name] for name in _HEAD))
         .where(heads.c.anchored_at < cutoff)
         .order_by(heads.c.anchored_at)
         .limit(limit)
@@ -286,19 +271,6 @@ def new_records_after(tx: sa.Connection, last: int, limit: int) -> list[Unsealed
     return fetch_all(UnsealedRow, tx.execute(query))
 
 
-def to_record(row: UnsealedRow) -> Record:
-    """Return a record that is in no chain as a value, with the sequence number 0."""
-    return Record(
-        uuid=row["uuid"],
-        device=row["device_uuid"],
-        sequence=0,
-        time=row["recorded_at"],
-        host=row["host"],
-        event=row["event"],
-        details=row["details"],
-    )
-
-
 def save_signatures(tx: sa.Connection, signatures: Mapping[int, str]) -> None:
     """Write the signatures of records that are in no chain, by row id."""
     bulk.update(
@@ -316,12 +288,12 @@ _UNSEALED = table.c.sequence.is_(None)
 _DEVICES: sa.BindParameter[Any] = sa.bindparam("devices", expanding=True)
 # Built once: SQLAlchemy needs more time to build such a statement than a database to run it.
 _LOCK_HEADS = (
-    sa.select(*(heads.c[name] for name in HeadRow.__annotations__))
+    sa.select(*(heads.c[name] for name in _HEAD))
     .where(heads.c.device_uuid.in_(_DEVICES))
     .order_by(heads.c.device_uuid)
     .with_for_update(skip_locked=True)
 )
-_UNSEALED_ROWS = sa.select(*(table.c[name] for name in UnsealedRow.__annotations__))
+_UNSEALED_ROWS = sa.select(*(table.c[name] for name in ("id", *RecordRow.__annotations__)))
 _FIND_UNSEALED = (
     _UNSEALED_ROWS.where(_UNSEALED, table.c.device_uuid.in_(_DEVICES))
     .order_by(table.c.id)

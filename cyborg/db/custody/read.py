@@ -147,10 +147,7 @@ def new_records(connection: sa.Connection, host: str, limit: int) -> list[NewRec
     """Return up to ``limit`` records of a host that are not sealed, the newest first."""
     query = sa.select(*COLUMNS).where(table.c.sequence.is_(None), table.c.host == host)
     rows = connection.execute(query.order_by(table.c.id.desc()).limit(limit))
-    return [
-        NewRecord(to_sealed_record(row).record, row["signature"])
-        for row in fetch_all(RecordRow, rows)
-    ]
+    return [NewRecord(to_record(row), row["signature"]) for row in fetch_all(RecordRow, rows)]
 
 
 def late(connection: sa.Connection, host: str, cutoff: datetime) -> list[LateRow]:
@@ -168,9 +165,9 @@ def late(connection: sa.Connection, host: str, cutoff: datetime) -> list[LateRow
     return fetch_all(LateRow, connection.execute(query))
 
 
-def to_sealed_record(row: RecordRow) -> SealedRecord:
-    """Return a sealed row as a value."""
-    record = Record(
+def to_record(row: RecordRow) -> Record:
+    """Return a row as a value, with the sequence number 0 if it is not sealed."""
+    return Record(
         uuid=row["uuid"],
         device=row["device_uuid"],
         sequence=row["sequence"] or 0,
@@ -179,7 +176,11 @@ def to_sealed_record(row: RecordRow) -> SealedRecord:
         event=row["event"],
         details=row["details"],
     )
-    return SealedRecord(record, row["hash"] or "")
+
+
+def to_sealed_record(row: RecordRow) -> SealedRecord:
+    """Return a sealed row as a value."""
+    return SealedRecord(to_record(row), row["hash"] or "")
 
 
 def to_head(row: ChainRow) -> Head:

@@ -14,6 +14,7 @@ from cyborg.core.hosts import AGENT
 from cyborg.core.inventory.device_state import BootCheck
 from cyborg.core.jobs.job import JobKind, JobState
 from cyborg.db import bulk
+from cyborg.db.devices.write import DeviceRow
 from cyborg.db.rows import fetch_all, fetch_first
 from cyborg.db.schema import arqs, attach_handles, deployables, devices, jobs, services
 
@@ -60,23 +61,6 @@ class OpenPartitionRow(TypedDict):
     subject: str
     device: str
     arguments: dict[str, Any]
-
-
-class LostDeviceRow(TypedDict):
-    """A device that lost its layout or images with a reboot, and that nothing uses."""
-
-    id: int
-    uuid: str
-    host: str
-    layout: str | None
-    desired_layout: str | None
-
-
-class LostImageRow(TypedDict):
-    """A deployable that lost the image of an operator."""
-
-    uuid: str
-    desired_image: str
 
 
 def lock_device(tx: sa.Connection, uuid: str) -> list[PartitionRow]:
@@ -319,7 +303,7 @@ def end_boot_checks(tx: sa.Connection, host: str, addresses: Collection[str]) ->
     return sum(bool(row.lost) for row in found)
 
 
-def find_lost(tx: sa.Connection, limit: int, after: int = 0) -> list[LostDeviceRow]:
+def find_lost(tx: sa.Connection, limit: int, after: int = 0) -> list[DeviceRow]:
     """Return up to ``limit`` devices that lost values and can get them again now.
 
     The devices are ordered by id; only ids greater than ``after`` are returned. A device is left
@@ -338,7 +322,7 @@ def find_lost(tx: sa.Connection, limit: int, after: int = 0) -> list[LostDeviceR
     )
     agent = sa.and_(services.c.host == devices.c.host, services.c.binary == AGENT)
     query = (
-        sa.select(*(devices.c[name] for name in LostDeviceRow.__annotations__))
+        sa.select(devices)
         .join(services, agent)
         .where(
             devices.c.boot_check == BootCheck.LOST,
@@ -350,17 +334,17 @@ def find_lost(tx: sa.Connection, limit: int, after: int = 0) -> list[LostDeviceR
         .order_by(devices.c.id)
         .limit(limit)
     )
-    return fetch_all(LostDeviceRow, tx.execute(query))
+    return fetch_all(DeviceRow, tx.execute(query))
 
 
-def lost_images(tx: sa.Connection, device_id: int) -> list[LostImageRow]:
-    """Return the deployables of a device that lost their images."""
+def lost_images(tx: sa.Connection, device_id: int) -> dict[str, str]:
+    """Return the lost images of operators, by the uuid of the deployable."""
     query = (
         sa.select(deployables.c.uuid, deployables.c.desired_image)
         .where(deployables.c.device_id == device_id, _IMAGE_LOST)
         .order_by(deployables.c.id)
     )
-    return fetch_all(LostImageRow, tx.execute(query))
+    return {row.uuid: row.desired_image for row in tx.execute(query)}
 
 
 def clear_boot_check(tx: sa.Connection, device_id: int) -> bool:

@@ -3,7 +3,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import Any
 from uuid import uuid4
 
 import sqlalchemy as sa
@@ -62,15 +62,6 @@ class DesiredProviderRow(DeviceFactsRow):
     host_down: bool
     host: str
     identity: dict[str, Any] | None
-
-
-class NewAttributeRow(TypedDict):
-    """An attribute to insert."""
-
-    uuid: str
-    key: str
-    value: str
-    created_at: datetime
 
 
 def of_host(tx: sa.Connection, host: str) -> list[DeployableRow]:
@@ -269,7 +260,7 @@ def desired_state(tx: sa.Connection, providers: Collection[str]) -> list[Desired
     return fetch_all(DesiredProviderRow, tx.execute(query))
 
 
-def add_attribute(tx: sa.Connection, deployable: str, row: NewAttributeRow) -> bool:
+def add_attribute(tx: sa.Connection, deployable: str, row: Mapping[str, str | datetime]) -> bool:
     """Add an attribute to the deployable with this uuid; return whether the deployable exists.
 
     Raise oslo.db's DBDuplicateEntry if the deployable already has an attribute with this key, and

@@ -8,7 +8,7 @@ is locked before that of its window, so that its status and its window change to
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, TypedDict
+from typing import Any
 from uuid import uuid4
 
 import sqlalchemy as sa
@@ -29,17 +29,6 @@ class DeviceRow(StoredRow, DeviceColumns):
     """All columns of a device."""
 
     host: str
-
-
-class HistoryRow(TypedDict):
-    """The last failures of the jobs of a device: ``core.jobs.progress``."""
-
-    id: int
-    uuid: str
-    job_failures: list[dict[str, Any]] | None
-    failed_prepares: int
-    failing: bool
-    retry_at: datetime | None
 
 
 def of_host(tx: sa.Connection, host: str) -> list[DeviceRow]:
@@ -217,19 +206,19 @@ def addresses_with_failures(
     return tx.scalars(query).all()
 
 
-def lock_history(tx: sa.Connection, host: str, addresses: Collection[str]) -> list[HistoryRow]:
-    """Return the failures of the jobs of devices, locked."""
+def lock_history(tx: sa.Connection, host: str, addresses: Collection[str]) -> list[DeviceRow]:
+    """Return devices, locked, to change the failures of their jobs."""
     query = (
-        sa.select(*(devices.c[name] for name in HistoryRow.__annotations__))
+        sa.select(devices)
         .where(devices.c.host == host, devices.c.address.in_(sorted(addresses)))
         .order_by(devices.c.id)
         .with_for_update()
     )
-    return fetch_all(HistoryRow, tx.execute(query))
+    return fetch_all(DeviceRow, tx.execute(query))
 
 
 def write_history(tx: sa.Connection, id_: int, **values: Any) -> None:
-    """Write columns of ``HistoryRow`` of a device, which the caller has locked."""
+    """Write the failures of the jobs of a device, which the caller has locked."""
     tx.execute(sa.update(devices).where(devices.c.id == id_).values(**values))
 
 

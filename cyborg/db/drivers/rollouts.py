@@ -16,42 +16,29 @@ from cyborg.core.drivers.rollout import AWAITING_OUTCOME, Kind, StepState
 from cyborg.core.hosts import AGENT
 from cyborg.core.jobs.job import JobState
 from cyborg.db import bulk
+from cyborg.db.jobs import read
 from cyborg.db.jobs.write import JobRow
 from cyborg.db.rows import fetch_all, fetch_first
 from cyborg.db.schema import arqs, attach_handles, deployables, devices, jobs, services
 from cyborg.db.schema import job_steps as steps
 
 
-class LeasedJobRow(TypedDict):
-    """A leased job."""
+class _StoredStepRow(read.StepRow):
+    """A step of a job; ``previous`` is the desired state for a rollback, as plain values."""
 
     id: int
-    uuid: str
-    kind: str
-    subject: str
-    arguments: dict[str, Any]
-
-
-class _StepKeyRow(TypedDict):
-    """A step of a job, and the desired state for a rollback, as plain values."""
-
-    id: int
-    backend: str
     previous: dict[str, Any] | None
 
 
-class StepRow(_StepKeyRow):
-    """A step of a job.
+class StepRow(_StoredStepRow):
+    """A step with its deadline.
 
     ``service_id`` is the row id of the host's agent, None if the agent was deleted. ``down`` is
     whether the agent is marked down or was deleted.
     """
 
-    host: str
-    state: str
     generation: int | None
     deadline: datetime | None
-    error: str | None
     service_id: int | None
     down: bool
 
@@ -64,20 +51,11 @@ class StepCountRow(TypedDict):
     errors: int
 
 
-class StepErrorRow(TypedDict):
-    """The error of a step."""
-
-    host: str
-    backend: str
-    error: str
-
-
-class PendingStepRow(_StepKeyRow):
+class PendingStepRow(_StoredStepRow):
     """A step that waits for the outcome of its host's agent, with its job."""
 
     job_id: int
     kind: str
-    state: str
     generation: int
 
 
@@ -90,7 +68,9 @@ class HolderRow(TypedDict):
     backend: str
 
 
-_LEASED = tuple(jobs.c[name] for name in LeasedJobRow.__annotations__)
+_STEP = [
+    steps.c[name] for name in ("id", "host", "backend", "state", "error", "generation", "previous")
+]
 OPEN = sa.and_(jobs.c.state == JobState.OPEN, jobs.c.kind.in_(sorted(Kind)))
 
 
@@ -160,14 +140,14 @@ def set_steps(
 
 def lease(
     tx: sa.Connection, *, owner: str, now: datetime, until: datetime, limit: int
-) -> list[LeasedJobRow]:
+) -> list[JobRow]:
     """Lease up to ``limit`` due jobs and return them.
 
     After ``next_try_at`` any conductor may lease a job that another conductor has leased.
     """
     due = sa.and_(OPEN, jobs.c.next_try_at <= now)
-    query = sa.select(*_LEASED).where(due).order_by(jobs.c.next_try_at, jobs.c.id).limit(limit)
-    rows = fetch_all(LeasedJobRow, tx.execute(query.with_for_update(skip_locked=True)))
+    query = sa.select(jobs).where(due).order_by(jobs.c.next_try_at, jobs.c.id).limit(limit)
+    rows = fetch_all(JobRow, tx.execute(query.with_for_update(skip_locked=True)))
     if rows:
         tx.execute(
             sa.update(jobs)
@@ -177,10 +157,10 @@ def lease(
     return rows
 
 
-def lock_leased(tx: sa.Connection, job_id: int, owner: str) -> LeasedJobRow | None:
+def lock_leased(tx: sa.Connection, job_id: int, owner: str) -> JobRow | None:
     """Lock an open job that ``owner`` has leased; return it as ``lease`` does, else None."""
-    query = sa.select(*_LEASED).where(jobs.c.id == job_id, jobs.c.owner == owner, OPEN)
-    return fetch_first(LeasedJobRow, tx.execute(query.with_for_update()))
+    query = sa.select(jobs).where(jobs.c.id == job_id, jobs.c.owner == owner, OPEN)
+    return fetch_first(JobRow, tx.execute(query.with_for_update()))
 
 
 def lock(tx: sa.Connection, uuid: str) -> JobRow | None:
@@ -224,12 +204,8 @@ def steps_of_job(tx: sa.Connection, job_id: int) -> list[StepRow]:
     """Return a job's steps in the order of execution."""
     query = (
         sa.select(
-            *(
-                steps.c[name]
-                for name in ("id", "host", "backend", "state", "generation", "previous")
-            ),
+            *_STEP,
             steps.c.deadline,
-            steps.c.error,
             services.c.id.label("service_id"),
             sa.or_(services.c.down_since.is_not(None), services.c.id.is_(None)).label("down"),
         )
@@ -247,12 +223,12 @@ def count_steps(tx: sa.Connection, job_id: int) -> list[StepCountRow]:
     return fetch_all(StepCountRow, tx.execute(query.group_by(steps.c.state)))
 
 
-def find_errors(tx: sa.Connection, job_id: int, limit: int) -> list[StepErrorRow]:
+def find_errors(tx: sa.Connection, job_id: int, limit: int) -> list[read.StepRow]:
     """Return up to ``limit`` steps of a job with errors, in the order of execution."""
-    query = sa.select(steps.c.host, steps.c.backend, steps.c.error)
+    query = sa.select(*(steps.c[name] for name in read.StepRow.__annotations__))
     query = query.where(steps.c.job_id == job_id, steps.c.error.is_not(None))
     query = query.order_by(steps.c.host, steps.c.backend).limit(limit)
-    return fetch_all(StepErrorRow, tx.execute(query))
+    return fetch_all(read.StepRow, tx.execute(query))
 
 
 def lock_waiting(tx: sa.Connection, host: str) -> list[int]:
@@ -277,12 +253,8 @@ def pending_steps(tx: sa.Connection, host: str, ids: Collection[int]) -> list[Pe
 
     The caller must hold locks on the jobs.
     """
-    names = ("id", "job_id", "backend", "state", "generation", "previous")
     query = (
-        sa.select(
-            *(steps.c[name] for name in names),
-            jobs.c.kind,
-        )
+        sa.select(*_STEP, steps.c.job_id, jobs.c.kind)
         .join(jobs, jobs.c.id == steps.c.job_id)
         .where(
             jobs.c.id.in_(sorted(ids)),

@@ -2,7 +2,6 @@
 """Write the drivers installed on each host, and read where a driver is installed."""
 
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
 from typing import Any, TypedDict
 
 import sqlalchemy as sa
@@ -10,16 +9,9 @@ import sqlalchemy as sa
 from cyborg.core.drivers.registry import DriverEntry, fingerprint
 from cyborg.core.hosts import AGENT
 from cyborg.db import bulk
+from cyborg.db.backends.desired import AGENT_COLUMNS, AgentRow
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import backends, desired_backends, devices, drivers, services
-
-
-class AgentRow(TypedDict):
-    """An agent; ``down_since`` is None unless it is marked down."""
-
-    id: int
-    host: str
-    down_since: datetime | None
 
 
 class InstallationRow(TypedDict):
@@ -71,8 +63,7 @@ def names(tx: sa.Connection) -> list[str]:
 
 def agents(tx: sa.Connection) -> list[AgentRow]:
     """Return every agent, ordered by host."""
-    columns = (services.c.id, services.c.host, services.c.down_since)
-    query = sa.select(*columns).where(services.c.binary == AGENT).order_by(services.c.host)
+    query = sa.select(*AGENT_COLUMNS).where(services.c.binary == AGENT).order_by(services.c.host)
     return fetch_all(AgentRow, tx.execute(query))
 
 

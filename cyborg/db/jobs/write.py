@@ -10,7 +10,7 @@ any conductor may lease the job.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import Any
 from uuid import uuid4
 
 import sqlalchemy as sa
@@ -64,13 +64,6 @@ class Restore:
     instance: str | None
     subject: str
     item: WorkItem
-
-
-class OverdueRow(TypedDict):
-    """A job past its deadline."""
-
-    id: int
-    uuid: str
 
 
 OPEN = jobs.c.state == JobState.OPEN
@@ -330,16 +323,15 @@ def mark_cleaned(tx: sa.Connection, job_id: int) -> Sequence[str]:
     return providers
 
 
-def overdue(tx: sa.Connection, cutoff: datetime, limit: int) -> list[OverdueRow]:
-    """Return up to ``limit`` open jobs with a deadline before ``cutoff``.
+def overdue(tx: sa.Connection, cutoff: datetime, limit: int) -> dict[int, str]:
+    """Return the uuids of up to ``limit`` open jobs with a deadline before ``cutoff``, by row id.
 
     Jobs that are retried even after their deadline are left out, and partition jobs, whose deadline
     ends the draining of a device.
     """
     ends = jobs.c.kind.not_in(sorted(RETRIED_KINDS | {JobKind.PARTITION}))
     query = sa.select(jobs.c.id, jobs.c.uuid).where(OPEN, ends, jobs.c.deadline < cutoff)
-    query = query.limit(limit)
-    return fetch_all(OverdueRow, tx.execute(query))
+    return {row.id: row.uuid for row in tx.execute(query.limit(limit))}
 
 
 def providers_of(tx: sa.Connection, job_id: int) -> Sequence[str]:

@@ -7,12 +7,12 @@ the orphan collector starts at this time.
 
 from collections.abc import Collection
 from datetime import datetime
-from typing import TypedDict
 
 import sqlalchemy as sa
 
 from cyborg.core.binding.states import ArqState
 from cyborg.core.orphans.orphans import BoundArqRow
+from cyborg.db.binding.write import ArqRow
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import arqs
 
@@ -25,18 +25,6 @@ _BOUND = sa.and_(arqs.c.state == ArqState.BOUND, arqs.c.instance_uuid.is_not(Non
 # The ARQs of a device context live as long as the context, which has a time of its own.
 _OWN_LIFE = arqs.c.context_id.is_(None)
 _COLUMNS = [arqs.c[name] for name in BoundArqRow.__annotations__]
-
-
-class FailedBindRow(TypedDict):
-    """An ARQ in BindFailed."""
-
-    id: int
-    uuid: str
-    context_id: int | None
-    instance_uuid: str | None
-    hostname: str | None
-    created_at: datetime
-    updated_at: datetime | None
 
 
 def next_bound(tx: sa.Connection, provider: str, after: int, limit: int) -> list[BoundArqRow]:
@@ -174,15 +162,15 @@ def projects_of_expired(tx: sa.Connection, cutoff: datetime, after: str, limit: 
     return [str(project) for project in tx.scalars(query)]
 
 
-def failed_binds(tx: sa.Connection, cutoff: datetime, limit: int) -> list[FailedBindRow]:
+def failed_binds(tx: sa.Connection, cutoff: datetime, limit: int) -> list[ArqRow]:
     """Return up to ``limit`` BindFailed ARQs unchanged since ``cutoff``."""
     query = (
-        sa.select(*(arqs.c[name] for name in FailedBindRow.__annotations__))
+        sa.select(arqs)
         .where(_failed_before(cutoff))
         .order_by(arqs.c.created_at, arqs.c.id)
         .limit(limit)
     )
-    return fetch_all(FailedBindRow, tx.execute(query))
+    return fetch_all(ArqRow, tx.execute(query))
 
 
 def delete_failed(tx: sa.Connection, ids: Collection[int], cutoff: datetime) -> int:

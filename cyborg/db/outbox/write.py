@@ -10,7 +10,7 @@ which they were written: a row is not leased before all older rows of its subjec
 import itertools
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, TypedDict
+from typing import Any
 from uuid import uuid4
 
 import sqlalchemy as sa
@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from cyborg import tracing
 from cyborg.db import bulk
 from cyborg.db.old_rows import DEAD
+from cyborg.db.outbox.read import MessageRow
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import outbox
 
@@ -27,18 +28,13 @@ Message = tuple[str, str, Mapping[str, Any]]
 """A kind, a subject and a payload."""
 
 
-class LeasedMessageRow(TypedDict):
+class LeasedMessageRow(MessageRow):
     """A message to deliver; ``older`` is the number of older messages of its subject."""
 
     id: int
-    uuid: str
-    subject: str
-    payload: dict[str, Any]
-    trace_context: str | None
-    attempts: int
-    next_try_at: datetime
+    owner: str | None
     lease_until: datetime | None
-    created_at: datetime
+    trace_context: str | None
     older: int
 
 
@@ -57,18 +53,7 @@ _OLDER = (
 """The number of older pending messages of the same subject and kind."""
 # Built once: SQLAlchemy needs more time to build such a statement than a database to run it.
 _PENDING = (
-    sa.select(
-        outbox.c.id,
-        outbox.c.uuid,
-        outbox.c.subject,
-        outbox.c.payload,
-        outbox.c.trace_context,
-        outbox.c.attempts,
-        outbox.c.next_try_at,
-        outbox.c.lease_until,
-        outbox.c.created_at,
-        _OLDER,
-    )
+    sa.select(outbox, _OLDER)
     .where(outbox.c.kind == sa.bindparam("kind", type_=sa.String), outbox.c.state == PENDING)
     .with_for_update(skip_locked=True)
 )

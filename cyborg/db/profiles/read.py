@@ -18,14 +18,19 @@ from cyborg.db.schema import device_contexts
 from cyborg.db.schema import device_profiles as table
 
 
-class DeviceProfileRow(TypedDict):
-    """A device profile with its groups."""
+class NewProfileRow(TypedDict):
+    """A device profile as it is inserted."""
 
     uuid: str
     name: str
     description: str | None
     groups: list[dict[str, str]]
     created_at: datetime
+
+
+class DeviceProfileRow(NewProfileRow):
+    """A device profile with its groups."""
+
     updated_at: datetime | None
 
 

@@ -2,60 +2,33 @@
 """Write device profiles. The schema enforces unique names and keeps profiles that are in use."""
 
 from collections.abc import Collection, Mapping
-from datetime import datetime
-from typing import TypedDict
+from typing import NotRequired
 
 import sqlalchemy as sa
 
 from cyborg.db.binding.project_units import NUM_ARQS
+from cyborg.db.binding.write import ArqRow
+from cyborg.db.profiles import read
 from cyborg.db.rows import fetch_all, fetch_first
 from cyborg.db.schema import arqs
 from cyborg.db.schema import device_profiles as profiles
 
-
-class NewProfileRow(TypedDict):
-    """A profile to insert."""
-
-    uuid: str
-    name: str
-    description: str | None
-    groups: list[dict[str, str]]
-    created_at: datetime
+NewProfileRow = read.NewProfileRow
 
 
-class UsedProfileRow(TypedDict):
-    """A profile, and the number of ARQs of a project."""
+class ProfileRow(read.DeviceProfileRow):
+    """All columns of a profile; ``by_name`` adds the number of ARQs of a project."""
 
     id: int
-    name: str
-    groups: list[dict[str, str]]
     context_id: int | None
     attachment_id: int | None
-    used: int
-
-
-class ProfileKeyRow(TypedDict):
-    """The keys of a profile."""
-
-    id: int
-    uuid: str
-    name: str
-    context_id: int | None
-
-
-class ProfileUserRow(TypedDict):
-    """An ARQ that uses a profile."""
-
-    uuid: str
-    state: str
-    instance_uuid: str | None
+    used: NotRequired[int]
 
 
 # Built once: SQLAlchemy needs more time to build such a statement than a database to run it.
-_BY_NAME = sa.select(
-    *(profiles.c[column] for column in ("id", "name", "groups", "context_id", "attachment_id")),
-    NUM_ARQS.label("used"),
-).where(profiles.c.name == sa.bindparam("name", type_=sa.String))
+_BY_NAME = sa.select(profiles, NUM_ARQS.label("used")).where(
+    profiles.c.name == sa.bindparam("name", type_=sa.String)
+)
 
 
 def insert(tx: sa.Connection, row: NewProfileRow, attachment_id: int | None = None) -> None:
@@ -68,21 +41,35 @@ def insert(tx: sa.Connection, row: NewProfileRow, attachment_id: int | None = No
 
 def by_name(
     tx: sa.Connection, name: str, project: str | None = None, max_count: int = 0
-) -> UsedProfileRow | None:
+) -> ProfileRow | None:
     """Return the profile with this name, or None.
 
     The number of ARQs of a project is counted only up to ``max_count``.
     """
     values = {"name": name, "project": project, "max_count": max_count}
-    return fetch_first(UsedProfileRow, tx.execute(_BY_NAME, values))
+    return fetch_first(ProfileRow, tx.execute(_BY_NAME, values))
 
 
-def find(tx: sa.Connection, keys: Collection[str]) -> list[ProfileKeyRow]:
+def find(tx: sa.Connection, keys: Collection[str]) -> list[ProfileRow]:
     """Return the profiles with these uuids or names, except those of attachments."""
-    query = sa.select(profiles.c.id, profiles.c.uuid, profiles.c.name, profiles.c.context_id)
     named = sa.or_(profiles.c.uuid.in_(keys), profiles.c.name.in_(keys))
-    query = query.where(named, profiles.c.attachment_id.is_(None))
-    return fetch_all(ProfileKeyRow, tx.execute(query.order_by(profiles.c.id)))
+    query = sa.select(profiles).where(named, profiles.c.attachment_id.is_(None))
+    return fetch_all(ProfileRow, tx.execute(query.order_by(profiles.c.id)))
+
+
+def find_visible(tx: sa.Connection, key: str) -> ProfileRow | None:
+    """Return the profile with this uuid or name that is not hidden, or None."""
+    query = (
+        sa.select(profiles)
+        .where(
+            sa.or_(profiles.c.uuid == key, profiles.c.name == key),
+            profiles.c.context_id.is_(None),
+            profiles.c.attachment_id.is_(None),
+        )
+        .order_by(sa.case((profiles.c.uuid == key, 0), else_=1))
+        .limit(1)
+    )
+    return fetch_first(ProfileRow, tx.execute(query))
 
 
 def delete(tx: sa.Connection, ids: Collection[int]) -> int:
@@ -106,13 +93,13 @@ def usage(tx: sa.Connection, keys: Collection[str]) -> Mapping[str, int]:
     return {row[0]: row[1] for row in tx.execute(query)}
 
 
-def users(tx: sa.Connection, keys: Collection[str], limit: int) -> list[ProfileUserRow]:
+def users(tx: sa.Connection, keys: Collection[str], limit: int) -> list[ArqRow]:
     """Return the oldest ARQs that use the named profiles."""
     query = (
-        sa.select(arqs.c.uuid, arqs.c.state, arqs.c.instance_uuid)
+        sa.select(arqs)
         .join(profiles, arqs.c.profile_id == profiles.c.id)
         .where(sa.or_(profiles.c.uuid.in_(keys), profiles.c.name.in_(keys)))
         .order_by(arqs.c.id)
         .limit(limit)
     )
-    return fetch_all(ProfileUserRow, tx.execute(query))
+    return fetch_all(ArqRow, tx.execute(query))

@@ -11,7 +11,6 @@ from oslo_utils import timeutils
 
 from cyborg.db import schema
 from cyborg.db.attachments import read as attachments
-from cyborg.db.audits import read as audit_sources
 from cyborg.db.audits import read as audits
 from cyborg.db.backends import read as backends
 from cyborg.db.binding import accelerators, project_units
@@ -58,12 +57,6 @@ def _hosts(connection: sa.Connection) -> list[hosts.HostRow]:
     return hosts.find_hosts(connection, "fake", now=timeutils.utcnow())
 
 
-def _agent(connection: sa.Connection) -> list[audit_sources.AgentRow]:
-    row = audit_sources.find_agent(connection, "compute-1")
-    assert row is not None
-    return [row]
-
-
 def _discovery(connection: sa.Connection) -> str:
     return str(discoveries.find_summaries(connection)[0]["uuid"])
 
@@ -87,7 +80,6 @@ FINDERS: Mapping[type, Find] = {
     arqs.ArqRow: arqs.find,
     attachments.AttachmentRow: attachments.find,
     attributes.AttributeRow: attributes.find,
-    audit_sources.AgentRow: _agent,
     audits.AuditRow: _one(audits.get, schema.audits),
     backends.AgentBackendRow: backends.find,
     backends.BackendRow: lambda connection: services.find(
@@ -100,7 +92,7 @@ FINDERS: Mapping[type, Find] = {
         connection, "compute-1", timeutils.utcnow() + timedelta(days=1)
     ),
     deployables.DeployableRow: deployables.find,
-    device_contexts.DeviceContextRow: _one(device_contexts.get, schema.device_contexts),
+    device_contexts.ContextRow: _one(device_contexts.get, schema.device_contexts),
     device_profiles.DeviceProfileRow: device_profiles.find,
     devices.DeviceRow: devices.find,
     discoveries.BackendRow: lambda connection: discoveries.find_backends(
@@ -131,6 +123,10 @@ FINDERS: Mapping[type, Find] = {
 }
 
 
+OMITTED: Mapping[type, set[str]] = {device_contexts.ContextRow: {"id", "lease_expires_at"}}
+"""The keys that only the conductor reads."""
+
+
 @pytest.fixture
 def filled_engine(engine: sa.Engine) -> sa.Engine:
     fill(engine)
@@ -140,4 +136,4 @@ def filled_engine(engine: sa.Engine) -> sa.Engine:
 @pytest.mark.parametrize("kind", FINDERS, ids=lambda kind: kind.__name__)
 def test_row_has_declared_keys_and_types(filled_engine: sa.Engine, kind: type) -> None:
     with filled_engine.connect() as connection:
-        assert_rows_fit(FINDERS[kind](connection), kind)
+        assert_rows_fit(FINDERS[kind](connection), kind, OMITTED.get(kind, ()))

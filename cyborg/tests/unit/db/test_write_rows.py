@@ -30,6 +30,7 @@ from cyborg.db.drivers import rollouts
 from cyborg.db.drivers import write as drivers
 from cyborg.db.handles import write as attach_handles
 from cyborg.db.jobs import write as jobs
+from cyborg.db.jobs.read import StepRow
 from cyborg.db.orphans import write as orphans
 from cyborg.db.outbox import write as outbox
 from cyborg.db.profiles import write as device_profiles
@@ -37,6 +38,7 @@ from cyborg.db.providers import write as providers
 from cyborg.db.rows import StoredRow
 from cyborg.db.services import write as services
 from cyborg.tests.fixtures.databases.row_types import DEVICE, INSTANCE, assert_rows_fit, fill
+from cyborg.tests.unit.db.test_read_rows import FINDERS as READ_FINDERS
 
 NOW = timeutils.utcnow()
 LATER = NOW + timedelta(days=1)
@@ -49,7 +51,7 @@ def _uuid(tx: sa.Connection, table: sa.Table, column: str = "uuid") -> str:
     return str(tx.scalar(sa.select(table.c[column]).order_by(table.c.id)))
 
 
-def _heartbeat(tx: sa.Connection) -> services.HeartbeatRow:
+def _heartbeat(tx: sa.Connection) -> services.DaemonRow:
     fields: services.HeartbeatFields = {"status": "READY", "versions": {}}
     epoch = _uuid(tx, schema.services)
     times: services.HeartbeatTimes = {"last_seen_at": NOW, "late_at": LATER, "down_at": LATER}
@@ -61,7 +63,7 @@ def _release(tx: sa.Connection) -> list[handle_claims.ReleasedHandleRow]:
     return handle_claims.release(tx, [1], NOW)
 
 
-def _find_lost(tx: sa.Connection) -> list[programming.LostDeviceRow]:
+def _find_lost(tx: sa.Connection) -> list[devices.DeviceRow]:
     tx.execute(sa.update(schema.attach_handles).values(needs_cleaning=False, arq_id=None))
     tx.execute(sa.update(schema.devices).values(boot_check="lost", desired_layout="2"))
     return programming.find_lost(tx, 5)
@@ -77,14 +79,9 @@ def _find_successor(tx: sa.Connection) -> device_contexts.SuccessorWorkRow | Non
     return device_contexts.find_successor(tx, context)
 
 
-def _find_step_errors(tx: sa.Connection) -> object:
+def _find_step_errors(tx: sa.Connection) -> list[StepRow]:
     tx.execute(sa.update(schema.job_steps).values(error="no such card"))
     return rollouts.find_errors(tx, 1, 5)
-
-
-def _find_lost_image(tx: sa.Connection) -> programming.LostImageRow:
-    tx.execute(sa.update(schema.deployables).values(desired_image="an image"))
-    return programming.lost_images(tx, 1)[0]
 
 
 def _lease_verified(tx: sa.Connection) -> Any:
@@ -95,11 +92,52 @@ def _lease_verified(tx: sa.Connection) -> Any:
     return providers.lease_for_verification(tx, before=LATER, limit=5, **LEASE)
 
 
+def _daemons(tx: sa.Connection) -> list[Any]:
+    return [
+        _heartbeat(tx),
+        services.find(tx, _uuid(tx, schema.services)),
+        services.find_agent(tx, HOST),
+        services.previous_incarnation(tx, AGENT, HOST, "other"),
+        *services.lock_of_host(tx, HOST),
+        *services.mark_down(tx, LATER, timedelta(days=9999), 5),
+        *services.purge(tx, LATER, 5),
+    ]
+
+
+def _devices(tx: sa.Connection) -> list[devices.DeviceRow]:
+    addresses = [_uuid(tx, schema.devices, "address")]
+    return [
+        *devices.of_host(tx, HOST),
+        *devices.lock_history(tx, HOST, addresses),
+        *_find_lost(tx),
+    ]
+
+
+def _arqs(tx: sa.Connection) -> list[arqs.ArqRow]:
+    return [
+        *arqs.lock(tx, [_uuid(tx, schema.arqs)]),
+        *arqs.other_arqs_of_instance(tx, INSTANCE, []),
+        *device_profiles.users(tx, ["fpga"], 5),
+        *orphans.failed_binds(tx, LATER, 5),
+    ]
+
+
+def _agents(tx: sa.Connection) -> list[Any]:
+    agent = desired_backends.lock(tx, HOST, _uuid(tx, schema.services, "epoch"))
+    return [agent, *drivers.agents(tx)]
+
+
+def _profiles(tx: sa.Connection) -> list[Any]:
+    found = [device_profiles.find_visible(tx, "fpga"), *device_profiles.find(tx, ["fpga"])]
+    # Only by_name counts.
+    assert all(row is not None and "used" not in row for row in found)
+    return [{**row, "used": 0} for row in found if row] + [device_profiles.by_name(tx, "fpga")]
+
+
 FINDERS: Mapping[type, Callable[[sa.Connection], Any]] = {
-    arqs.ArqRow: lambda tx: arqs.lock(tx, [_uuid(tx, schema.arqs)]),
+    arqs.ArqRow: _arqs,
     arqs.ArqToBindRow: lambda tx: arqs.lock_to_bind(tx, [_uuid(tx, schema.arqs)], INSTANCE),
     arqs.BoundHandleRow: lambda tx: arqs.lock_bound_without_job(tx, HOST),
-    arqs.ArqStateRow: lambda tx: arqs.other_arqs_of_instance(tx, INSTANCE, []),
     attach_handles.HandleRow: lambda tx: attach_handles.of_host(tx, HOST),
     attach_handles.OwnedHandleRow: lambda tx: attach_handles.owned(tx, HOST),
     attach_handles.OwnerRow: lambda tx: attach_handles.owners(tx, [1, 2]),
@@ -114,25 +152,15 @@ FINDERS: Mapping[type, Callable[[sa.Connection], Any]] = {
     deployables.DesiredProviderRow: lambda tx: deployables.desired_state(
         tx, [_uuid(tx, schema.providers)]
     ),
-    desired_backends.LockedAgentRow: lambda tx: desired_backends.lock(
-        tx, HOST, _uuid(tx, schema.services, "epoch")
-    ),
+    desired_backends.AgentRow: _agents,
     device_contexts.ContextRow: lambda tx: device_contexts.lock(tx, [1]),
     device_contexts.ProjectUsageRow: lambda tx: [device_contexts.project_usage(tx, "p", 5, 5)],
-    device_contexts.SourceProfileRow: lambda tx: [device_contexts.source_profile(tx, "fpga")],
     device_contexts.SuccessorWorkRow: lambda tx: [_find_successor(tx)],
-    states.ArqCountRow: lambda tx: states.count_arqs(tx, [1]),
     states.ArqStateRow: lambda tx: states.arq_states(tx, [1]),
-    device_profiles.UsedProfileRow: lambda tx: device_profiles.by_name(tx, "fpga"),
-    device_profiles.ProfileKeyRow: lambda tx: device_profiles.find(tx, ["fpga"]),
-    device_profiles.ProfileUserRow: lambda tx: device_profiles.users(tx, ["fpga"], 5),
-    devices.DeviceRow: lambda tx: devices.of_host(tx, HOST),
-    devices.HistoryRow: lambda tx: devices.lock_history(
-        tx, HOST, [_uuid(tx, schema.devices, "address")]
-    ),
+    device_profiles.ProfileRow: lambda tx: device_profiles.by_name(tx, "fpga"),
+    devices.DeviceRow: _devices,
     devices.WindowRow: lambda tx: [devices.find_window(tx, DEVICE)],
     discoveries.TargetRow: lambda tx: discoveries.targets(tx, HOST, None),
-    drivers.AgentRow: drivers.agents,
     drivers.InstallationRow: lambda tx: list(drivers.installations(tx, "fake").values()),
     handle_claims.ClaimedProviderRow: lambda tx: handle_claims.providers(
         tx, [_uuid(tx, schema.providers)]
@@ -141,32 +169,32 @@ FINDERS: Mapping[type, Callable[[sa.Connection], Any]] = {
     handle_claims.HandleStateRow: lambda tx: handle_claims.all_handles(tx, [1]),
     handle_claims.ReleasedHandleRow: _release,
     handle_claims.DirtyHandleRow: lambda tx: jobs.unassigned_dirty(tx, 5),
-    jobs.JobRow: lambda tx: jobs.lease(tx, limit=5, **LEASE),
-    jobs.OverdueRow: lambda tx: jobs.overdue(tx, NOW, 5),
     BoundArqRow: lambda tx: orphans.next_bound(tx, "", 0, 5),
-    orphans.FailedBindRow: lambda tx: orphans.failed_binds(tx, LATER, 5),
+    jobs.JobRow: lambda tx: [
+        *jobs.lease(tx, limit=5, **LEASE),
+        *rollouts.lease(tx, limit=5, **LEASE),
+    ],
+    device_profiles.ProfileRow: _profiles,
+    services.DaemonRow: _daemons,
     outbox.LeasedMessageRow: lambda tx: outbox.lease(tx, "k", limit=5, **LEASE),
     programming.OpenPartitionRow: lambda tx: programming.open_partitions(tx, HOST),
     programming.PartitionRow: lambda tx: programming.lock_device(tx, _uuid(tx, schema.devices)),
     programming.ProgramRow: lambda tx: programming.lock(tx, _uuid(tx, schema.deployables)),
-    programming.LostDeviceRow: _find_lost,
-    programming.LostImageRow: lambda tx: [_find_lost_image(tx)],
     providers.LeasedProviderRow: lambda tx: providers.lease(tx, limit=5, **LEASE),
     providers.VerifiedProviderRow: _lease_verified,
-    rollouts.LeasedJobRow: lambda tx: rollouts.lease(tx, limit=5, **LEASE),
     rollouts.StepRow: lambda tx: rollouts.steps_of_job(tx, 1),
     rollouts.StepCountRow: lambda tx: rollouts.count_steps(tx, 1),
-    rollouts.StepErrorRow: _find_step_errors,
+    StepRow: _find_step_errors,
     rollouts.PendingStepRow: lambda tx: rollouts.pending_steps(tx, HOST, [1]),
     rollouts.HolderRow: lambda tx: rollouts.holders(tx, [(HOST, "fake")], 5),
-    services.HeartbeatRow: _heartbeat,
-    services.AgentEpochRow: lambda tx: services.agent_epoch(tx, HOST),
-    services.DownAgentRow: lambda tx: services.mark_down(tx, LATER, timedelta(days=9999), 5),
-    services.DaemonRow: lambda tx: services.find(tx, _uuid(tx, schema.services)),
-    services.HostDaemonRow: lambda tx: services.lock_of_host(tx, HOST),
     services.UpCountRow: lambda tx: [services.count_up(tx, NOW)],
-    services.IncarnationRow: lambda tx: services.previous_incarnation(tx, AGENT, HOST, "other"),
 }
+
+
+OMITTED: Mapping[type, set[str]] = {
+    device_contexts.ContextRow: {"successor"},
+}
+"""The keys that only lists have."""
 
 
 def test_every_row_type_of_a_result_is_checked() -> None:
@@ -176,7 +204,8 @@ def test_every_row_type_of_a_result_is_checked() -> None:
         for name, kind in vars(module).items()
         if is_typeddict(kind) and name.endswith("Row") and not name.startswith(("_", "New"))
     }
-    assert declared - {StoredRow} == FINDERS.keys()
+    # A stored row derives from that of a list, which has a test of its own.
+    assert declared - {StoredRow, *READ_FINDERS} == FINDERS.keys() - READ_FINDERS.keys()
 
 
 def test_rows_have_declared_keys_and_types(engine: sa.Engine) -> None:
@@ -184,4 +213,5 @@ def test_rows_have_declared_keys_and_types(engine: sa.Engine) -> None:
     for kind, find in FINDERS.items():
         with engine.connect() as connection:  # rolled back
             found = find(connection)
-            assert_rows_fit(found if isinstance(found, Sequence) else [found], kind)
+            rows = found if isinstance(found, Sequence) else [found]
+            assert_rows_fit(rows, kind, OMITTED.get(kind, ()))

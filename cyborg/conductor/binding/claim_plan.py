@@ -132,7 +132,7 @@ def claim_planned(
     ``rows`` are the ARQs, which are BindStarted or Bound in this transaction, and ``updated`` are
     the same with their new values. ``subject`` is that of the job. Raise NoHandle or ClaimLost.
     """
-    needs_cleaning = {
+    providers_to_clean = {
         row["provider"] for row in plan.deployables if CLEANING_ABILITIES & set(row["abilities"])
     }
     ids = {row["uuid"]: row["id"] for row in rows}
@@ -141,7 +141,7 @@ def claim_planned(
         plan.demands,
         ids,
         plan.deployables,
-        needs_cleaning=needs_cleaning,
+        providers_to_clean=providers_to_clean,
         wait=wait,
         handle=context.handle,
         check_host=context.check_host,

@@ -46,7 +46,7 @@ def claim(
     ids: Mapping[str, int],
     deployables: Sequence[ClaimedProviderRow],
     *,
-    needs_cleaning: Collection[str],
+    providers_to_clean: Collection[str],
     wait: bool,
     handle: str | None = None,
     check_host: bool = False,
@@ -54,9 +54,9 @@ def claim(
 ) -> dict[str, FreeHandleRow]:
     """Claim, for each demand, a free handle of the demanded provider; return them by ARQ uuid.
 
-    ``needs_cleaning`` has the uuids of the providers whose handles must be cleaned after use. The
-    column ``needs_cleaning`` of such a handle is set with the claim. ``handle`` is the uuid of the
-    only handle to claim. With ``check_host``, Placement must have the providers: the caller has
+    ``providers_to_clean`` has the uuids of the providers whose handles must be cleaned after use:
+    the column ``needs_cleaning`` of such a handle is set with the claim. ``handle`` is the uuid of
+    the only handle to claim. With ``check_host``, Placement must have the providers: the caller has
     called ``check_available`` before. ``honoured`` are the uuids of the providers whose cordon does
     not count. Raise NoHandle, NotFound or ClaimLost.
     """
@@ -91,7 +91,7 @@ def claim(
             tx, demands, deployables, handle, check_host=check_host, honoured=honoured
         ) from None
     owners = {handle_id: ids[arq] for arq, handle_id in chosen.items()}
-    dirty = [item.handle_id for item in free_handles if item.provider in needs_cleaning]
+    dirty = [item.handle_id for item in free_handles if item.provider in providers_to_clean]
     claimed = handle_claims.claim(
         tx,
         owners,

@@ -27,7 +27,6 @@ from cyborg.core.errors import Conflict, CyborgError, InUse, Invalid, NotFound, 
 from cyborg.core.inventory.device import Ability
 from cyborg.core.jobs.job import AFTER_REBOOT, JobKind, WorkItem
 from cyborg.core.log import get_logger
-from cyborg.db.binding import write as arqs
 from cyborg.db.deployables import programming
 from cyborg.db.deployables import programming as store
 from cyborg.db.devices.write import DeviceRow
@@ -58,7 +57,7 @@ def enqueue_restores(tx: sa.Connection, host: str, now: datetime) -> int:
                 accel=parse_group(row["group"], "group").accel,
             ),
         )
-        for row in arqs.lock_bound_without_job(tx, host)
+        for row in jobs.lock_bound_without_job(tx, host)
         if Ability.PREPARES in row["abilities"]
     ]
     if restores:

@@ -3,11 +3,21 @@
 
 A claim is one UPDATE with the guard that the handle has no owner; a release is one UPDATE guarded
 by the owner. The column is UNIQUE, so a handle has at most one owner and an owner at most one
-handle, whatever the callers do.
+handle, whatever the callers do. The order of the steps of a bind:
+
+::
+
+    providers        read the deployables of the chosen providers, and their devices
+    lock_unclaimed   lock free handles of them, one statement for each deployable
+    claim            assign them, if the devices are still schedulable; all or none
+    release          the reverse: clean handles at once, dirty ones after a job
 
 A handle is free if it has no owner, is not draining and does not need cleaning. ``needs_cleaning``
 is set on handles that the host prepares, and on handles that it must sanitise after use. Such a
 handle without an owner is dirty: a job must clean it before its next claim.
+
+The statements of each boot are built once: SQLAlchemy needs more time to build such a statement
+than a database to run it.
 """
 
 from collections.abc import Collection, Mapping
@@ -88,9 +98,88 @@ class ReleasedHandleRow(DirtyHandleRow):
     rp_uuid: str
 
 
+_UNCLAIMED = (
+    handles.c.arq_id.is_(None),
+    sa.not_(handles.c.needs_cleaning),
+    sa.not_(handles.c.draining),
+)
+_DEVICE_OF_HANDLE = (
+    sa.select(deployables.c.id)
+    .join(devices, devices.c.id == deployables.c.device_id)
+    .where(
+        deployables.c.id == handles.c.deployable_id,
+        *map(sa.not_, facts.conditions("status", "cordoned", "restore_failed")),
+    )
+)
+_USABLE = sa.exists(_DEVICE_OF_HANDLE.where(devices.c.cordoned_since.is_not(None)))
+"""The device is cordoned, and could be used otherwise."""
+_SCHEDULABLE = sa.exists(
+    _DEVICE_OF_HANDLE.where(*(sa.not_(facts.CONDITIONS[n]) for n in ("status", "cordoned")))
+)
+"""The device is schedulable: the guard of a claim, equal to ``core.inventory.device_state``.
+
+The guard omits ``restore_failed``: if the restore fails after the candidates were read, the new
+bind has to prepare its own handle, and fails too. MariaDB would lock the jobs that it reads here.
+"""
+_PUBLISHED = sa.exists(
+    sa.select(published_providers.c.id).where(
+        published_providers.c.uuid == deployables.c.rp_uuid,
+        published_providers.c.published_revision > 0,
+    )
+)
+_PUBLISHED_HANDLE = sa.exists(
+    sa.select(deployables.c.id).where(deployables.c.id == handles.c.deployable_id, _PUBLISHED)
+)
+
+
+# SELECT d.id, d.rp_uuid, ..., dev.status, dev.health, ...
+#   FROM deployables d JOIN devices dev ON dev.id = d.device_id
+#  WHERE d.rp_uuid IN (:uuids) ORDER BY d.id
+_PROVIDERS = (
+    sa.select(
+        deployables.c.id.label("deployable_id"),
+        deployables.c.rp_uuid.label("provider"),
+        deployables.c.address,
+        devices.c.address.label("device"),
+        devices.c.uuid.label("device_uuid"),
+        devices.c.backend,
+        devices.c.abilities,
+        deployables.c.resource_class,
+        deployables.c.traits,
+        *facts.columns(),
+        devices.c.host,
+        devices.c.cordoned_since,
+        devices.c.numa_node,
+    )
+    .join(devices, devices.c.id == deployables.c.device_id)
+    .where(deployables.c.rp_uuid.in_(sa.bindparam("uuids", expanding=True)))
+    .order_by(deployables.c.id)
+)
+
+
 def providers(tx: sa.Connection, uuids: Collection[str]) -> list[ClaimedProviderRow]:
     """Return the data that decide whether handles may be claimed, one row for each provider."""
     return fetch_all(ClaimedProviderRow, tx.execute(_PROVIDERS, {"uuids": sorted(uuids)}))
+
+
+# SELECT id, uuid, address, info FROM attach_handles FORCE INDEX (...)    -- the hint on MariaDB
+#  WHERE deployable_id = :deployable_id
+#    AND arq_id IS NULL AND NOT needs_cleaning AND NOT draining
+#  LIMIT :max_handles FOR UPDATE SKIP LOCKED
+_CLAIM_INDEX = "ix_attach_handles_deployable_id_arq_id_needs_cleaning_draining"
+_CHOOSE_UNCLAIMED = (
+    sa.select(handles.c.id, handles.c.uuid, handles.c.address, handles.c.info)
+    # Otherwise MariaDB scans the free handles of the whole cloud and filters by deployable: a scan
+    # that grows with the cloud and locks handles that concurrent claims then skip.
+    .with_hint(handles, f"FORCE INDEX ({_CLAIM_INDEX})", "mysql")
+    .where(
+        handles.c.deployable_id == sa.bindparam("deployable_id", type_=sa.BigInteger), *_UNCLAIMED
+    )
+    .limit(sa.bindparam("max_handles", type_=sa.Integer))
+)
+_LOCK_UNCLAIMED = _CHOOSE_UNCLAIMED.with_for_update(skip_locked=True)
+# Only a waiting query can deadlock, so only it needs an order, which costs a worse plan.
+_LOCK_UNCLAIMED_WAITING = _CHOOSE_UNCLAIMED.order_by(handles.c.id).with_for_update()
 
 
 def lock_unclaimed(
@@ -108,6 +197,120 @@ def lock_unclaimed(
         query = query.where(handles.c.uuid == handle)
     values = {"deployable_id": deployable_id, "max_handles": limit}
     return fetch_all(FreeHandleRow, tx.execute(query, values))
+
+
+# UPDATE attach_handles SET arq_id = :new_arq_id, needs_cleaning = :new_dirty
+#  WHERE id = :old_id
+#    AND arq_id IS NULL AND NOT needs_cleaning AND NOT draining
+#    AND EXISTS (SELECT ... its deployable and its device, schedulable)
+# One handle, as in most calls: a CASE for each of several handles is another text each time.
+_CLAIM_ONE = (
+    sa.update(handles)
+    .where(handles.c.id == sa.bindparam("old_id", type_=sa.BigInteger), *_UNCLAIMED, _SCHEDULABLE)
+    .values(
+        arq_id=sa.bindparam("new_arq_id", type_=sa.BigInteger),
+        # The guard: it is False before.
+        needs_cleaning=sa.bindparam("new_dirty", type_=sa.Boolean),
+    )
+)
+
+
+def claim(
+    tx: sa.Connection,
+    owners: Mapping[int, int],
+    *,
+    needs_cleaning: Collection[int] = (),
+    published: bool = False,
+    honoured: Collection[int] = (),
+) -> int:
+    """Assign each handle to its ARQ in ``owners``, by row id; return how many were assigned.
+
+    Set ``needs_cleaning`` of these handles: whatever the result of the host work, they are cleaned
+    before their next claim. The guard checks the device again: if the device was cordoned after the
+    candidates were read, its handle is not assigned. With ``published``, nor is one of a provider
+    that Placement does not have. For the deployables ``honoured``, given by row ids, the cordon of
+    a device that can be used does not count.
+    """
+    if len(owners) == 1 and not published and not honoured:
+        ((handle_id, arq_id),) = owners.items()
+        one = {"old_id": handle_id, "new_arq_id": arq_id, "new_dirty": handle_id in needs_cleaning}
+        return tx.execute(_CLAIM_ONE, one).rowcount
+    schedulable: sa.ColumnElement[bool] = _SCHEDULABLE
+    if honoured:
+        is_honoured = handles.c.deployable_id.in_(sorted(honoured))
+        schedulable = sa.or_(_SCHEDULABLE, sa.and_(is_honoured, _USABLE))
+    guard = [handles.c.id.in_(sorted(owners)), *_UNCLAIMED, schedulable]
+    if published:
+        guard.append(_PUBLISHED_HANDLE)
+    values: dict[str, Any] = {"arq_id": sa.case(owners, value=handles.c.id)}
+    if needs_cleaning:
+        values["needs_cleaning"] = handles.c.id.in_(sorted(needs_cleaning))
+    return tx.execute(sa.update(handles).where(*guard).values(**values)).rowcount
+
+
+def lock_schedulable(tx: sa.Connection, arq_ids: Collection[int]) -> int:
+    """Lock the handles of ARQs that could be claimed if they had no owner; return their number.
+
+    The guard is the same as in ``claim``, except that the handles are owned and prepared.
+    """
+    owned = handles.c.arq_id.in_(sorted(arq_ids))
+    # An update instead of a read: it sees what concurrent transactions have committed.
+    query = sa.update(handles).where(owned, sa.not_(handles.c.draining), _SCHEDULABLE)
+    return tx.execute(query.values(arq_id=handles.c.arq_id)).rowcount
+
+
+# UPDATE attach_handles SET arq_id = NULL
+#  WHERE arq_id IN (:arq_ids) AND NOT needs_cleaning AND NOT draining
+_RELEASE_CLEAN = (
+    sa.update(handles)
+    .where(
+        handles.c.arq_id.in_(sa.bindparam("arq_ids", expanding=True)),
+        sa.not_(handles.c.needs_cleaning),
+        sa.not_(handles.c.draining),
+    )
+    .values(arq_id=None)
+)
+
+
+def release(tx: sa.Connection, arq_ids: Collection[int], now: datetime) -> list[ReleasedHandleRow]:
+    """Release the handles of ARQs, which the caller must have locked; return the dirty handles.
+
+    A draining handle remains, without an owner, until the next report deletes it
+    (``services.request_stale_reports`` requests a report); its provider is marked stale.
+    """
+    freed = tx.execute(_RELEASE_CLEAN, {"arq_ids": sorted(arq_ids)}).rowcount
+    if freed == len(arq_ids):
+        return []
+    owned = handles.c.arq_id.in_(arq_ids)
+    query = (
+        sa.select(
+            handles.c.id,
+            handles.c.address,
+            handles.c.arq_id.label("owner_id"),
+            handles.c.needs_cleaning,
+            handles.c.draining,
+            deployables.c.address.label("deployable"),
+            deployables.c.rp_uuid,
+            devices.c.address.label("device"),
+            devices.c.backend,
+            devices.c.host,
+        )
+        .join(deployables, deployables.c.id == handles.c.deployable_id)
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .where(owned)
+        .order_by(handles.c.id)
+    )
+    rows = fetch_all(ReleasedHandleRow, tx.execute(query))
+    if not rows:
+        return []
+    tx.execute(
+        sa.update(handles)
+        .where(handles.c.id.in_([row["id"] for row in rows]), owned)
+        .values(arq_id=None)
+    )
+    if changed := {row["rp_uuid"] for row in rows if row["draining"]}:
+        publishing.mark_stale_existing(tx, changed, now)
+    return [row for row in rows if row["needs_cleaning"]]
 
 
 def any_cleaning(tx: sa.Connection, uuids: Collection[str], now: datetime) -> bool:
@@ -158,39 +361,6 @@ def any_unavailable(tx: sa.Connection, uuids: Collection[str]) -> bool:
     return tx.scalar(query.limit(1)) is not None
 
 
-def claim(
-    tx: sa.Connection,
-    owners: Mapping[int, int],
-    *,
-    needs_cleaning: Collection[int] = (),
-    published: bool = False,
-    honoured: Collection[int] = (),
-) -> int:
-    """Assign each handle to its ARQ in ``owners``, by row id; return how many were assigned.
-
-    Set ``needs_cleaning`` of these handles: whatever the result of the host work, they are cleaned
-    before their next claim. The guard checks the device again: if the device was cordoned after the
-    candidates were read, its handle is not assigned. With ``published``, nor is one of a provider
-    that Placement does not have. For the deployables ``honoured``, given by row ids, the cordon of
-    a device that can be used does not count.
-    """
-    if len(owners) == 1 and not published and not honoured:
-        ((handle_id, arq_id),) = owners.items()
-        one = {"old_id": handle_id, "new_arq_id": arq_id, "new_dirty": handle_id in needs_cleaning}
-        return tx.execute(_CLAIM_ONE, one).rowcount
-    schedulable: sa.ColumnElement[bool] = _SCHEDULABLE
-    if honoured:
-        is_honoured = handles.c.deployable_id.in_(sorted(honoured))
-        schedulable = sa.or_(_SCHEDULABLE, sa.and_(is_honoured, _USABLE))
-    guard = [handles.c.id.in_(sorted(owners)), *_UNCLAIMED, schedulable]
-    if published:
-        guard.append(_PUBLISHED_HANDLE)
-    values: dict[str, Any] = {"arq_id": sa.case(owners, value=handles.c.id)}
-    if needs_cleaning:
-        values["needs_cleaning"] = handles.c.id.in_(sorted(needs_cleaning))
-    return tx.execute(sa.update(handles).where(*guard).values(**values)).rowcount
-
-
 def count_owned(
     tx: sa.Connection, deployable_ids: Collection[int], instance: str
 ) -> dict[int, int]:
@@ -204,143 +374,3 @@ def count_owned(
         .group_by(handles.c.deployable_id)
     )
     return {row[0]: row[1] for row in tx.execute(query)}
-
-
-def lock_schedulable(tx: sa.Connection, arq_ids: Collection[int]) -> int:
-    """Lock the handles of ARQs that could be claimed if they had no owner; return their number.
-
-    The guard is the same as in ``claim``, except that the handles are owned and prepared.
-    """
-    owned = handles.c.arq_id.in_(sorted(arq_ids))
-    # An update instead of a read: it sees what concurrent transactions have committed.
-    query = sa.update(handles).where(owned, sa.not_(handles.c.draining), _SCHEDULABLE)
-    return tx.execute(query.values(arq_id=handles.c.arq_id)).rowcount
-
-
-def release(tx: sa.Connection, arq_ids: Collection[int], now: datetime) -> list[ReleasedHandleRow]:
-    """Release the handles of ARQs, which the caller must have locked; return the dirty handles.
-
-    A draining handle remains, without an owner, until the next report deletes it
-    (``services.request_stale_reports`` requests a report); its provider is marked stale.
-    """
-    freed = tx.execute(_RELEASE_CLEAN, {"arq_ids": sorted(arq_ids)}).rowcount
-    if freed == len(arq_ids):
-        return []
-    owned = handles.c.arq_id.in_(arq_ids)
-    query = (
-        sa.select(
-            handles.c.id,
-            handles.c.address,
-            handles.c.arq_id.label("owner_id"),
-            handles.c.needs_cleaning,
-            handles.c.draining,
-            deployables.c.address.label("deployable"),
-            deployables.c.rp_uuid,
-            devices.c.address.label("device"),
-            devices.c.backend,
-            devices.c.host,
-        )
-        .join(deployables, deployables.c.id == handles.c.deployable_id)
-        .join(devices, devices.c.id == deployables.c.device_id)
-        .where(owned)
-        .order_by(handles.c.id)
-    )
-    rows = fetch_all(ReleasedHandleRow, tx.execute(query))
-    if not rows:
-        return []
-    tx.execute(
-        sa.update(handles)
-        .where(handles.c.id.in_([row["id"] for row in rows]), owned)
-        .values(arq_id=None)
-    )
-    if changed := {row["rp_uuid"] for row in rows if row["draining"]}:
-        publishing.mark_stale_existing(tx, changed, now)
-    return [row for row in rows if row["needs_cleaning"]]
-
-
-_CLAIM_INDEX = "ix_attach_handles_deployable_id_arq_id_needs_cleaning_draining"
-_UNCLAIMED = (
-    handles.c.arq_id.is_(None),
-    sa.not_(handles.c.needs_cleaning),
-    sa.not_(handles.c.draining),
-)
-# Built once: SQLAlchemy needs more time to build such a statement than a database to run it.
-_PROVIDERS = (
-    sa.select(
-        deployables.c.id.label("deployable_id"),
-        deployables.c.rp_uuid.label("provider"),
-        deployables.c.address,
-        devices.c.address.label("device"),
-        devices.c.uuid.label("device_uuid"),
-        devices.c.backend,
-        devices.c.abilities,
-        deployables.c.resource_class,
-        deployables.c.traits,
-        *facts.columns(),
-        devices.c.host,
-        devices.c.cordoned_since,
-        devices.c.numa_node,
-    )
-    .join(devices, devices.c.id == deployables.c.device_id)
-    .where(deployables.c.rp_uuid.in_(sa.bindparam("uuids", expanding=True)))
-    .order_by(deployables.c.id)
-)
-_CHOOSE_UNCLAIMED = (
-    sa.select(handles.c.id, handles.c.uuid, handles.c.address, handles.c.info)
-    # Otherwise MariaDB scans the free handles of the whole cloud and filters by deployable: a scan
-    # that grows with the cloud and locks handles that concurrent claims then skip.
-    .with_hint(handles, f"FORCE INDEX ({_CLAIM_INDEX})", "mysql")
-    .where(
-        handles.c.deployable_id == sa.bindparam("deployable_id", type_=sa.BigInteger), *_UNCLAIMED
-    )
-    .limit(sa.bindparam("max_handles", type_=sa.Integer))
-)
-_LOCK_UNCLAIMED = _CHOOSE_UNCLAIMED.with_for_update(skip_locked=True)
-# Only a waiting query can deadlock, so only it needs an order, which costs a worse plan.
-_LOCK_UNCLAIMED_WAITING = _CHOOSE_UNCLAIMED.order_by(handles.c.id).with_for_update()
-_PUBLISHED = sa.exists(
-    sa.select(published_providers.c.id).where(
-        published_providers.c.uuid == deployables.c.rp_uuid,
-        published_providers.c.published_revision > 0,
-    )
-)
-_PUBLISHED_HANDLE = sa.exists(
-    sa.select(deployables.c.id).where(deployables.c.id == handles.c.deployable_id, _PUBLISHED)
-)
-_DEVICE_OF_HANDLE = (
-    sa.select(deployables.c.id)
-    .join(devices, devices.c.id == deployables.c.device_id)
-    .where(
-        deployables.c.id == handles.c.deployable_id,
-        *map(sa.not_, facts.conditions("status", "cordoned", "restore_failed")),
-    )
-)
-_USABLE = sa.exists(_DEVICE_OF_HANDLE.where(devices.c.cordoned_since.is_not(None)))
-"""The device is cordoned, and could be used otherwise."""
-_SCHEDULABLE = sa.exists(
-    _DEVICE_OF_HANDLE.where(*(sa.not_(facts.CONDITIONS[n]) for n in ("status", "cordoned")))
-)
-"""The device is schedulable: the guard of a claim, equal to ``core.inventory.device_state``.
-
-The guard omits ``restore_failed``: if the restore fails after the candidates were read, the new
-bind has to prepare its own handle, and fails too. MariaDB would lock the jobs that it reads here.
-"""
-# The claim of one handle, as in most calls. That of several handles has a CASE for each.
-_CLAIM_ONE = (
-    sa.update(handles)
-    .where(handles.c.id == sa.bindparam("old_id", type_=sa.BigInteger), *_UNCLAIMED, _SCHEDULABLE)
-    .values(
-        arq_id=sa.bindparam("new_arq_id", type_=sa.BigInteger),
-        # The guard: it is False before.
-        needs_cleaning=sa.bindparam("new_dirty", type_=sa.Boolean),
-    )
-)
-_RELEASE_CLEAN = (
-    sa.update(handles)
-    .where(
-        handles.c.arq_id.in_(sa.bindparam("arq_ids", expanding=True)),
-        sa.not_(handles.c.needs_cleaning),
-        sa.not_(handles.c.draining),
-    )
-    .values(arq_id=None)
-)

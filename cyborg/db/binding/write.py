@@ -22,15 +22,10 @@ from cyborg.core.binding.states import (
 )
 from cyborg.core.jobs.job import JobState
 from cyborg.db import bulk
-from cyborg.db.binding import statements
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import (
     arqs,
     attach_handles,
-    attachments,
-    deployables,
-    device_contexts,
-    devices,
     jobs,
 )
 
@@ -79,25 +74,6 @@ class ArqToBindRow(ArqRow):
     hidden_slot: int | None
 
 
-class BoundHandleRow(TypedDict):
-    """A Bound ARQ with its profile group, and the addresses of its handle.
-
-    ``context`` and ``attachment`` are uuids. An ARQ without an instance is under a lease, or
-    attached to its host.
-    """
-
-    id: int
-    instance_uuid: str | None
-    context: str | None
-    attachment: str | None
-    group: dict[str, str]
-    handle: str
-    deployable: str
-    device: str
-    backend: str
-    abilities: list[str]
-
-
 def insert_all(
     tx: sa.Connection, rows: Sequence[NewArqRow], attachment_id: int | None = None
 ) -> None:
@@ -109,6 +85,46 @@ def insert_all(
     bulk.insert(tx, arqs, [{**row, **more} for row in rows])
 
 
+# Statements of each boot and deletion of a server, built once: SQLAlchemy needs more time to build
+# such a statement, and to find it in its cache of compiled statements, than a database to run it.
+# The names of parameters of an UPDATE start with new_ or old_: those of columns are reserved.
+#
+# SELECT arqs.*[, (SELECT count(*) ... other ARQs of :instance), (SELECT max(slot) ... hidden ones)]
+#   FROM arqs WHERE uuid IN (:uuids) [AND project_id = :scope]      -- or instance_uuid = :instance
+#  ORDER BY id FOR UPDATE                     -- all callers lock in this order: no deadlock
+_UUIDS: sa.BindParameter[Any] = sa.bindparam("uuids", expanding=True)
+_INSTANCE: sa.BindParameter[Any] = sa.bindparam("instance", type_=sa.String)
+_SCOPE = arqs.c.project_id == sa.bindparam("scope", type_=sa.String)
+_other = arqs.alias("other")
+_OTHER_COUNT = (
+    sa.select(sa.func.count())
+    .where(
+        _other.c.instance_uuid == _INSTANCE,
+        _other.c.uuid.not_in(_UUIDS),
+        sa.not_(sa.and_(_other.c.hidden, _other.c.attachment_id.is_not(None))),
+    )
+    .scalar_subquery()
+    .label("other_arqs")
+)
+_HIDDEN_SLOT = (
+    sa.select(sa.func.max(_other.c.instance_slot))
+    .where(
+        _other.c.instance_uuid == _INSTANCE,
+        _other.c.hidden,
+        _other.c.attachment_id.is_not(None),
+    )
+    .scalar_subquery()
+    .label("hidden_slot")
+)
+_ALL = sa.select(arqs).order_by(arqs.c.id).with_for_update()
+_LOCK = _ALL.where(arqs.c.uuid.in_(_UUIDS))
+_LOCK_SCOPED = _LOCK.where(_SCOPE)
+_LOCK_TO_BIND = _LOCK.add_columns(_OTHER_COUNT, _HIDDEN_SLOT)
+_LOCK_TO_BIND_SCOPED = _LOCK_TO_BIND.where(_SCOPE)
+_LOCK_OF_INSTANCE = _ALL.where(arqs.c.instance_uuid == _INSTANCE)
+_LOCK_OF_INSTANCE_SCOPED = _LOCK_OF_INSTANCE.where(_SCOPE)
+
+
 def lock(
     tx: sa.Connection, uuids: Collection[str], project_scope: str | None = None
 ) -> list[ArqRow]:
@@ -116,7 +132,7 @@ def lock(
 
     ``project_scope`` is the only project whose ARQs the caller may see, None for all projects.
     """
-    query = statements.LOCK if project_scope is None else statements.LOCK_SCOPED
+    query = _LOCK if project_scope is None else _LOCK_SCOPED
     return fetch_all(ArqRow, tx.execute(query, {"uuids": sorted(uuids), "scope": project_scope}))
 
 
@@ -125,7 +141,7 @@ def lock_of_instance(
 ) -> list[ArqRow]:
     """Return the ARQs of an instance in the order of their ids, locked."""
     scoped = project_scope is not None
-    query = statements.LOCK_OF_INSTANCE_SCOPED if scoped else statements.LOCK_OF_INSTANCE
+    query = _LOCK_OF_INSTANCE_SCOPED if scoped else _LOCK_OF_INSTANCE
     return fetch_all(ArqRow, tx.execute(query, {"instance": instance, "scope": project_scope}))
 
 
@@ -137,42 +153,6 @@ def lock_of_contexts(tx: sa.Connection, ids: Collection[int]) -> list[ArqRow]:
 def lock_of_jobs(tx: sa.Connection, ids: Collection[int]) -> list[ArqRow]:
     """Return the ARQs that wait for these jobs, in the order of their ids, locked."""
     return _locked(tx, arqs.c.job_id.in_(ids))
-
-
-def lock_bound_without_job(tx: sa.Connection, host: str) -> list[BoundHandleRow]:
-    """Return the Bound ARQs of a host's devices that wait for no open job, locked."""
-    open_ = sa.exists().where(jobs.c.id == arqs.c.job_id, jobs.c.state == JobState.OPEN)
-    context = (
-        sa.select(device_contexts.c.uuid)
-        .where(device_contexts.c.id == arqs.c.context_id)
-        .scalar_subquery()
-    )
-    attachment = (
-        sa.select(attachments.c.uuid)
-        .where(attachments.c.id == arqs.c.attachment_id)
-        .scalar_subquery()
-    )
-    query = (
-        sa.select(
-            arqs.c.id,
-            arqs.c.instance_uuid,
-            context.label("context"),
-            attachment.label("attachment"),
-            arqs.c.group,
-            attach_handles.c.address.label("handle"),
-            deployables.c.address.label("deployable"),
-            devices.c.address.label("device"),
-            devices.c.backend,
-            devices.c.abilities,
-        )
-        .join(attach_handles, attach_handles.c.arq_id == arqs.c.id)
-        .join(deployables, deployables.c.id == attach_handles.c.deployable_id)
-        .join(devices, devices.c.id == deployables.c.device_id)
-        .where(devices.c.host == host, arqs.c.state == ArqState.BOUND, sa.not_(open_))
-        .order_by(arqs.c.id)
-        .with_for_update(of=arqs)
-    )
-    return fetch_all(BoundHandleRow, tx.execute(query))
 
 
 def lock_stranded(tx: sa.Connection, limit: int) -> list[ArqRow]:
@@ -201,7 +181,7 @@ def lock_to_bind(
     bound after this statement is detected by the unique key of the instance's slots.
     """
     scoped = project_scope is not None
-    query = statements.LOCK_TO_BIND_SCOPED if scoped else statements.LOCK_TO_BIND
+    query = _LOCK_TO_BIND_SCOPED if scoped else _LOCK_TO_BIND
     values = {"uuids": sorted(uuids), "instance": instance, "scope": project_scope}
     return fetch_all(ArqToBindRow, tx.execute(query, values))
 
@@ -228,6 +208,39 @@ def last_slot(tx: sa.Connection, instance: str) -> int:
     query = sa.select(sa.func.max(arqs.c.instance_slot)).where(arqs.c.instance_uuid == instance)
     last = tx.scalar(query)
     return -1 if last is None else int(last)
+
+
+def _new(name: str) -> sa.BindParameter[Any]:
+    return sa.bindparam(f"new_{name}", type_=arqs.c[name].type)
+
+
+# UPDATE arqs SET state = :new_state, hostname = ..., instance_uuid = ..., instance_slot = ...,
+#        project_id = coalesce(:new_project_id, project_id), orphan_since = NULL, job_id = NULL
+#  WHERE id = :old_id AND state IN (the states from which a bind may start)
+# One ARQ, as in most calls: a CASE for each of several ARQs is another text each time.
+_BIND_ONE = (
+    sa.update(arqs)
+    .where(
+        arqs.c.id == sa.bindparam("old_id", type_=sa.BigInteger),
+        # The same guard as for several ARQs.
+        arqs.c.state.in_(sorted(source_states(Step.START))),
+    )
+    .values(
+        {
+            **{
+                name: _new(name)
+                for name in (
+                    *("state", "hostname", "instance_uuid", "instance_slot"),
+                    *("device_rp_uuid", "owner_verified"),
+                )
+            },
+            # None keeps the project.
+            "project_id": sa.func.coalesce(_new("project_id"), arqs.c.project_id),
+            "orphan_since": None,
+            "job_id": None,
+        }
+    )
+)
 
 
 def bind(
@@ -281,7 +294,7 @@ def bind(
 
 
 def _bind_one(tx: sa.Connection, **values: Any) -> int:
-    return tx.execute(statements.BIND_ONE, values).rowcount
+    return tx.execute(_BIND_ONE, values).rowcount
 
 
 def assign_instance(
@@ -418,9 +431,15 @@ def lock_released(tx: sa.Connection, limit: int) -> list[ArqRow]:
     return _locked(tx, sa.and_(arqs.c.id.in_(ids), states)) if ids else []
 
 
+_DELETE = sa.delete(arqs).where(
+    arqs.c.id.in_(sa.bindparam("ids", expanding=True)),
+    arqs.c.state.in_(sorted(source_states(Step.DELETE))),
+)
+
+
 def delete(tx: sa.Connection, ids: Collection[int]) -> int:
     """Delete ARQs that own no handle; return how many were deleted."""
-    return tx.execute(statements.DELETE, {"ids": sorted(ids)}).rowcount
+    return tx.execute(_DELETE, {"ids": sorted(ids)}).rowcount
 
 
 def providers_of(rows: Collection[ArqRow]) -> list[str]:

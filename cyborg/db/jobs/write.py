@@ -10,12 +10,13 @@ any conductor may lease the job.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict
 from uuid import uuid4
 
 import sqlalchemy as sa
 
 from cyborg import tracing
+from cyborg.core.binding.states import ArqState
 from cyborg.core.jobs.job import (
     AFTER_REBOOT,
     INVENTORY_KINDS,
@@ -28,7 +29,15 @@ from cyborg.core.jobs.progress import Activity
 from cyborg.db import bulk
 from cyborg.db.binding.claims import DirtyHandleRow
 from cyborg.db.rows import StoredRow, fetch_all, fetch_first
-from cyborg.db.schema import arqs, attach_handles, deployables, devices, jobs
+from cyborg.db.schema import (
+    arqs,
+    attach_handles,
+    attachments,
+    deployables,
+    device_contexts,
+    devices,
+    jobs,
+)
 
 
 class JobRow(StoredRow):
@@ -64,6 +73,25 @@ class Restore:
     instance: str | None
     subject: str
     item: WorkItem
+
+
+class BoundHandleRow(TypedDict):
+    """A Bound ARQ with its profile group, and the addresses of its handle.
+
+    ``context`` and ``attachment`` are uuids. An ARQ without an instance is under a lease, or
+    attached to its host.
+    """
+
+    id: int
+    instance_uuid: str | None
+    context: str | None
+    attachment: str | None
+    group: dict[str, str]
+    handle: str
+    deployable: str
+    device: str
+    backend: str
+    abilities: list[str]
 
 
 OPEN = jobs.c.state == JobState.OPEN
@@ -116,6 +144,42 @@ def enqueue(
     if key is None:
         raise AssertionError("an INSERT of one row must return its primary key")
     return int(key[0])
+
+
+def lock_bound_without_job(tx: sa.Connection, host: str) -> list[BoundHandleRow]:
+    """Return the Bound ARQs of a host's devices that wait for no open job, locked."""
+    open_ = sa.exists().where(jobs.c.id == arqs.c.job_id, jobs.c.state == JobState.OPEN)
+    context = (
+        sa.select(device_contexts.c.uuid)
+        .where(device_contexts.c.id == arqs.c.context_id)
+        .scalar_subquery()
+    )
+    attachment = (
+        sa.select(attachments.c.uuid)
+        .where(attachments.c.id == arqs.c.attachment_id)
+        .scalar_subquery()
+    )
+    query = (
+        sa.select(
+            arqs.c.id,
+            arqs.c.instance_uuid,
+            context.label("context"),
+            attachment.label("attachment"),
+            arqs.c.group,
+            attach_handles.c.address.label("handle"),
+            deployables.c.address.label("deployable"),
+            devices.c.address.label("device"),
+            devices.c.backend,
+            devices.c.abilities,
+        )
+        .join(attach_handles, attach_handles.c.arq_id == arqs.c.id)
+        .join(deployables, deployables.c.id == attach_handles.c.deployable_id)
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .where(devices.c.host == host, arqs.c.state == ArqState.BOUND, sa.not_(open_))
+        .order_by(arqs.c.id)
+        .with_for_update(of=arqs)
+    )
+    return fetch_all(BoundHandleRow, tx.execute(query))
 
 
 def enqueue_restores(

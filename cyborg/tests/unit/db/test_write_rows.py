@@ -137,7 +137,7 @@ def _profiles(tx: sa.Connection) -> list[Any]:
 FINDERS: Mapping[type, Callable[[sa.Connection], Any]] = {
     arqs.ArqRow: _arqs,
     arqs.ArqToBindRow: lambda tx: arqs.lock_to_bind(tx, [_uuid(tx, schema.arqs)], INSTANCE),
-    arqs.BoundHandleRow: lambda tx: arqs.lock_bound_without_job(tx, HOST),
+    jobs.BoundHandleRow: lambda tx: jobs.lock_bound_without_job(tx, HOST),
     attach_handles.HandleRow: lambda tx: attach_handles.of_host(tx, HOST),
     attach_handles.OwnedHandleRow: lambda tx: attach_handles.owned(tx, HOST),
     attach_handles.OwnerRow: lambda tx: attach_handles.owners(tx, [1, 2]),

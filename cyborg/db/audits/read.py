@@ -20,6 +20,7 @@ from cyborg.core.binding.states import OWNING_STATES, ArqState
 from cyborg.core.jobs.job import JobState
 from cyborg.db.listing import Listing, columns_of
 from cyborg.db.schema import (
+    HANDLES,
     arqs,
     attachments,
     deployables,
@@ -107,8 +108,7 @@ def _handles(tx: sa.Connection, host: str) -> dict[int, list[HandleRecord]]:
             r.state.label("owner_state"),
             r.device_rp_uuid.label("owner_provider"),
         )
-        .join(deployables, deployables.c.id == h.deployable_id)
-        .join(devices, devices.c.id == deployables.c.device_id)
+        .select_from(HANDLES)
         .outerjoin(arqs, r.id == h.arq_id)
         .outerjoin(jobs, jobs.c.id == h.job_id)
         .where(devices.c.host == host)

@@ -31,7 +31,7 @@ from cyborg.db.deployables import facts
 from cyborg.db.deployables.facts import DeviceFactsRow
 from cyborg.db.providers import write as publishing
 from cyborg.db.rows import fetch_all
-from cyborg.db.schema import arqs, deployables, devices, jobs, services
+from cyborg.db.schema import HANDLES, arqs, deployables, devices, jobs, services
 from cyborg.db.schema import attach_handles as handles
 from cyborg.db.schema import providers as published_providers
 
@@ -39,8 +39,7 @@ from cyborg.db.schema import providers as published_providers
 class ClaimedProviderRow(DeviceFactsRow):
     """Data that decide whether handles of a provider may be claimed.
 
-    ``provider`` is the uuid of the provider, ``device`` the address of its device. ``programming``
-    is whether a job programs the deployable, ``draining`` whether it or its device is draining.
+    ``provider`` is the uuid of the provider, ``device`` the address of its device.
     """
 
     deployable_id: int
@@ -295,8 +294,7 @@ def release(tx: sa.Connection, arq_ids: Collection[int], now: datetime) -> list[
             devices.c.backend,
             devices.c.host,
         )
-        .join(deployables, deployables.c.id == handles.c.deployable_id)
-        .join(devices, devices.c.id == deployables.c.device_id)
+        .select_from(HANDLES)
         .where(owned)
         .order_by(handles.c.id)
     )

@@ -18,8 +18,8 @@ from cyborg.core.custody.verify import serialize_new
 from cyborg.core.errors import Invalid, Misconfigured
 from cyborg.db import bulk
 from cyborg.db.rows import fetch_all, fetch_first
+from cyborg.db.schema import HANDLES, custody_records, deployables, devices
 from cyborg.db.schema import attach_handles as handles
-from cyborg.db.schema import custody_records, deployables, devices
 
 _OPTION = "cyborg_custody_keys"
 
@@ -127,13 +127,7 @@ _COLUMNS: Sequence[sa.ColumnElement[object]] = (
     devices.c.host,
     devices.c.abilities,
 )
-_HANDLES = (
-    sa.select(*_COLUMNS)
-    .select_from(handles)
-    .join(deployables, deployables.c.id == handles.c.deployable_id)
-    .join(devices, devices.c.id == deployables.c.device_id)
-    .order_by(handles.c.id)
-)
+_HANDLES = sa.select(*_COLUMNS).select_from(HANDLES).order_by(handles.c.id)
 # Built once: SQLAlchemy needs more time to build such a statement than a database to run it.
 _OF_ARQS = _HANDLES.where(handles.c.arq_id.in_(sa.bindparam("arq_ids", expanding=True)))
 _OF_JOB = _HANDLES.where(

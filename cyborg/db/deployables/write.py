@@ -47,7 +47,7 @@ class DesiredProviderRow(DeviceFactsRow):
 
     ``parent`` is the uuid of the parent provider. ``total`` is the number of all handles without
     draining handles that have no owner. ``stuck`` is the number of dirty handles whose cleaning job
-    has failed and is retried. ``draining`` is whether the deployable or its device is draining.
+    has failed and is retried.
     ``host_down`` is whether the agent is marked down, False without an agent. ``identity`` has the
     names of the compute node that the agent reported, None without an agent.
     """
@@ -55,12 +55,12 @@ class DesiredProviderRow(DeviceFactsRow):
     uuid: str
     name: str
     parent: str | None
+    host: str
     resource_class: str
     traits: list[str]
     total: int
     stuck: int
     host_down: bool
-    host: str
     identity: dict[str, Any] | None
 
 
@@ -242,10 +242,10 @@ def desired_state(tx: sa.Connection, providers: Collection[str]) -> list[Desired
             deployables.c.rp_uuid.label("uuid"),
             deployables.c.name,
             parents.c.rp_uuid.label("parent"),
-            deployables.c.resource_class,
-            deployables.c.traits,
             total.label("total"),
             stuck.label("stuck"),
+            deployables.c.resource_class,
+            deployables.c.traits,
             *facts.columns(),
             facts.HOST_DOWN.label("host_down"),
             devices.c.host,

@@ -11,10 +11,11 @@ import sqlalchemy as sa
 from cyborg.core.attachments.attachment import AttachmentState, describe_target
 from cyborg.core.maintenance import SuccessorState, successor_state
 from cyborg.db.schema import (
+    HANDLES,
+    OWNED_HANDLES,
     arqs,
     attach_handles,
     attachments,
-    deployables,
     device_contexts,
     device_maintenances,
     devices,
@@ -97,9 +98,7 @@ def _owners(connection: sa.Connection, uuids: Collection[str]) -> dict[str, list
     number = sa.func.row_number().over(partition_by=devices.c.id, order_by=arqs.c.id)
     numbered = (
         sa.select(arqs.c.id, devices.c.uuid.label("device"), number.label("number"))
-        .join(attach_handles, attach_handles.c.arq_id == arqs.c.id)
-        .join(deployables, deployables.c.id == attach_handles.c.deployable_id)
-        .join(devices, devices.c.id == deployables.c.device_id)
+        .select_from(OWNED_HANDLES)
         .where(devices.c.uuid.in_(sorted(uuids)))
         .subquery()
     )
@@ -185,9 +184,7 @@ def _count_handles(connection: sa.Connection, uuids: Collection[str]) -> dict[st
             sa.func.sum(sa.case((owned, 1), else_=0)),
             sa.func.sum(sa.case((sa.and_(sa.not_(owned), cleaning), 1), else_=0)),
         )
-        .select_from(attach_handles)
-        .join(deployables, deployables.c.id == attach_handles.c.deployable_id)
-        .join(devices, devices.c.id == deployables.c.device_id)
+        .select_from(HANDLES)
         .where(devices.c.uuid.in_(sorted(uuids)))
         .group_by(devices.c.uuid)
     )

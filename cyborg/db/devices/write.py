@@ -18,7 +18,14 @@ from cyborg.core.inventory.plan import Tombstone
 from cyborg.db import bulk
 from cyborg.db.columns import Moment
 from cyborg.db.rows import DeviceColumns, StoredRow, fetch_all, fetch_first
-from cyborg.db.schema import arqs, attach_handles, deployables, device_tombstones, devices
+from cyborg.db.schema import (
+    HANDLES,
+    OWNED_HANDLES,
+    arqs,
+    attach_handles,
+    device_tombstones,
+    devices,
+)
 from cyborg.db.schema import device_maintenances as windows
 
 ENABLED = "enabled"  # the status of a new device
@@ -158,9 +165,7 @@ def holders(tx: sa.Connection, uuid: str) -> list[str]:
     """Return the uuids of the ARQs that own handles of a device."""
     query = (
         sa.select(arqs.c.uuid)
-        .join(attach_handles, attach_handles.c.arq_id == arqs.c.id)
-        .join(deployables, deployables.c.id == attach_handles.c.deployable_id)
-        .join(devices, devices.c.id == deployables.c.device_id)
+        .select_from(OWNED_HANDLES)
         .where(devices.c.uuid == uuid)
         .order_by(arqs.c.id)
     )
@@ -171,9 +176,7 @@ def count_dirty_handles(tx: sa.Connection, uuid: str) -> int:
     """Return the number of handles of a device that need cleaning and have no owner."""
     query = (
         sa.select(sa.func.count())
-        .select_from(attach_handles)
-        .join(deployables, deployables.c.id == attach_handles.c.deployable_id)
-        .join(devices, devices.c.id == deployables.c.device_id)
+        .select_from(HANDLES)
         .where(
             devices.c.uuid == uuid,
             attach_handles.c.needs_cleaning,

@@ -6,9 +6,9 @@ installed without such a backend. A cloud has one or more entries for each host:
 host or of a page of hosts are read.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import Any, TypedDict, TypeVar
+from typing import Any, NotRequired, TypedDict
 
 import sqlalchemy as sa
 
@@ -20,8 +20,6 @@ from cyborg.db.paging import Page
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import backends, desired_backends, services
 from cyborg.db.schema import drivers as table
-
-R = TypeVar("R")
 
 
 class HostDriverRow(TypedDict):
@@ -59,41 +57,26 @@ class EffectiveOptionsRow(TypedDict):
     options: list[dict[str, Any]]
 
 
-class _HostRow(TypedDict):
+class _SourceRow(TypedDict):
+    """A row of one of the tables of entries, with the host; only its own columns are there."""
+
     host: str
     last_seen_at: datetime
     late_at: datetime
     down_at: datetime
+    driver: NotRequired[str]
+    version: NotRequired[str | None]
+    backend: NotRequired[str]
+    status: NotRequired[str]
+    error: NotRequired[str | None]
+    remarks: NotRequired[list[str] | None]
+    versions: NotRequired[dict[str, Any]]
+    applied: NotRequired[bool]
+    desired_status: NotRequired[str]
+    settings: NotRequired[list[dict[str, Any]] | None]
 
 
-class _InstalledRow(_HostRow):
-    driver: str
-    version: str | None
-    error: str | None
-
-
-class _UsedRow(_HostRow):
-    driver: str
-    backend: str
-    status: str
-    error: str | None
-    remarks: list[str] | None
-    versions: dict[str, Any]
-
-
-class _DesiredRow(_HostRow):
-    driver: str
-    backend: str
-    applied: bool
-    error: str | None
-    desired_status: str
-
-
-class _SettingsRow(_HostRow):
-    backend: str
-    settings: list[dict[str, Any]] | None
-
-
+_HOST = [services.c[name] for name in ("host", "last_seen_at", "late_at", "down_at")]
 HOST_SORTABLE = {"host": services.c.host}
 INSTALLED = "INSTALLED"  # no backend uses it
 IMPORT_FAILED = "IMPORT_FAILED"  # its import failed
@@ -181,7 +164,7 @@ def find_effective_options(
     if not hosts:
         return []
     columns = [backends.c.name.label("backend"), backends.c.settings]
-    rows = _read(_SettingsRow, connection, backends, backends.c.driver, columns, [driver], hosts)
+    rows = _read(connection, backends, backends.c.driver, columns, [driver], hosts)
     return [
         {"host": row["host"], "backend": row["backend"], "options": row["settings"]}
         for row in paging.sort_by_page(rows, hosts, lambda row: (row["host"], row["backend"]))
@@ -200,7 +183,7 @@ def entries_by_driver(
     connection: sa.Connection, drivers: Collection[str], hosts: Sequence[HostRow]
 ) -> dict[str, list[HostDriverRow]]:
     """Return the entries of each driver on hosts, in their order, in three statements."""
-    installations = {name: list[_InstalledRow]() for name in drivers}
+    installations = {name: list[_SourceRow]() for name in drivers}
     entries: dict[str, dict[tuple[str, str], HostDriverRow]] = {name: {} for name in drivers}
     for installed in _installed(connection, drivers, hosts):
         installations[installed["driver"]].append(installed)
@@ -240,7 +223,7 @@ def _status(entry: HostDriverRow, now: datetime) -> str:
 
 
 def _merge(
-    installations: Collection[_InstalledRow],
+    installations: Collection[_SourceRow],
     entries: dict[tuple[str, str], HostDriverRow],
     hosts: Sequence[HostRow],
 ) -> list[HostDriverRow]:
@@ -263,7 +246,7 @@ def _merge(
 
 
 def _entry(
-    row: _HostRow, backend: str | None, status: str, error: str | None, version: str | None
+    row: _SourceRow, backend: str | None, status: str, error: str | None, version: str | None
 ) -> HostDriverRow:
     return {
         "host": row["host"],
@@ -282,47 +265,46 @@ def _entry(
 
 def _installed(
     connection: sa.Connection, drivers: Collection[str], hosts: Sequence[HostRow]
-) -> list[_InstalledRow]:
+) -> list[_SourceRow]:
     facts = ("version", "error")
     columns = [table.c.name.label("driver"), *(table.c[fact] for fact in facts)]
-    return _read(_InstalledRow, connection, table, table.c.name, columns, drivers, hosts)
+    return _read(connection, table, table.c.name, columns, drivers, hosts)
 
 
 def _used(
     connection: sa.Connection, drivers: Collection[str], hosts: Sequence[HostRow]
-) -> list[_UsedRow]:
+) -> list[_SourceRow]:
     columns = [
         *(backends.c[fact] for fact in ("driver", "status", "error", "remarks")),
         backends.c.name.label("backend"),
         services.c.versions,
     ]
-    return _read(_UsedRow, connection, backends, backends.c.driver, columns, drivers, hosts)
+    return _read(connection, backends, backends.c.driver, columns, drivers, hosts)
 
 
 def _desired(
     connection: sa.Connection, drivers: Collection[str], hosts: Sequence[HostRow]
-) -> list[_DesiredRow]:
+) -> list[_SourceRow]:
     w = desired_backends.c
     columns = [
         *(w[fact] for fact in ("driver", "backend", "applied", "error")),
         w.status.label("desired_status"),
     ]
-    return _read(_DesiredRow, connection, desired_backends, w.driver, columns, drivers, hosts)
+    return _read(connection, desired_backends, w.driver, columns, drivers, hosts)
 
 
 def _read(
-    kind: Callable[..., R],
     connection: sa.Connection,
     source: sa.Table,
     name: sa.ColumnElement[str],
     columns: Collection[sa.ColumnElement[Any]],
     drivers: Collection[str],
     hosts: Sequence[HostRow],
-) -> list[R]:
+) -> list[_SourceRow]:
     query = (
-        sa.select(*(services.c[name] for name in _HostRow.__annotations__), *columns)
+        sa.select(*_HOST, *columns)
         .select_from(source)
         .join(services, services.c.id == source.c.service_id)
         .where(name.in_(drivers), paging.id_in(source.c.service_id, [row["id"] for row in hosts]))
     )
-    return fetch_all(kind, connection.execute(query))
+    return fetch_all(_SourceRow, connection.execute(query))

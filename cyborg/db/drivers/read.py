@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import sqlalchemy as sa
 
@@ -70,17 +70,15 @@ class DriverDetailsRow(_SummaryRow):
     options: list[dict[str, Any]]
 
 
-class _VersionRow(TypedDict):
-    driver: str
-    id: int
-    version: str | None
+class _InstalledRow(TypedDict):
+    """An installed driver: its version, or its facts."""
 
-
-class _FactsRow(TypedDict):
     id: int
-    type: str | None
-    support: str
-    abilities: list[str]
+    driver: NotRequired[str]
+    version: NotRequired[str | None]
+    type: NotRequired[str | None]
+    support: NotRequired[str]
+    abilities: NotRequired[list[str]]
 
 
 @dataclass(slots=True)
@@ -255,21 +253,21 @@ def _num_used(connection: sa.Connection, drivers: Collection[str], hosts: Hosts)
 
 def _newest(
     connection: sa.Connection, drivers: Collection[str], hosts: Hosts
-) -> dict[str, _FactsRow]:
+) -> dict[str, _InstalledRow]:
     """Return the facts of the newest version of each driver that a host can import."""
     # Cheaper than the rows of all hosts: hosts with one version have the same facts.
     query = sa.select(
         table.c.name.label("driver"), sa.func.min(table.c.id).label("id"), table.c.version
     ).where(table.c.name.in_(drivers), table.c.error.is_(None), *_on(table, hosts))
     query = query.group_by(table.c.name, table.c.version).order_by(sa.func.min(table.c.id))
-    rows_by_driver: dict[str, list[_VersionRow]] = {}
-    for row in fetch_all(_VersionRow, connection.execute(query)):
+    rows_by_driver: dict[str, list[_InstalledRow]] = {}
+    for row in fetch_all(_InstalledRow, connection.execute(query)):
         rows_by_driver.setdefault(row["driver"], []).append(row)
     best = {name: newest_row(rows) for name, rows in rows_by_driver.items()}
     ids = {name: row["id"] for name, row in best.items() if row is not None}
-    facts = (table.c[name] for name in _FactsRow.__annotations__)
+    facts = (table.c[name] for name in ("id", "type", "support", "abilities"))
     chosen = sa.select(*facts).where(paging.id_in(table.c.id, ids.values()))
-    by_id = {row["id"]: row for row in fetch_all(_FactsRow, connection.execute(chosen))}
+    by_id = {row["id"]: row for row in fetch_all(_InstalledRow, connection.execute(chosen))}
     # A report may have replaced the row since then.
     return {name: by_id[id_] for name, id_ in ids.items() if id_ in by_id}
 

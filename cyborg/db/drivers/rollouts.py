@@ -19,7 +19,7 @@ from cyborg.db import bulk
 from cyborg.db.jobs import read
 from cyborg.db.jobs.write import JobRow
 from cyborg.db.rows import fetch_all, fetch_first
-from cyborg.db.schema import arqs, attach_handles, deployables, devices, jobs, services
+from cyborg.db.schema import HANDLES, arqs, attach_handles, devices, jobs, services
 from cyborg.db.schema import job_steps as steps
 
 
@@ -294,7 +294,7 @@ def count_handles_in_use(
     for chunk in bulk.chunks(sorted({host for host, _ in backends})):
         query = (
             sa.select(devices.c.host, devices.c.backend, sa.func.count().label("n"))
-            .select_from(_HANDLES)
+            .select_from(HANDLES)
             .where(devices.c.host.in_(chunk), _IN_USE)
             .group_by(devices.c.host, devices.c.backend)
         )
@@ -311,7 +311,7 @@ def holders(tx: sa.Connection, keys: Collection[tuple[str, str]], limit: int) ->
     for start in range(0, len(pairs), size):
         query = (
             sa.select(arqs.c.uuid, arqs.c.instance_uuid, devices.c.host, devices.c.backend)
-            .select_from(_HANDLES.join(arqs, arqs.c.id == attach_handles.c.arq_id))
+            .select_from(HANDLES.join(arqs, arqs.c.id == attach_handles.c.arq_id))
             .where(sa.tuple_(devices.c.host, devices.c.backend).in_(pairs[start : start + size]))
             .order_by(devices.c.host, arqs.c.id)
             .limit(limit - len(found))
@@ -361,7 +361,4 @@ def _pending_agent(*conditions: sa.ColumnElement[bool]) -> sa.ColumnElement[bool
     return sa.and_(steps.c.state == str(StepState.PENDING_AGENT), *conditions)
 
 
-_HANDLES = attach_handles.join(
-    deployables, deployables.c.id == attach_handles.c.deployable_id
-).join(devices, devices.c.id == deployables.c.device_id)
 _IN_USE = sa.or_(attach_handles.c.arq_id.is_not(None), attach_handles.c.needs_cleaning)

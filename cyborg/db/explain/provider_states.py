@@ -17,7 +17,7 @@ from cyborg.core.inventory.device import Layout
 from cyborg.core.inventory.device_state import DeviceFacts
 from cyborg.db.deployables import facts
 from cyborg.db.deployables import read as failed_restores
-from cyborg.db.schema import arqs, deployables, devices, providers, services
+from cyborg.db.schema import HANDLES, arqs, deployables, devices, providers, services
 from cyborg.db.schema import attach_handles as handles
 
 MAX_HOLDERS = 16
@@ -185,12 +185,9 @@ def _count_handles(
         *((condition, "without_info") for condition in lacking),
         else_="free",
     ).label("handle_use")
-    source = handles.join(deployables, deployables.c.id == h.deployable_id).join(
-        devices, devices.c.id == deployables.c.device_id
-    )
     # The outer GROUP BY is over a subquery: some databases do not accept a bound parameter in the
     # expression of a group.
-    uses = sa.select(h.deployable_id, use).select_from(source).where(*where).subquery()
+    uses = sa.select(h.deployable_id, use).select_from(HANDLES).where(*where).subquery()
     query = sa.select(uses.c.deployable_id, uses.c.handle_use, sa.func.count()).group_by(
         uses.c.deployable_id, uses.c.handle_use
     )

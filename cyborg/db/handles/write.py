@@ -11,7 +11,7 @@ from cyborg.core.inventory.device import AttachHandle, HandleType
 from cyborg.db import bulk
 from cyborg.db.binding.write import ArqRow
 from cyborg.db.rows import fetch_all
-from cyborg.db.schema import arqs, deployables, devices
+from cyborg.db.schema import HANDLES, arqs, deployables, devices
 from cyborg.db.schema import attach_handles as handles
 
 
@@ -62,8 +62,7 @@ def of_host(tx: sa.Connection, host: str) -> list[HandleRow]:
             deployables.c.address.label("deployable"),
             devices.c.address.label("device"),
         )
-        .join(deployables, deployables.c.id == handles.c.deployable_id)
-        .join(devices, devices.c.id == deployables.c.device_id)
+        .select_from(HANDLES)
         .where(devices.c.host == host)
     )
     return fetch_all(HandleRow, tx.execute(query))

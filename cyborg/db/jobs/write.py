@@ -30,6 +30,8 @@ from cyborg.db import bulk
 from cyborg.db.binding.claims import DirtyHandleRow
 from cyborg.db.rows import StoredRow, fetch_all, fetch_first
 from cyborg.db.schema import (
+    HANDLES,
+    OWNED_HANDLES,
     arqs,
     attach_handles,
     attachments,
@@ -172,9 +174,7 @@ def lock_bound_without_job(tx: sa.Connection, host: str) -> list[BoundHandleRow]
             devices.c.backend,
             devices.c.abilities,
         )
-        .join(attach_handles, attach_handles.c.arq_id == arqs.c.id)
-        .join(deployables, deployables.c.id == attach_handles.c.deployable_id)
-        .join(devices, devices.c.id == deployables.c.device_id)
+        .select_from(OWNED_HANDLES)
         .where(devices.c.host == host, arqs.c.state == ArqState.BOUND, sa.not_(open_))
         .order_by(arqs.c.id)
         .with_for_update(of=arqs)
@@ -427,8 +427,7 @@ def unassigned_dirty(
             devices.c.backend,
             devices.c.host,
         )
-        .join(deployables, deployables.c.id == h.deployable_id)
-        .join(devices, devices.c.id == deployables.c.device_id)
+        .select_from(HANDLES)
         .outerjoin(jobs, jobs.c.id == h.job_id)
         .where(
             h.needs_cleaning,

@@ -23,21 +23,6 @@ from cyborg.db.schema import backends, devices
 from cyborg.db.schema import services as table
 
 
-class ServiceRow(TypedDict):
-    """A daemon with its backends, ordered by name; only an agent has any."""
-
-    uuid: str
-    binary: str
-    host: str
-    status: str
-    last_seen_at: datetime
-    late_at: datetime
-    down_at: datetime
-    down_since: datetime | None
-    created_at: datetime
-    backends: list[BackendRow]
-
-
 class DownServiceRow(TypedDict):
     """A daemon that is down."""
 
@@ -45,6 +30,17 @@ class DownServiceRow(TypedDict):
     binary: str
     host: str
     last_seen_at: datetime
+
+
+class ServiceRow(DownServiceRow):
+    """A daemon with its backends, ordered by name; only an agent has any."""
+
+    status: str
+    late_at: datetime
+    down_at: datetime
+    down_since: datetime | None
+    created_at: datetime
+    backends: list[BackendRow]
 
 
 SORTABLE = columns_of(
@@ -118,7 +114,7 @@ def find(
 
 def find_down(connection: sa.Connection, *, now: datetime, limit: int) -> list[DownServiceRow]:
     """Return up to ``limit`` services that are down, those that are down for longest first."""
-    columns = (table.c.uuid, table.c.binary, table.c.host, table.c.last_seen_at)
+    columns = (table.c[name] for name in DownServiceRow.__annotations__)
     query = sa.select(*columns).where(table.c.down_at <= now)
     query = query.order_by(table.c.down_at, table.c.id).limit(limit)
     return fetch_all(DownServiceRow, connection.execute(query))

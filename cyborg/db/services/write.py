@@ -18,6 +18,7 @@ from cyborg.core.jobs.job import JobKind, JobState
 from cyborg.db import bulk, old_rows
 from cyborg.db.rows import StoredRow, fetch_all, fetch_first
 from cyborg.db.schema import (
+    OWNED_HANDLES,
     arqs,
     attach_handles,
     backends,
@@ -231,9 +232,7 @@ def holders(tx: sa.Connection, host: str) -> Sequence[str]:
     """Return the uuids of the ARQs that own handles of a host."""
     query = (
         sa.select(arqs.c.uuid)
-        .join(attach_handles, attach_handles.c.arq_id == arqs.c.id)
-        .join(deployables, deployables.c.id == attach_handles.c.deployable_id)
-        .join(devices, devices.c.id == deployables.c.device_id)
+        .select_from(OWNED_HANDLES)
         .where(devices.c.host == host)
         .order_by(arqs.c.id)
     )

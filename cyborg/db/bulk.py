@@ -37,6 +37,14 @@ def insert(tx: sa.Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]]
         tx.execute(_insert_into(table), [dict(row) for row in rows])
 
 
+def insert_row(tx: sa.Connection, table: sa.Table, **values: Any) -> int:
+    """Insert one row and return its row id."""
+    key = tx.execute(sa.insert(table).values(**values)).inserted_primary_key
+    if key is None:
+        raise AssertionError("an INSERT of one row must return its primary key")
+    return int(key[0])
+
+
 @functools.cache
 def _insert_into(table: sa.Table) -> sa.Insert:
     # Built once: SQLAlchemy needs more time to build such a statement than a database to run it.

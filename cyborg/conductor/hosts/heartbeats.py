@@ -128,7 +128,7 @@ class Hosts:
                 # each heartbeat before its first report would cost the same again.
                 marked = 0
                 if previous is not None and row["digest"] is not None:
-                    marked = providers.schedule_verification_of_host(tx, host, now)
+                    marked = providers.schedule_verification_of_hosts(tx, [host], now)
                     if previous["versions"] != fields["versions"]:
                         # An upgrade may have changed what follows from the same devices.
                         backend_store.sync_functions(tx, host)

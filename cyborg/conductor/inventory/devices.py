@@ -187,7 +187,7 @@ class Devices:
             elif windows.delete_window(tx, device):
                 self._record_event(tx, device, Event.MAINTENANCE_ENDED)
             if changed:
-                providers.mark_stale_of_device(tx, device, now)
+                providers.mark_stale_of_devices(tx, [device], now)
                 is_enabled = status == ENABLED
                 self._record_event(
                     tx, device, Event.DEVICE_ENABLED if is_enabled else Event.DEVICE_DISABLED

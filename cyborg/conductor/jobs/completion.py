@@ -81,7 +81,7 @@ def record_failure(
         retry_at = row["retry_at"]
         if new.failing and not old.failing:
             retry_at = now + timedelta(seconds=conf.conductor.device_cordon_time)
-            providers.mark_stale_of_device(tx, row["uuid"], now)
+            providers.mark_stale_of_devices(tx, [row["uuid"]], now)
         _write(tx, row, new, retry_at)
         return row["uuid"] if new.failing and not old.failing else None
     return None

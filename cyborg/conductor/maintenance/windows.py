@@ -91,7 +91,7 @@ class MaintenanceWindows:
                 values["successor"] = window.successor if is_auto else None
             is_new = store.put_window(tx, window.device, status, values)
             if device_store.set_status(tx, window.device, MAINTAINING, now):
-                providers.mark_stale_of_device(tx, window.device, now)
+                providers.mark_stale_of_devices(tx, [window.device], now)
             if is_new:
                 self._record_event(tx, window.device, Event.MAINTENANCE_STARTED)
             self._plan_successors(tx, window.device, now, is_due=True)
@@ -206,7 +206,7 @@ class MaintenanceWindows:
             return False
         now = self._now()
         if device_store.set_status(tx, device, window["next_status"], now):
-            providers.mark_stale_of_device(tx, device, now)
+            providers.mark_stale_of_devices(tx, [device], now)
         self._record_event(tx, device, Event.MAINTENANCE_ENDED)
         return True
 

@@ -62,14 +62,8 @@ def replace(tx: sa.Connection, host: str, states: Sequence[BackendState]) -> Rep
             .where(jobs.c.host == host, jobs.c.state == JobState.OPEN, jobs.c.error.is_not(None))
             .where(jobs.c.kind.in_(INVENTORY_KINDS))
             .label("has_failed_changes"),
-            backends.c.id,
-            backends.c.name,
-            backends.c.driver,
-            backends.c.status,
-            backends.c.error,
-            backends.c.remarks,
-            backends.c.settings,
-            backends.c.cordoned,
+            *(backends.c[name] for name in ("id", "name", "cordoned")),
+            *(backends.c[name] for name in ("driver", "status", "error", "remarks", "settings")),
         )
         .outerjoin(backends, backends.c.service_id == services.c.id)
         .where(services.c.binary == AGENT, services.c.host == host)

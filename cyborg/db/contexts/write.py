@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 import sqlalchemy as sa
 
 from cyborg.core.contexts.states import DELETABLE, EDITABLE, ContextState
+from cyborg.db import bulk
 from cyborg.db.binding.write import ArqRow, lock_of_contexts
 from cyborg.db.contexts import read
 from cyborg.db.rows import fetch_all, fetch_first
@@ -51,7 +52,7 @@ def project_usage(
 
 def insert(tx: sa.Connection, row: NewContextRow) -> int:
     """Insert a context and return its row id."""
-    return _inserted_id(tx.execute(sa.insert(contexts).values(**row)))
+    return bulk.insert_row(tx, contexts, **row)
 
 
 def insert_hidden_profile(
@@ -65,9 +66,7 @@ def insert_hidden_profile(
 ) -> int:
     """Insert the hidden profile of a context and return its row id."""
     values = {"uuid": uuid, "name": name, "groups": list(groups), "created_at": created_at}
-    return _inserted_id(
-        tx.execute(sa.insert(device_profiles).values(context_id=context_id, **values))
-    )
+    return bulk.insert_row(tx, device_profiles, context_id=context_id, **values)
 
 
 def find(tx: sa.Connection, uuid: str, project_scope: str | None = None) -> ContextRow | None:
@@ -184,10 +183,3 @@ _HAS_SUCCESSOR = (
     )
     .correlate(contexts)
 )
-
-
-def _inserted_id(result: sa.CursorResult[Any]) -> int:
-    key = result.inserted_primary_key
-    if key is None:
-        raise TypeError("the insert returned no key")
-    return int(key[0])

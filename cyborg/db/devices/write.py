@@ -43,50 +43,37 @@ def of_host(tx: sa.Connection, host: str) -> list[DeviceRow]:
     return fetch_all(DeviceRow, tx.execute(sa.select(devices).where(devices.c.host == host)))
 
 
+# The columns that have the value of the field of the same name in core.inventory.device.Device.
+_SAME = (
+    *("backend", "vendor", "model", "numa_node", "serial", "health_reason", "setup_required"),
+    *("reboot_required", "deliverable", "undeliverable_reason", "layout"),
+)
+
+
 def to_device(row: DeviceRow) -> Device:
     """Convert a row to the value that describes a reported device, without its deployables."""
+    columns: Mapping[str, Any] = row
     return Device(
         address=row["address"],
         type=DeviceType(row["type"]),
-        vendor=row["vendor"],
-        model=row["model"],
-        backend=row["backend"],
         std_board_info=row["std_board_info"],
         vendor_board_info=row["vendor_board_info"],
-        numa_node=row["numa_node"],
-        serial=row["serial"],
         health=Health(row["health"]),
-        health_reason=row["health_reason"],
-        setup_required=row["setup_required"],
-        reboot_required=row["reboot_required"],
         abilities=load_abilities(row["abilities"]),
-        deliverable=row["deliverable"],
-        undeliverable_reason=row["undeliverable_reason"],
         topology=row["topology"],
-        layout=row["layout"],
         layouts=tuple(map(Layout.from_dict, row["layouts"])),
+        **{name: columns[name] for name in _SAME},
     )
 
 
 def _reported(device: Device) -> dict[str, Any]:
-    return {
-        "backend": device.backend,
+    return {name: getattr(device, name) for name in _SAME} | {
         "type": str(device.type),
-        "vendor": device.vendor,
-        "model": device.model,
         "std_board_info": dict(device.std_board_info),
         "vendor_board_info": dict(device.vendor_board_info),
-        "numa_node": device.numa_node,
-        "serial": device.serial,
         "health": str(device.health),
-        "health_reason": device.health_reason,
-        "setup_required": device.setup_required,
-        "reboot_required": device.reboot_required,
         "abilities": sorted(device.abilities),
-        "deliverable": device.deliverable,
-        "undeliverable_reason": device.undeliverable_reason,
         "topology": dict(device.topology),
-        "layout": device.layout,
         "layouts": [layout.to_dict() for layout in device.layouts],
         "draining": False,
     }

@@ -103,20 +103,19 @@ def enqueue(
     Raise oslo.db's DBDuplicateEntry if the driver already has an open job.
     """
     uuid = str(uuid4())
-    key = tx.execute(
-        sa.insert(jobs).values(
-            uuid=uuid,
-            kind=kind,
-            host="",
-            subject=driver,
-            arguments=dict(arguments),
-            next_try_at=now,
-            mutex_key=mutex_key(driver),
-        )
-    ).inserted_primary_key
-    if key is None:
-        raise AssertionError("an INSERT of one row must return its primary key")
-    return int(key[0]), uuid
+    # Only one open job may have the key: the unique column decides between two operators.
+    id_ = bulk.insert_row(
+        tx,
+        jobs,
+        uuid=uuid,
+        kind=kind,
+        host="",
+        subject=driver,
+        arguments=dict(arguments),
+        next_try_at=now,
+        mutex_key=mutex_key(driver),
+    )
+    return id_, uuid
 
 
 def set_steps(

@@ -131,21 +131,18 @@ def enqueue(
 
     Without ``uuid``, the job gets a random one.
     """
-    key = tx.execute(
-        sa.insert(jobs).values(
-            uuid=uuid or str(uuid4()),
-            kind=kind,
-            host=host,
-            subject=subject,
-            arguments=dict(arguments),
-            deadline=deadline,
-            next_try_at=now,
-            trace_context=tracing.current_context(),
-        )
-    ).inserted_primary_key
-    if key is None:
-        raise AssertionError("an INSERT of one row must return its primary key")
-    return int(key[0])
+    return bulk.insert_row(
+        tx,
+        jobs,
+        uuid=uuid or str(uuid4()),
+        kind=kind,
+        host=host,
+        subject=subject,
+        arguments=dict(arguments),
+        deadline=deadline,
+        next_try_at=now,
+        trace_context=tracing.current_context(),
+    )
 
 
 def lock_bound_without_job(tx: sa.Connection, host: str) -> list[BoundHandleRow]:

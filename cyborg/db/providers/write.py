@@ -109,11 +109,6 @@ def mark_stale_existing(tx: sa.Connection, uuids: Collection[str], now: datetime
     return sum(_update_stale(tx, providers.c.uuid.in_(chunk), now) for chunk in found)
 
 
-def mark_stale_of_device(tx: sa.Connection, device_uuid: str, now: datetime) -> int:
-    """Mark every provider of a device stale; return their number."""
-    return mark_stale_of_devices(tx, [device_uuid], now)
-
-
 def mark_stale_of_devices(tx: sa.Connection, device_uuids: Collection[str], now: datetime) -> int:
     """Mark every provider of these devices stale; return their number."""
     # MariaDB before 11.1 would run a subquery of an UPDATE once for each row of the table.
@@ -123,11 +118,6 @@ def mark_stale_of_devices(tx: sa.Connection, device_uuids: Collection[str], now:
         .where(devices.c.uuid.in_(sorted(device_uuids)))
     )
     return mark_stale_existing(tx, tx.scalars(query).all(), now)
-
-
-def schedule_verification_of_host(tx: sa.Connection, host: str, now: datetime) -> int:
-    """Schedule the verification of every provider of a host; return their number."""
-    return _update_verify(tx, providers.c.host == host, now)
 
 
 def schedule_verification_of_hosts(tx: sa.Connection, hosts: Collection[str], now: datetime) -> int:

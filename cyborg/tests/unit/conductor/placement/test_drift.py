@@ -189,11 +189,11 @@ def test_own_changes_are_not_reported_as_drift(
     for count in (5, 6):
         if count == 5:
             with any_env.engine.begin() as tx:
-                store.schedule_verification_of_host(tx, any_env.node.name, any_env.clock.now)
+                store.schedule_verification_of_hosts(tx, [any_env.node.name], any_env.clock.now)
         report_devices(any_env.engine, any_env.node, card(0, count), host=any_env.host)
         if count == 6:
             with any_env.engine.begin() as tx:
-                store.schedule_verification_of_host(tx, any_env.node.name, any_env.clock.now)
+                store.schedule_verification_of_hosts(tx, [any_env.node.name], any_env.clock.now)
         assert any_env.publish.run_once() == 1
         assert any_env.node.inventory(any_env.uuid)[FAKE]["total"] == count
     assert any_env.repair_count() == 0
@@ -203,7 +203,7 @@ def test_own_changes_are_not_reported_as_drift(
 def test_scheduled_verification_keeps_published_revision(any_env: Env) -> None:
     revision = provider_row(any_env.engine)["revision"]
     with any_env.engine.begin() as tx:
-        assert store.schedule_verification_of_host(tx, any_env.node.name, any_env.clock.now) == 1
+        assert store.schedule_verification_of_hosts(tx, [any_env.node.name], any_env.clock.now) == 1
     row = provider_row(any_env.engine)
     assert (row["verify_only"], row["revision"], row["published_revision"]) == (
         True,

@@ -104,7 +104,7 @@ def test_verification_without_drift_only_reads(
     publish.run_once()
     recording.take()
     with sqlite_engine.begin() as tx:
-        store.schedule_verification_of_host(tx, node.name, clock.now)
+        store.schedule_verification_of_hosts(tx, [node.name], clock.now)
     assert publish.run_once() == 4
     calls = recording.take()
     # The compute node by name, the tree, and the inventories and traits of each provider.

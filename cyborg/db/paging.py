@@ -104,6 +104,8 @@ def paginate_ids(
     A database then joins and computes columns for the rows of the page only. ``query`` has no
     conditions; ``ids`` joins only tables that its conditions and sort keys need.
     """
+    # SELECT ... FROM (joins) JOIN (SELECT id FROM t WHERE ... ORDER BY key, id LIMIT n) AS page
+    #     ON page.id = t.id ORDER BY key, id       -- again: a join keeps no order
     chosen = paginate(connection, ids, table, page, sortable).subquery("page")
     page = page or Page()
     key, identity = _columns(page, table, sortable, None)
@@ -293,6 +295,8 @@ def _after_marker(
     if value is None:
         equal = sa.and_(key.is_(None), later)
         return sa.or_(equal, key.is_not(None)) if ascending else equal
+    #     key >= :value AND (key <> :value OR id > :last)
+    # equals (key, id) > (:value, :last), for which MariaDB uses no index.
     # An index serves the first term; it does not serve OR, which needs both.
     start = key >= value if ascending else key <= value
     after = sa.and_(start, sa.or_(key != value, later))

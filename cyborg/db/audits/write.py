@@ -134,6 +134,10 @@ def lease(
 
     ``owner`` must be unique to each call.
     """
+    # SELECT * FROM audits WHERE state IN (open) AND (lease_until IS NULL OR < :now)
+    #  ORDER BY id LIMIT 1
+    # UPDATE audits SET owner = ..., lease_until = ... WHERE id = ... AND (the same condition)
+    # There are few audits: the loser of two conductors tries again at its next turn.
     due = sa.and_(
         audits.c.state.in_(OPEN),
         sa.or_(audits.c.lease_until.is_(None), audits.c.lease_until < now),

@@ -50,6 +50,7 @@ class AgentRow(TypedDict):
     down_since: datetime | None
 
 
+_COLUMNS = tuple(table.c[name] for name in ("backend", "driver", "status", "generation", "config"))
 AGENT_COLUMNS = [services.c[name] for name in AgentRow.__annotations__]
 
 
@@ -368,9 +369,6 @@ def _draining(tx: sa.Connection, hosts: Collection[str]) -> list[str]:
         jobs.c.state == JobState.OPEN, jobs.c.kind == JobKind.PARTITION, jobs.c.host.in_(hosts)
     )
     return [row.subject for row in tx.execute(query) if DRAINS in row.arguments]
-
-
-_COLUMNS = tuple(table.c[name] for name in ("backend", "driver", "status", "generation", "config"))
 
 
 def _groups(

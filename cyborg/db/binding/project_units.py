@@ -31,6 +31,49 @@ class UsageRow(TypedDict):
     bound: int
 
 
+_PROJECT = sa.bindparam("project", type_=sa.String)
+NUM_ARQS = (
+    sa.select(sa.func.count())
+    .select_from(
+        sa.select(arqs.c.id)
+        .where(arqs.c.project_id == _PROJECT)
+        .limit(sa.bindparam("max_count", type_=sa.Integer))
+        .subquery()
+    )
+    .scalar_subquery()
+)
+"""The number of ARQs of ``project``, in any state, counted up to ``max_count``."""
+# UPDATE project_locks SET generation = generation + 1 WHERE project_id = :project
+# The row stays locked until the end of the transaction, so that only one counts at a time.
+_LOCK = (
+    sa.update(project_locks)
+    .where(project_locks.c.project_id == _PROJECT)
+    .values(generation=project_locks.c.generation + 1)
+)
+# SELECT resource_class, count(*) FROM arqs
+#  WHERE project_id = :project AND resource_class IN (:classes) [AND state IN (owning states)]
+#  GROUP BY resource_class
+_COUNT = (
+    sa.select(arqs.c.resource_class, sa.func.count())
+    .where(
+        arqs.c.project_id == _PROJECT,
+        arqs.c.resource_class.in_(sa.bindparam("classes", expanding=True)),
+    )
+    .group_by(arqs.c.resource_class)
+)
+_COUNT_BOUND = _COUNT.where(arqs.c.state.in_(_BIND_STATES))
+_USAGE = (
+    sa.select(
+        arqs.c.resource_class,
+        sa.func.count().label("used"),
+        sa.func.count(sa.case((arqs.c.state.in_(_BIND_STATES), 1))).label("bound"),
+    )
+    .where(arqs.c.project_id == _PROJECT)
+    .group_by(arqs.c.resource_class)
+    .order_by(arqs.c.resource_class)
+)
+
+
 def lock(tx: sa.Connection, project: str) -> bool:
     """Lock a project until the end of the transaction; return False if it has no row yet."""
     return bool(tx.execute(_LOCK, {"project": project}).rowcount)
@@ -39,19 +82,6 @@ def lock(tx: sa.Connection, project: str) -> bool:
 def insert_lock(tx: sa.Connection, project: str) -> None:
     """Insert the row of a project. Raise oslo.db's DBDuplicateEntry if it exists."""
     tx.execute(sa.insert(project_locks).values(project_id=project))
-
-
-NUM_ARQS = (
-    sa.select(sa.func.count())
-    .select_from(
-        sa.select(arqs.c.id)
-        .where(arqs.c.project_id == sa.bindparam("project", type_=sa.String))
-        .limit(sa.bindparam("max_count", type_=sa.Integer))
-        .subquery()
-    )
-    .scalar_subquery()
-)
-"""The number of ARQs of ``project``, in any state, counted up to ``max_count``."""
 
 
 def count_arqs(tx: sa.Connection, project: str, max_count: int) -> int:
@@ -78,30 +108,3 @@ def usage(connection: sa.Connection, project: str) -> list[UsageRow]:
     A class without ARQs is absent.
     """
     return fetch_all(UsageRow, connection.execute(_USAGE, {"project": project}))
-
-
-_PROJECT = sa.bindparam("project", type_=sa.String)
-_LOCK = (
-    sa.update(project_locks)
-    .where(project_locks.c.project_id == _PROJECT)
-    .values(generation=project_locks.c.generation + 1)
-)
-_COUNT = (
-    sa.select(arqs.c.resource_class, sa.func.count())
-    .where(
-        arqs.c.project_id == _PROJECT,
-        arqs.c.resource_class.in_(sa.bindparam("classes", expanding=True)),
-    )
-    .group_by(arqs.c.resource_class)
-)
-_COUNT_BOUND = _COUNT.where(arqs.c.state.in_(_BIND_STATES))
-_USAGE = (
-    sa.select(
-        arqs.c.resource_class,
-        sa.func.count().label("used"),
-        sa.func.count(sa.case((arqs.c.state.in_(_BIND_STATES), 1))).label("bound"),
-    )
-    .where(arqs.c.project_id == _PROJECT)
-    .group_by(arqs.c.resource_class)
-    .order_by(arqs.c.resource_class)
-)

@@ -90,6 +90,7 @@ def lock_with_arqs(
     tx: sa.Connection, ids: Collection[int]
 ) -> tuple[list[ContextRow], list[ArqRow]]:
     """Return contexts and their ARQs in the order of their ids, locked."""
+    # ARQs before contexts, as a bind, which starts from the ARQs of a call: else a deadlock.
     lock_of_contexts(tx, ids)
     locked = lock(tx, ids)
     # Read again: another transaction may have replaced the ARQs while this one waited for them.
@@ -108,6 +109,7 @@ def postpone_expiry(tx: sa.Connection, ids: Collection[int], expires_at: datetim
 
 def update(tx: sa.Connection, id_: int, values: Mapping[str, Any]) -> bool:
     """Change an unbound context; return False if it is in another state."""
+    # The state is in the guard: a bind between the read of the caller and this UPDATE wins.
     guard = (contexts.c.id == id_, contexts.c.state.in_(sorted(EDITABLE)))
     return bool(tx.execute(sa.update(contexts).where(*guard).values(**values)).rowcount)
 
@@ -142,6 +144,18 @@ def hosts(tx: sa.Connection, providers: Collection[str]) -> dict[str, str]:
     return {row[0]: row[1] for row in tx.execute(query)}
 
 
+# ARQs with the hidden profile of a context that are not those of the context.
+_HAS_SUCCESSOR = (
+    sa.exists()
+    .where(
+        device_profiles.c.context_id == contexts.c.id,
+        arqs.c.profile_id == device_profiles.c.id,
+        arqs.c.context_id.is_(None),
+    )
+    .correlate(contexts)
+)
+
+
 def expired(tx: sa.Connection, now: datetime, limit: int) -> list[int]:
     """Return the row ids of up to ``limit`` unbound contexts that have expired."""
     query = sa.select(contexts.c.id).where(_is_expired(now)).order_by(contexts.c.expires_at)
@@ -171,15 +185,3 @@ def find_successor(tx: sa.Connection, id_: int) -> SuccessorWorkRow | None:
         .limit(1)
     )
     return fetch_first(SuccessorWorkRow, tx.execute(query))
-
-
-# ARQs with the hidden profile of a context that are not those of the context.
-_HAS_SUCCESSOR = (
-    sa.exists()
-    .where(
-        device_profiles.c.context_id == contexts.c.id,
-        arqs.c.profile_id == device_profiles.c.id,
-        arqs.c.context_id.is_(None),
-    )
-    .correlate(contexts)
-)

@@ -38,6 +38,24 @@ class HeadRow(ChainRow):
 
 
 _HEAD = ("id", "oldest_at", *ChainRow.__annotations__)
+_UNSEALED = table.c.sequence.is_(None)
+_DEVICES: sa.BindParameter[Any] = sa.bindparam("devices", expanding=True)
+# SELECT id, sequence, hash, ... FROM custody_heads
+#  WHERE device_uuid IN (:devices) ORDER BY device_uuid FOR UPDATE SKIP LOCKED
+# Skipped: another conductor seals the records of that device now.
+# Built once: SQLAlchemy needs more time to build such a statement than a database to run it.
+_LOCK_HEADS = (
+    sa.select(*(heads.c[name] for name in _HEAD))
+    .where(heads.c.device_uuid.in_(_DEVICES))
+    .order_by(heads.c.device_uuid)
+    .with_for_update(skip_locked=True)
+)
+_UNSEALED_ROWS = sa.select(*(table.c[name] for name in ("id", *RecordRow.__annotations__)))
+_FIND_UNSEALED = (
+    _UNSEALED_ROWS.where(_UNSEALED, table.c.device_uuid.in_(_DEVICES))
+    .order_by(table.c.id)
+    .limit(sa.bindparam("max_records", type_=sa.Integer))
+)
 
 
 def unsealed_devices(
@@ -282,20 +300,3 @@ def _sign(tx: sa.Connection, device: str, tip: Link, base: Link) -> dict[str, st
     """Return the column with the signature of a head; without keys none, so none is removed."""
     signature = keys_of(tx).sign(serialize_head(device, tip, base))
     return {} if signature is None else {"signature": signature}
-
-
-_UNSEALED = table.c.sequence.is_(None)
-_DEVICES: sa.BindParameter[Any] = sa.bindparam("devices", expanding=True)
-# Built once: SQLAlchemy needs more time to build such a statement than a database to run it.
-_LOCK_HEADS = (
-    sa.select(*(heads.c[name] for name in _HEAD))
-    .where(heads.c.device_uuid.in_(_DEVICES))
-    .order_by(heads.c.device_uuid)
-    .with_for_update(skip_locked=True)
-)
-_UNSEALED_ROWS = sa.select(*(table.c[name] for name in ("id", *RecordRow.__annotations__)))
-_FIND_UNSEALED = (
-    _UNSEALED_ROWS.where(_UNSEALED, table.c.device_uuid.in_(_DEVICES))
-    .order_by(table.c.id)
-    .limit(sa.bindparam("max_records", type_=sa.Integer))
-)

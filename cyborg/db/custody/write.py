@@ -69,6 +69,28 @@ class DeviceHostRow(TypedDict):
     deployable: str
 
 
+_COLUMNS: Sequence[sa.ColumnElement[object]] = (
+    handles.c.uuid,
+    handles.c.address,
+    handles.c.arq_id,
+    handles.c.needs_cleaning,
+    deployables.c.address.label("deployable"),
+    devices.c.uuid.label("device"),
+    devices.c.host,
+    devices.c.abilities,
+)
+_HANDLES = sa.select(*_COLUMNS).select_from(HANDLES).order_by(handles.c.id)
+# SELECT h.uuid, h.address, ..., dev.uuid, dev.host, dev.abilities
+#   FROM attach_handles h JOIN deployables d ... JOIN devices dev ...
+#  WHERE h.arq_id IN (:arq_ids)       -- or h.job_id = :job_id AND h.arq_id IS NULL
+#  ORDER BY h.id                      -- the order in which the records are written
+# Built once: SQLAlchemy needs more time to build such a statement than a database to run it.
+_OF_ARQS = _HANDLES.where(handles.c.arq_id.in_(sa.bindparam("arq_ids", expanding=True)))
+_OF_JOB = _HANDLES.where(
+    handles.c.job_id == sa.bindparam("job_id", type_=sa.BigInteger), handles.c.arq_id.is_(None)
+)
+
+
 def add(tx: sa.Connection, entries: Collection[Entry], now: datetime) -> None:
     """Record events with one INSERT, after the changes that they record; do nothing for none.
 
@@ -115,21 +137,3 @@ def device_of(tx: sa.Connection, deployable_uuid: str) -> DeviceHostRow | None:
         .where(deployables.c.uuid == deployable_uuid)
     )
     return fetch_first(DeviceHostRow, tx.execute(query))
-
-
-_COLUMNS: Sequence[sa.ColumnElement[object]] = (
-    handles.c.uuid,
-    handles.c.address,
-    handles.c.arq_id,
-    handles.c.needs_cleaning,
-    deployables.c.address.label("deployable"),
-    devices.c.uuid.label("device"),
-    devices.c.host,
-    devices.c.abilities,
-)
-_HANDLES = sa.select(*_COLUMNS).select_from(HANDLES).order_by(handles.c.id)
-# Built once: SQLAlchemy needs more time to build such a statement than a database to run it.
-_OF_ARQS = _HANDLES.where(handles.c.arq_id.in_(sa.bindparam("arq_ids", expanding=True)))
-_OF_JOB = _HANDLES.where(
-    handles.c.job_id == sa.bindparam("job_id", type_=sa.BigInteger), handles.c.arq_id.is_(None)
-)

@@ -283,6 +283,20 @@ def start_boot_checks(tx: sa.Connection, host: str) -> int:
     ).rowcount
 
 
+# What was desired and is not reported after the boot: NULL counts as another value.
+_IMAGE_LOST = sa.and_(
+    deployables.c.desired_image.is_not(None),
+    sa.func.coalesce(deployables.c.bitstream_id, "") != deployables.c.desired_image,
+)
+_LOST = sa.or_(
+    sa.and_(
+        devices.c.desired_layout.is_not(None),
+        sa.func.coalesce(devices.c.layout, "") != devices.c.desired_layout,
+    ),
+    sa.exists().where(deployables.c.device_id == devices.c.id, _IMAGE_LOST).correlate(devices),
+)
+
+
 def end_boot_checks(tx: sa.Connection, host: str, addresses: Collection[str]) -> int:
     """Compare the desired values with the reported values, for devices with a boot check.
 
@@ -351,16 +365,3 @@ def clear_boot_check(tx: sa.Connection, device_id: int) -> bool:
     """End the boot check of a device with lost values; return False if it is in another state."""
     lost = sa.and_(devices.c.id == device_id, devices.c.boot_check == BootCheck.LOST)
     return bool(tx.execute(sa.update(devices).where(lost).values(boot_check=None)).rowcount)
-
-
-_IMAGE_LOST = sa.and_(
-    deployables.c.desired_image.is_not(None),
-    sa.func.coalesce(deployables.c.bitstream_id, "") != deployables.c.desired_image,
-)
-_LOST = sa.or_(
-    sa.and_(
-        devices.c.desired_layout.is_not(None),
-        sa.func.coalesce(devices.c.layout, "") != devices.c.desired_layout,
-    ),
-    sa.exists().where(deployables.c.device_id == devices.c.id, _IMAGE_LOST).correlate(devices),
-)

@@ -248,6 +248,8 @@ def set_status(tx: sa.Connection, uuid: str, status: str, now: datetime) -> bool
     not exist.
     """
     same_uuid = devices.c.uuid == uuid
+    # In the guard, so that the row count tells of a change: it also counts rows that get the values
+    # that they have.
     differs, values = devices.c.status != status, dict[str, Any](status=status)
     if status == ENABLED:
         differs = sa.or_(differs, devices.c.failing, devices.c.failed_prepares > 0)

@@ -144,6 +144,7 @@ def lease(
 
     After ``next_try_at`` any conductor may lease a job that another conductor has leased.
     """
+    # As jobs.lease, but by the due time alone: rollouts of different drivers are equal.
     due = sa.and_(OPEN, jobs.c.next_try_at <= now)
     query = sa.select(jobs).where(due).order_by(jobs.c.next_try_at, jobs.c.id).limit(limit)
     rows = fetch_all(JobRow, tx.execute(query.with_for_update(skip_locked=True)))
@@ -278,6 +279,7 @@ def skip_pending_agent(tx: sa.Connection, hosts: Collection[str]) -> None:
     so that its outcomes must not match these steps. The locks of the agents' rows, which the caller
     has deleted, take the place of those of the jobs: all writers of these steps take them first.
     """
+    # A SELECT first: on MariaDB an UPDATE locks all rows that it scans.
     pending = _pending_agent(steps.c.host.in_(sorted(hosts)))
     ids = tx.scalars(sa.select(steps.c.id).where(pending)).all() if hosts else ()
     guard = sa.and_(steps.c.id.in_(sorted(ids)), pending)

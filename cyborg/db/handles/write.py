@@ -150,6 +150,7 @@ def lock(tx: sa.Connection, ids: Collection[int]) -> set[int]:
     """
     pinned: set[int] = set()
     for chunk in bulk.chunks(ids):
+        # In the order of ids, as in a claim that waits: else both could wait for each other.
         query = (
             sa.select(handles.c.id, handles.c.arq_id, handles.c.needs_cleaning)
             .where(handles.c.id.in_(chunk))

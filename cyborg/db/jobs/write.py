@@ -99,8 +99,11 @@ class BoundHandleRow(TypedDict):
 OPEN = jobs.c.state == JobState.OPEN
 # As a list, not as "not open", for which an index on the state is of no use.
 
+# In the order of the declaration of JobKind: what an instance waits for comes first.
 _PRIORITY = sa.case({kind: number for number, kind in enumerate(JobKind)}, value=jobs.c.kind)
 _partitions = jobs.alias("partitions")
+# EXISTS (a partition job, open and not failed, of the deployable whose handle the ARQ of this job
+# owns): jobs -> arqs -> attach_handles -> deployables -> jobs AS partitions.
 _NEEDS_LAYOUT = (
     sa.exists()
     .where(
@@ -236,6 +239,7 @@ def lease(
         .limit(limit)
         .with_for_update(skip_locked=True)
     )
+    # SKIP LOCKED above: each of several conductors leases other jobs, and waits for none.
     rows = fetch_all(JobRow, tx.execute(query))
     if rows:
         tx.execute(

@@ -24,6 +24,7 @@ _LAST_CHANGE = sa.func.coalesce(arqs.c.updated_at, arqs.c.created_at)
 _BOUND = sa.and_(arqs.c.state == ArqState.BOUND, arqs.c.instance_uuid.is_not(None))
 # The ARQs of a device context live as long as the context, which has a time of its own.
 _OWN_LIFE = arqs.c.context_id.is_(None)
+# Few columns: a scan reads all bound ARQs of a cloud.
 _COLUMNS = [arqs.c[name] for name in BoundArqRow.__annotations__]
 
 

@@ -52,6 +52,11 @@ _OLDER = (
 )
 """The number of older pending messages of the same subject and kind."""
 # Built once: SQLAlchemy needs more time to build such a statement than a database to run it.
+#
+# SELECT outbox.*, (SELECT count(*) ... older ones of the subject) AS older FROM outbox
+#  WHERE kind = :kind AND state = 'pending'
+#    AND next_try_at <= :now AND (lease_until IS NULL OR lease_until < :now)
+#  ORDER BY next_try_at, id LIMIT :max_messages FOR UPDATE SKIP LOCKED
 _PENDING = (
     sa.select(outbox, _OLDER)
     .where(outbox.c.kind == sa.bindparam("kind", type_=sa.String), outbox.c.state == PENDING)
@@ -66,6 +71,7 @@ _LOCK_DUE = (
     .order_by(outbox.c.next_try_at, outbox.c.id)
     .limit(sa.bindparam("max_messages", type_=sa.Integer))
 )
+# The same without the times: also messages that are not due yet, of subjects with a due one.
 _LOCK_WHOLE = _PENDING.where(
     outbox.c.subject.in_(sa.bindparam("subjects", expanding=True))
 ).order_by(outbox.c.id)
@@ -79,6 +85,7 @@ _LEASE = (
         lease_until=sa.bindparam("until", type_=outbox.c.lease_until.type),
     )
 )
+# The owner is the guard: after its lease another conductor may deliver the message again.
 _DELETE_DELIVERED = sa.delete(outbox).where(
     outbox.c.id.in_(_IDS), outbox.c.owner == sa.bindparam("leased_by", type_=sa.String)
 )

@@ -253,7 +253,9 @@ def _update_stale(tx: sa.Connection, condition: sa.ColumnElement[bool], now: dat
         .where(condition)
         .ordered_values(
             *_end_verifier_lease(),
+            # A publisher that works on this provider now records an old revision: it stays stale.
             (p.revision, p.revision + 1),
+            # The first change counts: a provider that changes all the time is not put off for ever.
             (p.stale_since, sa.func.coalesce(p.stale_since, now)),
             (p.verified_at, None),
             (p.attempts, 0),
@@ -306,6 +308,9 @@ def lease(
         sa.or_(providers.c.next_try_at.is_(None), providers.c.next_try_at <= now),
         sa.or_(providers.c.lease_until.is_(None), providers.c.lease_until < now),
     )
+    # SELECT ... FROM providers WHERE stale_since IS NOT NULL AND (next_try_at IS NULL OR <= :now)
+    #    AND (lease_until IS NULL OR < :now) ORDER BY stale_since, id LIMIT :limit
+    #    FOR UPDATE SKIP LOCKED           -- publishers share the stale providers without waiting
     columns = [providers.c[name] for name in LeasedProviderRow.__annotations__]
     select = sa.select(*columns).where(due).order_by(providers.c.stale_since, providers.c.id)
     select = select.limit(limit).with_for_update(skip_locked=True)

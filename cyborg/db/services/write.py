@@ -147,6 +147,8 @@ def upsert_heartbeat(
     """
     same_daemon = sa.and_(services.c.binary == binary, services.c.host == host)
     values: dict[str, Any] = {**times, **fields}
+    # UPDATE, UPDATE, INSERT, the most frequent first; each runs only if the one before changed no
+    # row. Not an upsert of the dialects: the second one must reset the generation.
     same_epoch = sa.update(services).where(same_daemon, services.c.epoch == epoch)
     if not tx.execute(same_epoch.values(**values)).rowcount:
         values |= {"epoch": epoch, "generation": 0, "started_at": times["last_seen_at"]}
@@ -284,6 +286,10 @@ def accept_report(
     Return False for a report with another epoch, for a report that is not newer than the last
     accepted report, and for a report of an agent marked down, which must send a heartbeat first.
     """
+    # UPDATE services SET generation = :generation, digest = ..., last_seen_at = ...
+    #  WHERE binary = 'cyborg-agent' AND host = :host AND epoch = :epoch
+    #    AND generation < :generation AND down_since IS NULL
+    # The first statement of each report: its row lock serializes the reports of a host.
     same_agent = sa.and_(
         services.c.binary == AGENT, services.c.host == host, services.c.epoch == epoch
     )

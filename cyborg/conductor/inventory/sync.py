@@ -36,7 +36,7 @@ from cyborg.core.inventory.plan import (
 from cyborg.core.jobs.job import DRAINS, JobState
 from cyborg.core.naming import handle_uuid
 from cyborg.db.backends import write as backends
-from cyborg.db.deployables import programming
+from cyborg.db.deployables import attributes, programming
 from cyborg.db.deployables import write as deployables
 from cyborg.db.devices import tombstones
 from cyborg.db.devices import write as devices
@@ -163,7 +163,7 @@ class Writer:
         if not addresses:
             return
         removed_deployables = [key for key in removed if isinstance(key, DeployableKey)]
-        attributes = tombstones.attributes_of(
+        operator_attributes = attributes.of_deployables(
             self._tx, [self._ids[key] for key in removed_deployables]
         )
         new_tombstones = {}
@@ -172,7 +172,7 @@ class Writer:
             deployable_tombstones = {
                 key.deployable: DeployableTombstone(
                     self._state.uuids[key],
-                    attributes.get(self._ids[key], ()),
+                    operator_attributes.get(self._ids[key], ()),
                     tuple(
                         sorted(h.handle for h in self._state.abandoned if h.deployable_key == key)
                     ),

@@ -17,6 +17,7 @@ from cyborg.core.errors import NotFound, WrongState
 from cyborg.core.log import get_logger
 from cyborg.core.validation import parse_uuid
 from cyborg.db import old_rows
+from cyborg.db.outbox import read
 from cyborg.db.outbox import write as store
 from cyborg.db.unit_of_work import UnitOfWork
 
@@ -90,9 +91,10 @@ class DeadLetters:
         def write(tx: sa.Connection) -> None:
             if change(tx):
                 return
-            state = store.state_of(tx, uuid_)
-            if state is None:
+            message = read.get(tx, uuid_)
+            if message is None:
                 raise NotFound(f"the outbox has no message {uuid_}", uuid=uuid_)
+            state = message["state"]
             raise WrongState(
                 f"message {uuid_} is {state}, only a dead letter can be {action}",
                 uuid=uuid_,

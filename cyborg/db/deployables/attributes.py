@@ -5,10 +5,15 @@ Attributes reported by the agent are a column of the deployable: see
 ``cyborg.db.deployables.read``.
 """
 
+from collections.abc import Collection
 from datetime import datetime
 from typing import TypedDict
 
+import sqlalchemy as sa
+
+from cyborg.core.inventory.plan import Attribute
 from cyborg.db.listing import Listing, columns_of
+from cyborg.db.paging import id_in
 from cyborg.db.schema import attributes as table
 from cyborg.db.schema import deployables
 
@@ -38,3 +43,23 @@ ATTRIBUTES = Listing(
 )
 find = ATTRIBUTES.find
 get = ATTRIBUTES.get
+
+
+def of_deployables(
+    connection: sa.Connection, ids: Collection[int]
+) -> dict[int, tuple[Attribute, ...]]:
+    """Return operators' attributes by the row id of the deployable, in one statement at most.
+
+    A deployable without such attributes has no entry.
+    """
+    if not ids:
+        return {}
+    query = (
+        sa.select(table.c.deployable_id, table.c.uuid, table.c.key, table.c.value)
+        .where(id_in(table.c.deployable_id, ids))
+        .order_by(table.c.id)
+    )
+    found: dict[int, tuple[Attribute, ...]] = {}
+    for deployable, uuid, key, value in connection.execute(query):
+        found[deployable] = (*found.get(deployable, ()), Attribute(uuid, key, value))
+    return found

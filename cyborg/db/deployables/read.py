@@ -8,16 +8,15 @@ or its device), created_at, updated_at. Three fields are about the resource prov
 (Placement does not have the current revision), stale_since and error.
 """
 
-from collections.abc import Collection
 from datetime import datetime
 from typing import Any, TypedDict, cast
 
 import sqlalchemy as sa
 
 from cyborg.core.jobs.job import JobKind, JobState
-from cyborg.db import paging
+from cyborg.db.deployables import attributes
 from cyborg.db.listing import Listing, columns_of
-from cyborg.db.schema import arqs, attributes, devices, jobs, providers
+from cyborg.db.schema import arqs, devices, jobs, providers
 from cyborg.db.schema import deployables as table
 
 # Not a column, which could keep an outdated value after the ARQ of such a job is released. The
@@ -91,22 +90,11 @@ def _of_device(uuid: str) -> sa.ColumnElement[bool]:
 
 
 def _complete(connection: sa.Connection, rows: list[dict[str, Any]]) -> list[DeployableRow]:
-    added = _attributes(connection, [row["id"] for row in rows])
+    added = attributes.of_deployables(connection, [row["id"] for row in rows])
     for row in rows:
-        row["attributes"] = row["attributes"] | added.get(row.pop("id"), {})
+        # An attribute of the operator hides that of the agent with the same key.
+        row["attributes"] |= {each.key: each.value for each in added.get(row.pop("id"), ())}
     return cast(list[DeployableRow], rows)
-
-
-def _attributes(connection: sa.Connection, ids: Collection[int]) -> dict[int, dict[str, str]]:
-    query = (
-        sa.select(attributes.c.deployable_id, attributes.c.key, attributes.c.value)
-        .where(paging.id_in(attributes.c.deployable_id, ids))
-        .order_by(attributes.c.id)
-    )
-    values: dict[int, dict[str, str]] = {}
-    for deployable, key, value in connection.execute(query):
-        values.setdefault(deployable, {})[key] = value
-    return values
 
 
 DEPLOYABLES = Listing(

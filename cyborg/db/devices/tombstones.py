@@ -77,24 +77,6 @@ def delete_clean(tx: sa.Connection, host: str) -> int:
     return bulk.delete(tx, table, ids)
 
 
-def attributes_of(
-    tx: sa.Connection, deployables: Collection[int]
-) -> dict[int, tuple[Attribute, ...]]:
-    """Return operators' attributes by the row id of the deployable.
-
-    A deployable without such attributes has no entry.
-    """
-    found: dict[int, tuple[Attribute, ...]] = {}
-    for chunk in bulk.chunks(deployables):
-        query = (sa.select(attributes).where(attributes.c.deployable_id.in_(chunk))).order_by(
-            attributes.c.id
-        )
-        for row in tx.execute(query):
-            attribute = Attribute(row.uuid, row.key, row.value)
-            found[row.deployable_id] = (*found.get(row.deployable_id, ()), attribute)
-    return found
-
-
 def restore_attributes(
     tx: sa.Connection, restored: Sequence[tuple[int, DeployableTombstone]]
 ) -> None:

@@ -202,8 +202,3 @@ def delete(tx: sa.Connection, uuid: str) -> bool:
     """Delete a dead letter; return whether it was dead."""
     dead = sa.and_(outbox.c.uuid == uuid, outbox.c.state == DEAD)
     return tx.execute(sa.delete(outbox).where(dead)).rowcount == 1
-
-
-def state_of(tx: sa.Connection, uuid: str) -> str | None:
-    """Return the state of a message, None if it does not exist."""
-    return tx.scalar(sa.select(outbox.c.state).where(outbox.c.uuid == uuid))

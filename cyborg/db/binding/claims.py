@@ -88,6 +88,16 @@ class DirtyHandleRow(TypedDict):
     host: str
 
 
+DIRTY_COLUMNS = (
+    handles.c.id,
+    handles.c.address,
+    deployables.c.address.label("deployable"),
+    devices.c.address.label("device"),
+    devices.c.backend,
+    devices.c.host,
+)
+
+
 class ReleasedHandleRow(DirtyHandleRow):
     """A handle that was released, with its last owner."""
 
@@ -283,16 +293,11 @@ def release(tx: sa.Connection, arq_ids: Collection[int], now: datetime) -> list[
     owned = handles.c.arq_id.in_(arq_ids)
     query = (
         sa.select(
-            handles.c.id,
-            handles.c.address,
+            *DIRTY_COLUMNS,
             handles.c.arq_id.label("owner_id"),
             handles.c.needs_cleaning,
             handles.c.draining,
-            deployables.c.address.label("deployable"),
             deployables.c.rp_uuid,
-            devices.c.address.label("device"),
-            devices.c.backend,
-            devices.c.host,
         )
         .select_from(HANDLES)
         .where(owned)

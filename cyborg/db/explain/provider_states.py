@@ -129,16 +129,12 @@ _STATES = (
         deployables.c.traits,
         devices.c.id.label("device_id"),
         devices.c.uuid.label("device_uuid"),
-        devices.c.host,
-        devices.c.address,
-        devices.c.numa_node,
+        *(devices.c[name] for name in ("host", "address", "numa_node", "layout", "layouts")),
         # Failed restores are read once for all providers, by a statement of their own.
         *facts.columns("restore_failed"),
         facts.HOST_DOWN.label("host_down"),
         devices.c.health_reason,
         devices.c.undeliverable_reason,
-        devices.c.layout,
-        devices.c.layouts,
         sa.func.coalesce(providers.c.published_revision, 0).label("published_revision"),
         providers.c.error,
     )

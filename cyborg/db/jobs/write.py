@@ -27,7 +27,7 @@ from cyborg.core.jobs.job import (
 )
 from cyborg.core.jobs.progress import Activity
 from cyborg.db import bulk
-from cyborg.db.binding.claims import DirtyHandleRow
+from cyborg.db.binding.claims import DIRTY_COLUMNS, DirtyHandleRow
 from cyborg.db.rows import StoredRow, fetch_all, fetch_first
 from cyborg.db.schema import (
     HANDLES,
@@ -420,14 +420,7 @@ def unassigned_dirty(
     """
     h = attach_handles.c
     query = (
-        sa.select(
-            h.id,
-            h.address,
-            deployables.c.address.label("deployable"),
-            devices.c.address.label("device"),
-            devices.c.backend,
-            devices.c.host,
-        )
+        sa.select(*DIRTY_COLUMNS)
         .select_from(HANDLES)
         .outerjoin(jobs, jobs.c.id == h.job_id)
         .where(

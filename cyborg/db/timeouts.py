@@ -54,6 +54,10 @@ _KEEPALIVE = {
     "keepalives_count": "3",
 }
 
+_LIMITS = "cyborg_limits"  # the execution option of an engine that has its limits
+
+_SERVER_SHARE = 0.9  # of the client's limit: the server gives up first, and keeps the connection
+
 _PYMYSQL_LIMIT = "_read_timeout"
 """PyMySQL reads it before each read from its socket; there is no public way to change it."""
 
@@ -77,12 +81,21 @@ class Timeouts:
     @property
     def server(self) -> float:
         """Return the limit of one statement in the server."""
-        return self.statement * 0.9
+        return self.statement * _SERVER_SHARE
 
     @property
     def transaction(self) -> float:
         """Return how long a transaction may stay open between two statements."""
         return max(MIN_TRANSACTION_SECONDS, 1.5 * self.statement)
+
+
+UNLIMITED = Timeouts(86400.0)
+"""Limits of an engine without limits, such as that of migrations; MySQL knows no infinity."""
+
+
+def with_server_limit(seconds: float) -> Timeouts:
+    """Return the limits under which the server cancels a statement after ``seconds``."""
+    return Timeouts(seconds / _SERVER_SHARE)
 
 
 def keep_alive(url: sa.URL) -> sa.URL:
@@ -122,6 +135,7 @@ def limit_engine(engine: sa.Engine, limits: Timeouts) -> None:
     PyMySQL, mysqlclient and psycopg2 support all limits. With any other driver only the limits
     apply that the database server enforces.
     """
+    engine.update_execution_options(**{_LIMITS: limits})
     driver = engine.dialect.driver
 
     def connect_mysql(dialect: Any, record: Any, args: Any, arguments: dict[str, Any]) -> Any:
@@ -146,6 +160,37 @@ def limit_engine(engine: sa.Engine, limits: Timeouts) -> None:
     elif driver == "psycopg2":
         factory = _psycopg2_factory(limits.connect)
         sa.event.listen(engine, "do_connect", connect_psycopg2)
+
+
+def limits_of(tx: sa.Connection) -> Timeouts:
+    """Return the limits of a connection of an engine."""
+    limits: Timeouts = tx.get_execution_options().get(_LIMITS, UNLIMITED)
+    return limits
+
+
+@contextlib.contextmanager
+def statement_limits(tx: sa.Connection, limits: Timeouts) -> Iterator[None]:
+    """Set the server's limits of the statements within the block; SQLite has none."""
+    if tx.dialect.name == "postgresql":
+        lock, server = _milliseconds(limits.lock), _milliseconds(limits.server)
+        # One statement for both. "true" is SET LOCAL: the end of the transaction restores them.
+        tx.exec_driver_sql(
+            f"SELECT set_config('lock_timeout', '{lock}', true), "
+            f"set_config('statement_timeout', '{server}', true)"
+        )
+    if tx.dialect.name not in ("mysql", "mariadb"):
+        yield
+        return
+    former = limits_of(tx)
+    tx.exec_driver_sql(_mysql_settings(limits))
+    try:
+        yield
+    except BaseException:
+        # The limits are of the session, and a connection whose transaction has failed may not take
+        # the former ones: it must not return to the pool.
+        tx.invalidate()
+        raise
+    tx.exec_driver_sql(_mysql_settings(former))
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from oslo_db import exception as db_exc
 
 from cyborg import tracing
 from cyborg.core.errors import CyborgError, TimedOut, Unavailable, from_wire
-from cyborg.db import errors
+from cyborg.db import deadline, errors
 from cyborg.db.clock import DatabaseClock
 from cyborg.db.engine import Reader
 from cyborg.db.schema import idempotency_keys
@@ -154,9 +154,9 @@ class UnitOfWork:
 
         An exception rolls the transaction back and propagates. ``work`` must have no effect outside
         of the database, because it is retried after a deadlock, a serialization failure or SQLite's
-        error "locked". Raise Unavailable if the database is down, or busy for too long. Raise
-        TimedOut, without a retry, if the database did not confirm the commit, because its outcome
-        is unknown.
+        error "locked". Raise Unavailable if the database is down, or busy for too long, or after
+        the deadline of the call (``deadline``). Raise TimedOut, without a retry, if the database
+        did not confirm the commit, because its outcome is unknown.
         """
         with tracing.child_span(
             "db.transaction", tracing.SpanKind.CLIENT, database=self._engine.dialect.name
@@ -178,9 +178,13 @@ class UnitOfWork:
         attempt = 1
         while True:
             committing = False
+            deadline.check()
             try:
                 with self._sqlite_write_lock, self._begin() as tx:
-                    answer = work(tx)
+                    with deadline.limited(tx):
+                        answer = work(tx)
+                    # The caller may have given up meanwhile: an error rolls the transaction back.
+                    deadline.check()
                     committing = True
                 return answer
             # A failure that another attempt may cure is retried while attempts and time are left.
@@ -188,7 +192,9 @@ class UnitOfWork:
             # lost at the commit, whose outcome is unknown. The rest are mistakes in the code.
             except errors.FAILURES as error:
                 exhausted = (
-                    attempt >= MAX_ATTEMPTS or time.monotonic() - started_at > RETRY_DEADLINE
+                    attempt >= MAX_ATTEMPTS
+                    or time.monotonic() - started_at > RETRY_DEADLINE
+                    or not deadline.seconds_left()
                 )
                 if exhausted or not errors.is_transient(error):
                     if (translated := errors.to_unavailable(error)) is None:

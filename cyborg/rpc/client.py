@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """RPC clients of a contract: calls with bounded size and time, which return a value or an error."""
 
+import contextlib
 import inspect
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any, cast
 
 import oslo_messaging
@@ -87,8 +89,16 @@ class _Call:
 class Client:
     """RPC client of the servers of one contract."""
 
-    def __init__(self, contract: Contract, transport: Transport, conf: cfg.ConfigOpts) -> None:
-        self._contract = contract
+    def __init__(
+        self,
+        contract: Contract,
+        transport: Transport,
+        conf: cfg.ConfigOpts,
+        now: Callable[[], datetime] | None = None,
+    ) -> None:
+        """``now`` returns the database's time, for calls that tell the server their deadline."""
+        self._now = now
+        self.contract = contract
         self._transport = transport
         self._conf = conf
         self._topic = f"{conf.rpc.topic}.{contract.name}"
@@ -114,29 +124,39 @@ class Client:
         Raise the error of the method, Invalid if the message is too large, TimedOut and
         Unavailable.
         """
-        name = f"{self._contract.name}.{method}"
+        name = f"{self.contract.name}.{method}"
         measured = self._transport.recorder.measure(RPC_CLIENT_CALLS, RPC_CLIENT_SECONDS, name)
         with measured, tracing.child_span(f"rpc {name}", tracing.SpanKind.CLIENT, host=server):
             return self._call(method, server, arguments)
 
     def _call(self, method: str, server: str | None, arguments: Mapping[str, Any]) -> Any:
-        definition = self._contract.methods[method]
+        definition = self.contract.methods[method]
         limit = MAX_MESSAGE_BYTES
         if definition.is_report:
             limit = self._conf.conductor.max_report_bytes
-        name = f"{self._contract.name}.{method}"
+        name = f"{self.contract.name}.{method}"
         envelope.check_size(arguments, limit, name)
         self._transport.ensure_open()
         subject = name + (f" on {server}" if server else "")
         given = {key for key, value in arguments.items() if value is not None}
-        version, left_out = self._contract.minimal_call(method, given)
+        version, left_out = self.contract.minimal_call(method, given)
         values = {key: value for key, value in arguments.items() if key not in left_out}
         target = {"version": version} | ({"server": server} if server else {})
         queue = self._topic + (f".{server}" if server else "")
-        call = _Call(method, values, target, queue, subject, context.for_call())
-        call.is_repeatable = self._contract is CONDUCTOR and method in DEDUPLICATED_METHODS
+        is_repeatable = self.contract is CONDUCTOR and method in DEDUPLICATED_METHODS
         deadline = time.monotonic() + self._conf.rpc.timeout
+        call_context = context.for_call(self._find_deadline() if is_repeatable else None)
+        call = _Call(method, values, target, queue, subject, call_context, is_repeatable)
         return self._finish(call, deadline)
+
+    def _find_deadline(self) -> datetime | None:
+        """Return until when this client waits for an answer, None if that cannot be told."""
+        # Not the time of this host: the clocks of two hosts may differ by more than the timeout.
+        if self._now is None:
+            return None
+        with contextlib.suppress(Unavailable):  # no answer of the database yet: no deadline
+            return self._now() + timedelta(seconds=self._conf.rpc.timeout)
+        return None
 
     def _finish(self, call: "_Call", deadline: float) -> Any:
         """Return the result of a call; its error says if an earlier copy may have been executed."""
@@ -227,7 +247,7 @@ class Client:
 
     def _no_server_error(self, subject: str) -> Unavailable:
         return Unavailable(
-            f"{subject} cannot be called: no cyborg-{self._contract.name} listens at the "
+            f"{subject} cannot be called: no cyborg-{self.contract.name} listens at the "
             f"message broker at {self._transport.broker_address}"
         )
 
@@ -238,30 +258,32 @@ class Client:
         )
 
 
-def make_conductor_client(transport: Transport, conf: cfg.ConfigOpts) -> ConductorAPI:
-    """Return an RPC client that calls any conductor with the thread's request context."""
-    return cast(ConductorAPI, _Proxy(CONDUCTOR, ConductorAPI, transport, conf))
+def make_conductor_client(
+    transport: Transport, conf: cfg.ConfigOpts, now: Callable[[], datetime] | None = None
+) -> ConductorAPI:
+    """Return an RPC client that calls any conductor with the thread's request context.
+
+    With ``now``, which returns the database's time, the conductor learns until when the caller of a
+    changing call waits: a bind never commits after that.
+    """
+    return cast(ConductorAPI, _Proxy(Client(CONDUCTOR, transport, conf, now), ConductorAPI))
 
 
 def make_agent_client(transport: Transport, conf: cfg.ConfigOpts) -> AgentAPI:
     """Return an RPC client that calls the agent of a host with the thread's request context."""
-    return cast(AgentAPI, _Proxy(AGENT, AgentAPI, transport, conf))
+    return cast(AgentAPI, _Proxy(Client(AGENT, transport, conf), AgentAPI))
 
 
 class _Proxy:
     """Client with the methods that an API declares."""
 
-    def __init__(
-        self, contract: Contract, api: type, transport: Transport, conf: cfg.ConfigOpts
-    ) -> None:
-        client = Client(contract, transport, conf)
-        for name in contract.methods:
-            setattr(self, name, _make_method(client, contract, name, getattr(api, name)))
+    def __init__(self, client: Client, api: type) -> None:
+        for name in client.contract.methods:
+            setattr(self, name, _make_method(client, name, getattr(api, name)))
 
 
-def _make_method(
-    client: Client, contract: Contract, name: str, declared: Callable[..., Any]
-) -> Callable[..., Any]:
+def _make_method(client: Client, name: str, declared: Callable[..., Any]) -> Callable[..., Any]:
+    contract = client.contract
     signature = inspect.signature(declared)
 
     def method(*args: Any, **kwargs: Any) -> Any:

@@ -2,6 +2,7 @@
 """Request context of the caller, which is sent with every message."""
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
@@ -10,6 +11,7 @@ from oslo_context import context
 
 from cyborg import tracing
 from cyborg.core.log import parse_trace_context
+from cyborg.core.text import to_iso
 
 # A credential allows its bearer everything, so none is sent to another process.
 _SECRETS = ("auth_token",)
@@ -19,6 +21,9 @@ SENDER = "sender"
 
 CALL_ID = "call_id"
 """Context key of the id of a call."""
+
+ANSWER_BY = "answer_by"
+"""Context key of the time until which the caller waits. An older peer ignores it."""
 
 MAX_ID = 64
 """Characters of a call id."""
@@ -36,23 +41,28 @@ class CallContext(context.RequestContext):
 
     ``sender`` describes the sender for the log. Copies of one call have the same ``call_id``; it is
     None if the caller sends none. ``trace_context`` is the span of the caller, None without one.
+    ``answer_by`` is until when the caller waits, in the database's time (naive UTC), None if it
+    does not say.
     """
 
     sender: str = "an unknown sender"
     call_id: str | None = None
     trace_context: str | None = None
+    answer_by: datetime | None = None
 
 
 class OutgoingContext(context.RequestContext):
-    """Context of a call to send: all copies of the call have the id ``new_call_id``."""
+    """Context of a call to send: all copies of the call have its id and the time of its end."""
 
     new_call_id: str | None = None
+    answer_by: datetime | None = None
 
 
-def for_call() -> context.RequestContext:
-    """Return the current context with the id of a new call."""
+def for_call(answer_by: datetime | None = None) -> context.RequestContext:
+    """Return the current context with the id of a new call, for which the caller waits so long."""
     found: OutgoingContext = OutgoingContext.from_dict(current().to_dict(), overwrite=False)
     found.new_call_id = uuid4().hex
+    found.answer_by = answer_by
     return found
 
 
@@ -83,6 +93,7 @@ class ContextSerializer(oslo_messaging.NoOpSerializer):  # type: ignore[misc]
         if isinstance(call_id, str) and 0 < len(call_id) <= MAX_ID:
             call_context.call_id = call_id
         call_context.trace_context = parse_trace_context(values.get(TRACE_CONTEXT))
+        call_context.answer_by = _parse_time(values.get(ANSWER_BY))
         return call_context
 
 
@@ -93,6 +104,8 @@ class CallSerializer(ContextSerializer):
         """Return the context with a new call id; called once for a call and all its copies."""
         call_id = getattr(ctxt, "new_call_id", None) or uuid4().hex
         values = super().serialize_context(ctxt) | {CALL_ID: call_id}
+        if (answer_by := getattr(ctxt, "answer_by", None)) is not None:
+            values[ANSWER_BY] = to_iso(answer_by)
         trace_context = tracing.current_context()
         return values if trace_context is None else values | {TRACE_CONTEXT: trace_context}
 
@@ -109,6 +122,14 @@ def _is_valid(key: str, value: Any) -> bool:
             and all(map(_is_short_text, value))
         )
     return _is_short_text(value)
+
+
+def _parse_time(value: Any) -> datetime | None:
+    """Return a time of ``to_iso`` as naive UTC, None for anything else."""
+    try:
+        return datetime.fromisoformat(value).astimezone(UTC).replace(tzinfo=None)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _is_short_text(value: Any) -> bool:

@@ -136,7 +136,7 @@ class StandaloneStack:
         self._report("conductor: starting")
         transport = make_transport(conf)
         self._undo.callback(transport.cleanup)
-        self.conductor = make_conductor_client(transport, conf)
+        self.conductor = make_conductor_client(transport, conf, Reader(engine).clock)
         agent = AgentService(conf, self.conductor, transport, self._sysfs_root)
         shutdown = _AgentShutdown(agent)
         self._undo.callback(shutdown.join)

@@ -139,8 +139,9 @@ def open_api(conf: cfg.ConfigOpts) -> Api:
     """Return the API with new connections for this process, and start its heartbeat."""
     tracing.start(conf, "cyborg-api")
     transport = make_transport(conf)
-    conductor = make_conductor_client(transport, conf)
-    api = make_app(conf, conductor, Reader(conf), transport.recorder)
+    reader = Reader(conf)
+    conductor = make_conductor_client(transport, conf, reader.clock)
+    api = make_app(conf, conductor, reader, transport.recorder)
     if conf.api.metrics_port:
         _serve_metrics(conf, transport.recorder)
     Heartbeat(conf, conductor, server_id(), api.health).start()

@@ -9,8 +9,9 @@ Two equal calls that a caller makes on purpose have different ids, even in one R
 import functools
 import hashlib
 import json
+import time
 from collections.abc import Callable, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,7 +20,7 @@ from oslo_config import cfg
 from cyborg.core.errors import CyborgError, Stale, TimedOut, Unavailable
 from cyborg.core.hosts import is_current_epoch
 from cyborg.core.log import get_logger
-from cyborg.db import old_rows
+from cyborg.db import deadline, old_rows
 from cyborg.db import unit_of_work as idempotency
 from cyborg.db.services import write as services
 from cyborg.db.unit_of_work import UnitOfWork
@@ -49,6 +50,23 @@ def make_stale_error(host: str, epoch: str | None) -> Stale:
 
 # Seconds for which a copy of a call is recognised, at least. The broker drops old calls before.
 MIN_RETENTION = 600.0
+# The calls whose caller acts at once on the end of its wait: Nova builds the server elsewhere.
+# Other calls go on: a host is removed in many transactions, and its operator looks again.
+CLAIMING_METHODS = frozenset(
+    {
+        "arq_create",
+        "arq_bind",
+        "attachment_create",
+        "device_context_create",
+        "device_context_pre_bind",
+        "device_context_bind",
+    }
+)
+# Seconds of the caller's wait that are left for the commit and the way of the answer, at most; a
+# commit that begins within them is confirmed in time.
+ANSWER_SECONDS = 1.0
+ANSWER_SHARE = 0.1
+
 PURGE_BATCH = 1000  # records deleted in one transaction
 MAX_BATCHES = 50  # transactions of one sweep
 
@@ -73,7 +91,8 @@ class IdempotentEndpoint:
         if call_id is None or name not in DEDUPLICATED_METHODS:
             return handler(**arguments)
         key = make_key(call_id, ctxt.request_id, name, arguments)
-        with idempotency.call_context(key):
+        end = self._find_deadline(ctxt) if name in CLAIMING_METHODS else None
+        with idempotency.call_context(key), deadline.call_deadline(end):
             try:
                 return handler(**arguments)
             except idempotency.RepeatedCall:
@@ -94,6 +113,15 @@ class IdempotentEndpoint:
             "Duplicate of call %s (%s) received, returning the recorded answer", call_id, name
         )
         return idempotency.unwrap_answer(found)
+
+    def _find_deadline(self, ctxt: Any) -> float | None:
+        """Return when the last transaction of a call may commit, in monotonic seconds."""
+        # In the database's time: the clock of the caller's host may differ.
+        answer_by: datetime | None = getattr(ctxt, "answer_by", None)
+        if answer_by is None:
+            return None
+        left = (answer_by - self._uow.clock()).total_seconds()
+        return time.monotonic() + left - min(ANSWER_SECONDS, ANSWER_SHARE * max(left, 0.0))
 
     def _find(self, key: str) -> dict[str, Any] | None:
         """Return the record of a call; None if there is none or the database is unavailable."""

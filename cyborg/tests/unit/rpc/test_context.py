@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Context of a call: the values that are sent, and those that are accepted."""
 
+from datetime import datetime
 from typing import Any
 
 import pytest
 from oslo_context.context import RequestContext
 
-from cyborg.rpc.context import ContextSerializer
+from cyborg.rpc.context import CallSerializer, ContextSerializer, for_call
 
 READ = ContextSerializer().deserialize_context
 
@@ -38,3 +39,14 @@ def test_malformed_context_values_are_left_out(key: str, value: Any) -> None:
     assert received.user_id is None
     assert all(isinstance(role, str) for role in received.roles or [])
     assert received.is_admin is (key == "is_admin" and value is True)
+
+
+def test_end_of_the_callers_wait_is_sent_with_the_call() -> None:
+    end = datetime(2030, 1, 31, 12, 0, 0, 250)
+    assert READ(CallSerializer().serialize_context(for_call(end))).answer_by == end
+    assert READ(CallSerializer().serialize_context(for_call())).answer_by is None
+
+
+@pytest.mark.parametrize("value", [1, "", "soon", "99999-01-01", "0001-01-01T00:00:00+23:00", None])
+def test_malformed_end_of_the_callers_wait_is_left_out(value: Any) -> None:
+    assert READ({"answer_by": value}).answer_by is None

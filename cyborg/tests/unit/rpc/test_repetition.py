@@ -4,6 +4,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -11,6 +12,7 @@ import pytest
 
 from cyborg.core.errors import TimedOut, Unavailable
 from cyborg.rpc import client as client_module
+from cyborg.rpc.client import make_conductor_client
 from cyborg.tests.fixtures.bus.broker import Bus, open_bus
 
 pytestmark = pytest.mark.services
@@ -23,12 +25,14 @@ class Conductor:
 
     def __init__(self, silent: int = 0) -> None:
         self.ids: list[str] = []
+        self.ends: list[datetime | None] = []
         self.silent = silent
         self.end = threading.Event()
 
     def __getattr__(self, name: str) -> Any:
         def answer(ctxt: Any, **arguments: Any) -> Any:
             self.ids.append(ctxt.call_id)
+            self.ends.append(ctxt.answer_by)
             if len(self.ids) <= self.silent:
                 self.end.wait(SLACK)
             return arguments
@@ -51,6 +55,14 @@ def test_call_without_an_answer_is_repeated_with_its_id(bus: Bus) -> None:
         conductor.end.set()
     first, second = conductor.ids
     assert first == second
+
+
+def test_copies_of_a_call_have_the_end_of_the_first_one(bus: Bus) -> None:
+    conductor, now = Conductor(silent=1), datetime(2030, 1, 31)
+    with bus.serving("conductor", conductor):
+        make_conductor_client(bus.transport, bus.conf, lambda: now).discovery_create("h")
+        conductor.end.set()
+    assert conductor.ends == [now + timedelta(seconds=bus.conf.rpc.timeout)] * 2
 
 
 def test_calls_have_different_ids(bus: Bus) -> None:

@@ -19,9 +19,14 @@ from oslo_config import cfg
 from cyborg import tracing
 from cyborg.clients.placement import Placement
 from cyborg.conductor.binding.claim_plan import AllocationsUnread, BindContext, BindResult
-from cyborg.conductor.binding.claims import ClaimLost
+from cyborg.conductor.binding.claims import Retry
 from cyborg.conductor.binding.context_states import record_refusal
-from cyborg.conductor.binding.limits import LimitEnforcer, run_with_limits
+from cyborg.conductor.binding.limits import (
+    MAX_MISSES,
+    LimitEnforcer,
+    ProjectsMissing,
+    projects_change,
+)
 from cyborg.conductor.notifications.notifications import ArqEventRecorder
 from cyborg.core.errors import CyborgError, NoHandle, Unavailable
 from cyborg.core.log import get_logger
@@ -178,7 +183,7 @@ class Binder:
         """
         started = time.monotonic()
         try:
-            result = self._run_with_orphans(projects, context, work, answer)
+            result = self._run(projects, context, work, answer)
         except CyborgError as exc:
             self._metrics.count(BINDS, exc.code)
             raise
@@ -212,19 +217,6 @@ class Binder:
         elif result.arqs and self._conf.nova.send_events:
             self._wake_outbox()
 
-    def _run_with_orphans(
-        self,
-        projects: Iterable[str | None],
-        context: BindContext,
-        work: Callable[[sa.Connection, BindContext, bool], T],
-        answer: Callable[[T], Any],
-    ) -> T | NoHandle:
-        """Return the result; if orphans own the handles, release them and run again."""
-        result = self._run(projects, context, work, answer)
-        if isinstance(result, NoHandle) and self._release_orphans(result):
-            return self._run(projects, context, work, answer)
-        return result
-
     def _run(
         self,
         projects: Iterable[str | None],
@@ -232,39 +224,42 @@ class Binder:
         work: Callable[[sa.Connection, BindContext, bool], T],
         answer: Callable[[T], Any],
     ) -> T | NoHandle:
-        return run_with_limits(
-            self._enforcer,
-            projects,
-            lambda found: self._attempt(replace(context, limits=found), work, answer),
-        )
+        """Return the result of the transaction, or the error if no handle is free.
 
-    def _attempt(
-        self,
-        context: BindContext,
-        work: Callable[[sa.Connection, BindContext, bool], T],
-        answer: Callable[[T], Any],
-    ) -> T | NoHandle:
-        """Return the result, or the error if no handle is free."""
-        attempt = 0
-        while attempt < MAX_ATTEMPTS:
+        This is the only loop around the transaction. Each cause of a failure has its own limit,
+        and the deadline of the call bounds all of them: ``UnitOfWork`` starts nothing after it.
+        """
+        limits = None if self._enforcer is None else self._enforcer.find_limits(projects)
+        context = replace(context, limits=limits)
+        reasons: list[str] = []  # why earlier attempts were undone
+        misses, orphans_released = 0, False
+        while True:
             try:
-                with tracing.child_span("bind.claim", attempt=attempt):
-                    call = partial(self._call, work, context, attempt > 0)
+                with tracing.child_span("bind.claim", attempt=len(reasons)):
+                    call = partial(self._call, work, context, bool(reasons))
                     return self._uow.run_once(call, answer)
-            except ClaimLost:
-                attempt += 1
-                continue
-            except NoHandle as exc:
-                return exc
-            except AllocationsUnread as exc:
-                instance = exc.instance
-            # No attempt: others have claimed nothing. It happens once, since the context then has
-            # the allocations or the error.
-            context, _ = self._add_allocations(context, instance)
-        return NoHandle(
-            f"all candidate handles were claimed concurrently ({MAX_ATTEMPTS} attempts), retry",
-            reasons={},
-        )
+            except (Retry, ProjectsMissing, AllocationsUnread, NoHandle) as exc:
+                cause = exc
+            # Not in the except block: oslo.log would add the error to each line that is logged.
+            match cause:
+                case Retry():
+                    reasons.append(cause.reason)
+                    if len(reasons) == MAX_ATTEMPTS:
+                        LOG.warning("Bind was undone at each attempt: %s", "; ".join(reasons))
+                        return _claimed_concurrently()
+                case ProjectsMissing():
+                    misses += 1
+                    if self._enforcer is None or limits is None or misses == MAX_MISSES:
+                        raise projects_change()
+                    self._enforcer.add_missing(limits, cause.projects)
+                case AllocationsUnread():
+                    # Once: the context then has the allocations, or why they are unknown.
+                    context, _ = self._add_allocations(context, cause.instance)
+                case NoHandle():
+                    if orphans_released or not self._release_orphans(cause):
+                        return cause
+                    orphans_released = True
+                    reasons.clear()
 
     def _call(
         self,
@@ -283,3 +278,10 @@ class Binder:
         if self._orphans is None:
             return False
         return self._orphans.release_at(providers_to_check(no_handle.details["reasons"]))
+
+
+def _claimed_concurrently() -> NoHandle:
+    return NoHandle(
+        f"all candidate handles were claimed concurrently ({MAX_ATTEMPTS} attempts), retry",
+        reasons={},
+    )

@@ -21,7 +21,7 @@ from oslo_db import exception as db_exc
 
 from cyborg.conductor.binding import leases
 from cyborg.conductor.binding.claim_plan import BindContext, BindResult, claim_planned, make_plan
-from cyborg.conductor.binding.claims import ClaimLost, check_available
+from cyborg.conductor.binding.claims import Retry, check_available
 from cyborg.conductor.binding.context_states import claim_contexts, lock_contexts
 from cyborg.conductor.binding.limits import check_bind
 from cyborg.core.binding.arqs import BindRequest, arqs_not_found
@@ -29,6 +29,8 @@ from cyborg.core.binding.states import ArqState, Step, source_states
 from cyborg.core.errors import Conflict, WrongState
 from cyborg.db.binding import write as store
 from cyborg.db.jobs import write as jobs
+
+SLOTS_TAKEN = "a concurrent bind for the instance has taken the next slots"
 
 
 def bind(
@@ -48,9 +50,9 @@ def bind(
 
     With ``append``, the ARQs get slots after those of the other ARQs of the instance; without it,
     such other ARQs are a conflict, except those that an attachment hides from Nova. Without
-    ``wait``, skip handles that other transactions have locked, and raise ClaimLost if too few
+    ``wait``, skip handles that other transactions have locked, and raise Retry if too few
     remain. With ``wait``, wait for these locks, and raise NoHandle if too few are free. Raise
-    NotFound, WrongState, Conflict, OverLimit, NoHandle, ClaimLost, Unavailable, and
+    NotFound, WrongState, Conflict, OverLimit, NoHandle, Retry, Unavailable, and
     ProjectsMissing of ``limits``.
     """
     requests_by_uuid = {item.request: item for item in bind_requests}
@@ -99,7 +101,7 @@ def bind(
         )
     except Conflict:
         if append:  # a concurrent bind has the slots: the next attempt gets later ones
-            raise ClaimLost from None
+            raise Retry(SLOTS_TAKEN) from None
         raise
     updated: list[store.ArqToBindRow] = [
         {
@@ -131,7 +133,7 @@ def _consume_lease(
     """Bind the ARQs of a device context with a lease: they own the handles already.
 
     Their units were counted when the lease began. Raise Conflict, WrongState, Unavailable, and
-    ClaimLost with ``append``.
+    Retry with ``append``.
     """
     instance = requests_by_uuid[todo[0]["uuid"]].instance_uuid
     if instance is None:
@@ -153,7 +155,7 @@ def _consume_lease(
         return leases.consume(tx, todo, found, instance, first_slot, context)
     except db_exc.DBDuplicateEntry as exc:
         if append:  # a concurrent bind has the slots: the next attempt gets later ones
-            raise ClaimLost from None
+            raise Retry(SLOTS_TAKEN) from None
         raise Conflict(
             f"instance {instance} already has other accelerator requests", instance=instance
         ) from exc
@@ -270,4 +272,4 @@ def _reserve_instance_slots(
             f"instance {instance} already has other accelerator requests", instance=instance
         ) from exc
     if changed != len(todo):
-        raise ClaimLost
+        raise Retry("an ARQ, or the agent of its host, has changed")

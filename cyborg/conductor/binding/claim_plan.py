@@ -130,7 +130,7 @@ def claim_planned(
     """Claim the handles, enqueue the host work, and record who owns them.
 
     ``rows`` are the ARQs, which are BindStarted or Bound in this transaction, and ``updated`` are
-    the same with their new values. ``subject`` is that of the job. Raise NoHandle or ClaimLost.
+    the same with their new values. ``subject`` is that of the job. Raise NoHandle or Retry.
     """
     providers_to_clean = {
         row["provider"] for row in plan.deployables if CLEANING_ABILITIES & set(row["abilities"])

@@ -36,8 +36,18 @@ _RANDOM = random.Random()  # noqa: S311  (spreads load, no security purpose)
 os.register_at_fork(after_in_child=_RANDOM.seed)
 
 
-class ClaimLost(Exception):
-    """A concurrent transaction claimed a candidate handle. Roll back, and retry with ``wait``."""
+class Retry(Exception):
+    """A concurrent transaction has changed what this one needs. Roll back, and retry with ``wait``.
+
+    ``reason`` is what has changed, for the log.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+ClaimLost = Retry  # the former name, which attachments catch
 
 
 def claim(
@@ -58,7 +68,7 @@ def claim(
     the column ``needs_cleaning`` of such a handle is set with the claim. ``handle`` is the uuid of
     the only handle to claim. With ``check_host``, Placement must have the providers: the caller has
     called ``check_available`` before. ``honoured`` are the uuids of the providers whose cordon does
-    not count. Raise NoHandle, NotFound or ClaimLost.
+    not count. Raise NoHandle, NotFound or Retry.
     """
     deployables = [_without_cordon(r) if r["provider"] in honoured else r for r in deployables]
     units = Counter(demand.provider for demand in demands)
@@ -80,7 +90,7 @@ def claim(
     if len(free_handles) < len(demands):
         # Without ``wait``, handles may be locked out of order: waiting now could be a deadlock.
         if not wait:
-            raise ClaimLost
+            raise Retry("too few handles are free and unlocked")
         raise _explain_no_handle(
             tx, demands, deployables, handle, check_host=check_host, honoured=honoured
         )
@@ -100,7 +110,7 @@ def claim(
         honoured=[row["deployable_id"] for row in deployables if row["provider"] in honoured],
     )
     if claimed != len(owners):
-        raise ClaimLost
+        raise Retry("a chosen handle was claimed, or its provider was cordoned")
     return {arq: rows[handle_id] for arq, handle_id in chosen.items()}
 
 
@@ -117,7 +127,7 @@ def check_available(tx: sa.Connection, demands: Sequence[Demand]) -> None:
     states = _read_states(tx, demands, check_host=True)
     failures = find_claim_failures(demands, states)
     if not failures:
-        raise ClaimLost  # it is available again
+        raise Retry("an unavailable host or provider is available again")
     reasons: dict[str, list[dict[str, object]]] = {arq_uuid: [] for arq_uuid in failures}
     raise put_first(reasons, failures, demands, _count_handles(states))
 
@@ -200,7 +210,7 @@ def _list_rejections(
 ) -> Exception:
     """Return the NoHandle error with all predicates that the handles fail, or another one.
 
-    It is ClaimLost if a handle can be claimed now, NotFound if the only ``handle`` was deleted.
+    It is Retry if a handle can be claimed now, NotFound if the only ``handle`` was deleted.
     """
     by_id = {row["deployable_id"]: row for row in deployables}
     handles = handle_claims.all_handles(tx, sorted(by_id))
@@ -225,7 +235,7 @@ def _list_rejections(
                 none = describe_rejection(demand, NO_HANDLES, 0)
                 exc.details["reasons"][demand.arq_uuid].append(none)
         return exc
-    return ClaimLost()  # a handle was released since the first query, or was not locked by it
+    return Retry("a handle was released since the first query, or was not locked by it")
 
 
 def _without_cordon(row: ClaimedProviderRow) -> ClaimedProviderRow:

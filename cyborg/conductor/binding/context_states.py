@@ -12,7 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from cyborg.conductor.binding.claims import ClaimLost
+from cyborg.conductor.binding.claims import Retry
 from cyborg.conductor.notifications.notifications import ArqEventRecorder
 from cyborg.core.binding.profile import is_for_host
 from cyborg.core.contexts.refusals import ContextFailure, make_refusal
@@ -58,7 +58,7 @@ def claim_contexts(
     """Bind the contexts of locked ARQs to an instance or a host, before handles are claimed.
 
     Raise what ``lock_contexts`` raises, WrongState if a context is in use or in error, and, with
-    ``check_host``, ClaimLost if the agent of the host is down.
+    ``check_host``, Retry if the agent of the host is down.
     """
     contexts = lock_contexts(
         tx,
@@ -75,7 +75,7 @@ def claim_contexts(
     if changed != len(contexts):
         unused = [row for row in contexts.values() if row["state"] in USABLE]
         if check_host and len(unused) == len(contexts):
-            raise ClaimLost
+            raise Retry("the agent of the host of a device context is down")
         raise _wrong_state(store.lock(tx, contexts))
 
 

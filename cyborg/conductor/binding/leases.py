@@ -13,7 +13,7 @@ from datetime import datetime
 import sqlalchemy as sa
 
 from cyborg.conductor.binding.claim_plan import BindContext, BindResult, claim_planned, make_plan
-from cyborg.conductor.binding.claims import ClaimLost, check_available
+from cyborg.conductor.binding.claims import Retry, check_available
 from cyborg.conductor.binding.limits import check_bind
 from cyborg.conductor.custody import entries
 from cyborg.core.binding.arqs import BindRequest
@@ -47,7 +47,7 @@ def reserve(
     """Start the next lease of a locked context; ``rows`` are all its ARQs, which own no handle.
 
     ``providers`` has the provider of each group, by its number. Raise NotFound, OverLimit,
-    NoHandle, ClaimLost, and ProjectsMissing of ``limits``.
+    NoHandle, Retry, and ProjectsMissing of ``limits``.
     """
     by_arq = {row["uuid"]: providers[row["device_profile_group_id"]] for row in rows}
     plan = make_plan(tx, rows, hostname, by_arq)
@@ -58,7 +58,7 @@ def reserve(
     state = ContextState.RESERVING if plan.to_prepare else ContextState.RESERVED
     epoch = device_context["epoch"] + 1
     if not states.start_lease(tx, device_context["id"], state, hostname, epoch, expires_at):
-        raise ClaimLost
+        raise Retry("the device context, or the agent of the host, has changed")
     changed = store.bind(
         tx,
         providers={row["id"]: by_arq[row["uuid"]] for row in rows},
@@ -70,7 +70,7 @@ def reserve(
         owner_verified=True,
     )
     if changed != len(rows):
-        raise ClaimLost
+        raise Retry("an ARQ of the device context has changed")
     updated: list[store.ArqRow] = [
         {
             **row,
@@ -154,7 +154,7 @@ def consume(
         owner_verified=True,
     )
     if changed != len(ids):
-        raise ClaimLost
+        raise Retry("an ARQ of the lease has changed")
     updated: list[store.ArqRow] = [{**row, "instance_uuid": instance} for row in rows]
     entries.record_assigned(tx, updated, context.now)
     return BindResult(updated, pending)

@@ -175,7 +175,7 @@ class UnifiedLimits:
                 self._entries.popitem(last=False)
 
 
-MAX_ATTEMPTS = 4
+MAX_MISSES = 4
 """Transactions of one call: a transaction finds out which projects it needs under its locks."""
 
 
@@ -251,21 +251,38 @@ class LimitEnforcer:
         ``projects`` are those that are known before. If ``work`` raises ProjectsMissing, it runs
         again with the limits of these projects too. Raise Unavailable.
         """
-        limits = ProjectLimits(self._source)
-        for name in projects:
-            if name is not None:
-                limits.find(name)
-        for _ in range(MAX_ATTEMPTS):
+        limits = self.find_limits(projects)
+        for _ in range(MAX_MISSES):
             try:
                 return work(limits)
             except ProjectsMissing as exc:
                 missing = exc.projects
-            for name in missing:
-                if name in limits:
-                    insert_row(self._uow, name)
-                else:
-                    limits.find(name)
-        raise Unavailable("the projects of the accelerator requests change concurrently, retry")
+            self.add_missing(limits, missing)
+        raise projects_change()
+
+    def find_limits(self, projects: Iterable[str | None]) -> ProjectLimits:
+        """Return the limits of projects for one call. Raise Unavailable."""
+        limits = ProjectLimits(self._source)
+        for name in projects:
+            if name is not None:
+                limits.find(name)
+        return limits
+
+    def add_missing(self, limits: ProjectLimits, projects: Collection[str]) -> None:
+        """Add what a transaction lacked: the limits of projects, or their rows to lock.
+
+        Call this outside a transaction: it queries keystone. Raise Unavailable.
+        """
+        for name in projects:
+            if name in limits:
+                insert_row(self._uow, name)
+            else:
+                limits.find(name)
+
+
+def projects_change() -> Unavailable:
+    """Return the error of a call whose transactions need other projects at each attempt."""
+    return Unavailable("the projects of the accelerator requests change concurrently, retry")
 
 
 class LimitLookup:

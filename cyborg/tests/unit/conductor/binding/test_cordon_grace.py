@@ -12,7 +12,7 @@ from cyborg.conductor.binding.arqs import Arqs
 from cyborg.conductor.binding.binder import MAX_ATTEMPTS, InstanceAllocations
 from cyborg.conductor.binding.binding import bind
 from cyborg.conductor.binding.claim_plan import AllocationsUnread, BindContext
-from cyborg.conductor.binding.claims import ClaimLost
+from cyborg.conductor.binding.claims import Retry
 from cyborg.conductor.inventory.devices import Devices
 from cyborg.core.binding.arqs import BindRequest
 from cyborg.core.errors import NoHandle, Unavailable
@@ -239,7 +239,7 @@ def test_query_of_placement_uses_up_no_attempt(sqlite_engine: sa.Engine) -> None
         if context.allocated is None:
             raise AllocationsUnread("instance")
         if len(calls) <= MAX_ATTEMPTS:
-            raise ClaimLost
+            raise Retry("taken")
         return dict(context.allocated)
 
     assert binder.run([], binder.make_context(), claim) == {"provider": 1}
@@ -260,3 +260,23 @@ def test_full_device_in_grace_says_that_its_handles_are_taken(sqlite_engine: sa.
 def test_bind_without_grace_honours_no_cordon_that_begins_during_it() -> None:
     """Binds of attachments have no grace: they could not read the allocations."""
     assert not is_in_grace(START + timedelta(milliseconds=5), START, 0.0)
+
+
+def test_bind_that_is_undone_at_each_attempt_logs_the_reasons(
+    sqlite_engine: sa.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    env = Env(sqlite_engine)
+    binder = Arqs(env.conf, env.uow).binder
+    reasons = iter(
+        ["a slot was taken", "a handle was taken", "the agent is down", "an ARQ changed"]
+    )
+
+    def claim(tx: sa.Connection, context: BindContext, wait: bool) -> None:
+        raise Retry(next(reasons))
+
+    with pytest.raises(NoHandle, match="4 attempts"):
+        binder.run([], binder.make_context(), claim)
+    assert (
+        "Bind was undone at each attempt: a slot was taken; a handle was taken; the agent is down; "
+        "an ARQ changed" in caplog.text
+    )

@@ -19,7 +19,7 @@ from cyborg.conductor.binding import binding
 from cyborg.conductor.binding.arqs import Arqs
 from cyborg.conductor.binding.binder import MAX_ATTEMPTS
 from cyborg.conductor.binding.claim_plan import BindContext, BindResult
-from cyborg.conductor.binding.claims import ClaimLost
+from cyborg.conductor.binding.claims import Retry
 from cyborg.conductor.binding.context_states import record_claimed
 from cyborg.conductor.binding.limits import (
     LimitEnforcer,
@@ -100,7 +100,7 @@ class AttachedDevices:
             bind = partial(self._bind, work=work, found=found, wait=attempt > 0)
             try:
                 work.complete_step(bind)
-            except ClaimLost:
+            except Retry:
                 continue
             except db_exc.DBReferenceError as exc:
                 raise NotFound(f"{work.selected} does not exist any more") from exc

@@ -14,7 +14,7 @@ from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
 from cyborg.conductor.binding import binding
 from cyborg.conductor.binding.binder import MAX_ATTEMPTS
 from cyborg.conductor.binding.claim_plan import BindContext, BindResult
-from cyborg.conductor.binding.claims import ClaimLost
+from cyborg.conductor.binding.claims import Retry
 from cyborg.conductor.binding.creation import copy_arq
 from cyborg.conductor.custody import entries as custody
 from cyborg.conductor.notifications.notifications import ArqEventRecorder
@@ -65,7 +65,7 @@ class Successors:
         for attempt in range(MAX_ATTEMPTS):
             try:
                 work.complete_step(partial(self._bind, work=work, wait=attempt > 0))
-            except ClaimLost:
+            except Retry:
                 continue
             self._wake_jobs()
             self._wake_outbox()

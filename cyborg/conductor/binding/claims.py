@@ -47,9 +47,6 @@ class Retry(Exception):
         self.reason = reason
 
 
-ClaimLost = Retry  # the former name, which attachments catch
-
-
 def claim(
     tx: sa.Connection,
     demands: Sequence[Demand],

@@ -18,7 +18,7 @@ from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement
 from cyborg.conductor.audit.collect import SourceCollector
 from cyborg.conductor.audit.repair import RepairExecutor
-from cyborg.conductor.common.work_lease import new_owner
+from cyborg.conductor.common.work_lease import LeaseLost, Leasing, WorkLease
 from cyborg.conductor.custody.check import ChainChecker
 from cyborg.core.audit.compare import compare
 from cyborg.core.audit.sources import Finding, Kind, Source, State, confirmed
@@ -36,10 +36,6 @@ PAGE_SIZE = 100  # hosts whose names are read together
 MAX_FINDINGS = 1000  # findings that are stored for one audit
 
 
-class LeaseLost(Exception):
-    """Another conductor has taken over the audit, or this conductor is stopping. Not an error."""
-
-
 class AuditLease:
     """An audit that this conductor has leased and runs. Every write checks the lease."""
 
@@ -47,25 +43,14 @@ class AuditLease:
         self,
         uow: UnitOfWork,
         row: store.LeasedAuditRow,
-        owner: str,
-        seconds: float,
+        lease: WorkLease,
         stopped: threading.Event,
-        *,
-        now: Callable[[], datetime],
-        clock: Callable[[], float],
     ) -> None:
-        """``row`` is the audit's row before the lease, ``seconds`` the duration of the lease.
-
-        ``clock`` returns monotonic seconds.
-        """
+        """``row`` is the audit's row before the lease."""
         self._uow = uow
         self._row = row
-        self._owner = owner
-        self._seconds = seconds
+        self._lease = lease
         self._stopped = stopped
-        self._now = now
-        self._clock = clock
-        self._renewed = clock()
         self._hosts_done = row["hosts_done"]
         self._num_findings = row["num_findings"]
         self._findings: list[Any] = list(row["findings"])
@@ -88,15 +73,13 @@ class AuditLease:
     def renew_if_due(self) -> None:
         """Renew the lease if a third of its duration is over. Raise LeaseLost."""
         if self._stopped.is_set():
-            self._uow.run(lambda tx: store.release(tx, self.uuid, self._owner))
+            self._uow.run(lambda tx: store.release(tx, self.uuid, self._lease.owner))
             raise LeaseLost
-        if self._clock() - self._renewed < self._seconds / 3:
-            return
-        if not self._uow.run(
-            lambda tx: store.renew(tx, self.uuid, self._owner, self._expires_at())
-        ):
-            raise LeaseLost
-        self._renewed = self._clock()
+        if self._lease.needs_renewal():
+            owner = self._lease.owner
+            self._lease.renew(
+                lambda until: self._uow.run(lambda tx: store.renew(tx, self.uuid, owner, until))
+            )
 
     def record(
         self, host: str, findings: Sequence[Finding], repairs: RepairExecutor | None
@@ -114,21 +97,20 @@ class AuditLease:
         added = self._append_findings(host, results)
         self._hosts_done += 1
         self._num_findings += len(findings)
-        leased = self._uow.run(
-            lambda tx: store.record_progress(
-                tx,
-                self.uuid,
-                self._owner,
-                host=host,
-                hosts_done=self._hosts_done,
-                num_findings=self._num_findings,
-                findings=self._findings if added else None,
-                until=self._expires_at(),
+        self._lease.renew(
+            lambda until: self._uow.run(
+                lambda tx: store.record_progress(
+                    tx,
+                    self.uuid,
+                    self._lease.owner,
+                    host=host,
+                    hosts_done=self._hosts_done,
+                    num_findings=self._num_findings,
+                    findings=self._findings if added else None,
+                    until=until,
+                )
             )
         )
-        if not leased:
-            raise LeaseLost
-        self._renewed = self._clock()
 
     def finish(self, state: State, error: str | None = None) -> bool:
         """Record the end of the audit; return False if the lease was lost."""
@@ -141,7 +123,8 @@ class AuditLease:
                 self._num_findings,
                 audit=self.uuid,
             )
-        return self._uow.run(lambda tx: store.end(tx, self.uuid, self._owner, state, error))
+        self._lease.ended()
+        return self._uow.run(lambda tx: store.end(tx, self.uuid, self._lease.owner, state, error))
 
     def _append_findings(self, host: str, results: Sequence[Mapping[str, Any]]) -> bool:
         """Append findings up to MAX_FINDINGS; return whether the list of findings has changed.
@@ -156,9 +139,6 @@ class AuditLease:
             message = f"there are more findings than the limit of {MAX_FINDINGS}"
             self._findings.append(Finding(host, Kind.TOO_MANY, "audit", message).to_dict())
         return True
-
-    def _expires_at(self) -> datetime:
-        return self._now() + timedelta(seconds=self._seconds)
 
 
 RECHECK_DELAY = 3.0  # seconds before a recheck: a report and its publishing take less
@@ -195,12 +175,13 @@ class AuditRunner:
         self._nova = nova
         self._repairs = repairs
         self._now = now or uow.clock
-        self._clock = clock
         self._stopped = threading.Event()
         self._wait = wait or self._stopped.wait
-        slowest = max(conf.placement.request_timeout, conf.rpc.timeout, conf.nova.request_timeout)
+        self._slowest = max(
+            conf.placement.request_timeout, conf.rpc.timeout, conf.nova.request_timeout
+        )
         self._chains = ChainChecker(conf, uow, now=self._now)
-        self._lease = max(conf.conductor.lease_timeout, 3 * slowest)
+        self._leasing = Leasing(conf, "audits", now=self._now, clock=clock, requests=3)
 
     def create(self, host: str | None, repair: bool) -> dict[str, Any]:
         """Enqueue an audit of a host, or of all hosts; return its uuid.
@@ -229,26 +210,16 @@ class AuditRunner:
         """Run audits that are pending or whose lease has expired; return the number that ended."""
         ended = 0
         while not self._stopped.is_set():
-            owner = new_owner(self._conf.host)
-            now = self._now()
+            lease = self._leasing.begin(request_timeout=self._slowest)
             row = self._uow.run(
-                lambda tx, owner=owner, now=now: store.lease(  # type: ignore[misc]
-                    tx, owner=owner, now=now, until=now + timedelta(seconds=self._lease)
+                lambda tx, lease=lease: store.lease(  # type: ignore[misc]
+                    tx, owner=lease.owner, now=lease.start, until=lease.until
                 )
             )
             if row is None:
                 break
-            ended += self._run(
-                AuditLease(
-                    self._uow,
-                    row,
-                    owner,
-                    self._lease,
-                    self._stopped,
-                    now=self._now,
-                    clock=self._clock,
-                )
-            )
+            lease.taken(1)
+            ended += self._run(AuditLease(self._uow, row, lease, self._stopped))
         return ended
 
     def sweep(self) -> int:
@@ -287,7 +258,6 @@ class AuditRunner:
                 lease.record(host, findings, repairs)
             return lease.finish(State.DONE)
         except LeaseLost:
-            LOG.info("Audit lease lost, another conductor continues", audit=lease.uuid)
             return False
         except Exception as exc:
             if is_expected(exc):

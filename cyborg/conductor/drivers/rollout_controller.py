@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from oslo_config import cfg
 
 from cyborg.conductor.common.calls import make_stale_error
-from cyborg.conductor.common.work_lease import new_owner
+from cyborg.conductor.common.work_lease import Leasing, new_owner
 from cyborg.conductor.drivers.rollout_steps import (
     GenerationNotifier,
     HostGeneration,
@@ -95,20 +95,16 @@ class RolloutController:
         self._step_executor = StepExecutor(
             conf, notices or NotificationBuilder(conf, now=self._now), self._now
         )
+        # One owner for all rounds: a job that it had before is no job taken over from another.
         self._owner = new_owner(conf.host)
+        self._leasing = Leasing(conf, "driver rollouts", now=self._now)
         self._stopped = threading.Event()
 
     def run_once(self) -> int:
         """Process every job that is due; return their number."""
         count = 0
         while not self._stopped.is_set():
-            now = self._now()
-            until = now + timedelta(seconds=self._conf.conductor.lease_timeout)
-            rows = self._uow.run(
-                lambda tx, now=now, until=until: store.lease(  # type: ignore[misc]
-                    tx, owner=self._owner, now=now, until=until, limit=BATCH_SIZE
-                )
-            )
+            rows = self._uow.run(self._lease)
             requeue = False
             for row in rows:
                 requeue |= self._process(row)
@@ -116,6 +112,15 @@ class RolloutController:
             if len(rows) < BATCH_SIZE and not requeue:
                 break
         return count
+
+    def _lease(self, tx: sa.Connection) -> Sequence[JobRow]:
+        lease = self._leasing.begin(owner=self._owner)
+        rows = store.lease(
+            tx, owner=lease.owner, now=lease.start, until=lease.until, limit=BATCH_SIZE
+        )
+        if rows:
+            lease.taken(len(rows))
+        return rows
 
     def _process(self, row: JobRow) -> bool:
         """Run one iteration of a job; return whether to requeue it. Raise Unavailable.

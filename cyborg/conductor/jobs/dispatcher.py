@@ -19,7 +19,7 @@ from oslo_config import cfg
 
 from cyborg import tracing
 from cyborg.conductor.common.calls import check_epoch
-from cyborg.conductor.common.work_lease import new_owner
+from cyborg.conductor.common.work_lease import Leasing, new_owner
 from cyborg.conductor.custody import entries
 from cyborg.conductor.jobs import completion, partitioning
 from cyborg.conductor.jobs.cancellation import abandon_cleaning
@@ -110,7 +110,9 @@ class JobDispatcher:
         )
         self._max_hosts = max_hosts
         self._metrics = metrics or MetricRecorder()
+        # One owner for all rounds: a job that it had before is no job taken over from another.
         self._owner = new_owner(conf.host)
+        self._leasing = Leasing(conf, "jobs", now=self._now)
         self._stopped = threading.Event()
         self._lock = threading.Lock()
         self._queues: dict[str, deque[store.JobRow]] = {}
@@ -182,13 +184,16 @@ class JobDispatcher:
             return BATCH_SIZE if len(self._queues) < self._max_hosts else 0
 
     def _lease(self, limit: int) -> Sequence[store.JobRow]:
-        now = self._now()
-        until = now + timedelta(seconds=self._conf.conductor.lease_timeout)
+        lease = self._leasing.begin(owner=self._owner)
 
-        def lease(tx: sa.Connection) -> Sequence[store.JobRow]:
-            rows = store.lease(tx, owner=self._owner, now=now, until=until, limit=limit)
+        def take(tx: sa.Connection) -> Sequence[store.JobRow]:
+            rows = store.lease(
+                tx, owner=lease.owner, now=lease.start, until=lease.until, limit=limit
+            )
+            if rows:
+                lease.taken(len(rows), min(row["next_try_at"] for row in rows))
             others = [row for row in rows if row["owner"] not in (None, self._owner)]
-            self_heal.increment(tx, CorrectiveAction.JOBS_TAKEN_OVER, len(others), now)
+            self_heal.increment(tx, CorrectiveAction.JOBS_TAKEN_OVER, len(others), lease.start)
             for row in others:
                 LOG.info(
                     "Took over a job, because the lease of its owner %s has expired",
@@ -198,7 +203,7 @@ class JobDispatcher:
                 )
             return rows
 
-        return self._uow.run(lease)
+        return self._uow.run(take)
 
     def _start(self, row: store.JobRow) -> threading.Thread | None:
         """Process a job in the thread of its host; without threads if ``max_hosts`` is 1."""

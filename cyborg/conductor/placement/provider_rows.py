@@ -1,18 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of providers: leases for calls to Placement, and conversion to bodies of its API."""
+"""Rows of providers: their order by host, and conversion to bodies of Placement's API."""
 
 import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from datetime import datetime, timedelta
 from operator import itemgetter
 from typing import Any, TypeVar
 
-from oslo_config import cfg
-
-from cyborg.clients.placement import Placement, ProviderSummary
-from cyborg.conductor.common.work_lease import new_owner
+from cyborg.clients.placement import ProviderSummary
 from cyborg.core import placement
 from cyborg.core.inventory import device_state
 from cyborg.core.placement import DeployableState, Inventory, Provider
@@ -72,23 +67,6 @@ def _to_deployable(row: DesiredProviderRow) -> DeployableState:
 
 
 ProviderRow = TypeVar("ProviderRow", LeasedProviderRow, VerifiedProviderRow)
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """A lease of rows until ``until``; no call may start after ``end``, a monotonic time."""
-
-    owner: str
-    until: datetime
-    end: float
-
-
-def new_lease(conf: cfg.ConfigOpts, placement: Placement, now: datetime, clock: float) -> Lease:
-    """Return a lease from ``now``, at ``clock`` monotonic seconds, that outlives its last call."""
-    timeout = placement.timeout
-    length = max(conf.conductor.lease_timeout, 3 * timeout)
-    until = now + timedelta(seconds=length)
-    return Lease(new_owner(conf.host), until, clock + length - timeout)
 
 
 def group_by_host(rows: Iterable[ProviderRow]) -> list[tuple[str, list[ProviderRow]]]:

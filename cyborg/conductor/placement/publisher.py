@@ -17,9 +17,10 @@ from oslo_config import cfg
 
 from cyborg import tracing
 from cyborg.clients.placement import Placement, ProviderSummary
+from cyborg.conductor.common.work_lease import Leasing, WorkLease
 from cyborg.conductor.placement import provider_rows
 from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
-from cyborg.conductor.placement.provider_rows import group_by_host, new_lease
+from cyborg.conductor.placement.provider_rows import group_by_host
 from cyborg.conductor.placement.reconciler import ProviderReconciler, order_by_depth
 from cyborg.core.errors import CyborgError, InUse, NotFound, Unavailable
 from cyborg.core.log import get_logger, log_fields
@@ -77,10 +78,9 @@ class _BatchResult:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Leased rows with their desired state. ``lease_end`` is a time of the monotonic clock."""
+    """Leased rows with their desired state."""
 
-    owner: str
-    lease_end: float
+    lease: WorkLease
     rows: Sequence[LeasedProviderRow]
     desired: Mapping[str, DesiredProviderRow]
 
@@ -105,6 +105,9 @@ class Publisher:
         self._reconciler = ProviderReconciler(placement)
         self._now = now or uow.clock
         self._clock = clock
+        self._leasing = Leasing(
+            conf, "providers to publish", now=self._now, clock=clock, requests=3
+        )
         self._failure_log = RateLimitedLogger(clock, LOG)
         self._failure_lock = threading.Lock()  # of the next two
         self._consecutive_failures = 0
@@ -132,7 +135,9 @@ class Publisher:
         batch = self._uow.run(self._lease_batch)
         while batch is not None:
             result = self._publish_batch(batch)
-            unanswered += [(batch.owner, uuid, error) for uuid, error in result.unanswered.items()]
+            unanswered += [
+                (batch.lease.owner, uuid, error) for uuid, error in result.unanswered.items()
+            ]
             count += len(result.published) + len(result.deleted)
             batch = self._uow.run(
                 lambda tx, batch=batch, result=result: self._record_and_lease(  # type: ignore[misc]
@@ -151,13 +156,13 @@ class Publisher:
         """
         if self._stopped.is_set():
             return None
-        clock, now = self._clock(), self._now()
-        lease = new_lease(self._conf, self._placement, now, clock)
-        rows = store.lease(tx, owner=lease.owner, now=now, until=lease.until, limit=BATCH)
+        lease = self._leasing.begin(request_timeout=self._placement.timeout)
+        rows = store.lease(tx, owner=lease.owner, now=lease.start, until=lease.until, limit=BATCH)
         if not rows:
             return None
+        lease.taken(len(rows))
         desired = deployables.desired_state(tx, [row["uuid"] for row in rows])
-        return _Batch(lease.owner, lease.end, rows, {row["uuid"]: row for row in desired})
+        return _Batch(lease, rows, {row["uuid"]: row for row in desired})
 
     def _record_and_lease(
         self, tx: sa.Connection, batch: _Batch, result: _BatchResult, end: float
@@ -202,7 +207,7 @@ class Publisher:
             kind = tracing.SpanKind.INTERNAL
             span = tracing.root_span("placement.publish", None, kind, host=host)
             with log_fields(host=host), span:
-                self._publish_host(host, rows, batch.desired, batch.lease_end, result)
+                self._publish_host(host, rows, batch.desired, batch.lease, result)
         except CyborgError as exc:
             failure = exc
         except Exception:
@@ -222,10 +227,10 @@ class Publisher:
         host: str,
         rows: Sequence[LeasedProviderRow],
         desired: Mapping[str, DesiredProviderRow],
-        lease_end: float,
+        lease: WorkLease,
         result: _BatchResult,
     ) -> None:
-        if self._must_stop(lease_end):
+        if self._must_stop(lease):
             return
         root, missing_node = None, None
         if any(row["uuid"] in desired for row in rows):
@@ -237,15 +242,15 @@ class Publisher:
         desired_rows = [desired[row["uuid"]] for row in rows if row["uuid"] in desired]
         providers = provider_rows.desired_providers(root.uuid, desired_rows) if root else {}
         for row in order_by_depth(rows, tree, providers):
-            if self._must_stop(lease_end):
+            if self._must_stop(lease):
                 return
             uuid = row["uuid"]
             failure: CyborgError | None = None
             try:
                 if uuid in desired and missing_node is not None:
-                    self._cordon_in_place(desired[uuid], tree.get(uuid), lease_end)
+                    self._cordon_in_place(desired[uuid], tree.get(uuid), lease)
                     raise missing_node
-                state = self._publish_provider(row, providers.get(uuid), tree, result, lease_end)
+                state = self._publish_provider(row, providers.get(uuid), tree, result, lease)
             except CyborgError as exc:
                 failure = exc
             except Exception:
@@ -287,8 +292,8 @@ class Publisher:
             result, row, failure.message, missing_node if failure is missing_node else None
         )
 
-    def _must_stop(self, lease_end: float) -> bool:
-        return self._stopped.is_set() or self._placement_down or self._clock() > lease_end
+    def _must_stop(self, lease: WorkLease) -> bool:
+        return self._stopped.is_set() or self._placement_down or not lease.has_time()
 
     def _find_compute_node(
         self, host: str, *, refresh: bool
@@ -327,7 +332,7 @@ class Publisher:
         return tree
 
     def _cordon_in_place(
-        self, row: DesiredProviderRow, summary: ProviderSummary | None, lease_end: float
+        self, row: DesiredProviderRow, summary: ProviderSummary | None, lease: WorkLease
     ) -> None:
         """Cordon an existing provider, without moving it, while the compute node is missing."""
         if summary is None or not provider_rows.is_cordoned(row):
@@ -335,7 +340,7 @@ class Publisher:
         (desired,) = provider_rows.desired_providers(summary.uuid, [row]).values()
         desired = replace(desired, name=summary.name, parent_uuid=summary.parent_uuid)
         self._reconciler.reconcile(
-            summary.uuid, desired, summary, lease_expired=lambda: self._clock() > lease_end
+            summary.uuid, desired, summary, lease_expired=lambda: not lease.has_time()
         )
 
     def _publish_provider(
@@ -344,7 +349,7 @@ class Publisher:
         desired: Provider | None,
         tree: Mapping[str, ProviderSummary],
         result: _BatchResult,
-        lease_end: float,
+        lease: WorkLease,
     ) -> PlacementState:
         outcome = self._reconciler.reconcile(
             row["uuid"],
@@ -354,7 +359,7 @@ class Publisher:
             may_evict=lambda: (
                 row["evict"] and self._uow.run(lambda tx: store.may_evict(tx, row["uuid"]))
             ),
-            lease_expired=lambda: self._clock() > lease_end,
+            lease_expired=lambda: not lease.has_time(),
         )
         if outcome.drift:
             result.repaired += 1
@@ -426,7 +431,7 @@ class Publisher:
         result.failed.append((row, error, delay))
 
     def _record(self, tx: sa.Connection, batch: _Batch, result: _BatchResult) -> None:
-        now, owner = self._now(), batch.owner
+        now, owner = self._now(), batch.lease.owner
         store.record_published(tx, owner, result.published, now)
         store.delete_published(tx, owner, result.deleted)
         store.record_failures(
@@ -442,3 +447,4 @@ class Publisher:
         store.schedule_verification_of_settled(tx, sorted(result.hosts_without_compute_node), now)
         if remaining := [row["uuid"] for row in batch.rows if not result.has_result(row)]:
             store.release(tx, owner, remaining)
+        batch.lease.ended()

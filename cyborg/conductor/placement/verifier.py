@@ -18,9 +18,10 @@ import sqlalchemy as sa
 from oslo_config import cfg
 
 from cyborg.clients.placement import Placement, ProviderSummary
+from cyborg.conductor.common.work_lease import Leasing, WorkLease
 from cyborg.conductor.placement import provider_rows
 from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
-from cyborg.conductor.placement.provider_rows import group_by_host, new_lease
+from cyborg.conductor.placement.provider_rows import group_by_host
 from cyborg.core import placement as core
 from cyborg.core.errors import CyborgError, Invalid, NotFound, Unavailable
 from cyborg.core.hosts import NO_IDENTITY, Identity
@@ -65,14 +66,12 @@ class _Batch:
 
     def __init__(
         self,
-        owner: str,
-        lease_end: float,
+        lease: WorkLease,
         rows: Sequence[VerifiedProviderRow],
         identities: Mapping[str, object],
     ) -> None:
-        """``lease_end`` is a time of the monotonic clock; ``identities`` are those of the hosts."""
-        self.owner = owner
-        self.lease_end = lease_end
+        """``identities`` are those of the hosts."""
+        self.lease = lease
         self.rows = rows
         self._identities = identities
         self.unchanged: list[int] = []
@@ -132,6 +131,7 @@ class ProviderVerifier:
         self._wake_publisher = wake_publisher
         self._now = now or uow.clock
         self._clock = clock
+        self._leasing = Leasing(conf, "providers to verify", now=self._now, clock=clock, requests=3)
         self._compute_nodes = ComputeNodeResolver(placement, uow)
         self._stopped = threading.Event()
         self._late_log = RateLimitedLogger(clock, LOG)
@@ -192,18 +192,23 @@ class ProviderVerifier:
         )
 
     def _lease_batch(self, tx: sa.Connection, age: timedelta, limit: int) -> _Batch | None:
-        clock, now = self._clock(), self._now()
-        lease = new_lease(self._conf, self._placement, now, clock)
+        lease = self._leasing.begin(request_timeout=self._placement.timeout)
         rows = store.lease_for_verification(
-            tx, owner=lease.owner, before=now - age, now=now, until=lease.until, limit=limit
+            tx,
+            owner=lease.owner,
+            before=lease.start - age,
+            now=lease.start,
+            until=lease.until,
+            limit=limit,
         )
         if not rows:
             return None
+        lease.taken(len(rows))
         hosts = {row["host"] for row in rows}
         known = services.identities(tx, hosts)
         identities = {host: known.get(host) for host in hosts}
         self._compute_nodes.preload(identities)
-        return _Batch(lease.owner, lease.end, rows, identities)
+        return _Batch(lease, rows, identities)
 
     def _verify_batch(self, batch: _Batch) -> None:
         """Verify leased providers and record the results.
@@ -234,7 +239,7 @@ class ProviderVerifier:
         return map_parallel("verification", func, items, self._conf.conductor.max_placement_calls)
 
     def _must_stop(self, batch: _Batch) -> bool:
-        return self._stopped.is_set() or self._clock() > batch.lease_end or batch.is_unanswered
+        return self._stopped.is_set() or not batch.lease.has_time() or batch.is_unanswered
 
     def _read_host(
         self, batch: _Batch, host: str, rows: Sequence[VerifiedProviderRow]
@@ -329,13 +334,14 @@ class ProviderVerifier:
 
     def _record(self, tx: sa.Connection, batch: _Batch) -> None:
         now = self._now()
-        store.record_unchanged(tx, batch.owner, batch.unchanged, now)
-        store.record_compared(tx, batch.owner, batch.compared, now)
-        store.schedule_verification_of_leased(tx, batch.owner, batch.different, now)
+        store.record_unchanged(tx, batch.lease.owner, batch.unchanged, now)
+        store.record_compared(tx, batch.lease.owner, batch.compared, now)
+        store.schedule_verification_of_leased(tx, batch.lease.owner, batch.different, now)
         done = {*batch.unchanged, *batch.compared, *batch.different}
         rest = [
             row["uuid"]
             for row in batch.rows
             if row["id"] not in done and row["host"] not in batch.failed_hosts
         ]
-        store.release(tx, batch.owner, rest)
+        store.release(tx, batch.lease.owner, rest)
+        batch.lease.ended()

@@ -1,27 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deliver outbox messages: at least once, in order, outside transactions, with limited retries.
+"""Deliver the messages of the outbox, to Nova and to notification listeners.
 
-A delivery is repeated if the conductor dies between the answer of the destination and its own
-commit. A failed message is retried after increasing delays, and becomes a dead letter in the end.
+The life of a message:
+
+1. A transaction that changes an object writes the message of the change. So there is a message for
+   each change that was committed, and none for a change that was rolled back.
+2. A worker leases the messages that are due (``WorkLease``), with the older ones of their subjects,
+   such as an instance: the messages of a subject are sent in the order in which they were written.
+3. It sends them in batches, outside of any transaction: the destination may take seconds.
+4. What was delivered is deleted. What was refused is due again later, after growing delays, and the
+   later messages of its subject wait for it. If the destination is unavailable, the messages that
+   were not sent are released.
+5. After ``[conductor] outbox_attempts`` failed attempts the message is a dead letter: it is kept
+   until an operator retries or deletes it, or it expires (``DeadLetters``).
+
+If a conductor is killed between 3 and 4, its lease expires and another one sends the messages
+again. So a message is delivered at least once, and its receiver ignores what it already knows.
 """
 
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import datetime
+from functools import partial
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from oslo_config import cfg
 
 from cyborg import tracing
-from cyborg.conductor.common.work_lease import new_owner
+from cyborg.conductor.common.work_lease import Leasing, WorkLease
 from cyborg.core.errors import Invalid, Unavailable
 from cyborg.core.log import MAX_TRACED_ATTEMPTS, get_logger
 from cyborg.core.text import sanitize
 from cyborg.db.outbox import write as store
+from cyborg.db.outbox.write import LeasedMessageRow
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.telemetry.recorder import DELIVERY_SECONDS, MetricRecorder
 from cyborg.threads.failures import JITTER, RateLimitedLogger, compute_delay
@@ -29,6 +45,7 @@ from cyborg.threads.failures import JITTER, RateLimitedLogger, compute_delay
 LOG = get_logger(__name__)
 
 BATCH = 64  # messages sent together
+BLOCKED = "an older message of the same subject failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +67,34 @@ class Channel:
     subject_field: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The destination has answered: an error for each message, None if it needs no retry."""
+
+    errors: list[str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The destination has refused the batch as a whole."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """The destination is unavailable, also for all further messages."""
+
+    error: str
+
+
+class _Round(NamedTuple):
+    """Number of messages of a lease that were delivered, and whether all of them were tried."""
+
+    delivered: int
+    complete: bool
+
+
 class OutboxWorker:
     """Outbox worker for one message kind. Safe to run in several conductors."""
 
@@ -68,8 +113,14 @@ class OutboxWorker:
         self._uow = uow
         self._channel = channel
         self._now = now or uow.clock
-        self._clock = clock
         self._metrics = metrics or MetricRecorder()
+        self._leasing = Leasing(
+            conf,
+            f"messages to {channel.destination}",
+            now=self._now,
+            clock=clock,
+            requests=2,  # one that times out, and the one after it
+        )
         self._failure_log = RateLimitedLogger(clock, LOG)
         self._stopped = threading.Event()
 
@@ -81,100 +132,105 @@ class OutboxWorker:
         """Deliver due messages until none is left or the destination fails; return their number."""
         delivered = 0
         while True:
-            lease = _Lease(self._conf, self._channel, self._now(), self._clock())
-            rows = self._lease_messages(lease)
-            # Later messages of a subject wait for a failed one.
-            failed: set[str] = set()
-            for batch in _batches(rows):
-                delivered += self._deliver(lease, batch, failed)
-            if lease.ended:
+            lease = self._leasing.begin(request_timeout=self._channel.send_timeout)
+            rows = self._uow.run(partial(self._take, lease))
+            round_ = self._deliver(lease, rows)
+            delivered += round_.delivered
+            if not round_.complete:
                 self._uow.run(lambda tx, owner=lease.owner: store.release(tx, owner))  # type: ignore[misc]
-            if lease.ended or len(rows) < BATCH:
+            if rows:
+                lease.ended()
+            if not round_.complete or len(rows) < BATCH:
                 return delivered
 
-    def _lease_messages(self, lease: "_Lease") -> Sequence[store.LeasedMessageRow]:
-        return self._uow.run(
-            lambda tx: store.lease(
-                tx,
-                self._channel.kind,
-                owner=lease.owner,
-                now=lease.start,
-                until=lease.until,
-                limit=BATCH,
-            )
+    def _take(self, lease: WorkLease, tx: sa.Connection) -> Sequence[LeasedMessageRow]:
+        """Lease due messages and return them."""
+        rows = store.lease(
+            tx,
+            self._channel.kind,
+            owner=lease.owner,
+            now=lease.start,
+            until=lease.until,
+            limit=BATCH,
         )
+        if rows:
+            lease.taken(len(rows), min(row["next_try_at"] for row in rows))
+        return rows
 
-    def _deliver(
-        self, lease: "_Lease", rows: Sequence[store.LeasedMessageRow], failed: set[str]
-    ) -> int:
-        """Send messages together; if the batch is rejected, send each subject separately.
+    def _deliver(self, lease: WorkLease, rows: Sequence[LeasedMessageRow]) -> _Round:
+        """Send leased messages, in batches, and record what became of each."""
+        delivered, failed_subjects = 0, set[str]()
+        batches = deque(_batches(rows))
+        while batches:
+            if self._stopped.is_set() or not lease.has_time():
+                return _Round(delivered, complete=False)
+            batch = batches.popleft()
+            if blocked := [row for row in batch if row["subject"] in failed_subjects]:
+                self._record_failures(lease, blocked, BLOCKED)
+            ready = [row for row in batch if row["subject"] not in failed_subjects]
+            if not ready:
+                continue
+            match self._send(ready):
+                case Delivered(errors):
+                    failed_subjects |= self._record_answers(lease, ready, errors)
+                    delivered += errors.count(None)
+                case Refused(_) if len(subjects := _by_subject(ready)) > 1:
+                    # One message may make the destination refuse all: find it.
+                    batches.extendleft(reversed(subjects))
+                case Refused(error):
+                    failed_subjects |= self._record_failures(lease, ready, error)
+                case Unreachable(error):
+                    self._failure_log.warn(
+                        f"Cannot deliver {len(ready)} or more messages to "
+                        f"{self._channel.destination}: {error}; retrying"
+                    )
+                    self._record_failures(lease, ready, error)
+                    return _Round(delivered, complete=False)
+        return _Round(delivered, complete=True)
 
-        Return the number of delivered messages. Add the subjects of failed messages to ``failed``.
-        """
-        if lease.ended or self._stopped.is_set() or not lease.has_time(self._clock()):
-            lease.ended = True
-            return 0
-        if blocked := [row for row in rows if row["subject"] in failed]:
-            self._record_failures(
-                lease, blocked, "an older message of the same subject failed", failed
-            )
-            rows = [row for row in rows if row["subject"] not in failed]
-            if not rows:
-                return 0
+    def _send(self, rows: Sequence[LeasedMessageRow]) -> Delivered | Refused | Unreachable:
+        """Send messages together."""
+        traces = [row["trace_context"] for row in rows if row["attempts"] < MAX_TRACED_ATTEMPTS]
         try:
             with tracing.remote_spans(
-                f"outbox.deliver {self._channel.kind}",
-                [row["trace_context"] for row in rows if row["attempts"] < MAX_TRACED_ATTEMPTS],
-                messages=len(rows),
+                f"outbox.deliver {self._channel.kind}", traces, messages=len(rows)
             ):
-                answers = self._channel.send([row["payload"] for row in rows])
+                return Delivered([*self._channel.send([row["payload"] for row in rows])])
         except Unavailable as exc:
-            lease.ended = True
-            error = exc.message
+            return Unreachable(exc.message)
         except Invalid as exc:
-            error = exc.message
-        else:
-            return self._record_answers(lease, rows, answers, failed)
-        if lease.ended:
-            self._failure_log.warn(
-                f"Cannot deliver {len(rows)} or more messages to {self._channel.destination}: "
-                f"{error}; retrying"
-            )
-        elif len(subjects := _by_subject(rows)) > 1:
-            return sum(self._deliver(lease, group, failed) for group in subjects)
-        self._record_failures(lease, rows, error, failed)
-        return 0
+            return Refused(exc.message)
 
     def _record_answers(
-        self,
-        lease: "_Lease",
-        rows: Sequence[store.LeasedMessageRow],
-        answers: Sequence[str | None],
-        failed: set[str],
-    ) -> int:
-        """Record the answer for each message; return the number of delivered messages."""
+        self, lease: WorkLease, rows: Sequence[LeasedMessageRow], errors: Sequence[str | None]
+    ) -> set[str]:
+        """Delete the delivered messages, and record the errors of the others.
+
+        Return the subjects that have failed.
+        """
         self._failure_log.recovered(self._channel.destination)
-        delivered = [row["id"] for row, error in zip(rows, answers, strict=True) if error is None]
+        delivered = [row for row, error in zip(rows, errors, strict=True) if error is None]
         if delivered:
-            self._uow.run(lambda tx: store.delete_delivered(tx, lease.owner, delivered))
+            ids = [row["id"] for row in delivered]
+            self._uow.run(lambda tx: store.delete_delivered(tx, lease.owner, ids))
             now = self._now()
-            for row, error in zip(rows, answers, strict=True):
-                if error is None:
-                    seconds = (now - row["created_at"]).total_seconds()
-                    self._metrics.observe(DELIVERY_SECONDS, seconds, self._channel.kind)
-        for error in sorted({answer for answer in answers if answer is not None}):
-            failed_rows = [
-                row for row, answer in zip(rows, answers, strict=True) if answer == error
-            ]
-            self._record_failures(lease, failed_rows, error, failed)
-        return len(delivered)
+            for row in delivered:
+                seconds = (now - row["created_at"]).total_seconds()
+                self._metrics.observe(DELIVERY_SECONDS, seconds, self._channel.kind)
+        failed_subjects = set[str]()
+        for error in sorted({error for error in errors if error is not None}):
+            failed = [row for row, answer in zip(rows, errors, strict=True) if answer == error]
+            failed_subjects |= self._record_failures(lease, failed, error)
+        return failed_subjects
 
     def _record_failures(
-        self, lease: "_Lease", rows: Sequence[store.LeasedMessageRow], error: str, failed: set[str]
-    ) -> None:
-        """Record a failed attempt for due messages; messages sent early keep their schedule."""
+        self, lease: WorkLease, rows: Sequence[LeasedMessageRow], error: str
+    ) -> set[str]:
+        """Record a failed attempt for due messages; messages sent early keep their schedule.
+
+        Return the subjects of all of them.
+        """
         error = sanitize(error)  # may contain text of the destination
-        failed |= {row["subject"] for row in rows}
         max_attempts = self._conf.conductor.outbox_attempts
         max_delay = self._channel.max_retry_delay
         delays = {
@@ -207,35 +263,15 @@ class OutboxWorker:
                     message_id=row["uuid"],
                     **fields,
                 )
+        return {row["subject"] for row in rows}
 
 
-class _Lease:
-    """Lease of a batch of messages, long enough for two requests that time out.
-
-    ``ended`` is set before this time if the destination is unavailable; messages that were not sent
-    are then released.
-    """
-
-    def __init__(self, conf: cfg.ConfigOpts, channel: Channel, now: datetime, clock: float) -> None:
-        self.owner = new_owner(conf.host)
-        self.start = now
-        self._send_timeout = channel.send_timeout
-        length = max(conf.conductor.lease_timeout, 2 * self._send_timeout)
-        self.until = now + timedelta(seconds=length)
-        self._end = clock + length
-        self.ended = False
-
-    def has_time(self, clock: float) -> bool:
-        """Return whether a request that starts now ends within the lease."""
-        return bool(clock + self._send_timeout <= self._end)
-
-
-def _batches(rows: Sequence[store.LeasedMessageRow]) -> Iterator[list[store.LeasedMessageRow]]:
+def _batches(rows: Sequence[LeasedMessageRow]) -> Iterator[list[LeasedMessageRow]]:
     """Split messages into batches of at most BATCH messages.
 
     The messages of one subject are in one batch, unless they are more than BATCH.
     """
-    batch: list[store.LeasedMessageRow] = []
+    batch: list[LeasedMessageRow] = []
     for group in _by_subject(rows):
         if batch and len(batch) + len(group) > BATCH:
             yield batch
@@ -248,6 +284,6 @@ def _batches(rows: Sequence[store.LeasedMessageRow]) -> Iterator[list[store.Leas
         yield batch
 
 
-def _by_subject(rows: Sequence[store.LeasedMessageRow]) -> list[list[store.LeasedMessageRow]]:
+def _by_subject(rows: Sequence[LeasedMessageRow]) -> list[list[LeasedMessageRow]]:
     ordered = sorted(rows, key=lambda row: (row["subject"], row["id"]))
     return [list(group) for _, group in itertools.groupby(ordered, lambda row: row["subject"])]

@@ -21,17 +21,16 @@ from cyborg import tracing
 from cyborg.conductor.common.calls import check_epoch
 from cyborg.conductor.common.work_lease import Leasing, new_owner
 from cyborg.conductor.custody import entries
-from cyborg.conductor.jobs import completion, partitioning
+from cyborg.conductor.jobs import answers, completion, partitioning
+from cyborg.conductor.jobs.answers import Answer, OpenJob
 from cyborg.conductor.jobs.cancellation import abandon_cleaning
 from cyborg.conductor.jobs.completion import JobResult
 from cyborg.conductor.notifications.notifications import ArqEventRecorder, NotificationBuilder
-from cyborg.core.binding.profile import KEY, AttachTarget
-from cyborg.core.errors import CyborgError, Invalid, NotFound, Unavailable
+from cyborg.core.errors import CyborgError, NotFound, Unavailable
 from cyborg.core.jobs.job import (
     AFTER_REBOOT,
     DRAINS,
     GIVE_UP_ATTEMPTS,
-    MAX_ERROR,
     AgentJobStatus,
     JobDecision,
     JobKind,
@@ -39,10 +38,9 @@ from cyborg.core.jobs.job import (
     decide,
     is_retried,
 )
-from cyborg.core.jobs.progress import Activity, parse_activity
-from cyborg.core.log import MAX_TRACED_ATTEMPTS, Remark, get_logger, log_fields
+from cyborg.core.jobs.progress import parse_activity
+from cyborg.core.log import Remark, get_logger, log_fields
 from cyborg.core.self_heal import CorrectiveAction
-from cyborg.core.text import sanitize
 from cyborg.core.validation import check_text, parse_uuid
 from cyborg.db import old_rows
 from cyborg.db.binding import write as arqs
@@ -52,32 +50,14 @@ from cyborg.db.totals import write as self_heal
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.contract import AgentAPI
 from cyborg.telemetry.recorder import BIND_SECONDS, BINDS, MetricRecorder
-from cyborg.threads.failures import JITTER, compute_delay
 
 LOG = get_logger(__name__)
 
 MAX_HOSTS = 64  # hosts whose agents are queried at the same time
 BATCH_SIZE = 64  # jobs that are leased together
 ROUND_TIMEOUT = 2.0  # seconds that a round waits for answers
-POLL_INTERVAL = 15.0  # seconds between two queries about a running job
-POLL_INTERVALS = {JobKind.PROGRAM: 5.0}
-"""Shorter intervals: an operator looks at the activity of the job."""
-MAX_RETRY_DELAYS = {JobKind.RELEASE: 600.0, JobKind.RESTORE: 60.0, JobKind.UNPLUG: 60.0}
-"""Maximum seconds between two attempts of a job; a server may wait for a restored device."""
-AFTER_REBOOT_DELAY = 60.0  # the same for a layout or image that is applied again
 RETENTION = timedelta(days=1)  # how long jobs that have ended can be looked up
-NO_REASON = "the agent gave no reason"
 PURGE_LIMIT = 1000  # ended jobs that one sweep deletes
-
-_SUBJECTS = {
-    str(JobKind.PREPARE): "instance",
-    str(JobKind.PROGRAM): "deployable",
-    str(JobKind.PARTITION): "device",
-    str(JobKind.RESTORE): "instance",
-    str(JobKind.PLUG): "instance",
-    str(JobKind.UNPLUG): "instance",
-}
-"""Log fields of the subjects of jobs."""
 
 
 class JobDispatcher:
@@ -144,8 +124,8 @@ class JobDispatcher:
         the host's agent.
         """
         uuid, host = parse_uuid(job, "job"), check_text("host", host)
-        status = _parse_state(state)
-        message = _clean_error(error)
+        status = answers.parse_state(state)
+        message = answers.clean_error(error)
         epoch = None if epoch is None else parse_uuid(epoch, "epoch")
 
         def read(tx: sa.Connection) -> store.JobRow | None:
@@ -156,13 +136,15 @@ class JobDispatcher:
         if row is None or row["host"] != host:
             raise NotFound(f"host {host} has no job {uuid}", job=uuid)
         if row["state"] != JobState.OPEN:
-            LOG.info("Result %s ignored, because the job has ended", status, **_log_fields(row))
+            LOG.info(
+                "Result %s ignored, because the job has ended", status, **answers.job_fields(row)
+            )
         elif status is not AgentJobStatus.RUNNING:
-            fields = _log_fields(row)
+            fields = answers.job_fields(row)
             with tracing.remote_span(
                 "job.complete", row["trace_context"], tracing.SpanKind.CONSUMER, **fields
             ):
-                self._record(row, status, message, row["owner"])
+                self._record(row, Answer(status, message), row["owner"])
 
     def sweep(self) -> int:
         """Repair objects without an open job, purge old jobs; return the number of objects."""
@@ -243,11 +225,11 @@ class JobDispatcher:
         ``unreachable_reason`` is set if the agent did not answer before: it is not queried again.
         Return why the agent is unreachable, None if it answered.
         """
-        fields = _log_fields(row)
+        fields = answers.job_fields(row)
         with (
             log_fields(**fields),
             tracing.remote_span(
-                "job.dispatch", _trace_context(row), tracing.SpanKind.CONSUMER, **fields
+                "job.dispatch", answers.open_trace(row), tracing.SpanKind.CONSUMER, **fields
             ),
         ):
             return self._process_leased(row, unreachable_reason)
@@ -258,16 +240,16 @@ class JobDispatcher:
             if DRAINS in row["arguments"]:
                 self._drain(row)
                 return None
-            status, error, activity = None, unreachable_reason, None
-            if unreachable_reason is None:
-                status, error, activity = self._query_agent(row)
-            self._record(row, status, error, self._owner, activity)
+            unreachable = unreachable_reason is not None
+            answer = Answer(error=unreachable_reason) if unreachable else self._query_agent(row)
+            self._record(row, answer, self._owner)
         except Unavailable as exc:
             store_error = exc.message
         except Exception:
+            # One job must not end the thread, which has the other jobs of the host.
             LOG.exception("Unexpected error while processing a job")
         else:
-            return error if status is None else None
+            return answer.error if answer.status is None else None
         if store_error is not None:
             LOG.warning("Cannot process job now, will retry: %s", store_error)
         return None
@@ -279,16 +261,12 @@ class JobDispatcher:
             lambda tx: partitioning.advance_drain(tx, row, self._owner, now, notices)
         )
         if result.count:
-            LOG.info("Draining of the device for another layout has ended", **_log_fields(row))
+            LOG.info(
+                "Draining of the device for another layout has ended", **answers.job_fields(row)
+            )
             self._on_result(result)
 
-    def _query_agent(
-        self, row: store.JobRow
-    ) -> tuple[AgentJobStatus | None, str | None, Activity | None]:
-        """Return the status, the error and the activity of a job from its agent.
-
-        The status is None if the agent is unreachable; the error is the reason.
-        """
+    def _query_agent(self, row: store.JobRow) -> Answer:
         options, retried = self._conf.conductor, is_retried(JobKind(row["kind"]), row["arguments"])
         program = row["kind"] == JobKind.PROGRAM
         seconds = options.program_timeout if program else options.prepare_timeout
@@ -300,13 +278,16 @@ class JobDispatcher:
                 row["host"], row["uuid"], row["kind"], row["arguments"], seconds
             )
             if not isinstance(answer, Mapping):
-                return AgentJobStatus.FAILED, "malformed answer of the agent: not an object", None
-            status, error = _parse_state(answer.get("state")), _clean_error(answer.get("error"))
-            return status, error, parse_activity(answer.get("activity"))
+                return Answer(AgentJobStatus.FAILED, "malformed answer of the agent: not an object")
+            status, error = (
+                answers.parse_state(answer.get("state")),
+                answers.clean_error(answer.get("error")),
+            )
+            return Answer(status, error, parse_activity(answer.get("activity")))
         except Unavailable as exc:
-            return None, _clean_error(exc.message), None
+            return Answer(error=answers.clean_error(exc.message))
         except CyborgError as exc:
-            return AgentJobStatus.FAILED, _clean_error(exc.message), None
+            return Answer(AgentJobStatus.FAILED, answers.clean_error(exc.message))
 
     def _report_end(
         self,
@@ -319,7 +300,7 @@ class JobDispatcher:
         """Log a job that has ended, and count the bind that it ends."""
         if not result.count:
             return
-        kind, fields = JobKind(row["kind"]), _log_fields(row)
+        kind, fields = JobKind(row["kind"]), answers.job_fields(row)
         if succeeded:
             LOG.info("Job (%s) succeeded", kind, **fields)
         else:
@@ -338,135 +319,88 @@ class JobDispatcher:
             seconds = (now - row["created_at"]).total_seconds()
             self._metrics.observe(BIND_SECONDS, seconds, "prepare")
 
-    def _record(
-        self,
-        row: store.JobRow,
-        status: AgentJobStatus | None,
-        error: str | None,
-        owner: str | None,
-        activity: Activity | None = None,
-    ) -> None:
+    def _record(self, row: store.JobRow, answer: Answer, owner: str | None) -> None:
         """Record the answer of an agent about a job that ``owner``, a conductor, has leased."""
         now, kind = self._now(), JobKind(row["kind"])
-        fields = _log_fields(row)
         overdue = row["deadline"] is not None and now >= row["deadline"]
         retried = is_retried(kind, row["arguments"])
-        decision = decide(kind, status, overdue=overdue, retried=retried)
-        if decision is JobDecision.FINISH or decision is JobDecision.UNDO:
-            succeeded = decision is JobDecision.FINISH
-            reason = error or (completion.NOT_IN_TIME if not succeeded else None)
-            result = self._uow.run(
-                lambda tx: completion.complete_job(
-                    tx,
-                    row,
-                    succeeded,
-                    reason,
-                    now,
-                    recorder=self._event_recorder,
-                    reported=status is AgentJobStatus.FAILED,
-                )
+        match decide(kind, answer.status, overdue=overdue, retried=retried):
+            case JobDecision.FINISH:
+                self._end(row, answer, now, succeeded=True)
+            case JobDecision.UNDO:
+                self._end(row, answer, now, succeeded=False)
+            case JobDecision.WAIT:
+                self._reschedule(OpenJob(row, answer, retried=False, overdue=overdue), owner, now)
+            case JobDecision.RETRY:
+                self._reschedule(OpenJob(row, answer, retried=True, overdue=overdue), owner, now)
+
+    def _end(self, row: store.JobRow, answer: Answer, now: datetime, *, succeeded: bool) -> None:
+        reason = answer.error or (None if succeeded else completion.NOT_IN_TIME)
+        result = self._uow.run(
+            lambda tx: completion.complete_job(
+                tx,
+                row,
+                succeeded,
+                reason,
+                now,
+                recorder=self._event_recorder,
+                reported=answer.status is AgentJobStatus.FAILED,
             )
-            self._report_end(row, succeeded, reason, result, now)
-            self._on_result(result)
-            return
-        delay = (
-            POLL_INTERVALS.get(kind, POLL_INTERVAL)
-            if decision is JobDecision.WAIT
-            else _retry_delay(row)
         )
+        self._report_end(row, succeeded, reason, result, now)
+        self._on_result(result)
+
+    def _reschedule(self, job: OpenJob, owner: str | None, now: datetime) -> None:
+        """Set the next query of a job that stays open, and record the failure of an attempt."""
+        row, delay = job.row, job.draw_delay()
         until = now + timedelta(seconds=delay)
-        if row["deadline"] is not None and not overdue:
+        if row["deadline"] is not None and not job.overdue:
             until = min(until, row["deadline"])
-
-        def write(tx: sa.Connection) -> tuple[JobResult, list[Remark]]:
-            if kind is JobKind.RELEASE and decision is JobDecision.RETRY:
-                abandoned, remarks = abandon_cleaning(
-                    tx,
-                    row,
-                    error,
-                    now,
-                    self._event_recorder.notifications,
-                    keep_tombstones=self._conf.conductor.tombstone_ttl > 0,
-                )
-                if abandoned.count:
-                    return abandoned, remarks
-            # Work after a reboot has not failed if the agent does not answer.
-            restores = kind is JobKind.RESTORE or AFTER_REBOOT in row["arguments"]
-            failed = decision is JobDecision.RETRY and (
-                not restores or status is AgentJobStatus.FAILED
-            )
-            message = (error or NO_REASON) if failed else row["error"]
-            late = overdue and kind is JobKind.RELEASE
-            if late and message is None:
-                message = completion.NOT_IN_TIME
-            first_failure = message is not None and row["error"] is None
-            # ARQs are locked before jobs, as in every transaction.
-            waiting = arqs.lock_of_jobs(tx, [row["id"]]) if late or first_failure else []
-            if not store.reschedule(
-                tx, row["id"], owner, until=until, error=message, activity=activity
-            ):
-                return JobResult(), []  # another conductor has recorded an answer
-            if kind is JobKind.RELEASE and status is AgentJobStatus.FAILED:
-                entries.record_cleaning_failed(tx, row, error, now)
-            recorder = self._event_recorder
-            if first_failure:
-                completion.record_first_failure(
-                    tx, row, waiting, str(message), now, recorder=recorder
-                )
-            if failed and AFTER_REBOOT in row["arguments"] and row["attempts"] >= GIVE_UP_ATTEMPTS:
-                # It shows whether the job is impossible: ``cancellation.give_up_impossible``.
-                services.request_report(tx, row["host"])
-            if late and completion.fail_unbinds(
-                tx, row, waiting, str(message), now, recorder=recorder
-            ):
-                text = f"ARQs are UnbindFailed until their handles are clean: {message}"
-                return JobResult(), [Remark(text, {"arq": [arq["uuid"] for arq in waiting]})]
-            return JobResult(), []
-
-        abandoned, remarks = self._uow.run(write)
+        abandoned, remarks = self._uow.run(
+            lambda tx: self._write_open(tx, job, owner, now=now, until=until)
+        )
         for remark in remarks:
             LOG.warning("%s", remark.text, host=row["host"], **remark.fields)
         if abandoned.count:
             self._on_result(abandoned)
-        elif decision is JobDecision.RETRY:
-            LOG.warning("Job (%s) failed, retrying in %.0f s: %s", kind, delay, error, **fields)
+        elif job.retried:
+            LOG.warning(
+                "Job (%s) failed, retrying in %.0f s: %s",
+                job.kind,
+                delay,
+                job.answer.error,
+                **answers.job_fields(row),
+            )
 
-
-def _log_fields(row: store.JobRow) -> dict[str, Any]:
-    fields = {"job": row["uuid"], "host": row["host"]}
-    subject = _SUBJECTS.get(row["kind"])
-    if subject == "instance" and row["arguments"].get("instance") is None:
-        items = row["arguments"].get("items") or [{}]
-        is_of_host = items[0].get("accel", {}).get(KEY) == AttachTarget.HOST
-        subject = "attachment" if is_of_host else "device_context"  # which has a lease
-    if subject:
-        fields[subject] = row["subject"]
-    return fields
-
-
-def _trace_context(row: store.JobRow) -> str | None:
-    """Return the trace of a job; None after some attempts."""
-    return row["trace_context"] if row["attempts"] < MAX_TRACED_ATTEMPTS else None
-
-
-def _clean_error(error: Any) -> str | None:
-    """Return an error as a text that every database accepts, or None.
-
-    Without this, a job whose error cannot be stored would stay open.
-    """
-    return None if error is None else sanitize(str(error), MAX_ERROR)
-
-
-def _parse_state(state: Any) -> AgentJobStatus:
-    try:
-        return AgentJobStatus(state)
-    except ValueError:
-        raise Invalid(f"{str(state)[:40]!r} is not a job state", field="state") from None
-
-
-def _retry_delay(row: store.JobRow) -> float:
-    """Return the seconds until the next attempt, at most 10 for a job with a deadline."""
-    max_delay = MAX_RETRY_DELAYS.get(JobKind(row["kind"]), 10.0)
-    if AFTER_REBOOT in row["arguments"]:
-        max_delay = AFTER_REBOOT_DELAY
-    return compute_delay(row["attempts"], max_delay, JITTER.uniform(0.0, 0.5))
+    def _write_open(
+        self, tx: sa.Connection, job: OpenJob, owner: str | None, *, now: datetime, until: datetime
+    ) -> tuple[JobResult, list[Remark]]:
+        """Write a job that stays open; return what was abandoned instead, and remarks to log."""
+        row, answer, recorder = job.row, job.answer, self._event_recorder
+        if job.kind is JobKind.RELEASE and job.retried:
+            keeps = self._conf.conductor.tombstone_ttl > 0
+            abandoned, remarks = abandon_cleaning(
+                tx, row, answer.error, now, recorder.notifications, keep_tombstones=keeps
+            )
+            if abandoned.count:
+                return abandoned, remarks
+        # ARQs are locked before jobs, as in every transaction.
+        waiting = arqs.lock_of_jobs(tx, [row["id"]]) if job.late or job.first_failure else []
+        message = job.message
+        if not store.reschedule(
+            tx, row["id"], owner, until=until, error=message, activity=answer.activity
+        ):
+            return JobResult(), []  # another conductor has recorded an answer
+        if job.kind is JobKind.RELEASE and answer.status is AgentJobStatus.FAILED:
+            entries.record_cleaning_failed(tx, row, answer.error, now)
+        if job.first_failure:
+            completion.record_first_failure(tx, row, waiting, str(message), now, recorder=recorder)
+        if job.failed and AFTER_REBOOT in row["arguments"] and row["attempts"] >= GIVE_UP_ATTEMPTS:
+            # It shows whether the job is impossible: ``cancellation.give_up_impossible``.
+            services.request_report(tx, row["host"])
+        if job.late and completion.fail_unbinds(
+            tx, row, waiting, str(message), now, recorder=recorder
+        ):
+            text = f"ARQs are UnbindFailed until their handles are clean: {message}"
+            return JobResult(), [Remark(text, {"arq": [arq["uuid"] for arq in waiting]})]
+        return JobResult(), []

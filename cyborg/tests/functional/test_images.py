@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import pytest
 import requests
 
-from cyborg.conductor.jobs.dispatcher import POLL_INTERVALS
+from cyborg.conductor.jobs.answers import POLL_INTERVALS
 from cyborg.core import naming
 from cyborg.core.jobs.job import JobKind
 from cyborg.standalone.stack import StandaloneStack

@@ -7,7 +7,8 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from cyborg.conductor.jobs.dispatcher import POLL_INTERVAL, JobDispatcher
+from cyborg.conductor.jobs.answers import POLL_INTERVAL
+from cyborg.conductor.jobs.dispatcher import JobDispatcher
 from cyborg.core.errors import Invalid, NoHandle, NotFound, Stale, TimedOut
 from cyborg.core.hosts import RESULT_EPOCHS
 from cyborg.db import schema

@@ -93,7 +93,7 @@ class Drivers:
         values = read_config(config)
 
         def write(tx: sa.Connection) -> str:
-            targets = TargetResolver(tx, key)
+            targets = TargetResolver.of_driver(tx, key)
             job = self._acquire_job(tx, Kind.INSTALL, targets.driver)
             new_name = name or targets.driver
             present = targets.backends_by_key(backend=new_name)
@@ -142,7 +142,7 @@ class Drivers:
             raise Invalid("nothing to change: expected config, status or reload", field="body")
 
         def write(tx: sa.Connection) -> str:
-            targets = TargetResolver(tx, key)
+            targets = TargetResolver.of_driver(tx, key)
             job = self._acquire_job(tx, Kind.UPDATE, targets.driver)
             found = targets.backends(selected, name)
             parsed: dict[str, Any] = {}
@@ -174,7 +174,7 @@ class Drivers:
         leftover = (name, selected) if force and name is not None and selected is not None else None
 
         def write(tx: sa.Connection) -> str:
-            targets = TargetResolver(tx, key, leftover)
+            targets = TargetResolver.of_driver(tx, key, leftover)
             job = self._acquire_job(tx, Kind.UNINSTALL, targets.driver)
             found = targets.backends(selected, name)
             if force and isinstance(job, Mapping):

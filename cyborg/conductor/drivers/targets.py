@@ -6,7 +6,7 @@ validated here, and the errors of rejected ones built.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import sqlalchemy as sa
@@ -27,13 +27,39 @@ from cyborg.core.errors import Conflict, InUse, Invalid, NotFound
 from cyborg.core.text import join_limited
 from cyborg.core.validation import check_text
 from cyborg.db.backends import desired as desired_backends
-from cyborg.db.backends.desired import AgentRow
 from cyborg.db.drivers import write as read
 from cyborg.db.drivers.rollouts import HolderRow, NewStep
 
-MAX_NAMED = 20
+MAX_HOSTS = 10_000  # of one request
+MAX_CONFIG = 65536  # characters of JSON
+MAX_NAMED = 20  # hosts, requests or reasons in an error
 # Backends of one host. The margin is for other driver jobs that run at the same time.
 MAX_BACKENDS = desired_state.MAX_BACKENDS - 16
+
+
+@dataclass(frozen=True, slots=True)
+class BackendTarget:
+    """Backend on one host.
+
+    ``desired`` is its desired status, None if only the host's configuration file has the backend.
+    ``previous`` is its desired state before the change (``DesiredBackend`` as plain values), None
+    if there is none. ``applied`` is whether the agent has reported that the desired state is
+    applied.
+    """
+
+    service_id: int
+    host: str
+    backend: str
+    driver: str
+    down: bool
+    desired: DesiredStatus | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    previous: Mapping[str, Any] | None = None
+    applied: bool = True
+
+    def step(self) -> NewStep:
+        """Return the step of a job that changes this backend."""
+        return NewStep(self.host, self.backend, StepState.WAITING, self.previous)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,65 +92,62 @@ class HostDriver:
             return "it is a reference driver, and [agent] allow_reference_drivers is false"
         return None
 
+    def target(self, backend: str, *, driver: str) -> BackendTarget:
+        """Return a backend of the host as if it had no desired state."""
+        return BackendTarget(self.service_id, self.host, backend, driver, self.down)
+
 
 @dataclass(frozen=True, slots=True)
-class BackendTarget:
-    """Backend on one host.
+class Leftover:
+    """A backend of which a host has only devices: the rows of the agents of these hosts.
 
-    ``desired`` is its desired status, None if only the host's configuration file has the backend.
-    ``previous`` is its desired state before the change (``DesiredBackend`` as plain values), None
-    if there is none. ``applied`` is whether the agent has reported that the desired state is
-    applied.
+    The driver of such a backend is not stored.
     """
 
-    service_id: int
-    host: str
-    backend: str
-    driver: str
-    down: bool
-    desired: DesiredStatus | None = None
-    config: Mapping[str, Any] = field(default_factory=dict)
-    previous: Mapping[str, Any] | None = None
-    applied: bool = True
-
-    def step(self) -> NewStep:
-        """Return the step of a job that changes this backend."""
-        return NewStep(self.host, self.backend, StepState.WAITING, self.previous)
+    backend: str = ""
+    agents: frozenset[int] = frozenset()
 
 
 class TargetResolver:
     """Resolver of the hosts and backends of one driver, within one transaction.
 
-    ``driver`` is the name of the driver.
+    Create it with ``of_driver`` or ``of_backend``. ``driver`` is the name of the driver.
     """
 
     def __init__(
-        self, tx: sa.Connection, key: str, leftover: tuple[str, Collection[str]] | None = None
+        self,
+        tx: sa.Connection,
+        driver: str,
+        host_drivers: Mapping[int, HostDriver],
+        leftover: Leftover = Leftover(),
     ) -> None:
-        """``key`` is a driver's name or uuid. Raise NotFound, with similar names.
+        """``host_drivers`` has the driver on each host, by the row id of the agent."""
+        self._tx = tx
+        self._host_drivers = host_drivers
+        self._leftover = leftover
+        self.driver = driver
+
+    @classmethod
+    def of_driver(
+        cls, tx: sa.Connection, key: str, leftover: tuple[str, Collection[str]] | None = None
+    ) -> Self:
+        """Return the resolver for a driver by its name or uuid.
 
         ``leftover``, the name of a backend and hosts, adds this backend of the hosts where only
-        devices of it remain. The driver of such a backend is not stored: if there is one, any
-        ``key`` is accepted.
+        devices of it remain: any ``key`` is accepted if there is one. Raise NotFound, with similar
+        names.
         """
-        self._tx = tx
-        self._leftover_name = "" if leftover is None else leftover[0]
-        self._leftover_agents = (
-            set() if leftover is None else read.agents_with_leftovers(tx, *leftover)
-        )
         names = read.names(tx)
         by_uuid = {driver_uuid(name): name for name in names}
         name = key if key in names else by_uuid.get(key.lower())
-        if name is None and self._leftover_agents:
+        left = Leftover()
+        if leftover is not None:
+            left = Leftover(leftover[0], frozenset(read.agents_with_leftovers(tx, *leftover)))
+        if name is None and left.agents:
             name = key
         if name is None:
-            near = closest_names(key, names)
-            raise NotFound(describe_unknown(key, names), near=near)
-        self.driver = name
-        installed = read.installations(tx, name)
-        self._host_drivers = {
-            row["id"]: _host_driver(row, installed.get(row["id"])) for row in read.agents(tx)
-        }
+            raise NotFound(describe_unknown(key, names), near=closest_names(key, names))
+        return cls(tx, name, _read_host_drivers(tx, name), left)
 
     @classmethod
     def of_backend(cls, tx: sa.Connection, host: str, backend: str) -> Self:
@@ -140,7 +163,7 @@ class TargetResolver:
         name = desired.driver if desired and present else reported.get(key)
         if name is None:
             raise NotFound(f"host {host} has no backend {backend}", field="backend")
-        return cls(tx, name)
+        return cls.of_driver(tx, name)
 
     def host_driver(self, service_id: int) -> HostDriver:
         """Return the driver on one host."""
@@ -203,19 +226,18 @@ class TargetResolver:
             host_driver = self._host_drivers.get(key[0])
             if host_driver is None:
                 continue
-            row = stored.get(key)
-            desired = row.desired if row else None
-            targets[key] = BackendTarget(
-                host_driver.service_id,
-                host_driver.host,
-                key[1],
-                desired.driver if desired else reported[key],
-                host_driver.down,
-                desired.status if desired else None,
-                desired.config if desired else {},
-                desired.to_dict() if desired else None,
-                row is None or row.applied,
-            )
+            # Only in the configuration file of the host, unless there is a desired state.
+            target = host_driver.target(key[1], driver=reported.get(key, ""))
+            if (row := stored.get(key)) is not None:
+                target = replace(
+                    target,
+                    driver=row.desired.driver,
+                    desired=row.desired.status,
+                    config=row.desired.config,
+                    previous=row.desired.to_dict(),
+                    applied=row.applied,
+                )
+            targets[key] = target
         return targets
 
     def backends(self, hosts: Collection[str] | None, backend: str | None) -> list[BackendTarget]:
@@ -230,11 +252,9 @@ class TargetResolver:
             and target.driver == self.driver
         ]
         targets += [
-            BackendTarget(
-                agent.service_id, agent.host, self._leftover_name, self.driver, agent.down
-            )
-            for agent in self._host_drivers.values()
-            if agent.service_id in self._leftover_agents & selected
+            host_driver.target(self._leftover.backend, driver=self.driver)
+            for host_driver in self._host_drivers.values()
+            if host_driver.service_id in self._leftover.agents & selected
         ]
         if not targets:
             suffix = "" if hosts is None else f" of {join_limited(sorted(hosts), MAX_NAMED)}"
@@ -273,29 +293,31 @@ class TargetResolver:
         return [item for item in all_hosts if item.host in set(hosts)]
 
 
-def _host_driver(agent: AgentRow, installation: read.InstallationRow | None) -> HostDriver:
-    down = agent["down_since"] is not None
-    if installation is None:
-        return HostDriver(agent["id"], agent["host"], down, installable=False)
-    return HostDriver(
-        agent["id"],
-        agent["host"],
-        down,
-        True,
-        installation["error"],
-        tuple(Option.from_dict(body) for body in installation["options"]),
-        installation["installable"],
-    )
+def _read_host_drivers(tx: sa.Connection, driver: str) -> dict[int, HostDriver]:
+    """Return a driver on each host with an agent, by the row id of the agent."""
+    installations = read.installations(tx, driver)
+    host_drivers: dict[int, HostDriver] = {}
+    for agent in read.agents(tx):
+        id_, host, down = agent["id"], agent["host"], agent["down_since"] is not None
+        if (row := installations.get(id_)) is None:
+            host_drivers[id_] = HostDriver(id_, host, down, installable=False)
+            continue
+        host_drivers[id_] = HostDriver(
+            id_,
+            host,
+            down,
+            installed=True,
+            error=row["error"],
+            options=tuple(Option.from_dict(body) for body in row["options"]),
+            installable=row["installable"],
+        )
+    return host_drivers
 
 
 def _unknown_host(unknown: Sequence[str], names: Collection[str]) -> NotFound:
     near = closest_names(unknown[0], names)
     message = f"no agent on host {unknown[0][:255]!r}{format_hint(near)}"
     return NotFound(message, field="hosts", near=near)
-
-
-MAX_HOSTS = 10_000
-MAX_CONFIG = 65536  # characters of JSON
 
 
 def initial_step_state(

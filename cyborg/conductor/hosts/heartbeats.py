@@ -5,7 +5,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ from cyborg.core.drivers.registry import fingerprint
 from cyborg.core.errors import Conflict, Invalid, Stale
 from cyborg.core.hosts import AGENT, ServiceStatus, has_rebooted
 from cyborg.core.inventory.reference_names import add_reference_names
-from cyborg.core.inventory.report import Report, parse_backends
+from cyborg.core.inventory.report import BackendState, Report, parse_backends
 from cyborg.core.log import get_logger
 from cyborg.core.text import join_limited
 from cyborg.core.validation import check_integer, check_text, parse_uuid
@@ -45,6 +45,32 @@ T = TypeVar("T")
 MAX_VERSIONS = 16384  # characters of the versions in a heartbeat
 MAX_NAMED = 8  # provider names in one message
 MAX_REMOVALS = 64  # uninstalled backends of down hosts that one sweep removes
+
+
+@dataclass(frozen=True, slots=True)
+class _Heartbeat:
+    """A heartbeat of an agent. ``digest`` is that of its inventory, None if it has none yet."""
+
+    host: str
+    epoch: str
+    digest: str | None
+    times: store.HeartbeatTimes
+    fields: store.HeartbeatFields
+    boot_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Registration:
+    """What a heartbeat with changes has written.
+
+    ``row`` and ``previous`` are the agent and its last process, None for the same process.
+    ``stale`` and ``expedited`` are the numbers of providers to publish and of open jobs.
+    """
+
+    row: store.DaemonRow
+    previous: store.DaemonRow | None
+    stale: int
+    expedited: int
 
 
 class Hosts:
@@ -102,70 +128,67 @@ class Hosts:
         }
         if boot_id is not None:
             fields["boot_id"] = check_text("boot_id", boot_id, 64)
+        observed = None
+        if observed_generation is not None:
+            observed = check_integer("observed_generation", observed_generation)
         now, interval = self._now(), self.interval.seconds
         times = self.interval.agent_times(now)
-        report_due = False
-        observed = (
-            None
-            if observed_generation is None
-            else check_integer("observed_generation", observed_generation)
-        )
-        generation = observed or 0
-        if digest is None or not self._uow.run(
+        answer = {"interval": interval, "report": False, "desired_generation": observed or 0}
+        # The usual case, one UPDATE: its guards compare everything that could call for more.
+        if digest is not None and self._uow.run(
             lambda tx: store.heartbeat_if_unchanged(
                 tx, AGENT, host, epoch, digest, times, fields, observed
             )
         ):
-            states = parse_backends(drivers)
+            return answer
+        states = parse_backends(drivers)
+        beat = _Heartbeat(host, epoch, digest, times, fields, boot_id)
+        done = self._retry_on_duplicate(lambda tx: self._register(tx, beat, states, now))
+        if done.previous is not None:
+            _log_restart(host, endpoint, done.previous, now)
+        if (down := done.row["down_since"]) is not None:
+            LOG.info("Agent is up again after %.0f s", (now - down).total_seconds(), host=host)
+        if done.expedited:
+            self._wake_jobs()
+        if done.stale:
+            self._wake_publisher()
+        answer["report"] = digest is not None and done.row["digest"] != digest
+        answer["desired_generation"] = done.row["desired_generation"]
+        return answer
 
-            def register(
-                tx: sa.Connection,
-            ) -> tuple[store.DaemonRow, int, store.DaemonRow | None, int]:
-                previous = store.previous_incarnation(tx, AGENT, host, epoch)
-                row = store.upsert_heartbeat(tx, AGENT, host, epoch, times, fields)
-                stored = backend_store.replace(tx, host, states)
-                # An agent has restarted: compare its providers with Placement. Only once, since
-                # each heartbeat before its first report would cost the same again.
-                marked = 0
-                if previous is not None and row["digest"] is not None:
-                    marked = providers.schedule_verification_of_hosts(tx, [host], now)
-                    if previous["versions"] != fields["versions"]:
-                        # An upgrade may have changed what follows from the same devices.
-                        backend_store.sync_functions(tx, host)
-                marked += _sync_cordons(tx, host, stored.changed_cordons, now)
-                if row["down_since"] is not None:
-                    failure_detector.mark_up(tx, row, self._notices, now)
-                    marked = providers.mark_stale_of_hosts(tx, [host], now)
-                if previous is not None and has_rebooted(previous["boot_id"], boot_id):
-                    # Before the jobs are locked: the locks of ARQs come first.
-                    reboot.enqueue_restores(tx, host, now)
-                    marked += reboot.enqueue_layouts(tx, host, now)
-                    # An unchanged inventory has lost nothing. Without a digest this is not known
-                    # yet: the next inventory is compared even if it is unchanged.
-                    changed = digest is None or row["digest"] != digest
-                    if changed and programming.start_boot_checks(tx, host):
-                        store.request_report(tx, host)
-                # The restart has lost the running jobs: ask the agent about them at once.
-                expedited = jobs.expedite(tx, host, now) if previous is not None else 0
-                return row, marked, previous, expedited
-
-            row, stale, previous, expedited = self._retry_on_duplicate(register)
-            if previous is not None:
-                _log_restart(host, endpoint, previous, now)
-            if (down := row["down_since"]) is not None:
-                seconds = (now - down).total_seconds()
-                LOG.info("Agent is up again after %.0f s", seconds, host=host)
-            if expedited:
-                self._wake_jobs()
-            report_due = digest is not None and row["digest"] != digest
-            generation = row["desired_generation"]
-            if stale:
-                self._wake_publisher()
-        return {
-            "interval": interval,
-            "report": report_due,
-            "desired_generation": generation,
-        }
+    def _register(
+        self, tx: sa.Connection, beat: _Heartbeat, states: Sequence[BackendState], now: datetime
+    ) -> _Registration:
+        """Write a heartbeat that differs from the last one, and what follows from it."""
+        host = beat.host
+        previous = store.previous_incarnation(tx, AGENT, host, beat.epoch)
+        row = store.upsert_heartbeat(tx, AGENT, host, beat.epoch, beat.times, beat.fields)
+        stored = backend_store.replace(tx, host, states)
+        stale = 0
+        # An agent has restarted: compare its providers with Placement. Only once, since each
+        # heartbeat before its first report would cost the same again.
+        if previous is not None and row["digest"] is not None:
+            stale = providers.schedule_verification_of_hosts(tx, [host], now)
+            if previous["versions"] != beat.fields["versions"]:
+                # An upgrade may have changed what follows from the same devices.
+                backend_store.sync_functions(tx, host)
+        stale += _sync_cordons(tx, host, stored.changed_cordons, now)
+        if row["down_since"] is not None:
+            failure_detector.mark_up(tx, row, self._notices, now)
+            stale = providers.mark_stale_of_hosts(tx, [host], now)
+        if previous is None:
+            return _Registration(row, None, stale, 0)
+        if has_rebooted(previous["boot_id"], beat.boot_id):
+            # Before the jobs are locked: the locks of ARQs come first.
+            reboot.enqueue_restores(tx, host, now)
+            stale += reboot.enqueue_layouts(tx, host, now)
+            # An unchanged inventory has lost nothing. Without a digest this is not known yet: the
+            # next inventory is compared even if it is unchanged.
+            changed = beat.digest is None or row["digest"] != beat.digest
+            if changed and programming.start_boot_checks(tx, host):
+                store.request_report(tx, host)
+        # The restart has lost the running jobs: ask the agent about them at once.
+        return _Registration(row, previous, stale, jobs.expedite(tx, host, now))
 
     def report(self, report: Mapping[str, Any]) -> dict[str, Any]:
         """Record the inventory of a host in one transaction and wake the publisher on changes.
@@ -178,42 +201,9 @@ class Hosts:
         now = self._now()
         times = self.interval.agent_times(now)
 
-        def accept_report(tx: sa.Connection) -> tuple[report_handler.ReportResult, int]:
-            if not store.accept_report(
-                tx, inventory.host, inventory.epoch, inventory.generation, inventory.digest, times
-            ):
-                raise Stale(
-                    f"stale report: host {inventory.host} epoch {inventory.epoch} generation "
-                    f"{inventory.generation} is not newer than the last accepted one",
-                    host=inventory.host,
-                    generation=inventory.generation,
-                )
-            stored = backend_store.replace(tx, inventory.host, inventory.backends)
-            marked = _sync_cordons(tx, inventory.host, stored.changed_cordons, now)
-            if inventory.drivers is not None and stored.drivers_digest != fingerprint(
-                inventory.drivers
-            ):
-                drivers.replace(tx, stored.agent, inventory.drivers)
-            if stored.identity != (identity := inventory.identity.to_dict()):
-                store.set_identity(tx, inventory.host, identity)
-                # Another compute node may be the parent of the host's providers now.
-                marked += providers.mark_stale_of_hosts(tx, [inventory.host], now)
-            keep_tombstones = self._conf.conductor.tombstone_ttl > 0
-            if stored.has_failed_changes:
-                cancellation.give_up_impossible(tx, inventory, now)
-            return (
-                report_handler.record_report(
-                    tx,
-                    inventory,
-                    now,
-                    self._notices,
-                    keep_tombstones=keep_tombstones,
-                    has_overrides=stored.has_overrides,
-                ),
-                marked,
-            )
-
-        outcome, marked = self._run_report(inventory, accept_report)
+        outcome, marked = self._run_report(
+            inventory, lambda tx: self._record_report(tx, inventory, times, now)
+        )
         for remark in outcome.remarks:
             LOG.warning("%s", remark.text, host=inventory.host, **remark.fields)
         if outcome.stale_providers:
@@ -227,6 +217,39 @@ class Hosts:
         if outcome.stale_providers or marked:
             self._wake_publisher()
         return {"accepted": True}
+
+    def _record_report(
+        self, tx: sa.Connection, inventory: Report, times: store.HeartbeatTimes, now: datetime
+    ) -> tuple[report_handler.ReportResult, int]:
+        """Record a report; return the result, and how many other providers to publish.
+
+        The order of the steps: the agent's row first, which locks out other reports of the host;
+        then the state of its backends and drivers; then the devices, which depend on both.
+        """
+        host = inventory.host
+        if not store.accept_report(
+            tx, host, inventory.epoch, inventory.generation, inventory.digest, times
+        ):
+            raise Stale(
+                f"stale report: host {host} epoch {inventory.epoch} generation "
+                f"{inventory.generation} is not newer than the last accepted one",
+                host=host,
+                generation=inventory.generation,
+            )
+        stored = backend_store.replace(tx, host, inventory.backends)
+        marked = _sync_cordons(tx, host, stored.changed_cordons, now)
+        marked += _store_agent(tx, inventory, stored, now)
+        if stored.has_failed_changes:
+            cancellation.give_up_impossible(tx, inventory, now)
+        result = report_handler.record_report(
+            tx,
+            inventory,
+            now,
+            self._notices,
+            keep_tombstones=self._conf.conductor.tombstone_ttl > 0,
+            has_overrides=stored.has_overrides,
+        )
+        return result, marked
 
     def service_heartbeat(
         self,
@@ -367,6 +390,24 @@ class Hosts:
         if release is None:
             return reported
         return hashlib.sha256(f"{release} {reported}".encode()).hexdigest()
+
+
+def _store_agent(
+    tx: sa.Connection, inventory: Report, stored: backend_store.Replacement, now: datetime
+) -> int:
+    """Write the drivers and the identity of a host if they have changed.
+
+    Return the number of changed providers.
+    """
+    reported = inventory.drivers
+    if reported is not None and stored.drivers_digest != fingerprint(reported):
+        drivers.replace(tx, stored.agent, reported)
+    identity = inventory.identity.to_dict()
+    if stored.identity == identity:
+        return 0
+    store.set_identity(tx, inventory.host, identity)
+    # Another compute node may be the parent of the host's providers now.
+    return providers.mark_stale_of_hosts(tx, [inventory.host], now)
 
 
 def _sync_cordons(tx: sa.Connection, host: str, cordons: Sequence[str], now: datetime) -> int:

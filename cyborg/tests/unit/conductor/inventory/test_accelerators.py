@@ -118,7 +118,7 @@ def test_update_logs_the_accelerator_and_the_arq_that_owns_it(
     (arq,) = rows.read(engine, schema.arqs)
     with caplog.at_level(logging.INFO, "cyborg.conductor.inventory.devices"):
         Accelerators(UnitOfWork(engine)).update(handles[0], {"name": "n"}, OWN)
-    (record,) = (r for r in caplog.records if r.name.endswith(".accelerators"))
+    (record,) = (r for r in caplog.records if r.name.endswith(".devices"))
     fields: dict[str, Any] = record.extra  # type: ignore[attr-defined]
     assert (fields["accelerator"], fields["arq"]) == (handles[0], arq["uuid"])
 

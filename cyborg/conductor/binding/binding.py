@@ -15,6 +15,7 @@ instance.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 from oslo_db import exception as db_exc
@@ -31,6 +32,71 @@ from cyborg.db.binding import write as store
 from cyborg.db.jobs import write as jobs
 
 SLOTS_TAKEN = "a concurrent bind for the instance has taken the next slots"
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """The ARQs of one call, locked; ``todo`` are those that are not bound as requested."""
+
+    tx: sa.Connection
+    rows: Sequence[store.ArqToBindRow]
+    todo: Sequence[store.ArqToBindRow]
+    requests: Mapping[str, BindRequest]
+    context: BindContext
+    append: bool
+
+    @property
+    def first(self) -> BindRequest:
+        """Return a request: all have the same host and instance."""
+        return self.requests[self.todo[0]["uuid"]]
+
+    @property
+    def instance(self) -> str | None:
+        """Return the instance, None for an attachment to a host."""
+        return self.first.instance_uuid
+
+    @property
+    def providers(self) -> dict[int, str]:
+        """Return the requested provider of each ARQ, by row id."""
+        return {row["id"]: self.requests[row["uuid"]].device_rp_uuid for row in self.todo}
+
+    @property
+    def owner_verified(self) -> bool:
+        """Return whether the project of the instance is known: from Placement, or the requests."""
+        return self.context.owner_verified or all(
+            self.requests[row["uuid"]].project_id is not None for row in self.todo
+        )
+
+    @property
+    def projects(self) -> dict[int, str]:
+        """Return the new project of each ARQ whose project changes, by row id."""
+        projects = {}
+        for row in self.todo:
+            # What Placement says of the instance is no claim of the caller, so it comes first.
+            project = self.context.project or self.requests[row["uuid"]].project_id
+            if project is not None and project != row["project_id"]:
+                projects[row["id"]] = project
+        return projects
+
+    def first_slot(self) -> int:
+        """Return the first free slot of an instance, after those of its other ARQs."""
+        if self.instance is None:
+            return 0  # not used
+        used = [row["instance_slot"] for row in self.rows if row["instance_slot"] is not None]
+        if self.append:
+            used.append(store.last_slot(self.tx, self.instance))
+        elif (hidden_slot := self.rows[0]["hidden_slot"]) is not None:
+            used.append(hidden_slot)
+        return max(used, default=-1) + 1
+
+    def slot_error(self) -> Conflict | Retry:
+        """Return the error if a concurrent bind for the instance has the same slots."""
+        if self.append:
+            return Retry(SLOTS_TAKEN)  # the next attempt gets later ones
+        return Conflict(
+            f"instance {self.instance} already has other accelerator requests",
+            instance=self.instance,
+        )
 
 
 def bind(
@@ -55,135 +121,92 @@ def bind(
     NotFound, WrongState, Conflict, OverLimit, NoHandle, Retry, Unavailable, and
     ProjectsMissing of ``limits``.
     """
-    requests_by_uuid = {item.request: item for item in bind_requests}
+    requests = {item.request: item for item in bind_requests}
     instance = bind_requests[0].instance_uuid
-    rows = store.lock_to_bind(tx, sorted(requests_by_uuid), instance, scope)
-    if missing := sorted(set(requests_by_uuid) - {row["uuid"] for row in rows}):
+    rows = store.lock_to_bind(tx, sorted(requests), instance, scope)
+    if missing := sorted(set(requests) - {row["uuid"] for row in rows}):
         raise arqs_not_found(missing)
-    todo = [
-        row
-        for row in rows
-        if not _is_bound_as_requested(row, requests_by_uuid[row["uuid"]], context)
-    ]
+    todo = [row for row in rows if not _is_bound_as_requested(row, requests[row["uuid"]], context)]
     if not todo:
-        return BindResult()
+        return BindResult()  # a repeated call
     is_leased = any(leases.is_leased(row) for row in todo)
+    # The states of leased ARQs are those of their context, which ``lock_contexts`` compares.
     for row in () if is_leased else todo:
         _check_state(tx, row)
     if rows[0]["other_arqs"] and not append:
-        raise _instance_conflict(tx, instance, sorted(requests_by_uuid))
+        raise _instance_conflict(tx, instance, sorted(requests))
+    call = _Call(tx, rows, todo, requests, context, append)
     if is_leased:
-        return _consume_lease(tx, rows, todo, requests_by_uuid, context, append=append)
-    providers = {uuid: item.device_rp_uuid for uuid, item in requests_by_uuid.items()}
-    plan = make_plan(tx, todo, bind_requests[0].hostname, providers, for_host=instance is None)
+        return _consume_lease(call)
+    return _claim(call, wait=wait, subject=subject or instance or "")
+
+
+def _claim(call: _Call, *, wait: bool, subject: str) -> BindResult:
+    """Bind ARQs that own no handles: check, reserve the slots of the instance, claim handles."""
+    tx, todo, context, first = call.tx, call.todo, call.context, call.first
+    by_uuid = {uuid: item.device_rp_uuid for uuid, item in call.requests.items()}
+    plan = make_plan(tx, todo, first.hostname, by_uuid, for_host=first.instance_uuid is None)
     if context.check_host:
         check_available(tx, plan.demands)
-    projects = _changed_projects(todo, requests_by_uuid, context)
+    projects = call.projects
     if context.limits is not None:
         units = [(projects.get(r["id"], r["project_id"]), r["resource_class"]) for r in todo]
         check_bind(tx, units, context.limits)
-    verified = _is_verified(todo, requests_by_uuid, context)
+    # Locks are taken in one order: ARQs (by the caller), projects, contexts, slots, handles. The
+    # slots come before the handles: then two binds for one instance never claim for both.
     claim_contexts(
         tx,
         todo,
         projects,
-        host=bind_requests[0].hostname,
-        instance=instance,
+        host=first.hostname,
+        instance=first.instance_uuid,
         host_work=bool(plan.to_prepare),
-        owner_verified=verified,
+        owner_verified=call.owner_verified,
         owner_error=context.owner_error,
         check_host=context.check_host,
     )
-    first_slot = _first_slot(tx, rows, instance, append=append)
-    try:
-        _reserve_instance_slots(
-            tx, todo, requests_by_uuid, plan.state, projects, verified, first_slot
-        )
-    except Conflict:
-        if append:  # a concurrent bind has the slots: the next attempt gets later ones
-            raise Retry(SLOTS_TAKEN) from None
-        raise
+    _reserve_instance_slots(call, plan.state, projects)
     updated: list[store.ArqToBindRow] = [
         {
             **row,
             "state": plan.state,
-            "hostname": bind_requests[0].hostname,
-            "instance_uuid": instance,
-            "device_rp_uuid": requests_by_uuid[row["uuid"]].device_rp_uuid,
+            "hostname": first.hostname,
+            "instance_uuid": first.instance_uuid,
+            "device_rp_uuid": by_uuid[row["uuid"]],
             "project_id": projects.get(row["id"], row["project_id"]),
         }
         for row in todo
     ]
-    job_subject = subject or instance or ""
     claim_planned(
-        tx, todo, updated, plan, context, instance=instance, subject=job_subject, wait=wait
+        tx, todo, updated, plan, context, instance=first.instance_uuid, subject=subject, wait=wait
     )
     return BindResult(updated, bool(plan.to_prepare))
 
 
-def _consume_lease(
-    tx: sa.Connection,
-    rows: Sequence[store.ArqToBindRow],
-    todo: Sequence[store.ArqToBindRow],
-    requests_by_uuid: Mapping[str, BindRequest],
-    context: BindContext,
-    *,
-    append: bool,
-) -> BindResult:
+def _consume_lease(call: _Call) -> BindResult:
     """Bind the ARQs of a device context with a lease: they own the handles already.
 
     Their units were counted when the lease began. Raise Conflict, WrongState, Unavailable, and
     Retry with ``append``.
     """
-    instance = requests_by_uuid[todo[0]["uuid"]].instance_uuid
-    if instance is None:
+    if call.instance is None:
         raise WrongState("a device context with a lease can only be bound to an instance")
-    leases.check_target(todo, requests_by_uuid)
-    projects = _changed_projects(todo, requests_by_uuid, context)
-    verified = _is_verified(todo, requests_by_uuid, context)
-    found = lock_contexts(
-        tx,
-        todo,
-        projects,
-        instance=instance,
-        owner_verified=verified,
-        owner_error=context.owner_error,
+    leases.check_target(call.todo, call.requests)
+    contexts = lock_contexts(
+        call.tx,
+        call.todo,
+        call.projects,
+        instance=call.instance,
+        owner_verified=call.owner_verified,
+        owner_error=call.context.owner_error,
     )
-    leases.check_allocated(todo, instance, context.allocated)
-    first_slot = _first_slot(tx, rows, instance, append=append)
+    leases.check_allocated(call.todo, call.instance, call.context.allocated)
     try:
-        return leases.consume(tx, todo, found, instance, first_slot, context)
+        return leases.consume(
+            call.tx, call.todo, contexts, call.instance, call.first_slot(), call.context
+        )
     except db_exc.DBDuplicateEntry as exc:
-        if append:  # a concurrent bind has the slots: the next attempt gets later ones
-            raise Retry(SLOTS_TAKEN) from None
-        raise Conflict(
-            f"instance {instance} already has other accelerator requests", instance=instance
-        ) from exc
-
-
-def _is_verified(
-    todo: Sequence[store.ArqToBindRow],
-    requests_by_uuid: Mapping[str, BindRequest],
-    context: BindContext,
-) -> bool:
-    """Return whether the project of the instance is known: in Placement, or from the requests."""
-    return context.owner_verified or all(
-        requests_by_uuid[row["uuid"]].project_id is not None for row in todo
-    )
-
-
-def _first_slot(
-    tx: sa.Connection, rows: Sequence[store.ArqToBindRow], instance: str | None, *, append: bool
-) -> int:
-    """Return the first free slot of an instance, after those of its other ARQs."""
-    if instance is None:
-        return 0  # not used
-    used_slots = [row["instance_slot"] for row in rows if row["instance_slot"] is not None]
-    if append:
-        used_slots.append(store.last_slot(tx, instance))
-    elif (hidden_slot := rows[0]["hidden_slot"]) is not None:
-        used_slots.append(hidden_slot)
-    return max(used_slots, default=-1) + 1
+        raise call.slot_error() from exc
 
 
 def _is_bound_as_requested(
@@ -225,51 +248,21 @@ def _instance_conflict(tx: sa.Connection, instance: str | None, uuids: Sequence[
     )
 
 
-def _changed_projects(
-    todo: Sequence[store.ArqToBindRow],
-    requests_by_uuid: Mapping[str, BindRequest],
-    context: BindContext,
-) -> dict[int, str]:
-    """Return the new project of each ARQ whose project changes, by row id.
-
-    The project of the instance in Placement takes precedence over the project in the request.
-    """
-    projects = {
-        row["id"]: context.project or requests_by_uuid[row["uuid"]].project_id for row in todo
-    }
-    return {
-        row["id"]: project
-        for row in todo
-        if (project := projects[row["id"]]) is not None and project != row["project_id"]
-    }
-
-
-def _reserve_instance_slots(
-    tx: sa.Connection,
-    todo: Sequence[store.ArqToBindRow],
-    requests_by_uuid: Mapping[str, BindRequest],
-    state: ArqState,
-    projects: Mapping[int, str],
-    owner_verified: bool,
-    first_slot: int,
-) -> None:
+def _reserve_instance_slots(call: _Call, state: ArqState, projects: Mapping[int, str]) -> None:
     """Set state and slot of the ARQs; afterwards no other call can bind for the same instance."""
-    first = requests_by_uuid[todo[0]["uuid"]]
-    instance = first.instance_uuid
     try:
         changed = store.bind(
-            tx,
-            providers={row["id"]: requests_by_uuid[row["uuid"]].device_rp_uuid for row in todo},
+            call.tx,
+            providers=call.providers,
             projects=projects,
-            hostname=first.hostname,
-            instance=instance,
-            first_slot=first_slot,
+            hostname=call.first.hostname,
+            instance=call.instance,
+            first_slot=call.first_slot(),
             state=state,
-            owner_verified=owner_verified,
+            owner_verified=call.owner_verified,
         )
     except db_exc.DBDuplicateEntry as exc:
-        raise Conflict(
-            f"instance {instance} already has other accelerator requests", instance=instance
-        ) from exc
-    if changed != len(todo):
+        # The unique key of instance and slot decides, not a query before the write.
+        raise call.slot_error() from exc
+    if changed != len(call.todo):
         raise Retry("an ARQ, or the agent of its host, has changed")

@@ -5,6 +5,7 @@ A separate worker sends them. No notification is written if ``[oslo_messaging_no
 driver`` is not set.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -154,36 +155,29 @@ class ArqEventRecorder:
     def record_created(self, tx: sa.Connection, rows: Sequence[NewArqRow]) -> None:
         """Record the creation of ARQs."""
         unbound = {"hostname": None, "device_rp_uuid": None, "instance_uuid": None}
-        outbox.add_all(
-            tx, self.notifications.build_messages(Event.REQUEST_CREATED, rows, **unbound)
-        )
+        self._add(tx, self._build(Event.REQUEST_CREATED, rows, **unbound))
 
     def record_replaced(self, tx: sa.Connection, old: Rows, new: Rows) -> None:
         """Record that ARQs under a lease have new uuids: the former ones do not exist any more."""
-        state = ArqState.DELETING
-        messages = self.notifications.build_messages(Event.REQUEST_DELETED, old, state=state)
-        messages += self.notifications.build_messages(Event.REQUEST_CREATED, new)
-        outbox.add_all(tx, messages)
+        deleted = self._build(Event.REQUEST_DELETED, old, state=ArqState.DELETING)
+        self._add(tx, deleted, self._build(Event.REQUEST_CREATED, new))
 
     def record_bind_started(self, tx: sa.Connection, rows: Rows) -> None:
         """Record that host work for ARQs starts. Nova gets an event at its end only."""
         rows, state = _with_instance(rows), ArqState.BIND_STARTED
-        outbox.add_all(tx, self.notifications.build_messages(Event.BIND_STARTED, rows, state=state))
+        self._add(tx, self._build(Event.BIND_STARTED, rows, state=state))
 
     def record_bound(self, tx: sa.Connection, rows: Rows) -> None:
         """Record that ARQs are Bound."""
         rows = _with_instance(rows)
-        messages = self.notifications.build_messages(Event.BOUND, rows, state=ArqState.BOUND)
-        outbox.add_all(tx, [*self._nova_messages(rows, COMPLETED), *messages])
+        messages = self._build(Event.BOUND, rows, state=ArqState.BOUND)
+        self._add(tx, self._nova_messages(rows, COMPLETED), messages)
 
     def record_bind_failed(self, tx: sa.Connection, rows: Rows, error: str | None) -> None:
         """Record that the bind of ARQs failed."""
         rows = _with_instance(rows)
-        state = ArqState.BIND_FAILED
-        messages = self.notifications.build_messages(
-            Event.BIND_FAILED, rows, state=state, error=error
-        )
-        outbox.add_all(tx, [*self._nova_messages(rows, FAILED), *messages])
+        messages = self._build(Event.BIND_FAILED, rows, state=ArqState.BIND_FAILED, error=error)
+        self._add(tx, self._nova_messages(rows, FAILED), messages)
 
     def record_released(
         self, tx: sa.Connection, rows: Rows, *, keep: bool, failed: Rows = (), orphans: bool = False
@@ -194,47 +188,49 @@ class ArqEventRecorder:
         ``failed`` are other ARQs, whose bind failed because of this. Nova gets events only for
         ``failed``, because Nova itself requested the unbind or the deletion.
         """
-        failed, messages = _with_instance(failed), []
-        for kept, state, event in (
-            (True, ArqState.UNBOUND, Event.UNBOUND),
-            (False, ArqState.DELETING, Event.REQUEST_DELETED),
-        ):
-            released = [row for row in rows if (keep or row["context_id"] is not None) is kept]
-            messages += self.notifications.build_messages(
-                Event.ORPHAN_FREED if orphans else event, released, state=state
-            )
+        failed = _with_instance(failed)
+        kept = [row for row in rows if keep or row["context_id"] is not None]
+        deleted = [row for row in rows if not keep and row["context_id"] is None]
+        unbound, gone = Event.UNBOUND, Event.REQUEST_DELETED
+        if orphans:
+            unbound = gone = Event.ORPHAN_FREED
         error = "an ARQ of the same instance was unbound or deleted"
-        messages += self.notifications.build_messages(
-            Event.BIND_FAILED, failed, state=ArqState.BIND_FAILED, error=error
+        self._add(
+            tx,
+            self._nova_messages(failed, FAILED),
+            self._build(unbound, kept, state=ArqState.UNBOUND),
+            self._build(gone, deleted, state=ArqState.DELETING),
+            self._build(Event.BIND_FAILED, failed, state=ArqState.BIND_FAILED, error=error),
         )
-        outbox.add_all(tx, [*self._nova_messages(failed, FAILED), *messages])
 
     def record_deleted(self, tx: sa.Connection, rows: Rows) -> None:
         """Record that the ARQs of a device context were deleted with the context."""
-        state = ArqState.DELETING
-        messages = self.notifications.build_messages(Event.REQUEST_DELETED, rows, state=state)
-        outbox.add_all(tx, messages)
+        self._add(tx, self._build(Event.REQUEST_DELETED, rows, state=ArqState.DELETING))
 
     def record_unbind_failed(self, tx: sa.Connection, rows: Rows, host: str, error: str) -> None:
         """Record that a host could not clean the former handles of unbound ARQs in time."""
-        messages = self.notifications.build_messages(
-            Event.UNBIND_FAILED, rows, state=ArqState.UNBIND_FAILED, error=f"host {host}: {error}"
-        )
-        outbox.add_all(tx, messages)
+        state, text = ArqState.UNBIND_FAILED, f"host {host}: {error}"
+        self._add(tx, self._build(Event.UNBIND_FAILED, rows, state=state, error=text))
 
     def record_unbound(self, tx: sa.Connection, rows: Rows) -> None:
         """Record that ARQs in UnbindFailed are Unbound, because their former handles are clean."""
-        messages = self.notifications.build_messages(Event.UNBOUND, rows, state=ArqState.UNBOUND)
-        outbox.add_all(tx, messages)
+        self._add(tx, self._build(Event.UNBOUND, rows, state=ArqState.UNBOUND))
 
     def record_restored(self, tx: sa.Connection, rows: Rows) -> None:
         """Record that the devices of Bound ARQs were prepared again. Nova gets no event."""
-        outbox.add_all(tx, self.notifications.build_messages(Event.REQUEST_RESTORED, rows))
+        self._add(tx, self._build(Event.REQUEST_RESTORED, rows))
 
     def record_restore_failed(self, tx: sa.Connection, rows: Rows, error: str | None) -> None:
         """Record that a host could not prepare the devices of Bound ARQs again, and will retry."""
-        messages = self.notifications.build_messages(Event.RESTORE_FAILED, rows, error=error)
-        outbox.add_all(tx, messages)
+        self._add(tx, self._build(Event.RESTORE_FAILED, rows, error=error))
+
+    def _build(
+        self, event: Event, rows: Iterable[Mapping[Any, Any]], **common: Any
+    ) -> list[Message]:
+        return self.notifications.build_messages(event, rows, **common)
+
+    def _add(self, tx: sa.Connection, *messages: Iterable[Message]) -> None:
+        outbox.add_all(tx, itertools.chain.from_iterable(messages))
 
     def _nova_messages(self, rows: Rows, status: str) -> list[outbox.Message]:
         if not self.conf.nova.send_events:

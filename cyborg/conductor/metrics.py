@@ -157,7 +157,7 @@ class DatabaseCollector(Collector):
         try:
             self._reader.clock.refresh()
             counts, counts_age = self._counts.read()
-            found, now = read_totals(self._conf, self._reader, self._now), self._now()
+            totals, now = read_totals(self._conf, self._reader, self._now), self._now()
         except Unavailable as exc:
             error = exc.message
         if error is not None:
@@ -165,7 +165,7 @@ class DatabaseCollector(Collector):
         families["cyborg_database_up"].add_metric([], 1)
         families["cyborg_count_age_seconds"].add_metric([], counts_age)
         _fill_counts(families, counts)
-        _fill(families, found, now)
+        _fill(families, totals, now)
         return list(families.values())
 
     def stop(self) -> None:
@@ -251,7 +251,7 @@ def _fill_counts(families: Mapping[str, Any], counts: Counts) -> None:
     put("providers", counts.providers)
 
 
-def _fill(families: Mapping[str, Any], found: Totals, now: datetime) -> None:
+def _fill(families: Mapping[str, Any], totals: Totals, now: datetime) -> None:
     """Add the samples of pending and failing work. A count without rows gives the sample 0."""
 
     def put(name: str, value: float, *labels: str) -> None:
@@ -260,40 +260,40 @@ def _fill(families: Mapping[str, Any], found: Totals, now: datetime) -> None:
     def age(since: datetime | None) -> float:
         return 0.0 if since is None else max(0.0, (now - since).total_seconds())
 
-    put("maintenance_windows", found.maintenance_windows)
-    put("devices_failing", found.devices_failing)
-    if found.audit_findings is not None:
-        put("audit_findings", found.audit_findings)
-    put("bind_oldest_seconds", age(found.oldest_bind_started))
-    for device in found.unhealthy:
+    put("maintenance_windows", totals.maintenance_windows)
+    put("devices_failing", totals.devices_failing)
+    if totals.audit_findings is not None:
+        put("audit_findings", totals.audit_findings)
+    put("bind_oldest_seconds", age(totals.oldest_bind_started))
+    for device in totals.unhealthy:
         put(
             "device_unhealthy_seconds",
             age(device["health_since"]),
             device["host"],
             device["address"],
         )
-    for binary in sorted({binary for binary, _ in found.services}):
+    for binary in sorted({binary for binary, _ in totals.services}):
         for liveness in Liveness:
-            put("services", found.services.get((binary, liveness), 0), binary, liveness)
-    put("hosts_cordoned", found.hosts_cordoned)
-    messages = {(row["kind"], row["state"]): row for row in found.outbox}
+            put("services", totals.services.get((binary, liveness), 0), binary, liveness)
+    put("hosts_cordoned", totals.hosts_cordoned)
+    messages = {(row["kind"], row["state"]): row for row in totals.outbox}
     for kind in sorted({NOVA_EVENT, NOTIFICATION} | {kind for kind, _ in messages}):
         for state in ("pending", "dead"):
             row = messages.get((kind, state))
             put("outbox_messages", row["count"] if row else 0, kind, state)
         pending = messages.get((kind, "pending"))
         put("outbox_oldest_seconds", age(pending["oldest"] if pending else None), kind)
-    open_jobs = {row["kind"]: row for row in found.jobs}
+    open_jobs = {row["kind"]: row for row in totals.jobs}
     for kind in sorted({str(kind) for kind in JobKind} | set(open_jobs)):
         job = open_jobs.get(kind)
         put("jobs_open", job["count"] if job else 0, kind)
         put("jobs_overdue", job["overdue"] if job else 0, kind)
         put("jobs_oldest_seconds", age(job["oldest"] if job else None), kind)
-    put("providers_stale", found.providers_stale)
-    put("providers_failing", found.providers_failing)
-    put("placement_sync_lag_seconds", age(found.oldest_stale))
-    put("placement_verification_age_seconds", age(found.oldest_verified))
-    done = {row["kind"]: row for row in found.self_heal_actions}
+    put("providers_stale", totals.providers_stale)
+    put("providers_failing", totals.providers_failing)
+    put("placement_sync_lag_seconds", age(totals.oldest_stale))
+    put("placement_verification_age_seconds", age(totals.oldest_verified))
+    done = {row["kind"]: row for row in totals.self_heal_actions}
     for kind in sorted(set(CorrectiveAction) | set(done)):
         put("self_heal_actions_total", done[kind]["count"] if kind in done else 0, kind)
         if kind in done:
@@ -301,14 +301,14 @@ def _fill(families: Mapping[str, Any], found: Totals, now: datetime) -> None:
             put("self_heal_last_timestamp_seconds", timestamp, kind)
 
 
-def _list_states(found: Counts) -> Iterator[tuple[str, str, int]]:
+def _list_states(counts: Counts) -> Iterator[tuple[str, str, int]]:
     """Yield the name of each metric of objects by state, with each state and its number."""
     states: tuple[tuple[str, Mapping[str, int], Iterable[str]], ...] = (
-        ("arqs", found.arqs, ArqState),
-        ("device_contexts", found.device_contexts, ContextState),
-        ("attachments", found.attachments, AttachmentState),
-        ("device_successors", found.successors, SuccessorState),
+        ("arqs", counts.arqs, ArqState),
+        ("device_contexts", counts.device_contexts, ContextState),
+        ("attachments", counts.attachments, AttachmentState),
+        ("device_successors", counts.successors, SuccessorState),
     )
-    for name, counts, all_states in states:
+    for name, by_state, all_states in states:
         for state in all_states:
-            yield name, state, counts.get(state, 0)
+            yield name, state, by_state.get(state, 0)

@@ -79,11 +79,11 @@ class SourceCollector:
         If ``recheck`` has findings, read only the data that can confirm these findings. Raise
         Unavailable if Placement or the database does not answer.
         """
-        found, unreachable_reason = None, None
+        hardware, unreachable_reason = None, None
         if recheck is None or any(
             f.repair is Repair.REPORT or f.kind is Kind.BACKEND_UNAVAILABLE for f in recheck
         ):
-            found, unreachable_reason = self._collect_hardware(host)
+            hardware, unreachable_reason = self._collect_hardware(host)
         self._renew_lease()
         # After the agent, so that the database has what the agent reported just before.
         records, desired = self._uow.run(lambda tx: _read_records(tx, host))
@@ -91,7 +91,7 @@ class SourceCollector:
         snapshot = HostSnapshot(
             host=host,
             now=self._now(),
-            hardware=found,
+            hardware=hardware,
             unreachable_reason=unreachable_reason,
             database=records,
             desired=provider_rows.desired_providers(root, desired) if root is not None else {},

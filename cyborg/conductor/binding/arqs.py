@@ -148,8 +148,8 @@ class Arqs:
                     # creates ARQs of any project: its units are compared at the bind, when it is
                     # known.
                     [None if scope is None else project_id],
-                    lambda found: self._uow.run_once(
-                        lambda tx: self._create(tx, device_profile_name, project_id, scope, found),
+                    lambda limits: self._uow.run_once(
+                        lambda tx: self._create(tx, device_profile_name, project_id, scope, limits),
                         _created,
                     ),
                 ),
@@ -233,7 +233,7 @@ class Arqs:
         tx: sa.Connection,
         name: str,
         project_id: str | None,
-        found: ProjectLimits | None,
+        limits: ProjectLimits | None,
         attachment_id: int,
         epoch: int | None = None,
     ) -> Sequence[store.NewArqRow]:
@@ -253,7 +253,7 @@ class Arqs:
             if arqs is None:
                 raise _profile_not_found(name)
             return arqs
-        return self._insert(tx, name, profile, project_id, found, attachment_id)
+        return self._insert(tx, name, profile, project_id, limits, attachment_id)
 
     def _create(
         self,
@@ -261,7 +261,7 @@ class Arqs:
         name: str,
         project_id: str | None,
         scope: str | None,
-        found: ProjectLimits | None,
+        limits: ProjectLimits | None,
     ) -> Sequence[store.NewArqRow]:
         """Insert the ARQs of a profile, or renew those of a context. Raise NotFound, OverLimit."""
         profile = self._find_profile(tx, name, project_id)
@@ -273,7 +273,7 @@ class Arqs:
             if arqs is None:
                 raise _profile_not_found(name)
             return arqs
-        return self._insert(tx, name, profile, project_id, None if scope is None else found)
+        return self._insert(tx, name, profile, project_id, None if scope is None else limits)
 
     def _find_profile(
         self, tx: sa.Connection, name: str, project_id: str | None
@@ -292,7 +292,7 @@ class Arqs:
         name: str,
         profile: profile_store.ProfileRow,
         project_id: str | None,
-        found: ProjectLimits | None,
+        limits: ProjectLimits | None,
         attachment_id: int | None = None,
     ) -> list[store.NewArqRow]:
         """Insert the ARQs of a profile. Raise OverLimit, ProjectRowMissing."""
@@ -300,9 +300,9 @@ class Arqs:
         rows = build_arqs(profile["id"], name, groups, project_id, self._now())
         if project_id is not None:
             self._check_limit(tx, project_id, profile["used"], len(rows))
-        if found is not None:
+        if limits is not None:
             units = Counter(row["resource_class"] for row in rows)
-            check_create(tx, project_id, units, found)
+            check_create(tx, project_id, units, limits)
         store.insert_all(tx, rows, attachment_id)
         self._event_recorder.record_created(tx, rows)
         return rows

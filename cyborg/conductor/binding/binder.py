@@ -139,8 +139,8 @@ class Binder:
         context = replace(self.make_context(), cordon_grace=self._conf.conductor.cordon_grace)
         if project is not None or self._owners is None:
             return context
-        context, found = self._add_allocations(context, instance)
-        return replace(context, project=found, owner_verified=found is not None)
+        context, owner = self._add_allocations(context, instance)
+        return replace(context, project=owner, owner_verified=owner is not None)
 
     def _add_allocations(
         self, context: BindContext, instance: str
@@ -154,8 +154,8 @@ class Binder:
         started = time.monotonic()
         try:
             with tracing.child_span("bind.find_project"):
-                found = self._owners.find_allocations(instance)
-            return replace(context, allocated=found.units), found.project
+                allocations = self._owners.find_allocations(instance)
+            return replace(context, allocated=allocations.units), allocations.project
         except Unavailable as exc:
             error = exc.message
         finally:

@@ -155,8 +155,8 @@ def follow_arqs(
     facts = defaultdict[int, list[ArqFacts]](list)
     for row in states.arq_states(tx, ids):
         has_user = row["instance_uuid"] is not None or is_for_host(row["group"])
-        found = ArqFacts(row["state"], row["job_id"] is not None, has_user)
-        facts[row["context_id"]].append(found)
+        arq = ArqFacts(row["state"], row["job_id"] is not None, has_user)
+        facts[row["context_id"]].append(arq)
     by_state = defaultdict[tuple[ContextState, bool], list[store.ContextRow]](list)
     unchanged: list[int] = []
     for context in contexts:
@@ -217,8 +217,8 @@ def record_contexts(
     """Record the notifications of contexts with a new state, by default that of the state."""
     messages: list[outbox.Message] = []
     for context in contexts:
-        found = event or _EVENTS[ContextState(context["state"])]
-        messages += recorder.notifications.build_messages(found, [context])
+        context_event = event or _EVENTS[ContextState(context["state"])]
+        messages += recorder.notifications.build_messages(context_event, [context])
     outbox.add_all(tx, messages)
 
 
@@ -235,13 +235,13 @@ def _name(tx: sa.Connection, context_id: int) -> str:
 
 
 def _wrong_state(contexts: Collection[store.ContextRow]) -> WrongState:
-    found = ", ".join(
+    reasons = ", ".join(
         f"{row['uuid']} is {row['state']}"
         + (f" (instance {row['instance_uuid']})" if row["instance_uuid"] else "")
         for row in contexts
     )
     return WrongState(
-        f"cannot bind: only a device context that owns no handles can be bound, and {found}",
+        f"cannot bind: only a device context that owns no handles can be bound, and {reasons}",
         device_contexts=[row["uuid"] for row in contexts],
     )
 
@@ -256,10 +256,10 @@ def record_refusal(
     ARQs. A context that has been bound or leased since then is left as it is.
     """
     reasons = no_handle.details["reasons"]
-    found = dict(epochs) or states.unbound_of_arqs(tx, list(reasons))
-    if not found:
+    epochs_by_uuid = dict(epochs) or states.unbound_of_arqs(tx, list(reasons))
+    if not epochs_by_uuid:
         return
     providers = {item["provider"] for rejected in reasons.values() for item in rejected}
     refusal = make_refusal(no_handle.message, reasons, store.hosts(tx, providers), now)
-    for uuid, epoch in sorted(found.items()):
+    for uuid, epoch in sorted(epochs_by_uuid.items()):
         states.set_refusal(tx, uuid, epoch, refusal)

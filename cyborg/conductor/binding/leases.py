@@ -117,9 +117,9 @@ def check_allocated(
     if allocated is None:
         return
     for provider, units in sorted(Counter(row["device_rp_uuid"] for row in rows).items()):
-        if (found := allocated.get(str(provider), 0)) < units:
+        if (count := allocated.get(str(provider), 0)) < units:
             raise Conflict(
-                f"Placement has allocated {found} of {units} units of resource provider {provider} "
+                f"Placement has allocated {count} of {units} units of resource provider {provider} "
                 f"to instance {instance}: allocate the units of the lease to the instance, then "
                 "bind again",
                 instance=instance,
@@ -140,11 +140,15 @@ def consume(
     Raise WrongState if the lease has ended or has another epoch, and oslo.db's DBDuplicateEntry if
     a concurrent bind for the instance uses the same slots.
     """
-    (found,) = device_contexts.values()
+    (device_context,) = device_contexts.values()
     pending = any(row["state"] == ArqState.BIND_STARTED for row in rows)
     state = ContextState.BINDING if pending else ContextState.BOUND
-    if not states.consume_lease(tx, found["id"], state, instance, context.epoch, context.now):
-        raise stale_lease(found["uuid"], found["state"], found["epoch"], context.epoch)
+    if not states.consume_lease(
+        tx, device_context["id"], state, instance, context.epoch, context.now
+    ):
+        raise stale_lease(
+            device_context["uuid"], device_context["state"], device_context["epoch"], context.epoch
+        )
     ids = [row["id"] for row in rows]
     changed = store.assign_instance(
         tx,

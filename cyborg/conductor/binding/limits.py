@@ -224,7 +224,7 @@ class ProjectLimits:
     def known(self, projects: Collection[str]) -> dict[str, Limits]:
         """Return the limits of projects. Raise ProjectsMissing if another service has them."""
         limits = {name: self._found.get(name) or self._source.known(name) for name in projects}
-        known = {name: found for name, found in limits.items() if found is not None}
+        known = {name: limit for name, limit in limits.items() if limit is not None}
         if missing := set(projects) - set(known):
             raise ProjectsMissing(missing)
         self._found |= known
@@ -349,11 +349,11 @@ def check_create(
     """Raise OverLimit if a project cannot create ARQs of these units by resource class."""
     if project is None:
         return
-    found = limits.known([project])[project]
-    if classes := found.limited(units):
+    project_limits = limits.known([project])[project]
+    if classes := project_limits.limited(units):
         _lock(tx, [project])
         used = project_units.count(tx, project, classes, bound=False)
-        core.check_created(found, used, units)
+        core.check_created(project_limits, used, units)
 
 
 def check_bind(
@@ -367,16 +367,16 @@ def check_bind(
     for project, resource_class in units:
         if project is not None:
             by_project[project][resource_class] += 1
-    found = limits.known(by_project)
+    limits_by_project = limits.known(by_project)
     limited = {
         project: classes
         for project, requested in sorted(by_project.items())
-        if (classes := found[project].limited(requested))
+        if (classes := limits_by_project[project].limited(requested))
     }
     _lock(tx, limited)
     for project, classes in limited.items():
         bound = project_units.count(tx, project, classes, bound=True)
-        core.check_bound(found[project], bound, by_project[project])
+        core.check_bound(limits_by_project[project], bound, by_project[project])
 
 
 def _lock(tx: sa.Connection, projects: Iterable[str]) -> None:

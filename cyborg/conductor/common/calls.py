@@ -96,8 +96,8 @@ class IdempotentEndpoint:
             try:
                 return handler(**arguments)
             except idempotency.RepeatedCall:
-                found = self._find(key)
-                if found is None:
+                recorded = self._find(key)
+                if recorded is None:
                     raise TimedOut(
                         f"{name} was executed, but its answer cannot be read from the database"
                     ) from None
@@ -106,13 +106,15 @@ class IdempotentEndpoint:
                 # If no record can be read, the error is raised: it may be the error that leaves
                 # open whether the call was executed. A record with the same error is this call's
                 # own: it deleted the known objects and is rejected for the unknown ones.
-                found = self._find(key)
-                if found is None or found.get("error") == json.loads(json.dumps(exc.to_wire())):
+                recorded = self._find(key)
+                if recorded is None or recorded.get("error") == json.loads(
+                    json.dumps(exc.to_wire())
+                ):
                     raise
         LOG.warning(
             "Duplicate of call %s (%s) received, returning the recorded answer", call_id, name
         )
-        return idempotency.unwrap_answer(found)
+        return idempotency.unwrap_answer(recorded)
 
     def _find_deadline(self, ctxt: Any) -> float | None:
         """Return when the last transaction of a call may commit, in monotonic seconds."""

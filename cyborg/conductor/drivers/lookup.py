@@ -48,17 +48,17 @@ class DriverLookup:
         missing = self._uow.run(lambda tx: _hosts_without_driver(tx, key, hosts))
         if not missing:
             return []
-        found = self._query_agents(key, missing)
-        if found:
-            entries = {missing[host]: entry for host, entry in found.items()}
+        entries_by_host = self._query_agents(key, missing)
+        if entries_by_host:
+            entries = {missing[host]: entry for host, entry in entries_by_host.items()}
             self._uow.run(lambda tx: store.add(tx, entries))
             LOG.info(
                 "Driver lookup found the driver on %d hosts",
-                len(found),
+                len(entries_by_host),
                 driver=key,
-                host=sorted(found),
+                host=sorted(entries_by_host),
             )
-        return sorted(found)
+        return sorted(entries_by_host)
 
     def stop(self) -> None:
         """Start no more calls."""
@@ -66,7 +66,7 @@ class DriverLookup:
 
     def _query_agents(self, key: str, hosts: Collection[str]) -> dict[str, DriverEntry]:
         """Query agents in parallel; return the driver entries of the answers that came in time."""
-        found: dict[str, DriverEntry] = {}
+        entries: dict[str, DriverEntry] = {}
         pending, timed_out = len(hosts), False
         changed = threading.Condition()
 
@@ -76,7 +76,7 @@ class DriverLookup:
             with changed:
                 pending -= 1
                 if entry is not None and not timed_out:
-                    found[host] = entry
+                    entries[host] = entry
                 changed.notify_all()
 
         self._calls.submit(query, sorted(hosts))
@@ -94,7 +94,7 @@ class DriverLookup:
                     self._seconds,
                     driver=key,
                 )
-            return dict(found)
+            return dict(entries)
 
     def _query_agent(self, key: str, host: str) -> DriverEntry | None:
         try:

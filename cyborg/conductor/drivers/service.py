@@ -144,12 +144,12 @@ class Drivers:
         def write(tx: sa.Connection) -> str:
             targets = TargetResolver.of_driver(tx, key)
             job = self._acquire_job(tx, Kind.UPDATE, targets.driver)
-            found = targets.backends(selected, name)
+            backends = targets.backends(selected, name)
             parsed: dict[str, Any] = {}
-            for service_id in sorted({target.service_id for target in found}):
+            for service_id in sorted({target.service_id for target in backends}):
                 parsed = targets.parse(targets.host_driver(service_id), values, unset=True)
             arguments = {"config": parsed, "status": status, "reload": bool(reload)}
-            steps = [target.step() for target in found]
+            steps = [target.step() for target in backends]
             return self._add(tx, job, Kind.UPDATE, targets.driver, arguments, steps)
 
         return self._submit(write)
@@ -176,23 +176,23 @@ class Drivers:
         def write(tx: sa.Connection) -> str:
             targets = TargetResolver.of_driver(tx, key, leftover)
             job = self._acquire_job(tx, Kind.UNINSTALL, targets.driver)
-            found = targets.backends(selected, name)
+            backends = targets.backends(selected, name)
             if force and isinstance(job, Mapping):
                 explicit = selected is not None or name is not None
                 return self._force_removal(
-                    tx, job["uuid"], targets.driver, found, explicit=explicit
+                    tx, job["uuid"], targets.driver, backends, explicit=explicit
                 )
-            if not force and (down := sorted({t.host for t in found if t.down})):
+            if not force and (down := sorted({t.host for t in backends if t.down})):
                 raise Conflict(
                     f"the agents of {join_limited(down, MAX_NAMED)} are down: wait for them, or "
                     "use force to abandon the devices of these hosts",
                     hosts=down[:MAX_NAMED],
                 )
-            keys = [(target.host, target.backend) for target in found]
+            keys = [(target.host, target.backend) for target in backends]
             arguments = {"drain": bool(drain), "force": bool(force)}
-            steps = [target.step() for target in found]
+            steps = [target.step() for target in backends]
             uuid = self._add(tx, job, Kind.UNINSTALL, targets.driver, arguments, steps)
-            self._cordon(tx, targets.driver, found)
+            self._cordon(tx, targets.driver, backends)
             if not drain and not force and (in_use := store.count_handles_in_use(tx, keys)):
                 raise driver_in_use(targets.driver, in_use, store.holders(tx, keys, MAX_NAMED))
             return uuid
@@ -204,7 +204,7 @@ class Drivers:
         tx: sa.Connection,
         uuid: str,
         driver: str,
-        found: Sequence[BackendTarget],
+        backends: Sequence[BackendTarget],
         *,
         explicit: bool,
     ) -> str:
@@ -213,7 +213,7 @@ class Drivers:
         Raise Conflict if the job waits for none of these backends. If the operator named the
         backends (``explicit``), also raise Conflict if the job does not wait for all of them.
         """
-        job, keys = store.lock(tx, uuid), {(target.host, target.backend) for target in found}
+        job, keys = store.lock(tx, uuid), {(target.host, target.backend) for target in backends}
         if job is None or job["mutex_key"] is None or job["kind"] != Kind.UNINSTALL:
             raise driver_busy(driver, uuid)
         steps = store.steps_of_job(tx, job["id"])
@@ -325,12 +325,12 @@ class Drivers:
         LOG.info("Driver job (%s) started, %s backends", kind, len(steps), job=uuid, driver=driver)
         return uuid
 
-    def _cordon(self, tx: sa.Connection, driver: str, found: Sequence[BackendTarget]) -> None:
-        keys = [(target.service_id, target.backend) for target in found]
-        desired_backends.lock_agents(tx, {target.service_id for target in found})
+    def _cordon(self, tx: sa.Connection, driver: str, backends: Sequence[BackendTarget]) -> None:
+        keys = [(target.service_id, target.backend) for target in backends]
+        desired_backends.lock_agents(tx, {target.service_id for target in backends})
         desired_backends.cordon(tx, driver, desired_backends.find(tx, driver=driver), keys)
-        hosts = sorted({target.host for target in found})
+        hosts = sorted({target.host for target in backends})
         desired_backends.sync_cordon(tx, hosts, self._now())
         # From now on nobody could prepare or clean a device for a server in build.
-        devices.end_grace(tx, [(target.host, target.backend) for target in found])
+        devices.end_grace(tx, [(target.host, target.backend) for target in backends])
         providers.mark_stale_of_hosts(tx, hosts, self._now())

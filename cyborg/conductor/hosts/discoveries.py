@@ -73,11 +73,11 @@ class Discoveries:
             if not targets:
                 raise _no_target(store.targets(tx, None, None), host, driver)
             # Refused, not joined: the open one may have read a host before its last change.
-            if (found := store.find_open(tx, key)) is not None:
+            if (other := store.find_open(tx, key)) is not None:
                 raise Conflict(
-                    f"discovery {found} of the same host and driver is in progress; wait until it "
+                    f"discovery {other} of the same host and driver is in progress; wait until it "
                     "has ended",
-                    discovery=found,
+                    discovery=other,
                 )
             if store.count_open(tx) >= MAX_OPEN_DISCOVERIES:
                 raise Conflict(

@@ -60,13 +60,13 @@ class HeartbeatInterval:
         if self._clock() - self._counted_at < MAX_COUNT_AGE:
             return 0
         now, options = self._now(), self._options
-        found = self._uow.run(lambda tx: services.count_up(tx, now))
+        daemons = self._uow.run(lambda tx: services.count_up(tx, now))
         self._counted_at = self._clock()
         # The workers of one host share one service; all hosts are expected to run as many.
-        processes = found["conductors"] * options.workers
+        processes = daemons["conductors"] * options.workers
         minimum, maximum = options.hello_interval, options.max_hello_interval
         previous = self.seconds
-        self.seconds = choose_interval(found["agents"], processes, minimum, maximum)
+        self.seconds = choose_interval(daemons["agents"], processes, minimum, maximum)
         if self.seconds == previous:
             return 0
         LOG.info(
@@ -74,7 +74,7 @@ class HeartbeatInterval:
             "processes",
             self.seconds,
             previous,
-            found["agents"],
+            daemons["agents"],
             processes,
         )
         return 1

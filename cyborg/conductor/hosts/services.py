@@ -254,12 +254,12 @@ class HostRemoval:
     def _forget(
         self, tx: sa.Connection, host: str, force: bool, now: datetime
     ) -> HostRemovalResult:
-        found = store.lock_of_host(tx, host)
-        if up := sorted(row["binary"] for row in found if row["down_at"] > now):
+        daemons = store.lock_of_host(tx, host)
+        if up := sorted(row["binary"] for row in daemons if row["down_at"] > now):
             raise WrongState(f"{up[0]} of host {host} is not down; stop it first", host=host)
-        ids = [row["id"] for row in found]
+        ids = [row["id"] for row in daemons]
         # The row of the agent is the lock of the inventory. An imported host has no such row yet.
-        if not any(row["binary"] == AGENT for row in found):
+        if not any(row["binary"] == AGENT for row in daemons):
             ids.append(store.insert_absent_agent(tx, host, now))
         # Jobs of several hosts are never failed here: their operator decides what they do next.
         if open_ := store.open_jobs(tx, host, programs=not force):
@@ -283,7 +283,7 @@ class HostRemoval:
         discoveries.delete_of_host(tx, host)
         remaining = providers.mark_removed(tx, host, now, evict=force)
         result = HostRemovalResult(
-            len(found), len(uuids), released.count, removed, remaining, report, released
+            len(daemons), len(uuids), released.count, removed, remaining, report, released
         )
         if not any(_to_dict(result).values()):
             raise NotFound(

@@ -102,7 +102,7 @@ def _parse(functions: Any) -> list[tuple[str, str]]:
         raise Invalid(
             f"functions: expected a list of at most {MAX_FUNCTIONS} objects", field="functions"
         )
-    found = []
+    pairs = []
     for item in functions:
         if not isinstance(item, dict) or not isinstance(address := item.get("address"), str):
             raise Invalid(
@@ -110,8 +110,8 @@ def _parse(functions: Any) -> list[tuple[str, str]]:
                 field="functions",
             )
         instance = parse_uuid(item.get("instance"), "functions.instance")
-        found.append((instance, str(PciAddress.parse(address))))
-    return found
+        pairs.append((instance, str(PciAddress.parse(address))))
+    return pairs
 
 
 def _address_of(row: OwnedHandleRow) -> str:

@@ -312,13 +312,13 @@ def _values(steps: Sequence[Step], action: type[Add] | type[Change]) -> dict[Key
 
 def _functions(records: Mapping[Key, Stored]) -> set[tuple[str, str, str]]:
     """Return what the functions of backends follow from: see ``backends.sync_functions``."""
-    found = set()
+    functions = set()
     for key, record in records.items():
         if isinstance(record.value, Deployable):
             device = cast(Device, records[DeviceKey(key.device)].value)
             tree = capability.encoded_text(device.vendor_board_info)
-            found.add((device.backend, record.value.resource_class, tree))
-    return found
+            functions.add((device.backend, record.value.resource_class, tree))
+    return functions
 
 
 def _chain(key: DeployableKey, target: Mapping[Key, Stored]) -> list[DeployableKey]:

@@ -67,10 +67,10 @@ def record_failure(
     failure does not count against the device.
     """
     kind, items = JobKind(job["kind"]), _items(job)
-    found = find_failed_item(kind, items, error)
-    if found is None:
+    failed_item = find_failed_item(kind, items, error)
+    if failed_item is None:
         return None
-    item, text = found
+    item, text = failed_item
     failure = build_failure(kind, job["uuid"], item, text, now)
     close_after = conf.conductor.device_cordon_after
     for row in devices.lock_history(tx, job["host"], {item.device}):

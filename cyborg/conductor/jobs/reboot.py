@@ -126,9 +126,9 @@ class LostValues:
     def sweep(self) -> int:
         """Create the jobs that are possible now; return the number of devices with new jobs."""
         after = self._last
-        found = self._uow.run(lambda tx: store.find_lost(tx, MAX_DEVICES, after))
-        self._last = found[-1]["id"] if len(found) == MAX_DEVICES else 0
-        return sum(map(self._apply, found))
+        devices = self._uow.run(lambda tx: store.find_lost(tx, MAX_DEVICES, after))
+        self._last = devices[-1]["id"] if len(devices) == MAX_DEVICES else 0
+        return sum(map(self._apply, devices))
 
     def _apply(self, device: DeviceRow) -> bool:
         """Create the jobs of a device; return False if the device must wait.

@@ -236,22 +236,22 @@ class OrphanCollector:
         if self._stopped.is_set():
             return
         now = self._now()
-        found = orphans.classify(
+        classes = orphans.classify(
             page,
             dict(zip(providers, found_consumers, strict=True)),
             now,
             bound_before=bound_before,
             grace_period=grace or None,
         )
-        stats.checked += found.checked
-        stats.orphans += len(found.orphans)
+        stats.checked += classes.checked
+        stats.orphans += len(classes.orphans)
         # With Nova, a round releases only orphans whose instance it can query.
         max_releasable = MAX_RELEASED if self._nova is None else MAX_QUERIES
-        stats.releasable += found.orphans[: max_releasable - len(stats.releasable)]
-        if found.suspects or found.recovered:
-            self._record_suspects(found, now, bound_before, stats)
-        if found.unowned:
-            self._assign_owners(found, stats)
+        stats.releasable += classes.orphans[: max_releasable - len(stats.releasable)]
+        if classes.suspects or classes.recovered:
+            self._record_suspects(classes, now, bound_before, stats)
+        if classes.unowned:
+            self._assign_owners(classes, stats)
 
     def _list_consumers(self, provider: str) -> frozenset[str] | None:
         """Return the consumers with allocations of a provider.
@@ -262,13 +262,13 @@ class OrphanCollector:
         if self._stopped.is_set():
             return None
         try:
-            found = self._placement.allocations(provider)
+            allocations = self._placement.allocations(provider)
         except Unavailable:
             raise
         except CyborgError as exc:
             error = exc.message
         else:
-            return None if found is None else frozenset(found)
+            return None if allocations is None else frozenset(allocations)
         LOG.warning(
             "Cannot read allocations in Placement, retrying in the next scan: %s",
             error,
@@ -277,23 +277,23 @@ class OrphanCollector:
         return None
 
     def _record_suspects(
-        self, found: Classification, now: datetime, bound_before: datetime, stats: RoundStats
+        self, classes: Classification, now: datetime, bound_before: datetime, stats: RoundStats
     ) -> None:
-        suspects = [arq.id for arq in found.suspects]
+        suspects = [arq.id for arq in classes.suspects]
 
         def write(tx: sa.Connection) -> tuple[int, int]:
             new = store.mark_suspected(tx, suspects, now, bound_before)
             self_heal.increment(tx, CorrectiveAction.ORPHANS_SUSPECTED, new, now)
-            return new, store.clear_suspicion(tx, [arq.id for arq in found.recovered])
+            return new, store.clear_suspicion(tx, [arq.id for arq in classes.recovered])
 
         suspected, cleared = self._uow.run(write)
         stats.suspected += suspected
         stats.cleared += cleared
-        log_suspected(found.suspects)
+        log_suspected(classes.suspects)
 
-    def _assign_owners(self, found: Classification, stats: RoundStats) -> None:
+    def _assign_owners(self, classes: Classification, stats: RoundStats) -> None:
         """Determine and write the projects of ARQs whose instances have an allocation."""
-        instances = sorted({arq.instance for arq in found.unowned})
+        instances = sorted({arq.instance for arq in classes.unowned})
         projects = {
             instance: self._owners.find_allocations(instance).project for instance in instances
         }
@@ -303,7 +303,7 @@ class OrphanCollector:
             count = sum(
                 store.assign_project(tx, ids, instance, project)
                 for (instance, project), ids in orphans.group_by_owner(
-                    found.unowned, projects
+                    classes.unowned, projects
                 ).items()
             )
             self_heal.increment(tx, CorrectiveAction.OWNERS_VERIFIED, count, now)

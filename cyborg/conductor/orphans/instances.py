@@ -94,12 +94,12 @@ class InstanceQuery:
             return
         self._queries_left -= 1
         try:
-            found = self._nova.get_server(instance)
-            missing = orphans.classify_presence(found, None) is Presence.NOT_FOUND
+            server = self._nova.get_server(instance)
+            missing = orphans.classify_presence(server, None) is Presence.NOT_FOUND
             if missing and not self._can_see_all():
                 self._unknown.add(instance)
             else:
-                self._found[instance] = found
+                self._found[instance] = server
             return
         except CyborgError as exc:
             error = exc.message

@@ -119,34 +119,34 @@ class ComputeNodeResolver:
         if identity.provider is not None:
             return self._find_configured(host, identity.provider)
         if identity.compute_id is not None:
-            found = self._placement.get(identity.compute_id)
-            if found is not None and found.parent_uuid is None:
-                return found
-        found = self._placement.find(host)
-        if found is not None and found.parent_uuid is None:
-            return found
+            summary = self._placement.get(identity.compute_id)
+            if summary is not None and summary.parent_uuid is None:
+                return summary
+        summary = self._placement.find(host)
+        if summary is not None and summary.parent_uuid is None:
+            return summary
         return self._match_by_name(host, identity)
 
     def _find_configured(self, host: str, provider: str) -> ProviderSummary:
         """Return the configured provider, without fallback: the operator's choice is binding."""
         try:
-            found = self._placement.get(parse_uuid(provider, "resource_provider"))
+            summary = self._placement.get(parse_uuid(provider, "resource_provider"))
         except Invalid:
-            found = self._placement.find(provider)
-        if found is None:
+            summary = self._placement.find(provider)
+        if summary is None:
             raise self._not_found(
                 host,
                 f"Placement has no resource provider {provider!r}, set by [agent] "
                 f"resource_provider on host {host}",
                 provider,
             )
-        if found.parent_uuid is not None:
+        if summary.parent_uuid is not None:
             raise self._not_found(
                 host,
                 f"resource provider {provider!r}, set by [agent] resource_provider on host {host}, "
                 "is not a compute node: it has a parent provider",
             )
-        return found
+        return summary
 
     def _match_by_name(self, host: str, identity: Identity) -> ProviderSummary:
         providers = self._list_roots()
@@ -267,11 +267,11 @@ class ComputeNodeWatch:
     ) -> list[str]:
         hosts = store.hosts(tx)
         rows = services.identities(tx, hosts)
-        found = compute_nodes.affected_hosts(
+        affected = compute_nodes.affected_hosts(
             changed, {h: _read_identity(rows.get(h)) for h in hosts}
         )
-        store.schedule_verification_of_hosts(tx, found, self._now())
-        return found
+        store.schedule_verification_of_hosts(tx, affected, self._now())
+        return affected
 
 
 def _read_identity(row: Any) -> Identity:

@@ -187,10 +187,10 @@ class Publisher:
         self._compute_nodes.preload({row["host"]: row["identity"] for row in desired.values()})
         hosts = group_by_host(rows)
         max_calls = self._conf.conductor.max_placement_calls
-        for found in map_parallel(
+        for host_result in map_parallel(
             "publisher", lambda item: self._publish_host_safely(*item, batch), hosts, max_calls
         ):
-            result.add(found)
+            result.add(host_result)
         if self._placement_down:
             error = next(reversed(result.unanswered.values()))
             remaining = [row["uuid"] for row in rows if not result.has_result(row)]

@@ -254,7 +254,9 @@ class ProviderVerifier:
         with log_fields(host=host):
             try:
                 tree = self._placement.tree(anchor or rows[0]["uuid"])
-                root = next((found for found in tree.values() if found.parent_uuid is None), None)
+                root = next(
+                    (summary for summary in tree.values() if summary.parent_uuid is None), None
+                )
                 state = _HostState(
                     tree, root is not None and self._is_compute_node(batch, host, root)
                 )
@@ -306,8 +308,8 @@ class ProviderVerifier:
         desired = provider_rows.desired_providers("", rows)
         # Without a desired state the provider was removed meanwhile: it is stale.
         known = [suspect for suspect in suspects if suspect.row["uuid"] in desired]
-        found = self._map(lambda suspect: self._read_provider(batch, suspect), known)
-        for suspect, actual in zip(known, found, strict=True):
+        actuals = self._map(lambda suspect: self._read_provider(batch, suspect), known)
+        for suspect, actual in zip(known, actuals, strict=True):
             if actual is None:
                 continue
             expected = desired[actual.uuid]

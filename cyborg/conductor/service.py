@@ -147,6 +147,7 @@ class ConductorService:
         end = time.monotonic() + STOP_TIMEOUT
         if self._starter is not None:
             self._starter.join(STOP_TIMEOUT / 3)
+        # All of them are told to stop before any is waited for.
         for loop in self._loops:
             loop.stop()
         if self._heartbeat is not None:

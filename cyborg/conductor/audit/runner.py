@@ -35,6 +35,12 @@ LOG = get_logger(__name__)
 PAGE_SIZE = 100  # hosts whose names are read together
 MAX_FINDINGS = 1000  # findings that are stored for one audit
 
+RECHECK_DELAY = 3.0  # seconds before a recheck: a report and its publishing take less
+RETENTION = timedelta(days=7)  # how long audits that have ended can be looked up
+PURGE_LIMIT = 100  # old audits that one sweep deletes
+# A timer that creates audits faster than hosts answer gets an error.
+MAX_OPEN_AUDITS = 100
+
 
 class AuditLease:
     """An audit that this conductor has leased and runs. Every write checks the lease."""
@@ -97,6 +103,7 @@ class AuditLease:
         added = self._append_findings(host, results)
         self._hosts_done += 1
         self._num_findings += len(findings)
+        # Progress and renewal are one UPDATE: a conductor that has lost the lease records nothing.
         self._lease.renew(
             lambda until: self._uow.run(
                 lambda tx: store.record_progress(
@@ -139,13 +146,6 @@ class AuditLease:
             message = f"there are more findings than the limit of {MAX_FINDINGS}"
             self._findings.append(Finding(host, Kind.TOO_MANY, "audit", message).to_dict())
         return True
-
-
-RECHECK_DELAY = 3.0  # seconds before a recheck: a report and its publishing take less
-RETENTION = timedelta(days=7)  # how long audits that have ended can be looked up
-PURGE_LIMIT = 100  # old audits that one sweep deletes
-# A timer that creates audits faster than hosts answer gets an error.
-MAX_OPEN_AUDITS = 100
 
 
 class AuditRunner:
@@ -279,5 +279,7 @@ class AuditRunner:
         doubtful = [finding for finding in first if finding.kind is not Kind.AGENT_UNREACHABLE]
         if not doubtful:
             return unreachable
+        # Placement, the agent and the database are read one after the other, so a change in between
+        # looks like a difference.
         self._wait(RECHECK_DELAY)
         return [*unreachable, *confirmed(doubtful, compare(collector.collect(host, doubtful)))]

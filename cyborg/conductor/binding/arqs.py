@@ -279,6 +279,8 @@ class Arqs:
         self, tx: sa.Connection, name: str, project_id: str | None
     ) -> profile_store.ProfileRow:
         """Return a profile, with the number of ARQs of the project if it has a limit."""
+        # Counted in the query that reads the profile: a query of its own would cost each boot a
+        # round trip.
         limit = self._conf.conductor.max_project_arqs
         is_limited = limit >= 0 and project_id is not None
         profile = profile_store.by_name(tx, name, project_id, limit if is_limited else 0)

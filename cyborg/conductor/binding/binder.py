@@ -40,6 +40,10 @@ INCOMPLETE_CONSUMER_PROJECT = "00000000-0000-0000-0000-000000000000"
 """Project in Placement of a consumer that was created without a project."""
 
 
+# Transactions of one bind. The first skips locked handles, the next ones wait for the locks.
+MAX_ATTEMPTS = 4
+
+
 @dataclass(frozen=True, slots=True)
 class InstanceAllocations:
     """What Placement has of an instance: its project, None if unknown, and units by provider."""
@@ -78,9 +82,6 @@ class OwnerResolver:
 
 
 T = TypeVar("T")
-
-# Transactions of one bind. The first skips locked handles, the next ones wait for the locks.
-MAX_ATTEMPTS = 4
 
 
 class OrphanChecker(Protocol):
@@ -136,6 +137,8 @@ class Binder:
         With ``project``, Placement is only asked if the device is cordoned: it adds a request to
         each bind, and binds continue while it is away.
         """
+        # Only binds to instances honour an allocation after a cordon: Placement allocates to
+        # instances, and Nova cannot choose another host any more.
         context = replace(self.make_context(), cordon_grace=self._conf.conductor.cordon_grace)
         if project is not None or self._owners is None:
             return context
@@ -193,6 +196,7 @@ class Binder:
             self._metrics.count(BINDS, result.code)
             # Nova logs only the HTTP status of the error, so the reasons are logged here.
             LOG.warning("No free handle: %s", result.message, **log_fields)
+            # A transaction of its own: that of the bind was undone, with everything it wrote.
             record = partial(record_refusal, no_handle=result, epochs=epochs or {}, now=self._now())
             self._uow.run(record)
             raise result
@@ -214,6 +218,7 @@ class Binder:
             self._metrics.count(BINDS, "bound")
         if result.host_work_pending:
             self._wake_jobs()
+        # With host work, Nova's event is written when the work is done.
         elif result.arqs and self._conf.nova.send_events:
             self._wake_outbox()
 

@@ -132,6 +132,8 @@ def claim_planned(
     ``rows`` are the ARQs, which are BindStarted or Bound in this transaction, and ``updated`` are
     the same with their new values. ``subject`` is that of the job. Raise NoHandle or Retry.
     """
+    # Set with the claim, not with the release: a conductor that is killed between the two must not
+    # leave a dirty handle that looks clean.
     providers_to_clean = {
         row["provider"] for row in plan.deployables if CLEANING_ABILITIES & set(row["abilities"])
     }
@@ -167,6 +169,7 @@ def _find_honoured(
         for row in plan.deployables
         if is_in_grace(row["cordoned_since"], context.now, context.cordon_grace)
     }
+    # No query to Placement unless a device is cordoned: it would add a request to each boot.
     if not cordoned or instance is None:
         return frozenset()
     if context.owner_error is not None:
@@ -176,6 +179,7 @@ def _find_honoured(
         )
     if context.allocated is None:
         raise AllocationsUnread(instance)
+    # An allocation is one unit: what the instance owns already has been served from it.
     owned = handle_claims.count_owned(tx, cordoned.values(), instance)
     wanted = Counter(demand.provider for demand in plan.demands)
     return frozenset(

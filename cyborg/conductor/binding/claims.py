@@ -72,6 +72,8 @@ def claim(
     needs_info = {demand.provider for demand in demands if REQUIRED_INFO[demand.target]}
     # The other ARQs must leave the handles with the info to later servers: choose among all.
     mixed = bool(needs_info) and not all(REQUIRED_INFO[demand.target] for demand in demands)
+    # Handles are locked provider by provider, in the order of ``deployables``, which is that of
+    # their row ids: two binds that need the same providers never wait in a circle.
     rows: dict[int, FreeHandleRow] = {}
     free_handles: list[Candidate] = []
     for row in deployables:
@@ -97,6 +99,8 @@ def claim(
         raise _explain_no_handle(
             tx, demands, deployables, handle, check_host=check_host, honoured=honoured
         ) from None
+    # The guarded UPDATE decides, not the choice: a device may have been cordoned since its handles
+    # were locked, and no lock of a handle prevents that.
     owners = {handle_id: ids[arq] for arq, handle_id in chosen.items()}
     dirty = [item.handle_id for item in free_handles if item.provider in providers_to_clean]
     claimed = handle_claims.claim(
@@ -121,6 +125,8 @@ def check_available(tx: sa.Connection, demands: Sequence[Demand]) -> None:
     providers = sorted({demand.provider for demand in demands})
     if not handle_claims.any_unavailable(tx, providers):
         return
+    # Only for the error: the query above is a cheap yes or no, the states cost a join over all
+    # handles.
     states = _read_states(tx, demands, check_host=True)
     failures = find_claim_failures(demands, states)
     if not failures:

@@ -78,6 +78,8 @@ def renew_context_arqs(
     is bound, its lease has ended or has another epoch, or its last bind failed; for an attachment,
     also if a device of the lease can no longer be used.
     """
+    # Context and ARQs in one query: a boot from a context costs no round trip more than one from a
+    # profile.
     locked, old = contexts.lock_with_arqs(tx, [context_id])
     context = next(iter(locked), None)
     if context is None or scope not in (None, context["project_id"]):

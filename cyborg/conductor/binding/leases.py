@@ -56,6 +56,7 @@ def reserve(
         units = [(row["project_id"], row["resource_class"]) for row in rows]
         check_bind(tx, units, context.limits)
     state = ContextState.RESERVING if plan.to_prepare else ContextState.RESERVED
+    # In the guarded UPDATE, which compares the former epoch: of two callers one gets this lease.
     epoch = device_context["epoch"] + 1
     if not states.start_lease(tx, device_context["id"], state, hostname, epoch, expires_at):
         raise Retry("the device context, or the agent of the host, has changed")

@@ -34,6 +34,13 @@ T = TypeVar("T")
 MAX_LOCK_ATTEMPTS = 3
 """Transactions of one call: the first one of a project finds no row to lock."""
 
+MAX_PROJECTS = 10_000
+"""Projects in the cache; the one that was not used for the longest time is dropped."""
+RETRY_DELAY = 10.0
+"""Seconds without a request for any project after one that failed."""
+MAX_MISSES = 4
+"""Transactions of one call: a transaction finds out which projects it needs under its locks."""
+
 
 class ProjectRowMissing(Exception):
     """The project has no row to lock yet. Roll back, insert it and retry."""
@@ -70,13 +77,6 @@ def run_with_lock(uow: UnitOfWork, work: Callable[[], T]) -> T:
             project = exc.project
         insert_row(uow, project)
     raise Unavailable(f"the row of project {project} is deleted concurrently, retry")
-
-
-MAX_PROJECTS = 10_000
-"""Projects in the cache; the one that was not used for the longest time is dropped."""
-
-RETRY_DELAY = 10.0
-"""Seconds without a request for any project after one that failed."""
 
 
 class LimitReader(Protocol):
@@ -147,6 +147,7 @@ class UnifiedLimits:
                     f"cannot read the limits of project {project}, retry later; the last request "
                     f"failed: {self._error}"
                 )
+        # Outside of the lock: keystone may take seconds, and other projects are in the cache.
         try:
             limits = Limits(project, {**self._default, **self._reader.read(project)})
         except Unavailable as exc:
@@ -173,10 +174,6 @@ class UnifiedLimits:
             self._entries.move_to_end(project)
             while len(self._entries) > MAX_PROJECTS:
                 self._entries.popitem(last=False)
-
-
-MAX_MISSES = 4
-"""Transactions of one call: a transaction finds out which projects it needs under its locks."""
 
 
 class LimitSource(Protocol):
@@ -273,6 +270,8 @@ class LimitEnforcer:
 
         Call this outside a transaction: it queries keystone. Raise Unavailable.
         """
+        # Two causes look alike: limits that were not read, and a project without a row to lock.
+        # What is known already can only lack the row.
         for name in projects:
             if name in limits:
                 insert_row(self._uow, name)
@@ -373,6 +372,8 @@ def check_bind(
         for project, requested in sorted(by_project.items())
         if (classes := limits_by_project[project].limited(requested))
     }
+    # Before the count: a concurrent bind of the project then counts this one. Sorted, so that two
+    # binds for two projects cannot wait for each other.
     _lock(tx, limited)
     for project, classes in limited.items():
         bound = project_units.count(tx, project, classes, bound=True)

@@ -70,12 +70,15 @@ def release(
     if not rows:
         return ReleaseResult(0)
     ids = [row["id"] for row in rows]
+    # Read before anything is written: afterwards the states no longer say who owned a handle.
     owning = [row for row in rows if row["state"] in OWNING_STATES]
     # The job of an unbound ARQ cleans its former handle, and must go on without the ARQ.
     cancelled = sorted({row["job_id"] for row in owning if row["job_id"] is not None})
     failed: Sequence[store.ArqRow] = ()
     cancelled_uuids: list[str] = []
     if cancelled:
+        # One prepare job serves all ARQs of a bind: cancelling it for one ARQ fails the others.
+        # They are locked before the job, as everywhere.
         failed = [row for row in store.lock_of_jobs(tx, cancelled) if row["id"] not in ids]
         cancelled_uuids = jobs.uuids(tx, cancelled)
         restores = set(jobs.failing_restores(tx, cancelled))
@@ -89,6 +92,7 @@ def release(
         released = [row for row in owning if stays(row, keep=keep) is is_kept]
         entries.record_released(tx, released, now, reason=reason)
     entries.record_released(tx, failed, now, reason="bind_failed", error=CANCELLED_ERROR)
+    # After the custody records, which name the handle and its owner.
     dirty = handle_claims.release(tx, owners, now) if owners else ()
     cleaning = enqueue_cleaning(tx, dirty, now=now, timeout=timeout, cancelled_jobs=cancelled_uuids)
     kept = [row["id"] for row in rows if stays(row, keep=keep)]
@@ -99,6 +103,8 @@ def release(
         changed += store.unbind(tx, kept, {arq: job for arq, job in waits.items() if arq in kept})
     if deleted := [id_ for id_ in ids if id_ not in kept]:
         changed += store.delete(tx, deleted)
+    # The guards of the updates compare the states again. Without this a concurrent change would
+    # leave some ARQs as they were, and the caller would not know.
     if changed != len(ids):
         raise WrongState(
             f"cannot {'unbind' if keep else 'delete'} {len(ids) - changed} of {len(ids)} ARQs "
@@ -155,6 +161,7 @@ def enqueue_cleaning(
     jobs have ended without cleaning the handles: unbound ARQs that waited for an earlier job then
     wait for the new job.
     """
+    # Sorted for the batches: a job is one call to one agent.
     by_host = sorted(handles, key=lambda row: (row["host"], row["id"]))
     created: dict[int, int] = {}
     for host, rows in _batches_by_host(by_host):

@@ -29,6 +29,28 @@ from cyborg.rpc.publishing import DEDUPLICATED_METHODS
 LOG = get_logger(__name__)
 
 
+# Seconds for which a copy of a call is recognised, at least. The broker drops old calls before.
+MIN_RETENTION = 600.0
+# The calls whose caller acts at once on the end of its wait: Nova builds the server elsewhere.
+# Other calls go on: a host is removed in many transactions, and its operator looks again.
+CLAIMING_METHODS = frozenset(
+    {
+        "arq_create",
+        "arq_bind",
+        "attachment_create",
+        "device_context_create",
+        "device_context_pre_bind",
+        "device_context_bind",
+    }
+)
+# Seconds of the caller's wait that are left for the commit and the way of the answer, at most; a
+# commit that begins within them is confirmed in time.
+ANSWER_SECONDS = 1.0
+ANSWER_SHARE = 0.1
+PURGE_BATCH = 1000  # records deleted in one transaction
+MAX_BATCHES = 50  # transactions of one sweep
+
+
 def check_epoch(tx: sa.Connection, host: str, epoch: str | None) -> None:
     """Raise Stale unless a result with ``epoch`` is from the current agent of the host.
 
@@ -48,29 +70,6 @@ def make_stale_error(host: str, epoch: str | None) -> Stale:
     return Stale(f"{name} for host {host}", host=host)
 
 
-# Seconds for which a copy of a call is recognised, at least. The broker drops old calls before.
-MIN_RETENTION = 600.0
-# The calls whose caller acts at once on the end of its wait: Nova builds the server elsewhere.
-# Other calls go on: a host is removed in many transactions, and its operator looks again.
-CLAIMING_METHODS = frozenset(
-    {
-        "arq_create",
-        "arq_bind",
-        "attachment_create",
-        "device_context_create",
-        "device_context_pre_bind",
-        "device_context_bind",
-    }
-)
-# Seconds of the caller's wait that are left for the commit and the way of the answer, at most; a
-# commit that begins within them is confirmed in time.
-ANSWER_SECONDS = 1.0
-ANSWER_SHARE = 0.1
-
-PURGE_BATCH = 1000  # records deleted in one transaction
-MAX_BATCHES = 50  # transactions of one sweep
-
-
 class IdempotentEndpoint:
     """RPC endpoint that executes each call of DEDUPLICATED_METHODS once.
 
@@ -88,6 +87,7 @@ class IdempotentEndpoint:
 
     def _call(self, name: str, handler: Callable[..., Any], ctxt: Any, /, **arguments: Any) -> Any:
         call_id = getattr(ctxt, "call_id", None)
+        # An older peer sends no id. The other methods may be repeated.
         if call_id is None or name not in DEDUPLICATED_METHODS:
             return handler(**arguments)
         key = make_key(call_id, ctxt.request_id, name, arguments)
@@ -95,6 +95,8 @@ class IdempotentEndpoint:
         with idempotency.call_context(key), deadline.call_deadline(end):
             try:
                 return handler(**arguments)
+            # Raised by the INSERT of the record, so the first copy has committed: its answer is in
+            # the table.
             except idempotency.RepeatedCall:
                 recorded = self._find(key)
                 if recorded is None:

@@ -70,6 +70,7 @@ def run_all(sweeps: Mapping[str, Callable[[], object]]) -> None:
     fail with the same error, which is raised once and not logged here.
     """
     failures: list[tuple[str, Exception]] = []
+    # One after the other, in one thread: none of them is urgent, and each uses one connection.
     for name, sweep in sweeps.items():
         try:
             sweep()

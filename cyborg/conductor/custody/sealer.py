@@ -41,6 +41,9 @@ MAX_BATCHES = 64  # batches of one round
 MAX_FAILED = 1000  # devices whose records cannot be sealed: the round ends there
 PURGE_LIMIT = 500  # records of one chain, and chains, whose old records one sweep deletes
 
+INTERVAL = timedelta(days=1)
+MAX_CHAINS = 200  # of one notification: about 30 kB
+
 
 class CustodySealer:
     """Sealer of custody records; safe to run in several conductors."""
@@ -112,6 +115,7 @@ class CustodySealer:
             self._uow.run(lambda tx: chains.add_heads(tx, hosts))
         except db_exc.DBDuplicateEntry:
             return 0  # another conductor seals the first records of a device: retry in a round
+        # All devices in one transaction first: one by one only where that fails, which is rare.
         with contextlib.suppress(db_exc.DBDuplicateEntry, Conflict):
             return self._seal(hosts)
         # A chain was changed by hand. The others must not wait for its repair.
@@ -210,6 +214,7 @@ def _purge(tx: sa.Connection, uuid: str, cutoff: datetime) -> int:
         return 0  # evidence of a change; the audit reports it
     base = Link(head["base_sequence"], head["base_hash"])
     oldest_at: datetime | None = None
+    # One more than the limit: the first record that stays gives the age of the oldest one.
     for sealed in read.sealed_after(tx, uuid, base.sequence, PURGE_LIMIT + 1):
         keep = sealed.record.time >= cutoff
         if keep or sealed.record.sequence > head["base_sequence"] + PURGE_LIMIT:
@@ -220,10 +225,6 @@ def _purge(tx: sa.Connection, uuid: str, cutoff: datetime) -> int:
             break  # evidence of a change; the audit reports it
         base = position
     return chains.delete_prefix(tx, head, base, oldest_at)
-
-
-INTERVAL = timedelta(days=1)
-MAX_CHAINS = 200  # of one notification: about 30 kB
 
 
 class CustodyAnchors:
@@ -247,6 +248,7 @@ class CustodyAnchors:
         return self._uow.run(lambda tx: self._write(tx, now))
 
     def _write(self, tx: sa.Connection, now: datetime) -> int:
+        # Locked, and marked in the same transaction: of several conductors one notifies.
         due = chains.lock_unanchored(tx, now - INTERVAL, MAX_CHAINS)
         if not due:
             return 0

@@ -79,6 +79,8 @@ class DriverLookup:
                     entries[host] = entry
                 changed.notify_all()
 
+        # In parallel, in threads that may outlive the request: an agent that hangs must not delay
+        # the answer of the others.
         self._calls.submit(query, sorted(hosts))
         end = time.monotonic() + self._seconds
         with changed:

@@ -155,6 +155,7 @@ class RolloutController:
         job_uuid = parse_uuid(uuid, "uuid")
 
         def write(tx: sa.Connection) -> bool:
+            # Jobs of devices and of drivers have one list and one command.
             if cancellation.cancel(tx, job_uuid, self._now()):
                 return True
             job = store.lock(tx, job_uuid)
@@ -197,6 +198,7 @@ class RolloutController:
         reported = desired_state.load_outcomes(outcomes)
 
         def write(tx: sa.Connection) -> tuple[list[int], list[HostGeneration], bool]:
+            # Jobs before agents, as in ``_advance``.
             waiting = store.lock_waiting(tx, host)
             row = desired_backends.lock(tx, host, epoch)
             if row is None:
@@ -242,6 +244,7 @@ class RolloutController:
     def _advance(self, tx: sa.Connection, job_id: int) -> RolloutUpdate:
         """Advance a job as far as possible now."""
         # Read the job again: its arguments may have changed since it was leased.
+        # The lock of the job comes first, so that one conductor at a time plans its steps.
         row = store.lock_leased(tx, job_id, self._owner)
         if row is None:
             return RolloutUpdate()
@@ -251,6 +254,8 @@ class RolloutController:
         in_progress = [step for step in rows if step["state"] == StepState.IN_PROGRESS]
         # An update waits for its deadline instead: a change that stops its host must not go on.
         lost = [step for step in in_progress if step["down"] and kind is not Kind.UPDATE]
+        # One kind of change an iteration: the plan below is made of rows that this would change.
+        # The job is due again at once.
         if lost and (left := self._step_executor.leave(tx, kind, lost, forced)) is not None:
             store.reschedule(tx, row["id"], now)
             return RolloutUpdate((), left, requeue=True)
@@ -278,6 +283,7 @@ class RolloutController:
             )
             for s in rows
         ]
+        # A pure function of the states: a conductor that was killed left nothing in memory.
         plan = rollout.plan(kind, steps)
         by_key = {(s["host"], s["backend"]): s for s in rows}
         reverted_hosts, reverted = self._revert(tx, [by_key[key] for key in plan.revert])

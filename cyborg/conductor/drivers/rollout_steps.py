@@ -57,6 +57,7 @@ class GenerationNotifier:
 
     def _notify_host(self, host: str) -> None:
         with self._lock:
+            # The newest one: older ones of a host that did not answer are left out.
             generation = self._pending.pop(host)
         try:
             self._agents.sync_backends(host=host, generation=generation)

@@ -44,7 +44,6 @@ from cyborg.db.unit_of_work import UnitOfWork
 
 LOG = get_logger(__name__)
 
-
 MAX_ATTEMPTS = 3  # to record a job while others change the same driver
 
 OpenJob = JobRow | tuple[int, str]

@@ -139,6 +139,7 @@ class TargetResolver:
         """
         names = read.names(tx)
         by_uuid = {driver_uuid(name): name for name in names}
+        # The uuid of a driver follows from its name: no table has it.
         name = key if key in names else by_uuid.get(key.lower())
         left = Leftover()
         if leftover is not None:

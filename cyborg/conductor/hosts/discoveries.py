@@ -103,6 +103,7 @@ class Discoveries:
             # Another one with the same filters was recorded concurrently; the retry sees it.
         else:
             raise Conflict("another discovery of the same host and driver is being created, retry")
+        # After the commit: an agent may answer before the call returns.
         self._calls.submit(start, hosts)
         return {"uuid": uuid}
 

@@ -32,7 +32,12 @@ from cyborg.threads.failures import RateLimitedLogger
 
 LOG = get_logger(__name__)
 
+# A new count costs a query. The interval may lag: the deadlines of a heartbeat are those of the
+# interval that its agent was given.
 MAX_COUNT_AGE = 30.0  # seconds for which the number of agents is used
+
+BATCH_SIZE = 1000  # agents that one transaction marks down
+MAX_NAMED = 20  # hosts that one log line names
 
 
 class HeartbeatInterval:
@@ -99,10 +104,6 @@ class HeartbeatInterval:
         }
 
 
-BATCH_SIZE = 1000  # agents that one transaction marks down
-MAX_NAMED = 20  # hosts that one log line names
-
-
 class FailureDetector:
     """Failure detector of one conductor, with the check of its own heartbeats."""
 
@@ -141,6 +142,8 @@ class FailureDetector:
         sent_at = self._now()
         try:
             answer = send()
+        # Also for the end of the process: a heartbeat that did not arrive proves nothing about the
+        # bus.
         except BaseException:
             self._set_self_check(None)
             raise
@@ -178,6 +181,8 @@ class FailureDetector:
         if max_timeout <= timedelta():
             return 0
         marked: list[store.DaemonRow] = []
+        # In batches: after an outage of the broker thousands of agents may be down, and one
+        # transaction would lock all of their devices.
         while batch := self._uow.run(lambda tx: self._mark_down(tx, now, max_timeout)):
             marked += batch
         if marked:

@@ -161,7 +161,9 @@ class Hosts:
     ) -> _Registration:
         """Write a heartbeat that differs from the last one, and what follows from it."""
         host = beat.host
+        # Before the row is overwritten: it says which process sent the last heartbeat.
         previous = store.previous_incarnation(tx, AGENT, host, beat.epoch)
+        # This locks the row of the agent, and with it the inventory of the host.
         row = store.upsert_heartbeat(tx, AGENT, host, beat.epoch, beat.times, beat.fields)
         stored = backend_store.replace(tx, host, states)
         stale = 0
@@ -174,6 +176,7 @@ class Hosts:
                 backend_store.sync_functions(tx, host)
         stale += _sync_cordons(tx, host, stored.changed_cordons, now)
         if row["down_since"] is not None:
+            # Not added: all providers of the host are stale now, those counted before among them.
             failure_detector.mark_up(tx, row, self._notices, now)
             stale = providers.mark_stale_of_hosts(tx, [host], now)
         if previous is None:
@@ -334,6 +337,7 @@ class Hosts:
         addresses = {
             deployable.address for device in inventory.devices for deployable in device.deployables
         }
+        # Once more only: a second duplicate is no race but a conflict that somebody must resolve.
         for attempt in range(2):
             try:
                 return self._uow.run(work)
@@ -367,6 +371,8 @@ class Hosts:
 
     def _retry_on_duplicate(self, work: Callable[[sa.Connection], T]) -> T:
         """Run a transaction; repeat it if another conductor has just registered the same daemon."""
+        # Both conductors found no row. An INSERT that ignores the duplicate would hide that the
+        # other one has written newer values.
         try:
             return self._uow.run(work)
         except db_exc.DBDuplicateEntry:

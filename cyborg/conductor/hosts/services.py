@@ -69,6 +69,8 @@ class Services:
         """
         service, now = parse_uuid(uuid, "uuid"), self._now()
 
+        # Read without a lock: the guards of the deletion compare the time of the last heartbeat
+        # again.
         def write(tx: sa.Connection) -> tuple[store.DaemonRow, ReportResult]:
             row = store.find(tx, service)
             if row is None:
@@ -242,6 +244,8 @@ class HostRemoval:
     def _count(self, host: str, force: bool, now: datetime) -> dict[str, Any]:
         """Return what a removal would return. Raise its errors."""
 
+        # The same statements as the removal, then a rollback: a count of its own could differ from
+        # it.
         def undo(tx: sa.Connection) -> None:
             raise _RolledBackError(self._forget(tx, host, force, now))
 
@@ -276,6 +280,7 @@ class HostRemoval:
         )
         if store.delete_of_host(tx, ids, now) != len(ids):
             raise _returned(host)
+        # Not all: a device with dirty handles must be cleaned if it ever returns.
         removed = tombstones.delete_clean(tx, host)
         # A device that returns from its tombstone is still in its maintenance window.
         kept = tombstones.uuids_of_host(tx, host)

@@ -25,6 +25,8 @@ from cyborg.db.devices import write as devices
 from cyborg.db.handles import write as attach_handles
 from cyborg.db.outbox import write as outbox
 
+MAX_NAMED = 8  # ARQs listed in one log line
+
 
 def record_changes(
     tx: sa.Connection,
@@ -72,9 +74,6 @@ def _to_entry(host: str, state: HostState, step: Step, added: Mapping[str, str])
         return None
     details = {"address": address, "backend": device.backend, "previous": row["backend"]}
     return Entry(row["uuid"], host, CustodyEvent.BACKEND_CHANGED, details)
-
-
-MAX_NAMED = 8  # ARQs listed in one log line
 
 
 def record_health_changes(

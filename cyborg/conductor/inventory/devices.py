@@ -34,6 +34,10 @@ from cyborg.db.unit_of_work import UnitOfWork
 
 LOG = get_logger(__name__)
 
+ENABLED = "enabled"
+MAINTAINING = "maintaining"
+BATCH = 256  # tombstones deleted in one sweep
+
 
 class Accelerators:
     """Operations on accelerators."""
@@ -141,10 +145,6 @@ def _no_deployable(uuid: str) -> NotFound:
     )
 
 
-ENABLED = "enabled"
-MAINTAINING = "maintaining"
-
-
 class Devices:
     """Operations on devices."""
 
@@ -203,9 +203,6 @@ class Devices:
             outbox.add_all(
                 tx, self._notifications.build_messages(event, read.find(tx, uuids=[device]))
             )
-
-
-BATCH = 256  # tombstones deleted in one sweep
 
 
 class Tombstones:

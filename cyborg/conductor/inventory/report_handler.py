@@ -52,6 +52,8 @@ from cyborg.db.handles.write import OwnedHandleRow
 from cyborg.db.providers import write as providers
 from cyborg.db.unit_of_work import UnitOfWork
 
+MAX_NAMED = 8  # handles listed in one log line
+
 
 class FunctionOwners:
     """Look-up of the ARQs that own PCI functions."""
@@ -141,9 +143,6 @@ class ReportResult:
     abandoned: int = 0
 
 
-MAX_NAMED = 8  # handles listed in one log line
-
-
 def record_report(
     tx: sa.Connection,
     report: Report,
@@ -158,6 +157,8 @@ def record_report(
     If ``keep_tombstones`` is True, keep tombstones of removed devices, and restore returning
     devices from them. ``has_overrides`` is whether operators have set desired backends of the host.
     """
+    # Everything of the host, in a few statements: a plan for a part could not see that a function
+    # moved from one deployable to another.
     state = sync.read_host_state(tx, report.host)
     kept = _kept_devices(state, report)
     # A device in programming may leave the bus or be reported incompletely, and must not become
@@ -199,6 +200,8 @@ def _apply_plan(
     keep_tombstones: bool,
     has_overrides: bool = False,
 ) -> ReportResult:
+    # Planned without locks, since most reports remove nothing; only what is to be removed is
+    # locked, and planned again if it was claimed meanwhile.
     steps: Sequence[Step] = plan.plan(devices, relevant, state.bound)
     removals = {
         state.ids[step.key]
@@ -230,6 +233,7 @@ def _apply_plan(
         for address, name in unknown.items()
     }
     writer = sync.Writer(tx, host, state, now, keep_tombstones=keep_tombstones)
+    # Before the events, which read the rows as they are after the report.
     writer.write(steps, target)
     device_events.record_changes(tx, host, state, steps, writer.added, now)
     if has_overrides and any(_backend_changed(state, step) for step in steps):
@@ -266,6 +270,7 @@ def remove_backend(
     steps = plan.plan((), relevant, state.bound - state.dirty)
     removed = {step.key for step in steps if isinstance(step, Remove)}
     state.abandoned = {key for key in state.dirty if key.deployable_key in removed}
+    # Before the plan is applied: a removal deletes only handles that need no cleaning.
     attach_handles.force_clean(tx, [state.ids[key] for key in state.abandoned])
     abandoned = [
         (state.devices[key.device]["uuid"], key.deployable, key.handle)

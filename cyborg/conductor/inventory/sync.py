@@ -140,12 +140,15 @@ class Writer:
             if ids := self._row_ids(steps, Drain, kind):
                 drain(self._tx, ids)
         counts = Counter(key.deployable_key for key in target if isinstance(key, HandleKey))
+        # Before the removals: tombstones are made of rows that are deleted next.
         self._restore_tombstones(steps, target)
         self._remove(steps)
         self._change(steps)
         self._add(steps, counts)
         self._set_parents(steps, target)
         self._set_handle_counts(target, counts)
+        # Compared first: most reports change handles only, and the functions of a backend follow
+        # from its deployables.
         if _functions(self._state.stored) != _functions(target):
             backends.sync_functions(self._tx, self._host)
 
@@ -236,6 +239,8 @@ class Writer:
         ]:
             restored = self._restore_plan.deployables
             uuids = {key.deployable: tombstone.uuid for key, tombstone in restored.items()}
+            # A provider that exists keeps its uuid, which allocations name; a new one has a uuid
+            # that follows from host and address, so that a retry creates the same.
             deployables.add(self._tx, self._host, new_deployables, uuids, self._state.providers)
             for addresses, id_ in deployables.ids_by_address(self._tx, self._host).items():
                 self._ids[DeployableKey(*addresses)] = id_

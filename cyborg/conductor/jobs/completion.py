@@ -49,6 +49,11 @@ from cyborg.db.providers import write as publishing
 from cyborg.db.services import write as services
 from cyborg.db.totals import write as self_heal
 
+NOT_IN_TIME = "not completed in time"
+NO_REASON = "no reason given"
+NO_PREPARE_JOB = "no open job prepares its device"
+SWEEP_LIMIT = 256  # objects of each kind that one sweep repairs
+OVERDUE_MARGIN = timedelta(minutes=5)  # past its deadline, until an unreadable job is failed
 OPEN_LIMIT = 256  # devices that one sweep opens
 
 
@@ -130,13 +135,6 @@ def _write(
     )
 
 
-NOT_IN_TIME = "not completed in time"
-NO_REASON = "no reason given"
-NO_PREPARE_JOB = "no open job prepares its device"
-SWEEP_LIMIT = 256  # objects of each kind that one sweep repairs
-OVERDUE_MARGIN = timedelta(minutes=5)  # past its deadline, until an unreadable job is failed
-
-
 @dataclass(frozen=True, slots=True)
 class JobResult:
     """Numbers of objects that the end of jobs has changed."""
@@ -168,6 +166,8 @@ def complete_job(
     state = JobState.DONE if succeeded else JobState.FAILED
     if state is JobState.FAILED and CANCELLED in row["arguments"]:
         state = JobState.CANCELLED
+    # The agent's call and the answer to a query may arrive at two conductors: one of them ends the
+    # job.
     if not jobs.end(tx, [row["id"]], state, error):
         return JobResult()
     if not succeeded:
@@ -280,6 +280,7 @@ def sweep(tx: sa.Connection, now: datetime, *, recorder: ArqEventRecorder) -> Jo
     Only a database that was restored or edited by hand can have such objects. Also end jobs that
     are past their deadline.
     """
+    # A dispatcher ends a job at its deadline. Only a job that no dispatcher can read gets here.
     late = jobs.overdue(tx, now - OVERDUE_MARGIN, SWEEP_LIMIT)
     jobs.end(tx, late, JobState.FAILED, "not completed in time")
     stranded = store.lock_stranded(tx, SWEEP_LIMIT)
@@ -294,6 +295,7 @@ def sweep(tx: sa.Connection, now: datetime, *, recorder: ArqEventRecorder) -> Jo
     # The handles of the others were removed: there is nothing left to clean.
     released = store.lock_released(tx, SWEEP_LIMIT)
     _finish_unbinds(tx, released, now, recorder)
+    # The row of an ended job is purged after a day: its deployable would stay closed.
     freed = programming.detach_ended_jobs(tx)
     opened = open_devices(tx, now)
     self_heal.increment(tx, CorrectiveAction.STUCK_BINDS_FAILED, len(stranded), now)
@@ -338,6 +340,7 @@ def _record_programmed(
 def _finish_binds(
     tx: sa.Connection, rows: Sequence[store.ArqRow], now: datetime, recorder: ArqEventRecorder
 ) -> JobResult:
+    # All ARQs of the bind at once: Nova counts the events and would go on with a part of them.
     store.finish_bind(tx, [row["id"] for row in rows])
     recorder.record_bound(tx, rows)
     follow_arqs(tx, rows, recorder, now)

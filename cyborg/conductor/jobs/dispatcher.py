@@ -109,6 +109,8 @@ class JobDispatcher:
             if not rows:
                 break
             count += len(rows)
+            # A thread for each host: an agent that does not answer holds its thread for the whole
+            # RPC timeout.
             threads = [thread for row in rows if (thread := self._start(row)) is not None]
             end = time.monotonic() + ROUND_TIMEOUT
             for thread in threads:
@@ -189,6 +191,7 @@ class JobDispatcher:
 
     def _start(self, row: store.JobRow) -> threading.Thread | None:
         """Process a job in the thread of its host; without threads if ``max_hosts`` is 1."""
+        # Tests, which need the order of the calls.
         if self._max_hosts == 1:
             self._process(row)
             return None

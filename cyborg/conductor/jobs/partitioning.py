@@ -36,6 +36,7 @@ from cyborg.threads.failures import JITTER, compute_delay
 LOG = get_logger(__name__)
 
 MAX_NAMED = 8  # layouts or ARQs in an error
+MAX_DELAY = 60.0  # seconds between two checks
 _FAILED = (JobState.FAILED, JobState.CANCELLED)
 
 
@@ -135,9 +136,6 @@ def _deployable_ids(rows: Sequence[store.PartitionRow]) -> list[int]:
     return [id_ for row in rows if (id_ := row["deployable_id"]) is not None]
 
 
-MAX_DELAY = 60.0  # seconds between two checks
-
-
 def advance_drain(
     tx: sa.Connection,
     job: jobs.JobRow,
@@ -167,16 +165,20 @@ def advance_drain(
     else:
         waits = find_obstacle(tx, uuid, rows)
     if waits is None:
+        # Without DRAINS the job is an ordinary one, which the dispatcher sends to the agent.
         arguments = {name: value for name, value in arguments.items() if name != DRAINS}
         # The layout may have changed since the request.
         arguments["previous_layout"] = rows[0]["layout"]
         if not jobs.end_drain(tx, job["id"], owner, arguments, now):
             return JobResult()
+        # Closed by the job before the cordon ends: there is no moment in which a handle could be
+        # claimed.
         close_device(tx, uuid, rows, job["id"])
         desired_backends.sync_cordon(tx, [job["host"]], now)
         return JobResult(1, jobs=1, providers=mark_stale(tx, rows, now))
     if job["deadline"] is not None and now >= job["deadline"]:
         return _fail(tx, job, owner, f"not drained in time: {waits.message}", now, notifications)
+    # Polled: the end of a use does not know which drains wait for it.
     jitter = JITTER.uniform(0.0, 0.5)
     until = now + timedelta(seconds=compute_delay(job["attempts"], MAX_DELAY, jitter))
     if job["deadline"] is not None:

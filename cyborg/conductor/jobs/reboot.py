@@ -37,6 +37,8 @@ from cyborg.threads.failures import RateLimitedLogger
 
 LOG = get_logger(__name__)
 
+MAX_DEVICES = 64  # devices of one sweep
+
 
 def enqueue_restores(tx: sa.Connection, host: str, now: datetime) -> int:
     """Enqueue jobs that prepare the bound handles of a host again; return their number.
@@ -60,6 +62,7 @@ def enqueue_restores(tx: sa.Connection, host: str, now: datetime) -> int:
         for row in jobs.lock_bound_without_job(tx, host)
         if Ability.PREPARES in row["abilities"]
     ]
+    # In bulk: a host may have hundreds of bound handles, and its heartbeat waits.
     if restores:
         jobs.enqueue_restores(tx, host, restores, now)
     return len(restores)
@@ -108,9 +111,6 @@ def enqueue_layouts(tx: sa.Connection, host: str, now: datetime) -> int:
         providers.mark_stale_existing(tx, stale, now)
         count += 1
     return count
-
-
-MAX_DEVICES = 64  # devices of one sweep
 
 
 class LostValues:

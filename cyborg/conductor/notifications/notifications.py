@@ -34,6 +34,11 @@ NOTIFICATION = "notification"
 MAX_RETRY_DELAY = 600.0
 """Maximum seconds between two attempts. Long, because notifications are not urgent."""
 
+NOVA_EVENT = "nova-event"
+"""Kind of outbox messages to Nova."""
+COMPLETED = "completed"
+FAILED = "failed"
+
 
 class Sender(Protocol):
     """Interface of ``cyborg.rpc.notifiers.Notifier``."""
@@ -63,6 +68,7 @@ class NotificationBuilder:
         """
         if not self.enabled:
             return []
+        # The request that caused the change, which a worker that sends later does not have.
         caller = context.get_current()
         request_id = None if caller is None else caller.request_id
         occurred_at = to_iso(self._now())
@@ -132,12 +138,6 @@ def create_worker(
 
 
 Rows = Sequence[ArqRow]
-
-NOVA_EVENT = "nova-event"
-"""Kind of outbox messages to Nova."""
-
-COMPLETED = "completed"
-FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)

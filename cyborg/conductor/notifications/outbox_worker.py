@@ -162,9 +162,12 @@ class OutboxWorker:
         delivered, failed_subjects = 0, set[str]()
         batches = deque(_batches(rows))
         while batches:
+            # Before each request: another conductor may send the rest when the lease has expired.
             if self._stopped.is_set() or not lease.has_time():
                 return _Round(delivered, complete=False)
             batch = batches.popleft()
+            # Sent now, they would overtake the failed one: a listener would see the end of a bind
+            # before its start.
             if blocked := [row for row in batch if row["subject"] in failed_subjects]:
                 self._record_failures(lease, blocked, BLOCKED)
             ready = [row for row in batch if row["subject"] not in failed_subjects]
@@ -212,6 +215,8 @@ class OutboxWorker:
         delivered = [row for row, error in zip(rows, errors, strict=True) if error is None]
         if delivered:
             ids = [row["id"] for row in delivered]
+            # Where this conductor still is the owner: a row that another one has leased since is
+            # delivered twice, not lost.
             self._uow.run(lambda tx: store.delete_delivered(tx, lease.owner, ids))
             now = self._now()
             for row in delivered:

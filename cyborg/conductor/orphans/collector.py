@@ -22,7 +22,6 @@ from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 from oslo_config import cfg
-from oslo_db import exception as db_exc
 
 from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement
@@ -33,9 +32,10 @@ from cyborg.conductor.orphans.release import (
     RELEASE_BATCH,
     DroppedArqs,
     OrphanReleaser,
+    acquire_turn,
     delete_expired,
     log_released,
-    log_suspected,
+    record_suspects,
 )
 from cyborg.core.errors import CyborgError, Unavailable
 from cyborg.core.log import get_logger
@@ -171,14 +171,7 @@ class OrphanCollector:
     def _acquire_turn(self) -> bool:
         now = self._now()
         started_before = now - timedelta(seconds=self._conf.conductor.orphan_scan_interval)
-        try:
-            return self._uow.run(
-                lambda tx: self_heal.acquire_turn(
-                    tx, CorrectiveAction.ORPHAN_SCANS, started_before, now
-                )
-            )
-        except db_exc.DBDuplicateEntry:
-            return False
+        return acquire_turn(self._uow, CorrectiveAction.ORPHAN_SCANS, started_before, now)
 
     def _grace_period(self) -> timedelta | None:
         """Return the grace period; 0 means that no orphan is released.
@@ -249,7 +242,11 @@ class OrphanCollector:
         max_releasable = MAX_RELEASED if self._nova is None else MAX_QUERIES
         stats.releasable += classes.orphans[: max_releasable - len(stats.releasable)]
         if classes.suspects or classes.recovered:
-            self._record_suspects(classes, now, bound_before, stats)
+            suspected, cleared = record_suspects(
+                self._uow, classes.suspects, classes.recovered, now, bound_before
+            )
+            stats.suspected += suspected
+            stats.cleared += cleared
         if classes.unowned:
             self._assign_owners(classes, stats)
 
@@ -276,21 +273,6 @@ class OrphanCollector:
         )
         return None
 
-    def _record_suspects(
-        self, classes: Classification, now: datetime, bound_before: datetime, stats: RoundStats
-    ) -> None:
-        suspects = [arq.id for arq in classes.suspects]
-
-        def write(tx: sa.Connection) -> tuple[int, int]:
-            new = store.mark_suspected(tx, suspects, now, bound_before)
-            self_heal.increment(tx, CorrectiveAction.ORPHANS_SUSPECTED, new, now)
-            return new, store.clear_suspicion(tx, [arq.id for arq in classes.recovered])
-
-        suspected, cleared = self._uow.run(write)
-        stats.suspected += suspected
-        stats.cleared += cleared
-        log_suspected(classes.suspects)
-
     def _assign_owners(self, classes: Classification, stats: RoundStats) -> None:
         """Determine and write the projects of ARQs whose instances have an allocation."""
         instances = sorted({arq.instance for arq in classes.unowned})
@@ -314,6 +296,8 @@ class OrphanCollector:
     def _release_orphans(self, stats: RoundStats, query: InstanceQuery) -> None:
         if self._stopped.is_set() or not stats.releasable:
             return
+        # A Placement database that was restored or recreated has no allocations: each bound ARQ
+        # would look like an orphan.
         if not orphans.within_safety_limit(stats.orphans, stats.checked):
             LOG.error(
                 "Orphan scan: %s of %s bound ARQs have no allocation in Placement, too many to "
@@ -326,6 +310,7 @@ class OrphanCollector:
             return
         in_use: list[BoundArq] = []
         postponed: list[BoundArq] = []
+        # After all pages: the safety limit compares the orphans of the whole cloud.
         for provider, group in itertools.groupby(stats.releasable, key=lambda arq: arq.provider):
             if self._stopped.is_set():
                 return

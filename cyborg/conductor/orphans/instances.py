@@ -29,6 +29,13 @@ from cyborg.db.unit_of_work import UnitOfWork
 
 LOG = get_logger(__name__)
 
+MAX_PROVIDERS = 8  # of one bind
+MAX_OWNERS = 512  # of one provider
+MAX_QUERIES = 32  # instances queried in Nova for one bind
+MAX_SECONDS = 5.0  # after this time, a bind starts no further query
+QUERY_SECONDS = 3.0  # timeout of one query
+MAX_CHECKS = 4  # concurrent checks, so that a Placement that hangs does not block all binds
+
 
 class InstanceQuery:
     """Cached queries to Nova about instances.
@@ -92,9 +99,11 @@ class InstanceQuery:
             self._not_queried.add(instance)
             self._unknown.add(instance)
             return
+        # Before the query: one that fails has cost its time, too.
         self._queries_left -= 1
         try:
             server = self._nova.get_server(instance)
+            # A user who cannot list all projects gets 404 for servers that exist.
             missing = orphans.classify_presence(server, None) is Presence.NOT_FOUND
             if missing and not self._can_see_all():
                 self._unknown.add(instance)
@@ -120,14 +129,6 @@ class InstanceQuery:
                     "does not prove that a server is deleted; no orphaned ARQ is released"
                 )
         return bool(self._sees_all)
-
-
-MAX_PROVIDERS = 8  # of one bind
-MAX_OWNERS = 512  # of one provider
-MAX_QUERIES = 32  # instances queried in Nova for one bind
-MAX_SECONDS = 5.0  # after this time, a bind starts no further query
-QUERY_SECONDS = 3.0  # timeout of one query
-MAX_CHECKS = 4  # concurrent checks, so that a Placement that hangs does not block all binds
 
 
 class OrphanCheck:

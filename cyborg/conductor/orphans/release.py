@@ -6,10 +6,11 @@ was, so it is only deleted while Nova builds no server of its project.
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 
 import sqlalchemy as sa
+from oslo_db import exception as db_exc
 
 from cyborg.clients.nova import Nova
 from cyborg.conductor.binding import release as arq_release
@@ -28,6 +29,9 @@ from cyborg.db.unit_of_work import UnitOfWork
 LOG = get_logger(__name__)
 
 RELEASE_BATCH = 100  # orphans released in one transaction
+
+PAGE = 500  # ARQs deleted in one transaction, the only one of a round
+MAX_PROJECTS = 50  # projects queried in Nova in one round
 
 
 class OrphanReleaser:
@@ -65,7 +69,10 @@ class OrphanReleaser:
         timeout = self._event_recorder.conf.conductor.release_timeout
 
         def write(tx: sa.Connection) -> tuple[list[BoundArq], int]:
+            # Sorted: concurrent releases lock ARQs in one order.
             rows = arq_store.lock(tx, sorted(by_uuid))
+            # Placement and Nova were asked before the lock: an ARQ that was bound again since is
+            # another use.
             rows = [row for row in rows if unchanged(row, by_uuid[row["uuid"]])]
             if not rows:
                 return [], 0
@@ -83,6 +90,40 @@ class OrphanReleaser:
         if jobs:
             self._wake_jobs()
         return released
+
+
+def acquire_turn(
+    uow: UnitOfWork, action: CorrectiveAction, started_before: datetime, now: datetime
+) -> bool:
+    """Return whether to run a round now: no conductor has begun one since ``started_before``."""
+    try:
+        return uow.run(lambda tx: self_heal.acquire_turn(tx, action, started_before, now))
+    except db_exc.DBDuplicateEntry:
+        return False  # the first round ever: another conductor has inserted the row
+
+
+def record_suspects(
+    uow: UnitOfWork,
+    suspects: Sequence[BoundArq],
+    recovered: Sequence[BoundArq],
+    now: datetime,
+    bound_before: datetime,
+) -> tuple[int, int]:
+    """Mark ARQs as suspected, end the suspicion of others; return the number of each.
+
+    An ARQ that was bound after ``bound_before`` is not marked.
+    """
+    if not suspects and not recovered:
+        return 0, 0
+
+    def write(tx: sa.Connection) -> tuple[int, int]:
+        new = store.mark_suspected(tx, [arq.id for arq in suspects], now, bound_before)
+        self_heal.increment(tx, CorrectiveAction.ORPHANS_SUSPECTED, new, now)
+        return new, store.clear_suspicion(tx, [arq.id for arq in recovered])
+
+    counts = uow.run(write)
+    log_suspected(suspects)
+    return counts
 
 
 def log_suspected(suspects: Iterable[BoundArq]) -> None:
@@ -115,10 +156,6 @@ def log_released(released: Iterable[BoundArq], *, deleted: bool) -> None:
                 f"provider since {arq.orphan_since}"
             )
         LOG.warning("%s", text, arq=arq.uuid, instance=arq.instance, provider=arq.provider)
-
-
-PAGE = 500  # ARQs deleted in one transaction, the only one of a round
-MAX_PROJECTS = 50  # projects queried in Nova in one round
 
 
 def delete_expired(

@@ -21,7 +21,6 @@ from enum import StrEnum
 from typing import Any
 
 import sqlalchemy as sa
-from oslo_db import exception as db_exc
 
 from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement
@@ -29,8 +28,9 @@ from cyborg.conductor.orphans.instances import InstanceQuery
 from cyborg.conductor.orphans.release import (
     RELEASE_BATCH,
     OrphanReleaser,
+    acquire_turn,
     log_released,
-    log_suspected,
+    record_suspects,
 )
 from cyborg.core.errors import CyborgError, Unavailable
 from cyborg.core.log import get_logger
@@ -47,13 +47,27 @@ from cyborg.core.orphans.orphans import BoundArq
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db.attachments import write as attachment_store
 from cyborg.db.orphans import write as store
-from cyborg.db.totals import write as self_heal
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.threads.failures import JITTER, RateLimitedLogger
 
 LOG = get_logger(__name__)
 
 MAX_INSTANCES = 10_000
+
+BATCH_INTERVAL = 1.0  # seconds between two batches
+BATCH = 500  # instances of one batch, in one query
+MAX_PROVIDERS = 100  # providers of one batch whose allocations are read; the others wait
+MAX_QUERIES = 100  # instances of one batch queried in Nova; the others wait
+MAX_FAILURES = 3  # failed queries to Nova, and unexpected errors, that end a batch
+MAX_SECONDS = 30.0  # after this time, a batch starts no further query
+QUERY_SECONDS = 5.0  # timeout of one query
+SCAN_INTERVAL = 30.0  # seconds between two scans
+WINDOW = timedelta(minutes=5)
+"""Age of the deletions that a scan lists.
+
+Each is listed several times: a conductor may be away, and a check may find the allocation that Nova
+is about to delete. Nova's clock may differ.
+"""
 
 
 class Added(StrEnum):
@@ -100,14 +114,6 @@ class HintQueue:
                 del self._hints[hint.instance]
             return due
 
-
-BATCH_INTERVAL = 1.0  # seconds between two batches
-BATCH = 500  # instances of one batch, in one query
-MAX_PROVIDERS = 100  # providers of one batch whose allocations are read; the others wait
-MAX_QUERIES = 100  # instances of one batch queried in Nova; the others wait
-MAX_FAILURES = 3  # failed queries to Nova, and unexpected errors, that end a batch
-MAX_SECONDS = 30.0  # after this time, a batch starts no further query
-QUERY_SECONDS = 5.0  # timeout of one query
 
 IGNORED, MALFORMED = "ignored", "malformed"
 RESULTS = (*Added, IGNORED, MALFORMED)
@@ -199,6 +205,7 @@ class InstanceWatcher:
 
         An instance is checked again later if Placement or Nova does not answer.
         """
+        # Taken out: a notification that arrives during the check queues the instance again.
         hints = self._queue.take_due(self._clock(), BATCH)
         if not hints:
             return 0
@@ -229,6 +236,8 @@ class InstanceWatcher:
             started_at,
         )
         for number, (provider, group) in enumerate(_by_provider(arqs, failures)):
+            # The rest waits for the next batch, so that ``stop`` and new notifications are not
+            # delayed.
             if number < MAX_PROVIDERS and self._has_time(batch):
                 self._try_provider(provider, group, batch)
             else:
@@ -289,9 +298,11 @@ class InstanceWatcher:
             self._release(by_decision[decision], batch, keep=decision is Decision.UNBIND)
         # Placement alone decides about a suspicion, as in the rounds of the collector.
         suspects = by_decision[Decision.SUSPECT] + by_decision[Decision.RETRY]
-        self._record_suspects(
+        record_suspects(
+            self._uow,
             [arq for arq in suspects if arq.orphan_since is None],
             [arq for arq in by_decision[Decision.KEEP] if arq.orphan_since is not None],
+            batch.started_at,
             batch.started_at,
         )
         for arq in by_decision[Decision.RETRY]:
@@ -315,20 +326,6 @@ class InstanceWatcher:
             )
             batch.released += len(released)
             log_released(released, deleted=not keep)
-
-    def _record_suspects(
-        self, suspects: Sequence[BoundArq], recovered: Sequence[BoundArq], now: datetime
-    ) -> None:
-        if not suspects and not recovered:
-            return
-
-        def write(tx: sa.Connection) -> None:
-            count = store.mark_suspected(tx, [arq.id for arq in suspects], now, now)
-            self_heal.increment(tx, CorrectiveAction.ORPHANS_SUSPECTED, count, now)
-            store.clear_suspicion(tx, [arq.id for arq in recovered])
-
-        self._uow.run(write)
-        log_suspected(suspects)
 
     def _following(self, hint: Hint, batch: _Batch) -> Hint | None:
         """Return the hint for the next check of an instance, None if there is none."""
@@ -377,15 +374,6 @@ def _by_provider(
         for provider, group in itertools.groupby(arqs, key=lambda arq: arq.provider)
     ]
     return sorted(groups, key=lambda item: failures[item[1][0].instance])
-
-
-SCAN_INTERVAL = 30.0  # seconds between two scans
-WINDOW = timedelta(minutes=5)
-"""Age of the deletions that a scan lists.
-
-Each is listed several times: a conductor may be away, and a check may find the allocation that Nova
-is about to delete. Nova's clock may differ.
-"""
 
 
 class DeletionScan:
@@ -446,9 +434,4 @@ class DeletionScan:
     def _acquire_turn(self, now: datetime) -> bool:
         # Half an interval: the conductors' tasks do not start at the same time.
         cutoff = now - timedelta(seconds=SCAN_INTERVAL / 2)
-        try:
-            return self._uow.run(
-                lambda tx: self_heal.acquire_turn(tx, CorrectiveAction.DELETION_SCANS, cutoff, now)
-            )
-        except db_exc.DBDuplicateEntry:
-            return False
+        return acquire_turn(self._uow, CorrectiveAction.DELETION_SCANS, cutoff, now)

@@ -44,6 +44,8 @@ RESULT_TTL = 600.0
 
 MAX_HOSTS = 16384  # cache entries, each of some hundred bytes
 
+MAX_NAMED = 10  # hosts listed in one log line
+
 
 @dataclass(frozen=True, slots=True)
 class _CacheEntry:
@@ -212,9 +214,6 @@ def _identity(stored: object) -> Identity:
     return Identity.from_dict(stored) if isinstance(stored, dict) else NO_IDENTITY
 
 
-MAX_NAMED = 10  # hosts listed in one log line
-
-
 class ComputeNodeWatch:
     """Watch of the list of compute nodes; ``run_once`` is the work of a periodic task."""
 
@@ -242,6 +241,8 @@ class ComputeNodeWatch:
             node.uuid: ComputeNode(node.name, node.generation)
             for node in self._placement.compute_nodes()
         }
+        # The first list shows no changes: another conductor, or the verification, finds what
+        # changed before.
         if self._nodes is None:
             self._nodes = nodes
             return 0

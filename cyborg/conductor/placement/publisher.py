@@ -132,6 +132,8 @@ class Publisher:
         self.unfinished = False
         self._consecutive_failures, self._placement_down = 0, False
         unanswered: list[tuple[str, str, str]] = []
+        # The next batch is leased in the transaction that records the last one: a run of many
+        # batches costs half the transactions.
         batch = self._uow.run(self._lease_batch)
         while batch is not None:
             result = self._publish_batch(batch)
@@ -187,6 +189,8 @@ class Publisher:
         self._compute_nodes.preload({row["host"]: row["identity"] for row in desired.values()})
         hosts = group_by_host(rows)
         max_calls = self._conf.conductor.max_placement_calls
+        # By host, not by provider: a child needs its parent first, and the writes of one tree would
+        # conflict with each other.
         for host_result in map_parallel(
             "publisher", lambda item: self._publish_host_safely(*item, batch), hosts, max_calls
         ):
@@ -261,6 +265,8 @@ class Publisher:
                     provider=uuid,
                 )
                 failure = CyborgError(INTERNAL)
+            # Without an answer the outcome is unknown. The provider stays leased until the end of
+            # the run: another conductor would ask the same Placement.
             if isinstance(failure, Unavailable):
                 self._record_unreachable([row], failure, result)
                 continue
@@ -427,6 +433,7 @@ class Publisher:
             host=row["host"],
             provider=row["uuid"],
         )
+        # The limit of the exponent: attempts grow without end, and a float overflows at 1024.
         delay = min(MAX_RETRY_DELAY, 2.0 ** min(row["attempts"], 16))
         result.failed.append((row, error, delay))
 

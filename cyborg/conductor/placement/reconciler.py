@@ -66,6 +66,8 @@ class ProviderReconciler:
             _check_lease(lease_expired)
         drift: tuple[str, ...] = ()
         reserved: InUse | None = None
+        # Read, compare and write anew after each conflict, never merge: the newest desired state is
+        # in the database, and Placement is rendered from it.
         for _ in range(MAX_ATTEMPTS):
             try:
                 actual, inventories = self._read(summary, desired)
@@ -84,6 +86,7 @@ class ProviderReconciler:
                 conflict = exc
                 # The concurrent writer may have a newer desired state.
                 _check_lease(lease_expired)
+                # By uuid, without the tree: the provider may have been moved to another one.
                 summary = self._placement.get(uuid)
                 if desired is not None and (summary is None or summary.name != desired.name):
                     drift += self._replace_foreign_provider(desired)
@@ -205,6 +208,8 @@ class ProviderReconciler:
         the allocations may not be deleted any more.
         """
         failures = []
+        # One by one: Placement has no call that deletes what several consumers have of one
+        # provider.
         for consumer in sorted(self._placement.allocations(uuid) or {}):
             _check_lease(lease_expired)
             if not may_evict():

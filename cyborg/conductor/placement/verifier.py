@@ -153,6 +153,7 @@ class ProviderVerifier:
         start, previous = self._clock(), self._started_at
         self._started_at = start
         elapsed = 0.0 if previous is None else min(start - previous, interval)
+        # A round takes its share of the interval, so that the load on Placement is even.
         plan = core.plan_round(self._count_providers(interval), interval, elapsed)
         taken, oldest = 0, timedelta()
         while not self._stopped.is_set() and (limits := plan.next_batch(taken)) is not None:

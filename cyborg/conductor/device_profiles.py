@@ -87,10 +87,12 @@ class DeviceProfiles:
                 f"device profile {name} belongs to device context {context}: delete the context",
                 device_context=context,
             )
+        # Read before the deletion, for the notification only: without listeners it costs no query.
         deleted: Sequence[read.DeviceProfileRow] = ()
         if self._notifications is not None and self._notifications.enabled:
             uuids_to_delete = [row["uuid"] for row in rows if row["id"] in profile_ids]
             deleted = read.find(tx, uuids=uuids_to_delete)
+        # The foreign key of ARQs is the check for use: a query before it could be outdated.
         if store.delete(tx, sorted(profile_ids)) != len(profile_ids):
             raise _not_found(sorted(ids))
         if self._notifications is not None:

@@ -131,6 +131,7 @@ class DatabaseCollector(Collector):
         self._conf = conf
         self._reader = reader
         self._now = now or reader.clock
+        # Counts of all objects grow with the cloud: they are read less often than pending work.
         self._counts = CountCache(reader, clock)
         self._metrics = CachedValue(self._collect_metrics, CACHE_SECONDS, clock)
 
@@ -240,6 +241,7 @@ def _fill_counts(families: Mapping[str, Any], counts: Counts) -> None:
         put(name, count, state)
     put("arqs_orphan_suspected", counts.orphans_suspected)
     put("arqs_owner_unverified", counts.owners_unverified)
+    # Each label value is a time series that the metrics server keeps.
     classes = sorted({name for name, _ in counts.handles})[:MAX_CLASSES]
     for use in ("free", "owned", "dirty", "draining", "cordoned"):
         put("handles", counts.count_handles(use), use)
@@ -277,6 +279,7 @@ def _fill(families: Mapping[str, Any], totals: Totals, now: datetime) -> None:
             put("services", totals.services.get((binary, liveness), 0), binary, liveness)
     put("hosts_cordoned", totals.hosts_cordoned)
     messages = {(row["kind"], row["state"]): row for row in totals.outbox}
+    # Kinds without rows too: an alert cannot compare a sample that does not exist.
     for kind in sorted({NOVA_EVENT, NOTIFICATION} | {kind for kind, _ in messages}):
         for state in ("pending", "dead"):
             row = messages.get((kind, state))

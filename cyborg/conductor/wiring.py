@@ -156,6 +156,7 @@ def build_conductor(
     publishing = placement and placement.with_timeout(options.publish_timeout)
     publisher = Publisher(conf, uow, publishing)
 
+    # A run ends after some seconds although providers are left, so that other tasks see an end.
     def publish() -> None:
         publisher.run_once()
         if publisher.unfinished:
@@ -163,6 +164,7 @@ def build_conductor(
 
     publisher_task = PeriodicTask("publisher", options.publish_interval, publish)
     verifier = ProviderVerifier(conf, uow, publishing, publisher_task.wake)
+    # A worker for each destination: listeners that are away must not delay Nova.
     outbox_workers: list[OutboxWorker] = [create_nova_worker(conf, uow, nova, metrics=metrics)]
     outbox_task = _outbox_task("outbox", conf, outbox_workers[0])
     jobs = JobDispatcher(
@@ -270,6 +272,7 @@ def build_conductor(
             "maintenance windows": windows.sweep,
         },
     )
+    # A thread each: a task that waits for another service delays no other task.
     tasks = [
         publisher_task,
         PeriodicTask(

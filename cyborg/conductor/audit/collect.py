@@ -100,6 +100,7 @@ class SourceCollector:
             allocations_expected=self._conf.nova.send_events
             or self._conf.conductor.orphan_grace is not None,
         )
+        # Last: which instances Nova is asked about follows from the other three sources.
         instances = self._collect_instances(snapshot, recheck)
         return replace(snapshot, instances=instances)
 
@@ -172,6 +173,7 @@ class SourceCollector:
         published = {u for u, row in records.providers.items() if row.stale_since is None}
         for uuid in sorted((recorded & published) - set(tree)):
             self._renew_lease()
+            # One by one: a provider outside of the tree is rare.
             if (elsewhere := self._placement.get(uuid)) is not None:
                 own[uuid] = elsewhere
         return own
@@ -185,6 +187,7 @@ class SourceCollector:
             if recheck is not None:
                 doubtful = {f.instance for f in recheck if f.instance is not None}
                 return NovaSnapshot(frozenset(), self._get_servers(self._nova, doubtful))
+            # A list for each host costs one query, a query for each instance one for each ARQ.
             hosts = {r.hostname for r in snapshot.database.arqs if r.is_settled(snapshot.now)}
             listed = frozenset[str]().union(
                 *(self._nova.servers_on_host(name) for name in sorted(hosts))

@@ -57,6 +57,8 @@ class RepairExecutor:
         results: dict[Repair, str | None] = {}
         for repair in Repair:
             group = [finding for finding in findings if finding.repair is repair]
+            # All findings of a repair at once, in one transaction; only providers have one call
+            # each.
             if group and repair is not Repair.DELETE_PROVIDER:
                 results[repair] = self._error_of(
                     lambda r=repair, f=group: self._repair(host, r, f)  # type: ignore[misc]
@@ -93,6 +95,7 @@ class RepairExecutor:
                 names = {f.provider: f.name for f in findings if f.provider and f.name}
                 self._uow.run(lambda tx: providers.mark_stale(tx, host, names, now))
                 self._wake_publisher()
+            # Rows are read again in the transaction: what was repaired since is left out.
             case Repair.CLEAN:
                 self._uow.run(lambda tx: _clean(tx, ids, now, self._release_timeout))
                 self._wake_jobs()
@@ -103,6 +106,7 @@ class RepairExecutor:
         """Delete a provider of Placement. Raise InUse while it has allocations or children."""
         if uuid is None:
             raise AssertionError("the finding lacks the uuid of the provider to delete")
+        # Placement refuses the deletion too, but does not say who has allocations.
         if users := self._placement.allocations(uuid):
             raise InUse(f"resource provider {uuid} now has allocations of {len(users)} consumers")
         self._placement.delete(uuid)

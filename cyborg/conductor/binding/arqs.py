@@ -318,6 +318,7 @@ class Arqs:
         limit = self._conf.conductor.max_project_arqs
         if limit < 0 or used + new + LIMIT_MARGIN <= limit:
             return
+        # Near the limit only, see above: then the count is exact, since every creation waits here.
         lock_project(tx, project)
         used = project_units.count_arqs(tx, project, limit)
         if used + new > limit:

@@ -92,6 +92,7 @@ class IdempotentEndpoint:
             return handler(**arguments)
         key = make_key(call_id, ctxt.request_id, name, arguments)
         end = self._find_deadline(ctxt) if name in CLAIMING_METHODS else None
+        # Context variables, not arguments: every transaction of the call respects them.
         with idempotency.call_context(key), deadline.call_deadline(end):
             try:
                 return handler(**arguments)

@@ -51,13 +51,17 @@ class ChainChecker:
         findings: list[Finding] = []
         progress: dict[str, Link] = {}
         left = self._max_records
+        # Once for the host: the keys belong to the engine and do not change.
         keys = self._uow.run(keys_of)
         for row in self._uow.run(lambda tx: read.chains_of_host(tx, host, MAX_CHAINS)):
             if left <= 0:
                 break
             device, start = row["device_uuid"], _find_start(row, keys)
             reached, fault = self._check_chain(row, start, left, keys, renew_lease)
+            # At least 1: thousands of empty chains must not make an audit endless.
             left -= max(1, reached.sequence - (start or read.base(row)).sequence)
+            # Bind and release go on during the audit, so a fault counts only if a second look has
+            # it.
             if fault is not None and (
                 confirmed := self._confirm(device, fault, start, keys, renew_lease)
             ):
@@ -109,6 +113,8 @@ class ChainChecker:
             row = self._uow.run(lambda tx: read.chain(tx, device))
             return None if row is None else read.to_head(row)
 
+        # Read around the records: a chain that grew, or was shortened by retention, is between the
+        # two.
         before = read_head()
         records = list(self._read_records(device, start, self._max_records, renew_lease))
         after = read_head()

@@ -93,6 +93,8 @@ def record_released(
     if not by_id:
         return
     entries = []
+    # One query for all ARQs: a release of an instance with many devices costs no more than one of
+    # one device.
     for handle in records.handles_of_arqs(tx, by_id):
         details = {
             **_handle(handle),

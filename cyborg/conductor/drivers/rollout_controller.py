@@ -248,27 +248,55 @@ class RolloutController:
         row = store.lock_leased(tx, job_id, self._owner)
         if row is None:
             return RolloutUpdate()
-        now, kind, arguments = self._now(), Kind(row["kind"]), row["arguments"]
         rows = store.steps_of_job(tx, row["id"])
-        forced = _forced_backends(arguments)
         in_progress = [step for step in rows if step["state"] == StepState.IN_PROGRESS]
+        # One kind of change an iteration, since each makes the rows that the next one reads
+        # outdated: hosts that are lost, steps that are overdue, then the plan.
+        return (
+            self._leave_lost(tx, row, in_progress)
+            or self._roll_back_overdue(tx, row, in_progress)
+            or self._follow_plan(tx, row, rows)
+        )
+
+    def _leave_lost(
+        self, tx: sa.Connection, row: store.LeasedJobRow, in_progress: Sequence[store.StepRow]
+    ) -> RolloutUpdate | None:
+        """Leave the steps of hosts whose agents are down; return None if there are none."""
+        kind = Kind(row["kind"])
         # An update waits for its deadline instead: a change that stops its host must not go on.
         lost = [step for step in in_progress if step["down"] and kind is not Kind.UPDATE]
-        # One kind of change an iteration: the plan below is made of rows that this would change.
-        # The job is due again at once.
-        if lost and (left := self._step_executor.leave(tx, kind, lost, forced)) is not None:
-            store.reschedule(tx, row["id"], now)
-            return RolloutUpdate((), left, requeue=True)
-        if overdue := [step for step in in_progress if _is_overdue(step, now)][:MAX_OVERDUE]:
-            seconds = self._conf.conductor.driver_timeout
-            error = f"the agent did not report an outcome within {seconds:g} s"
-            agents = desired_backends.lock_agents(tx, agent_ids(overdue))
-            result = rollout.failure(kind, error)
-            host_generations, changed = self._step_executor.roll_back(
-                tx, [StepRevert(s, s["host"], s["service_id"], result) for s in overdue], agents
-            )
-            store.reschedule(tx, row["id"], now)
-            return RolloutUpdate(host_generations, changed, requeue=True)
+        if not lost:
+            return None
+        changed = self._step_executor.leave(tx, kind, lost, _forced_backends(row["arguments"]))
+        if changed is None:
+            return None
+        store.reschedule(tx, row["id"], self._now())
+        return RolloutUpdate((), changed, requeue=True)
+
+    def _roll_back_overdue(
+        self, tx: sa.Connection, row: store.LeasedJobRow, in_progress: Sequence[store.StepRow]
+    ) -> RolloutUpdate | None:
+        """Roll back steps without an outcome at their deadline; return None if there are none."""
+        now = self._now()
+        overdue = [step for step in in_progress if _is_overdue(step, now)][:MAX_OVERDUE]
+        if not overdue:
+            return None
+        seconds = self._conf.conductor.driver_timeout
+        error = f"the agent did not report an outcome within {seconds:g} s"
+        agents = desired_backends.lock_agents(tx, agent_ids(overdue))
+        result = rollout.failure(Kind(row["kind"]), error)
+        host_generations, changed = self._step_executor.roll_back(
+            tx, [StepRevert(s, s["host"], s["service_id"], result) for s in overdue], agents
+        )
+        store.reschedule(tx, row["id"], now)
+        return RolloutUpdate(host_generations, changed, requeue=True)
+
+    def _follow_plan(
+        self, tx: sa.Connection, row: store.LeasedJobRow, rows: Sequence[store.StepRow]
+    ) -> RolloutUpdate:
+        """Plan the steps of a job, and write what the plan says; end the job if it is complete."""
+        now, kind, arguments = self._now(), Kind(row["kind"]), row["arguments"]
+        forced = _forced_backends(arguments)
         # Only an uninstallation waits for the release of bound handles.
         pending = [(s["host"], s["backend"]) for s in rows if s["state"] in PENDING_STATES]
         bound = store.count_handles_in_use(tx, pending) if kind is Kind.UNINSTALL else {}
@@ -302,7 +330,8 @@ class RolloutController:
         # Resend the notification of running steps: it, or the agent's reply, may have been lost.
         host_generations += [
             (step["host"], generation)
-            for step in in_progress
+            for step in rows
+            if step["state"] == StepState.IN_PROGRESS
             if not step["down"] and (generation := step["generation"]) is not None
         ]
         store.reschedule(tx, row["id"], now if requeue else now + timedelta(seconds=POLL_INTERVAL))

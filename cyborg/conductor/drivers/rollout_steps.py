@@ -55,6 +55,7 @@ class GenerationNotifier:
         """Start no more calls."""
         self._calls.stop()
 
+    # Called in a thread of its own for each host: one that does not answer delays no other.
     def _notify_host(self, host: str) -> None:
         with self._lock:
             # The newest one: older ones of a host that did not answer are left out.

@@ -93,6 +93,7 @@ class Drivers:
 
         def write(tx: sa.Connection) -> str:
             targets = TargetResolver.of_driver(tx, key)
+            # The job first: its unique key excludes other jobs of the driver until the commit.
             job = self._acquire_job(tx, Kind.INSTALL, targets.driver)
             new_name = name or targets.driver
             present = targets.backends_by_key(backend=new_name)
@@ -177,6 +178,8 @@ class Drivers:
             job = self._acquire_job(tx, Kind.UNINSTALL, targets.driver)
             backends = targets.backends(selected, name)
             if force and isinstance(job, Mapping):
+                # A second request with force changes the open job: the operator need not cancel it
+                # first.
                 explicit = selected is not None or name is not None
                 return self._force_removal(
                     tx, job["uuid"], targets.driver, backends, explicit=explicit
@@ -191,6 +194,8 @@ class Drivers:
             arguments = {"drain": bool(drain), "force": bool(force)}
             steps = [target.step() for target in backends]
             uuid = self._add(tx, job, Kind.UNINSTALL, targets.driver, arguments, steps)
+            # Cordoned before the handles are counted: none can be claimed in between. An error
+            # undoes both.
             self._cordon(tx, targets.driver, backends)
             if not drain and not force and (in_use := store.count_handles_in_use(tx, keys)):
                 raise driver_in_use(targets.driver, in_use, store.holders(tx, keys, MAX_NAMED))
@@ -220,6 +225,7 @@ class Drivers:
         if not keys & waiting or (explicit and not keys <= waiting):
             others = join_limited(sorted({host for host, _ in keys - waiting}), MAX_NAMED)
             raise driver_busy(driver, uuid, f", which does not wait for a backend of {others}")
+        # Added to those of an earlier request: an operator may force one host after another.
         forced = {(host, backend) for host, backend in job["arguments"].get("forced", ())}
         arguments = {**job["arguments"], "forced": sorted(forced | (keys & waiting))}
         store.update_arguments(tx, job["id"], arguments, self._now())
@@ -283,6 +289,7 @@ class Drivers:
     def _submit(
         self, write: Callable[[sa.Connection], str], *, cordons: bool = False
     ) -> dict[str, Any]:
+        # No lock of a driver exists: the unique key of open jobs decides.
         for _ in range(MAX_ATTEMPTS):
             with contextlib.suppress(db_exc.DBDuplicateEntry):
                 uuid = self._uow.run_once(write, lambda job: {"uuid": job})

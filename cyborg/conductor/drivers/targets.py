@@ -186,6 +186,8 @@ class TargetResolver:
         for candidate in self._select_hosts(hosts):
             exists = candidate.usable and (candidate.service_id, backend) in present
             (usable if exists or candidate.refusal is None else refused).append(candidate)
+        # Without a list of hosts, those that cannot use the driver are left out; a named one is an
+        # error.
         if (hosts is not None and refused) or not usable:
             reasons = [f"{item.host}: {item.refusal}" for item in refused]
             raise Conflict(

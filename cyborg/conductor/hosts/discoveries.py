@@ -127,6 +127,8 @@ class Discoveries:
         ]
         epoch = None if epoch is None else parse_uuid(epoch, "epoch")
 
+        # The epoch in the transaction of the result: a new process of the agent may register
+        # meanwhile.
         def write(tx: sa.Connection) -> int:
             check_epoch(tx, host, epoch)
             return store.record_outcomes(tx, uuid, host, outcomes)

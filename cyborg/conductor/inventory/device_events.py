@@ -88,6 +88,7 @@ def record_health_changes(
     Call this after the steps of the report are written. Only changes from or to UNHEALTHY count;
     UNKNOWN counts as healthy. Executes at most three statements, and none without a change.
     """
+    # From the steps, not the rows: only a change is news, and most reports have none.
     changed = _changed_health(state, steps)
     if not changed:
         return []

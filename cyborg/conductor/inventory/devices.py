@@ -59,6 +59,7 @@ class Accelerators:
         # An empty scope is that of a token without a project, which has no accelerators.
         scope = "" if project_scope == "" else check_optional_text("project_scope", project_scope)
 
+        # Written first, then read: the row that is returned is the one that was written.
         def write(tx: sa.Connection) -> accelerators.AcceleratorRow:
             is_bound = arqs.write_label(tx, accelerator, changes, scope)
             row = accelerators.get(tx, accelerator, scope)
@@ -107,6 +108,7 @@ class Attributes:
             "value": check_text("value", value),
             "created_at": now,
         }
+        # Built here, not read: an answer costs no second query.
         made = {**row, "deployable_uuid": owner, "created_at": to_iso(now), "updated_at": None}
 
         def write(tx: sa.Connection) -> None:

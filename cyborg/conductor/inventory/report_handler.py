@@ -228,10 +228,10 @@ def _apply_plan(
     # A new deployable may have a provider, which is not deleted yet, of a former one.
     unknown = {address: name for address, name in names.items() if address not in state.providers}
     existing = providers.find_uuids(tx, unknown.values())
-    state.providers |= {
-        address: existing.get(name) or naming.provider_uuid(host, address)
-        for address, name in unknown.items()
-    }
+    # The uuid of a provider is chosen here only: that of the existing one, which allocations name,
+    # else one that follows from host and address, so that a retry creates the same.
+    for address, name in unknown.items():
+        state.providers[address] = existing.get(name) or naming.provider_uuid(host, address)
     writer = sync.Writer(tx, host, state, now, keep_tombstones=keep_tombstones)
     # Before the events, which read the rows as they are after the report.
     writer.write(steps, target)

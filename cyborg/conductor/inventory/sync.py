@@ -239,8 +239,6 @@ class Writer:
         ]:
             restored = self._restore_plan.deployables
             uuids = {key.deployable: tombstone.uuid for key, tombstone in restored.items()}
-            # A provider that exists keeps its uuid, which allocations name; a new one has a uuid
-            # that follows from host and address, so that a retry creates the same.
             deployables.add(self._tx, self._host, new_deployables, uuids, self._state.providers)
             for addresses, id_ in deployables.ids_by_address(self._tx, self._host).items():
                 self._ids[DeployableKey(*addresses)] = id_

@@ -49,6 +49,7 @@ def cancel(tx: sa.Connection, uuid: str, now: datetime) -> bool:
     job = jobs.get(tx, uuid)
     if job is None or job["kind"] not in INVENTORY_KINDS:
         return False
+    # The agent before the job, as in every transaction; then the job again, which may have ended.
     desired_backends.lock_host(tx, job["host"])
     job = jobs.lock(tx, uuid)
     if job is not None and job["state"] == JobState.OPEN and DRAINS in job["arguments"]:
@@ -125,6 +126,7 @@ def abandon_cleaning(
     if not desired_backends.removed_backends(tx, host, backends):
         return JobResult(), []
     desired_backends.lock_host(tx, host)
+    # Compared again under the lock: the backend may have been installed since.
     outcomes: list[ReportResult] = [
         report_handler.remove_backend(
             tx, host, backend, now, notices, keep_tombstones=keep_tombstones

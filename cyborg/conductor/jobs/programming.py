@@ -90,6 +90,7 @@ class Programs:
         now, deadline = self._now(), None
         arguments: dict[str, Any] = {"items": [item.to_dict()], "image": image}
         if after_reboot:
+            # No deadline: such a job is retried until it succeeds.
             arguments[AFTER_REBOOT] = True
         else:
             deadline = now + timedelta(seconds=self._conf.conductor.program_timeout)
@@ -102,6 +103,7 @@ class Programs:
             now=now,
             deadline=deadline,
         )
+        # The deployable was locked first, so only a change by hand gets here.
         if not store.start(tx, [row["id"]], job):
             raise WrongState(f"deployable {uuid} was changed concurrently, retry", deployable=uuid)
         providers.mark_stale_existing(tx, [row["rp_uuid"]], now)

@@ -290,5 +290,6 @@ def _batches(rows: Sequence[LeasedMessageRow]) -> Iterator[list[LeasedMessageRow
 
 
 def _by_subject(rows: Sequence[LeasedMessageRow]) -> list[list[LeasedMessageRow]]:
+    # By row id within a subject: that is the order in which the messages were written.
     ordered = sorted(rows, key=lambda row: (row["subject"], row["id"]))
     return [list(group) for _, group in itertools.groupby(ordered, lambda row: row["subject"])]

@@ -183,6 +183,8 @@ class OrphanCollector:
             seconds = DEFAULT_GRACE if self._conf.nova.send_events else None
         return None if seconds is None else timedelta(seconds=seconds)
 
+    # By provider, then row id, so that a page goes on where the last one ended, whatever was bound
+    # or deleted meanwhile.
     def _bound_arqs(self) -> Iterator[BoundArq]:
         """Yield the bound ARQs by provider, with at most one page of rows in memory."""
         provider, last = "", 0
@@ -421,6 +423,7 @@ class OrphanCollector:
             return
 
         def write(tx: sa.Connection) -> int:
+            # Otherwise each scan would query Nova about the same ARQs.
             store.reset_failed_age(tx, kept, failed_before, now)
             count = store.delete_failed(tx, deletable, failed_before)
             self_heal.increment(tx, CorrectiveAction.UNBOUND_EXPIRED, count, now)

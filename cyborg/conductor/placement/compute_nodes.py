@@ -99,8 +99,10 @@ class ComputeNodeResolver:
         cached = self._cache.get(host)
         if cached and cached.identity == identity and self._clock() - cached.found_at < RESULT_TTL:
             return cached.provider
+        # Before the calls: if they fail, the next ones must not use the old result.
         self.forget(host)
         provider = self._resolve(host, identity)
+        # The oldest first: dictionaries keep the order of insertion.
         while len(self._cache) >= MAX_HOSTS:
             self._cache.pop(next(iter(self._cache), host), None)
         self._cache[host] = _CacheEntry(provider, identity, self._clock())
@@ -124,6 +126,7 @@ class ComputeNodeResolver:
             summary = self._placement.get(identity.compute_id)
             if summary is not None and summary.parent_uuid is None:
                 return summary
+        # By name, one call with a small answer. Only if it fails, all root providers are listed.
         summary = self._placement.find(host)
         if summary is not None and summary.parent_uuid is None:
             return summary

@@ -217,6 +217,8 @@ class ProviderVerifier:
         A host without an answer stays leased, so that the next rounds do not begin with it.
         """
         hosts = group_by_host(batch.rows)
+        # One call for each host, however many providers it has: the generation says whether the
+        # contents may have changed.
         states = self._map(lambda item: self._read_host(batch, *item), hosts)
         suspects: list[_Suspect] = []
         now = self._now()
@@ -224,6 +226,8 @@ class ProviderVerifier:
             if state is not None:
                 for row in rows:
                     self._judge(batch, row, state, now, suspects)
+        # Two calls more for each provider, so only for those whose generation has changed, and,
+        # seldom, for the others.
         if suspects and not batch.is_unanswered:
             self._compare(batch, suspects)
         self._uow.run(lambda tx: self._record(tx, batch))
@@ -250,6 +254,8 @@ class ProviderVerifier:
             return None
         own = {row["uuid"] for row in rows}
         parents = {row["placement_parent"] for row in rows}
+        # Placement returns the whole tree for any of its providers. The parent, a compute node,
+        # still exists if one of ours was deleted.
         anchor = next((uuid for uuid in sorted(filter(None, parents)) if uuid not in own), None)
         failure: CyborgError | None = None
         with log_fields(host=host):
@@ -272,6 +278,7 @@ class ProviderVerifier:
     def _is_compute_node(self, batch: _Batch, host: str, root: ProviderSummary) -> bool:
         """Return whether a root provider is the compute node of a host."""
         try:
+            # Without a call, for nearly all hosts.
             if core.is_certain(host, batch.identity(host), root.uuid, root.name):
                 return True
             return self._compute_nodes.find(host).uuid == root.uuid
@@ -346,5 +353,6 @@ class ProviderVerifier:
             for row in batch.rows
             if row["id"] not in done and row["host"] not in batch.failed_hosts
         ]
+        # Those of failed hosts stay leased: the next round would begin with them and wait again.
         store.release(tx, batch.lease.owner, rest)
         batch.lease.ended()

@@ -156,7 +156,7 @@ def build_conductor(
     publishing = placement and placement.with_timeout(options.publish_timeout)
     publisher = Publisher(conf, uow, publishing)
 
-    # A run ends after some seconds although providers are left, so that other tasks see an end.
+    # A run ends after some seconds even if providers are left: it is woken again.
     def publish() -> None:
         publisher.run_once()
         if publisher.unfinished:

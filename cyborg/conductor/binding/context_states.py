@@ -17,12 +17,12 @@ from cyborg.conductor.notifications.notifications import ArqEventRecorder
 from cyborg.core.binding.profile import is_for_host
 from cyborg.core.contexts.refusals import ContextFailure, make_refusal
 from cyborg.core.contexts.states import (
+    CONTEXT_LIFE_CYCLE,
     LEASED,
     USABLE,
     ArqFacts,
     ContextState,
     derive_state,
-    states_before,
 )
 from cyborg.core.errors import Conflict, NoHandle, Unavailable, WrongState
 from cyborg.core.notification import Event
@@ -161,7 +161,7 @@ def follow_arqs(
     unchanged: list[int] = []
     for context in contexts:
         state = derive_state(facts[context["id"]])
-        if context["state"] in states_before(state):
+        if context["state"] in CONTEXT_LIFE_CYCLE.to(state).sources:
             lease_ends = context["state"] in LEASED and state not in LEASED
             by_state[state, lease_ends].append(context)
         else:

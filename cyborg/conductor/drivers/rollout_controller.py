@@ -259,7 +259,7 @@ class RolloutController:
         )
 
     def _leave_lost(
-        self, tx: sa.Connection, row: store.LeasedJobRow, in_progress: Sequence[store.StepRow]
+        self, tx: sa.Connection, row: JobRow, in_progress: Sequence[store.StepRow]
     ) -> RolloutUpdate | None:
         """Leave the steps of hosts whose agents are down; return None if there are none."""
         kind = Kind(row["kind"])
@@ -274,7 +274,7 @@ class RolloutController:
         return RolloutUpdate((), changed, requeue=True)
 
     def _roll_back_overdue(
-        self, tx: sa.Connection, row: store.LeasedJobRow, in_progress: Sequence[store.StepRow]
+        self, tx: sa.Connection, row: JobRow, in_progress: Sequence[store.StepRow]
     ) -> RolloutUpdate | None:
         """Roll back steps without an outcome at their deadline; return None if there are none."""
         now = self._now()
@@ -292,7 +292,7 @@ class RolloutController:
         return RolloutUpdate(host_generations, changed, requeue=True)
 
     def _follow_plan(
-        self, tx: sa.Connection, row: store.LeasedJobRow, rows: Sequence[store.StepRow]
+        self, tx: sa.Connection, row: JobRow, rows: Sequence[store.StepRow]
     ) -> RolloutUpdate:
         """Plan the steps of a job, and write what the plan says; end the job if it is complete."""
         now, kind, arguments = self._now(), Kind(row["kind"]), row["arguments"]

@@ -22,6 +22,7 @@ from cyborg.core.maintenance import SuccessorMode, parse_window
 from cyborg.core.notification import Event
 from cyborg.core.validation import check_optional_text, parse_uuid
 from cyborg.db.attachments import successors
+from cyborg.db.attachments.write import restart
 from cyborg.db.devices import read
 from cyborg.db.devices import write as device_store
 from cyborg.db.devices import write as store
@@ -194,7 +195,7 @@ class MaintenanceWindows:
             and key in bound
             and (is_due or row["next_try_at"] <= now)
         ]
-        return len(new) + successors.restart(tx, due, now, deadline)
+        return len(new) + restart(tx, due, now, deadline)
 
     def _end_due(self, tx: sa.Connection, device: str, now: datetime) -> bool:
         return store.lock_status(tx, device) is not None and self._end(tx, device, now)

@@ -27,6 +27,7 @@ from typing import Any
 from uuid import NAMESPACE_DNS, uuid5
 
 from cyborg.core.errors import Invalid
+from cyborg.core.life_cycle import LifeCycle, Transition
 from cyborg.core.text import DescribedEnum
 from cyborg.core.validation import check_text, parse_uuid
 
@@ -47,6 +48,66 @@ class AttachmentState(DescribedEnum):
     DETACHING = "detaching", "Being detached; the attachment is deleted at the end."
     ERROR = "error", "The attach failed and was undone; nothing of it is left."
 
+
+class AttachmentEvent(StrEnum):
+    """Events that change the state of an attachment."""
+
+    COMPLETE = "complete"
+    FAIL = "fail"
+    REBOOT = "reboot"
+    DETACH = "detach"
+    CANCEL = "cancel"
+    EXCHANGE = "exchange"
+    RETRY = "retry"
+
+
+_S, _E = AttachmentState, AttachmentEvent
+ATTACHMENT_LIFE_CYCLE = LifeCycle(
+    "attachment",
+    _S.ATTACHING,
+    (
+        Transition(
+            _E.COMPLETE,
+            (_S.ATTACHING,),
+            _S.ATTACHED,
+            "all steps of the attach are complete, or the guest has the devices despite a failure",
+        ),
+        Transition(
+            _E.FAIL, (_S.ATTACHING,), _S.ERROR, "a step has failed, and the undo is complete"
+        ),
+        Transition(
+            _E.REBOOT,
+            (_S.ATTACHED,),
+            _S.ATTACHING,
+            "a later request adds a reboot; the mode is next-boot",
+            "the next step is reboot",
+        ),
+        Transition(
+            _E.DETACH,
+            (_S.ATTACHED,),
+            _S.DETACHING,
+            effects="the next step is the first of the detach",
+        ),
+        Transition(
+            _E.CANCEL, (_S.ATTACHING,), _S.DETACHING, effects="the undo begins at the present step"
+        ),
+        Transition(
+            _E.EXCHANGE,
+            (_S.ATTACHING,),
+            _S.DETACHING,
+            "a successor and its new handles are ready",
+            "the device context gets the new handles, and the attachment the old ones",
+        ),
+        Transition(
+            _E.RETRY,
+            (_S.ERROR,),
+            _S.ATTACHING,
+            "a successor is still needed",
+            "the next step is allocate",
+        ),
+    ),
+    deletable=frozenset({_S.DETACHING, _S.ERROR}),
+)
 
 WORKING_STATES = frozenset({AttachmentState.ATTACHING, AttachmentState.DETACHING})
 """States in which an attachment has a next step."""

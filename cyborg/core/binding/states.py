@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States of an ARQ, and the table of the steps between them."""
+"""States of an ARQ, and its life cycle."""
 
-from collections.abc import Mapping
 from enum import StrEnum
 
+from cyborg.core.life_cycle import LifeCycle, Transition
 from cyborg.core.text import DescribedEnum
 
 
@@ -23,37 +23,74 @@ class ArqState(DescribedEnum):
 
 
 class Step(StrEnum):
-    """Steps from one state of an ARQ to another."""
+    """Events that change the state of an ARQ."""
 
-    START = "start"  # claim a handle; a job prepares it
-    BIND = "bind"  # claim a handle that needs no job, or complete the job: ready for Nova
+    START = "start"
+    BIND = "bind"
+    FINISH_BIND = "finish_bind"
     FAIL_BIND = "fail_bind"
     UNBIND = "unbind"
-    FAIL_UNBIND = "fail_unbind"  # the deadline of the release job has passed
-    FINISH_UNBIND = "finish_unbind"  # the release job succeeded after its deadline
+    FAIL_UNBIND = "fail_unbind"
+    FINISH_UNBIND = "finish_unbind"
     DELETE = "delete"
 
 
-_S = ArqState
-TRANSITIONS: Mapping[tuple[ArqState, Step], ArqState] = {
-    (_S.INITIAL, Step.START): _S.BIND_STARTED,
-    (_S.INITIAL, Step.BIND): _S.BOUND,
-    (_S.INITIAL, Step.DELETE): _S.DELETING,
-    (_S.BIND_STARTED, Step.BIND): _S.BOUND,
-    (_S.BIND_STARTED, Step.FAIL_BIND): _S.BIND_FAILED,
-    (_S.BIND_STARTED, Step.UNBIND): _S.UNBOUND,
-    (_S.BIND_STARTED, Step.DELETE): _S.DELETING,
-    (_S.BOUND, Step.UNBIND): _S.UNBOUND,
-    (_S.BOUND, Step.DELETE): _S.DELETING,
-    (_S.UNBOUND, Step.START): _S.BIND_STARTED,
-    (_S.UNBOUND, Step.BIND): _S.BOUND,
-    (_S.UNBOUND, Step.FAIL_UNBIND): _S.UNBIND_FAILED,
-    (_S.UNBOUND, Step.DELETE): _S.DELETING,
-    (_S.BIND_FAILED, Step.UNBIND): _S.UNBOUND,
-    (_S.BIND_FAILED, Step.DELETE): _S.DELETING,
-    (_S.UNBIND_FAILED, Step.FINISH_UNBIND): _S.UNBOUND,
-    (_S.UNBIND_FAILED, Step.DELETE): _S.DELETING,
-}
+_S, _E = ArqState, Step
+ARQ_LIFE_CYCLE = LifeCycle(
+    "ARQ",
+    _S.INITIAL,
+    (
+        Transition(
+            _E.START,
+            (_S.INITIAL, _S.UNBOUND),
+            _S.BIND_STARTED,
+            "a handle of the provider is free, and needs work of the host",
+            "claims the handle; a job prepares it",
+        ),
+        Transition(
+            _E.BIND,
+            (_S.INITIAL, _S.UNBOUND),
+            _S.BOUND,
+            "a handle of the provider is free, and needs no work",
+            "claims the handle",
+        ),
+        Transition(_E.FINISH_BIND, (_S.BIND_STARTED,), _S.BOUND, "the job has succeeded"),
+        Transition(
+            _E.FAIL_BIND,
+            (_S.BIND_STARTED,),
+            _S.BIND_FAILED,
+            "the job has failed, or its deadline has passed",
+            "releases the handle; a job cleans it",
+        ),
+        Transition(
+            _E.UNBIND,
+            (_S.BIND_STARTED, _S.BOUND, _S.BIND_FAILED),
+            _S.UNBOUND,
+            effects="releases the handle; if the host has prepared it, a job cleans it",
+        ),
+        Transition(
+            _E.FAIL_UNBIND,
+            (_S.UNBOUND,),
+            _S.UNBIND_FAILED,
+            "the deadline of the job that cleans the former handle has passed",
+        ),
+        Transition(
+            _E.FINISH_UNBIND,
+            (_S.UNBIND_FAILED,),
+            _S.UNBOUND,
+            "the job that cleans the former handle has succeeded after its deadline",
+        ),
+        Transition(
+            _E.DELETE,
+            tuple(state for state in _S if state is not _S.DELETING),
+            _S.DELETING,
+            effects="releases the handle as unbind does, and deletes the ARQ",
+        ),
+    ),
+    final=frozenset({_S.DELETING}),
+)
+
+source_states = ARQ_LIFE_CYCLE.sources
 
 RESOLVED = frozenset({_S.BOUND, _S.BIND_FAILED, _S.DELETING})
 """States in which Nova stops waiting for the bind."""
@@ -67,26 +104,3 @@ UNBOUND_STATES = frozenset({_S.UNBOUND, _S.UNBIND_FAILED})
 The handle has no owner as soon as the ARQ is unbound, since no caller may wait for the host. If its
 cleaning is not done by the deadline, the ARQ becomes UnbindFailed, so that its user learns of it.
 """
-
-
-def source_states(step: Step) -> tuple[ArqState, ...]:
-    """Return the states from which a step is allowed: the condition of its UPDATE."""
-    return tuple(state for state, allowed in TRANSITIONS if allowed is step)
-
-
-def _check() -> None:
-    """Raise AssertionError at import if the table is inconsistent."""
-    if unused := set(Step) - {step for _, step in TRANSITIONS}:
-        raise AssertionError(f"steps without a transition: {sorted(unused)}")
-    for step in Step:
-        if len({TRANSITIONS[s, step] for s in source_states(step)}) != 1:
-            raise AssertionError(f"step {step} leads to more than one state")
-    reached = {_S.INITIAL} | set(TRANSITIONS.values())
-    if missing := set(ArqState) - reached:
-        raise AssertionError(f"states never reached: {sorted(missing)}")
-    if final := {s for s in ArqState if s is not _S.DELETING} - {s for s, _ in TRANSITIONS}:
-        raise AssertionError(f"states without a transition: {sorted(final)}")
-
-
-# At import, and not in a test: the guards of the UPDATE statements are made from this table.
-_check()

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States of a device context, and the table of the steps between them.
+"""States of a device context, and its life cycle.
 
 A context has the state that its ARQs imply: ``derive_state``. ARQs that own handles and have no
 user, neither an instance nor a host, are under the lease of their context.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from cyborg.core.binding.states import OWNING_STATES, ArqState
+from cyborg.core.life_cycle import LifeCycle, Transition
 from cyborg.core.text import DescribedEnum
 
 
@@ -27,51 +28,105 @@ class ContextState(DescribedEnum):
 
 
 class ContextStep(StrEnum):
-    """Steps from one state of a device context to another."""
+    """Events that change the state of a device context."""
 
-    RESERVE = "reserve"  # claim handles under a lease; a job prepares them
-    FINISH_RESERVE = "finish_reserve"  # claim handles that need no job, or complete the job
-    START_BIND = "start_bind"  # claim handles for an instance or a host; a job prepares them
-    BIND = "bind"  # claim handles that need no job, or complete the job
-    FAIL = "fail"  # a bind or a reservation was undone
-    START_UNBIND = "start_unbind"  # some ARQs were unbound
-    CLEAN = "clean"  # all ARQs are unbound, a former handle is not clean
-    RELEASE = "release"  # all ARQs are unbound, all former handles are clean
+    START_RESERVE = "start_reserve"
+    RESERVE = "reserve"
+    FINISH_RESERVE = "finish_reserve"
+    START_BIND = "start_bind"
+    BIND = "bind"
+    START_CONSUME = "start_consume"
+    CONSUME = "consume"
+    FINISH_BIND = "finish_bind"
+    FAIL = "fail"
+    START_UNBIND = "start_unbind"
+    CLEAN = "clean"
+    RELEASE = "release"
 
 
-_S = ContextState
-TRANSITIONS: Mapping[tuple[ContextState, ContextStep], ContextState] = {
-    (_S.UNBOUND, ContextStep.RESERVE): _S.RESERVING,
-    (_S.UNBOUND, ContextStep.FINISH_RESERVE): _S.RESERVED,
-    (_S.UNBOUND, ContextStep.START_BIND): _S.BINDING,
-    (_S.UNBOUND, ContextStep.BIND): _S.BOUND,
-    (_S.RESERVING, ContextStep.FINISH_RESERVE): _S.RESERVED,
-    (_S.RESERVING, ContextStep.START_BIND): _S.BINDING,
-    (_S.RESERVING, ContextStep.FAIL): _S.ERROR,
-    (_S.RESERVING, ContextStep.CLEAN): _S.CLEANING,
-    (_S.RESERVING, ContextStep.RELEASE): _S.UNBOUND,
-    (_S.RESERVED, ContextStep.BIND): _S.BOUND,
-    (_S.RESERVED, ContextStep.CLEAN): _S.CLEANING,
-    (_S.RESERVED, ContextStep.RELEASE): _S.UNBOUND,
-    (_S.BINDING, ContextStep.BIND): _S.BOUND,
-    (_S.BINDING, ContextStep.FAIL): _S.ERROR,
-    (_S.BINDING, ContextStep.START_UNBIND): _S.UNBINDING,
-    (_S.BINDING, ContextStep.CLEAN): _S.CLEANING,
-    (_S.BINDING, ContextStep.RELEASE): _S.UNBOUND,
-    (_S.BOUND, ContextStep.START_UNBIND): _S.UNBINDING,
-    (_S.BOUND, ContextStep.CLEAN): _S.CLEANING,
-    (_S.BOUND, ContextStep.RELEASE): _S.UNBOUND,
-    (_S.UNBINDING, ContextStep.FAIL): _S.ERROR,
-    (_S.UNBINDING, ContextStep.CLEAN): _S.CLEANING,
-    (_S.UNBINDING, ContextStep.RELEASE): _S.UNBOUND,
-    (_S.CLEANING, ContextStep.RESERVE): _S.RESERVING,
-    (_S.CLEANING, ContextStep.FINISH_RESERVE): _S.RESERVED,
-    (_S.CLEANING, ContextStep.START_BIND): _S.BINDING,
-    (_S.CLEANING, ContextStep.BIND): _S.BOUND,
-    (_S.CLEANING, ContextStep.RELEASE): _S.UNBOUND,
-    (_S.ERROR, ContextStep.CLEAN): _S.CLEANING,
-    (_S.ERROR, ContextStep.RELEASE): _S.UNBOUND,
-}
+_S, _E = ContextState, ContextStep
+_OWNING = (_S.RESERVING, _S.RESERVED, _S.BINDING, _S.BOUND, _S.UNBINDING)
+_WORK = "a handle needs work of the host"
+_NO_WORK = "no handle needs work of the host"
+_LEASE = "the epoch is the present one, and the agent of the host is not down"
+_HOLDER = "the lease has not ended, and the epoch is its epoch"
+CONTEXT_LIFE_CYCLE = LifeCycle(
+    "device context",
+    _S.UNBOUND,
+    (
+        Transition(
+            _E.START_RESERVE,
+            (_S.UNBOUND, _S.CLEANING),
+            _S.RESERVING,
+            f"{_WORK}; {_LEASE}",
+            "claims the handles under a lease; the epoch rises",
+        ),
+        Transition(
+            _E.RESERVE,
+            (_S.UNBOUND, _S.CLEANING),
+            _S.RESERVED,
+            f"{_NO_WORK}; {_LEASE}",
+            "claims the handles under a lease; the epoch rises",
+        ),
+        Transition(_E.FINISH_RESERVE, (_S.RESERVING,), _S.RESERVED, "the job has succeeded"),
+        Transition(
+            _E.START_BIND,
+            (_S.UNBOUND, _S.CLEANING),
+            _S.BINDING,
+            _WORK,
+            "claims the handles for an instance or a host; the epoch rises",
+        ),
+        Transition(
+            _E.BIND,
+            (_S.UNBOUND, _S.CLEANING),
+            _S.BOUND,
+            _NO_WORK,
+            "claims the handles for an instance or a host; the epoch rises",
+        ),
+        Transition(
+            _E.START_CONSUME,
+            (_S.RESERVING,),
+            _S.BINDING,
+            _HOLDER,
+            "the instance gets the handles; the lease ends",
+        ),
+        Transition(
+            _E.CONSUME,
+            (_S.RESERVED,),
+            _S.BOUND,
+            _HOLDER,
+            "the instance gets the handles; the lease ends",
+        ),
+        Transition(_E.FINISH_BIND, (_S.BINDING,), _S.BOUND, "the job has succeeded"),
+        Transition(
+            _E.FAIL,
+            (_S.RESERVING, _S.BINDING, _S.UNBINDING),
+            _S.ERROR,
+            "the job has failed, or its deadline has passed",
+            "the failure is recorded",
+        ),
+        Transition(
+            _E.START_UNBIND,
+            (_S.BINDING, _S.BOUND),
+            _S.UNBINDING,
+            "some ARQs are unbound, and others own a handle",
+        ),
+        Transition(
+            _E.CLEAN,
+            (*_OWNING, _S.ERROR),
+            _S.CLEANING,
+            "all ARQs are unbound, and a former handle is not clean",
+        ),
+        Transition(
+            _E.RELEASE,
+            (*_OWNING, _S.CLEANING, _S.ERROR),
+            _S.UNBOUND,
+            "all ARQs are unbound, and all former handles are clean",
+            "the time at which it expires is postponed",
+        ),
+    ),
+    deletable=frozenset({_S.UNBOUND, _S.CLEANING, _S.ERROR}),
+)
 
 EDITABLE = frozenset({_S.UNBOUND})
 """States in which a context can be changed, and expires."""
@@ -82,24 +137,14 @@ USABLE = frozenset({_S.UNBOUND, _S.CLEANING})
 LEASED = frozenset({_S.RESERVING, _S.RESERVED})
 """States in which a context has a lease: its ARQs own handles and have no user."""
 
-OWNING = LEASED | {_S.BINDING, _S.BOUND, _S.UNBINDING}
+OWNING = frozenset(_OWNING)
 """States in which a context owns handles."""
 
-DELETABLE = frozenset({_S.UNBOUND, _S.CLEANING, _S.ERROR})
+DELETABLE = CONTEXT_LIFE_CYCLE.deletable
 """States in which a context can be deleted: its ARQs own no handle."""
 
 IN_USE = OWNING - LEASED
 """States in which an instance, or a host, has handles of a context, or is about to get them."""
-
-
-def source_states(step: ContextStep) -> tuple[ContextState, ...]:
-    """Return the states from which a step is allowed: the condition of its UPDATE."""
-    return tuple(state for state, allowed in TRANSITIONS if allowed is step)
-
-
-def states_before(target: ContextState) -> tuple[ContextState, ...]:
-    """Return the states from which any step leads to ``target``."""
-    return tuple(dict.fromkeys(s for (s, _), reached in TRANSITIONS.items() if reached is target))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,17 +185,3 @@ def derive_state(arqs: Iterable[ArqFacts]) -> ContextState:
     if any(arq.waits_for_job or arq.state == ArqState.UNBIND_FAILED for arq in facts):
         return _S.CLEANING
     return _S.UNBOUND
-
-
-def _check() -> None:
-    """Raise AssertionError at import if the table is inconsistent."""
-    for step in ContextStep:
-        if len({TRANSITIONS[state, step] for state in source_states(step)}) != 1:
-            raise AssertionError(f"step {step} leads to no state or to more than one")
-    if missing := set(ContextState) - {_S.UNBOUND} - set(TRANSITIONS.values()):
-        raise AssertionError(f"states never reached: {sorted(missing)}")
-    if final := set(ContextState) - {state for state, _ in TRANSITIONS}:
-        raise AssertionError(f"states without a transition: {sorted(final)}")
-
-
-_check()

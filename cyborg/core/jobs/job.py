@@ -43,6 +43,7 @@ from typing import Any, NamedTuple
 
 from cyborg.core.codec import Serializable
 from cyborg.core.errors import Invalid
+from cyborg.core.life_cycle import LifeCycle, Transition
 from cyborg.core.validation import malformed, optional, parse_uuid, string
 
 
@@ -150,6 +151,45 @@ class JobState(StrEnum):
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
+
+
+class JobEvent(StrEnum):
+    """Events that end a job."""
+
+    FINISH = "finish"
+    FAIL = "fail"
+    CANCEL = "cancel"
+
+
+JOB_LIFE_CYCLE = LifeCycle(
+    "job",
+    JobState.OPEN,
+    (
+        Transition(
+            JobEvent.FINISH,
+            (JobState.OPEN,),
+            JobState.DONE,
+            "the agent reports success, also after the deadline",
+            "what waits for the job continues",
+        ),
+        Transition(
+            JobEvent.FAIL,
+            (JobState.OPEN,),
+            JobState.FAILED,
+            "the agent reports a failure or the deadline has passed, and the kind is not retried; "
+            "or an operator abandons the work",
+            "what waits for the job is undone",
+        ),
+        Transition(
+            JobEvent.CANCEL,
+            (JobState.OPEN,),
+            JobState.CANCELLED,
+            "its ARQs are unbound or deleted, or an operator cancels it",
+            "the agent refuses the job if it has not begun",
+        ),
+    ),
+    final=frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED}),
+)
 
 
 class AgentJobStatus(StrEnum):

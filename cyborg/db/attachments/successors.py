@@ -4,13 +4,13 @@
 A row of ``attachments`` with ``maintained_device`` is a successor: ``core.attachments.successor``.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypedDict
 
 import sqlalchemy as sa
 
-from cyborg.core.attachments.attachment import AttachmentState, Step
+from cyborg.core.attachments.attachment import AttachmentState
 from cyborg.core.binding.states import ArqState
 from cyborg.db import bulk
 from cyborg.db.attachments import write as records
@@ -126,24 +126,6 @@ def devices_to_plan(tx: sa.Connection, now: datetime, mode: str, limit: int) -> 
 def insert_all(tx: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
     """Insert successors."""
     bulk.insert(tx, attachments, rows)
-
-
-def restart(tx: sa.Connection, ids: Collection[int], now: datetime, deadline: datetime) -> int:
-    """Let the work on failed successors begin again; return how many were changed."""
-    if not ids:
-        return 0
-    values = {
-        "state": AttachmentState.ATTACHING,
-        "step": Step.ALLOCATE,
-        "failure": None,
-        "attempts": 0,
-        "boot_marker": None,
-        "reboot_marker": None,
-        "deadline": deadline,
-        "next_try_at": now,
-    }
-    failed = (attachments.c.id.in_(sorted(ids)), attachments.c.state == AttachmentState.ERROR)
-    return tx.execute(sa.update(attachments).where(*failed).values(**values)).rowcount
 
 
 def purge(tx: sa.Connection, mode: str, limit: int) -> int:

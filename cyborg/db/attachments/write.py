@@ -12,9 +12,17 @@ from typing import Any
 import sqlalchemy as sa
 
 from cyborg import tracing
-from cyborg.core.attachments.attachment import WORKING_STATES, AttachmentState, Mode, Step
+from cyborg.core.attachments.attachment import (
+    ATTACHMENT_LIFE_CYCLE,
+    WORKING_STATES,
+    AttachmentEvent,
+    AttachmentState,
+    Mode,
+    Step,
+)
 from cyborg.core.binding.states import OWNING_STATES
 from cyborg.db.binding.write import ArqRow
+from cyborg.db.life_cycle import change_state
 from cyborg.db.rows import StoredRow, fetch_all, fetch_first
 from cyborg.db.schema import arqs, attach_handles, attachments, deployables
 
@@ -168,21 +176,21 @@ def start_detach(
     Without ``step``, change those that are being attached or undone, and keep their step: then the
     work on a step of the attach is cancelled, and undone from this step.
     """
-    source = AttachmentState.ATTACHING if step is None else AttachmentState.ATTACHED
-    values = {
+    event = AttachmentEvent.CANCEL if step is None else AttachmentEvent.DETACH
+    return _apply(
+        tx,
+        event,
+        attachments.c.id.in_(ids),
         **({} if step is None else {"step": step}),
-        "state": AttachmentState.DETACHING,
-        "request_key": None,
-        "reboot": reboot,
-        "reboot_marker": None,
-        "error": None,
-        "failure": None,
-        "attempts": 0,
-        "next_try_at": now,
-        "trace_context": tracing.current_context(),
-    }
-    guard = (attachments.c.id.in_(ids), attachments.c.state == source)
-    return tx.execute(sa.update(attachments).where(*guard).values(**values)).rowcount
+        request_key=None,
+        reboot=reboot,
+        reboot_marker=None,
+        error=None,
+        failure=None,
+        attempts=0,
+        next_try_at=now,
+        trace_context=tracing.current_context(),
+    )
 
 
 def request_reboot(tx: sa.Connection, ids: Collection[int], now: datetime) -> int:
@@ -207,17 +215,43 @@ def schedule_reboot(tx: sa.Connection, id_: int, now: datetime, deadline: dateti
     early = sa.update(attachments).where(*guard, *is_attach).values(reboot=True)
     if changed := tx.execute(early).rowcount:
         return changed
-    values = {
-        "state": AttachmentState.ATTACHING,
-        "step": Step.REBOOT,
-        "reboot": True,
-        "deadline": deadline,
-        "error": None,
-        "attempts": 0,
-        "next_try_at": now,
-    }
-    is_attached = attachments.c.state == AttachmentState.ATTACHED
-    return tx.execute(sa.update(attachments).where(*guard, is_attached).values(**values)).rowcount
+    return _apply(
+        tx,
+        AttachmentEvent.REBOOT,
+        *guard,
+        step=Step.REBOOT,
+        reboot=True,
+        deadline=deadline,
+        error=None,
+        attempts=0,
+        next_try_at=now,
+    )
+
+
+def restart(tx: sa.Connection, ids: Collection[int], now: datetime, deadline: datetime) -> int:
+    """Let the work on failed successors begin again; return how many were changed."""
+    return _apply(
+        tx,
+        AttachmentEvent.RETRY,
+        attachments.c.id.in_(sorted(ids)),
+        step=Step.ALLOCATE,
+        failure=None,
+        attempts=0,
+        boot_marker=None,
+        reboot_marker=None,
+        deadline=deadline,
+        next_try_at=now,
+    )
+
+
+def _apply(
+    tx: sa.Connection,
+    event: AttachmentEvent,
+    *conditions: sa.ColumnElement[bool],
+    **values: Any,
+) -> int:
+    transition = ATTACHMENT_LIFE_CYCLE.transition(event)
+    return change_state(tx, attachments, transition, *conditions, **values)
 
 
 def delete_failed(tx: sa.Connection, ids: Collection[int]) -> int:

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from cyborg.core.binding.accelerator import Label
 from cyborg.core.binding.states import (
+    ARQ_LIFE_CYCLE,
     OWNING_STATES,
     UNBOUND_STATES,
     ArqState,
@@ -22,6 +23,7 @@ from cyborg.core.binding.states import (
 )
 from cyborg.core.jobs.job import JobState
 from cyborg.db import bulk
+from cyborg.db.life_cycle import change_state
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import (
     arqs,
@@ -276,7 +278,6 @@ def bind(
             new_project_id=projects.get(ids[0]),
         )
     values: dict[str, Any] = {
-        "state": state,
         "hostname": hostname,
         "owner_verified": owner_verified,
         "orphan_since": None,
@@ -288,9 +289,9 @@ def bind(
     }
     if projects:
         values["project_id"] = _case_by_id(projects, otherwise=arqs.c.project_id)
-    # The claim of a handle is part of this transition, so the guard is that of START: a BindStarted
-    # ARQ already owns a handle.
-    return _transition(tx, Step.START, ids, values)
+    # The claim of a handle is part of this transition: a BindStarted ARQ already owns a handle.
+    unclaimed = ARQ_LIFE_CYCLE.to(state, among=source_states(Step.START))
+    return change_state(tx, arqs, unclaimed, arqs.c.id.in_(ids), **values)
 
 
 def _bind_one(tx: sa.Connection, **values: Any) -> int:
@@ -334,15 +335,12 @@ def replace_uuids(tx: sa.Connection, uuids: Mapping[int, str]) -> None:
 
 def finish_bind(tx: sa.Connection, ids: Collection[int]) -> int:
     """Mark ARQs Bound after their host work; return how many were changed."""
-    values = {"state": ArqState.BOUND, "job_id": None}
-    return _transition(tx, Step.BIND, ids, values, arqs.c.state == ArqState.BIND_STARTED)
+    return _transition(tx, Step.FINISH_BIND, ids, job_id=None)
 
 
 def fail_bind(tx: sa.Connection, ids: Collection[int]) -> int:
     """Mark ARQs BindFailed, keep their instance; return how many were changed."""
-    if not ids:
-        return 0
-    return _transition(tx, Step.FAIL_BIND, ids, {"state": ArqState.BIND_FAILED, "job_id": None})
+    return _transition(tx, Step.FAIL_BIND, ids, job_id=None) if ids else 0
 
 
 def clear_job(tx: sa.Connection, ids: Collection[int]) -> None:
@@ -362,25 +360,25 @@ def unbind(tx: sa.Connection, ids: Collection[int], jobs_by_arq: Mapping[int, in
     may bind them next. ``jobs_by_arq`` maps row ids of ARQs to the row ids of the jobs that clean
     their former handles.
     """
-    values: dict[str, Any] = {
-        "state": ArqState.UNBOUND,
-        "hostname": None,
-        "device_rp_uuid": None,
-        "instance_uuid": None,
-        "instance_slot": None,
-        "job_id": _case_by_id(jobs_by_arq) if jobs_by_arq else None,
-        "orphan_since": None,
-        "owner_verified": True,
-        "attachment_id": sa.case((arqs.c.context_id.is_(None), arqs.c.attachment_id)),
-        "hidden": sa.and_(arqs.c.context_id.is_(None), arqs.c.hidden),
-    }
-    return _transition(tx, Step.UNBIND, ids, values)
+    return _transition(
+        tx,
+        Step.UNBIND,
+        ids,
+        hostname=None,
+        device_rp_uuid=None,
+        instance_uuid=None,
+        instance_slot=None,
+        job_id=_case_by_id(jobs_by_arq) if jobs_by_arq else None,
+        orphan_since=None,
+        owner_verified=True,
+        attachment_id=sa.case((arqs.c.context_id.is_(None), arqs.c.attachment_id)),
+        hidden=sa.and_(arqs.c.context_id.is_(None), arqs.c.hidden),
+    )
 
 
 def fail_unbind(tx: sa.Connection, ids: Collection[int], job_id: int) -> int:
     """Change Unbound ARQs that wait for this release job to UnbindFailed; return their number."""
-    state = {"state": ArqState.UNBIND_FAILED}
-    return _transition(tx, Step.FAIL_UNBIND, ids, state, arqs.c.job_id == job_id) if ids else 0
+    return _transition(tx, Step.FAIL_UNBIND, ids, arqs.c.job_id == job_id) if ids else 0
 
 
 def finish_unbind(tx: sa.Connection, ids: Collection[int]) -> int:
@@ -390,8 +388,7 @@ def finish_unbind(tx: sa.Connection, ids: Collection[int]) -> int:
     """
     if not ids:
         return 0
-    done = {"state": ArqState.UNBOUND, "job_id": None}
-    changed = _transition(tx, Step.FINISH_UNBIND, ids, done)
+    changed = _transition(tx, Step.FINISH_UNBIND, ids, job_id=None)
     tx.execute(
         sa.update(arqs)
         .where(arqs.c.id.in_(ids), arqs.c.state == ArqState.UNBOUND)
@@ -466,15 +463,11 @@ def _transition(
     tx: sa.Connection,
     step: Step,
     ids: Collection[int],
-    values: Mapping[str, Any],
     *conditions: sa.ColumnElement[bool],
+    **values: Any,
 ) -> int:
-    allowed = source_states(step)
-    return tx.execute(
-        sa.update(arqs)
-        .where(arqs.c.id.in_(ids), arqs.c.state.in_(allowed), *conditions)
-        .values(**values)
-    ).rowcount
+    transition = ARQ_LIFE_CYCLE.transition(step)
+    return change_state(tx, arqs, transition, arqs.c.id.in_(ids), *conditions, **values)
 
 
 def _slots(ids: Sequence[int], first: int) -> Any:

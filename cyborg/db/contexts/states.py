@@ -1,18 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the states of device contexts: each change is one UPDATE with the allowed old states."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any, TypedDict
 
 import sqlalchemy as sa
 
 from cyborg.core.contexts.refusals import ContextFailure
-from cyborg.core.contexts.states import LEASED, USABLE, ContextState, states_before
+from cyborg.core.contexts.states import (
+    CONTEXT_LIFE_CYCLE,
+    LEASED,
+    USABLE,
+    ContextState,
+)
 from cyborg.core.hosts import AGENT
+from cyborg.db.life_cycle import change_state
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import arqs, services
 from cyborg.db.schema import device_contexts as contexts
+
+_NO_FAILURE: Mapping[str, None] = {"error": None, "failure": None}
 
 
 class ArqStateRow(TypedDict):
@@ -59,15 +67,18 @@ def start_bind(
     With ``check_host``, none is bound if the agent of the host is down. ``instance`` is None for a
     host. ``state`` is bound, or binding if host work follows. The epoch rises, as with a lease.
     """
-    guard: tuple[sa.ColumnElement[bool], ...] = (
+    return change_state(
+        tx,
+        contexts,
+        CONTEXT_LIFE_CYCLE.to(state, among=USABLE),
         contexts.c.id.in_(sorted(ids)),
-        contexts.c.state.in_(sorted(USABLE)),
+        _agent_is_up(hostname) if check_host else sa.true(),
+        hostname=hostname,
+        instance_uuid=instance,
+        epoch=contexts.c.epoch + 1,
+        expires_at=None,
+        **_NO_FAILURE,
     )
-    if check_host:
-        guard = *guard, _agent_is_up(hostname)
-    values = {"state": state, "hostname": hostname, "instance_uuid": instance}
-    change = sa.update(contexts).where(*guard).values(epoch=contexts.c.epoch + 1, **values)
-    return tx.execute(change.values(error=None, failure=None, expires_at=None)).rowcount
 
 
 def start_lease(
@@ -84,26 +95,32 @@ def start_lease(
     reserved, or reserving if host work follows. ``expires_at`` is the end of the lease; the time at
     which the unbound context expires does not change.
     """
-    guard = (
+    changed = change_state(
+        tx,
+        contexts,
+        CONTEXT_LIFE_CYCLE.to(state, among=USABLE),
         contexts.c.id == id_,
-        contexts.c.state.in_(sorted(USABLE)),
         contexts.c.epoch == epoch - 1,
         _agent_is_up(hostname),
+        hostname=hostname,
+        instance_uuid=None,
+        epoch=epoch,
+        lease_expires_at=expires_at,
+        **_NO_FAILURE,
     )
-    values = {"state": state, "hostname": hostname, "epoch": epoch}
-    change = (
-        sa.update(contexts)
-        .where(*guard)
-        .values(error=None, failure=None, instance_uuid=None, **values)
-    )
-    return bool(tx.execute(change.values(lease_expires_at=expires_at)).rowcount)
+    return bool(changed)
 
 
 def renew_lease(
     tx: sa.Connection, id_: int, epoch: int, expires_at: datetime, now: datetime
 ) -> bool:
     """Set the end of a lease; return False if it has another epoch or has ended."""
-    guard = contexts.c.id == id_, contexts.c.epoch == epoch, *_has_lease(now)
+    guard = (
+        contexts.c.id == id_,
+        contexts.c.state.in_(sorted(LEASED)),
+        contexts.c.epoch == epoch,
+        contexts.c.lease_expires_at > now,
+    )
     change = sa.update(contexts).where(*guard).values(lease_expires_at=expires_at)
     return bool(tx.execute(change).rowcount)
 
@@ -121,12 +138,19 @@ def consume_lease(
     ``state`` is bound, or binding while the host prepares the devices. ``epoch`` is None for a
     caller that does not know it.
     """
-    guard = [contexts.c.id == id_, *_has_lease(now)]
-    if epoch is not None:
-        guard.append(contexts.c.epoch == epoch)
-    change = sa.update(contexts).where(*guard)
-    change = change.values(state=state, instance_uuid=instance, error=None, failure=None)
-    return bool(tx.execute(change.values(expires_at=None, lease_expires_at=None)).rowcount)
+    changed = change_state(
+        tx,
+        contexts,
+        CONTEXT_LIFE_CYCLE.to(state, among=LEASED),
+        contexts.c.id == id_,
+        contexts.c.lease_expires_at > now,
+        sa.true() if epoch is None else contexts.c.epoch == epoch,
+        instance_uuid=instance,
+        expires_at=None,
+        lease_expires_at=None,
+        **_NO_FAILURE,
+    )
+    return bool(changed)
 
 
 def expired_leases(tx: sa.Connection, now: datetime, after: int, limit: int) -> list[int]:
@@ -145,8 +169,8 @@ def set_state(
     tx: sa.Connection, ids: Collection[int], state: ContextState, values: dict[str, Any]
 ) -> int:
     """Change contexts to a state from the states that lead to it; return how many were changed."""
-    guard = (contexts.c.id.in_(sorted(ids)), contexts.c.state.in_(states_before(state)))
-    return tx.execute(sa.update(contexts).where(*guard).values(state=state, **values)).rowcount
+    transition = CONTEXT_LIFE_CYCLE.to(state)
+    return change_state(tx, contexts, transition, contexts.c.id.in_(sorted(ids)), **values)
 
 
 def set_failure(tx: sa.Connection, ids: Collection[int], failure: ContextFailure) -> None:
@@ -204,10 +228,6 @@ def _agent_is_up(hostname: str) -> sa.ColumnElement[bool]:
             )
         )
     )
-
-
-def _has_lease(now: datetime) -> tuple[sa.ColumnElement[bool], ...]:
-    return contexts.c.state.in_(sorted(LEASED)), contexts.c.lease_expires_at > now
 
 
 def _lease_ended(now: datetime) -> tuple[sa.ColumnElement[bool], ...]:

@@ -20,6 +20,7 @@ from cyborg.core.binding.states import ArqState
 from cyborg.core.jobs.job import (
     AFTER_REBOOT,
     INVENTORY_KINDS,
+    JOB_LIFE_CYCLE,
     RETRIED_KINDS,
     JobKind,
     JobState,
@@ -28,6 +29,7 @@ from cyborg.core.jobs.job import (
 from cyborg.core.jobs.progress import Activity
 from cyborg.db import bulk
 from cyborg.db.binding.claims import DIRTY_COLUMNS, DirtyHandleRow
+from cyborg.db.life_cycle import change_state
 from cyborg.db.rows import StoredRow, fetch_all, fetch_first
 from cyborg.db.schema import (
     HANDLES,
@@ -302,20 +304,21 @@ def end_drain(
 
 def end(tx: sa.Connection, ids: Collection[int], state: JobState, error: str | None = None) -> int:
     """Record the outcome of jobs; return how many of them were open."""
-    return tx.execute(
-        sa.update(jobs)
-        .where(jobs.c.id.in_(sorted(ids)), OPEN)
-        .values(state=state, error=error, owner=None, lease_until=None)
-    ).rowcount
+    return _end(tx, jobs.c.id.in_(sorted(ids)), state=state, error=error)
 
 
 def fail_host_jobs(tx: sa.Connection, host: str, error: str) -> int:
     """Fail a host's open jobs on devices and handles; return their number."""
-    return tx.execute(
-        sa.update(jobs)
-        .where(jobs.c.host == host, jobs.c.kind.in_(sorted(JobKind)), OPEN)
-        .values(state=JobState.FAILED, error=error, owner=None, lease_until=None)
-    ).rowcount
+    of_host = (jobs.c.host == host, jobs.c.kind.in_(sorted(JobKind)))
+    return _end(tx, *of_host, state=JobState.FAILED, error=error)
+
+
+def _end(
+    tx: sa.Connection, *conditions: sa.ColumnElement[bool], state: JobState, error: str | None
+) -> int:
+    transition = JOB_LIFE_CYCLE.to(state)
+    values = {"error": error, "owner": None, "lease_until": None}
+    return change_state(tx, jobs, transition, *conditions, **values)
 
 
 def get(tx: sa.Connection, uuid: str) -> JobRow | None:

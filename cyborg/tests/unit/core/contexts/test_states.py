@@ -11,7 +11,7 @@ from cyborg.core.binding import states
 from cyborg.core.binding.states import OWNING_STATES, ArqState
 from cyborg.core.contexts import states as context_states
 from cyborg.core.contexts.states import (
-    TRANSITIONS,
+    CONTEXT_LIFE_CYCLE,
     ArqFacts,
     ContextState,
     ContextStep,
@@ -23,13 +23,20 @@ FACTS = st.lists(st.builds(ArqFacts, st.sampled_from(list(ArqState)), st.boolean
 
 @pytest.mark.parametrize(("state", "step"), list(itertools.product(ContextState, ContextStep)))
 def test_source_states_are_those_with_a_transition(state: ContextState, step: ContextStep) -> None:
-    assert (state in context_states.source_states(step)) == ((state, step) in TRANSITIONS)
+    is_source = state in CONTEXT_LIFE_CYCLE.sources(step)
+    assert is_source == (CONTEXT_LIFE_CYCLE.next_state(state, step) is not None)
 
 
 def test_context_with_handles_of_a_server_cannot_be_bound() -> None:
-    sources = context_states.source_states(ContextStep.START_BIND)
-    assert set(sources) == {*context_states.USABLE, ContextState.RESERVING}
-    assert set(context_states.source_states(ContextStep.BIND)) == {
+    for step in (ContextStep.START_BIND, ContextStep.BIND):
+        assert set(CONTEXT_LIFE_CYCLE.sources(step)) == context_states.USABLE
+    for step in (ContextStep.START_CONSUME, ContextStep.CONSUME):
+        assert set(CONTEXT_LIFE_CYCLE.sources(step)) <= context_states.LEASED
+    assert set(CONTEXT_LIFE_CYCLE.to(ContextState.BINDING).sources) == {
+        *context_states.USABLE,
+        ContextState.RESERVING,
+    }
+    assert set(CONTEXT_LIFE_CYCLE.to(ContextState.BOUND).sources) == {
         *context_states.USABLE,
         ContextState.RESERVED,
         ContextState.BINDING,
@@ -37,8 +44,9 @@ def test_context_with_handles_of_a_server_cannot_be_bound() -> None:
 
 
 def test_lease_starts_only_without_handles() -> None:
-    assert set(context_states.source_states(ContextStep.RESERVE)) == context_states.USABLE
-    sources = context_states.source_states(ContextStep.FINISH_RESERVE)
+    for step in (ContextStep.START_RESERVE, ContextStep.RESERVE):
+        assert set(CONTEXT_LIFE_CYCLE.sources(step)) == context_states.USABLE
+    sources = CONTEXT_LIFE_CYCLE.to(ContextState.RESERVED).sources
     assert set(sources) == {*context_states.USABLE, ContextState.RESERVING}
 
 
@@ -117,7 +125,7 @@ def test_each_change_of_the_arqs_has_a_transition(actions: list[tuple[str, int, 
             continue  # such an ARQ cannot be bound, it is replaced
         facts = apply_action(facts, action, number, is_dirty)
         derived = derive_state(facts)
-        assert derived is state or state in context_states.states_before(derived)
+        assert derived is state or state in CONTEXT_LIFE_CYCLE.to(derived).sources
         state = derived
 
 

@@ -18,6 +18,7 @@ extensions = [
     "oslo_policy.sphinxpolicygen",
     "cliff.sphinxext",
     "api_reference",
+    "life_cycles",
     "rpc_reference",
 ]
 

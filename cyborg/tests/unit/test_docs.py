@@ -8,6 +8,7 @@ import re
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from oslo_config import cfg
@@ -17,7 +18,6 @@ import cyborg.conf
 from cyborg import conf as own_options
 from cyborg.api import controller, routes, versions
 from cyborg.core import errors
-from cyborg.core.binding import states
 from cyborg.core.inventory import capability
 from cyborg.core.inventory.device import AttachHandle, Deployable, Device
 from cyborg.drivers.base import Driver
@@ -151,11 +151,19 @@ def test_docs_have_error_code(code: str) -> None:
     assert f"\n``{code}`` " in page("admin/failures")
 
 
-@pytest.mark.parametrize("state", states.ArqState)
-def test_docs_have_arq_state_with_description(state: states.ArqState) -> None:
-    description = re.escape(state.description)
-    text = page("contributor/architecture")
-    assert re.search(rf"^``{state}`` +{description}$", text, re.MULTILINE)
+@pytest.mark.parametrize("key", ["arq", "device-context", "attachment", "job"])
+def test_docs_draw_life_cycle_with_each_state_and_event(key: str) -> None:
+    assert f"\n.. life-cycle:: {key}\n" in page("contributor/architecture")
+    pytest.importorskip("sphinx", reason="what builds the documentation is not installed")
+    extension = load_module("life_cycles", DOC / "_ext" / "life_cycles.py")
+    life_cycle = extension.LIFE_CYCLES[key]
+    chart = ElementTree.fromstring(extension.chart(life_cycle))
+    texts = {element.text for element in chart.findall(".//{*}text")}
+    assert texts >= {*life_cycle.states, *(found.event for found in life_cycle.transitions)}
+    tables = extension.tables(life_cycle)
+    for state in life_cycle.states:
+        assert f"``{state}``\n" in tables
+        assert getattr(state, "description", "") in tables
 
 
 def test_docs_have_api_routes() -> None:

@@ -1,27 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attachments: accelerators attached to an existing instance or to a host, and their steps.
 
-Attach::
+A step is recorded before it begins, and can be repeated. FLOWS has the steps of each mode. Only
+``expose`` lets Nova find the ARQs of an attachment, and ``hide`` ends this. Between both, Nova may
+give the devices to the guest. In the mode next-boot, ``guest`` proves that the guest has no device
+before ``release`` frees it. In the mode live, ``guest`` waits until Nova has no task for the
+server: then no start of the guest is in progress that has read the ARQs before ``hide``. Then
+``unplug`` detaches the devices on the host, and proves that the guest has none. If Nova has begun
+an action after ``guest``, ``guest`` is repeated, because the action may have started the guest with
+its old devices.
 
-    allocate -> bind -> prepare [-> plug] -> expose [-> reboot] -> attached
-
-Detach, and undo of an attach that failed or was cancelled at any of these steps::
-
-    hide -> guest [-> unplug] -> release -> clean -> shrink -> deleted, or in error
-
-A step is recorded before it begins, and can be repeated. Only ``expose`` lets Nova find the ARQs of
-an attachment, and ``hide`` ends this. Between both, Nova may give the devices to the guest. In the
-mode next-boot, ``guest`` proves that the guest has no device before ``release`` frees it. In the
-mode live, ``guest`` waits until Nova has no task for the server: then no start of the guest is in
-progress that has read the ARQs before ``hide``. Then ``unplug`` detaches the devices on the host,
-and proves that the guest has none. If Nova has begun an action after ``guest``, ``guest`` is
-repeated, because the action may have started the guest with its old devices.
-
-In the mode host there is no guest. The attachment itself is the consumer in Placement, and a detach
-begins with ``release``.
+In the mode host there is no guest. The attachment itself is the consumer in Placement.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 from uuid import NAMESPACE_DNS, uuid5
@@ -130,49 +123,57 @@ class Step(StrEnum):
     SHRINK = "shrink"  # reduce the allocation of the instance by what was added
 
 
-ATTACH_STEPS = (Step.ALLOCATE, Step.BIND, Step.PREPARE, Step.PLUG, Step.EXPOSE, Step.REBOOT)
-RELEASE_STEPS = (Step.HIDE, Step.GUEST, Step.UNPLUG, Step.RELEASE, Step.CLEAN, Step.SHRINK)
-_LIVE_STEPS = frozenset({Step.PLUG, Step.UNPLUG})
-_GUEST_STEPS = _LIVE_STEPS | {Step.EXPOSE, Step.REBOOT, Step.HIDE, Step.GUEST}
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """The steps of an attach, each with the first step of its undo, and the steps of a detach.
 
-_UNDO: Mapping[Step, Step] = {
-    Step.ALLOCATE: Step.SHRINK,
-    Step.BIND: Step.SHRINK,
-    # No guest can have a device before the step ``plug`` or, without it, ``expose`` has ended.
-    Step.PREPARE: Step.RELEASE,
-    Step.PLUG: Step.HIDE,
-    Step.EXPOSE: Step.RELEASE,
-    Step.REBOOT: Step.HIDE,
+    The undo of an attach that has failed, or was cancelled, is the rest of the detach.
+    """
+
+    attach: Mapping[Step, Step]
+    detach: tuple[Step, ...]
+
+
+_CLAIM = {Step.ALLOCATE: Step.SHRINK, Step.BIND: Step.SHRINK, Step.PREPARE: Step.RELEASE}
+_RELEASE = (Step.RELEASE, Step.CLEAN, Step.SHRINK)
+FLOWS: Mapping[Mode, Flow] = {
+    Mode.NEXT_BOOT: Flow(
+        # No guest can have a device before ``expose`` has ended: its undo waits for no guest.
+        attach={**_CLAIM, Step.EXPOSE: Step.RELEASE, Step.REBOOT: Step.HIDE},
+        detach=(Step.HIDE, Step.GUEST, *_RELEASE),
+    ),
+    Mode.LIVE: Flow(
+        # The job of ``plug`` may have changed the guest, also if it has failed.
+        attach={**_CLAIM, Step.PLUG: Step.HIDE, Step.EXPOSE: Step.HIDE},
+        detach=(Step.HIDE, Step.GUEST, Step.UNPLUG, *_RELEASE),
+    ),
+    Mode.HOST: Flow(attach=_CLAIM, detach=_RELEASE),
 }
+ATTACH_STEPS = tuple(step for step in Step if any(step in flow.attach for flow in FLOWS.values()))
+RELEASE_STEPS = tuple(step for step in Step if step not in ATTACH_STEPS)
 
 
 def first_undo_step(failed: Step, mode: Mode) -> Step:
     """Return the first step of the undo after an attach has failed at a step."""
-    if mode is Mode.LIVE and failed is Step.EXPOSE:
-        return Step.HIDE
-    return _UNDO[failed]
+    return FLOWS[mode].attach[failed]
 
 
 def first_detach_step(mode: Mode) -> Step:
     """Return the first step of a detach."""
-    return Step.RELEASE if mode is Mode.HOST else Step.HIDE
+    return FLOWS[mode].detach[0]
 
 
 def next_step(step: Step, mode: Mode, *, reboot: bool = False) -> Step | None:
     """Return the step that follows a completed one; None after the last one.
 
-    ``reboot`` is whether the attachment asks for a reboot.
+    Without ``reboot`` the attachment does not ask for a reboot, and leaves out this step.
     """
-    steps = ATTACH_STEPS if step in ATTACH_STEPS else RELEASE_STEPS
-    for following in steps[steps.index(step) + 1 :]:
-        if following is Step.REBOOT and (mode is Mode.LIVE or not reboot):
-            continue
-        if following in _LIVE_STEPS and mode is not Mode.LIVE:
-            continue
-        if following in _GUEST_STEPS and mode is Mode.HOST:
-            continue
-        return following
-    return None
+    flow = FLOWS[mode]
+    steps = tuple(flow.attach) if step in flow.attach else flow.detach
+    following = steps[steps.index(step) + 1 :]
+    if not following or (following[0] is Step.REBOOT and not reboot):
+        return None
+    return following[0]
 
 
 def can_get_reboot(state: str, failure: str | None, *, reboot: bool) -> bool:

@@ -18,25 +18,22 @@ from oslo_db import exception as db_exc
 
 from cyborg.clients.placement import ConsumerAllocation, Placement, ProviderSummary
 from cyborg.conductor.attachments.candidates import (
-    SuccessorGroups,
-    is_successor,
+    Candidates,
+    ProfileCandidates,
+    SuccessorCandidates,
+    explain_missing,
     require_lease,
-    select_candidates,
 )
 from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
 from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
 from cyborg.core.attachments import allocation as core
 from cyborg.core.attachments.allocation import Intent
 from cyborg.core.attachments.attachment import Mode
-from cyborg.core.attachments.successor import describe_missing
-from cyborg.core.binding.profile import Group, parse_groups
+from cyborg.core.binding.profile import Group
 from cyborg.core.errors import Conflict, NoHandle, NotFound, WrongState
-from cyborg.core.explain.explanation import ProviderState, make_demands
 from cyborg.core.naming import OWNER_TRAIT
 from cyborg.db.attachments import write as store
 from cyborg.db.contexts import write as contexts
-from cyborg.db.explain import provider_states
-from cyborg.db.profiles import write as device_profiles
 from cyborg.db.unit_of_work import UnitOfWork
 
 MAX_CONFLICTS = 5  # requests to Placement in one attempt
@@ -58,17 +55,24 @@ class InstanceAllocations:
         self._uow = uow
         self._placement = placement
         self._nodes = ComputeNodeResolver(placement, uow)
-        self._successors = SuccessorGroups(uow)
+        self._of_profile = ProfileCandidates(uow)
+        self._of_successor = SuccessorCandidates(uow)
 
     def allocate(self, work: LeasedAttachment) -> Wait | None:
         """Choose providers and extend the allocation of the consumer.
 
         Raise NoHandle, NotFound, WrongState, Conflict, Unavailable.
         """
+        return self._allocate(work, self._of_profile)
+
+    def allocate_successor(self, work: LeasedAttachment) -> Wait | None:
+        """Do the same for a successor, whose groups are those of its device context."""
+        return self._allocate(work, self._of_successor)
+
+    def _allocate(self, work: LeasedAttachment, candidates: Candidates) -> Wait | None:
         intent = load_intent(work)
         if intent is None:
-            providers = self._choose(work)
-            intent = Intent(providers, core.required_amounts(self._groups(work), providers))
+            intent = self._plan(work, candidates)
         if not _take_turn(work, intent):
             return _wait_for_turn(work)
         error, is_full = "it changes too often", False
@@ -82,9 +86,7 @@ class InstanceAllocations:
             reached = known.generation
             if not core.is_extended(known.amounts, intent):
                 if is_full:
-                    providers = self._choose(work)
-                    added = core.required_amounts(self._groups(work), providers)
-                    intent = Intent(providers, added)
+                    intent = self._plan(work, candidates)
                 intent = _record_base(work, intent, known)
                 wanted = core.extend(known.amounts, intent.added)
                 try:
@@ -179,10 +181,16 @@ class InstanceAllocations:
             return Wait(self._placement.timeout)
         return None
 
-    def _choose(self, work: LeasedAttachment) -> list[str]:
-        """Return the provider of each group of the profile. Raise NoHandle, NotFound."""
-        node, groups = work.row["hostname"], self._groups(work)
-        root = self._find_root(work)
+    def _plan(self, work: LeasedAttachment, candidates: Candidates) -> Intent:
+        groups = candidates.groups(work)
+        providers = self._choose(work, groups, candidates)
+        return Intent(providers, core.required_amounts(groups, providers))
+
+    def _choose(
+        self, work: LeasedAttachment, groups: Sequence[Group], candidates: Candidates
+    ) -> list[str]:
+        """Return the provider of each group. Raise NoHandle, NotFound."""
+        node, root = work.row["hostname"], self._find_root(work)
         if root is None:
             raise NotFound(f"Placement has no resource provider {node} for the host of the server")
         if work.row["accelerator"] is not None:
@@ -190,38 +198,24 @@ class InstanceAllocations:
         if work.row["context_epoch"] is not None:
             return self._find_leased(work, root.uuid, node)
         found = self._placement.candidates(core.candidate_query(groups, root.uuid))
-        if is_successor(work.row):
-            # Placement may not know yet that the device is closed.
-            found = self._successors.select(work, groups, found)
-        else:
-            found = self._uow.run(lambda tx: select_candidates(tx, work, found))
-        if not found:
+        selected = candidates.select(work, groups, found)
+        if not selected:
+            providers = sorted(self._placement.tree(root.uuid, OWNER_TRAIT))
+
+            def explain(tx: sa.Connection) -> str:
+                # The agent's name of the host can differ from that of the compute node.
+                return explain_missing(
+                    tx, groups, sorted({*contexts.hosts(tx, providers).values()})
+                )
+
             raise NoHandle(
                 f"host {node} has no free device for {work.selected}: "
                 "Placement has no allocation candidates below its compute node: "
-                f"{self._explain(groups, root.uuid)}"
+                f"{self._uow.run(explain)}"
             )
-        mapping = _RANDOM.choice(found)
+        # Concurrent attachments that all took the first candidate would get a conflict.
+        mapping = _RANDOM.choice(selected)
         return [mapping[core.group_name(number)] for number in range(len(groups))]
-
-    def _explain(self, groups: Sequence[Group], root: str) -> str:
-        """Return the first failure of each device below a compute node. Raise Unavailable."""
-        demands = make_demands(groups)
-        providers = sorted(self._placement.tree(root, OWNER_TRAIT))
-        classes = {name for demand in demands for name in demand.units}
-        targets = {demand.target for demand in demands}
-
-        def read(tx: sa.Connection) -> list[ProviderState]:
-            # The host has the name of its agent, which can differ from that of the compute node.
-            return [
-                state
-                for host in sorted(set(contexts.hosts(tx, providers).values()))
-                for state in provider_states.find(
-                    tx, resource_classes=classes, host=host, attach_targets=targets
-                )
-            ]
-
-        return describe_missing(demands, self._uow.run(read), None)
 
     def _find_root(self, work: LeasedAttachment) -> ProviderSummary | None:
         """Return the compute node, None if Placement has none for the server. Raise NotFound."""
@@ -257,15 +251,6 @@ class InstanceAllocations:
                 f"are not below compute node {node} of the server"
             )
         return list(lease.providers)
-
-    def _groups(self, work: LeasedAttachment) -> tuple[Group, ...]:
-        if is_successor(work.row):
-            return self._successors.groups(work)
-        name = work.row["device_profile_name"]
-        profile = self._uow.run(lambda tx: device_profiles.by_name(tx, name))
-        if profile is None:
-            raise NotFound(f"{work.selected} does not exist any more")
-        return parse_groups(profile["groups"])
 
 
 def load_intent(work: LeasedAttachment) -> Intent | None:

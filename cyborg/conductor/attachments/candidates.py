@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Select what an attachment may get: suitable handles, those of a lease, those of a successor."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import sqlalchemy as sa
 
@@ -44,20 +45,6 @@ def check_selected(tx: sa.Connection, selector: Selector, server: Server, mode: 
     for types in handles.of_hosts(tx, hosts, classes).values():
         if all(is_kept({type_}) for type_ in types):
             check_mode(types, mode, selector.describe())
-
-
-def select_candidates(
-    tx: sa.Connection, work: LeasedAttachment, found: Sequence[Mapping[str, str]]
-) -> list[Mapping[str, str]]:
-    """Return the allocation candidates with suitable handles. Raise Conflict if there is none."""
-    if work.mode is not Mode.NEXT_BOOT:
-        return list(found)
-    types = handles.of_providers(tx, {uuid for mapping in found for uuid in mapping.values()})
-    unsuitable = {provider for provider in types if is_kept(types[provider])}
-    selected = [mapping for mapping in found if unsuitable.isdisjoint(mapping.values())]
-    if found and not selected:
-        check_mode(set().union(*types.values()), work.mode, work.selected)
-    return selected
 
 
 def check_claimed(tx: sa.Connection, work: LeasedAttachment) -> None:
@@ -106,7 +93,7 @@ def is_successor(row: AttachmentRow) -> bool:
     return row["maintained_device"] is not None
 
 
-def names(row: AttachmentRow) -> tuple[str, str]:
+def replaced(row: AttachmentRow) -> tuple[str, str]:
     """Return the uuids of the context and of the old device of a successor."""
     assert row["successor_of"] is not None
     assert row["maintained_device"] is not None
@@ -119,8 +106,49 @@ def groups_of(rows: Sequence[ArqRow]) -> dict[int, Group]:
     return {number: parse_group(copies[number], "group") for number in sorted(copies)}
 
 
-class SuccessorGroups:
-    """Reads the groups of successors, and explains why no device satisfies them."""
+class Candidates(Protocol):
+    """What the step ``allocate`` needs to know about an attachment: groups, and where they fit."""
+
+    def groups(self, work: LeasedAttachment) -> tuple[Group, ...]:
+        """Return the groups to satisfy. Raise NotFound, Conflict."""
+
+    def select(
+        self, work: LeasedAttachment, groups: Sequence[Group], found: Sequence[Mapping[str, str]]
+    ) -> list[Mapping[str, str]]:
+        """Return the usable ones of Placement's allocation candidates. Raise NoHandle, Conflict."""
+
+
+class ProfileCandidates:
+    """Candidates for the groups of the profile of an attachment."""
+
+    def __init__(self, uow: UnitOfWork) -> None:
+        self._uow = uow
+
+    def groups(self, work: LeasedAttachment) -> tuple[Group, ...]:
+        """Return the groups of the profile. Raise NotFound."""
+        name = work.row["device_profile_name"]
+        profile = self._uow.run(lambda tx: device_profiles.by_name(tx, name))
+        if profile is None:
+            raise NotFound(f"{work.selected} does not exist any more")
+        return parse_groups(profile["groups"])
+
+    def select(
+        self, work: LeasedAttachment, groups: Sequence[Group], found: Sequence[Mapping[str, str]]
+    ) -> list[Mapping[str, str]]:
+        """Return the candidates with suitable handles. Raise Conflict if no candidate has them."""
+        if work.mode is not Mode.NEXT_BOOT:
+            return list(found)
+        names = {provider for mapping in found for provider in mapping.values()}
+        types = self._uow.run(lambda tx: handles.of_providers(tx, names))
+        unsuitable = {provider for provider in types if is_kept(types[provider])}
+        selected = [mapping for mapping in found if unsuitable.isdisjoint(mapping.values())]
+        if found and not selected:
+            check_mode(set().union(*types.values()), work.mode, work.selected)
+        return selected
+
+
+class SuccessorCandidates:
+    """Candidates for the groups of a device context that own handles of the old device."""
 
     def __init__(self, uow: UnitOfWork) -> None:
         self._uow = uow
@@ -131,7 +159,7 @@ class SuccessorGroups:
         Raise NotFound if the context has left the device, Conflict if its handles cannot be
         replaced.
         """
-        context, device = names(work.row)
+        context, device = replaced(work.row)
 
         def read(tx: sa.Connection) -> tuple[list[ArqRow], set[str]]:
             rows = successors.lock_replaced(tx, context, device)
@@ -144,26 +172,36 @@ class SuccessorGroups:
         return tuple(groups_of(rows).values())
 
     def select(
-        self,
-        work: LeasedAttachment,
-        groups: Sequence[Group],
-        found: Sequence[Mapping[str, str]],
+        self, work: LeasedAttachment, groups: Sequence[Group], found: Sequence[Mapping[str, str]]
     ) -> list[Mapping[str, str]]:
         """Return the candidates, except the old device. Raise NoHandle with the reasons."""
-        _, device = names(work.row)
+        _, device = replaced(work.row)
+        # Placement may not know yet that the old device is closed.
         closed = self._uow.run(lambda tx: successors.providers_of(tx, device))
         selected = [mapping for mapping in found if closed.isdisjoint(mapping.values())]
         if not selected:
-            demands = make_demands(groups)
-            classes = {name for demand in demands for name in demand.units}
-            targets = {demand.target for demand in demands}
-
-            def explain(tx: sa.Connection) -> str:
-                host = successors.host_of(tx, device)
-                states = provider_states.find(
-                    tx, resource_classes=classes, host=host, attach_targets=targets
-                )
-                return describe_missing(demands, states, device)
-
-            raise NoHandle(f"no device of the host can be the successor: {self._uow.run(explain)}")
+            missing = self._uow.run(
+                lambda tx: explain_missing(tx, groups, [successors.host_of(tx, device)], device)
+            )
+            raise NoHandle(f"no device of the host can be the successor: {missing}")
         return selected
+
+
+def explain_missing(
+    tx: sa.Connection,
+    groups: Sequence[Group],
+    hosts: Iterable[str | None],
+    device: str | None = None,
+) -> str:
+    """Return the first failure of each device of hosts; ``device`` is the one to replace."""
+    demands = make_demands(groups)
+    classes = {name for demand in demands for name in demand.units}
+    targets = {demand.target for demand in demands}
+    found = [
+        state
+        for host in hosts
+        for state in provider_states.find(
+            tx, resource_classes=classes, host=host, attach_targets=targets
+        )
+    ]
+    return describe_missing(demands, found, device)

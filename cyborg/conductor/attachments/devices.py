@@ -12,7 +12,7 @@ from oslo_config import cfg
 from oslo_db import exception as db_exc
 
 from cyborg.conductor.attachments.allocations import load_intent
-from cyborg.conductor.attachments.candidates import check_claimed, is_successor
+from cyborg.conductor.attachments.candidates import check_claimed
 from cyborg.conductor.attachments.checks import check_live
 from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
 from cyborg.conductor.binding import binding
@@ -120,8 +120,8 @@ class AttachedDevices:
     def prepare(self, work: LeasedAttachment) -> Wait | None:
         """Wait until all ARQs are Bound and no job restores their devices.
 
-        A device of a lease may be restored after a reboot of its host. A successor waits for such
-        jobs in its exchange. Raise WrongState if an ARQ failed or was deleted.
+        A device of a lease may be restored after a reboot of its host. Raise WrongState if an ARQ
+        failed or was deleted.
         """
         id_ = work.row["id"]
         rows, is_ready = self._uow.run(
@@ -136,7 +136,7 @@ class AttachedDevices:
             )
         if any(row["state"] == ArqState.BIND_STARTED for row in rows):
             return Wait(POLL_DELAY)
-        if not is_ready and not is_successor(work.row):
+        if not is_ready:
             return Wait(POLL_DELAY, "waiting until the host has restored the devices")
         work.complete_step()
         return None

@@ -7,16 +7,15 @@ a reboot was already requested. So a conductor that continues the work of anothe
 second reboot.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import sqlalchemy as sa
 
 from cyborg.clients.nova import Nova
-from cyborg.conductor.attachments.candidates import check_claimed, is_successor
+from cyborg.conductor.attachments.candidates import check_claimed
 from cyborg.conductor.attachments.devices import AttachedDevices, check_complete
 from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
 from cyborg.core.attachments import server as core
-from cyborg.core.attachments.attachment import Mode
 from cyborg.core.attachments.server import Action, Event, Server, kept_error
 from cyborg.core.binding.states import ArqState
 from cyborg.core.errors import NotFound, Unavailable, WrongState
@@ -70,15 +69,16 @@ class Guests:
             work.commit({"hostname": server.node})
         return None
 
-    def read_marker(self, work: LeasedAttachment) -> str | Wait:
+    def read_marker(self, work: LeasedAttachment, awaited: Collection[str] = ()) -> str | Wait:
         """Return the last action of the server, if it can get devices at its next start.
 
-        Raise NotFound, WrongState.
+        Wait while the server has a task, or one of the statuses ``awaited``. Raise NotFound,
+        WrongState.
         """
         # The actions are read before the task: an action that is not among them starts later.
         actions = self._nova.list_actions(work.instance)
         server = self._read_present(work)
-        if server.task is not None or (is_successor(work.row) and server.status in core.RESUMABLE):
+        if server.task is not None or server.status in awaited:
             return _wait_for_task(work, server)
         node = work.row["hostname"]
         if server.status not in core.ATTACHABLE or server.node != node:
@@ -127,11 +127,29 @@ class Guests:
 
         If the guest has the devices although the attach has failed, mark the attachment attached.
         """
+        marker = work.row["boot_marker"] or ""
+        return self._wait(work, lambda found: core.may_have_composed(found, marker), running_error)
+
+    def wait_for_restart(self, work: LeasedAttachment) -> Wait | None:
+        """Wait until the guest cannot have the devices that a successor has replaced.
+
+        It has them since before its marker, so that the actions since then do not matter.
+        """
+        return self._wait(work, lambda _: True, restart_error)
+
+    def _wait(
+        self,
+        work: LeasedAttachment,
+        may_have_devices: Callable[[Sequence[Action]], bool],
+        describe: Callable[[str], str],
+    ) -> Wait | None:
+        """Wait until the actions of the server prove that its guest has no device.
+
+        ``may_have_devices`` is whether it may have one at the first look at the actions;
+        ``describe`` returns what an operator must do, for the uuid of the server.
+        """
         uuid = work.instance
-        owns_devices = self._devices.owns_devices(work)
-        if owns_devices and work.mode is Mode.LIVE:
-            return self._wait_until_settled(work)
-        if not owns_devices or work.row["boot_marker"] is None:
+        if not self._devices.owns_devices(work) or work.row["boot_marker"] is None:
             work.complete_step()
             return None
         actions = self._nova.list_actions(uuid)
@@ -145,9 +163,7 @@ class Guests:
             return None
         if not (core.is_idle_or_stopped if keeps_devices else core.is_idle)(server):
             return _wait_for_task(work, server)
-        # The guest has the devices that a successor replaces, since before its marker.
-        replaces = is_successor(work.row)
-        if not replaces and not core.may_have_composed(actions, work.row["boot_marker"]):
+        if not may_have_devices(actions):
             work.complete_step()
             return None
         user = self._nova.own_user()
@@ -162,10 +178,8 @@ class Guests:
             return None
         if keeps_devices:
             return Wait(max(STOP_DELAY, _backoff(work)), kept_error(uuid))
-        if replaces:
-            return Wait(max(STOP_DELAY, _backoff(work)), restart_error(uuid))
         if not work.row["reboot"]:
-            return Wait(max(STOP_DELAY, _backoff(work)), running_error(uuid))
+            return Wait(max(STOP_DELAY, _backoff(work)), describe(uuid))
         return self._reboot_again(work, server, user, outcomes)
 
     def is_unplug_final(self, work: LeasedAttachment) -> bool:
@@ -192,12 +206,15 @@ class Guests:
         server = self._read(work.instance)
         return server is not None and core.runs_on(server, work.row["hostname"])
 
-    def _wait_until_settled(self, work: LeasedAttachment) -> Wait | None:
-        """Wait until Nova does not change the guest; then its host can detach the devices.
+    def wait_until_settled(self, work: LeasedAttachment) -> Wait | None:
+        """Wait until Nova does not change a running guest; then its host can detach the devices.
 
         A start of the guest in progress may have read the ARQs before they were hidden.
         """
         uuid = work.instance
+        if not self._devices.owns_devices(work):
+            work.complete_step()
+            return None
         # The actions are read before the task: an action that is not among them starts later.
         actions = self._nova.list_actions(uuid)
         server = self._read(uuid)

@@ -45,6 +45,9 @@ LOST_LIMIT = 100  # attachments without ARQs that one sweep finds
 PURGE_LIMIT = 100
 MAX_FAILURES = 1000  # successors whose last failure a conductor remembers
 RETENTION = timedelta(days=7)  # how long failed attachments can be looked up
+# Nova may have replaced the allocation since ``allocate``: no device is claimed, and none is shown
+# to Nova, without its amounts.
+_CHECKED_STEPS = frozenset({Step.BIND, Step.EXPOSE})
 INTERNAL_ERROR = "internal error: the conductor's log has it"
 
 
@@ -75,11 +78,11 @@ class AttachmentRunner:
         slowest = max(conf.placement.request_timeout, conf.nova.request_timeout)
         self._lease = max(conf.conductor.lease_timeout, 5 * slowest)
         self._steps: Mapping[Step, Callable[[LeasedAttachment], Wait | None]] = {
-            Step.ALLOCATE: self._allocate,
-            Step.BIND: self._bind,
+            Step.ALLOCATE: allocations.allocate,
+            Step.BIND: devices.bind,
             Step.PREPARE: devices.prepare,
             Step.PLUG: guest_devices.plug,
-            Step.EXPOSE: self._expose,
+            Step.EXPOSE: guests.expose,
             Step.REBOOT: guests.reboot,
             Step.HIDE: guests.hide,
             Step.GUEST: guests.wait_for_guest,
@@ -87,6 +90,13 @@ class AttachmentRunner:
             Step.RELEASE: devices.release,
             Step.CLEAN: devices.clean,
             Step.SHRINK: self._shrink,
+        }
+        self._live_steps = {Step.GUEST: guests.wait_until_settled}
+        self._successor_steps: Mapping[Step, Callable[[LeasedAttachment], Wait | None]] = {
+            Step.ALLOCATE: self._allocate_successor,
+            Step.BIND: successors.bind,
+            Step.EXPOSE: successors.exchange,
+            Step.GUEST: guests.wait_for_restart,
         }
 
     def run_once(self) -> int:
@@ -161,7 +171,9 @@ class AttachmentRunner:
         wait: Wait | None
         try:
             with self._make_span(work):
-                wait = self._steps[step](work)
+                if step in _CHECKED_STEPS:
+                    self._allocations.check(work)
+                wait = self._find_work(work)(work)
         except LeaseLost:
             raise
         except Exception as exc:
@@ -184,6 +196,15 @@ class AttachmentRunner:
             self._undo(work, f"not complete after {seconds:g} seconds: {wait.reason or step}", {})
             return None
         return wait
+
+    def _find_work(self, work: LeasedAttachment) -> Callable[[LeasedAttachment], Wait | None]:
+        """Return what runs the step of an attachment: that of its kind, or the common one."""
+        own: Mapping[Step, Callable[[LeasedAttachment], Wait | None]] = {}
+        if is_successor(work.row):
+            own = self._successor_steps
+        elif work.mode is Mode.LIVE:
+            own = self._live_steps
+        return own.get(work.step) or self._steps[work.step]
 
     def _make_span(self, work: LeasedAttachment) -> AbstractContextManager[None]:
         """Return the span of a step. After some attempts there is none, so that traces end."""
@@ -239,19 +260,8 @@ class AttachmentRunner:
             attempts=work.row["attempts"] + 1,
         )
 
-    def _allocate(self, work: LeasedAttachment) -> Wait | None:
-        wait = self._guests.locate(work) if is_successor(work.row) else None
-        return wait or self._allocations.allocate(work)
-
-    def _bind(self, work: LeasedAttachment) -> None:
-        self._allocations.check(work)
-        (self._successors if is_successor(work.row) else self._devices).bind(work)
-
-    def _expose(self, work: LeasedAttachment) -> Wait | None:
-        self._allocations.check(work)
-        if is_successor(work.row):
-            return self._successors.exchange(work)
-        return self._guests.expose(work)
+    def _allocate_successor(self, work: LeasedAttachment) -> Wait | None:
+        return self._guests.locate(work) or self._allocations.allocate_successor(work)
 
     def _shrink(self, work: LeasedAttachment) -> Wait | None:
         if self._devices.owns_devices(work):

@@ -7,7 +7,7 @@ from functools import partial
 import sqlalchemy as sa
 
 from cyborg.conductor.attachments.allocations import load_intent
-from cyborg.conductor.attachments.candidates import groups_of, names
+from cyborg.conductor.attachments.candidates import groups_of, replaced
 from cyborg.conductor.attachments.devices import POLL_DELAY
 from cyborg.conductor.attachments.guests import Guests
 from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
@@ -20,7 +20,7 @@ from cyborg.conductor.custody import entries as custody
 from cyborg.conductor.notifications.notifications import ArqEventRecorder
 from cyborg.core.attachments.allocation import Intent, required_amounts
 from cyborg.core.attachments.attachment import AttachmentState, Step
-from cyborg.core.attachments.server import check_exchangeable
+from cyborg.core.attachments.server import RESUMABLE, check_exchangeable
 from cyborg.core.attachments.successor import OwnedUnit, pair_units
 from cyborg.core.binding.arqs import BindRequest
 from cyborg.core.binding.states import ArqState
@@ -112,7 +112,7 @@ class Successors:
         """
         if self._uow.run(lambda tx: _is_restoring(self._lock_both(tx, work))):
             return Wait(POLL_DELAY, "waiting until the host has restored the devices")
-        marker = self._guests.read_marker(work)
+        marker = self._guests.read_marker(work, awaited=RESUMABLE)
         if isinstance(marker, Wait):
             return marker
         intent = load_intent(work)
@@ -163,7 +163,7 @@ class Successors:
 
     def _lock_old(self, tx: sa.Connection, work: LeasedAttachment) -> list[arq_store.ArqRow]:
         """Return the ARQs to replace, locked. Raise NotFound, WrongState, Conflict."""
-        context, device = names(work.row)
+        context, device = replaced(work.row)
         rows = store.lock_replaced(tx, context, device)
         if not rows:
             raise NotFound(f"device context {context} has no handle of device {device} any more")

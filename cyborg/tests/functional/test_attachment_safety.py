@@ -334,7 +334,7 @@ def test_full_provider_is_not_tried_again(env: Env) -> None:
     choices = iter([[full]])
     allocations = env.runner._allocations
     choose = allocations._choose
-    allocations._choose = lambda work: next(choices, None) or choose(work)  # type: ignore[method-assign]
+    allocations._choose = lambda *found: next(choices, None) or choose(*found)  # type: ignore[method-assign]
     env.attach()
     env.settle()
     assert env.check() == "attached"

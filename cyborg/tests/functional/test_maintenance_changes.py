@@ -346,7 +346,7 @@ def test_bind_wakes_jobs_and_messages(env: MaintenanceEnv) -> None:
 def test_server_that_is_deleted_before_a_step_needs_no_successor(
     env: MaintenanceEnv, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, deleted = env.runner._steps[Step(step)], list[str]()
+    run, deleted = env.runner._successor_steps[Step(step)], list[str]()
 
     def delete_first(work: Any) -> Any:
         if not deleted:
@@ -354,7 +354,7 @@ def test_server_that_is_deleted_before_a_step_needs_no_successor(
             deleted.append(step)
         return run(work)
 
-    monkeypatch.setitem(env.runner._steps, Step(step), delete_first)
+    monkeypatch.setitem(env.runner._successor_steps, Step(step), delete_first)
     env.begin()
     for _ in range(10):
         env.runner.run_once()

@@ -234,7 +234,7 @@ def build_conductor(
         uow.clock,
     )
     attachment_runner, guest_devices = _make_attachment_runner(
-        conf, uow, placement, nova, attached_devices, recorder, jobs_task.wake, outbox_task.wake
+        conf, uow, placement, nova, attached_devices, jobs_task.wake
     )
     attachment_task = PeriodicTask("attachments", ATTACHMENT_INTERVAL, attachment_runner.run_once)
     watcher = _make_watcher(
@@ -353,12 +353,10 @@ def _make_attachment_runner(
     placement: Placement,
     nova: Nova,
     devices: AttachedDevices,
-    recorder: ArqEventRecorder,
     wake_jobs: Callable[[], None],
-    wake_outbox: Callable[[], None],
 ) -> tuple[AttachmentRunner, GuestDevices]:
     guests = Guests(nova, devices)
-    successors = Successors(uow, recorder, guests, devices.make_context, wake_jobs, wake_outbox)
+    successors = Successors(uow, devices, guests)
     allocations = InstanceAllocations(uow, placement)
     guest_devices = GuestDevices(conf, uow, guests, wake_jobs, uow.clock)
     runner = AttachmentRunner(conf, uow, allocations, devices, guests, guest_devices, successors)

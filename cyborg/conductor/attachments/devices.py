@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps of attachments on their ARQs: bind, prepare, release and clean."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -91,22 +91,16 @@ class AttachedDevices:
             lambda: run_with_limits(
                 self._enforcer,
                 [] if is_leased else [work.row["project_id"]],
-                lambda found: self._attempt_bind(work, found),
+                lambda found: self._run_bind(work, found),
             ),
         )
 
-    def _attempt_bind(self, work: LeasedAttachment, found: ProjectLimits | None) -> None:
-        for attempt in range(MAX_ATTEMPTS):
-            bind = partial(self._bind, work=work, found=found, wait=attempt > 0)
-            try:
-                work.complete_step(bind)
-            except Retry:
-                continue
-            except db_exc.DBReferenceError as exc:
-                raise NotFound(f"{work.selected} does not exist any more") from exc
-            self._wake_jobs()
-            self._wake_outbox()
-            return
+    def _run_bind(self, work: LeasedAttachment, found: ProjectLimits | None) -> None:
+        try:
+            if self.run_bind(work, partial(self._bind, work=work, found=found)):
+                return
+        except db_exc.DBReferenceError as exc:
+            raise NotFound(f"{work.selected} does not exist any more") from exc
         if work.row["context_epoch"] is not None:
             raise Conflict(
                 f"other accelerator requests were bound to {work.target} "
@@ -116,6 +110,58 @@ class AttachedDevices:
             f"all candidate handles were claimed concurrently ({MAX_ATTEMPTS} attempts): "
             f"attach {work.selected} again"
         )
+
+    def run_bind(self, work: LeasedAttachment, bind: Callable[..., BindResult]) -> bool:
+        """Complete the step with a bind; return False if each attempt lost its handles to others.
+
+        ``bind`` gets the transaction and, as ``wait``, whether to wait for handles that others have
+        locked. The binder of ARQs does not do: its transactions do not check the lease of ``work``.
+        """
+        for attempt in range(MAX_ATTEMPTS):
+            try:
+                work.complete_step(partial(bind, wait=attempt > 0))
+            except Retry:
+                continue
+            self._wake_jobs()
+            self._wake_outbox()
+            return True
+        return False
+
+    def claim(
+        self,
+        tx: sa.Connection,
+        work: LeasedAttachment,
+        rows: Sequence[arq_store.NewArqRow],
+        host: str,
+        providers: Mapping[int, str],
+        context: BindContext,
+        *,
+        wait: bool,
+    ) -> BindResult:
+        """Bind new ARQs of an attachment, and record the events.
+
+        ``providers`` has the provider of each group, by its number. Raise what ``binding.bind``
+        raises.
+        """
+        requests = [
+            BindRequest(
+                row["uuid"],
+                host,
+                providers[row["device_profile_group_id"]],
+                work.row["instance_uuid"],
+                work.row["project_id"],
+            )
+            for row in rows
+        ]
+        result = binding.bind(
+            tx, requests, None, context, wait=wait, append=True, subject=work.consumer
+        )
+        if result.host_work_pending:
+            self._events.record_bind_started(tx, result.arqs)
+        else:
+            self._events.record_bound(tx, result.arqs)
+        record_claimed(tx, result.arqs, self._events)
+        return result
 
     def prepare(self, work: LeasedAttachment) -> Wait | None:
         """Wait until all ARQs are Bound and no job restores their devices.
@@ -229,42 +275,21 @@ class AttachedDevices:
             # The error names the profile, which is a hidden one of a context or accelerator.
             raise NotFound(f"{work.selected} does not exist any more") from exc
         self._check_profile(tx, work, intent.providers, intent.added)
-        providers = handle_claims.providers(tx, sorted(set(intent.providers)))
-        hosts = {row["host"] for row in providers}
-        if len(hosts) != 1:
-            raise NotFound(
-                f"no host has the resource providers {', '.join(sorted(set(intent.providers)))}"
-            )
-        if work.mode is Mode.HOST and hosts != {attachment["hostname"]}:
+        host = find_host(tx, intent.providers)
+        if work.mode is Mode.HOST and host != attachment["hostname"]:
             raise NotFound(
                 f"host {attachment['hostname']} has no free device for {work.selected}: the device "
-                "that Placement offers below its compute node is on host "
-                f"{', '.join(sorted(hosts))}; check [agent] resource_provider of both hosts"
+                f"that Placement offers below its compute node is on host {host}; check [agent] "
+                "resource_provider of both hosts"
             )
         if work.mode is Mode.LIVE:
-            check_live(tx, hosts)
-        requests = [
-            BindRequest(
-                row["uuid"],
-                next(iter(hosts)),
-                intent.providers[row["device_profile_group_id"]],
-                attachment["instance_uuid"],
-                project,
-            )
-            for row in rows
-        ]
-        handle = attachment["accelerator"]
-        context = self.make_context(project)
-        context = replace(context, limits=found, handle=handle, epoch=epoch)
-        result = binding.bind(
-            tx, requests, None, context, wait=wait, append=True, subject=work.consumer
+            check_live(tx, [host])
+        context = replace(
+            self.make_context(project), limits=found, handle=attachment["accelerator"], epoch=epoch
         )
+        by_group = dict(enumerate(intent.providers))
+        result = self.claim(tx, work, rows, host, by_group, context, wait=wait)
         check_claimed(tx, work)
-        if result.host_work_pending:
-            self._events.record_bind_started(tx, result.arqs)
-        else:
-            self._events.record_bound(tx, result.arqs)
-        record_claimed(tx, result.arqs, self._events)
         return result
 
     def _check_profile(
@@ -281,6 +306,15 @@ class AttachedDevices:
         """Return the context of a bind for a project, without limits."""
         timeout = self._conf.conductor.prepare_timeout
         return BindContext(now=self._now(), prepare_timeout=timeout, project=project)
+
+
+def find_host(tx: sa.Connection, providers: Sequence[str]) -> str:
+    """Return the host of resource providers. Raise NotFound if they have none, or several."""
+    names = sorted(set(providers))
+    hosts = {row["host"] for row in handle_claims.providers(tx, names)}
+    if len(hosts) != 1:
+        raise NotFound(f"no host has the resource providers {', '.join(names)}")
+    return hosts.pop()
 
 
 def check_complete(work: LeasedAttachment, rows: Sequence[arq_store.ArqRow]) -> None:

@@ -71,7 +71,6 @@ class AttachmentRunner:
         self._allocations = allocations
         self._devices = devices
         self._guests = guests
-        self._successors = successors
         self._now = now or uow.clock
         self._stopped = threading.Event()
         self._failures: dict[str, str] = {}  # the last logged one of a successor, by its uuid

@@ -1,28 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps ``bind`` and ``expose`` of successors: claim new handles, exchange the old ones."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import sqlalchemy as sa
 
 from cyborg.conductor.attachments.allocations import load_intent
 from cyborg.conductor.attachments.candidates import groups_of, replaced
-from cyborg.conductor.attachments.devices import POLL_DELAY
+from cyborg.conductor.attachments.devices import POLL_DELAY, AttachedDevices, find_host
 from cyborg.conductor.attachments.guests import Guests
 from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
-from cyborg.conductor.binding import binding
 from cyborg.conductor.binding.binder import MAX_ATTEMPTS
-from cyborg.conductor.binding.claim_plan import BindContext, BindResult
-from cyborg.conductor.binding.claims import Retry
+from cyborg.conductor.binding.claim_plan import BindResult
 from cyborg.conductor.binding.creation import copy_arq
 from cyborg.conductor.custody import entries as custody
-from cyborg.conductor.notifications.notifications import ArqEventRecorder
 from cyborg.core.attachments.allocation import Intent, required_amounts
 from cyborg.core.attachments.attachment import AttachmentState, Step
 from cyborg.core.attachments.server import RESUMABLE, check_exchangeable
 from cyborg.core.attachments.successor import OwnedUnit, pair_units
-from cyborg.core.binding.arqs import BindRequest
 from cyborg.core.binding.states import ArqState
 from cyborg.core.errors import Conflict, NoHandle, NotFound, WrongState
 from cyborg.db.attachments import handles
@@ -36,25 +32,10 @@ from cyborg.db.unit_of_work import UnitOfWork
 class Successors:
     """The steps of successors that differ from the steps of other attachments."""
 
-    def __init__(
-        self,
-        uow: UnitOfWork,
-        events: ArqEventRecorder,
-        guests: Guests,
-        make_context: Callable[[str], BindContext],
-        wake_jobs: Callable[[], None],
-        wake_outbox: Callable[[], None],
-    ) -> None:
-        """``make_context`` returns the context of a bind for a project, without limits.
-
-        ``wake_jobs`` and ``wake_outbox`` are called after a commit that adds work for them.
-        """
+    def __init__(self, uow: UnitOfWork, devices: AttachedDevices, guests: Guests) -> None:
         self._uow = uow
-        self._events = events
+        self._devices = devices
         self._guests = guests
-        self._make_context = make_context
-        self._wake_jobs = wake_jobs
-        self._wake_outbox = wake_outbox
 
     def bind(self, work: LeasedAttachment) -> None:
         """Create hidden ARQs that equal the ARQs to replace, and bind them, in one transaction.
@@ -62,22 +43,15 @@ class Successors:
         The limits of the project do not apply, because an operator requested the successor. Raise
         NoHandle, NotFound, Conflict.
         """
-        for attempt in range(MAX_ATTEMPTS):
-            try:
-                work.complete_step(partial(self._bind, work=work, wait=attempt > 0))
-            except Retry:
-                continue
-            self._wake_jobs()
-            self._wake_outbox()
-            return
-        raise NoHandle(
-            f"all candidate handles were claimed concurrently ({MAX_ATTEMPTS} attempts): retry"
-        )
+        if not self._devices.run_bind(work, partial(self._bind, work=work)):
+            raise NoHandle(
+                f"all candidate handles were claimed concurrently ({MAX_ATTEMPTS} attempts): retry"
+            )
 
     def _bind(self, tx: sa.Connection, work: LeasedAttachment, wait: bool) -> BindResult:
         row, intent = work.row, load_intent(work)
         assert intent is not None
-        old, context = self._lock_old(tx, work), self._make_context(row["project_id"])
+        old, context = self._lock_old(tx, work), self._devices.make_context(row["project_id"])
         groups = groups_of(old)
         is_same = len(groups) == len(intent.providers)
         if not is_same or required_amounts([*groups.values()], intent.providers) != intent.added:
@@ -85,25 +59,8 @@ class Successors:
         providers = dict(zip(groups, intent.providers, strict=True))
         new = [copy_arq(arq, context.now) for arq in old]
         arq_store.insert_all(tx, new, row["id"])
-        hosts = {found["host"] for found in handle_claims.providers(tx, set(intent.providers))}
-        if len(hosts) != 1:
-            raise NotFound(f"no host has the providers {', '.join(sorted(set(intent.providers)))}")
-        requests = [
-            BindRequest(
-                arq["uuid"],
-                next(iter(hosts)),
-                providers[arq["device_profile_group_id"]],
-                row["instance_uuid"],
-                row["project_id"],
-            )
-            for arq in new
-        ]
-        result = binding.bind(tx, requests, None, context, wait=wait, append=True)
-        if result.host_work_pending:
-            self._events.record_bind_started(tx, result.arqs)
-        else:
-            self._events.record_bound(tx, result.arqs)
-        return result
+        host = find_host(tx, intent.providers)
+        return self._devices.claim(tx, work, new, host, providers, context, wait=wait)
 
     def exchange(self, work: LeasedAttachment) -> Wait | None:
         """Exchange the handles: show the new ones to Nova, and detach the old ones.
@@ -153,7 +110,8 @@ class Successors:
             )
         if not store.exchange_handles(tx, by_id):
             raise Conflict("a handle of the successor was released concurrently")
-        custody.record_assigned(tx, [*old, *new], self._make_context(work.row["project_id"]).now)
+        now = self._devices.make_context(work.row["project_id"]).now
+        custody.record_assigned(tx, [*old, *new], now)
 
     def _lock_both(
         self, tx: sa.Connection, work: LeasedAttachment

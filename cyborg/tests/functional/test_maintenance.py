@@ -2,10 +2,12 @@
 """Maintenance windows with successors, with a real Placement and a Nova over HTTP."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+from cyborg.core.attachments.attachment import Step
 from cyborg.core.errors import Conflict, NotFound, WrongState
 from cyborg.db import schema
 from cyborg.db.attachments import read as attachment_read
@@ -90,20 +92,22 @@ def test_stopped_server_gets_its_successor_at_once(sqlite_env: MaintenanceEnv) -
     assert not is_first
 
 
-def test_start_that_began_before_the_exchange_frees_nothing(sqlite_env: MaintenanceEnv) -> None:
+def test_start_that_began_before_the_exchange_frees_nothing(
+    sqlite_env: MaintenanceEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nova may have read the old device for it."""
     env = sqlite_env
     env.begin()
     env.run_until("prepare")
     env.finish_jobs()
-    exchange = env.runner._successors.exchange
+    exchange = env.runner._successor_steps[Step.EXPOSE]
 
-    def start_first(work: object) -> object:
-        result = exchange(work)  # type: ignore[arg-type]
+    def start_first(work: Any) -> Any:
+        result = exchange(work)
         env.nova.add_action(env.instance, "start")
         return result
 
-    env.runner._successors.exchange = start_first  # type: ignore[method-assign,assignment]
+    monkeypatch.setitem(env.runner._successor_steps, Step.EXPOSE, start_first)
     env.now += timedelta(seconds=5)
     for _ in range(4):
         env.runner.run_once()

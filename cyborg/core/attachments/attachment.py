@@ -63,41 +63,22 @@ ATTACHMENT_LIFE_CYCLE = LifeCycle(
             _E.COMPLETE,
             (_S.ATTACHING,),
             _S.ATTACHED,
-            "all steps of the attach are complete, or the guest has the devices despite a failure",
+            "all steps are complete, or the guest has the devices despite a failure",
         ),
+        Transition(_E.FAIL, (_S.ATTACHING,), _S.ERROR, "a step has failed, and all is undone"),
         Transition(
-            _E.FAIL, (_S.ATTACHING,), _S.ERROR, "a step has failed, and the undo is complete"
+            _E.REBOOT, (_S.ATTACHED,), _S.ATTACHING, "a later request adds a reboot (next-boot)"
         ),
-        Transition(
-            _E.REBOOT,
-            (_S.ATTACHED,),
-            _S.ATTACHING,
-            "a later request adds a reboot; the mode is next-boot",
-            "the next step is reboot",
-        ),
-        Transition(
-            _E.DETACH,
-            (_S.ATTACHED,),
-            _S.DETACHING,
-            effects="the next step is the first of the detach",
-        ),
-        Transition(
-            _E.CANCEL, (_S.ATTACHING,), _S.DETACHING, effects="the undo begins at the present step"
-        ),
+        Transition(_E.DETACH, (_S.ATTACHED,), _S.DETACHING),
+        Transition(_E.CANCEL, (_S.ATTACHING,), _S.DETACHING, effects="the undo begins"),
         Transition(
             _E.EXCHANGE,
             (_S.ATTACHING,),
             _S.DETACHING,
-            "a successor and its new handles are ready",
+            "the new handles of a successor are ready",
             "the device context gets the new handles, and the attachment the old ones",
         ),
-        Transition(
-            _E.RETRY,
-            (_S.ERROR,),
-            _S.ATTACHING,
-            "a successor is still needed",
-            "the next step is allocate",
-        ),
+        Transition(_E.RETRY, (_S.ERROR,), _S.ATTACHING, "a successor is still needed"),
     ),
     deletable=frozenset({_S.DETACHING, _S.ERROR}),
 )

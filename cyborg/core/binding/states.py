@@ -36,24 +36,15 @@ class Step(StrEnum):
 
 
 _S, _E = ArqState, Step
+_UNCLAIMED = (_S.INITIAL, _S.UNBOUND)
 ARQ_LIFE_CYCLE = LifeCycle(
     "ARQ",
     _S.INITIAL,
     (
         Transition(
-            _E.START,
-            (_S.INITIAL, _S.UNBOUND),
-            _S.BIND_STARTED,
-            "a handle of the provider is free, and needs work of the host",
-            "claims the handle; a job prepares it",
+            _E.START, _UNCLAIMED, _S.BIND_STARTED, "a handle is free, and needs work of the host"
         ),
-        Transition(
-            _E.BIND,
-            (_S.INITIAL, _S.UNBOUND),
-            _S.BOUND,
-            "a handle of the provider is free, and needs no work",
-            "claims the handle",
-        ),
+        Transition(_E.BIND, _UNCLAIMED, _S.BOUND, "a handle is free, and needs no work"),
         Transition(_E.FINISH_BIND, (_S.BIND_STARTED,), _S.BOUND, "the job has succeeded"),
         Transition(
             _E.FAIL_BIND,
@@ -72,13 +63,10 @@ ARQ_LIFE_CYCLE = LifeCycle(
             _E.FAIL_UNBIND,
             (_S.UNBOUND,),
             _S.UNBIND_FAILED,
-            "the deadline of the job that cleans the former handle has passed",
+            "the cleaning takes too long",
         ),
         Transition(
-            _E.FINISH_UNBIND,
-            (_S.UNBIND_FAILED,),
-            _S.UNBOUND,
-            "the job that cleans the former handle has succeeded after its deadline",
+            _E.FINISH_UNBIND, (_S.UNBIND_FAILED,), _S.UNBOUND, "the handle is clean at last"
         ),
         Transition(
             _E.DELETE,

@@ -45,72 +45,31 @@ class ContextStep(StrEnum):
 
 
 _S, _E = ContextState, ContextStep
+_FREE = (_S.UNBOUND, _S.CLEANING)
 _OWNING = (_S.RESERVING, _S.RESERVED, _S.BINDING, _S.BOUND, _S.UNBINDING)
+# Guards and effects that several events have.
 _WORK = "a handle needs work of the host"
 _NO_WORK = "no handle needs work of the host"
-_LEASE = "the epoch is the present one, and the agent of the host is not down"
-_HOLDER = "the lease has not ended, and the epoch is its epoch"
+_DONE = "the job has succeeded"
+_LEASE = "the epoch is that of the lease, which has not ended"
+_CLAIMS = "claims the handles; the epoch rises"
+_TAKES = "the instance gets the handles; the lease ends"
 CONTEXT_LIFE_CYCLE = LifeCycle(
     "device context",
     _S.UNBOUND,
     (
+        Transition(_E.START_RESERVE, _FREE, _S.RESERVING, _WORK, _CLAIMS),
+        Transition(_E.RESERVE, _FREE, _S.RESERVED, _NO_WORK, _CLAIMS),
+        Transition(_E.FINISH_RESERVE, (_S.RESERVING,), _S.RESERVED, _DONE),
+        Transition(_E.START_BIND, _FREE, _S.BINDING, _WORK, _CLAIMS),
+        Transition(_E.BIND, _FREE, _S.BOUND, _NO_WORK, _CLAIMS),
+        Transition(_E.START_CONSUME, (_S.RESERVING,), _S.BINDING, _LEASE, _TAKES),
+        Transition(_E.CONSUME, (_S.RESERVED,), _S.BOUND, _LEASE, _TAKES),
+        Transition(_E.FINISH_BIND, (_S.BINDING,), _S.BOUND, _DONE),
         Transition(
-            _E.START_RESERVE,
-            (_S.UNBOUND, _S.CLEANING),
-            _S.RESERVING,
-            f"{_WORK}; {_LEASE}",
-            "claims the handles under a lease; the epoch rises",
+            _E.FAIL, (_S.RESERVING, _S.BINDING, _S.UNBINDING), _S.ERROR, "the job has failed"
         ),
-        Transition(
-            _E.RESERVE,
-            (_S.UNBOUND, _S.CLEANING),
-            _S.RESERVED,
-            f"{_NO_WORK}; {_LEASE}",
-            "claims the handles under a lease; the epoch rises",
-        ),
-        Transition(_E.FINISH_RESERVE, (_S.RESERVING,), _S.RESERVED, "the job has succeeded"),
-        Transition(
-            _E.START_BIND,
-            (_S.UNBOUND, _S.CLEANING),
-            _S.BINDING,
-            _WORK,
-            "claims the handles for an instance or a host; the epoch rises",
-        ),
-        Transition(
-            _E.BIND,
-            (_S.UNBOUND, _S.CLEANING),
-            _S.BOUND,
-            _NO_WORK,
-            "claims the handles for an instance or a host; the epoch rises",
-        ),
-        Transition(
-            _E.START_CONSUME,
-            (_S.RESERVING,),
-            _S.BINDING,
-            _HOLDER,
-            "the instance gets the handles; the lease ends",
-        ),
-        Transition(
-            _E.CONSUME,
-            (_S.RESERVED,),
-            _S.BOUND,
-            _HOLDER,
-            "the instance gets the handles; the lease ends",
-        ),
-        Transition(_E.FINISH_BIND, (_S.BINDING,), _S.BOUND, "the job has succeeded"),
-        Transition(
-            _E.FAIL,
-            (_S.RESERVING, _S.BINDING, _S.UNBINDING),
-            _S.ERROR,
-            "the job has failed, or its deadline has passed",
-            "the failure is recorded",
-        ),
-        Transition(
-            _E.START_UNBIND,
-            (_S.BINDING, _S.BOUND),
-            _S.UNBINDING,
-            "some ARQs are unbound, and others own a handle",
-        ),
+        Transition(_E.START_UNBIND, (_S.BINDING, _S.BOUND), _S.UNBINDING, "some ARQs are unbound"),
         Transition(
             _E.CLEAN,
             (*_OWNING, _S.ERROR),
@@ -122,7 +81,6 @@ CONTEXT_LIFE_CYCLE = LifeCycle(
             (*_OWNING, _S.CLEANING, _S.ERROR),
             _S.UNBOUND,
             "all ARQs are unbound, and all former handles are clean",
-            "the time at which it expires is postponed",
         ),
     ),
     deletable=frozenset({_S.UNBOUND, _S.CLEANING, _S.ERROR}),
@@ -131,7 +89,7 @@ CONTEXT_LIFE_CYCLE = LifeCycle(
 EDITABLE = frozenset({_S.UNBOUND})
 """States in which a context can be changed, and expires."""
 
-USABLE = frozenset({_S.UNBOUND, _S.CLEANING})
+USABLE = frozenset(_FREE)
 """States in which a server can be built with a context: only former handles are being cleaned."""
 
 LEASED = frozenset({_S.RESERVING, _S.RESERVED})

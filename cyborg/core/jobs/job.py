@@ -161,31 +161,20 @@ class JobEvent(StrEnum):
     CANCEL = "cancel"
 
 
+_OPEN = (JobState.OPEN,)
 JOB_LIFE_CYCLE = LifeCycle(
     "job",
     JobState.OPEN,
     (
+        Transition(JobEvent.FINISH, _OPEN, JobState.DONE, "the agent reports success"),
         Transition(
-            JobEvent.FINISH,
-            (JobState.OPEN,),
-            JobState.DONE,
-            "the agent reports success, also after the deadline",
-            "what waits for the job continues",
-        ),
-        Transition(
-            JobEvent.FAIL,
-            (JobState.OPEN,),
-            JobState.FAILED,
-            "the agent reports a failure or the deadline has passed, and the kind is not retried; "
-            "or an operator abandons the work",
-            "what waits for the job is undone",
+            JobEvent.FAIL, _OPEN, JobState.FAILED, "it is not retried, or an operator abandons it"
         ),
         Transition(
             JobEvent.CANCEL,
-            (JobState.OPEN,),
+            _OPEN,
             JobState.CANCELLED,
             "its ARQs are unbound or deleted, or an operator cancels it",
-            "the agent refuses the job if it has not begun",
         ),
     ),
     final=frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED}),

@@ -184,8 +184,7 @@ class AttachedDevices:
             return Wait(POLL_DELAY)
         if not is_ready:
             return Wait(POLL_DELAY, "waiting until the host has restored the devices")
-        work.complete_step()
-        return None
+        return work.complete_step()
 
     def owns_devices(self, work: LeasedAttachment) -> bool:
         """Return whether an ARQ of the attachment owns a handle."""
@@ -222,8 +221,7 @@ class AttachedDevices:
             lambda tx: handle_claims.any_cleaning(tx, intent.released, now)
         ):
             return Wait(POLL_DELAY)
-        work.complete_step()
-        return None
+        return work.complete_step()
 
     def _released(self, work: LeasedAttachment) -> dict[str, object]:
         """Return the columns that record which handles the attachment is about to release."""

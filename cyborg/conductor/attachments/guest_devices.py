@@ -80,8 +80,7 @@ class GuestDevices:
             return Wait(POLL_DELAY, job["error"])
         if job["state"] != JobState.DONE:
             raise WrongState(f"the guest did not get the devices: {job['error']}")
-        work.complete_step()
-        return None
+        return work.complete_step()
 
     def unplug(self, work: LeasedAttachment) -> Wait | None:
         """Detach the devices from the guest; retry until the guest has none of them.
@@ -99,8 +98,8 @@ class GuestDevices:
             return self._wait_for_unplug(work, job)
         expected = self._guests.expects_guest(work)
         if not self._enqueue(work, JobKind.UNPLUG, None, guest_expected=expected):
-            work.complete_step()  # its ARQs were deleted, as Nova does after it has ended the guest
-            return None
+            # Its ARQs were deleted, as Nova does after it has ended the guest.
+            return work.complete_step()
         return Wait(POLL_DELAY if job is None else RETRY_DELAY, job and job["error"])
 
     def _wait_for_unplug(self, work: LeasedAttachment, job: jobs.JobRow) -> Wait | None:

@@ -16,7 +16,7 @@ from cyborg.conductor.attachments.candidates import check_claimed
 from cyborg.conductor.attachments.devices import AttachedDevices, check_complete
 from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
 from cyborg.core.attachments import server as core
-from cyborg.core.attachments.server import Action, Event, Server, kept_error
+from cyborg.core.attachments.server import Action, Event, Server
 from cyborg.core.binding.states import ArqState
 from cyborg.core.errors import NotFound, Unavailable, WrongState
 from cyborg.db.attachments import write as store
@@ -56,8 +56,7 @@ class Guests:
         marker = self.read_marker(work)
         if isinstance(marker, Wait):
             return marker
-        work.complete_step(unhide, boot_marker=marker)
-        return None
+        return work.complete_step(unhide, boot_marker=marker)
 
     def locate(self, work: LeasedAttachment) -> Wait | None:
         """Record the compute node of a successor's server. Raise NotFound, WrongState, Conflict."""
@@ -98,25 +97,16 @@ class Guests:
         marker, user = work.row["boot_marker"] or "", self._nova.own_user()
         outcomes = self._read_outcomes(uuid, core.renewing_actions(actions, marker, user))
         if core.is_stopped(server) or any(core.has_renewed(*outcome) for outcome in outcomes):
-            work.complete_step()
-            return None
+            return work.complete_step()
         if server.task is not None:
             return _wait_for_task(work, server)
         if not core.is_idle(server):
             raise WrongState(f"server {uuid} is {server.status}, Nova cannot reboot it")
-        if server.locked:
-            return Wait(max(STOP_DELAY, _backoff(work)), core.locked_error(uuid))
-        if _is_pending(work, outcomes):
-            return Wait(_backoff(work))
-        try:
-            self._nova.hard_reboot(uuid)
-        except WrongState as exc:
-            return Wait(_backoff(work), exc.message)
-        if user is None or core.is_missing(actions, marker):
+        wait = self._request_reboot(work, server, outcomes)
+        if wait is None and (user is None or core.is_missing(actions, marker)):
             # Nova's actions cannot prove the end of this reboot: a second one is worse than none.
-            work.complete_step()
-            return None
-        return Wait(_backoff(work), _describe_failure(uuid, outcomes))
+            return work.complete_step()
+        return wait or Wait(_backoff(work), _describe_failure(uuid, outcomes))
 
     def hide(self, work: LeasedAttachment) -> None:
         """Hide the ARQs from Nova."""
@@ -150,8 +140,7 @@ class Guests:
         """
         uuid = work.instance
         if not self._devices.owns_devices(work) or work.row["boot_marker"] is None:
-            work.complete_step()
-            return None
+            return work.complete_step()
         actions = self._nova.list_actions(uuid)
         marker = work.row["reboot_marker"]
         if marker is None or core.is_missing(actions, marker):
@@ -159,28 +148,30 @@ class Guests:
         server = self._read(uuid)
         keeps_devices = self._devices.keeps_devices(work)
         if server is None or core.has_no_guest(server, keeps_devices=keeps_devices):
-            work.complete_step()
-            return None
+            return work.complete_step()
         if not (core.is_idle_or_stopped if keeps_devices else core.is_idle)(server):
             return _wait_for_task(work, server)
         if not may_have_devices(actions):
-            work.complete_step()
-            return None
+            return work.complete_step()
         user = self._nova.own_user()
         marker = work.row["reboot_marker"] or ""
         renewing = core.renewing_actions(actions, marker, user, keeps_devices=keeps_devices)
         outcomes = self._read_outcomes(uuid, renewing)
         if any(core.has_renewed(*outcome) for outcome in outcomes):
-            work.complete_step()
-            return None
+            return work.complete_step()
         if work.row["failure"] is not None:
             work.set_attached(lambda tx: store.set_hidden(tx, work.row["id"], False) and None)
             return None
         if keeps_devices:
-            return Wait(max(STOP_DELAY, _backoff(work)), kept_error(uuid))
+            return _wait_for_operator(work, core.kept_error(uuid))
         if not work.row["reboot"]:
-            return Wait(max(STOP_DELAY, _backoff(work)), describe(uuid))
-        return self._reboot_again(work, server, user, outcomes)
+            return _wait_for_operator(work, describe(uuid))
+        if user is None:
+            return _wait_for_operator(work, f"a reboot of server {uuid} proves nothing: {NO_USER}")
+        if self._devices.awaits_marker(work):
+            return Wait(BUSY_DELAY)  # one reboot then serves all attachments of the server
+        wait = self._request_reboot(work, server, outcomes)
+        return wait or Wait(_backoff(work), _describe_failure(uuid, outcomes))
 
     def is_unplug_final(self, work: LeasedAttachment) -> bool:
         """Return whether Nova has begun no action on the server since the step ``guest``.
@@ -213,45 +204,30 @@ class Guests:
         """
         uuid = work.instance
         if not self._devices.owns_devices(work):
-            work.complete_step()
-            return None
+            return work.complete_step()
         # The actions are read before the task: an action that is not among them starts later.
         actions = self._nova.list_actions(uuid)
         server = self._read(uuid)
         if server is not None and not core.is_settled(server):
             return _wait_for_task(work, server)
-        work.complete_step(reboot_marker=core.latest_marker(actions))
-        return None
+        return work.complete_step(reboot_marker=core.latest_marker(actions))
 
-    def _reboot_again(
-        self,
-        work: LeasedAttachment,
-        server: Server,
-        user: str | None,
-        outcomes: Outcomes,
-    ) -> Wait:
-        """Request a reboot, unless an earlier reboot is pending or a reboot is not possible now.
+    def _request_reboot(
+        self, work: LeasedAttachment, server: Server, outcomes: Outcomes
+    ) -> Wait | None:
+        """Request a hard reboot; return None, or the wait if there can be no reboot now.
 
         ``outcomes`` has the reboots requested before, the newest first.
         """
-        uuid = server.uuid
-        if user is None:
-            return Wait(
-                max(STOP_DELAY, _backoff(work)),
-                f"a reboot of server {uuid} proves nothing: {NO_USER}",
-            )
         if server.locked:
-            return Wait(max(STOP_DELAY, _backoff(work)), core.locked_error(uuid))
-        if self._devices.awaits_marker(work):
-            return Wait(BUSY_DELAY)  # one reboot then serves all attachments of the server
-        delay = _backoff(work)
+            return _wait_for_operator(work, core.locked_error(server.uuid))
         if _is_pending(work, outcomes):
-            return Wait(delay)
+            return Wait(_backoff(work))
         try:
-            self._nova.hard_reboot(uuid)
+            self._nova.hard_reboot(server.uuid)
         except WrongState as exc:
-            return Wait(delay, exc.message)
-        return Wait(delay, _describe_failure(uuid, outcomes))
+            return Wait(_backoff(work), exc.message)
+        return None
 
     def _read_outcomes(self, uuid: str, actions: Sequence[Action]) -> Outcomes:
         return [(action, self._nova.list_events(uuid, action.request)) for action in actions]
@@ -289,6 +265,10 @@ def restart_error(uuid: str) -> str:
 
 def _backoff(work: LeasedAttachment) -> float:
     return float(min(MAX_DELAY, BUSY_DELAY * 2.0 ** min(work.row["attempts"], 6)))
+
+
+def _wait_for_operator(work: LeasedAttachment, error: str) -> Wait:
+    return Wait(max(STOP_DELAY, _backoff(work)), error)
 
 
 def _is_pending(work: LeasedAttachment, outcomes: Outcomes) -> bool:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Accept requests to attach and to detach; ``AttachmentRunner`` does the work."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -13,15 +12,8 @@ from oslo_db import exception as db_exc
 
 from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement
+from cyborg.conductor.attachments import checks
 from cyborg.conductor.attachments.candidates import check_selected, find_lease
-from cyborg.conductor.attachments.checks import (
-    ask_first,
-    check_limit,
-    check_live,
-    check_same,
-    is_on_other_host,
-    schedule_reboot,
-)
 from cyborg.conductor.attachments.guests import running_error
 from cyborg.conductor.binding.limits import run_with_lock
 from cyborg.core.attachments import server as core
@@ -32,35 +24,22 @@ from cyborg.core.attachments.attachment import (
     can_get_reboot,
     describe_target,
     first_detach_step,
-    parse_mode,
-    parse_target,
-    request_key,
 )
 from cyborg.core.attachments.selector import (
     ACCELERATOR,
     CONTEXT,
+    AttachRequest,
     Selector,
-    check_accelerator,
-    check_context,
     check_whole,
-    lease_scope_error,
     other_host_error,
     other_lease_error,
-    parse_selector,
+    parse_attach,
 )
-from cyborg.core.attachments.server import is_kept
-from cyborg.core.binding import profile as attach_target
-from cyborg.core.binding.profile import Group, parse_groups
-from cyborg.core.contexts.context import merge_config
-from cyborg.core.contexts.leases import stale_lease
-from cyborg.core.contexts.states import LEASED
 from cyborg.core.errors import Conflict, CyborgError, Invalid, NotFound, WrongState
 from cyborg.core.text import to_iso
 from cyborg.core.validation import check_optional_text, parse_uuid
-from cyborg.db.attachments import handles as handle_types
+from cyborg.db.attachments import handles
 from cyborg.db.attachments import write as store
-from cyborg.db.binding import accelerators
-from cyborg.db.contexts import write as device_contexts
 from cyborg.db.profiles import write as device_profiles
 from cyborg.db.services import write as services
 from cyborg.db.unit_of_work import UnitOfWork
@@ -98,87 +77,77 @@ class Attachments:
         Unavailable.
         """
         scope = check_optional_text("project_scope", project_scope)
-        if not isinstance(request, Mapping):
-            raise Invalid("expected an object", field="body")
-        instance, host = parse_target(request)
-        selector = parse_selector(request)
-        mode = parse_mode(request.get("mode"), for_host=instance is None)
-        reboot = request.get("reboot", False)
-        if not isinstance(reboot, bool):
-            raise Invalid("reboot must be true or false", field="reboot")
-        if reboot and mode is not Mode.NEXT_BOOT:
-            raise Invalid(f"reboot: the mode {mode} needs no reboot", field="reboot")
-        given = request.get("uuid")
-        uuid = None if given is None else parse_uuid(given, "uuid")
-        key = None if uuid is not None else request_key(instance, host, selector.key)
-        wanted = {"instance_uuid": instance, "mode": str(mode), **selector.values()}
-        if host is not None:
-            wanted["hostname"] = host
-        found = self._uow.run(lambda tx: store.find_request(tx, uuid, key))
-        if found is not None:
-            return self._repeated(found, wanted, scope, given=uuid is not None, reboot=reboot)
-        project: str | None
-        if instance is None:
-            server, node = None, self._find_host(host or "")
+        attach = parse_attach(request)
+        if (found := self._find_earlier(attach)) is not None:
+            return self._repeat(found, attach, scope)
+        if attach.instance is None:
+            server, node = None, self._find_host(attach.host or "")
             project = check_optional_text("project_id", request.get("project_id"))
         else:
-            server = self._find_server(instance, scope, mode)
+            server = self._find_server(attach.instance, scope, attach.mode)
             node, project = server.node or "", server.project
-        project = self._uow.run(lambda tx: _find_project(tx, selector, server, project, scope))
-        now, uuid_ = self._now(), uuid or str(uuid4())
-        profile = selector.profile_name(uuid_)
+        owner = self._uow.run(
+            lambda tx: checks.find_project(tx, attach.selector, server, project, scope)
+        )
+        now, uuid = self._now(), attach.uuid or str(uuid4())
         values = {
-            **wanted,
-            "uuid": uuid_,
-            "device_profile_name": profile,
-            "request_key": key,
-            "project_id": project,
+            **attach.columns(),
+            "uuid": uuid,
+            "device_profile_name": attach.selector.profile_name(uuid),
+            "request_key": attach.key,
+            "project_id": owner,
             "hostname": node,
-            "reboot": reboot,
+            "reboot": attach.reboot,
             "state": str(AttachmentState.ATTACHING),
             "step": str(Step.ALLOCATE),
-            "deadline": now + timedelta(seconds=self._conf.conductor.attachment_timeout),
+            "deadline": self._deadline(now),
             "created_at": now,
             "next_try_at": now,
         }
 
         def insert(tx: sa.Connection) -> Mapping[str, Any]:
-            selection = _check_selection(tx, selector, server, project, scope, now)
+            selection = checks.check_selection(tx, attach.selector, server, owner, scope, now)
             if server is not None:
-                check_selected(tx, selector, server, mode)
-            check_limit(tx, project, self._conf.attachments.max_per_project)
+                check_selected(tx, attach.selector, server, attach.mode)
+            checks.check_limit(tx, owner, self._conf.attachments.max_per_project)
             id_ = store.insert(tx, {**values, "context_epoch": selection.epoch})
             if selection.groups is not None:
-                device_profiles.insert(tx, _hidden_profile(profile, selection.groups, now), id_)
+                profile = _hidden_profile(attach.selector.profile_name(uuid), selection.groups, now)
+                device_profiles.insert(tx, profile, id_)
             return values
 
         try:
             if server is not None:
-                self._check_host(selector, server, scope)
+                self._check_host(attach.selector, server, scope)
             row = run_with_lock(self._uow, lambda: self._uow.run_once(insert, _to_response))
         except (db_exc.DBDuplicateEntry, CyborgError) as exc:
             # The same request may have been accepted concurrently: it has reached the limit, or
             # uses what is selected.
-            found = self._uow.run(lambda tx: store.find_request(tx, uuid, key))
-            if found is not None:
-                return self._repeated(found, wanted, scope, given=uuid is not None, reboot=reboot)
+            if (found := self._find_earlier(attach)) is not None:
+                return self._repeat(found, attach, scope)
             if isinstance(exc, CyborgError):
                 raise
             raise Conflict("the attachment was deleted concurrently, retry") from None
         self._wake()
         return _to_response(row)
 
+    def _find_earlier(self, attach: AttachRequest) -> store.AttachmentRow | None:
+        return self._uow.run(lambda tx: store.find_request(tx, attach.uuid, attach.key))
+
+    def _deadline(self, now: datetime) -> datetime:
+        return now + timedelta(seconds=self._conf.conductor.attachment_timeout)
+
     def _find_server(self, instance: str, scope: str | None, mode: Mode) -> core.Server:
         """Return a server that can get devices.
 
         Raise NotFound, WrongState, Conflict, Unavailable.
         """
-        found = ask_first(self._require_nova().get_attachable, instance)
+        found = checks.ask_first(self._require_nova().get_attachable, instance)
         server = core.check_server(found, instance, scope, mode)
         if mode is Mode.LIVE:
             # By the names that are known before the devices: the step ``bind`` knows the host.
             names = {name for name in (server.host, server.node) if name is not None}
-            self._uow.run(lambda tx: check_live(tx, names))
+            self._uow.run(lambda tx: checks.check_live(tx, names))
         return server
 
     def _find_host(self, host: str) -> str:
@@ -195,18 +164,18 @@ class Attachments:
         """Raise NotFound, and Conflict if the selection is on another host than the server."""
         host = server.host or server.node or ""
         if selector.field == ACCELERATOR:
-            row = self._uow.run(lambda tx: _find_accelerator(tx, selector.value, scope))
-            if is_on_other_host(self._placement, row["rp_uuid"], server):
+            row = self._uow.run(lambda tx: checks.find_accelerator(tx, selector.value, scope))
+            if checks.is_on_other_host(self._placement, row["rp_uuid"], server):
                 raise other_host_error(
                     row["uuid"], row["hostname"], server.uuid, host, shows_hosts=scope is None
                 )
-        # A caller with a scope gets no lease, see ``_check_selection``.
+        # A caller with a scope gets no lease, see ``checks.check_selection``.
         if selector.field == CONTEXT and scope is None:
             lease = self._uow.run(
-                lambda tx: find_lease(tx, _find_context(tx, selector.value, scope))
+                lambda tx: find_lease(tx, checks.find_context(tx, selector.value, scope))
             )
             # All providers of a lease are on one host.
-            if lease and is_on_other_host(self._placement, lease.providers[0], server):
+            if lease and checks.is_on_other_host(self._placement, lease.providers[0], server):
                 raise other_lease_error(lease.context, lease.hostname, server.uuid, host)
 
     def delete(
@@ -283,45 +252,48 @@ class Attachments:
         uuid = attached[0]["instance_uuid"]
         if uuid is None:  # the host itself: what uses the devices there is not known here
             return
-        actions = ask_first(self._require_nova().list_actions, uuid)
-        server = ask_first(self._require_nova().get_attachable, uuid)
+        actions = checks.ask_first(self._require_nova().list_actions, uuid)
+        server = checks.ask_first(self._require_nova().get_attachable, uuid)
         if server is not None and server.locked and scope is not None:
             raise WrongState(f"instance: {core.locked_error(uuid)}", field="instance")
         if reboot or server is None or core.has_no_guest(server):
             return
         types = self._uow.run(
-            lambda tx: handle_types.of_attachments(tx, [row["id"] for row in attached])
+            lambda tx: handles.of_attachments(tx, [row["id"] for row in attached])
         )
         # A detach of what the definition of the guest keeps waits for more than a stop or a reboot.
         if any(
             row["mode"] != Mode.LIVE
             and core.may_have_composed(actions, row["boot_marker"] or "")
-            and not is_kept(types.get(row["id"], ()))
+            and not core.is_kept(types.get(row["id"], ()))
             for row in attached
         ):
             raise WrongState(f"instance: {running_error(uuid)}", field="instance")
 
-    def _repeated(
-        self,
-        row: store.AttachmentRow,
-        wanted: Mapping[str, Any],
-        scope: str | None,
-        *,
-        given: bool,
-        reboot: bool,
+    def _repeat(
+        self, row: store.AttachmentRow, attach: AttachRequest, scope: str | None
     ) -> dict[str, Any]:
         """Return the attachment of an earlier request, which gets a reboot if it had none.
 
-        ``given`` is whether the attachment was found by the uuid in the request. Raise NotFound,
-        and Conflict if the earlier request differs; for a reboot also WrongState and Unavailable.
+        Raise NotFound, and Conflict if the earlier request differs; for a reboot also WrongState
+        and Unavailable.
         """
-        check_same(row, wanted, scope, given=given)
-        if not (reboot and can_get_reboot(row["state"], row["failure"], reboot=row["reboot"])):
+        checks.check_same(row, attach, scope)
+        has_reboot = row["reboot"] or not attach.reboot
+        if not can_get_reboot(row["state"], row["failure"], reboot=has_reboot):
             return _to_response(row)
         self._find_server(str(row["instance_uuid"]), scope, Mode.NEXT_BOOT)
-        now, seconds = self._now(), self._conf.conductor.attachment_timeout
-        until = now + timedelta(seconds=seconds)
-        changed = self._uow.run_once(lambda tx: schedule_reboot(tx, row, now, until), _to_response)
+        now = self._now()
+
+        def add_reboot(tx: sa.Connection) -> store.AttachmentRow:
+            # Nothing is changed if the attachment has changed so that it cannot get a reboot.
+            store.schedule_reboot(tx, row["id"], now, self._deadline(now))
+            found = store.find_request(tx, row["uuid"], None)
+            if found is None:
+                raise NotFound(f"no attachment {row['uuid']}", field="uuid")
+            return found
+
+        changed = self._uow.run_once(add_reboot, _to_response)
         self._wake()
         return _to_response(changed)
 
@@ -333,101 +305,6 @@ class Attachments:
                 field="instance_uuid",
             )
         return self._nova
-
-
-@dataclass(frozen=True, slots=True)
-class _Selection:
-    """Values that an attachment stores for its selector.
-
-    ``groups`` are the groups of the hidden profile to create, None if a profile exists. ``epoch``
-    is the epoch of the lease of the device context, None if it has no lease.
-    """
-
-    groups: list[dict[str, str]] | None = None
-    epoch: int | None = None
-
-
-def _find_project(
-    tx: sa.Connection,
-    selector: Selector,
-    server: core.Server | None,
-    project: str | None,
-    scope: str | None,
-) -> str:
-    """Return the project of an attachment; ``server`` is None for a host. Raise NotFound, Invalid.
-
-    ``project`` is the project of the server, or of the caller if the devices are for a host. An
-    attachment of a device context to a host belongs to the project of the context.
-    """
-    if server is None and selector.field == CONTEXT:
-        project = _find_context(tx, selector.value, scope)["project_id"]
-    if project is None:
-        raise Invalid(
-            "project_id: an attachment belongs to a project, and this token has none: use a token "
-            "of a project",
-            field="project_id",
-        )
-    return project
-
-
-def _check_selection(
-    tx: sa.Connection,
-    selector: Selector,
-    server: core.Server | None,
-    owner: str,
-    scope: str | None,
-    now: datetime,
-) -> _Selection:
-    """Raise NotFound, WrongState or Conflict if the selection cannot be attached to the target.
-
-    ``server`` is None for a host; ``owner`` is the project of the attachment.
-    """
-    field, value, for_host = selector.field, selector.value, server is None
-    if field == ACCELERATOR:
-        row = _find_accelerator(tx, value, scope)
-        check_accelerator(value, row["state"])
-        accel = {attach_target.KEY: str(attach_target.AttachTarget.HOST)} if for_host else {}
-        return _Selection(groups=[Group({row["resource_class"]: 1}, accel=accel).to_dict()])
-    if field == CONTEXT:
-        found = _find_context(tx, value, scope)
-        state, project, instance = found["state"], found["project_id"], found["instance_uuid"]
-        check_context(value, state, project, instance, owner)
-        groups = merge_config(parse_groups(found["groups"]), found["config_data"])
-        _check_user(groups, f"of device context {value}", for_host=for_host)
-        if state not in LEASED:
-            return _Selection()
-        if scope is not None:
-            raise lease_scope_error(value, state)
-        if found["lease_expires_at"] is None or found["lease_expires_at"] <= now:
-            raise stale_lease(value, state, found["epoch"], None)
-        return _Selection(epoch=found["epoch"])
-    profile = device_profiles.by_name(tx, value)
-    if profile is None:
-        raise NotFound(f"{field}: no device profile {value!r}", field=field)
-    _check_user(parse_groups(profile["groups"]), value, for_host=for_host)
-    return _Selection()
-
-
-def _check_user(groups: Sequence[Group], profile: str, *, for_host: bool) -> None:
-    targets = {attach_target.find_target(group, profile) for group in groups}
-    attach_target.check_user(targets, profile, for_host=for_host)
-
-
-def _find_accelerator(
-    tx: sa.Connection, uuid: str, scope: str | None
-) -> accelerators.AcceleratorRow:
-    """Return an accelerator that the caller sees. Raise NotFound."""
-    for row in accelerators.find(tx, uuids=[uuid]):
-        if scope is None or row["project_id"] in (None, scope):
-            return row
-    raise NotFound(f"{ACCELERATOR}: no accelerator {uuid}", field=ACCELERATOR)
-
-
-def _find_context(tx: sa.Connection, uuid: str, scope: str | None) -> device_contexts.ContextRow:
-    """Return a device context that the caller sees. Raise NotFound."""
-    if (found := device_contexts.find(tx, uuid, scope)) is None:
-        raise NotFound(f"{CONTEXT}: no device context {uuid}", field=CONTEXT)
-    return found
 
 
 def _hidden_profile(

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check a request for an attachment: server, host, limit of the project, earlier requests."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar, cast
 
@@ -10,11 +11,36 @@ import sqlalchemy as sa
 from cyborg.clients.placement import Placement
 from cyborg.conductor.binding.limits import lock_project
 from cyborg.core.attachments.attachment import describe_target
+from cyborg.core.attachments.selector import (
+    ACCELERATOR,
+    CONTEXT,
+    AttachRequest,
+    Selector,
+    check_accelerator,
+    check_context,
+    lease_scope_error,
+)
 from cyborg.core.attachments.server import Server
-from cyborg.core.errors import Conflict, CyborgError, NotFound, OverLimit, TimedOut, Unavailable
+from cyborg.core.binding import attach_target
+from cyborg.core.binding.profile import Group, parse_groups
+from cyborg.core.contexts.context import merge_config
+from cyborg.core.contexts.leases import stale_lease
+from cyborg.core.contexts.states import LEASED
+from cyborg.core.errors import (
+    Conflict,
+    CyborgError,
+    Invalid,
+    NotFound,
+    OverLimit,
+    TimedOut,
+    Unavailable,
+)
 from cyborg.core.log import get_logger
 from cyborg.db.attachments import handles
 from cyborg.db.attachments import write as store
+from cyborg.db.binding import accelerators
+from cyborg.db.contexts import write as device_contexts
+from cyborg.db.profiles import write as device_profiles
 
 LOG = get_logger(__name__)
 
@@ -86,27 +112,24 @@ def check_limit(tx: sa.Connection, project: str, limit: int) -> None:
         )
 
 
-def check_same(
-    row: store.AttachmentRow, wanted: Mapping[str, Any], scope: str | None, *, given: bool
-) -> None:
+def check_same(row: store.AttachmentRow, request: AttachRequest, scope: str | None) -> None:
     """Raise Conflict if an attachment is not that of a repeated request.
 
-    ``wanted`` has the columns that the request determines; ``given`` is whether it has its uuid.
     Raise NotFound if the caller does not see the attachment.
     """
     if scope is not None and row["project_id"] != scope:
-        raise NotFound(f"instance_uuid: no server {wanted['instance_uuid']}")
+        raise NotFound(f"instance_uuid: no server {request.instance}")
     found = cast(Mapping[str, Any], row)
-    names = [name for name, value in wanted.items() if found[name] != value]
+    names = [name for name, value in request.columns().items() if found[name] != value]
     if not names:
         return
-    target = describe_target(row["instance_uuid"], row["hostname"])
-    if given:
+    if request.uuid is not None:
         raise Conflict(
             f"uuid: attachment {row['uuid']} exists and differs in {', '.join(names)}",
             field="uuid",
         )
     # Found by the server and what is attached.
+    target = describe_target(row["instance_uuid"], row["hostname"])
     raise Conflict(
         f"{names[0]}: {target} already has attachment {row['uuid']} of the same "
         f"selection, with {names[0]} {found[names[0]]}; detach it, or request "
@@ -115,16 +138,96 @@ def check_same(
     )
 
 
-def schedule_reboot(
-    tx: sa.Connection, row: store.AttachmentRow, now: datetime, deadline: datetime
-) -> store.AttachmentRow:
-    """Let the work on an attachment ask for a reboot; return its row.
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Values that an attachment stores for its selector.
 
-    If the attachment has changed concurrently so that it cannot get one, nothing is changed.
-    Raise NotFound if it was deleted.
+    ``groups`` are the groups of the hidden profile to create, None if a profile exists. ``epoch``
+    is the epoch of the lease of the device context, None if it has no lease.
     """
-    store.schedule_reboot(tx, row["id"], now, deadline)
-    found = store.find_request(tx, row["uuid"], None)
-    if found is None:
-        raise NotFound(f"no attachment {row['uuid']}", field="uuid")
+
+    groups: list[dict[str, str]] | None = None
+    epoch: int | None = None
+
+
+def find_project(
+    tx: sa.Connection,
+    selector: Selector,
+    server: Server | None,
+    project: str | None,
+    scope: str | None,
+) -> str:
+    """Return the project of an attachment; ``server`` is None for a host. Raise NotFound, Invalid.
+
+    ``project`` is the project of the server, or of the caller if the devices are for a host. An
+    attachment of a device context to a host belongs to the project of the context.
+    """
+    if server is None and selector.field == CONTEXT:
+        project = find_context(tx, selector.value, scope)["project_id"]
+    if project is None:
+        raise Invalid(
+            "project_id: an attachment belongs to a project, and this token has none: use a token "
+            "of a project",
+            field="project_id",
+        )
+    return project
+
+
+def check_selection(
+    tx: sa.Connection,
+    selector: Selector,
+    server: Server | None,
+    owner: str,
+    scope: str | None,
+    now: datetime,
+) -> Selection:
+    """Raise NotFound, WrongState or Conflict if the selection cannot be attached to the target.
+
+    ``server`` is None for a host; ``owner`` is the project of the attachment.
+    """
+    field, value, for_host = selector.field, selector.value, server is None
+    if field == ACCELERATOR:
+        row = find_accelerator(tx, value, scope)
+        check_accelerator(value, row["state"])
+        accel = {attach_target.KEY: str(attach_target.AttachTarget.HOST)} if for_host else {}
+        return Selection(groups=[Group({row["resource_class"]: 1}, accel=accel).to_dict()])
+    if field == CONTEXT:
+        found = find_context(tx, value, scope)
+        state, project, instance = found["state"], found["project_id"], found["instance_uuid"]
+        check_context(value, state, project, instance, owner)
+        groups = merge_config(parse_groups(found["groups"]), found["config_data"])
+        _check_user(groups, f"of device context {value}", for_host=for_host)
+        if state not in LEASED:
+            return Selection()
+        if scope is not None:
+            raise lease_scope_error(value, state)
+        if found["lease_expires_at"] is None or found["lease_expires_at"] <= now:
+            raise stale_lease(value, state, found["epoch"], None)
+        return Selection(epoch=found["epoch"])
+    profile = device_profiles.by_name(tx, value)
+    if profile is None:
+        raise NotFound(f"{field}: no device profile {value!r}", field=field)
+    _check_user(parse_groups(profile["groups"]), value, for_host=for_host)
+    return Selection()
+
+
+def _check_user(groups: Sequence[Group], profile: str, *, for_host: bool) -> None:
+    targets = {attach_target.find_target(group, profile) for group in groups}
+    attach_target.check_user(targets, profile, for_host=for_host)
+
+
+def find_accelerator(
+    tx: sa.Connection, uuid: str, scope: str | None
+) -> accelerators.AcceleratorRow:
+    """Return an accelerator that the caller sees. Raise NotFound."""
+    for row in accelerators.find(tx, uuids=[uuid]):
+        if scope is None or row["project_id"] in (None, scope):
+            return row
+    raise NotFound(f"{ACCELERATOR}: no accelerator {uuid}", field=ACCELERATOR)
+
+
+def find_context(tx: sa.Connection, uuid: str, scope: str | None) -> device_contexts.ContextRow:
+    """Return a device context that the caller sees. Raise NotFound."""
+    if (found := device_contexts.find(tx, uuid, scope)) is None:
+        raise NotFound(f"{CONTEXT}: no device context {uuid}", field=CONTEXT)
     return found

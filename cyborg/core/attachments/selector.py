@@ -5,7 +5,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cyborg.core.attachments.attachment import AttachmentState, describe_target
+from cyborg.core.attachments.attachment import (
+    AttachmentState,
+    Mode,
+    describe_target,
+    parse_mode,
+    parse_target,
+    request_key,
+)
 from cyborg.core.binding.accelerator import AcceleratorState
 from cyborg.core.binding.profile import (
     ATTACHMENT_PREFIX,
@@ -91,6 +98,51 @@ def parse_selector(request: Mapping[str, Any]) -> Selector:
         )
         raise Invalid(f"{field}: {name} is a hidden profile; give {instead}", field=field)
     return Selector(field, name)
+
+
+@dataclass(frozen=True, slots=True)
+class AttachRequest:
+    """A checked request: what is attached, to which instance or host, and how.
+
+    ``uuid`` is None unless the caller has chosen the uuid of the attachment.
+    """
+
+    instance: str | None
+    host: str | None
+    selector: Selector
+    mode: Mode
+    reboot: bool
+    uuid: str | None
+
+    @property
+    def key(self) -> str | None:
+        """Return the key by which a repeated request without a uuid finds its attachment."""
+        if self.uuid is not None:
+            return None
+        return request_key(self.instance, self.host, self.selector.key)
+
+    def columns(self) -> dict[str, str | None]:
+        """Return the columns of the attachment that the request determines."""
+        target = {} if self.host is None else {"hostname": self.host}
+        selected = self.selector.values()
+        return {"instance_uuid": self.instance, "mode": str(self.mode), **selected, **target}
+
+
+def parse_attach(request: Any) -> AttachRequest:
+    """Parse a request to attach. Raise Invalid, which names the field."""
+    if not isinstance(request, Mapping):
+        raise Invalid("expected an object", field="body")
+    instance, host = parse_target(request)
+    selector = parse_selector(request)
+    mode = parse_mode(request.get("mode"), for_host=instance is None)
+    reboot = request.get("reboot", False)
+    if not isinstance(reboot, bool):
+        raise Invalid("reboot must be true or false", field="reboot")
+    if reboot and mode is not Mode.NEXT_BOOT:
+        raise Invalid(f"reboot: the mode {mode} needs no reboot", field="reboot")
+    uuid = request.get("uuid")
+    uuid = None if uuid is None else parse_uuid(uuid, "uuid")
+    return AttachRequest(instance, host, selector, mode, reboot, uuid)
 
 
 def check_context(

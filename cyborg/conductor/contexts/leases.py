@@ -87,19 +87,9 @@ class ContextLeases:
         conf = self._conf.device_contexts
         request = parse_reserve(reservation, len(context["groups"]), conf.lease_ttl, conf.max_lease)
 
-        def work(
-            tx: sa.Connection, claim: BindContext, wait: bool
-        ) -> tuple[BindResult, dict[str, Any]]:
-            return self._reserve(tx, context["uuid"], scope, request, claim, wait)
-
-        result, row = self._arqs.binder.run(
-            [],  # a renewal needs no limits; the transaction asks for those that it needs
-            replace(self._arqs.binder.make_context(), check_host=True),
-            work,
-            lambda done: done[1],
-            epochs={context["uuid"]: context["epoch"]},
-            device_context=context["uuid"],
-        )
+        claim = replace(self._arqs.binder.make_context(), check_host=True)
+        work = partial(self._reserve, uuid=context["uuid"], scope=scope, request=request)
+        result, row = self._run(context, claim, work)
         if result.arqs:
             LOG.info(
                 "Reserved device context %s on host %s until %s, epoch %s",
@@ -129,20 +119,8 @@ class ContextLeases:
         claim = self._arqs.binder.make_instance_context(request.instance, None)
         claim = replace(claim, check_host=True)
 
-        def work(
-            tx: sa.Connection, claim: BindContext, wait: bool
-        ) -> tuple[BindResult, dict[str, Any]]:
-            return self._bind(tx, context["uuid"], scope, request, claim, wait)
-
-        result, row = self._arqs.binder.run(
-            [],  # the bind of a lease needs no limits
-            claim,
-            work,
-            lambda done: done[1],
-            instance=request.instance,
-            epochs={context["uuid"]: context["epoch"]},
-            device_context=context["uuid"],
-        )
+        work = partial(self._bind, uuid=context["uuid"], scope=scope, request=request)
+        result, row = self._run(context, claim, work, instance=request.instance)
         self._arqs.finish_bind(result, request.instance)
         return row
 
@@ -196,14 +174,36 @@ class ContextLeases:
         scope = check_optional_text("project_scope", project_scope)
         return self._uow.run(lambda tx: find_context(tx, uuid, scope)), scope
 
+    def _run(
+        self,
+        context: store.ContextRow,
+        claim: BindContext,
+        work: Callable[[sa.Connection, BindContext, bool], tuple[BindResult, dict[str, Any]]],
+        **log_fields: Any,
+    ) -> tuple[BindResult, dict[str, Any]]:
+        """Run the transaction of a call; return what it has bound, and the row of the context."""
+        uuid = context["uuid"]
+        return self._arqs.binder.run(
+            # Neither a renewal nor the bind of a lease needs limits: the transaction asks for those
+            # that it needs.
+            [],
+            claim,
+            work,
+            lambda done: done[1],
+            epochs={uuid: context["epoch"]},
+            device_context=uuid,
+            **log_fields,
+        )
+
     def _reserve(
         self,
         tx: sa.Connection,
+        claim: BindContext,
+        wait: bool,
+        *,
         uuid: str,
         scope: str | None,
         request: ReserveRequest,
-        claim: BindContext,
-        wait: bool,
     ) -> tuple[BindResult, dict[str, Any]]:
         context, rows = _lock(tx, uuid, scope)
         claim = self._arqs.binder.refresh(claim)
@@ -232,11 +232,12 @@ class ContextLeases:
     def _bind(
         self,
         tx: sa.Connection,
+        claim: BindContext,
+        wait: bool,
+        *,
         uuid: str,
         scope: str | None,
         request: ContextBindRequest,
-        claim: BindContext,
-        wait: bool,
     ) -> tuple[BindResult, dict[str, Any]]:
         context, rows = _lock(tx, uuid, scope)
         claim = self._arqs.binder.refresh(claim)

@@ -145,41 +145,39 @@ def check_hosts(hostname: str, providers: Sequence[str], hosts: Mapping[str, str
 
 def decide_reserve(context: ContextFacts, request: ReserveRequest, now: datetime) -> Decision:
     """Return RESERVE or RENEW. Raise Conflict, WrongState."""
-    if context.state in LEASED:
-        if request.epoch is None:
-            raise WrongState(
-                f"device context {context.uuid} is {context.state} on host {context.hostname} "
-                f"until {context.expires_at} UTC with epoch {context.epoch}: give this epoch to "
-                "renew the lease, or unbind the context",
-                device_context=context.uuid,
-                state=context.state,
-            )
-        _check_lease(context, request.epoch, now)
-        _check_target(context, request.hostname, request.providers)
-        return Decision.RENEW
-    _check_unused(context, request.epoch, "reserve")
-    return Decision.RESERVE
+    if context.state not in LEASED:
+        _check_unused(context, request.epoch, "reserve")
+        return Decision.RESERVE
+    if request.epoch is None:
+        raise _wrong_state(
+            context,
+            f"device context {context.uuid} is {context.state} on host {context.hostname} "
+            f"until {context.expires_at} UTC with epoch {context.epoch}: give this epoch to "
+            "renew the lease, or unbind the context",
+        )
+    _check_holder(context, request, request.epoch, now)
+    return Decision.RENEW
 
 
 def decide_bind(context: ContextFacts, request: ContextBindRequest, now: datetime) -> Decision:
     """Return BIND, CONSUME or UNCHANGED. Raise Invalid, Conflict, WrongState."""
     if context.state in (ContextState.BOUND, ContextState.BINDING):
-        same = context.instance == request.instance and context.hostname == request.hostname
-        if request.epoch not in (None, context.epoch) or not same:
-            raise _wrong_state(context, "bind")
-        if request.providers not in (None, context.providers):
-            raise _wrong_state(context, "bind")
+        if (
+            (request.instance, request.hostname) != (context.instance, context.hostname)
+            or request.epoch not in (None, context.epoch)
+            or request.providers not in (None, context.providers)
+        ):
+            raise _in_use(context, "bind")
         return Decision.UNCHANGED
     if context.state in LEASED:
         if request.epoch is None:
-            raise WrongState(
+            raise _wrong_state(
+                context,
                 f"epoch: missing; device context {context.uuid} has a lease, which can be bound "
                 "only with its epoch",
-                device_context=context.uuid,
                 field="epoch",
             )
-        _check_lease(context, request.epoch, now)
-        _check_target(context, request.hostname, request.providers)
+        _check_holder(context, request, request.epoch, now)
         return Decision.CONSUME
     _check_unused(context, request.epoch, "bind")
     if request.providers is None:
@@ -205,18 +203,18 @@ def check_unbind(context: ContextFacts, request: UnbindRequest, *, elevated: boo
     if elevated or request.epoch is not None:
         return
     if context.state in LEASED:
-        raise WrongState(
+        raise _wrong_state(
+            context,
             f"epoch: missing; device context {context.uuid} is {context.state} with epoch "
             f"{context.epoch}: give this epoch if the lease is yours",
-            device_context=context.uuid,
             field="epoch",
         )
     if request.instance is None:
-        raise WrongState(
+        raise _wrong_state(
+            context,
             f"instance_uuid: missing; device context {context.uuid} is {context.state} for "
             f"instance {context.instance} with epoch {context.epoch}: give the instance or the "
             "epoch that you want to unbind",
-            device_context=context.uuid,
             field="instance_uuid",
         )
 
@@ -234,14 +232,14 @@ def _not_in_use_by(context: ContextFacts, given: str, field: str) -> Conflict:
 
 def stale_lease(uuid: str, state: str, epoch: int, given: int | None) -> CyborgError:
     """Return the error for a lease that has ended or has another epoch than ``given``."""
-    if given is None or given == epoch:
-        return WrongState(
-            f"the lease of device context {uuid} has ended, and its handles are being released: "
-            "retry, or unbind it first",
-            device_context=uuid,
-            state=state,
-        )
-    return _stale(uuid, state, epoch, given)
+    context = ContextFacts(uuid, state, epoch)
+    if given is not None and given != epoch:
+        return _stale(context, given)
+    return _wrong_state(
+        context,
+        f"the lease of device context {uuid} has ended, and its handles are being released: "
+        "retry, or unbind it first",
+    )
 
 
 def lost_lease(context: ContextFacts, given: int, error: str | None) -> CyborgError:
@@ -251,64 +249,64 @@ def lost_lease(context: ContextFacts, given: int, error: str | None) -> CyborgEr
     """
     uuid, state = context.uuid, context.state
     if context.instance is not None and state != ContextState.ERROR:
-        return WrongState(
+        return _wrong_state(
+            context,
             f"device context {uuid} is {state}, bound to instance {context.instance}: another "
             "call has taken its lease",
-            device_context=uuid,
-            state=state,
         )
     if given == context.epoch and state == ContextState.ERROR:
-        return WrongState(
+        return _wrong_state(
+            context,
             f"device context {uuid} has no lease any more, it is in error: "
             f"{error or 'no reason is known'}; unbind it, and attach it again",
-            device_context=uuid,
-            state=state,
         )
     if given == context.epoch and state in USABLE:
-        return WrongState(
+        return _wrong_state(
+            context,
             f"the lease of device context {uuid} has ended, and the context is {state}: attach it "
             "again",
-            device_context=uuid,
-            state=state,
         )
     return stale_lease(uuid, state, context.epoch, given)
 
 
-def _stale(uuid: str, state: str, epoch: int, given: int) -> Conflict:
+def _stale(context: ContextFacts, given: int) -> Conflict:
     return Conflict(
-        f"epoch: device context {uuid} is {state} and has no lease with epoch {given}; its epoch "
-        f"is {epoch}",
-        device_context=uuid,
+        f"epoch: device context {context.uuid} is {context.state} and has no lease with epoch "
+        f"{given}; its epoch is {context.epoch}",
+        device_context=context.uuid,
         field="epoch",
-        epoch=epoch,
+        epoch=context.epoch,
     )
 
 
 def _check_unused(context: ContextFacts, epoch: int | None, verb: str) -> None:
     """Raise WrongState if the context is in use, Conflict for the epoch of an earlier use."""
     if context.state not in USABLE:
-        raise _wrong_state(context, verb)
+        raise _in_use(context, verb)
     if epoch is not None:
-        raise _stale(context.uuid, context.state, context.epoch, epoch)
+        raise _stale(context, epoch)
 
 
-def _check_lease(context: ContextFacts, epoch: int, now: datetime) -> None:
-    """Raise Conflict or WrongState unless the lease has this epoch and has not ended."""
-    ended = context.expires_at is None or context.expires_at <= now
-    if ended or epoch != context.epoch:
+def _check_holder(
+    context: ContextFacts,
+    request: ReserveRequest | ContextBindRequest,
+    epoch: int,
+    now: datetime,
+) -> None:
+    """Raise Conflict or WrongState unless a request is about the present lease of a context.
+
+    The lease has the epoch, has not ended, and is for the host and the providers, if given.
+    """
+    if context.expires_at is None or context.expires_at <= now or epoch != context.epoch:
         raise stale_lease(context.uuid, context.state, context.epoch, epoch)
-
-
-def _check_target(context: ContextFacts, hostname: str, providers: Sequence[str] | None) -> None:
-    """Raise Conflict unless a lease is for this host and for these providers, if given."""
-    if hostname != context.hostname:
+    if request.hostname != context.hostname:
         raise Conflict(
             f"hostname: the lease of device context {context.uuid} is for host "
-            f"{context.hostname}, not for {hostname}: unbind the context to change it",
+            f"{context.hostname}, not for {request.hostname}: unbind the context to change it",
             device_context=context.uuid,
             field="hostname",
         )
-    if providers is not None and tuple(providers) != context.providers:
+    if request.providers not in (None, context.providers):
         leased = join_limited([str(provider) for provider in context.providers], 5)
         raise Conflict(
             f"mappings: the lease of device context {context.uuid} is for the resource providers "
@@ -318,15 +316,20 @@ def _check_target(context: ContextFacts, hostname: str, providers: Sequence[str]
         )
 
 
-def _wrong_state(context: ContextFacts, verb: str) -> WrongState:
+def _in_use(context: ContextFacts, verb: str) -> WrongState:
     instance = f" for instance {context.instance}" if context.instance else ""
     host = f" on host {context.hostname}" if context.hostname else ""
-    return WrongState(
+    return _wrong_state(
+        context,
         f"cannot {verb} device context {context.uuid}: it is {context.state}{instance}{host}; "
         "unbind it first",
-        device_context=context.uuid,
-        state=context.state,
     )
+
+
+def _wrong_state(context: ContextFacts, text: str, field: str | None = None) -> WrongState:
+    """Return an error with the state of a context, or with the field that the request lacks."""
+    detail = {"state": context.state} if field is None else {"field": field}
+    return WrongState(text, device_context=context.uuid, **detail)
 
 
 def _check_body(body: Any, allowed: Sequence[str]) -> dict[str, Any]:

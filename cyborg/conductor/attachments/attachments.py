@@ -44,6 +44,11 @@ from cyborg.db.profiles import write as device_profiles
 from cyborg.db.services import write as services
 from cyborg.db.unit_of_work import UnitOfWork
 
+_SHOWN = (
+    *("uuid", "project_id", "instance_uuid", "hostname"),
+    *("device_profile_name", "device_context", "accelerator", "mode", "state", "step"),
+)
+
 
 class Attachments:
     """Requests for attachments. ``scope`` is the project that limits a caller; None means all."""
@@ -351,18 +356,8 @@ def _not_attached(selector: Mapping[str, str | None]) -> NotFound:
 def _to_response(row: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a row to the dictionary that the API shows."""
     updated_at = row.get("updated_at")
-    return {
-        "uuid": row["uuid"],
-        "project_id": row["project_id"],
-        "instance_uuid": row["instance_uuid"],
-        "hostname": row["hostname"],
-        "device_profile_name": row["device_profile_name"],
-        "device_context": row["device_context"],
-        "accelerator": row["accelerator"],
-        "mode": row["mode"],
+    return {name: row[name] for name in _SHOWN} | {
         "reboot": bool(row["reboot"]),
-        "state": row["state"],
-        "step": row["step"],
         "error": row.get("error"),
         "arqs": [],
         "created_at": to_iso(row["created_at"]),

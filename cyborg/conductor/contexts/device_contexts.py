@@ -60,15 +60,8 @@ LOG = get_logger(__name__)
 
 BATCH = 100  # contexts that one transaction of a sweep deletes
 MAX_BATCHES = 20  # transactions of one sweep
-_UNBOUND_FIELDS: Mapping[str, Any] = {
-    "hostname": None,
-    "instance_uuid": None,
-    "error": None,
-    "failure": None,
-    "epoch": 0,
-    "lease_expires_at": None,
-    "updated_at": None,
-}
+# The columns of a new context that its INSERT leaves to the database.
+_UNSET = ("hostname", "instance_uuid", "error", "failure", "lease_expires_at", "updated_at")
 
 
 class DeviceContexts:
@@ -229,7 +222,7 @@ class DeviceContexts:
         if found is not None:
             check_create(tx, project, Counter(row["resource_class"] for row in rows), found)
         arqs.insert_all(tx, rows)
-        created: Any = {**row, **_UNBOUND_FIELDS}
+        created: Any = {**row, **dict.fromkeys(_UNSET), "epoch": 0}
         self._arq_events.record_created(tx, rows)
         self._record(tx, Event.CONTEXT_CREATED, [created])
         return to_response(created)

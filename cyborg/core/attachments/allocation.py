@@ -5,7 +5,8 @@ A conductor may stop between the request to Placement and the record of its succ
 before the request are recorded first: a later conductor compares them with the present ones.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
@@ -15,6 +16,11 @@ from cyborg.core.naming import OWNER_TRAIT
 
 Amounts = Mapping[str, Mapping[str, int]]
 """Allocated amounts, by provider and resource class."""
+
+
+# Amounts by provider and resource class together, 0 for others: a sum and a comparison of two
+# allocations need no loop over the classes of each provider. ``+`` leaves out amounts of 0.
+_Flat = Counter[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +77,10 @@ def required_amounts(
 
     ``providers`` has the provider of each group.
     """
-    amounts: dict[str, dict[str, int]] = {}
+    amounts = _Flat()
     for group, provider in zip(groups, providers, strict=True):
-        for name, units in group.resources.items():
-            of_provider = amounts.setdefault(provider, {})
-            of_provider[name] = of_provider.get(name, 0) + units
-    return amounts
+        amounts.update({(provider, name): units for name, units in group.resources.items()})
+    return _nest(amounts)
 
 
 def count_units(amounts: Amounts) -> int:
@@ -94,15 +98,10 @@ def select_amounts(allocated: Amounts, like: Amounts) -> dict[str, dict[str, int
 
 def is_extended(allocated: Amounts, intent: Intent) -> bool:
     """Return whether a request to extend the allocation took effect."""
-    return (
-        bool(intent.base)
-        and not intent.shrinks
-        and all(
-            allocated.get(provider, {}).get(name, 0) >= intent.base[provider][name] + units
-            for provider, names in intent.added.items()
-            for name, units in names.items()
-        )
-    )
+    if not intent.base or intent.shrinks:
+        return False
+    found, base = _flatten(allocated), _flatten(intent.base)
+    return all(found[key] >= base[key] + units for key, units in _flatten(intent.added).items())
 
 
 def is_recreated(generation: int | None, intent: Intent) -> bool:
@@ -112,11 +111,8 @@ def is_recreated(generation: int | None, intent: Intent) -> bool:
 
 def has_amounts(allocated: Amounts, needed: Amounts) -> bool:
     """Return whether at least the needed amounts are allocated."""
-    return all(
-        allocated.get(provider, {}).get(name, 0) >= units
-        for provider, names in needed.items()
-        for name, units in names.items()
-    )
+    found = _flatten(allocated)
+    return all(found[key] >= units for key, units in _flatten(needed).items())
 
 
 def is_shrunk(allocated: Amounts, intent: Intent, floor: Amounts) -> bool:
@@ -124,21 +120,18 @@ def is_shrunk(allocated: Amounts, intent: Intent, floor: Amounts) -> bool:
 
     ``floor`` has the amounts that other ARQs need.
     """
-    return (
-        bool(intent.base)
-        and intent.shrinks
-        and all(
-            allocated.get(provider, {}).get(name, 0)
-            <= max(floor.get(provider, {}).get(name, 0), intent.base[provider][name] - units)
-            for provider, names in intent.added.items()
-            for name, units in names.items()
-        )
+    if not intent.base or not intent.shrinks:
+        return False
+    found, base, least = _flatten(allocated), _flatten(intent.base), _flatten(floor)
+    return all(
+        found[key] <= max(least[key], base[key] - units)
+        for key, units in _flatten(intent.added).items()
     )
 
 
 def extend(allocated: Amounts, added: Amounts) -> dict[str, dict[str, int]]:
     """Return the allocation with the added amounts."""
-    return _change(allocated, added, lambda _, __, present, units: present + units)
+    return _nest(_flatten(allocated) + _flatten(added))
 
 
 def shrink(allocated: Amounts, added: Amounts, floor: Amounts) -> dict[str, dict[str, int]]:
@@ -146,24 +139,21 @@ def shrink(allocated: Amounts, added: Amounts, floor: Amounts) -> dict[str, dict
 
     No amount becomes less than in ``floor``, the amounts that other ARQs need.
     """
+    found, least = _flatten(allocated), _flatten(floor)
+    for key, units in _flatten(added).items():
+        # Nova may have taken a part of the amount already: what it left is not raised to the floor.
+        found[key] = min(found[key], max(least[key], found[key] - units))
+    return _nest(+found)
 
-    def subtract(provider: str, name: str, present: int, units: int) -> int:
-        least = floor.get(provider, {}).get(name, 0)
-        return min(present, max(least, present - units))
 
-    return _change(allocated, added, subtract)
+def _flatten(amounts: Amounts) -> _Flat:
+    return _Flat(
+        {(p, name): units for p, names in amounts.items() for name, units in names.items()}
+    )
 
 
-def _change(
-    allocated: Amounts, added: Amounts, change: Callable[[str, str, int, int], int]
-) -> dict[str, dict[str, int]]:
-    result = {provider: dict(names) for provider, names in allocated.items()}
-    for provider, names in added.items():
-        of_provider = result.setdefault(provider, {})
-        for name, units in names.items():
-            of_provider[name] = change(provider, name, of_provider.get(name, 0), units)
-    positive = {
-        provider: {name: units for name, units in names.items() if units}
-        for provider, names in result.items()
-    }
-    return {provider: names for provider, names in positive.items() if names}
+def _nest(amounts: _Flat) -> dict[str, dict[str, int]]:
+    result: dict[str, dict[str, int]] = {}
+    for (provider, name), units in amounts.items():
+        result.setdefault(provider, {})[name] = units
+    return result

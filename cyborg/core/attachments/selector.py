@@ -39,6 +39,16 @@ class Selector:
     value: str
 
     @property
+    def context(self) -> str | None:
+        """Return the uuid of the device context, None if another object is attached."""
+        return self.value if self.field == CONTEXT else None
+
+    @property
+    def accelerator(self) -> str | None:
+        """Return the uuid of the accelerator, None if another object is attached."""
+        return self.value if self.field == ACCELERATOR else None
+
+    @property
     def key(self) -> str:
         """Return the part of ``request_key`` that identifies the selection.
 
@@ -53,17 +63,13 @@ class Selector:
         name = {} if self.field == ACCELERATOR else {"device_profile_name": self.key}
         return {
             **name,
-            "device_context": self.value if self.field == CONTEXT else None,
-            "accelerator": self.value if self.field == ACCELERATOR else None,
+            "device_context": self.context,
+            "accelerator": self.accelerator,
         }
 
     def describe(self) -> str:
         """Return the text for what is attached, for messages."""
-        return describe(
-            self.key,
-            self.value if self.field == CONTEXT else None,
-            self.value if self.field == ACCELERATOR else None,
-        )
+        return describe(self.key, self.context, self.accelerator)
 
     def profile_name(self, attachment: str) -> str:
         """Return the name of the profile with the groups; ``attachment`` is a uuid."""

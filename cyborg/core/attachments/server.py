@@ -174,11 +174,7 @@ def check_server(server: Server | None, uuid: str, project: str | None, mode: Mo
     if server.locked:
         raise WrongState(f"instance_uuid: {locked_error(uuid)}", **details)
     if server.host is None or server.node is None:
-        raise WrongState(
-            f"instance_uuid: server {uuid} has no host, or Nova does not show the host to the user "
-            "of [nova]: give this user the role that Nova requires for it",
-            **details,
-        )
+        raise WrongState(f"instance_uuid: {_no_host(uuid)}", **details)
     if server.profile is None and mode is Mode.NEXT_BOOT:
         raise Conflict(
             f"instance_uuid: the flavor of server {uuid} has no extra spec {PROFILE_KEY}, so Nova "
@@ -202,11 +198,7 @@ def check_replaceable(server: Server, profile: str) -> None:
             instance=server.uuid,
         )
     if server.host is None or server.node is None:
-        raise WrongState(
-            f"server {server.uuid} has no host, or Nova does not show the host to the user of "
-            "[nova]: give this user the role that Nova requires for it",
-            instance=server.uuid,
-        )
+        raise WrongState(_no_host(server.uuid), instance=server.uuid)
     check_profile(server, profile)
 
 
@@ -228,6 +220,13 @@ def check_profile(server: Server, profile: str) -> None:
 def locked_error(uuid: str) -> str:
     """Return why a server cannot be changed now, and what to do."""
     return f"server {uuid} is locked, unlock it first"
+
+
+def _no_host(uuid: str) -> str:
+    return (
+        f"server {uuid} has no host, or Nova does not show the host to the user of [nova]: give "
+        "this user the role that Nova requires for it"
+    )
 
 
 def newer_actions(actions: Sequence[Action], marker: str) -> Sequence[Action]:
@@ -280,14 +279,12 @@ def renewing_actions(
 
 def has_renewed(action: Action, events: Sequence[Event]) -> bool:
     """Return whether the events of an action prove that the guest was started with new devices."""
-    name = RENEWING_EVENTS.get(action.name)
-    return any(event.name == name and event.ended and event.result == "Success" for event in events)
+    return any(event.ended and event.result == "Success" for event in _proofs(action, events))
 
 
 def is_pending(action: Action, events: Sequence[Event]) -> bool:
     """Return whether Nova has not completed a renewing action."""
-    name = RENEWING_EVENTS.get(action.name)
-    return not any(event.name == name and event.ended for event in events)
+    return not any(event.ended for event in _proofs(action, events))
 
 
 def has_begun(action: Action, events: Sequence[Event]) -> bool:
@@ -295,8 +292,13 @@ def has_begun(action: Action, events: Sequence[Event]) -> bool:
 
     Its message may be lost, for example if nova-compute has stopped meanwhile.
     """
+    return bool(_proofs(action, events))
+
+
+def _proofs(action: Action, events: Sequence[Event]) -> list[Event]:
+    """Return the events of nova-compute for a renewing action."""
     name = RENEWING_EVENTS.get(action.name)
-    return any(event.name == name for event in events)
+    return [event for event in events if event.name == name]
 
 
 def is_settled(server: Server) -> bool:

@@ -76,6 +76,7 @@ class InstanceAllocations:
         if not _take_turn(work, intent):
             return _wait_for_turn(work)
         error, is_full = "it changes too often", False
+        # Nova changes the same allocation at a resize or migration: each attempt reads it again.
         for _ in range(MAX_CONFLICTS):
             # Read in this attachment's turn: no other attachment changes the amounts meanwhile.
             known = self._placement.consumer(work.consumer)
@@ -288,6 +289,7 @@ def _take_turn(work: LeasedAttachment, intent: Intent) -> bool:
     try:
         work.commit({"intent": intent.to_dict(), "allocation_key": work.consumer})
     except db_exc.DBDuplicateEntry:
+        # The key is unique: the database decides, also between conductors.
         return False
     return True
 

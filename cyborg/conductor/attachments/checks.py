@@ -186,6 +186,7 @@ def check_selection(
     ``server`` is None for a host; ``owner`` is the project of the attachment.
     """
     field, value, for_host = selector.field, selector.value, server is None
+    # Checks for an early answer to the caller: the step ``bind`` decides, with the rows locked.
     if field == ACCELERATOR:
         row = find_accelerator(tx, value, scope)
         check_accelerator(value, row["state"])

@@ -203,6 +203,7 @@ class AttachedDevices:
 
     def release(self, work: LeasedAttachment) -> None:
         """Unbind the ARQs: their handles are free as soon as the host has cleaned them."""
+        # They are not deleted yet: the steps ``clean`` and ``shrink`` find by them what is left.
 
         def unbind(tx: sa.Connection) -> ReleaseResult:
             rows = store.lock_arqs(tx, work.row["id"])

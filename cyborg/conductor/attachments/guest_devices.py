@@ -97,6 +97,7 @@ class GuestDevices:
         if job is not None and job["state"] == JobState.OPEN:
             return self._wait_for_unplug(work, job)
         expected = self._guests.expects_guest(work)
+        # No deadline: as long as the guest may have the devices, nothing else may get them.
         if not self._enqueue(work, JobKind.UNPLUG, None, guest_expected=expected):
             # Its ARQs were deleted, as Nova does after it has ended the guest.
             return work.complete_step()

@@ -96,6 +96,7 @@ class Guests:
         server = self._read_present(work)
         marker, user = work.row["boot_marker"] or "", self._nova.own_user()
         outcomes = self._read_outcomes(uuid, core.renewing_actions(actions, marker, user))
+        # A stopped guest gets the devices at its next start, without a reboot.
         if core.is_stopped(server) or any(core.has_renewed(*outcome) for outcome in outcomes):
             return work.complete_step()
         if server.task is not None:
@@ -143,6 +144,8 @@ class Guests:
             return work.complete_step()
         actions = self._nova.list_actions(uuid)
         marker = work.row["reboot_marker"]
+        # Nova lists the newest actions only. A marker that is not among them any more proves
+        # nothing, so that only a reboot from now on counts.
         if marker is None or core.is_missing(actions, marker):
             work.commit({"reboot_marker": core.latest_marker(actions)})
         server = self._read(uuid)
@@ -159,6 +162,7 @@ class Guests:
         outcomes = self._read_outcomes(uuid, renewing)
         if any(core.has_renewed(*outcome) for outcome in outcomes):
             return work.complete_step()
+        # Nothing takes the devices from a running guest now: its attach counts as complete.
         if work.row["failure"] is not None:
             work.set_attached(lambda tx: store.set_hidden(tx, work.row["id"], False) and None)
             return None
@@ -275,6 +279,7 @@ def _is_pending(work: LeasedAttachment, outcomes: Outcomes) -> bool:
     """Return whether Nova may still complete the newest action, although the server has no task."""
     if not outcomes or not core.is_pending(*outcomes[0]):
         return False
+    # Not for ever: nova-compute may have stopped during the action, and never ends it.
     limit = PENDING_ATTEMPTS if core.has_begun(*outcomes[0]) else LOST_ATTEMPTS
     return bool(work.row["attempts"] < limit)
 

@@ -75,6 +75,7 @@ class AttachmentRunner:
         self._stopped = threading.Event()
         self._failures: dict[str, str] = {}  # the last logged one of a successor, by its uuid
         slowest = max(conf.placement.request_timeout, conf.nova.request_timeout)
+        # A step sends several requests to Nova and Placement: the lease must outlast all of them.
         self._lease = max(conf.conductor.lease_timeout, 5 * slowest)
         self._steps: Mapping[Step, Callable[[LeasedAttachment], Wait | None]] = {
             Step.ALLOCATE: allocations.allocate,
@@ -90,6 +91,7 @@ class AttachmentRunner:
             Step.CLEAN: devices.clean,
             Step.SHRINK: self._shrink,
         }
+        # What differs from the common steps, so that no step asks for which kind it runs.
         self._live_steps = {Step.GUEST: guests.wait_until_settled}
         self._successor_steps: Mapping[Step, Callable[[LeasedAttachment], Wait | None]] = {
             Step.ALLOCATE: self._allocate_successor,
@@ -153,6 +155,7 @@ class AttachmentRunner:
                 if self._stopped.is_set():
                     break
             failed = work.row["state"] == AttachmentState.ERROR
+            # A failed successor has the time of its next attempt, which must not change here.
             work.release(work.row["next_try_at"] if failed else self._now())
         except LeaseLost:
             LOG.info("Attachment lease lost, another conductor continues")
@@ -162,6 +165,7 @@ class AttachmentRunner:
         """Run one step. If an attach fails, start the undo."""
         step = work.step
         is_attach, is_final = step in ATTACH_STEPS, False
+        # A cancel keeps the step: only its conductor knows how much of it has been done.
         if is_attach and work.row["state"] == AttachmentState.DETACHING:
             LOG.info("Attach was cancelled at step %s and is undone", step)
             work.commit({"step": first_undo_step(step, work.mode), "attempts": 0})
@@ -182,11 +186,14 @@ class AttachmentRunner:
                 error = describe_to_owner(error, reasons)
             if isinstance(exc, AllocationLost) and work.mode is not Mode.HOST:
                 kept = {"intent": None}  # the undo removes nothing from Nova's new allocation
+            # While a service is away an undo would fail too: repeat the step until the deadline.
             is_final = not isinstance(exc, Unavailable)
+            # The same after an error of ours, whose text may have internals.
             if not is_expected(exc):
                 LOG.exception("Unexpected error in the work on an attachment")
                 error, is_final = INTERNAL_ERROR, False
             wait = Wait(min(MAX_DELAY, 2.0 ** min(work.row["attempts"], 6)), error)
+        # Not in the except block: oslo.log would add the error to each line that is logged.
         if wait is not None and is_attach and is_final:
             self._undo(work, wait.reason or step, kept)
             return None
@@ -268,6 +275,7 @@ class AttachmentRunner:
             work.commit({"step": first_detach_step(work.mode)})
             return None
         wait = self._allocations.shrink(work)
+        # ARQs and attachment are deleted in one transaction: nothing else would delete the ARQs.
         if wait is None:
             work.finish(lambda tx: self._devices.delete(tx, work), **self._retry(work))
             LOG.info("Detached" if work.row["failure"] is None else "Attach undone")

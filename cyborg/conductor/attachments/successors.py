@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps ``bind`` and ``expose`` of successors: claim new handles, exchange the old ones."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import sqlalchemy as sa
@@ -67,18 +67,15 @@ class Successors:
 
         Raise NotFound, WrongState, Conflict.
         """
-        if self._uow.run(lambda tx: _is_restoring(self._lock_both(tx, work))):
+        old, new = self._uow.run(lambda tx: self._lock_both(tx, work))
+        if any(row["job_id"] for row in (*old, *new)):
             return Wait(POLL_DELAY, "waiting until the host has restored the devices")
         marker = self._guests.read_marker(work, awaited=RESUMABLE)
         if isinstance(marker, Wait):
             return marker
         intent = load_intent(work)
         assert intent is not None
-        old = self._uow.run(lambda tx: self._lock_old(tx, work))
-        groups = groups_of(old)
-        sources = {arq["device_profile_group_id"]: arq["device_rp_uuid"] or "" for arq in old}
-        providers = [sources[number] for number in groups]
-        removed = required_amounts([*groups.values()], providers)
+        providers, removed = _used_amounts(old)
         values = {
             "state": AttachmentState.DETACHING,
             "step": Step.GUEST,
@@ -97,10 +94,10 @@ class Successors:
         old, new = self._lock_both(tx, work)
         if any(row["state"] != ArqState.BOUND or row["job_id"] for row in (*old, *new)):
             raise WrongState("an accelerator request of the successor is no longer bound")
-        groups = groups_of(old)
-        sources = {arq["device_profile_group_id"]: arq["device_rp_uuid"] or "" for arq in old}
-        if required_amounts([*groups.values()], [sources[n] for n in groups]) != removed:
+        # The locks of ``exchange`` have ended: the amounts that it has recorded may be outdated.
+        if _used_amounts(old)[1] != removed:
             raise Conflict("the device context has changed since its successor was prepared")
+        # The new device may have been cordoned since it was prepared: no guest gets it then.
         pairs = pair_units(list(map(_to_unit, old)), list(map(_to_unit, new)))
         by_id = {before.arq_id: after.arq_id for before, after in pairs}
         if handle_claims.lock_schedulable(tx, [row["id"] for row in new]) != len(new):
@@ -134,8 +131,12 @@ class Successors:
         return rows
 
 
-def _is_restoring(found: Iterable[Sequence[arq_store.ArqRow]]) -> bool:
-    return any(row["job_id"] for rows in found for row in rows)
+def _used_amounts(rows: Sequence[arq_store.ArqRow]) -> tuple[list[str], dict[str, dict[str, int]]]:
+    """Return the provider of each group of bound ARQs, and the amounts of the groups there."""
+    groups = groups_of(rows)
+    sources = {row["device_profile_group_id"]: row["device_rp_uuid"] or "" for row in rows}
+    providers = [sources[number] for number in groups]
+    return providers, required_amounts([*groups.values()], providers)
 
 
 def _to_unit(row: arq_store.ArqRow) -> OwnedUnit:

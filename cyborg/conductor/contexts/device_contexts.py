@@ -127,8 +127,7 @@ class DeviceContexts:
 
         Raise Invalid with the field, NotFound, WrongState if the context is not unbound.
         """
-        uuid = parse_uuid(uuid, "uuid")
-        scope = check_optional_text("project_scope", project_scope)
+        uuid, scope = parse_selection(uuid, project_scope)
         values = parse_changes(changes, self._now())
         return self._uow.run_once(lambda tx: self._update(tx, uuid, values, scope), dict)
 
@@ -139,8 +138,7 @@ class DeviceContexts:
         its former handles afterwards. Raise NotFound, and WrongState if the context owns handles
         and this is not allowed, has a lease, or is attached to a server.
         """
-        uuid = parse_uuid(uuid, "uuid")
-        scope = check_optional_text("project_scope", project_scope)
+        uuid, scope = parse_selection(uuid, project_scope)
         allowed = DELETABLE | IN_USE if allow_bound is True else DELETABLE
         result = self._uow.run_once(
             lambda tx: self._delete(tx, uuid, scope, allowed), lambda done: None
@@ -156,8 +154,7 @@ class DeviceContexts:
         "reason"}``. ``reason`` is the answer of Placement if it knows no such class or trait, else
         None. Raise Invalid, NotFound, Unavailable.
         """
-        uuid = parse_uuid(uuid, "uuid")
-        scope = check_optional_text("project_scope", project_scope)
+        uuid, scope = parse_selection(uuid, project_scope)
         if check_integer("limit", limit, MAX_CANDIDATES) < 1:
             raise Invalid("limit: expected 1 or more", field="limit")
         groups = self._uow.run(lambda tx: find_context(tx, uuid, scope))["groups"]
@@ -167,6 +164,7 @@ class DeviceContexts:
         try:
             answer = self._placement.allocation_candidates(query, limit)
         except Invalid as exc:
+            # An unknown class or trait: Placement learns of it with the first device that has it.
             return {"candidates": [], "reason": exc.message}
         mappings = parse_candidates(answer, len(groups))
         providers = {uuid for mapping in mappings for uuids in mapping.values() for uuid in uuids}
@@ -181,6 +179,7 @@ class DeviceContexts:
     def sweep(self) -> int:
         """Delete expired contexts and return their number."""
         deleted = 0
+        # Small transactions: a large one would hold its locks while Nova binds and unbinds.
         for _ in range(MAX_BATCHES):
             count, found = self._uow.run(self._expire)
             deleted += count
@@ -312,6 +311,7 @@ class DeviceContexts:
             )
         result = None
         if context["state"] in IN_USE and self._arqs is not None:
+            # The release follows the states of the ARQs, and so changes the context: read it again.
             todo = [row for row in rows if row["state"] in source_states(Step.UNBIND)]
             result = self._arqs.release_arqs(tx, todo, keep=True)
             locked, rows = store.lock_with_arqs(tx, [context["id"]])
@@ -345,6 +345,7 @@ class DeviceContexts:
         self._arq_events.record_deleted(tx, rows)
         deleted = arqs.delete(tx, [row["id"] for row in rows])
         count = store.delete(tx, [context["id"] for context in contexts])
+        # The rows are locked: this is a check that no guard of a DELETE differs from the caller's.
         if deleted != len(rows) or count != len(contexts):
             raise WrongState("the state of a device context or of its ARQs changed concurrently")
         self._record(tx, event, contexts)
@@ -373,6 +374,11 @@ def refuse_attached(
                 context["hostname"],
                 attachments.state_of(tx, id_),
             )
+
+
+def parse_selection(uuid: str, project_scope: str | None) -> tuple[str, str | None]:
+    """Return the uuid of a context, and the only project of the caller or None. Raise Invalid."""
+    return parse_uuid(uuid, "uuid"), check_optional_text("project_scope", project_scope)
 
 
 def find_context(tx: sa.Connection, uuid: str, scope: str | None) -> store.ContextRow:

@@ -20,7 +20,12 @@ from cyborg.conductor.binding.claim_plan import BindContext, BindResult
 from cyborg.conductor.binding.context_states import follow_arqs, record_contexts
 from cyborg.conductor.binding.creation import renew_context_arqs
 from cyborg.conductor.binding.release import ReleaseResult
-from cyborg.conductor.contexts.device_contexts import find_context, refuse_attached, to_response
+from cyborg.conductor.contexts.device_contexts import (
+    find_context,
+    parse_selection,
+    refuse_attached,
+    to_response,
+)
 from cyborg.conductor.notifications.notifications import ArqEventRecorder
 from cyborg.core.binding.arqs import BindRequest
 from cyborg.core.binding.states import Step, source_states
@@ -40,7 +45,6 @@ from cyborg.core.contexts.leases import (
 )
 from cyborg.core.errors import WrongState
 from cyborg.core.log import get_logger
-from cyborg.core.validation import check_optional_text, parse_uuid
 from cyborg.db.binding import write as arq_store
 from cyborg.db.contexts import states
 from cyborg.db.contexts import write as store
@@ -154,6 +158,8 @@ class ContextLeases:
     def sweep(self) -> int:
         """Release the handles of leases that have ended, and return the number of leases."""
         total, after = 0, 0
+        # From the last id on, and not from the first: a lease that cannot be released, because its
+        # context is in a wrong state, must not fill each batch.
         for _ in range(MAX_BATCHES):
             count, found, result = self._uow.run(partial(self._expire, after=after))
             total += count
@@ -170,8 +176,7 @@ class ContextLeases:
 
         The groups and the project of a context never change.
         """
-        uuid = parse_uuid(uuid, "uuid")
-        scope = check_optional_text("project_scope", project_scope)
+        uuid, scope = parse_selection(uuid, project_scope)
         return self._uow.run(lambda tx: find_context(tx, uuid, scope)), scope
 
     def _run(
@@ -206,7 +211,7 @@ class ContextLeases:
         request: ReserveRequest,
     ) -> tuple[BindResult, dict[str, Any]]:
         context, rows = _lock(tx, uuid, scope)
-        claim = self._arqs.binder.refresh(claim)
+        claim = self._arqs.binder.refresh(claim)  # the locks may have taken long
         expires_at = claim.now + timedelta(seconds=request.seconds)
         result = BindResult()
         if decide_reserve(_facts(context, rows), request, claim.now) is Decision.RENEW:
@@ -244,6 +249,7 @@ class ContextLeases:
         facts, result = _facts(context, rows), BindResult()
         decision = decide_bind(facts, request, claim.now)
         if decision is not Decision.UNCHANGED:
+            # A bind with a lease may leave out the providers: the lease has them.
             providers = request.providers or tuple(str(p) for p in facts.providers)
             if decision is Decision.BIND:
                 _check_providers(tx, request.hostname, providers)

@@ -125,6 +125,7 @@ class MaintenanceWindows:
         Return the number of changes.
         """
         now = self._now()
+        # A transaction for each device: those before one that fails leave maintenance.
         due = self._uow.run(lambda tx: store.find_due_windows(tx, now, BATCH))
         ended = 0
         for device in due:
@@ -145,7 +146,7 @@ class MaintenanceWindows:
         devices = self._uow.run(lambda tx: successors.devices_to_plan(tx, now, mode, BATCH))
         planned = 0
         for device in devices:
-
+            # The device is locked first: concurrent plans would insert the same successor.
             def plan(tx: sa.Connection, device: str = device) -> int:
                 if store.lock_status(tx, device) is None:
                     return 0

@@ -170,6 +170,7 @@ def lock_replaced(tx: sa.Connection, context: str, device: str) -> list[ArqRow]:
     ).all()
     if not ids:
         return []
+    # A statement of its own: FOR UPDATE of the join would also lock the handles and the device.
     query = sa.select(arqs).where(arqs.c.id.in_(ids)).order_by(arqs.c.id)
     return fetch_all(ArqRow, tx.execute(query.with_for_update()))
 

@@ -271,6 +271,7 @@ def lease(tx: sa.Connection, *, owner: str, now: datetime, until: datetime) -> A
         sa.or_(attachments.c.lease_until.is_(None), attachments.c.lease_until < now),
     )
     order = (attachments.c.next_try_at, attachments.c.id)
+    # Read, then a guarded UPDATE: no FOR UPDATE, since conductors would wait for each other here.
     first = sa.select(attachments).where(due).order_by(*order).limit(1)
     row = fetch_first(AttachmentRow, tx.execute(first))
     if row is None:
@@ -351,6 +352,7 @@ def owned_units(
     are not counted.
     """
     known = sa.or_(arqs.c.context_id.is_(None), arqs.c.attachment_id.is_not(None))
+    # Not "!=": it would also leave out the ARQs without an attachment, which have NULL.
     other = sa.true() if without is None else arqs.c.attachment_id.is_distinct_from(without)
     query = (
         sa.select(arqs.c.device_rp_uuid, arqs.c.resource_class, sa.func.count())

@@ -75,6 +75,7 @@ def start_bind(
         _agent_is_up(hostname) if check_host else sa.true(),
         hostname=hostname,
         instance_uuid=instance,
+        # In SQL, not from a value that was read: two binds never get the same epoch.
         epoch=contexts.c.epoch + 1,
         expires_at=None,
         **_NO_FAILURE,
@@ -155,6 +156,7 @@ def consume_lease(
 
 def expired_leases(tx: sa.Connection, now: datetime, after: int, limit: int) -> list[int]:
     """Return up to ``limit`` row ids, above ``after``, of contexts whose lease has ended."""
+    # Without locks: ARQs are locked before contexts, and only these ids tell which ARQs.
     query = sa.select(contexts.c.id).where(*_lease_ended(now), contexts.c.id > after)
     return list(tx.scalars(query.order_by(contexts.c.id).limit(limit)))
 
@@ -206,6 +208,7 @@ def set_refusal(tx: sa.Connection, uuid: str, epoch: int, failure: ContextFailur
     """Record why a context was refused; return False if it has been used since ``epoch``."""
     guard = (
         contexts.c.uuid == uuid,
+        # Each use has an epoch of its own: without it, an old reason could follow a later bind.
         contexts.c.epoch == epoch,
         contexts.c.state == ContextState.UNBOUND,
     )

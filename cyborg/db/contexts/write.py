@@ -99,6 +99,7 @@ def lock_with_arqs(
 
 def postpone_expiry(tx: sa.Connection, ids: Collection[int], expires_at: datetime) -> None:
     """Set the time at which contexts expire, unless they never expire or expire later."""
+    # NULL, for a context that never expires, is not less than a time.
     guard = (contexts.c.id.in_(sorted(ids)), contexts.c.expires_at < expires_at)
     tx.execute(
         sa.update(contexts)

@@ -18,6 +18,7 @@ import cyborg.conf
 from cyborg import conf as own_options
 from cyborg.api import controller, routes, versions
 from cyborg.core import errors
+from cyborg.core.attachments.attachment import FLOWS
 from cyborg.core.inventory import capability
 from cyborg.core.inventory.device import AttachHandle, Deployable, Device
 from cyborg.drivers.base import Driver
@@ -164,6 +165,16 @@ def test_docs_draw_life_cycle_with_each_state_and_event(key: str) -> None:
     for state in life_cycle.states:
         assert f"``{state}``\n" in tables
         assert getattr(state, "description", "") in tables
+
+
+def test_docs_have_attachment_steps() -> None:
+    assert "\n.. attachment-steps::\n" in page("contributor/architecture")
+    pytest.importorskip("sphinx", reason="what builds the documentation is not installed")
+    table = load_module("life_cycles", DOC / "_ext" / "life_cycles.py").steps()
+    for mode, flow in FLOWS.items():
+        assert f"``{mode}``\n" in table
+        for step in (*flow.attach, *flow.detach):
+            assert f"``{step}``" in table
 
 
 def test_docs_have_api_routes() -> None:

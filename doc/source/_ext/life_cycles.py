@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sphinx directive ``life-cycle``: the states of an object, drawn from their table in the code.
+"""Sphinx directives ``life-cycle`` and ``attachment-steps``: tables of the code as pictures.
 
 HTML gets a chart and the tables, other builders only the tables. The chart has a column for each
 state and a row for each event, with an arrow from each state in which the event is allowed. This
@@ -15,7 +15,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from cyborg.core.attachments.attachment import ATTACHMENT_LIFE_CYCLE
+from cyborg.core.attachments.attachment import ATTACHMENT_LIFE_CYCLE, FLOWS
 from cyborg.core.binding.states import ARQ_LIFE_CYCLE
 from cyborg.core.contexts.states import CONTEXT_LIFE_CYCLE
 from cyborg.core.jobs.job import JOB_LIFE_CYCLE
@@ -124,7 +124,34 @@ class LifeCycleDirective(SphinxDirective):
         return [picture, *self.parse_text_to_nodes(tables(life_cycle))]
 
 
+def steps() -> str:
+    """Return the table of the steps of attachments as reStructuredText."""
+    rows = [
+        (
+            f"``{mode}``",
+            ", ".join(f"``{step}`` (``{undo}``)" for step, undo in flow.attach.items()),
+            ", ".join(f"``{step}``" for step in flow.detach),
+        )
+        for mode, flow in FLOWS.items()
+    ]
+    titles = (
+        "Mode",
+        "Steps of the attach, each with the first step of its undo",
+        "Steps of the detach",
+    )
+    return "\n".join(_table(titles, rows))
+
+
+class AttachmentSteps(SphinxDirective):
+    """The table of the steps of attachments."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return the table."""
+        return self.parse_text_to_nodes(steps())
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register the directive."""
+    """Register the directives."""
     app.add_directive("life-cycle", LifeCycleDirective)
+    app.add_directive("attachment-steps", AttachmentSteps)
     return {"version": "1", "parallel_read_safe": True}

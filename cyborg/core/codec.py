@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
 from typing import Any, Self, cast
 
-from cyborg.core.validation import boolean, integer, number, string
+from cyborg.core.validation import boolean, integer, number, optional, string
 
 Convert = Callable[[Any], Any]
 
@@ -135,8 +135,8 @@ def _converters(annotation: Any) -> tuple[Convert | None, Convert]:
 def _optional(annotation: Any) -> tuple[Convert | None, Convert]:
     dump, load = _converters(annotation)
     return (
-        None if dump is None else lambda value: None if value is None else dump(value),
-        lambda value: None if value is None else load(value),
+        None if dump is None else functools.partial(optional, dump),
+        functools.partial(optional, load),
     )
 
 

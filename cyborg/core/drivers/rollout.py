@@ -13,7 +13,7 @@ outcome that the agent reports after its return completes the step, also after t
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from cyborg.core.drivers.desired_state import BackendOutcome, DesiredBackend, DesiredStatus
 from cyborg.core.text import DescribedEnum
@@ -66,6 +66,13 @@ FINAL_STATES = frozenset(
 FAILED_STATES = frozenset({StepState.FAILED, StepState.ROLLED_BACK})
 
 
+class StepKey(NamedTuple):
+    """Key of a step."""
+
+    host: str
+    backend: str
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One backend on one host.
@@ -81,20 +88,25 @@ class Step:
     agent_down: bool = False
     forced: bool = False
 
+    @property
+    def key(self) -> StepKey:
+        """Return the key of the step."""
+        return StepKey(self.host, self.backend)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Next changes of a rollout: steps to start, and steps that pass to another state.
 
-    Steps are identified by (host, backend). ``succeeded`` is None while the rollout runs, else
+    ``succeeded`` is None while the rollout runs, else
     whether all steps succeeded. ``revert`` are the steps whose hosts get back their previous
     desired state; they become SKIPPED.
     """
 
-    start: Sequence[tuple[str, str]] = ()
-    transitions: Mapping[tuple[str, str], StepState] | None = None
+    start: Sequence[StepKey] = ()
+    transitions: Mapping[StepKey, StepState] | None = None
     succeeded: bool | None = None
-    revert: Sequence[tuple[str, str]] = ()
+    revert: Sequence[StepKey] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,30 +125,29 @@ def plan(kind: Kind, steps: Sequence[Step]) -> Plan:
     # The limits also bound the transaction that records the changes.
     states = [step.state for step in steps]
     failed = any(state in FAILED_STATES for state in states)
-    transitions: dict[tuple[str, str], StepState] = {}
-    start: list[tuple[str, str]] = []
+    transitions: dict[StepKey, StepState] = {}
+    start: list[StepKey] = []
     # An update that stops must not go on later: a host that is down would apply it at its return.
-    pending = [(s.host, s.backend) for s in steps if s.state is StepState.PENDING_AGENT]
-    pending = pending if kind is Kind.UPDATE and failed else []
+    stops = kind is Kind.UPDATE and failed
+    pending = [s.key for s in steps if stops and s.state is StepState.PENDING_AGENT]
     revert = pending[:MAX_REVERTED_STEPS]
     free_slots = 1 if kind is Kind.UPDATE else MAX_CONCURRENT_STEPS
     free_slots -= sum(state is StepState.IN_PROGRESS for state in states)
     for step in steps:
-        key = (step.host, step.backend)
         if step.state not in PENDING_STATES:
             continue
         # The step of an agent that is down only records the desired state, so it takes no slot. In
         # an update it waits for its turn too: an update keeps the order of its steps.
         may_start = free_slots > 0 or (step.agent_down and kind is not Kind.UPDATE)
-        if kind is Kind.UPDATE and failed:
-            transitions[key] = StepState.SKIPPED
+        if stops:
+            transitions[step.key] = StepState.SKIPPED
         elif kind is Kind.UNINSTALL and step.bound_handles and not step.forced:
             if step.state is StepState.WAITING:
-                transitions[key] = StepState.DRAINING
+                transitions[step.key] = StepState.DRAINING
         elif may_start and len(start) < MAX_CONCURRENT_STEPS:
-            start.append(key)
+            start.append(step.key)
             free_slots -= not step.agent_down
-    states_after = [transitions.get((s.host, s.backend), s.state) for s in steps]
+    states_after = [transitions.get(step.key, step.state) for step in steps]
     unfinished = start or len(pending) > len(revert)
     if unfinished or any(state not in FINAL_STATES for state in states_after):
         return Plan(start, transitions, revert=revert)

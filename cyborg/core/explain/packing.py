@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import gcd
+from typing import NamedTuple
 
 MAX_KINDS = 8
 """Kinds of which all subsets are examined; with more kinds the upper bound is less tight."""
@@ -132,19 +133,27 @@ def _upper_bound(kinds: Sequence[Kind], bins: Sequence[Caps], budget: Budget) ->
     return high, tight
 
 
+class _Subset(NamedTuple):
+    """A subset of kinds: the common divisor of its sizes, the units of a set, the caps of bins."""
+
+    divisor: int
+    units: int
+    caps: Caps
+
+
 def _subset_bounds(kinds: Sequence[Kind], columns: Sequence[Caps]) -> Iterator[int]:
     """Yield the number of sets that each subset of kinds allows."""
-    # (greatest common divisor of the sizes, units of a set, capacity of each bin) of each subset.
-    subsets: list[tuple[int, int, Caps]] = [(0, 0, (0,) * len(columns[0]))]
+    subsets = [_Subset(0, 0, (0,) * len(columns[0]))]
     for kind, column in zip(kinds, columns, strict=True):
-        for divisor, units, caps in list(subsets):
-            larger = (
-                gcd(divisor, kind.size),
-                units + kind.size * kind.count,
-                tuple(map(max, caps, column)),
+        # Each subset so far, with this kind added: together all subsets that have the kind.
+        for smaller in list(subsets):
+            subset = _Subset(
+                gcd(smaller.divisor, kind.size),
+                smaller.units + kind.size * kind.count,
+                tuple(map(max, smaller.caps, column)),
             )
-            yield _available(larger[2], larger[0]) // larger[1]
-            subsets.append(larger)
+            yield _available(subset.caps, subset.divisor) // subset.units
+            subsets.append(subset)
 
 
 def _available(caps: Caps, unit: int) -> int:

@@ -49,6 +49,14 @@ class Demand:
     group: int = 0
     group_units: int = 1
 
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Return a key that is equal for demands which the same handles fit."""
+        return (
+            *(self.provider, self.resource_class, self.required, self.forbidden),
+            *(self.target, self.profile),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -98,15 +106,10 @@ def choose_handles(
     # The handles that fit a demand with required info also fit one without: the demands without it
     # must not take them first.
     for demand in sorted(demands, key=lambda demand: not REQUIRED_INFO[demand.target]):
-        kind = (
-            *(demand.provider, demand.resource_class, demand.required, demand.forbidden),
-            *(demand.target, demand.profile),
-        )
-        search = searches.setdefault(kind, _Search(pools.get(demand.provider, [])))
-        found = search.next(demand, taken_ids)
-        if found is not None:
-            chosen[demand.arq_uuid] = found.handle_id
-            taken_ids.add(found.handle_id)
+        search = searches.setdefault(demand.kind, _Search(pools.get(demand.provider, [])))
+        if (handle := search.next(demand, taken_ids)) is not None:
+            chosen[demand.arq_uuid] = handle.handle_id
+            taken_ids.add(handle.handle_id)
             taken_counts[demand.provider] += 1
             continue
         in_call = {fail(Predicate.TAKEN_IN_CALL): taken_counts[demand.provider]}
@@ -162,16 +165,15 @@ def put_first(
     by_arq = {demand.arq_uuid: demand for demand in demands}
     ordered: dict[str, list[dict[str, object]]] = {}
     for arq_uuid, rejected in reasons.items():
-        demand, found = by_arq[arq_uuid], list(rejected)
+        demand = by_arq[arq_uuid]
         # Without a failure, its provider fits the group alone: other groups of the call were first.
         failure = failures.get(arq_uuid, fail(Predicate.TAKEN_IN_CALL))
-        if arq_uuid in failures or any(r["code"] == failure.predicate.value for r in rejected):
-            same = [reason for reason in rejected if reason["code"] == failure.predicate.value]
-            exact = [reason for reason in same if reason["reason"] == failure.text]
-            new = describe_rejection(demand, failure, handles.get(demand.provider, 0))
-            first = next(iter(exact or same), new)
-            found = [first, *(reason for reason in rejected if reason is not first)]
-        ordered[arq_uuid] = found
+        same = [reason for reason in rejected if reason["code"] == failure.predicate.value]
+        exact = [reason for reason in same if reason["reason"] == failure.text]
+        first = [*exact, *same][:1]
+        if not first and arq_uuid in failures:
+            first = [describe_rejection(demand, failure, handles.get(demand.provider, 0))]
+        ordered[arq_uuid] = [*first, *(reason for reason in rejected if reason not in first)]
     return make_no_handle_error(ordered, demands)
 
 

@@ -16,7 +16,7 @@ import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from cyborg.core import naming
 from cyborg.core.errors import Invalid
@@ -55,8 +55,14 @@ _CLASS_KEY, _TRAIT_KEY = "rc", "trait"
 
 R = TypeVar("R", bound=Row)
 T = TypeVar("T")
-Identity = tuple[str, str, str]
-"""Where a value is unique (a host, or everywhere), what it is, and the value."""
+
+
+class Identity(NamedTuple):
+    """A value that only one row may have: what it is, and where it is unique if not everywhere."""
+
+    name: str
+    value: str
+    scope: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +164,7 @@ class _HostPlanner:
             vendor_board_info=load_texts(row.vendor_board_info),
         )
         uuid = parse_uuid(row.uuid, "uuid")
-        self._claim(row, ("", "uuid", uuid), (self.host, "PCI address", device.address))
+        self._claim(row, Identity("uuid", uuid), Identity("PCI address", device.address, self.host))
         self.taken.add((paths[0].KIND, paths[0].id))
         for path in paths[1:]:
             self._drop(path, f"its device has the control path {paths[0].uuid}")
@@ -217,7 +223,9 @@ class _HostPlanner:
         )
         uuid = parse_uuid(row.uuid, "uuid")
         provider = parse_uuid(row.provider, "rp_uuid")
-        self._claim(row, ("", "uuid", uuid), ("", "provider", provider), ("", "name", row.name))
+        self._claim(
+            row, Identity("uuid", uuid), Identity("provider", provider), Identity("name", row.name)
+        )
         return value, ImportedDeployable(uuid, provider, ())
 
     def _check_ancestors(self, row: DeployableRow) -> None:
@@ -264,13 +272,15 @@ class _HostPlanner:
             parse_uuid(row.uuid, "uuid"), check_text("key", row.key), check_text("value", row.value)
         )
         self._claim(
-            row, ("", "uuid", attribute.uuid), (f"deployable {row.deployable_id}", "key", row.key)
+            row,
+            Identity("uuid", attribute.uuid),
+            Identity("key", row.key, f"deployable {row.deployable_id}"),
         )
         return attribute
 
     def _handle(self, row: HandleRow) -> tuple[str, AttachHandle]:
         handle, uuid = parse_handle(row), parse_uuid(row.uuid, "uuid")
-        self._claim(row, ("", "uuid", uuid), (self.host, "PCI address", handle.address))
+        self._claim(row, Identity("uuid", uuid), Identity("PCI address", handle.address, self.host))
         return uuid, handle
 
     def _arq(self, row: ArqRow) -> ImportedArq:
@@ -303,7 +313,7 @@ class _HostPlanner:
             parse_uuid(row.instance, "instance_uuid"),
             handle,
         )
-        self._claim(row, ("", "uuid", arq.uuid), ("", "attach handle", handle))
+        self._claim(row, Identity("uuid", arq.uuid), Identity("attach handle", handle))
         return arq
 
     def _close_devices(self, owned: Collection[str]) -> set[str]:
@@ -352,10 +362,10 @@ class _HostPlanner:
     def _claim(self, row: Row, *identities: Identity) -> None:
         """Record the identities of a row; raise Invalid if another row has one of them."""
         # All are checked before one is recorded: a row that is dropped must not block another one.
-        keys = [(f"{row.KIND} {scope}", what, value) for scope, what, value in identities]
+        keys = [key._replace(scope=f"{row.KIND} {key.scope}") for key in identities]
         for key in keys:
             if (owner := self.owners.get(key)) is not None:
-                raise Invalid(f"its {key[1]} {abbreviate(key[2])} is that of {owner} as well")
+                raise Invalid(f"its {key.name} {abbreviate(key.value)} is that of {owner} as well")
         self.owners.update(dict.fromkeys(keys, f"{row.KIND} {row.uuid} of host {self.host}"))
 
     def _drop(self, row: Row, reason: str) -> None:

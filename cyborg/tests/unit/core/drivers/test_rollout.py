@@ -38,7 +38,7 @@ def apply_plan(kind: Kind, steps: list[Step]) -> tuple[rollout.Plan, list[str]]:
     """Return the plan, and the states after its transitions."""
     plan = rollout.plan(kind, steps)
     transitions = plan.transitions or {}
-    return plan, [transitions.get((s.host, s.backend), s.state) for s in steps]
+    return plan, [transitions.get(s.key, s.state) for s in steps]
 
 
 @given(st.sampled_from(Kind), STEPS)
@@ -99,9 +99,7 @@ def test_plan_terminates_with_result(kind: Kind, outcomes: list[bool]) -> None:
             for n, ok in enumerate(outcomes)
         }
         transitions = dict(plan.transitions or {}) | {key: outcome[key] for key in plan.start}
-        steps = [
-            Step(s.host, s.backend, transitions.get((s.host, s.backend), s.state)) for s in steps
-        ]
+        steps = [Step(s.host, s.backend, transitions.get(s.key, s.state)) for s in steps]
     assert plan.succeeded == all(outcomes)
 
 

@@ -10,13 +10,15 @@ option library.
 """
 
 import abc
+import json
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
+from cyborg.core.codec import Serializable
 from cyborg.core.drivers.registry import Kind, Option, Setting, Support
-from cyborg.core.errors import Misconfigured
+from cyborg.core.errors import Invalid, Misconfigured
 from cyborg.core.inventory.device import Ability, Device, DeviceType, Layout
 from cyborg.core.inventory.device_state import Measurement
 from cyborg.core.jobs.job import WorkItem
@@ -39,11 +41,13 @@ __all__ = [
     "UseInterface",
     "VolatileMemory",
     "in_range",
+    "load_record",
     "one_of",
 ]
 
 
 _Parsed = TypeVar("_Parsed")
+_Record = TypeVar("_Record", bound=Serializable)
 _Enum = TypeVar("_Enum", bound=StrEnum)
 
 
@@ -81,6 +85,15 @@ class VolatileMemory:
         else:
             self._texts[key] = text
         return True
+
+
+def load_record(kind: type[_Record], text: str | None) -> _Record | None:
+    """Return the record that a text of a memory has; None without one, or if it is malformed."""
+    try:
+        return None if text is None else kind.from_dict(json.loads(text))
+    # Another release, or an operator, may have written it: what it says is not known then.
+    except (Invalid, KeyError, RecursionError, TypeError, ValueError):
+        return None
 
 
 class InvalidOption(ValueError):

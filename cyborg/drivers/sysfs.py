@@ -10,23 +10,28 @@ Sources in Linux: ``Documentation/PCI/sysfs-pci.rst`` (ids, class and ``config``
 
 import contextlib
 import errno
+import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 from cyborg.core.address import PciAddress
-from cyborg.core.errors import Invalid
+from cyborg.core.codec import Serializable
+from cyborg.core.errors import DriverFailed, Invalid
 
 LOCAL_ROOT = Path("/sys")
 """The tree of this machine; others are simulated or replayed."""
 MAX_BYTES = 4096  # of one attribute: at most one page (Documentation/filesystems/sysfs.rst)
 _ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
+MAX_FACTS = 4 * 1024 * 1024  # bytes of a file of a capture
 MAX_SCANS = 3  # of the bus while virtual functions are created or removed
+
+_Facts = TypeVar("_Facts", bound=Serializable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +90,10 @@ def observed_by(observer: ReadObserver) -> Iterator[None]:
 def read_file(path: Path, size: int) -> bytes:
     """Return the first ``size`` bytes of a file outside of sysfs; read several times if needed.
 
-    One read of a file in ``/proc`` can return fewer bytes than the file has (``seq_read_iter`` of
-    ``fs/seq_file.c`` of Linux). Raise OSError.
+    Raise OSError.
     """
+    # One read of a file in ``/proc`` can return fewer bytes than the file has (``seq_read_iter`` of
+    # ``fs/seq_file.c`` of Linux).
     try:
         with open(path, "rb") as file:
             content = file.read(size)
@@ -100,21 +106,65 @@ def read_file(path: Path, size: int) -> bytes:
     return content
 
 
-def notify_facts(place: str, content: bytes) -> None:
+def notify_facts(place: str, facts: Serializable) -> None:
     """Notify the observer of facts that were not read from a file.
 
     ``place`` is the file that has them in a capture, relative to the root directory of the host.
+    The kernel has no such file.
     """
     if (observer := _OBSERVER.get()) is not None:
-        observer.on_facts(place, content)
+        observer.on_facts(place, json.dumps(facts.to_dict()).encode())
+
+
+def read_facts(
+    sysfs_root: Path, place: str, kind: type[_Facts], failed: Callable[[str], _Facts]
+) -> _Facts:
+    """Return the facts that a tree which is not /sys has at ``place`` in its root directory.
+
+    A tree without the file has none: ``kind()``. ``failed`` returns the facts with the error of a
+    failed read.
+    """
+    try:
+        body = json.loads(read_file(sysfs_root.parent / place, MAX_FACTS))
+        # A message may have unknown keys. Here one may be a use that would not be seen.
+        if unknown := set(body) - {item.name for item in fields(cast(Any, kind))}:
+            raise ValueError(f"unknown keys: {', '.join(sorted(unknown))}")
+        return kind.from_dict(body)
+    except FileNotFoundError:
+        return kind()
+    # A capture is a file of somebody else: whatever is wrong with it, the facts are not known.
+    except (Invalid, KeyError, OSError, RecursionError, TypeError, ValueError) as exc:
+        return failed(f"{place}: {exc}")
+
+
+@contextlib.contextmanager
+def open_node(path: Path, flags: int, number: str | None) -> Iterator[int]:
+    """Open a device node; ``number`` is the content of the file ``dev`` of its device in sysfs.
+
+    Raise DriverFailed if it cannot be opened, or if it belongs to another device, as after a
+    hot-plug.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_CLOEXEC)
+    except OSError as exc:
+        raise DriverFailed(f"{path} cannot be opened: {exc.strerror}") from exc
+    try:
+        # After the opening, not before: the node may be replaced in between.
+        device = os.fstat(descriptor).st_rdev
+        if f"{os.major(device)}:{os.minor(device)}" != number:
+            raise DriverFailed(f"{path} is the node of another device")
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def functions_on(path: Path) -> list[str]:
     """Return the addresses of the PCI functions on a sysfs path, the last one on the path first.
 
-    The first address is the device itself. The others are bridges or, for NVMe drives behind Intel
-    VMD, a controller that is not a bridge (``drivers/pci/controller/vmd.c`` of Linux).
+    The first address is the device itself.
     """
+    # The others are bridges or, for NVMe drives behind Intel VMD, a controller that is not a bridge
+    # (``drivers/pci/controller/vmd.c`` of Linux).
     found: list[str] = []
     for part in reversed(path.parts):
         with contextlib.suppress(Invalid):
@@ -177,6 +227,7 @@ class Sysfs:
             observer.on_link(self.root / path)
         try:
             return (self.root / path).resolve(strict=strict)
+        # Python before 3.13 raises RuntimeError for a loop of links.
         except (OSError, RuntimeError):
             return None
 
@@ -208,13 +259,10 @@ class Sysfs:
             return None
 
     def pci_functions(self) -> list[PciFunction]:
-        """Return all PCI functions, sorted by address.
-
-        The kernel creates and removes virtual functions one by one, and updates ``sriov_numvfs``
-        after the last one. So the bus is scanned again, up to MAX_SCANS times, until the number of
-        virtual functions equals ``sriov_numvfs``. The uevents of a removal arrive about one second
-        before its end, so they cannot be used for this.
-        """
+        """Return all PCI functions, sorted by address."""
+        # The kernel creates and removes virtual functions one by one, and updates sriov_numvfs
+        # after the last one. So the bus is scanned again until both numbers are equal. The uevents
+        # of a removal arrive about one second before its end, so they cannot be used for this.
         for _ in range(MAX_SCANS):
             functions = self._functions()
             counts = Counter(function.physfn for function in functions)

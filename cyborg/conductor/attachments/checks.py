@@ -21,7 +21,7 @@ from cyborg.core.attachments.selector import (
     lease_scope_error,
 )
 from cyborg.core.attachments.server import Server
-from cyborg.core.binding import attach_target
+from cyborg.core.binding import profile as attach_target
 from cyborg.core.binding.profile import Group, parse_groups
 from cyborg.core.contexts.context import merge_config
 from cyborg.core.contexts.leases import stale_lease

@@ -141,10 +141,8 @@ class CryptoDriver(PciDriver):
         return [self._with_kernel_use(device) for device in super().discover()]
 
     def describe(self, card: PciFunction) -> Description:
-        """Return what an accelerator can compute, and its attributes in sysfs.
-
-        ``Documentation/ABI/testing/sysfs-driver-qat`` of Linux describes those of QAT.
-        """
+        """Return what an accelerator can compute, and its attributes in sysfs."""
+        # ``Documentation/ABI/testing/sysfs-driver-qat`` of Linux describes those of QAT.
         folder = _folder(card.address)
         names = {"services": "qat/cfg_services", "ring_pairs": "qat/num_rps"}
         names |= {name: name for name in _CCP_ATTRIBUTES}

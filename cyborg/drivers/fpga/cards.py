@@ -301,10 +301,11 @@ def split(
     """Return the deployables of a card, each with the number of its region.
 
     ``count`` is the number of regions. Return an empty list if it is not known which PCI function
-    uses which region. A virtual function has one port (``Documentation/fpga/dfl.rst``, "FPGA
-    virtualization"; ``dfl_fpga_cdev_config_ports_vf`` of ``drivers/fpga/dfl.c``). If there are as
-    many as ports, virtual function ``n`` is taken to have port ``n``: Linux does not say it.
+    uses which region. If there are as many as ports, virtual function ``n`` is taken to have port
+    ``n``: Linux does not say it.
     """
+    # A virtual function has one port (``Documentation/fpga/dfl.rst``, "FPGA virtualization";
+    # ``dfl_fpga_cdev_config_ports_vf`` of ``drivers/fpga/dfl.c``).
     if count == 1:
         return [(0, deployable) for deployable in card.deployables]
     if not count or len(card.deployables) != 1 or function.numvfs != count:

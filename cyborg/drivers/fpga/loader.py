@@ -318,7 +318,9 @@ class ImageLoader:
 
     def _record(self, place: Place, image: Image) -> None:
         """Record the loaded image. Raise DriverFailed if the region shows another function id."""
-        region = self._current(place)
+        region = self._read_region(place)
+        if region is None:
+            raise DriverFailed(f"{place.card} has lost its regions")
         if region.obstacle is not None:
             raise DriverFailed(region.obstacle)
         stated = parse_id(image.properties.get(FUNCTION))
@@ -332,22 +334,17 @@ class ImageLoader:
         record = Record(image.uuid, stated, boot_id, region.identity, region.function_id)
         self._records.put(place.card, place.number, record)
 
-    def _current(self, place: Place) -> Region:
-        """Return the region as it is now. Raise DriverFailed if it has disappeared."""
+    def _read_region(self, place: Place) -> Region | None:
+        """Return the region as it is now; None if it has disappeared."""
         functions = self._sysfs.pci_functions()
         found = read_regions(self._sysfs, functions).get(place.card)
         regions = cards.list_regions(self._sysfs, place.function, found)
-        if place.number >= len(regions):
-            raise DriverFailed(f"{place.card} has lost its regions")
-        return regions[place.number]
+        return regions[place.number] if place.number < len(regions) else None
 
     def _observe(self, place: Place) -> _Observed:
         """Return the state of the FPGA manager of a region and the function id of the region."""
-        functions = self._sysfs.pci_functions()
-        found = read_regions(self._sysfs, functions).get(place.card)
-        regions = cards.list_regions(self._sysfs, place.function, found)
-        shown = regions[place.number].function_id if place.number < len(regions) else None
-        return self.manager_state(place.region), shown
+        region = self._read_region(place)
+        return self.manager_state(place.region), None if region is None else region.function_id
 
     def _boot_id(self) -> str | None:
         path = self._sysfs.root.parent / "proc/sys/kernel/random/boot_id"

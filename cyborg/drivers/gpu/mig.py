@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from cyborg.core.inventory.device import Layout
 from cyborg.core.naming import make_custom_name
-from cyborg.drivers.base import Memory
+from cyborg.drivers.base import Memory, load_record
 from cyborg.drivers.kernel.nvml import KERNEL_DRIVER, NVIDIA, GpuFacts, Nvml
 from cyborg.drivers.sysfs import PciFunction
 
@@ -112,16 +112,9 @@ class FactsReader:
             kept = GpuFacts(found.uuid, found.memory, found.vbios, found.ecc, found.mig)
             memory.put(name, json.dumps(kept.to_dict()))
         if key not in self._facts:
-            self._facts[key] = _load(memory.get(name))
+            self._facts[key] = load_record(GpuFacts, memory.get(name)) or GpuFacts()
         return self._facts[key]
 
     def forget(self, address: str) -> None:
         """Make the next call of ``read`` read a card again, because its facts have changed."""
         self._current = {key for key in self._current if key[0] != address}
-
-
-def _load(text: str | None) -> GpuFacts:
-    try:
-        return GpuFacts.from_dict(json.loads(text)) if text else GpuFacts()
-    except (KeyError, TypeError, ValueError):
-        return GpuFacts()  # written by another release

@@ -42,16 +42,15 @@ class DisplayReader:
 
         A PCI function is a display of the host if it has a framebuffer or an enabled connector, or
         if it is the VGA device of the boot and has a display device of a kernel driver. A compute
-        GPU without a screen counts as unused, although its kernel driver creates a DRM device. A
-        PCI function that is bound to VFIO counts as unused: ``vfio_pci_vga_init`` of
-        ``drivers/vfio/pci/vfio_pci_core.c`` removes the framebuffer of the firmware.
-
-        Sources: ``Documentation/gpu/vgaarbiter.rst`` (the default VGA device),
-        ``drivers/pci/pci-sysfs.c`` (``boot_vga``), ``Documentation/fb/framebuffer.rst``,
-        ``Documentation/admin-guide/sysfs-rules.rst`` (a class device is below its device),
-        ``drivers/gpu/drm/drm_sysfs.c`` (names of cards, ``enabled`` of a connector) and
-        ``drivers/video/fbdev/core/fbsysfs.c`` (names of framebuffers) of the Linux kernel.
+        GPU without a screen counts as unused, although its kernel driver creates a DRM device.
         """
+        # A PCI function that is bound to VFIO counts as unused: ``vfio_pci_vga_init`` of
+        # ``drivers/vfio/pci/vfio_pci_core.c`` removes the framebuffer of the firmware.
+        # Sources: ``Documentation/gpu/vgaarbiter.rst`` (the default VGA device),
+        # ``drivers/pci/pci-sysfs.c`` (``boot_vga``), ``Documentation/fb/framebuffer.rst``,
+        # ``Documentation/admin-guide/sysfs-rules.rst`` (a class device is below its device),
+        # ``drivers/gpu/drm/drm_sysfs.c`` (names of cards, ``enabled`` of a connector) and
+        # ``drivers/video/fbdev/core/fbsysfs.c`` (names of framebuffers) of the Linux kernel.
         cards = self._displays_of("drm", _CARD)
         framebuffers = self._displays_of("graphics", _FRAMEBUFFER)
         found: dict[str, str] = {}
@@ -90,11 +89,14 @@ class DisplayReader:
 
 _ENCRYPTION, _DISPLAY = "1080", "03"  # class of "other encryption controllers"; displays
 _AMD = frozenset({"1022", "1d94"})  # and Hygon, whose processors have AMD's functions
+# Product ids of engines alone: those without psp_vdata in the table of
+# ``drivers/crypto/ccp/sp-pci.c`` of Linux, and that of ``drivers/dma/amd/ptdma/ptdma-pci.c``, which
+# only copies memory (PTDMA). A function that is not in that table may be of a newer processor, all
+# of which have the security processor.
 _ENGINES = frozenset({"1537", "1468", "1498"})
-"""Product ids of engines alone: those without psp_vdata in the table of
-``drivers/crypto/ccp/sp-pci.c`` of Linux, and that of ``drivers/dma/amd/ptdma/ptdma-pci.c``, which
-only copies memory (PTDMA). A function that is not in that table may be of a newer
-processor, all of which have the security processor."""
+# Displays of management controllers: the tables of ``ast/ast_drv.c`` (ids in ``ast_drv.h``),
+# ``mgag200/mgag200_drv.c`` (without the cards of 1998) and ``hisilicon/hibmc/hibmc_drm_drv.c`` in
+# ``drivers/gpu/drm`` of Linux.
 _MANAGEMENT = frozenset(
     {
         *(("1a03", product) for product in ("2000", "2010")),
@@ -103,18 +105,14 @@ _MANAGEMENT = frozenset(
         ("19e5", "1711"),
     }
 )
-"""Displays of management controllers: the tables of ``ast/ast_drv.c`` (ids in ``ast_drv.h``),
-``mgag200/mgag200_drv.c`` (without the cards of 1998) and ``hisilicon/hibmc/hibmc_drm_drv.c`` in
-``drivers/gpu/drm`` of Linux.
-"""
 
 
+# Management endpoints of the PCIe switches of Broadcom, and other functions of these switches, by
+# the names of the PCI id database (pci.ids). Their bridges have the class of bridges.
 _SWITCHES = frozenset(("1000", product) for product in ("00b2", "c010", "c012", "c030", "c034"))
-"""Management endpoints of the PCIe switches of Broadcom, and other functions of these switches, by
-the names of the PCI id database (pci.ids). Their bridges have the class of bridges."""
+# Maker and class of the management endpoints of the switches of Microchip
+# (``drivers/pci/switch/switchtec.c`` of Linux).
 _SWITCHTEC = ("11f8", "0580")
-"""Maker and class of the management endpoints of the switches of Microchip
-(``drivers/pci/switch/switchtec.c`` of Linux)."""
 
 
 def platform_functions(functions: Mapping[str, PciFunction]) -> dict[str, str]:
@@ -235,11 +233,9 @@ def _network_functions(
 
 
 def _queue_functions(sysfs: Sysfs) -> dict[str, str]:
-    """Return the PCI functions of Intel DSA and IAA with an enabled work queue: a reason each.
-
-    The kernel or a program may submit work to it, whatever enabled it
-    (``Documentation/ABI/stable/sysfs-driver-dma-idxd`` of the Linux kernel).
-    """
+    """Return the PCI functions of Intel DSA and IAA with an enabled work queue: a reason each."""
+    # The kernel or a program may submit work to it, whatever enabled it
+    # (``Documentation/ABI/stable/sysfs-driver-dma-idxd`` of the Linux kernel).
     found: dict[str, str] = {}
     for name in sysfs.list_names("bus/dsa/devices"):
         folder = f"bus/dsa/devices/{name}"
@@ -262,10 +258,10 @@ def mediated_parents(sysfs_root: Path) -> dict[str, str]:
     """Return the PCI functions with mediated devices: a text with the reason by address.
 
     A server may use a mediated device, which disappears without its parent. If the parent is a
-    virtual function, its physical function is also returned. The sysfs folder of a mediated device
-    is in the folder of its parent (``Documentation/driver-api/vfio-mediated-device.rst`` of the
-    Linux kernel).
+    virtual function, its physical function is also returned.
     """
+    # The sysfs folder of a mediated device is in the folder of its parent
+    # (``Documentation/driver-api/vfio-mediated-device.rst`` of the Linux kernel).
     sysfs = Sysfs(sysfs_root)
     devices = Path("bus/mdev/devices")
     parents: set[str] = set()

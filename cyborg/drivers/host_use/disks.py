@@ -87,13 +87,11 @@ class DiskReader:
                 yield name
 
     def _kernel_users(self) -> Iterable[tuple[str, str]]:
-        """Yield the paths of block devices that the kernel itself uses, and what it uses them for.
-
-        Sources in Linux: ``Documentation/ABI/testing/sysfs-block-loop`` (``backing_file``) and
-        ``sysfs-block-zram`` (``backing_dev``); ``/sys/kernel/config``, if it is mounted there, has
-        the targets of NVMe (``drivers/nvme/target/configfs.c``) and of SCSI (``udev_path`` of
-        ``drivers/target/target_core_configfs.c``).
-        """
+        """Yield the paths of block devices that the kernel itself uses, and their use."""
+        # Sources in Linux: ``Documentation/ABI/testing/sysfs-block-loop`` (``backing_file``) and
+        # ``sysfs-block-zram`` (``backing_dev``); ``/sys/kernel/config``, if it is mounted there,
+        # has the targets of NVMe (``drivers/nvme/target/configfs.c``) and of SCSI (``udev_path`` of
+        # ``drivers/target/target_core_configfs.c``).
         files = [
             (f"class/block/{name}/{attribute}", f"the data of {name}")
             for prefix, attribute in (("loop", "loop/backing_file"), ("zram", "backing_dev"))
@@ -170,12 +168,11 @@ class DiskReader:
     def _functions_of_fabric(self, controller: Path) -> list[str]:
         """Return the functions of the Fibre Channel port of a controller of NVMe over Fabrics.
 
-        The address of such a controller has ``host_traddr=nn-NODE:pn-PORT``
-        (``nvmf_get_address`` of ``drivers/nvme/host/fabrics.c`` and ``nvme_fc_parse_traddr`` of
-        ``fc.c`` of Linux), and ``fc_host`` the ``port_name`` of each port
-        (``drivers/scsi/scsi_transport_fc.c``). With TCP and RDMA the interface has an address,
-        which is a use of its own.
+        With TCP and RDMA the interface has an address, which is a use of its own.
         """
+        # The address of such a controller has ``host_traddr=nn-NODE:pn-PORT`` (``nvmf_get_address``
+        # of ``drivers/nvme/host/fabrics.c`` and ``nvme_fc_parse_traddr`` of ``fc.c`` of Linux), and
+        # ``fc_host`` the ``port_name`` of each port (``drivers/scsi/scsi_transport_fc.c``).
         if self._sysfs.read_text(controller / "transport") != "fc":
             return []
         address = self._sysfs.read_text(controller / "address") or ""

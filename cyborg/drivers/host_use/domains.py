@@ -10,29 +10,28 @@ The agent reads libvirt, and knows which domains are servers with accelerator re
 is not /sys has the functions as a file: so does a capture.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 from cyborg.core.address import PciAddress
+from cyborg.core.codec import Serializable, wire
 from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.core.text import sanitize
-from cyborg.drivers.sysfs import LOCAL_ROOT, PciFunction, Sysfs, notify_facts, read_file
+from cyborg.drivers.sysfs import LOCAL_ROOT, PciFunction, Sysfs, notify_facts, read_facts
 
 FILE = "proc/libvirt_domains.json"
-"""Path of the facts below the directory that contains ``sys``. The kernel has no such file."""
-MAX_BYTES = 1024 * 1024
+"""Path of the facts below the directory that contains ``sys``."""
 MAX_NAME = 100
 """Characters of the name of a domain that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
-class DomainFacts:
+class DomainFacts(Serializable):
     """Names of the domains that have a PCI function, by the address of the function.
 
     ``error``: why the domains of a tree could not be read, None if they were. ``remarks``: warnings
@@ -41,7 +40,7 @@ class DomainFacts:
 
     users: Mapping[str, str] = field(default_factory=dict)
     error: str | None = None
-    remarks: Sequence[str] = ()
+    remarks: Sequence[str] = field(default=(), metadata=wire(omit=lambda remarks: not remarks))
 
 
 class ReadDomains(Protocol):
@@ -100,29 +99,14 @@ def read(sysfs_root: Path, read_local: ReadDomains = read_nothing) -> DomainFact
     failed read is in the result.
     """
     if sysfs_root != LOCAL_ROOT:
-        try:
-            return _load(json.loads(read_file(sysfs_root.parent / FILE, MAX_BYTES)))
-        except FileNotFoundError:
-            return DomainFacts()
-        except (OSError, RecursionError, TypeError, ValueError) as exc:
-            return DomainFacts(error=f"{FILE}: {exc}")
+        return read_facts(sysfs_root, FILE, DomainFacts, lambda error: DomainFacts(error=error))
     facts = read_local()
     # The names of domains may be those of customers, and are no facts of the hardware.
     names = {name: f"domain{n}" for n, name in enumerate(sorted(set(facts.users.values())), 1)}
     users = {address: names[name] for address, name in facts.users.items()}
-    notify_facts(FILE, json.dumps({"users": users, "error": facts.error}).encode())
+    # Remarks are about this read, not about the host.
+    notify_facts(FILE, DomainFacts(users, facts.error))
     return facts
-
-
-def _load(facts: Any) -> DomainFacts:
-    """Return facts from JSON. Raise TypeError if they are malformed."""
-    loaded = DomainFacts(**facts)
-    users = loaded.users
-    if not isinstance(users, dict) or not all(isinstance(name, str) for name in users.values()):
-        raise TypeError("users: expected an object of texts")
-    if not isinstance(loaded.error, str | None):
-        raise TypeError("error: expected a text or null")
-    return loaded
 
 
 def find_used(

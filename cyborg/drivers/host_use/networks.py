@@ -13,14 +13,14 @@ Other sources in Linux: ``Documentation/ABI/testing/sysfs-class-net`` (``flags``
 ``upper_*`` and ``master``).
 """
 
-import json
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from cyborg.core.codec import Serializable
 from cyborg.core.inventory.delivery import is_vfio
 from cyborg.drivers.sysfs import (
     LOCAL_ROOT,
@@ -28,12 +28,11 @@ from cyborg.drivers.sysfs import (
     Sysfs,
     functions_on,
     notify_facts,
-    read_file,
+    read_facts,
 )
 
 FILE = "proc/self/net/rtnetlink.json"
-"""Path of the facts below the directory that contains ``sys``. The kernel has no such file."""
-MAX_BYTES = 4 * 1024 * 1024
+"""Path of the facts below the directory that contains ``sys``."""
 MAX_ROUTES = 50_000
 """Routes that are read: a router has a million, which take a minute."""
 
@@ -44,7 +43,7 @@ _LINK_SCOPE = 253  # RT_SCOPE_LINK and RT_SCOPE_HOST: not reachable from other n
 
 
 @dataclass(frozen=True, slots=True)
-class NetworkFacts:
+class NetworkFacts(Serializable):
     """Uses of network interfaces, by name.
 
     ``reasons``: how the host uses an interface, such as "has the default route". ``lower``: the
@@ -114,15 +113,9 @@ def read_network_facts(sysfs_root: Path) -> NetworkFacts:
     A tree without the file has none. The error of a failed read is in the result.
     """
     if sysfs_root != LOCAL_ROOT:
-        try:
-            content = read_file(sysfs_root.parent / FILE, MAX_BYTES)
-            return NetworkFacts(**json.loads(content))
-        except FileNotFoundError:
-            return NetworkFacts()
-        except (OSError, TypeError, ValueError) as exc:
-            return NetworkFacts(error=f"{FILE}: {exc}")
+        return read_facts(sysfs_root, FILE, NetworkFacts, lambda exc: NetworkFacts(error=exc))
     facts = _read_kernel()
-    notify_facts(FILE, json.dumps(asdict(facts)).encode())
+    notify_facts(FILE, facts)
     return facts
 
 
@@ -246,9 +239,10 @@ class NetworkReader:
         """Return those of these physical functions with an interface that is up with a link.
 
         The host has set it up, perhaps for what no reader finds: packet sockets, XDP, another
-        network stack. ``carrier`` is 1 with a link, and cannot be read while the interface is down
-        (``Documentation/ABI/testing/sysfs-class-net`` of the Linux kernel).
+        network stack.
         """
+        # ``carrier`` is 1 with a link, and cannot be read while the interface is down
+        # (``Documentation/ABI/testing/sysfs-class-net`` of the Linux kernel).
         if self._facts.error is not None:
             return {}  # ``unread_functions`` returns them
         found: dict[str, NetworkUse] = {}

@@ -9,14 +9,13 @@ and a guest with a drive as its disk ``/dev/nvme0n1``. The links in ``/proc/PID/
 A tree that is not /sys has the open nodes as a file: so does a capture.
 """
 
-import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
+from cyborg.core.codec import Serializable
 from cyborg.core.errors import CyborgError
 from cyborg.core.inventory.delivery import is_vfio
 from cyborg.drivers.host_use import open_nodes
@@ -27,12 +26,11 @@ from cyborg.drivers.sysfs import (
     Sysfs,
     functions_on,
     notify_facts,
-    read_file,
+    read_facts,
 )
 
 FILE = "proc/open_devices.json"
-"""Path of the facts below the directory that contains ``sys``. The kernel has no such file."""
-MAX_BYTES = 1024 * 1024
+"""Path of the facts below the directory that contains ``sys``."""
 
 GPU_MANAGERS = {
     "nvidia-persiste": "nvidia-persistenced",
@@ -84,6 +82,10 @@ def _is_vmm(program: str) -> bool:
     return program in _VMMS or program.startswith("qemu-system")
 
 
+# The classes in sysfs of the nodes whose path in ``/dev`` begins so.
+# Sources in Linux: ``drivers/gpu/drm/drm_sysfs.c``, ``drivers/accel/drm_accel.c``,
+# ``drivers/infiniband/core/uverbs_main.c`` and ``user_mad.c``, ``drivers/uio/uio.c``,
+# ``drivers/scsi/sg.c`` and ``st.c``, and ``drivers/misc/habanalabs/common/device.c`` of Linux 6.1.
 _CLASSES: Mapping[str, tuple[str, ...]] = {
     "dri/": ("drm",),
     "accel/": ("accel",),
@@ -97,17 +99,11 @@ _CLASSES: Mapping[str, tuple[str, ...]] = {
     "hl": ("habanalabs",),  # of Gaudi, before its driver moved to accel
     **open_nodes.CLASSES,
 }
-"""The classes in sysfs of the nodes whose path in ``/dev`` begins so.
-
-Sources in Linux: ``drivers/gpu/drm/drm_sysfs.c``, ``drivers/accel/drm_accel.c``,
-``drivers/infiniband/core/uverbs_main.c`` and ``user_mad.c``, ``drivers/uio/uio.c``,
-``drivers/scsi/sg.c`` and ``st.c``, and ``drivers/misc/habanalabs/common/device.c`` of Linux 6.1.
-"""
+# The bus in sysfs of the nodes whose path in ``/dev`` begins so: work queues of Intel DSA and IAA
+# (``Documentation/ABI/stable/sysfs-driver-dma-idxd``, ``drivers/dma/idxd/cdev.c``), and engines and
+# ports of an FPGA (``Documentation/ABI/testing/sysfs-platform-dfl-fme`` and
+# ``sysfs-platform-dfl-port``).
 _BUSES = {"dsa/wq": "dsa", "iax/wq": "dsa", "dfl-fme.": "platform", "dfl-port.": "platform"}
-"""The bus in sysfs of the nodes whose path in ``/dev`` begins so: work queues of Intel DSA and IAA
-(``Documentation/ABI/stable/sysfs-driver-dma-idxd``, ``drivers/dma/idxd/cdev.c``), and engines and
-ports of an FPGA (``Documentation/ABI/testing/sysfs-platform-dfl-fme`` and
-``sysfs-platform-dfl-port``)."""
 _RDMA, _VFIO = "/dev/infiniband/", "/dev/vfio/"
 _VFIO_DEVICE = re.compile(r"vfio[0-9]+")
 _NVIDIA = re.compile(r"nvidia([0-9]{1,4})")
@@ -117,7 +113,7 @@ _SHARED = open_nodes.SharedScan()
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessFacts:
+class ProcessFacts(Serializable):
     """Names of the programs that have a device node open, by the path of the node.
 
     ``error``: why not all processes could be read, None if they were.
@@ -149,32 +145,13 @@ def read(sysfs_root: Path) -> ProcessFacts:
     A tree without the file has none. The error of a failed read is in the result.
     """
     if sysfs_root != LOCAL_ROOT:
-        try:
-            content = read_file(sysfs_root.parent / FILE, MAX_BYTES)
-            return _load(json.loads(content))
-        except FileNotFoundError:
-            return ProcessFacts()
-        except (OSError, TypeError, ValueError) as exc:
-            return ProcessFacts(error=f"{FILE}: {exc}")
+        return read_facts(sysfs_root, FILE, ProcessFacts, lambda exc: ProcessFacts(error=exc))
     try:
         facts = ProcessFacts(_SHARED.read())
     except (CyborgError, OSError) as exc:
         facts = ProcessFacts(error=f"the processes of the host cannot be read: {exc}")
-    notify_facts(FILE, json.dumps(asdict(facts)).encode())
+    notify_facts(FILE, facts)
     return facts
-
-
-def _load(facts: Any) -> ProcessFacts:
-    """Return facts from JSON. Raise TypeError or ValueError if they are malformed."""
-    loaded = ProcessFacts(**facts)
-    if not isinstance(loaded.programs, dict):
-        raise TypeError("programs: expected an object")
-    for node, programs in loaded.programs.items():
-        if not isinstance(programs, list) or not all(isinstance(name, str) for name in programs):
-            raise ValueError(f"{node}: expected a list of names")
-    if not isinstance(loaded.error, str | None):
-        raise TypeError("error: expected a text or null")
-    return loaded
 
 
 class ProcessReader:
@@ -262,10 +239,8 @@ class ProcessReader:
         return {address: list(names) for address, names in found.items()}
 
     def _functions_of_group(self, group: str) -> list[str]:
-        """Return the functions of an IOMMU group that VFIO has; the others are not used by it.
-
-        ``Documentation/ABI/testing/sysfs-kernel-iommu_groups`` of Linux describes the group.
-        """
+        """Return the functions of an IOMMU group that VFIO has; the others are not used by it."""
+        # ``Documentation/ABI/testing/sysfs-kernel-iommu_groups`` of Linux describes the group.
         return [
             address
             for address in self._sysfs.list_names(f"kernel/iommu_groups/{group}/devices")
@@ -284,10 +259,10 @@ class ProcessReader:
     def _nvidia_minors(self) -> Iterator[tuple[str, str]]:
         """Yield the address and the minor number of each GPU of the kernel driver nvidia.
 
-        Sources: README of the NVIDIA driver for Linux, "The /proc/driver/nvidia Interface", and
-        ``nv_procfs_read_gpu_info`` of ``nv-procfs.c`` of NVIDIA's open kernel modules. The nodes
-        have no device in sysfs.
+        The nodes have no device in sysfs.
         """
+        # Sources: README of the NVIDIA driver for Linux, "The /proc/driver/nvidia Interface", and
+        # ``nv_procfs_read_gpu_info`` of ``nv-procfs.c`` of NVIDIA's open kernel modules.
         proc = Sysfs(self._sysfs.root.parent / "proc")
         for address in proc.list_names("driver/nvidia/gpus"):
             text = proc.read_text(f"driver/nvidia/gpus/{address}/information") or ""

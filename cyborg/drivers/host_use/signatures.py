@@ -23,16 +23,15 @@ A tree that is not /sys has the signatures as a file: so does a capture.
 import contextlib
 import ctypes
 import errno
-import json
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from cyborg.core.codec import Serializable
 from cyborg.drivers.host_use.disks import DiskReader
-from cyborg.drivers.sysfs import LOCAL_ROOT, Sysfs, notify_facts, read_file
+from cyborg.drivers.sysfs import LOCAL_ROOT, Sysfs, notify_facts, read_facts
 
 _LIBRARY = "libblkid.so.1"
 _TYPE = 1 << 5  # BLKID_SUBLKS_TYPE
@@ -81,23 +80,22 @@ def probe(node: Path, number: str | None = None) -> dict[str, str]:
 
 
 FILE = "proc/disk_signatures.json"
-"""Path of the facts below the directory that contains ``sys``. The kernel has no such file."""
-MAX_BYTES = 1024 * 1024
+"""Path of the facts below the directory that contains ``sys``."""
 
 _UDEV = Path("/run/udev/data")
+# Records of udev, by node, of which the disk was read and found empty, with their times.
 _EMPTY: dict[str, tuple[str, int]] = {}
-"""Records of udev, by node, of which the disk was read and found empty, with their times."""
 _DEV = Path("/dev")
+# What a disk holds, by the value USAGE of libblkid (``superblocks.c`` of util-linux).
 _KINDS = {
     "filesystem": "a file system",
     "raid": "a part of a volume",
     "crypto": "encrypted data",
 }
-"""What a disk holds, by the value USAGE of libblkid (``superblocks.c`` of util-linux)."""
 
 
 @dataclass(frozen=True, slots=True)
-class SignatureFacts:
+class SignatureFacts(Serializable):
     """What disks hold, such as "a partition table (gpt)", by the name of the disk.
 
     ``errors``: why a disk could not be read, by name.
@@ -116,11 +114,9 @@ class DiskContents:
 
 
 def whole_disks(sysfs: Sysfs) -> Iterator[str]:
-    """Yield the names of the disks of a host, without partitions and without volumes of disks.
-
-    Sources in Linux: ``Documentation/ABI/stable/sysfs-block`` (``hidden``),
-    ``block/partitions/core.c`` (``partition``), ``block/genhd.c`` (``size``, ``removable``).
-    """
+    """Yield the names of the disks of a host, without partitions and without volumes of disks."""
+    # Sources in Linux: ``Documentation/ABI/stable/sysfs-block`` (``hidden``),
+    # ``block/partitions/core.c`` (``partition``), ``block/genhd.c`` (``size``, ``removable``).
     for name in sysfs.list_names("class/block"):
         folder = sysfs.resolve(f"class/block/{name}", strict=True)
         # Volumes and loop devices are in virtual/block; a drive with several controllers is in
@@ -139,25 +135,16 @@ def read(sysfs_root: Path) -> SignatureFacts:
     A tree without the file has none.
     """
     if sysfs_root != LOCAL_ROOT:
-        try:
-            return _load(json.loads(read_file(sysfs_root.parent / FILE, MAX_BYTES)))
-        except FileNotFoundError:
-            return SignatureFacts()
-        except (OSError, RecursionError, TypeError, ValueError) as exc:
-            error = f"{FILE}: {exc}"
-            return SignatureFacts(errors=dict.fromkeys(whole_disks(Sysfs(sysfs_root)), error))
+        disks = whole_disks(Sysfs(sysfs_root))
+        return read_facts(
+            sysfs_root,
+            FILE,
+            SignatureFacts,
+            lambda error: SignatureFacts(errors=dict.fromkeys(disks, error)),
+        )
     facts = read_local(Sysfs(sysfs_root))
-    notify_facts(FILE, json.dumps(asdict(facts)).encode())
+    notify_facts(FILE, facts)
     return facts
-
-
-def _load(facts: Any) -> SignatureFacts:
-    """Return facts from JSON. Raise TypeError if they are malformed."""
-    loaded = SignatureFacts(**facts)
-    for texts in (loaded.signatures, loaded.errors):
-        if not isinstance(texts, dict) or not all(isinstance(t, str) for t in texts.values()):
-            raise TypeError("expected objects of texts")
-    return loaded
 
 
 def read_local(sysfs: Sysfs, udev: Path = _UDEV, dev: Path = _DEV) -> SignatureFacts:

@@ -56,10 +56,8 @@ def is_present(sysfs_root: Path, device: str) -> bool:
 
 
 def types_folder(parent: str) -> Path:
-    """Return the folder with the types of a parent, relative to the root of sysfs.
-
-    ``mdev_register_parent`` of ``drivers/vfio/mdev/mdev_core.c`` links it in ``class/mdev_bus``.
-    """
+    """Return the folder with the types of a parent, relative to the root of sysfs."""
+    # ``mdev_register_parent`` of ``drivers/vfio/mdev/mdev_core.c`` links it in ``class/mdev_bus``.
     bus = "bus/pci/devices" if is_pci_address(parent) else "class/mdev_bus"
     return Path(bus) / parent / "mdev_supported_types"
 

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from cyborg.core.errors import DriverFailed
 from cyborg.core.log import get_logger
+from cyborg.drivers.sysfs import open_node
 
 LOG = get_logger(__name__)
 
@@ -102,6 +103,7 @@ class SanitizeState(StrEnum):
     VERIFYING = "in media verification"
 
 
+# States by Sanitize Operation Status; 5 to 7 are reserved.
 _SANITIZE_STATES = {
     0: SanitizeState.NEVER,
     1: SanitizeState.DONE,
@@ -109,7 +111,6 @@ _SANITIZE_STATES = {
     3: SanitizeState.FAILED,
     4: SanitizeState.DONE,  # and all blocks are deallocated
 }
-"""States by Sanitize Operation Status; 5 to 7 are reserved."""
 # Sanitize State in bits 3:0 of byte 36 (since revision 2.1); the status is then "in progress".
 _MEDIA_VERIFICATION = 5
 _END_VERIFICATION = 5  # the sanitize action Exit Media Verification State
@@ -274,25 +275,16 @@ def read_methods(node: Path, number: str | None) -> tuple[Method, ...] | None:
     """Return the methods that a controller supports; None if they cannot be read.
 
     ``node`` is its character device, ``number`` the content of its file ``dev`` in sysfs: the node
-    of another number belongs to another controller. It needs permission to read the node and, since
-    the kernel permits few commands without it, CAP_SYS_ADMIN (``nvme_cmd_allowed`` of
-    ``drivers/nvme/host/ioctl.c``).
+    of another number belongs to another controller.
     """
+    # It needs permission to read the node and, since the kernel permits few commands without it,
+    # CAP_SYS_ADMIN (``nvme_cmd_allowed`` of ``drivers/nvme/host/ioctl.c``).
     try:
-        descriptor = os.open(node, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as exc:
-        LOG.debug("The methods of erasure of %s are unknown: %s", node, exc.strerror)
-        return None
-    try:
-        found = os.fstat(descriptor).st_rdev
-        if f"{os.major(found)}:{os.minor(found)}" != number:
-            raise DriverFailed("it is the node of another device")
-        return Controller(descriptor).identify().methods
+        with open_node(node, os.O_RDONLY, number) as descriptor:
+            return Controller(descriptor).identify().methods
     except DriverFailed as exc:
         LOG.debug("The methods of erasure of %s are unknown: %s", node, exc.message)
         return None
-    finally:
-        os.close(descriptor)
 
 
 class Controller:

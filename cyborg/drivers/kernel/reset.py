@@ -18,10 +18,10 @@ from cyborg.drivers.sysfs import PciFunction, Sysfs
 def can_reset(sysfs: Sysfs, address: str) -> bool:
     """Return whether the kernel has a method to reset a PCI function.
 
-    ``Documentation/ABI/testing/sysfs-bus-pci``: a function that cannot be reset has neither
-    ``reset_method`` nor ``reset``; kernels before 5.15 have ``reset`` alone. An administrator can
-    disable all methods, which makes ``reset_method`` empty.
+    An administrator can disable all methods, which makes ``reset_method`` empty.
     """
+    # ``Documentation/ABI/testing/sysfs-bus-pci``: a function that cannot be reset has neither
+    # ``reset_method`` nor ``reset``; kernels before 5.15 have ``reset`` alone.
     folder = Path("bus/pci/devices") / address
     names = sysfs.list_names(folder)
     if "reset_method" in names:
@@ -38,12 +38,10 @@ other state (``reset_prepare`` and ``reset_done`` in ``pci_dev_save_and_disable`
 """
 
 
+# Methods that reset all functions of a bus: the kernel refuses them for one of several.
+# ``pci_reset_bus_function`` of ``drivers/pci/pci.c``, which tries the slot before the bus and which
+# ``cxl_reset_bus_function`` calls. ``pci_reset_fn_methods`` there has the names of all methods.
 _WITH_BUS = frozenset({"bus", "cxl_bus"})
-"""Methods that reset all functions of a bus: the kernel refuses them for one of several.
-
-``pci_reset_bus_function`` of ``drivers/pci/pci.c``, which tries the slot before the bus and which
-``cxl_reset_bus_function`` calls. ``pci_reset_fn_methods`` there has the names of all methods.
-"""
 
 
 def find_obstacle(sysfs: Sysfs, function: PciFunction, accepted: str | None = None) -> str | None:
@@ -78,11 +76,9 @@ def find_obstacle(sysfs: Sysfs, function: PciFunction, accepted: str | None = No
 
 
 def _other_on_bus(sysfs: Sysfs, address: str) -> str | None:
-    """Return another function of the bus if a function can only be reset with its bus, or None.
-
-    The kernel lists these methods before it has found the other functions, and fails later
-    (``pci_parent_bus_reset`` and ``pci_dev_reset_slot_function`` of ``drivers/pci/pci.c``).
-    """
+    """Return another function of the bus if a function can only be reset with its bus, or None."""
+    # The kernel lists these methods before it has found the other functions, and fails later
+    # (``pci_parent_bus_reset`` and ``pci_dev_reset_slot_function`` of ``drivers/pci/pci.c``).
     methods = set((sysfs.read_text(f"bus/pci/devices/{address}/reset_method") or "").split())
     if not methods or methods - _WITH_BUS:
         return None

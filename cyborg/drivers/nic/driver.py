@@ -233,10 +233,8 @@ class NicDriver(GenericDriver):
         return None if known is None else known.network
 
     def _read_info(self, card: PciFunction, network: str | None) -> dict[str, str]:
-        """Return the board info of a card; keys that are unknown now have their last values.
-
-        ``Documentation/ABI/testing/sysfs-class-net``: ``speed`` is in Mbit/s.
-        """
+        """Return the board info of a card; keys that are unknown now have their last values."""
+        # ``Documentation/ABI/testing/sysfs-class-net``: ``speed`` is in Mbit/s.
         names = self._names(card.address)
         speeds = (self._sysfs.read_int(f"class/net/{name}/speed") for name in names)
         speed = next((speed for speed in speeds if speed is not None and speed > 0), None)
@@ -253,11 +251,9 @@ class NicDriver(GenericDriver):
         return found | ({PHYSICAL_NETWORK: network} if network is not None else {})
 
     def _measure_carrier(self, address: str) -> Measurement | None:
-        """Return unhealthy if an interface is up and has no link; None if no interface is up.
-
-        ``Documentation/ABI/testing/sysfs-class-net`` describes ``flags`` and ``carrier``, which
-        cannot be read while an interface is down (``carrier_show`` of ``net/core/net-sysfs.c``).
-        """
+        """Return unhealthy if an interface is up and has no link; None if no interface is up."""
+        # ``Documentation/ABI/testing/sysfs-class-net`` describes ``flags`` and ``carrier``, which
+        # cannot be read while an interface is down (``carrier_show`` of ``net/core/net-sysfs.c``).
         found: Measurement | None = None
         for name in self._names(address):
             if not (self._sysfs.read_int(f"class/net/{name}/flags") or 0) & _UP:

@@ -88,6 +88,7 @@ class HostAccess:
 
         return cls(
             lookup=udev_names if local else no_names,
+            # Documentation/ABI/testing/dev-kmsg of Linux.
             kernel_log=Path("/dev/kmsg") if local else None,
             nvml=NvmlLibrary() if local else NoNvml(),
             read_methods=read_methods if local else lambda node, number: None,

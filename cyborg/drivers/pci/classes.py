@@ -65,6 +65,7 @@ _BY_MAKER: Mapping[tuple[str, str], tuple[DeviceType, str]] = {
 }
 
 
+# Devices whose class code does not say what they are.
 _BY_PRODUCT: Mapping[tuple[str, str], tuple[DeviceType, str]] = {
     # ``idxd_pci_tbl`` of ``drivers/dma/idxd/init.c`` of Linux, whose ids are in its ``registers.h``
     # and in ``include/linux/pci_ids.h``: Data Streaming Accelerators, and In-Memory Analytics
@@ -88,7 +89,6 @@ _BY_PRODUCT: Mapping[tuple[str, str], tuple[DeviceType, str]] = {
         )
     },
 }
-"""Devices whose class code does not say what they are."""
 
 GPU_VF = make_custom_name("GPU_VF")
 """Resource class, and trait, of a virtual function of a GPU: it is never like a whole card."""
@@ -153,6 +153,7 @@ V80 = "Alveo V80"
 V80_USER_FUNCTIONS = ("50b5", "50b6", "50bd", "50c1", "50c2")
 """User functions of the V80 and V80P: DMA, and with the shell SLASH a second one for registers."""
 
+# Names of cards by vendor and product id of the management function.
 _MANAGEMENT: Mapping[tuple[str, str], str] = {
     **{(VENDOR, f"{int(product, 16) - 1:04x}"): name for product, name in USER_FUNCTIONS.items()},
     **{(VENDOR, product): V80 for product in ("50b4", "50bc")},
@@ -161,7 +162,6 @@ _MANAGEMENT: Mapping[tuple[str, str], str] = {
     ("1d0f", "9248"): "AWS F2",
     ("8086", "0b30"): "Intel N3000",
 }
-"""Names of cards by vendor and product id of the management function."""
 
 
 def management_product(user_product: str) -> str:

@@ -33,6 +33,7 @@ from cyborg.drivers.pci.obstacles import IommuFacts
 from cyborg.drivers.pci.offers import (
     Description,
     Offer,
+    OfferedCard,
     apply_obstacles,
     build_device,
     describe_parted_gpus,
@@ -242,57 +243,63 @@ class PciDriver(Driver):
         device is not deliverable if none of its PCI functions can be attached. If only some of them
         can be attached, the others are not offered.
         """
+        # One reading of the bus for all steps: they must see the same functions.
         functions = {f.address: f for f in self._sysfs.pci_functions()}
         used = self._used = self.find_used(functions)
+        # A copy: reasons that only an adoption overrides are added below, and are no uses.
         host_used = frozenset(used)
         self._managers = obstacles.find_managers(self._sysfs, functions.values())
         self._remarks = self._collect_remarks(functions, used)
         self._disks.read()
         guests = domains.find_used(self.sysfs_root, self.read_domains, functions.values())
         iommu = IommuFacts(self._sysfs, functions.values(), guests=guests)
-        whole: list[Offer] = []  # functions that are offered as a whole
+        cards = self._collect_offers(functions)
+        # Before the obstacles: whether others may get a function of an IOMMU group depends on what
+        # is offered. With what can be attached, two functions would depend on each other.
+        offered = {o.function.address for c in cards for o in c.offers if o.withheld is None}
+        cards = [
+            card._replace(
+                offers=apply_obstacles(
+                    [self._with_obstacle(o, iommu, offered, host_used) for o in card.offers]
+                )
+            )
+            for card in cards
+        ]
+        self._remarks += describe_unresettable(
+            self._sysfs, (o for c in cards for o in c.offers if self.needs_iommu(o.function))
+        )
+        self._topology.forget_others({c.function.address: None for c in cards})
+        self._kernel_drivers = {
+            c.function.address: {
+                o.function.address: o.kernel_drivers for o in c.offers if o.withheld is None
+            }
+            for c in cards
+        }
+        devices = [self._device(card.function, card.offers) for card in cards]
+        return sorted(
+            (device for device in devices if device is not None),
+            key=lambda device: PciAddress.parse(device.address),
+        )
+
+    def _collect_offers(self, functions: Mapping[str, PciFunction]) -> list[OfferedCard]:
+        """Return the cards that are offered as a whole, and those of offered virtual functions."""
+        whole: list[OfferedCard] = []
         by_physfn: dict[str, list[Offer]] = {}
         for function in functions.values():
-            offer = self._offer(function, used.get(function.address))
-            offer = (
-                self._check_unadopted(offer, functions) if offer else self._physical_only(function)
-            )
+            offer = self._offer(function, self._used.get(function.address))
+            if offer is None:
+                offer = self._physical_only(function)
+            else:
+                offer = self._check_unadopted(offer, functions)
             if offer is None:
                 continue
             if function.physfn is not None:
                 by_physfn.setdefault(function.physfn, []).append(offer)
             elif not function.numvfs:
-                whole.append(offer)
-        cards = [(o.function, [o]) for o in whole]
-        cards += [(functions[pf], vfs) for pf, vfs in by_physfn.items() if pf in functions]
-        handed_out = {
-            o.function.address for _, offers in cards for o in offers if o.withheld is None
-        }
-        cards = [
-            (
-                card,
-                apply_obstacles(
-                    [self._with_obstacle(o, iommu, handed_out, host_used) for o in offers]
-                ),
-            )
-            for card, offers in cards
-        ]
-        self._remarks += describe_unresettable(
-            self._sysfs,
-            (o for _, offers in cards for o in offers if self.needs_iommu(o.function)),
-        )
-        self._topology.forget_others({card.address: None for card, _ in cards})
-        self._kernel_drivers = {
-            card.address: {
-                o.function.address: o.kernel_drivers for o in offers if o.withheld is None
-            }
-            for card, offers in cards
-        }
-        devices = [self._device(card, offers) for card, offers in cards]
-        return sorted(
-            (device for device in devices if device is not None),
-            key=lambda device: PciAddress.parse(device.address),
-        )
+                whole.append(OfferedCard(function, [offer]))
+        # A virtual function may be listed although its card has just disappeared.
+        virtual = [OfferedCard(functions[a], o) for a, o in by_physfn.items() if a in functions]
+        return [*whole, *virtual]
 
     def _check_unadopted(self, offer: Offer, functions: Mapping[str, PciFunction]) -> Offer:
         """Return an offer, withheld for what only an adoption overrides.

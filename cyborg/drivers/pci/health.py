@@ -18,7 +18,7 @@ otherwise. ``power/runtime_status`` is described in ``sysfs-devices-power``.
 import os
 import re
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from cyborg.core.inventory import device_state
@@ -104,7 +104,6 @@ class XidLog:
         if self._file is None:
             return
         for _ in range(MAX_RECORDS):
-            failure: OSError | None = None
             try:
                 record = os.read(self._file, _RECORD)
             except BlockingIOError:
@@ -113,13 +112,15 @@ class XidLog:
                 continue  # the oldest records were overwritten; the next read skips them
             except OSError as exc:
                 failure = exc
-            if failure is not None:
-                self._warn_once(failure)
-                return
-            if not record:
-                return
-            for line in record.decode(errors="replace").splitlines():
-                self._process(line)
+            else:
+                if not record:
+                    return
+                for line in record.decode(errors="replace").splitlines():
+                    self._process(line)
+                continue
+            # Not in the block above: oslo.log would append the exception once more.
+            self._warn_once(failure)
+            return
 
     def measure(self, address: str) -> Measurement:
         """Return the health of the device at a PCI address; its function number is ignored."""
@@ -130,21 +131,20 @@ class XidLog:
         return Measurement(Health.UNHEALTHY, reason)
 
     def _open(self) -> int | None:
-        failure: OSError | None = None
         try:
             file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as exc:
             failure = exc
-        if failure is not None:
-            self._warn_once(failure)
-            return None
-        weakref.finalize(self, os.close, file)
-        try:
-            # The first record after the log was cleared.
-            os.lseek(file, 0, os.SEEK_DATA)
-        except OSError:
-            LOG.debug("Cannot seek in %s, reading it from its start", self._path)
-        return file
+        else:
+            weakref.finalize(self, os.close, file)
+            try:
+                # The first record after the log was cleared.
+                os.lseek(file, 0, os.SEEK_DATA)
+            except OSError:
+                LOG.debug("Cannot seek in %s, reading it from its start", self._path)
+            return file
+        self._warn_once(failure)
+        return None
 
     def _warn_once(self, exc: OSError) -> None:
         if not self._warned:
@@ -239,14 +239,11 @@ class HealthReader:
             results.append(self._xids.measure(address))
         # Each of these would wake it: the kernel resumes a device to read its configuration space.
         if self._sysfs.read_text(folder / "power/runtime_status") != "suspended":
-            if "bus" in self._checks:
-                results.append(check_bus(self._sysfs, folder))
-            if "link" in self._checks:
-                results.append(check_link(self._sysfs, folder))
-            if "link_width" in self._checks:
-                results.append(check_link_width(self._sysfs, folder))
-            if "temperature" in self._checks:
-                results.append(check_temperature(self._sysfs, folder))
+            results += [
+                check(self._sysfs, folder)
+                for name, check in _WAKING_CHECKS.items()
+                if name in self._checks
+            ]
         return device_state.combine(m for m in results if m is not None)
 
     def _aer(self, address: str) -> Measurement | None:
@@ -269,11 +266,9 @@ class HealthReader:
 
 
 def check_bus(sysfs: Sysfs, folder: Path) -> Measurement | None:
-    """Return unhealthy if the configuration space reads as 0xff: the function does not respond.
-
-    ``Documentation/PCI/sysfs-pci.rst``, ``config``. A virtual function is not checked: its ids
-    read as 0xffff (``init_pci_cap_basic_perm`` of ``drivers/vfio/pci/vfio_pci_config.c``).
-    """
+    """Return unhealthy if the configuration space reads as 0xff: the function does not respond."""
+    # ``Documentation/PCI/sysfs-pci.rst``, ``config``. A virtual function is not checked: its ids
+    # read as 0xffff (``init_pci_cap_basic_perm`` of ``drivers/vfio/pci/vfio_pci_config.c``).
     if sysfs.read_link(folder / "physfn") is not None:
         return None
     start = sysfs.read_bytes(folder / "config", len(_NO_RESPONSE))
@@ -289,10 +284,10 @@ def check_bus(sysfs: Sysfs, folder: Path) -> Measurement | None:
 def check_link(sysfs: Sysfs, folder: Path) -> Measurement | None:
     """Return unhealthy if the link is down. A link narrower than the maximum is healthy.
 
-    ``current_link_speed_show`` and the functions next to it in ``drivers/pci/pci-sysfs.c`` write
-    the files. Many cards are in narrow slots. The speed is not reported: an idle card lowers it to
-    save power.
+    Many cards are in narrow slots. The speed is not reported: an idle card lowers it to save power.
     """
+    # ``current_link_speed_show`` and the functions next to it in ``drivers/pci/pci-sysfs.c`` write
+    # the files.
     widest = sysfs.read_int(folder / "max_link_width")
     fastest = sysfs.read_text(folder / "max_link_speed")
     width = sysfs.read_int(folder / "current_link_width")
@@ -315,10 +310,10 @@ def check_link(sysfs: Sysfs, folder: Path) -> Measurement | None:
 def check_link_width(sysfs: Sysfs, folder: Path) -> Measurement | None:
     """Return unhealthy if the link has fewer lanes than both the function and its slot support.
 
-    ``current_link_width_show`` and ``max_link_width_show`` of ``drivers/pci/pci-sysfs.c`` write the
-    files. Those of the slot are in the folder of the bridge above the function. The speed is not
-    checked: an idle card lowers it to save power.
+    The speed is not checked: an idle card lowers it to save power.
     """
+    # ``current_link_width_show`` and ``max_link_width_show`` of ``drivers/pci/pci-sysfs.c`` write
+    # the files. Those of the slot are in the folder of the bridge above the function.
     # The entry of the bus is a link, so ".." is the bridge and not the bus.
     maxima = [sysfs.read_int(at / "max_link_width") for at in (folder, folder / "..")]
     supported = [width for width in maxima if width is not None and width not in NO_WIDTH]
@@ -360,6 +355,14 @@ def check_temperature(sysfs: Sysfs, folder: Path) -> Measurement | None:
     return HEALTHY if measured else None
 
 
+_WAKING_CHECKS: Mapping[str, Callable[[Sysfs, Path], Measurement | None]] = {
+    "bus": check_bus,
+    "link": check_link,
+    "link_width": check_link_width,
+    "temperature": check_temperature,
+}
+
+
 def check_kernel_driver(
     sysfs: Sysfs, address: str, required: Collection[str]
 ) -> Measurement | None:
@@ -379,10 +382,8 @@ def check_kernel_driver(
 
 
 def _hwmons(sysfs: Sysfs, folder: Path) -> list[Path]:
-    """Return the sensor folders of a PCI function; for an NVMe drive, of its controller.
-
-    ``nvme_hwmon_init`` of ``drivers/nvme/host/hwmon.c``: the sensors belong to the controller.
-    """
+    """Return the sensor folders of a PCI function; for an NVMe drive, of its controller."""
+    # ``nvme_hwmon_init`` of ``drivers/nvme/host/hwmon.c``: the sensors belong to the controller.
     below = [folder, *(folder / "nvme" / name for name in sysfs.list_names(folder / "nvme"))]
     at = [(where / "hwmon", name) for where in below for name in sysfs.list_names(where / "hwmon")]
     # The sensors of the controller are directly in its folder.

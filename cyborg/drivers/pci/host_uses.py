@@ -14,14 +14,14 @@ the mark of the adoption; without that record nothing is accepted.
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from cyborg.core.codec import Serializable
 from cyborg.core.inventory.delivery import is_vfio
 from cyborg.core.log import get_logger
-from cyborg.drivers.base import Memory
+from cyborg.drivers.base import Memory, load_record
 from cyborg.drivers.host_use import signatures
 from cyborg.drivers.host_use.check import used_functions
 from cyborg.drivers.host_use.domains import ReadDomains, read_nothing
@@ -40,7 +40,7 @@ _REMEDY = "erase it, for example with wipefs, or adopt the device"
 
 
 @dataclass(frozen=True, slots=True)
-class OfferedFunction:
+class OfferedFunction(Serializable):
     """What is known of a function with disks.
 
     ``model`` is vendor and product, ``serial`` the serial number of an NVMe controller if known.
@@ -132,7 +132,7 @@ class DiskHistory:
         has_disks = function.class_code.startswith((_STORAGE, *_BUSES))
         if (contents, stored) == (None, None) and not has_disks:
             return None
-        known = self._load(stored)
+        known = load_record(OfferedFunction, stored)
         reason, after = decide(
             function, self._read_controller(function.address, "serial"), contents, known
         )
@@ -152,7 +152,7 @@ class DiskHistory:
             return None
         facts = signatures.read(self._sysfs.root)
         contents = signatures.contents_by_function(self._sysfs, facts).get(function.address)
-        known = self._load(self._memory().get(_contents_key(function.address)))
+        known = load_record(OfferedFunction, self._memory().get(_contents_key(function.address)))
         serial = self._read_controller(function.address, "serial")
         return None if contents is None else decide(function, serial, contents, known)[0]
 
@@ -170,7 +170,7 @@ class DiskHistory:
 
     def _store(self, address: str, known: OfferedFunction | None) -> None:
         self._memory().put(
-            _contents_key(address), None if known is None else json.dumps(asdict(known))
+            _contents_key(address), None if known is None else json.dumps(known.to_dict())
         )
 
     def _read_controller(self, address: str, name: str) -> str | None:
@@ -178,15 +178,6 @@ class DiskHistory:
         folder = f"bus/pci/devices/{address}/nvme"
         names = self._sysfs.list_names(folder)
         return self._sysfs.read_text(f"{folder}/{names[0]}/{name}") if names else None
-
-    @staticmethod
-    def _load(text: str | None) -> OfferedFunction | None:
-        try:
-            found = OfferedFunction(**json.loads(text or ""))
-        except (RecursionError, TypeError, ValueError):
-            return None
-        texts_are_right = isinstance(found.model, str) and isinstance(found.serial, str | None)
-        return found if texts_are_right else None
 
 
 def _contents_key(address: str) -> str:
@@ -208,6 +199,14 @@ class Exceptions:
 
     shared: frozenset[str] = frozenset()
     free_ports: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _Adoptions(Serializable):
+    """The uses of a PCI function that its adoptions have accepted, by mark."""
+
+    model: str
+    adoptions: Mapping[str, Sequence[str]]
 
 
 class HostUses:
@@ -308,23 +307,18 @@ class HostUses:
 
     def _load(self, function: PciFunction) -> Collection[str] | None:
         """Return the accepted uses of a PCI function; None if they are not known."""
-        uses = self._load_all(function).get(self._marks[function.address])
-        return uses if isinstance(uses, list) else None
+        return self._load_all(function).get(self._marks[function.address])
 
-    def _load_all(self, function: PciFunction) -> dict[str, Any]:
+    def _load_all(self, function: PciFunction) -> Mapping[str, Sequence[str]]:
         """Return what the adoptions of a PCI function have accepted, by mark, the last one last."""
-        try:
-            stored = json.loads(self._memory().get(_adoptions_key(function.address)) or "")
-            adoptions = stored["adoptions"] if stored["model"] == _model(function) else {}
-        except (RecursionError, TypeError, KeyError, ValueError):
-            return {}
-        return adoptions if isinstance(adoptions, dict) else {}
+        stored = load_record(_Adoptions, self._memory().get(_adoptions_key(function.address)))
+        return {} if stored is None or stored.model != _model(function) else stored.adoptions
 
     def _store(self, function: PciFunction, uses: Collection[str]) -> None:
         mark = self._marks[function.address]
         others = [(m, u) for m, u in self._load_all(function).items() if m != mark]
         adoptions = {**dict(others[-MAX_ADOPTIONS:]), mark: sorted(uses)}
-        value = {"model": _model(function), "adoptions": adoptions}
+        value = _Adoptions(_model(function), adoptions).to_dict()
         self._memory().put(_adoptions_key(function.address), json.dumps(value))
         for use in sorted(uses):
             LOG.warning("Adopted although the host uses it: %s", use, device=function.address)

@@ -141,11 +141,11 @@ class IommuFacts:
     def _is_mapped(self, group: str | None) -> bool:
         """Return whether an IOMMU group has an address range that must be mapped 1:1; read it once.
 
-        Each line of ``reserved_regions`` has a first address, a last address and a type. The kernel
-        does not give a group with such a range to VFIO: ``__iommu_device_set_domain`` of
-        ``drivers/iommu/iommu.c``, before Linux 6.6 ``intel_iommu_attach_device`` of
-        ``drivers/iommu/intel/iommu.c``.
+        Each line of ``reserved_regions`` has a first address, a last address and a type.
         """
+        # The kernel does not give a group with such a range to VFIO: ``__iommu_device_set_domain``
+        # of ``drivers/iommu/iommu.c``, before Linux 6.6 ``intel_iommu_attach_device`` of
+        # ``drivers/iommu/intel/iommu.c``.
         if group is None:
             return False
         if group not in self._mapped:
@@ -198,10 +198,11 @@ def find_obstacle(sysfs: Sysfs, function: PciFunction, managers: Mapping[str, st
 
     ``managers`` is the result of ``find_managers``. NVIDIA documents the attribute
     ``nvidia/current_vgpu_type`` in the "Virtual GPU Software User Guide", for hypervisors with a
-    vendor-specific VFIO framework. Its kernel driver does not let go of a GPU whose node a process
-    has open (``nv_pci_remove_helper`` in ``nv-pci.c`` of NVIDIA's open kernel modules waits for
-    it), as ``nvidia-persistenced`` has with persistence mode.
+    vendor-specific VFIO framework.
     """
+    # Its kernel driver does not let go of a GPU whose node a process has open
+    # (``nv_pci_remove_helper`` in ``nv-pci.c`` of NVIDIA's open kernel modules waits for it), as
+    # ``nvidia-persistenced`` has with persistence mode.
     if not classes.is_gpu(function):
         return None
     if "current_vgpu_type" in sysfs.list_names(f"bus/pci/devices/{function.address}/nvidia"):

@@ -6,7 +6,7 @@ It also has the warnings about rules that offer nothing, and functions that cann
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from cyborg.core.address import PciAddress
 from cyborg.core.inventory import capability
@@ -44,6 +44,13 @@ class Offer:
     kernel_drivers: frozenset[str]
     withheld: str | None = None
     obstacle: str | None = None
+
+
+class OfferedCard(NamedTuple):
+    """A card and its offers: one of the card as a whole, or those of its virtual functions."""
+
+    function: PciFunction
+    offers: list[Offer]
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,7 @@ class Resetter:
         function = self._sysfs.pci_function(address)
         if function is None or not self.enabled:
             return
+        # Not what the last discovery has read: the host may have begun to use it since.
         read_domains = partial(self._driver.read_domains, fresh=True)
         used = used_functions(self._sysfs.root, domains=read_domains)
         obstacle = find_current_obstacle(self._sysfs, function, used)

@@ -30,7 +30,8 @@ import fnmatch
 import operator
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import attrgetter
 
 from cyborg.core.inventory.device import DeviceType
 from cyborg.core.naming import ACCELERATOR_CLASSES, is_accelerator_class, is_trait
@@ -39,26 +40,58 @@ from cyborg.drivers.kernel.nvme import ERASE, ErasePolicy
 from cyborg.drivers.pci import classes
 from cyborg.drivers.sysfs import PciFunction
 
-MATCHERS = (
-    "vendor",
-    "product",
-    "subsystem_vendor",
-    "subsystem_product",
-    "class",
-    "address",
-    "numa_node",
-)
 SCOPE = "functions"
 RESULTS = ("type", "resource_class", "traits", "action", "kernel_driver", "active_port")
-KEYS = (*MATCHERS, SCOPE, *RESULTS)
-_ACTIONS = ("offer", "skip")
-_ACTIVE_PORTS = ("offer", "withhold")
-_SCOPES = ("whole", "vf", "all")
 _ID = re.compile(r"^[0-9a-f]{4}$")
 _CLASS = re.compile(r"^[0-9a-f]{1,6}$")
 _DRIVER = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 _NUMBER = re.compile(r"^(0|[1-9][0-9]{0,4})$")
 _ADDRESS = re.compile(r"^[0-9a-f:.*?\[\]!-]{1,64}$")
+
+
+@dataclass(frozen=True, slots=True)
+class _Matcher:
+    """A key that matches: the form of its values, and what it compares with the values.
+
+    ``fits(found, value)`` compares what ``read`` returns of a PCI function with one value.
+    """
+
+    form: re.Pattern[str]
+    expected: str
+    read: Callable[[PciFunction], str | None]
+    fits: Callable[[str, str], bool] = operator.eq
+
+
+def _numa_node(function: PciFunction) -> str | None:
+    return None if function.numa_node is None else str(function.numa_node)
+
+
+_DIGITS = "four hexadecimal digits"
+_MATCHERS: Mapping[str, _Matcher] = {
+    "vendor": _Matcher(_ID, f"{_DIGITS}, such as vendor=8086", attrgetter("vendor")),
+    "product": _Matcher(_ID, f"{_DIGITS}, such as product=37c8", attrgetter("product")),
+    "subsystem_vendor": _Matcher(
+        _ID, f"{_DIGITS}, as subsystem_vendor=1028", attrgetter("subsystem_vendor")
+    ),
+    "subsystem_product": _Matcher(
+        _ID, f"{_DIGITS}, as subsystem_product=1f9b", attrgetter("subsystem_product")
+    ),
+    "class": _Matcher(
+        _CLASS,
+        "one to six hexadecimal digits, such as class=0b40",
+        attrgetter("class_code"),
+        str.startswith,
+    ),
+    "address": _Matcher(
+        _ADDRESS,
+        "a pattern of PCI addresses, such as address=0000:3d:*",
+        attrgetter("address"),
+        fnmatch.fnmatchcase,
+    ),
+    "numa_node": _Matcher(_NUMBER, "a number, such as numa_node=0", _numa_node),
+}
+MATCHERS = tuple(_MATCHERS)
+KEYS = (*MATCHERS, SCOPE, *RESULTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +108,7 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule for PCI functions.
+    """A rule for PCI functions: ``conditions`` has the values of the keys that match.
 
     If ``type`` or ``resource_class`` is None, the class code of the function determines it.
 
@@ -85,13 +118,7 @@ class Rule:
     used by the host.
     """
 
-    vendor: Values | None = None
-    product: Values | None = None
-    subsystem_vendor: Values | None = None
-    subsystem_product: Values | None = None
-    class_code: Values | None = None
-    address: Values | None = None
-    numa_node: Values | None = None
+    conditions: Mapping[str, Values] = field(default_factory=dict)
     type: DeviceType | None = None
     resource_class: str | None = None
     traits: frozenset[str] = frozenset()
@@ -103,15 +130,8 @@ class Rule:
 
     def matches(self, function: PciFunction) -> bool:
         """Return whether every key of the rule matches the PCI function."""
-        return (
-            _fits(self.vendor, function.vendor, operator.eq)
-            and _fits(self.product, function.product, operator.eq)
-            and _fits(self.subsystem_vendor, function.subsystem_vendor, operator.eq)
-            and _fits(self.subsystem_product, function.subsystem_product, operator.eq)
-            and _fits(self.class_code, function.class_code, str.startswith)
-            and _fits(self.address, function.address, fnmatch.fnmatchcase)
-            and _fits(self.numa_node, _text(function.numa_node), operator.eq)
-            and self._fits_scope(function)
+        return self._fits_scope(function) and all(
+            _fits(_MATCHERS[key], values, function) for key, values in self.conditions.items()
         )
 
     def _fits_scope(self, function: PciFunction) -> bool:
@@ -139,44 +159,25 @@ def parse(text: str, keys: Collection[str] = KEYS, driver: str = "generic") -> R
     pairs = _pairs(text, keys, driver)
     scope = _scope(pairs)
     return Rule(
-        vendor=_values(pairs, "vendor", _ID, "four hexadecimal digits, such as vendor=8086"),
-        product=_values(pairs, "product", _ID, "four hexadecimal digits, such as product=37c8"),
-        subsystem_vendor=_values(
-            pairs, "subsystem_vendor", _ID, "four hexadecimal digits, as subsystem_vendor=1028"
-        ),
-        subsystem_product=_values(
-            pairs, "subsystem_product", _ID, "four hexadecimal digits, as subsystem_product=1f9b"
-        ),
-        class_code=_values(
-            pairs, "class", _CLASS, "one to six hexadecimal digits, such as class=0b40"
-        ),
-        address=_values(
-            pairs, "address", _ADDRESS, "a pattern of PCI addresses, such as address=0000:3d:*"
-        ),
-        numa_node=_values(pairs, "numa_node", _NUMBER, "a number, such as numa_node=0"),
+        {key: _values(key, pairs[key]) for key in MATCHERS if key in pairs},
         type=_type(pairs.get("type")),
         resource_class=_resource_class(pairs.get("resource_class")),
         traits=_traits(pairs.get("traits")),
-        skip=_action(pairs.get("action")),
+        skip=_choice(pairs, "action", "offer", "skip") == "skip",
         kernel_drivers=_drivers(pairs.get("kernel_driver")),
         scope=scope,
         erase=_erase(pairs.get(ERASE)),
-        offers_active_port=_active_port(pairs.get("active_port")),
+        offers_active_port=_choice(pairs, "active_port", "offer", "withhold") == "offer",
     )
 
 
-def _fits(values: Values | None, found: str | None, fits: Callable[[str, str], bool]) -> bool:
-    if values is None:
-        return True
+def _fits(matcher: _Matcher, values: Values, function: PciFunction) -> bool:
+    found = matcher.read(function)
     if found is None:
         return not values.accepted
-    if any(fits(found, value) for value in values.rejected):
+    if any(matcher.fits(found, value) for value in values.rejected):
         return False
-    return not values.accepted or any(fits(found, value) for value in values.accepted)
-
-
-def _text(number: int | None) -> str | None:
-    return None if number is None else str(number)
+    return not values.accepted or any(matcher.fits(found, value) for value in values.accepted)
 
 
 def _pairs(text: str, keys: Collection[str], driver: str) -> dict[str, str]:
@@ -200,14 +201,10 @@ def _pairs(text: str, keys: Collection[str], driver: str) -> dict[str, str]:
     return pairs
 
 
-def _values(
-    pairs: Mapping[str, str], key: str, form: re.Pattern[str], expected: str
-) -> Values | None:
-    if key not in pairs:
-        return None
+def _values(key: str, text: str) -> Values:
     accepted: list[str] = []
     rejected: list[str] = []
-    for alternative in pairs[key].lower().split("|"):
+    for alternative in text.lower().split("|"):
         value = alternative.strip()
         negated = value.startswith("!")
         value = value.removeprefix("!")
@@ -215,16 +212,14 @@ def _values(
             value = value.removeprefix("0x")
         if key == "class":
             value = value.rstrip("*")
-        if not form.match(value):
-            raise InvalidOption(f"{key}={pairs[key]}", expected)
+        if not _MATCHERS[key].form.match(value):
+            raise InvalidOption(f"{key}={text}", _MATCHERS[key].expected)
         (rejected if negated else accepted).append(value)
     return Values(tuple(accepted), tuple(rejected))
 
 
 def _scope(pairs: Mapping[str, str]) -> str | None:
-    value = pairs.get(SCOPE)
-    if value is not None and value not in _SCOPES:
-        raise InvalidOption(f"{SCOPE}={value}", f"one of {', '.join(_SCOPES)}")
+    value = _choice(pairs, SCOPE, "whole", "vf", "all")
     if value == "all" and "resource_class" in pairs:
         raise InvalidOption(
             f"{SCOPE}=all",
@@ -281,13 +276,9 @@ def _erase(value: str | None) -> tuple[ErasePolicy, ...]:
         ) from None
 
 
-def _action(value: str | None) -> bool:
-    if value is not None and value not in _ACTIONS:
-        raise InvalidOption(f"action={value}", f"one of {', '.join(_ACTIONS)}")
-    return value == "skip"
-
-
-def _active_port(value: str | None) -> bool:
-    if value is not None and value not in _ACTIVE_PORTS:
-        raise InvalidOption(f"active_port={value}", f"one of {', '.join(_ACTIVE_PORTS)}")
-    return value == "offer"
+def _choice(pairs: Mapping[str, str], key: str, *choices: str) -> str | None:
+    """Return the value of a key that has one of these values; None without the key."""
+    value = pairs.get(key)
+    if value is not None and value not in choices:
+        raise InvalidOption(f"{key}={value}", f"one of {', '.join(choices)}")
+    return value

@@ -87,8 +87,6 @@ def traits(function: PciFunction, topology: Mapping[str, str]) -> frozenset[str]
 
 
 def is_unknown_speed(speed: str | None) -> bool:
-    """Return whether a link speed is missing, or ``Unknown``.
-
-    ``pci_speed_string`` of ``drivers/pci/probe.c`` of Linux writes the speeds.
-    """
+    """Return whether a link speed is missing, or ``Unknown``."""
+    # ``pci_speed_string`` of ``drivers/pci/probe.c`` of Linux writes the speeds.
     return speed is None or speed.startswith("Unknown")

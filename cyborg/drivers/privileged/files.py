@@ -19,10 +19,14 @@ Offsets, all little-endian: capabilities begin at the byte in 0x34 if bit 4 of t
 ``include/uapi/linux/pci_regs.h`` of Linux has these values.
 """
 
+import contextlib
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from cyborg.core.errors import DriverFailed
 
 
 def write(path: Path, text: str) -> None:
@@ -38,22 +42,41 @@ _GROUP = re.compile(r"[0-9]{1,9}")
 
 
 def group_path(dev: Path, group: str | None) -> Path | None:
-    """Return the device node of an IOMMU group; None if ``group`` is not the number of a group.
-
-    ``vfio_devnode`` of ``drivers/vfio/group.c`` of Linux names it.
-    """
+    """Return the device node of an IOMMU group; None if ``group`` is not the number of a group."""
+    # ``vfio_devnode`` of ``drivers/vfio/group.c`` of Linux names it.
     if group is None or not _GROUP.fullmatch(group):
         return None
     return dev / "vfio" / group
 
 
+@contextlib.contextmanager
+def hold_group(dev: Path, function: str, group: str | None) -> Iterator[None]:
+    """Keep the VFIO group of a function open, so that no process can begin to use the function.
+
+    Raise DriverFailed if a process uses it, or if this cannot be determined.
+    """
+    if (path := group_path(dev, group)) is None:
+        raise DriverFailed(f"{function} may still be used by a process: it has no IOMMU group")
+    try:
+        descriptor = open_group(path)
+    except OSError as exc:
+        raise DriverFailed(
+            f"{function} may still be used by a process: {path} cannot be opened: {exc.strerror}"
+        ) from exc
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def open_group(path: Path) -> int:
     """Return a descriptor of a group; no process can begin to use its devices until it is closed.
 
-    The kernel permits one open descriptor of a group (``drivers/vfio/vfio_main.c`` of Linux 6.1),
-    and none while a device is open by its own node in ``/dev/vfio/devices``
-    (``drivers/vfio/group.c`` of later versions). Raise OSError then.
+    Raise OSError if a process has it, or one of its devices, open.
     """
+    # The kernel permits one open descriptor of a group (``drivers/vfio/vfio_main.c`` of Linux 6.1),
+    # and none while a device is open by its own node in ``/dev/vfio/devices``
+    # (``drivers/vfio/group.c`` of later versions).
     return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
 

@@ -18,13 +18,14 @@ import struct
 import subprocess
 import uuid
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.drivers.privileged import CONTEXT
 from cyborg.drivers.privileged.files import write as _write
-from cyborg.drivers.sysfs import Sysfs
+from cyborg.drivers.sysfs import Sysfs, open_node
 
 # Bytes: INT_MAX is the limit of fw_get_filesystem_firmware (drivers/base/firmware_loader/main.c).
 MAX_IMAGE = 2**31 - 1
@@ -131,11 +132,9 @@ def run_tool(tool: str, address: str, path: str, size: int, timeout: float) -> N
 
 
 def _arguments(tool: str, function: PciAddress, path: str) -> list[str]:
-    """Return the arguments of a tool.
-
-    Sources: ``doc/src/fpga_tools/fpgasupdate/fpgasupdate.md`` and ``fpgaconf/fpgaconf.md`` of OPAE,
-    ``src/runtime_src/doc/toc/xbmgmt.rst`` of XRT, and ``SubCmdProgram.cpp`` of its xbutil2.
-    """
+    """Return the arguments of a tool."""
+    # Sources: ``doc/src/fpga_tools/fpgasupdate/fpgasupdate.md`` and ``fpgaconf/fpgaconf.md`` of
+    # OPAE, ``src/runtime_src/doc/toc/xbmgmt.rst`` of XRT, and ``SubCmdProgram.cpp`` of its xbutil2.
     match tool:
         case "fpgasupdate":
             return [path, str(function)]
@@ -267,35 +266,21 @@ def _copied(source: int, path: Path) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def _open_engine(name: str) -> Iterator[int]:
+def _open_engine(name: str) -> AbstractContextManager[int]:
     """Open the device node of a management engine, which has the name of the platform device.
 
-    ``dfl_get_devt`` of ``drivers/fpga/dfl.c`` of Linux gives it its number. Raise DriverFailed if
-    the node is absent or belongs to another device.
+    Raise DriverFailed if the node is absent or belongs to another device.
     """
-    path = _DEV / name
-    numbers = Sysfs(_SYS).read_text(Path("bus/platform/devices") / name / "dev")
-    if numbers is None:
+    # dfl_get_devt of drivers/fpga/dfl.c of Linux gives it its number.
+    number = Sysfs(_SYS).read_text(Path("bus/platform/devices") / name / "dev")
+    if number is None:
         raise DriverFailed(f"there is no FPGA management engine {name}")
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError as exc:
-        raise DriverFailed(f"{path} cannot be opened: {exc.strerror}") from exc
-    try:
-        device = os.fstat(descriptor).st_rdev
-        if f"{os.major(device)}:{os.minor(device)}" != numbers:
-            raise DriverFailed(f"{path} is the node of another device")
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    return open_node(_DEV / name, os.O_RDWR, number)
 
 
 def _status(fme: str) -> str:
-    """Return the errors that the FPGA manager of an engine shows, as text to append.
-
-    ``Documentation/ABI/testing/sysfs-class-fpga-manager`` describes ``status``.
-    """
+    """Return the errors that the FPGA manager of an engine shows, as text to append."""
+    # ``Documentation/ABI/testing/sysfs-class-fpga-manager`` describes ``status``.
     sysfs = Sysfs(_SYS)
     for manager in sysfs.list_names("class/fpga_manager"):
         folder = sysfs.resolve(Path("class/fpga_manager") / manager, strict=True)

@@ -117,12 +117,12 @@ def _find_use(device: str) -> str | None:
     """Return why a process may use a device; None if no process can.
 
     A group that cannot be opened may be in use. If VFIO has a group but its device node is missing,
-    as in a container without ``/dev/vfio``, the use cannot be determined. ``class/vfio`` lists the
-    groups of VFIO (``drivers/vfio/group.c``), and a device of VFIO has a folder ``vfio-dev``
-    (``Documentation/ABI/testing/sysfs-devices-vfio-dev``). A device without a group has no
-    VFIO driver, or the kernel has no groups (``CONFIG_VFIO_GROUP``); the kernel then waits with the
-    removal until no process uses the device.
+    as in a container without ``/dev/vfio``, the use cannot be determined. A device without a group
+    has no VFIO driver, or the kernel has no groups (``CONFIG_VFIO_GROUP``); the kernel then waits
+    with the removal until no process uses the device.
     """
+    # ``class/vfio`` lists the groups of VFIO (``drivers/vfio/group.c``), and a device of VFIO has a
+    # folder ``vfio-dev`` (``Documentation/ABI/testing/sysfs-devices-vfio-dev``).
     sysfs = Sysfs(_SYS)
     path = files.group_path(_DEV, sysfs.read_link(DEVICES / device / "iommu_group"))
     if path is None:

@@ -15,6 +15,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,7 +35,7 @@ from cyborg.drivers.kernel.nvme import (
     choose_method,
 )
 from cyborg.drivers.privileged import CONTEXT, files
-from cyborg.drivers.sysfs import PciFunction, Sysfs
+from cyborg.drivers.sysfs import PciFunction, Sysfs, open_node
 
 LOG = get_logger(__name__)
 
@@ -108,7 +109,7 @@ def _erase_bound(found: PciFunction, end: float, permitted: Sequence[Method]) ->
     function = found.address
     folder = _SYS / "bus/pci/devices" / function
     name = _wait_for(lambda: _controller_name(folder), f"{function} has no live NVMe device")
-    with _open(_DEV / name, os.O_RDWR, folder / "nvme" / name) as descriptor:
+    with _open(name, os.O_RDWR, folder / "nvme") as descriptor:
         controller = Controller(descriptor)
         info = controller.identify()
         numbers = controller.namespace_ids()
@@ -127,8 +128,7 @@ def _erase_bound(found: PciFunction, end: float, permitted: Sequence[Method]) ->
             # (open(2) of the manual pages).
             flags = os.O_RDWR | os.O_EXCL | os.O_DIRECT
             descriptors = [
-                open_disks.enter_context(_open(_DEV / disk, flags, _SYS / "class/block" / disk))
-                for disk in disks
+                open_disks.enter_context(_open(disk, flags, _SYS / "class/block")) for disk in disks
             ]
             work = (
                 _sanitize(controller, method, end)
@@ -332,7 +332,9 @@ def _bound_to_nvme(folder: Path) -> Iterator[None]:
             "vfio-pci"
         )
     if driver is not None:
-        _check_group_is_unused(folder)
+        # A process that uses the group would make the unbind wait for its end.
+        with files.hold_group(_DEV, folder.name, Sysfs(folder).read_link("iommu_group")):
+            pass
         (folder / "driver/unbind").write_text(folder.name)
     erased = False
     try:
@@ -372,22 +374,6 @@ def _bind(folder: Path, driver: str) -> None:
         (folder / "driver_override").write_text(f"{previous}\n")
 
 
-def _check_group_is_unused(folder: Path) -> None:
-    """Raise DriverFailed if a process uses the VFIO group of a function.
-
-    Otherwise an unbind of the function would wait for this process.
-    """
-    path = files.group_path(_DEV, Sysfs(folder).read_link("iommu_group"))
-    if path is None:
-        raise DriverFailed(f"{folder.name} may still be used by a process: it has no VFIO group")
-    try:
-        os.close(files.open_group(path))
-    except OSError as exc:
-        raise DriverFailed(
-            f"{folder.name} may still be used by a process: {path} cannot be opened: {exc.strerror}"
-        ) from exc
-
-
 def _controller_name(folder: Path) -> str | None:
     """Return the name of the controller; None while it does not accept commands."""
     sysfs = Sysfs(folder)
@@ -421,20 +407,6 @@ def _wait_for(read: Callable[[], _T | None], error: str) -> _T:
     return value
 
 
-@contextlib.contextmanager
-def _open(path: Path, flags: int, device: Path) -> Iterator[int]:
-    """Open a device node; ``device`` is its sysfs folder.
-
-    Raise DriverFailed if the node belongs to another device, as after a hot-plug.
-    """
-    try:
-        descriptor = os.open(path, flags | os.O_CLOEXEC)
-    except OSError as exc:
-        raise DriverFailed(f"{path} cannot be opened: {exc.strerror}") from exc
-    try:
-        number = os.fstat(descriptor).st_rdev
-        if f"{os.major(number)}:{os.minor(number)}" != Sysfs(device).read_text("dev"):
-            raise DriverFailed(f"{path} is the node of another device")
-        yield descriptor
-    finally:
-        os.close(descriptor)
+def _open(name: str, flags: int, folder: Path) -> AbstractContextManager[int]:
+    """Open the device node of a device, which has this name in a folder of sysfs."""
+    return open_node(_DEV / name, flags, Sysfs(folder).read_text(f"{name}/dev"))

@@ -13,6 +13,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,33 +77,11 @@ def reset(address: str) -> str | None:
     return methods if mark is None else f"{methods}; checked"
 
 
-@contextlib.contextmanager
-def _group_held(function: PciFunction) -> Iterator[None]:
-    """Keep the VFIO group of a function open, so that no process can begin to use the function.
-
-    Raise DriverFailed if a process uses the function,
-    or if this cannot be determined. A function without a VFIO driver has no group to open.
-    """
+def _group_held(function: PciFunction) -> AbstractContextManager[None]:
+    """Keep the VFIO group of a function open; one without a VFIO driver has no group to open."""
     if not is_vfio(function.kernel_driver):
-        yield
-        return
-    path = files.group_path(_DEV, function.iommu_group)
-    if path is None:
-        raise DriverFailed(
-            f"{function.address} is bound to {function.kernel_driver} and has no IOMMU group, so "
-            "it is unknown whether a process uses it"
-        )
-    try:
-        descriptor = files.open_group(path)
-    except OSError as exc:
-        raise DriverFailed(
-            f"{function.address} may still be used by a process: {path} cannot be opened: "
-            f"{exc.strerror}"
-        ) from exc
-    try:
-        yield
-    finally:
-        os.close(descriptor)
+        return contextlib.nullcontext()
+    return files.hold_group(_DEV, function.address, function.iommu_group)
 
 
 _NETWORK = "02"  # base class code of network controllers
@@ -149,6 +128,7 @@ def change(host: Host, address: str, count: int, autoprobe: bool, allow_network:
     used = used_functions(host.sys)
     _check_physical(host, card, used, allow_network)
     folder = host.sys / "bus/pci/devices" / function
+    # Until they are removed: otherwise a process could begin to use one after the check.
     with _virtual_functions_reserved(host, card, used):
         if card.numvfs:
             try:

@@ -46,11 +46,11 @@ _ERRORS: Mapping[FaultKind, int] = {
     FaultKind.STUCK_RESET: errno.ETIMEDOUT,
     FaultKind.DISAPPEARS: errno.ENODEV,
 }
+# Folders with links to devices.
 _PLACES = (
     *("bus/pci/devices", "bus/mdev/devices", "bus/platform/devices"),
     *("class/mdev_bus", "class/net", "class/block", "class/fpga_manager", "class/fpga_region"),
 )
-"""Folders with links to devices."""
 _SAMPLES = 16  # of each namespace, as privileged.nvme takes
 
 

@@ -24,8 +24,9 @@ from cyborg.core.errors import CyborgError, Invalid
 from cyborg.core.inventory.device import Device
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import Driver, MeasureInterface, PartitionInterface
-from cyborg.drivers.kernel.nvml import NoNvml, Nvml, NvmlLibrary, is_known
+from cyborg.drivers.kernel.nvml import Nvml, is_known
 from cyborg.drivers.pci import classes, health
+from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.pci.classes import is_gpu
 from cyborg.drivers.pci.driver import PciDriver
 from cyborg.drivers.sysfs import Sysfs, observed_by
@@ -246,38 +247,32 @@ def options_for_capture(driver: type[Driver], sysfs: Sysfs) -> dict[str, Any]:
     They follow from the names of its options: ``devices`` selects all functions, ``health`` has all
     checks, ``vf_counts`` and ``class_by_capacity`` are set, and ``mdev_types`` names all parents.
     """
-    names = {option.name for option in driver.OPTIONS}
-    options: dict[str, Any] = {}
-    if "devices" in names:
-        options["devices"] = ["address=*"]
-    if "health" in names:
-        options["health"] = list(health.CHECKS)
-    if "vf_counts" in names:
-        options["vf_counts"] = ["1"]
-    if "class_by_capacity" in names:
-        options["class_by_capacity"] = True
-    if "mdev_types" in names:
-        parents = sysfs.list_names("class/mdev_bus")
-        functions = set(sysfs.list_names("bus/pci/devices"))
-        options["mdev_types"] = [
-            f"{'address' if name in functions else 'parent'}={name},type=any" for name in parents
-        ]
-    return options
+    functions = set(sysfs.list_names("bus/pci/devices"))
+    every = {
+        "devices": ["address=*"],
+        "health": list(health.CHECKS),
+        "vf_counts": ["1"],
+        "class_by_capacity": True,
+        "mdev_types": [
+            f"{'address' if name in functions else 'parent'}={name},type=any"
+            for name in sysfs.list_names("class/mdev_bus")
+        ],
+    }
+    return {option.name: every[option.name] for option in driver.OPTIONS if option.name in every}
 
 
 def record_host(
     drivers: Sequence[type[Driver]],
     source: str,
     sysfs_root: Path = Path("/sys"),
-    lookup: classes.Lookup | None = None,
-    nvml: Nvml | None = None,
+    access: HostAccess | None = None,
 ) -> tuple[Capture, list[str]]:
     """Return the capture of a host, and the errors of drivers, one sentence each.
 
-    ``lookup`` finds the names of the devices, ``nvml`` the facts about GPUs; the defaults are those
-    of the drivers.
+    ``access`` has the names of the devices and the facts about GPUs; the default is that of the
+    drivers.
     """
-    root, local = sysfs_root.parent, sysfs_root == Path("/sys")
+    root, access = sysfs_root.parent, access or HostAccess.of(sysfs_root)
     recorder = Recorder(root)
     errors: list[str] = []
     sysfs = Sysfs(sysfs_root)
@@ -291,8 +286,6 @@ def record_host(
                     _run(driver(driver.name, options, sysfs_root))
                 except (CyborgError, OSError, ValueError) as exc:
                     errors.append(f"driver {driver.name}: {type(exc).__name__}: {exc}")
-    if lookup is None:
-        lookup = classes.udev_names if local else classes.no_names
     # Where /lib is a link to /usr/lib, the capture has /lib as the folder.
     folders = {path.removeprefix("usr/"): folder for path, folder in recorder.folders.items()}
     folders = dict(_without_empty_parents(folders))
@@ -302,9 +295,9 @@ def record_host(
             source=source,
             folders=folders,
             kernel=kernel,
-            names=dict(_names(sysfs, lookup)),
+            names=dict(_names(sysfs, access.lookup)),
             unreadable=recorder.unreadable,
-            nvml=dict(_facts(sysfs, nvml or (NvmlLibrary() if local else NoNvml()))),
+            nvml=dict(_facts(sysfs, access.nvml)),
         ),
         errors,
     )

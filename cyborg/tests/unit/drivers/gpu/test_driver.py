@@ -307,9 +307,7 @@ def test_number_of_slots_stays_while_devices_are_created(kernel: SimulatedKernel
     assert kernel.devices() == sorted([uuid_of(slot(1)), uuid_of(slot(2))])
 
 
-def test_read_types_counts_a_device_that_is_created_meanwhile_once(
-    kernel: SimulatedKernel,
-) -> None:
+def test_read_types_counts_a_device_created_meanwhile_once(kernel: SimulatedKernel) -> None:
     class ChangingSysfs(Sysfs):
         """A device is created after the first list of devices, before the number is read."""
 

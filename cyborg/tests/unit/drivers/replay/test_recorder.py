@@ -81,7 +81,7 @@ def discover(driver: type[Driver], root: Path) -> Sequence[Device]:
 @pytest.mark.parametrize("driver", DRIVERS, ids=lambda driver: driver.name)
 def test_replay_shows_the_devices_of_the_host(tmp_path: Path, driver: type[Driver]) -> None:
     root = busy_host(tmp_path / "host")
-    capture, errors = record_host(DRIVERS, "test", root, names)
+    capture, errors = record_host(DRIVERS, "test", root, replace(HostAccess.of(root), lookup=names))
     assert errors == []
     save_capture(capture, tmp_path / "host.jsonl.gz")
     host = ReplayedHost(load_capture(tmp_path / "host.jsonl.gz"))
@@ -144,7 +144,9 @@ def test_replay_shows_the_answers_of_nvml(tmp_path: Path) -> None:
     kernel.add_parent(CARD, 4, {"nvidia-1": 1})
     types = kernel.root / "bus/pci/devices" / CARD / "mdev_supported_types"
     (types / "nvidia-1/name").write_text("NVIDIA A100-1-5C\n")
-    capture, _ = record_host(DRIVERS, "test", kernel.root, nvml=OneGpu())
+    capture, _ = record_host(
+        DRIVERS, "test", kernel.root, replace(HostAccess.of(kernel.root), nvml=OneGpu())
+    )
     save_capture(capture, tmp_path / "host.jsonl")
     host = ReplayedHost(load_capture(tmp_path / "host.jsonl"))
     try:

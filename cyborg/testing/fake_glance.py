@@ -6,16 +6,16 @@ functional test of Cyborg compares it with a real Glance.
 """
 
 import hashlib
-import json
 import threading
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from keystoneauth1 import adapter, noauth, session
+
+from cyborg.testing.http_double import DoubleHandler, serve
 
 _DRIP_INTERVAL = 0.01  # seconds between two bytes
 
@@ -106,7 +106,7 @@ class FakeGlance:
 def serve_glance(glance: FakeGlance) -> Iterator[FakeGlance]:
     """Serve the double on a free loopback port until the end of the block."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(DoubleHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
@@ -118,18 +118,9 @@ def serve_glance(glance: FakeGlance) -> Iterator[FakeGlance]:
                 if self.path.endswith("/file"):
                     self._send_data(self.path.split("/")[-2])
                 else:
-                    self._send(*glance.show(self.path))
+                    self.respond(*glance.show(self.path), {"Connection": "close"})
             except (BrokenPipeError, ConnectionResetError):
                 pass  # the client has seen enough
-
-        def _send(self, status: int, answer: Any) -> None:
-            text = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("Connection", "close")
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
 
         def _send_data(self, name: str) -> None:
             data = glance.sent.get(name)
@@ -173,19 +164,11 @@ def serve_glance(glance: FakeGlance) -> Iterator[FakeGlance]:
                     self._write(data[position + 1 :])
                     return
 
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = False  # the end of the block waits for the responses
-        glance.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with serve(Handler, wait_for_responses=True) as url:
+        glance.url = url
         try:
             yield glance
         finally:
             for event in (glance.hang, glance.gate, glance.drip):
                 if event is not None:
                     event.set()
-            server.shutdown()
-            thread.join()

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Test double of keystone that validates the tokens it has issued, over HTTP."""
 
-import json
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from email.message import Message
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from cyborg.testing.http_double import DoubleHandler, serve
 
 EXPIRES = "2999-01-01T00:00:00.000000Z"
 
@@ -85,35 +84,15 @@ def serve_keystone() -> Iterator[FakeKeystone]:
     """Serve a double on a free loopback port until the end of the block."""
     keystone = FakeKeystone()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(DoubleHandler):
         def do_GET(self) -> None:
-            self._respond(*keystone.answer(self.path.partition("?")[0], self.headers), {})
+            self.respond(*keystone.answer(self.path.partition("?")[0], self.headers))
 
         def do_POST(self) -> None:
             """Answer an authentication; without ``add_user`` every password is rejected."""
-            text = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            status, headers, body = keystone.sign_in(json.loads(text or b"{}"))
-            self._respond(status, body, headers)
+            status, headers, body = keystone.sign_in(self.read_json())
+            self.respond(status, body, headers)
 
-        def _respond(self, status: int, body: Any, headers: Mapping[str, str]) -> None:
-            text = json.dumps(body).encode()
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        keystone.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield keystone
-        finally:
-            server.shutdown()
-            thread.join()
+    with serve(Handler) as url:
+        keystone.url = url
+        yield keystone

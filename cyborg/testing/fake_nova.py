@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Test double of Nova over HTTP; it records external events and shows servers."""
 
-import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from keystoneauth1 import adapter, noauth, session
+
+from cyborg.testing.http_double import DoubleHandler, serve
 
 OWN_USER = "cyborg"
 """Id of the user of the service's requests."""
@@ -192,10 +192,9 @@ class FakeNova:
 def serve_nova(nova: FakeNova) -> Iterator[FakeNova]:
     """Serve the double on a free loopback port until the end of the block."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(DoubleHandler):
         def do_POST(self) -> None:
-            length = int(self.headers["Content-Length"])
-            body = json.loads(self.rfile.read(length))
+            body = self.read_json()
             if self.path.endswith("/action"):
                 self._send(*nova.act(self.path, body))
             else:
@@ -205,29 +204,15 @@ def serve_nova(nova: FakeNova) -> Iterator[FakeNova]:
             self._send(*nova.show(self.path))
 
         def _send(self, status: int | None, answer: Any) -> None:
-            if status is None:
-                return
-            text = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-            try:
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
-            except BrokenPipeError:
-                pass  # the client closed the connection, as in tests of timeouts
+            if status is not None:
+                # The client closed the connection, as in tests of timeouts.
+                with suppress(BrokenPipeError):
+                    self.respond(status, answer)
 
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        nova.url = f"http://127.0.0.1:{server.server_address[1]}/v2.1"
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with serve(Handler) as url:
+        nova.url = f"{url}/v2.1"
         try:
             yield nova
         finally:
             if nova.hang is not None:
                 nova.hang.set()
-            server.shutdown()
-            thread.join()

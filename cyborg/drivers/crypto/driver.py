@@ -112,9 +112,8 @@ class CryptoDriver(PciDriver):
     def find_used(self, functions: Mapping[str, PciFunction]) -> dict[str, str]:
         """Return the PCI functions that the host uses; see ``host_use.check``.
 
-        Accelerators with which the kernel computes are not included: this use begins and ends with
-        each program, and a provider must not appear and disappear with it. ``discover`` marks these
-        accelerators as not deliverable instead.
+        Accelerators with which the kernel computes are not included; ``discover`` marks them as not
+        deliverable.
         """
         self._algorithms = algorithms.read_algorithms(self.sysfs_root.parent / "proc")
         served = [function for function in functions.values() if self._is_served(function)]
@@ -122,6 +121,7 @@ class CryptoDriver(PciDriver):
         present = {(function.address, function.product) for function in functions.values()}
         self._trees = {key: tree for key, tree in self._trees.items() if key in present}
         self._configured = {k: value for k, value in self._configured.items() if k in present}
+        # Not a use: it begins and ends with each program, and a provider must not come and go so.
         self._kernel_used = self._find_kernel_used(served)
         return super().find_used(functions)
 

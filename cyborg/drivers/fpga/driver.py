@@ -186,14 +186,14 @@ class FpgaDriver(PciDriver):
     def release(self, item: WorkItem) -> None:
         """Forget the recorded images of a card that a server used as a whole.
 
-        Such a server can have loaded other images. A server with a virtual function cannot load
-        images, so the record of its region stays. The records also stay if the preparation had
-        failed.
+        The records of others stay: a server with a virtual function cannot load images. They also
+        stay if the preparation had failed.
         """
         try:
             card = str(PciAddress.parse(item.device))
         except Invalid:
             return  # something that was never prepared
+        # The server can have loaded other images.
         self._change_records(self._records.forget_given, card)
 
     def program(self, item: WorkItem, image: str) -> None:

@@ -309,6 +309,7 @@ class ImageLoader:
 
         with self._images().open(image, check) as opened:
             try:
+                # Before the change, so that a crash leaves no wrong record.
                 self._records.forget(place.card, place.number)
                 programmer.load(place.target, opened, self._access, self._timeout)
                 self._record(place, opened)

@@ -154,15 +154,12 @@ class GpuDriver(PciDriver):
         return mdev.rule_of_function(self._mdev_rules, function) is not None
 
     def find_used(self, functions: Mapping[str, PciFunction]) -> dict[str, str]:
-        """Return the PCI functions that must not be offered: a text with the reason by address.
-
-        A server that gets a whole card also gets the companion functions in its IOMMU group. So a
-        card is not offered while a kernel driver of the host uses such a function.
-        """
+        """Return the PCI functions that must not be offered: a text with the reason by address."""
         found = super().find_used(functions)
         for card in functions.values():
             if self.is_shared(card) or card.iommu_group is None or not self.is_candidate(card):
                 continue
+            # A server that gets a whole card also gets the companions in its IOMMU group.
             for other in find_companions(card, functions.values()):
                 if other.iommu_group == card.iommu_group and other.kernel_driver not in _DETACHED:
                     found.setdefault(

@@ -161,7 +161,7 @@ def used_functions(
     address; they are read if it is None. If ``interfaces`` is False, network interfaces do not
     count as a use. For the addresses ``shared``, mediated devices and open device nodes do not
     count: servers and the host use these functions at the same time. Nor does a domain while the
-    kernel driver is not that of VFIO: it does not run, and servers may have the mediated devices.
+    kernel driver is not that of VFIO.
     For the addresses ``checked_ports``, a network port that is up with a link counts. A use that
     ``is_accepted`` for an address does not count; it is asked about each use, except those of
     disks, of controllers of storage, and of domains, which are never accepted.
@@ -186,6 +186,7 @@ def used_functions(
     found = {
         address: reason
         for address, reason in find_used(sysfs_root, domains, functions.values()).items()
+        # Without VFIO the domain does not run, and servers may have the mediated devices.
         if address not in shared or is_vfio(functions[address].kernel_driver)
     } | DiskReader(sysfs).used_functions()
     known = {} if known is None else known

@@ -344,10 +344,8 @@ class Controller:
         self._execute(_SANITIZE, 0, _SANITIZE_ACTIONS[method], timeout=COMMAND_TIMEOUT)
 
     def end_verification(self) -> None:
-        """Let the controller leave the media verification that follows a sanitize operation.
-
-        Whoever started the operation, such as a server, may have required the verification.
-        """
+        """Let the controller leave the media verification that follows a sanitize operation."""
+        # Whoever started the operation, such as a server, may have required the verification.
         self._execute(_SANITIZE, 0, _END_VERIFICATION, timeout=COMMAND_TIMEOUT)
 
     def format(self, number: int, format_bits: int, method: Method, timeout: float) -> None:

@@ -224,16 +224,13 @@ class NvmeDriver(PciDriver):
         return found
 
     def _find_class(self, function: PciFunction) -> str | None:
-        """Return the resource class of a controller to report; None if it is unknown.
-
-        A class that differs from the stored class is reported only after two discoveries have found
-        it, because the kernel shows the namespaces of a controller one after another. Otherwise the
-        stored class is returned.
-        """
+        """Return the resource class of a controller to report; None if it is unknown."""
         key, model = f"class {function.address}", f"{function.vendor}:{function.product}"
         known_model, _, known = (self.memory.get(key) or "").partition(" ")
         previous = known if known_model == model and known else None
         shown = self._read_class(function.address)
+        # A class that differs from the stored one is reported only after two discoveries have found
+        # it: the kernel shows the namespaces of a controller one after another.
         confirmed = shown is not None and self._shown.get(function.address) == shown
         self._shown[function.address] = shown
         if shown is None or (previous is not None and shown != previous and not confirmed):
@@ -281,11 +278,9 @@ class NvmeDriver(PciDriver):
 
 
 def resource_class_of(capacity: int, *, rotational: bool) -> str:
-    """Return the resource class of a number of bytes, such as ``CUSTOM_NVME_SSD_1_92TB``.
-
-    The number is rounded to three significant digits, in decimal units, because drives of the same
-    nominal capacity differ in the other digits.
-    """
+    """Return the resource class of a number of bytes, such as ``CUSTOM_NVME_SSD_1_92TB``."""
+    # Three significant digits, in decimal units: drives of the same nominal capacity differ in the
+    # other digits.
     rounded = float(f"{capacity:.3g}")
     unit, size = next((u, s) for u, s in _UNITS if rounded >= s or s == 1.0)
     medium = "HDD" if rotational else "SSD"

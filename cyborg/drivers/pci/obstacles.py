@@ -159,17 +159,15 @@ def _slot(address: str) -> str:
 
 
 def _is_installed(root: Path) -> bool:
-    """Return whether the running kernel has vfio-pci built in or as a module.
-
-    libvirt loads the module when it attaches the first device. If the modules are not visible, as
-    in a container without ``/lib/modules``, return True: a wrong False would make all devices of a
-    working host unavailable.
-    """
+    """Return whether the running kernel has vfio-pci built in or as a module; True if unknown."""
+    # libvirt loads the module when it attaches the first device: it need not be loaded now.
     release = Sysfs(root).read_text("proc/sys/kernel/osrelease")
     modules = Sysfs(root / "lib/modules" / (release or ""))
     names = ("modules.dep", "modules.builtin") if release else ()
     indices = [modules.read_bytes(name, MAX_INDEX_BYTES) for name in names]
     found = [index for index in indices if index is not None]
+    # In a container without /lib/modules nothing is found. A wrong False would make all devices of
+    # a working host unavailable.
     return not found or any(b"/vfio-pci.ko" in index for index in found)
 
 

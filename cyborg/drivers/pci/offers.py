@@ -136,18 +136,19 @@ def build_deployables(
 
     Each deployable has ``traits``, the traits of the description and the traits of its offers.
 
-    The deployable of the first class has the address of the card, so that existing deployments keep
-    the provider name. For any other class the address has the class name as a suffix. Withheld
-    offers count for the order of the classes. Otherwise bound handles could change their deployable
-    when all offers of the first class become withheld.
+    The deployable of the first class has the address of the card; for any other class the address
+    has the class name as a suffix.
     """
     by_class: dict[str, list[Offer]] = {}
     for offer in offers:
+        # Withheld offers count for the order of the classes: otherwise bound handles could change
+        # their deployable when all offers of the first class become withheld.
         group = by_class.setdefault(offer.resource_class, [])
         if offer.withheld is None:
             group.append(offer)
     return tuple(
         Deployable(
+            # The first without a suffix: existing deployments keep the name of the provider.
             address=card.address if number == 0 else f"{card.address}-{resource_class}",
             resource_class=resource_class,
             traits=traits.union(

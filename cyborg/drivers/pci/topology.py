@@ -39,9 +39,7 @@ ACTIVE = (None, "active", "unsupported")
 class TopologyReader:
     """Reader of the topology of PCI functions; it stores the last read link of each function.
 
-    The files of the link are registers of the PCI function. Reading them may resume a suspended
-    function, or return invalid values. So they are read only while the function is active;
-    otherwise the last read values are returned.
+    The link is read only while the function is active; otherwise the last read values are returned.
     """
 
     def __init__(self, sysfs: Sysfs) -> None:
@@ -65,6 +63,8 @@ class TopologyReader:
         self._links = {a: link for a, link in self._links.items() if a in addresses}
 
     def _link(self, address: str, folder: Path) -> dict[str, str]:
+        # The files are registers of the function: reading them may resume a suspended function, or
+        # return invalid values.
         if self._sysfs.read_text(folder / "power/runtime_status") not in ACTIVE:
             return self._links.get(address, {})
         width = self._sysfs.read_int(folder / "max_link_width")

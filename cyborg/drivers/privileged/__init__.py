@@ -31,9 +31,9 @@ class _Context(priv_context.PrivContext):
     def entrypoint(self, func: Callable[..., Any]) -> functools.partial[Any]:
         """Wrap a privileged Python function; raise DriverFailed at calls after ``deny_calls``."""
         call = super().entrypoint(func)
-        found = functools.partial(_call_unless_denied, call)
-        vars(found).update(vars(call))  # the mark of an entry point
-        return found
+        wrapped = functools.partial(_call_unless_denied, call)
+        vars(wrapped).update(vars(call))  # the mark of an entry point
+        return wrapped
 
 
 def _call_unless_denied(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -32,16 +32,16 @@ _SYS, _DEV = Path("/sys"), Path("/dev")
 def create(parent: str, type_: str, device: str) -> None:
     """Create a mediated device with a uuid and a type at a parent.
 
-    If the device exists and no process can use it, remove it first, because it may have data of its
-    last user. If the device may be in use, do nothing: it belongs to a running server. Raise
-    DriverFailed if the uuid belongs to a device of another parent or type, if the parent does not
-    have the type, or if the kernel refuses.
+    If the device exists and no process can use it, remove it first. If it may be in use, do
+    nothing: it belongs to a running server. Raise DriverFailed if the uuid belongs to a device of
+    another parent or type, if the parent does not have the type, or if the kernel refuses.
     """
     text = _parse(parent, type_, device)
     folder = types_folder(parent) / type_
     if _exists(text, parent, type_):
         if _find_use(text) is not None:
             return
+        # It may have data of its last user.
         _remove(text, parent, type_)
     sysfs = Sysfs(_SYS)
     if type_ not in sysfs.list_names(folder.parent):

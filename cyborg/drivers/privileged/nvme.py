@@ -319,8 +319,7 @@ def _bound_to_nvme(folder: Path) -> Iterator[None]:
     """Bind the function to the nvme driver, and in the end to vfio-pci if it was bound to that.
 
     libvirt binds it to nvme when a server is deleted, except if the function was bound to vfio-pci
-    before the server used it. Without the second step, the host would read and keep such a drive. A
-    function without a driver stays with nvme once it is erased: libvirt may be about to bind it.
+    before the server used it.
     """
     driver = Sysfs(folder).read_link("driver")
     if driver == _KERNEL_DRIVER:
@@ -342,6 +341,8 @@ def _bound_to_nvme(folder: Path) -> Iterator[None]:
         yield
         erased = True
     finally:
+        # A function without a driver stays with nvme once it is erased: libvirt may be about to
+        # bind it. Any other is bound back: the host would read and keep the drive.
         stays = driver is None and erased
         if not stays and (error := _bind_again(folder, driver)) is not None:
             # The result of the erasure matters more.

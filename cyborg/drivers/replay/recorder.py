@@ -75,20 +75,17 @@ def save_capture(capture: Capture, path: Path) -> int:
 
 
 def unpack(capture: Capture, root: Path) -> None:
-    """Write the tree of a capture below a folder; links that exist stay. Raise OSError.
-
-    A file whose content is unknown becomes an empty folder: its name exists, and reading it fails,
-    so that no wrong content is read. Links are created last, so that nothing is written through a
-    link.
-    """
+    """Write the tree of a capture below a folder; links that exist stay. Raise OSError."""
     for path, folder in capture.folders.items():
         here = root / path
         here.mkdir(parents=True, exist_ok=True)
         for name, content in folder.files.items():
             if content is None:
+                # Its content is unknown: the name exists, and reading it fails.
                 (here / name).mkdir(exist_ok=True)
             else:
                 (here / name).write_bytes(content)
+    # Links last, so that nothing is written through a link.
     for path, folder in capture.folders.items():
         for name, target in folder.links.items():
             with contextlib.suppress(FileExistsError):

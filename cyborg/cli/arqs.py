@@ -80,6 +80,7 @@ def _patch(verb: str, fields: Mapping[str, str | None]) -> list[dict[str, str]]:
 class Bind(ServiceTokenCommand, listing.Lister, of=ARQS):
     """Bind requests to an instance: all of them or, if one fails, none."""
 
+    ACTION = "bind"
     OPTIONS = (listing.LONG, base.DRY_RUN)
     ARGUMENTS = (
         argument("arq", nargs="+", help="uuid of a request"),
@@ -99,11 +100,6 @@ class Bind(ServiceTokenCommand, listing.Lister, of=ARQS):
         ),
         SERVICE_TOKEN,
     )
-
-    def preview(self, args: argparse.Namespace) -> list[Change]:
-        """Return the requests."""
-        rows = ARQS.read_each(self.app.rest, self.find_uuids(args))
-        return [plan("bind", ARQS.noun, row) for row in rows]
 
     def read_rows(self, args: argparse.Namespace) -> Any:
         """Bind the requests with one call; return the requests of the instance."""
@@ -129,13 +125,9 @@ class Bind(ServiceTokenCommand, listing.Lister, of=ARQS):
 class Unbind(ServiceTokenCommand, of=ARQS):
     """Unbind requests from their instance; they can be bound again."""
 
+    ACTION = "unbind"
     OPTIONS = (base.DRY_RUN,)
     ARGUMENTS = (argument("arq", nargs="+", help="uuid of a request"), SERVICE_TOKEN)
-
-    def preview(self, args: argparse.Namespace) -> list[Change]:
-        """Return the requests."""
-        rows = ARQS.read_each(self.app.rest, self.find_uuids(args))
-        return [plan("unbind", ARQS.noun, row) for row in rows]
 
     def take_action(self, args: argparse.Namespace) -> None:
         """Unbind the requests with one call."""
@@ -148,6 +140,7 @@ class Unbind(ServiceTokenCommand, of=ARQS):
 class Delete(ServiceTokenCommand, of=ARQS):
     """Delete accelerator requests by uuid, or all requests of an instance."""
 
+    ACTION = "delete"
     OPTIONS = (base.DRY_RUN,)
     ARGUMENTS = (
         argument("arq", nargs="*", help="uuid of a request"),
@@ -155,14 +148,13 @@ class Delete(ServiceTokenCommand, of=ARQS):
         SERVICE_TOKEN,
     )
 
-    def preview(self, args: argparse.Namespace) -> list[Change]:
+    def preview(self, args: argparse.Namespace) -> Iterable[Change]:
         """Return the requests."""
         _check_selection(args)
         if args.arq:
-            rows: Iterable[Mapping[str, Any]] = ARQS.read_each(self.app.rest, self.find_uuids(args))
-        else:
-            rows = ARQS.list_all(self.app.rest, instance=args.instance)
-        return [plan("delete", ARQS.noun, row) for row in rows]
+            return super().preview(args)
+        rows = ARQS.list_all(self.app.rest, instance=args.instance)
+        return [plan(self.ACTION, ARQS.noun, row) for row in rows]
 
     def take_action(self, args: argparse.Namespace) -> None:
         """Delete the requests with one call."""

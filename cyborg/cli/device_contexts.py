@@ -287,7 +287,7 @@ def _mapping_argument(more: str = "", **options: Any) -> base.Argument:
 class _LeaseCommand(ServiceTokenCommand, base.Show, of=CONTEXTS):
     """Base of the commands that claim or release the handles of a context."""
 
-    ACTION: str
+    CALL: str
 
     def take_action(self, args: argparse.Namespace) -> Any:
         """Call the action and return the context."""
@@ -297,14 +297,14 @@ class _LeaseCommand(ServiceTokenCommand, base.Show, of=CONTEXTS):
             if len(by_group) != len(mappings):
                 raise CommandError("--mapping: a group can be given once only")
             body = {**(body or {}), "mappings": {key: [by_group[key]] for key in by_group}}
-        path = f"{self.find_path(args)}/{self.ACTION}"
+        path = f"{self.find_path(args)}/{self.CALL}"
         return CONTEXTS.build_object(self.call(args, "POST", path, body or None))
 
 
 class PreBind(_LeaseCommand, of=CONTEXTS):
     """Reserve the accelerators of a device context for a time, or renew its lease."""
 
-    ACTION = "pre_bind"
+    CALL = "pre_bind"
     ARGUMENTS = (
         _CONTEXT,
         _HOST,
@@ -320,7 +320,7 @@ class PreBind(_LeaseCommand, of=CONTEXTS):
 class Bind(_LeaseCommand, of=CONTEXTS):
     """Bind a device context to an instance, with the accelerators of its lease if it has one."""
 
-    ACTION = "bind"
+    CALL = "bind"
     ARGUMENTS = (
         _CONTEXT,
         _HOST,
@@ -337,7 +337,7 @@ class Unbind(_LeaseCommand, of=CONTEXTS):
     Name the lease by its epoch, or the bind by its epoch or instance: a later use is not released.
     """
 
-    ACTION = "unbind"
+    CALL = "unbind"
     ARGUMENTS = (
         _CONTEXT,
         field_argument("--epoch", type=int, help="epoch of the lease or of the bind"),

@@ -4,7 +4,7 @@
 import argparse
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import urlencode
 
 from cyborg.cli import services
@@ -181,7 +181,6 @@ class _DriverJob(JobCommand, of=DRIVERS):
     """Base of the commands that change the backends of a driver on many hosts."""
 
     OPTIONS = (*WAIT_ARGUMENTS, base.DRY_RUN)
-    ACTION: ClassVar[str]
 
     def preview(self, args: argparse.Namespace) -> Iterator[Change]:
         """Yield the backends. Raise CommandError if there is none."""

@@ -49,10 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         deny_host_work(conf)
         service.start()
         exclude_startup_objects()
-    except Misconfigured as exc:
-        print(f"cyborg-agent: {exc.message}", file=sys.stderr)  # noqa: T201
-        return 1
-    except cfg.Error as exc:
+    except (Misconfigured, cfg.Error) as exc:
         print(f"cyborg-agent: {exc}", file=sys.stderr)  # noqa: T201
         return 1
     signals.wait()

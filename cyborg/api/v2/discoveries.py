@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """/v2/discoveries: request a discovery of hardware by the agents now, and show its result."""
 
-from datetime import datetime
 from typing import Any
 
 from wsme import types as wtypes
@@ -16,35 +15,28 @@ IN_PROGRESS, DONE, FAILED = "IN-PROGRESS", "DONE", "FAILED"
 State = types.Enum(IN_PROGRESS, DONE, FAILED)
 
 
-class BackendDiscovery(types.JsonObject):
+class BackendDiscovery(
+    types.JsonObject, row=read.BackendRow, without=("uuid", "created_at", "updated_at")
+):
     """The discovery of one backend on one host; ``error`` is the reason of a failure, or null."""
 
-    host = wtypes.wsattr(str, mandatory=True)
-    backend = wtypes.wsattr(str, mandatory=True)
     state = wtypes.wsattr(State, mandatory=True)
-    error = wtypes.wsattr(str)
-
-
-class Discovery(types.JsonObject):
-    """A discovery: in progress until all backends have finished, then failed if any has failed.
-
-    ``progress`` is the number of backends in each state. ``backends`` are those of a page of hosts.
-    """
-
-    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    state = wtypes.wsattr(State, mandatory=True)
-    progress = wtypes.wsattr({str: int}, mandatory=True)
-    backends = wtypes.wsattr([BackendDiscovery], mandatory=True)
-    backends_links = wtypes.wsattr([types.Link])
-    created_at = wtypes.wsattr(datetime, mandatory=True)
-    updated_at = wtypes.wsattr(datetime)
-    links = wtypes.wsattr([types.Link], mandatory=True)
 
 
 class DiscoverySummary(types.JsonObject, row=read.SummaryRow, links=True):
     """A discovery in a list; ``progress`` is the number of backends in each state."""
 
     state = wtypes.wsattr(State, mandatory=True)
+
+
+class Discovery(DiscoverySummary):
+    """A discovery: in progress until all backends have finished, then failed if any has failed.
+
+    ``progress`` is the number of backends in each state. ``backends`` are those of a page of hosts.
+    """
+
+    backends = wtypes.wsattr([BackendDiscovery], mandatory=True)
+    backends_links = wtypes.wsattr([types.Link])
 
 
 class DiscoveryCreated(types.JsonObject):

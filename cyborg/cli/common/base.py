@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
 from cliff import app, command
 
@@ -165,6 +165,7 @@ class Command(command.Command):
 
     app: RestApp
     COLLECTION: Collection
+    ACTION: ClassVar[str] = ""  # for people, such as delete
     OPTIONS: Sequence[Argument] = ()
     ARGUMENTS: Sequence[Argument | tuple[Argument, ...]] = ()
 
@@ -182,8 +183,12 @@ class Command(command.Command):
         return 0
 
     def preview(self, args: argparse.Namespace) -> Iterable[Change]:
-        """Return what the command would change, for the option DRY_RUN. Raise CommandError."""
-        raise NotImplementedError
+        """Return what the command would change, for the option DRY_RUN. Raise CommandError.
+
+        By default these are the objects that the first argument names.
+        """
+        rows = self.COLLECTION.read_each(self.app.rest, self.find_uuids(args))
+        return [plan(self.ACTION, self.COLLECTION.noun, row) for row in rows]
 
     def get_epilog(self) -> str:
         """Return the text below the options."""
@@ -254,12 +259,7 @@ class CallEach(Command):
     OPTIONS = (DRY_RUN,)
     METHOD = "DELETE"
     SUFFIX = ""  # of the path of an object
-    ACTION = "delete"  # for people
-
-    def preview(self, args: argparse.Namespace) -> Iterable[Change]:
-        """Return a change for each object. Raise CommandError if one of them does not exist."""
-        rows = self.COLLECTION.read_each(self.app.rest, self.find_uuids(args))
-        return [plan(self.ACTION, self.COLLECTION.noun, row) for row in rows]
+    ACTION = "delete"
 
     def take_action(self, args: argparse.Namespace) -> None:
         """Call the service for each object. Raise CommandError at the end if a call failed."""

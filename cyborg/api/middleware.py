@@ -88,11 +88,9 @@ class AccessLog:
 
 
 def _reset_context(environ: dict[str, Any]) -> None:
-    """Give the thread a context with the request id only, until the caller is authenticated.
-
-    Otherwise the log lines of a request that is rejected before authentication would have the
-    request id and the user of the previous request of the thread.
-    """
+    """Give the thread a context with the request id only, until the caller is authenticated."""
+    # Otherwise the log lines of a request that is rejected before authentication would have the
+    # request id and the user of the previous request of the thread.
     context.RequestContext(
         request_id=environ.get("openstack.request_id"),
         global_request_id=environ.get("openstack.global_request_id"),

@@ -33,10 +33,9 @@ _NO_NAMES: Mapping[str, str] = {}
 
 
 class _ObjectType(wtypes.BaseMeta):  # type: ignore[misc]
-    """Metaclass of JSON objects: adds the fields of a row type to the class, before WSME reads it.
+    """Metaclass of JSON objects: adds the fields of a row type to the class."""
 
-    WSME reads a class when it is created, so that a class decorator would be too late.
-    """
+    # Not a class decorator, which would be too late: WSME reads a class when it is created.
 
     def __new__(
         mcs,

@@ -102,9 +102,8 @@ def purge(
 ) -> list[PurgeResult]:
     """Delete the rows of these kinds that are older than ``age``; return the numbers of each kind.
 
-    A batch is one transaction. After a batch, ``pause`` waits as long as the batch took, so that
-    the purge uses the database for at most half of the time. An interrupted purge keeps what it
-    has deleted. Progress is written to standard error.
+    A batch is one transaction, after which ``pause`` waits as long as the batch took. An
+    interrupted purge keeps what it has deleted. Progress is written to standard error.
     """
     cutoff = uow.clock() - age
     results = []
@@ -128,6 +127,7 @@ def purge(
             if now - shown_at > PROGRESS_INTERVAL:
                 sys.stderr.write(f"{kind}: {result.deleted} of {limit} deleted\n")
                 shown_at = now
+            # The service runs: the purge uses the database for at most half of the time.
             pause(now - began)
     return results
 

@@ -140,6 +140,7 @@ class MaintenanceChange(types.JsonObject):
     successor = wtypes.wsattr(types.Enum(*SuccessorMode))
 
 
+# Most remedies of an undeliverable device are a setup of its host.
 _NEAREST: Mapping[str, str] = {
     DeviceCondition.UNDELIVERABLE: DeviceCondition.SETUP_REQUIRED,
     DeviceCondition.RESTORE_FAILED: DeviceCondition.UNHEALTHY,
@@ -151,8 +152,7 @@ _NEAREST: Mapping[str, str] = {
 def conditions_at(request: RequestContext, reasons: Iterable[str]) -> list[str]:
     """Return the conditions of a device for the version of a request, without duplicates.
 
-    Versions before 2.5 show ``setup_required`` for ``undeliverable``, because most remedies are a
-    setup of the host, and ``unhealthy`` for ``restore_failed`` and ``failing``.
+    Versions before 2.5 show others for conditions that they do not know.
     """
     if request.version >= DELIVERABLE_SINCE:
         return list(reasons)
@@ -285,7 +285,7 @@ def _parse_device(uuid: str) -> str:
 def _merge_filters(filters: Mapping[str, Any]) -> dict[str, str] | None:
     """Return one dict of all filters: ``name=value`` and pairs of ``filters.field`` and ``.value``.
 
-    Return None if a field has two different values, because then no device matches.
+    Return None if no device can match them.
     """
     fields, values = filters["filters.field"] or [], filters["filters.value"] or []
     if len(fields) != len(values):

@@ -153,8 +153,9 @@ def _depth(text: str) -> int:
 def read_value(row: Mapping[str, Any], key: str) -> Any:
     """Return a value of an object, parsed if the service has it as the text of a JSON object.
 
-    Any other text is unchanged, although the name of a user can look like JSON.
+    Any other text is unchanged.
     """
+    # Not by the look of a text: the name of a user can look like JSON.
     value = row.get(key)
     return _parse_json(value) if key in _JSON_FIELDS else value
 

@@ -157,10 +157,8 @@ def _classes(summary: Mapping[str, Any], width: int, glyphs: Glyphs) -> Iterator
 
 
 def _count_uses(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the number of unavailable handles: they have no owner, but are not free either.
-
-    One number for two reasons, since a line of 80 characters must have a bar too.
-    """
+    """Add the number of unavailable handles: they have no owner, but are not free either."""
+    # One number for two reasons: a line of 80 characters must have a bar, too.
     # An API of the release before counts cordoned handles as free.
     return {**row, "unavailable": row["draining"] + row.get("cordoned", 0)}
 

@@ -19,15 +19,18 @@ SECTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def daemon(folder: Path, *words: str, **sections: dict[str, Any]) -> Daemon:
-    """Return a service in a folder, with additional configuration sections."""
+def daemon(folder: Path, *words: str, forked: bool = True, **sections: dict[str, Any]) -> Daemon:
+    """Return a service in a folder, with additional configuration sections.
+
+    ``forked``: see ``Daemon``; False runs the console script.
+    """
     file = folder / "service.conf"
     file.write_text(ini(SECTIONS | sections))
     command = [
         *(BIN / "cyborg-standalone", "--config-file", file, "--state-dir", folder / "state"),
         *("--port", "0", "--placement-port", "0", *words),
     ]
-    return Daemon("standalone", command, folder, {})
+    return Daemon("standalone", command, folder, {}, forked=forked)
 
 
 def endpoint(service: Daemon) -> str:
@@ -55,7 +58,17 @@ def service(tmp_path: Path) -> Iterator[Daemon]:
     process.kill()
 
 
-def test_standalone_service_stops_in_two_seconds_and_frees_its_port(service: Daemon) -> None:
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[Daemon]:
+    """Return the service that its console script runs."""
+    process = daemon(tmp_path, forked=False)
+    process.start()
+    yield process
+    process.kill()
+
+
+def test_standalone_service_stops_in_two_seconds_and_frees_its_port(script: Daemon) -> None:
+    service = script
     url = endpoint(service)
     assert requests.get(f"{url}/healthcheck", timeout=60).status_code == 200
     begin = time.monotonic()
@@ -133,7 +146,7 @@ def test_standalone_service_listens_on_loopback_only(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_option_is_named_in_the_error(
-    tmp_path: Path, sections: dict[str, dict[str, Any]], message: str
+    tmp_path: Path, sections: dict[str, Any], message: str
 ) -> None:
     assert message in refusal(daemon(tmp_path, **sections))
 

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of the command cyborg-dbsync."""
 
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from cyborg.db import migrate
+from cyborg.tests.fixtures.machine.processes import start_fork_server
 
 pytestmark = pytest.mark.slow
 
@@ -15,13 +18,8 @@ COMMAND = [sys.executable, "-c", "import sys; from cyborg.cmd.dbsync import main
 
 
 def _run(conf: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, "--config-file", str(conf), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = [*COMMAND, "--config-file", str(conf), *arguments]
+    return start_fork_server().run(command, os.environ)
 
 
 @pytest.fixture
@@ -58,18 +56,11 @@ def test_command_accepts_a_configuration_directory(conf: Path) -> None:
 def test_concurrent_upgrades_run_each_migration_once(database_url: str, tmp_path: Path) -> None:
     path = tmp_path / "cyborg.conf"
     path.write_text(f"[database]\nconnection = {database_url}\n")
-    commands = [
-        subprocess.Popen(
-            [*COMMAND, "--config-file", str(path), "upgrade"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    results = [(*command.communicate(timeout=60), command.returncode) for command in commands]
-    assert [code for _, _, code in results] == [0, 0], results
-    assert sum("Done:" in out for out, _, _ in results) == 1, results
+    start_fork_server()  # before the threads: a process has one
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(lambda _: _run(path, "upgrade"), range(2)))
+    assert [done.returncode for done in results] == [0, 0], results
+    assert sum("Done:" in done.stdout for done in results) == 1, results
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from cyborg.tests.fixtures.machine.processes import free_port, ini
+from cyborg.tests.fixtures.machine.processes import free_port, ini, start_fork_server
 from cyborg.wsgi.application import Application, config_arguments, server_id
 
+OF_SERVER = ("--workers", "2", "--no-such-option")  # arguments of a WSGI server
 HEAVY = (
     *("alembic", "cliff", "eventlet", "openstack", "placement", "pyudev", "rich"),
     *("cyborg.agent", "cyborg.cli", "cyborg.clients", "cyborg.conductor", "cyborg.db.migrations"),
@@ -81,7 +82,7 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 assert application({}, None) == [os.getpid()]
 """
-    done = run(script)
+    done = run_forked(script)
     assert done.returncode == 0, done.stderr
 
 
@@ -98,9 +99,15 @@ def test_server_id_is_shared_by_children() -> None:
     assert ids != {f"{server_id()}\n"}
 
 
+def run_forked(script: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process that has imported libraries, but not the application."""
+    command = [sys.executable, "-c", script, *OF_SERVER]
+    return start_fork_server().run(command, {**os.environ, **env})
+
+
 def run(script: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", script, "--workers", "2", "--no-such-option"],
+        [sys.executable, "-c", script, *OF_SERVER],
         env={**os.environ, **env},
         capture_output=True,
         text=True,
@@ -124,7 +131,7 @@ answer = webob.Request.blank("/v2").get_response(application)
 assert (answer.status_int, answer.json["id"]) == (200, "v2.0")
 assert webob.Request.blank("/v2/devices").get_response(application).status_int == 503
 """
-    done = run(script, OS_CYBORG_CONFIG_FILES=str(file))
+    done = run_forked(script, OS_CYBORG_CONFIG_FILES=str(file))
     assert done.returncode == 0, done.stderr
 
 
@@ -144,7 +151,7 @@ assert webob.Request.blank("/v2/devices").get_response(application).status_int =
 def test_application_invalid_option_fails_import(tmp_path: Path, text: str, option: str) -> None:
     file = tmp_path / "api.conf"
     file.write_text(text)
-    done = run("import cyborg.wsgi.api", OS_CYBORG_CONFIG_FILES=str(file))
+    done = run_forked("import cyborg.wsgi.api", OS_CYBORG_CONFIG_FILES=str(file))
     assert done.returncode != 0
     assert option in done.stderr
 

@@ -39,7 +39,7 @@ ROUND = 400  # messages between two valid calls
 PATIENCE = 120.0
 POOL = 8  # threads of a daemon that answer, and connections to the broker that they answer by
 # Allowed growth from the middle to the end: pools fill on demand, and each connection has a
-# thread. A leak of one in a hundred messages exceeds this with --all, of one in fifty below.
+# thread. A leak of one in a hundred messages exceeds this with --extended, one in fifty below.
 MORE_MEMORY, MORE_THREADS, MORE_FILES = 64 * 2**20, 2 * POOL + 2, POOL + 4
 SAID = re.compile(r"message (fuzz-\d+-\w)\b")
 SOCKET_SAID = re.compile(r"Request of driver process (\d+) rejected")

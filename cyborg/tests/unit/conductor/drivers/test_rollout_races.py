@@ -13,6 +13,7 @@ from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.interleave import Race
 from cyborg.tests.fixtures.hosts.hosts import card
 from cyborg.tests.fixtures.hosts.rollouts import HOSTS, Cloud
+from cyborg.tests.fixtures.machine.tiers import scale
 from cyborg.tests.unit.conductor.drivers.test_rollout_controller import (
     bind,
     devices,
@@ -194,7 +195,7 @@ def test_concurrent_operators_agents_and_conductors_reach_the_desired_state(clou
     threads = [threading.Thread(target=loop, args=(work,)) for work in tasks]
     for thread in threads:
         thread.start()
-    stop.wait(4)
+    stop.wait(max(1, scale(4)))
     stop.set()
     for thread in threads:
         thread.join(60)

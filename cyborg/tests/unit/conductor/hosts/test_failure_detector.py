@@ -22,6 +22,7 @@ from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.databases.outbox import Clock
 from cyborg.tests.fixtures.hosts.hosts import Host, card
 from cyborg.tests.fixtures.machine.options import make_conf
+from cyborg.tests.fixtures.machine.tiers import scale
 
 INTERVAL, LIMIT, WINDOW = 10.0, 70.0, 145.0
 
@@ -156,7 +157,7 @@ def test_unreachable_agent_is_cordoned_until_its_next_heartbeat(
 def test_sweep_runs_a_constant_number_of_statements(sqlite_engine: sa.Engine, clock: Clock) -> None:
     conductor = Conductor(sqlite_engine, clock)
     costs = []
-    for hosts in (1, 200):
+    for hosts in (1, scale(200)):
         for n in range(hosts):
             Host(f"of-{hosts}-{n}").send(conductor.hosts, card())
         pass_time(conductor, 200)

@@ -37,13 +37,14 @@ from cyborg.tests.fixtures.clouds.web_servers import (
     uwsgi,
 )
 from cyborg.tests.fixtures.machine.processes import wait_until
+from cyborg.tests.fixtures.machine.tiers import sample
 
 GETS = 400
 CLIENTS = 8
 RELOADS = 5
 
 
-@pytest.fixture(scope="module", params=[gunicorn, uwsgi], ids=lambda make: make.__name__)
+@pytest.fixture(scope="module", params=sample([gunicorn, uwsgi], gunicorn))
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:

@@ -26,6 +26,7 @@ from cyborg.tests.fixtures.machine.processes import (
     start_fork_server,
     wait_until,
 )
+from cyborg.tests.fixtures.machine.tiers import sample
 
 WebServer = Callable[[Path, Path], list[str]]
 
@@ -105,7 +106,7 @@ def test_daemons_log_where_the_guide_says(installation: Installation) -> None:
     assert [daemon.tail() for daemon in installation.daemons] == ["", ""]
 
 
-@pytest.mark.parametrize("make", [gunicorn, uwsgi])
+@pytest.mark.parametrize("make", sample([gunicorn, uwsgi], gunicorn))
 def test_api_logs_where_the_guide_says(installation: Installation, make: WebServer) -> None:
     command = make(installation.folder, installation.config)
     server = Server(command, installation.folder, installation.config)

@@ -249,14 +249,12 @@ def lacking_all(folder: Path) -> Machine:
     return machine
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("folders", "count", "services"),
     [
         ((FUNCTIONAL, LAB), 100, tuple(UNREACHABLE)),
-        pytest.param(
-            *((f"{UNIT}/drivers", f"{UNIT}/rpc"), 20, ("CYBORG_TEST_RABBIT",)),
-            marks=pytest.mark.matrix,
-        ),
+        ((f"{UNIT}/drivers", f"{UNIT}/rpc"), 20, ("CYBORG_TEST_RABBIT",)),
     ],
     ids=["functional", "unit"],
 )

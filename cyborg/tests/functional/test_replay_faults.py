@@ -12,7 +12,6 @@ from cyborg.testing.fake_nova import FakeNova, serve_nova
 from cyborg.tests.fixtures.hosts.replayed_day import FUNCTIONS
 from cyborg.tests.fixtures.hosts.replayed_hosts import Refused, ReplayedCloud, Server, running
 from cyborg.tests.fixtures.machine.processes import wait_until
-from cyborg.tests.fixtures.machine.tiers import sample
 from cyborg.tests.functional.test_replay import FAULTS, HOSTS, events_of
 
 pytestmark = pytest.mark.slow
@@ -75,7 +74,8 @@ def bind_when_clean(cloud: ReplayedCloud, host: str, profile: str) -> Server:
     return server
 
 
-@pytest.mark.parametrize("fault", sample(FAULTS, "eio"))
+@pytest.mark.matrix
+@pytest.mark.parametrize("fault", FAULTS)
 def test_fpga_card_that_breaks_fails_the_bind_with_its_reason(
     broken: ReplayedCloud, fault: str
 ) -> None:
@@ -118,7 +118,8 @@ def test_fpga_card_that_is_busy_keeps_the_function_of_its_last_image(broken: Rep
     broken.release(server)
 
 
-@pytest.mark.parametrize("fault", sample(FAULTS, "stuck_reset"))
+@pytest.mark.matrix
+@pytest.mark.parametrize("fault", FAULTS)
 def test_network_card_that_breaks_fails_the_layout_with_its_reason(
     broken: ReplayedCloud, fault: str
 ) -> None:

@@ -187,6 +187,7 @@ def check(cyborg: Run, job: str) -> None:
     assert listed == {"READY": len(HOSTS)}
 
 
+@pytest.mark.matrix
 def test_rollout_stops_when_the_third_of_four_hosts_fails(cyborg: Run, rolled: Cloud) -> None:
     open_gates(rolled, "compute-1", "compute-2", "compute-4")
     creation, err = cyborg("update-driver", "fake", *CHANGE, *WAIT, code=1)

@@ -109,6 +109,7 @@ def serial_numbers(lab: Lab) -> list[str | None]:
     return [device["serial"] for device in devices]
 
 
+@pytest.mark.matrix
 def test_hot_plugged_drive_is_offered_until_it_is_unplugged(lab: Lab) -> None:
     (first,) = lab.offered(NVME)
     lab.plug("rp1", "nvme", serial="lab1", drive="spare")

@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import cyborg
+from cyborg.tests.fixtures.machine.tiers import sample
 
 PACKAGE = Path(cyborg.__file__).parent
 SERVER_LIBRARIES = {
@@ -189,7 +190,7 @@ SCRIPTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", sample(SCRIPTS, "cyborg", "cyborg-agent"))
 def test_script_without_library_names_its_extra(script: str, tmp_path: Path) -> None:
     extra, library = SCRIPTS[script]
     (entry,) = metadata.entry_points(group="console_scripts", name=script)

@@ -214,6 +214,7 @@ def test_scan_duplicate_name_sets_error(install: Install, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 def test_entries_too_many_drivers_are_truncated(
     install: Install, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

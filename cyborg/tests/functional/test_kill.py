@@ -6,7 +6,6 @@ process is killed, at the end the ARQ is Bound with its event, or undone with it
 handle leaks.
 """
 
-import itertools
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,11 +90,14 @@ class Env:
 
 
 GROUP = {"resources:FPGA": "1"}
-# The second value: another conductor takes over, instead of a restart of the same.
-CASES = sample(
-    itertools.product(POINTS, (False, True)),
-    ("agent-queried", True),
-)
+# Whether another conductor takes over, instead of a restart of the same: in turn with --all, both
+# after a kill at each point with --extended.
+TAKEOVERS = [(point, number % 2 == 0) for number, point in enumerate(POINTS)]
+RESTARTS = [(point, not second) for point, second in TAKEOVERS]
+CASES = [
+    *sample(TAKEOVERS, ("agent-queried", True)),
+    *sample(RESTARTS, mark=pytest.mark.long),
+]
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,10 @@ from pathlib import Path
 import pytest
 
 from cyborg.tests.fixtures.machine import guest, prerequisites
+from cyborg.tests.fixtures.machine.tiers import sample
 
 ROOT = prerequisites.ROOT
+LONG = pytest.mark.long
 FUNCTIONAL, LAB, UNIT = (f"cyborg/tests/{name}" for name in ("functional", "lab", "unit"))
 TESTED_DB = f"{UNIT}/db/test_engine.py"
 # No server listens on port 1.
@@ -127,7 +129,9 @@ def check_all_skipped(run: Run, words: str) -> None:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("name", [*guest.PROGRAMS, "kernel"])
+@pytest.mark.parametrize(
+    "name", sample([*guest.PROGRAMS, "kernel"], "qemu-system-x86_64", "kernel", mark=LONG)
+)
 def test_lab_without_one_part_is_skipped(name: str, tmp_path: Path) -> None:
     """Module fixtures must not start a guest without a kernel."""
     machine = Machine(tmp_path, without=name)
@@ -155,7 +159,9 @@ def test_guest_without_a_kernel_names_what_is_missing(
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(
-    "script", [None, "echo 'stdio.h: No such file or directory' >&2; exit 1"], ids=["cc", "headers"]
+    "script",
+    [None, pytest.param("echo 'stdio.h: No such file or directory' >&2; exit 1", marks=LONG)],
+    ids=["cc", "headers"],
 )
 def test_driver_in_c_without_compiler_or_headers_is_skipped(
     script: str | None, machine: Machine
@@ -170,7 +176,7 @@ def test_driver_in_c_without_compiler_or_headers_is_skipped(
     check_all_skipped(run, "apt install gcc libc6-dev")
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_installed_tree_without_git_is_skipped(machine: Machine) -> None:
     run = machine.pytest(f"{FUNCTIONAL}/test_install.py")
     check_all_skipped(run, "git is missing; apt install git")
@@ -215,7 +221,7 @@ def test_packages_in_an_environment_without_pip_are_installed(machine: Machine) 
     ("variable", "tests"),
     [
         ("CYBORG_TEST_MYSQL", TESTED_DB),
-        ("CYBORG_TEST_POSTGRESQL", TESTED_DB),
+        pytest.param("CYBORG_TEST_POSTGRESQL", TESTED_DB, marks=LONG),
         ("CYBORG_TEST_RABBIT", f"{FUNCTIONAL}/test_bus_tls.py"),
     ],
 )
@@ -254,7 +260,9 @@ def lacking_all(folder: Path) -> Machine:
     ("folders", "count", "services"),
     [
         ((FUNCTIONAL, LAB), 100, tuple(UNREACHABLE)),
-        ((f"{UNIT}/drivers", f"{UNIT}/rpc"), 20, ("CYBORG_TEST_RABBIT",)),
+        pytest.param(
+            *((f"{UNIT}/drivers", f"{UNIT}/rpc"), 20, ("CYBORG_TEST_RABBIT",)), marks=LONG
+        ),
     ],
     ids=["functional", "unit"],
 )

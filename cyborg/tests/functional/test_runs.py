@@ -187,7 +187,7 @@ def test_run_killed_worker_fails_its_test_and_runs_the_others(run: Runner) -> No
     assert "has died while no test ran" not in ended.output
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_run_worker_that_dies_before_further_tests_are_sent(run: Runner, tmp_path: Path) -> None:
     (tmp_path / "late_end.py").write_text(LATE_END)
     files = {f"test_{number}.py": KILLING for number in range(3)}
@@ -198,7 +198,7 @@ def test_run_worker_that_dies_before_further_tests_are_sent(run: Runner, tmp_pat
         assert f"crashed while running 'test_{number}.py::test_kills'" in ended.output
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_run_killed_worker_is_no_flaky_test(run: Runner) -> None:
     ended = run({"test_a.py": KILLED_ONCE, "test_b.py": PASSING}, "--limit", "100", "--retry")
     assert (ended.status, ended.counts) == (1, (1, 1, 0)), ended.output
@@ -276,7 +276,7 @@ def test_run_flaky_test_passes_and_keeps_its_first_output(run: Runner, tmp_path:
     assert "assert 1 == 2" in (tmp_path / "flaky").read_text()
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_run_test_that_fails_twice_is_a_failure(run: Runner) -> None:
     failing = "def test_fails(): assert False\n"
     ended = run({"test_a.py": failing}, "--limit", "100", "--retry")
@@ -284,7 +284,7 @@ def test_run_test_that_fails_twice_is_a_failure(run: Runner) -> None:
     assert "FLAKY" not in ended.output
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_run_more_than_three_failures_are_not_retried(run: Runner) -> None:
     files = {f"test_{number}.py": "def test_fails(): assert False\n" for number in range(4)}
     ended = run(files, "--limit", "100", "--retry")

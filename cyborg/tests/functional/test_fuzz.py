@@ -300,6 +300,7 @@ def requests_of(operation: Any, mode: GenerationMode, count: int, ask: Callable[
     run()
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(1800 + REQUESTS // 5)
 def test_random_openapi_requests_get_no_500(
     api_objects: ApiObjects,
@@ -375,7 +376,6 @@ def test_random_openapi_requests_get_no_500(
     errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert [record for record in errors if not record.name.startswith("oslo.messaging._d")] == []
     unsuccessful = {name for name in tally.by_operation if not tally.has_succeeded(name)}
-    # Every operation succeeded at least once.
     assert REQUESTS < ENOUGH or unsuccessful <= BEYOND, tally.by_operation
 
 

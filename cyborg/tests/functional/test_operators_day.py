@@ -10,7 +10,7 @@ import pytest
 
 from cyborg.tests.fixtures.pages.operators_day import CHANGES, page_cloud
 
-pytestmark = [pytest.mark.services, pytest.mark.slow]
+pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.matrix]
 
 
 def test_operators_day_until_a_card_is_replaced_matches_output(

@@ -7,7 +7,11 @@ import pytest
 
 from cyborg.tests.fixtures.machine import guest
 
-pytestmark = [pytest.mark.lab, pytest.mark.requires("libvirt_qemu", "libvirt_python")]
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.matrix,
+    pytest.mark.requires("libvirt_qemu", "libvirt_python"),
+]
 
 USED = "it is used by the domain guest1 of libvirt"
 REASONS: Mapping[str, str | None] = {

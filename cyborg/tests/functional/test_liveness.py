@@ -15,7 +15,8 @@ from cyborg.tests.fixtures.machine.processes import wait_until
 
 LONG = 120.0
 
-pytestmark = pytest.mark.services
+# test_alarm.py kills an agent in the default tier.
+pytestmark = [pytest.mark.services, pytest.mark.matrix]
 
 
 def test_host_is_cordoned_when_its_agent_is_killed(rabbit_url: str, tmp_path: Path) -> None:

@@ -109,10 +109,11 @@ class SourceCollector:
         row = self._uow.run(lambda tx: find_agent(tx, host))
         if row is None:
             return None, "no agent of this host has ever sent a heartbeat"
-        now = self._now()
-        if row["down_since"] is not None or now >= row["down_at"]:
+        # Its deadline does not decide: after an outage of the conductors that of each agent has
+        # passed, and the agents run.
+        if row["down_since"] is not None:
             # Do not call the agent: each host that is down would cost a timeout.
-            age = (now - row["last_seen_at"]).total_seconds()
+            age = (self._now() - row["last_seen_at"]).total_seconds()
             return None, f"the last heartbeat of the agent was {age:.0f} s ago"
         try:
             return report.load_answer(self._agents.hardware(host)), None

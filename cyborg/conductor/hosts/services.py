@@ -82,9 +82,9 @@ class Services:
                     f"{', '.join(open_[:MAX_NAMED])}; cancel them or wait for their end",
                     service=service,
                 )
-            # A concurrent heartbeat wins: the deletion checks the time under the row's lock.
+            # A concurrent heartbeat wins: the deletion checks the mark under the row's lock.
             if not store.delete(tx, service, now):
-                raise WrongState(f"{name} is not down; stop it first", service=service)
+                raise WrongState(f"{name} is not down; {_advice(row['binary'])}", service=service)
             if row["binary"] != AGENT:
                 return row, ReportResult(0, "no inventory")
             inventory = remove_inventory(
@@ -259,8 +259,8 @@ class HostRemoval:
         self, tx: sa.Connection, host: str, force: bool, now: datetime
     ) -> HostRemovalResult:
         daemons = store.lock_of_host(tx, host)
-        if up := sorted(row["binary"] for row in daemons if row["down_at"] > now):
-            raise WrongState(f"{up[0]} of host {host} is not down; stop it first", host=host)
+        if up := sorted(row["binary"] for row in daemons if not _is_down(row, now)):
+            raise WrongState(f"{up[0]} of host {host} is not down; {_advice(up[0])}", host=host)
         ids = [row["id"] for row in daemons]
         # The row of the agent is the lock of the inventory. An imported host has no such row yet.
         if not any(row["binary"] == AGENT for row in daemons):
@@ -309,6 +309,18 @@ class _RolledBackError(Exception):
     def __init__(self, result: HostRemovalResult) -> None:
         super().__init__()
         self.result = result
+
+
+def _is_down(row: store.DaemonRow, now: datetime) -> bool:
+    """Return whether a daemon is down, as the deletion of its row decides it again."""
+    return row["down_since"] is not None or (row["binary"] != AGENT and row["down_at"] <= now)
+
+
+def _advice(binary: str) -> str:
+    """Return what to do about a daemon that is not down."""
+    if binary != AGENT:
+        return "stop it first"
+    return "stop it first, and wait until a conductor has marked it down"
 
 
 def _returned(host: str) -> WrongState:

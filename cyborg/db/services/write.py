@@ -163,8 +163,21 @@ def delete(tx: sa.Connection, uuid: str, now: datetime) -> bool:
 
     This also deletes its backends, their desired state and its drivers.
     """
-    unreachable = sa.and_(services.c.uuid == uuid, services.c.down_at <= now)
-    return bool(tx.execute(sa.delete(services).where(unreachable)).rowcount)
+    down = sa.and_(services.c.uuid == uuid, _is_down(now))
+    return bool(tx.execute(sa.delete(services).where(down)).rowcount)
+
+
+def _is_down(now: datetime) -> sa.ColumnElement[bool]:
+    """Return the condition that a daemon is down: an agent is marked, another one has a deadline.
+
+    The deadline of an agent does not decide: after an outage of the conductors the deadlines of all
+    agents have passed, and the desired state of one that runs must not be deleted.
+    """
+    # No other daemon is ever marked, because no host is cordoned for it.
+    return sa.or_(
+        services.c.down_since.is_not(None),
+        sa.and_(services.c.binary != AGENT, services.c.down_at <= now),
+    )
 
 
 def purge(tx: sa.Connection, cutoff: datetime, limit: int) -> list[DaemonRow]:
@@ -210,8 +223,8 @@ def delete_of_host(tx: sa.Connection, ids: Collection[int], now: datetime) -> in
 
     This also deletes their backends, the desired state of these, and their drivers.
     """
-    unreachable = sa.and_(services.c.id.in_(sorted(ids)), services.c.down_at <= now)
-    return tx.execute(sa.delete(services).where(unreachable)).rowcount if ids else 0
+    down = sa.and_(services.c.id.in_(sorted(ids)), _is_down(now))
+    return tx.execute(sa.delete(services).where(down)).rowcount if ids else 0
 
 
 def open_jobs(tx: sa.Connection, host: str, *, programs: bool = True) -> Sequence[str]:

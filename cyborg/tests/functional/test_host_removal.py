@@ -18,6 +18,7 @@ import sqlalchemy as sa
 
 from cyborg.cli import app
 from cyborg.core import naming
+from cyborg.core.hosts import AGENT
 from cyborg.db import schema
 from cyborg.tests.fixtures.clouds.cloud import Cloud, make_and_run_cloud
 from cyborg.tests.fixtures.databases import rows
@@ -79,9 +80,13 @@ class Env:
         return next((row["state"] for row in self.call("GET", path)["services"]), "")
 
     def kill_agent(self, host: str) -> None:
-        """Kill the agent of a host, and wait until it is down."""
+        """Kill the agent of a host, and wait until it is marked down."""
         self.cloud.daemons[f"agent-{host}"].kill()
-        wait_until("the agent is down", lambda: self.state(host) == "down")
+        where = {"binary": AGENT, "host": host}
+        wait_until(
+            "the agent is marked down",
+            lambda: rows.read(self.engine, schema.services, **where)[0]["down_since"],
+        )
 
     def bind(self, host: str, instance: str) -> str:
         """Bind an accelerator of a host to an instance with an allocation; return the ARQ."""
@@ -127,7 +132,9 @@ def env(tmp_path_factory: pytest.TempPathFactory, rabbit_url: str) -> Iterator[E
     with (
         fresh_database("mysql", folder) as database,
         engine_of(database) as engine,
-        make_and_run_cloud(folder, database, rabbit_url, HOSTS) as running,
+        make_and_run_cloud(
+            folder, database, rabbit_url, HOSTS, conductor={"broker_reconnect_grace": 1}
+        ) as running,
     ):
         new_env = Env(running, engine)
         wait_until("the cards are offered", lambda: all(map(new_env.is_offered, HOSTS)))

@@ -46,7 +46,8 @@ def forget(
 def add_agent(engine: sa.Engine, host: str, *, down: bool) -> None:
     id_ = rows.insert_agent(engine, host)
     seen = NOW - timedelta(hours=1) if down else NOW
-    rows.update(engine, schema.services, id_, **rows.heartbeat(seen))
+    values = {**rows.heartbeat(seen), "down_since": NOW if down else None}
+    rows.update(engine, schema.services, id_, **values)
     rows.insert(engine, schema.backends, service_id=id_, name="b", driver="d", status="READY")
 
 
@@ -171,6 +172,16 @@ def test_host_whose_daemon_is_up_is_kept(engine: sa.Engine) -> None:
     rows.insert_card(engine)
     for force in (False, True):
         assert_refused(engine, WrongState, "cyborg-agent of host .* is not down", force=force)
+
+
+def test_host_is_kept_until_its_agent_is_marked_down(engine: sa.Engine) -> None:
+    """After an outage of the conductors the deadlines of agents that run have passed."""
+    add_agent(engine, HOST, down=True)
+    rows.update(engine, schema.services, 1, down_since=None)
+    for force in (False, True):
+        assert_refused(engine, WrongState, "wait until a conductor has marked it down", force=force)
+    rows.update(engine, schema.services, 1, down_since=NOW)
+    assert forget(engine)["services"] == 1
 
 
 def test_host_with_a_conductor_that_is_up_is_kept(engine: sa.Engine) -> None:

@@ -26,11 +26,12 @@ def services(engine: sa.Engine) -> Services:
     return Services(make_conf(), UnitOfWork(engine), now=lambda: NOW)
 
 
-def add_down_agent(engine: sa.Engine, host: str = HOST, **values: object) -> str:
-    """Insert an agent that is down, and return its uuid."""
+def add_down_agent(engine: sa.Engine, host: str = HOST, /, **values: object) -> str:
+    """Insert an agent that is marked down, and return its uuid."""
     hour_ago = NOW - timedelta(hours=1)
+    values = {**rows.heartbeat(hour_ago), "down_since": NOW, **values}
     id_ = rows.insert_agent(engine, host)
-    rows.update(engine, schema.services, id_, **rows.heartbeat(hour_ago), **values)
+    rows.update(engine, schema.services, id_, **values)
     rows.insert(engine, schema.backends, service_id=id_, name="b", driver="d", status="READY")
     return str(rows.read(engine, schema.services, id=id_)[0]["uuid"])
 
@@ -60,7 +61,7 @@ def test_service_delete_of_an_agent_removes_the_inventory_of_its_host(engine: sa
 
 
 def test_service_delete_of_another_daemon_keeps_the_inventory(engine: sa.Engine) -> None:
-    uuid = add_down_agent(engine, binary="cyborg-api")
+    uuid = add_down_agent(engine, binary="cyborg-api", down_since=None)
     rows.insert_card(engine)
     services(engine).delete(uuid)
     assert rows.read(engine, schema.services) == []
@@ -71,13 +72,29 @@ def test_service_delete_of_another_daemon_keeps_the_inventory(engine: sa.Engine)
 def test_service_delete_of_a_daemon_that_is_up_or_late_is_refused(
     engine: sa.Engine, seconds: float
 ) -> None:
-    uuid = add_down_agent(engine)
-    (row,) = rows.read(engine, schema.services)
-    last_seen = NOW - timedelta(seconds=seconds)
-    rows.update(engine, schema.services, row["id"], **rows.heartbeat(last_seen))
-    assert_delete_refused(
-        engine, uuid, WrongState, "cyborg-agent of host compute-1 is not down; stop it first"
-    )
+    times = rows.heartbeat(NOW - timedelta(seconds=seconds))
+    for binary in ("cyborg-api", AGENT):
+        uuid = add_down_agent(engine, binary=binary, down_since=None, **times)
+        assert_delete_refused(
+            engine, uuid, WrongState, f"{binary} of host compute-1 is not down; stop it first"
+        )
+
+
+def test_service_delete_of_an_agent_after_an_outage_of_the_conductors_is_refused(
+    engine: sa.Engine,
+) -> None:
+    """The deadlines of all agents have passed; none is marked down, because they may run."""
+    uuid = add_down_agent(engine, down_since=None)
+    rows.insert_card(engine)
+    backend = rows.read(engine, schema.backends)[0]
+    desired = {"backend": "b", "driver": "d", "status": "enabled", "config": {}, "generation": 1}
+    rows.insert(engine, schema.desired_backends, service_id=backend["service_id"], **desired)
+    message = "is not down; stop it first, and wait until a conductor has marked it down"
+    assert_delete_refused(engine, uuid, WrongState, message)
+    assert len(rows.read(engine, schema.desired_backends)) == 1
+    rows.update(engine, schema.services, backend["service_id"], down_since=NOW)
+    services(engine).delete(uuid)
+    assert rows.read(engine, schema.services) == []
 
 
 def test_service_delete_while_a_request_holds_a_device_is_refused(engine: sa.Engine) -> None:

@@ -41,19 +41,18 @@ class StateFile(Generic[T]):
         self._load = load
         self._description = description
         self._consequence = consequence
-        self._is_written = True
+        self.is_written = True
+        """Whether the last ``try_write`` was successful."""
 
     def read(self) -> T | None:
         """Return the loaded data; None if there is no file, or after moving aside a damaged one."""
-        failure: Exception
         try:
             return self._load(_unwrap(json.loads(self.path.read_bytes())))
         except FileNotFoundError:
             return None
         except (OSError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as exc:
-            failure = exc
-        self._quarantine(failure)
-        return None
+            self._quarantine(exc)
+            return None
 
     def write(self, data: Any) -> None:
         """Replace the file. Raise OSError."""
@@ -66,18 +65,12 @@ class StateFile(Generic[T]):
         try:
             self.write(data)
         except OSError as exc:
-            was_written, self._is_written, error = self._is_written, False, str(exc)
+            if self.is_written:
+                LOG.warning("Cannot write %s, a restart loses its changes: %s", self.path, exc)
+            self.is_written = False
         else:
-            self._is_written = True
-            return True
-        if was_written:
-            LOG.warning("Cannot write %s, a restart loses its changes: %s", self.path, error)
-        return False
-
-    @property
-    def is_written(self) -> bool:
-        """Return whether the last ``try_write`` was successful."""
-        return self._is_written
+            self.is_written = True
+        return self.is_written
 
     def _quarantine(self, exc: Exception) -> None:
         """Rename a damaged file; log the reason and the consequence."""
@@ -94,12 +87,11 @@ class StateFile(Generic[T]):
         try:
             self.path.replace(aside)
         except OSError as rename_error:
-            error = str(rename_error)
-        else:
-            return
-        LOG.warning(
-            "Cannot rename the damaged file %s, it stays until the next write: %s", self.path, error
-        )
+            LOG.warning(
+                "Cannot rename the damaged file %s, it stays until the next write: %s",
+                self.path,
+                rename_error,
+            )
 
 
 def _unwrap(body: Any) -> Any:

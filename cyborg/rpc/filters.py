@@ -192,8 +192,6 @@ class MessageFilter:
     def __call__(self, raw: Any) -> None:
         """Validate a message and pass it on; reject an invalid message, which discards it."""
         fields: dict[str, Any] = {}
-        message = raw
-        refusal: str | None = None
         try:
             self._check_sender(raw)
             message = self._consumer.queue.channel.message_to_python(raw)
@@ -201,30 +199,26 @@ class MessageFilter:
             self._check(fields)
             self._check_duplicate(fields)
         except Invalid as exc:
-            refusal = sanitize(exc.message.replace("\n", " "), 1000)
-        if refusal is not None:
             LOG.warning(
                 "Refused a message to %s from %s: %s",
                 self._consumer.queue_name,
                 describe_sender(raw, fields),
-                refusal,
+                sanitize(exc.message.replace("\n", " "), 1000),
             )
-            _reject(self._consumer.queue.channel, raw)
+            # Without requeue: the broker would deliver it again for ever.
+            self._consumer.queue.channel.basic_reject(raw.delivery_tag, requeue=False)
             return
         fields[f"_context_{SENDER}"] = describe_sender(raw, {})
-        failure: str | None = None
         try:
             self._consumer.callback(Message(fields, message))
         except FAULTS as exc:
-            failure = f"{type(exc).__name__}: {exc}"
-        except Exception:
-            LOG.exception("Failed to process message on %s, discarded", self._consumer.queue_name)
-        if failure is not None:
             LOG.warning(
                 "Lost a message on %s, its sender retries or times out: %s",
                 self._consumer.queue_name,
-                sanitize(failure.replace("\n", " "), 500),
+                sanitize(f"{type(exc).__name__}: {exc}".replace("\n", " "), 500),
             )
+        except Exception:
+            LOG.exception("Failed to process message on %s, discarded", self._consumer.queue_name)
 
     def _check_sender(self, raw: Any) -> None:
         """Check size, compression and user, before the body is read. Raise Invalid."""
@@ -344,8 +338,3 @@ def _check_name(fields: Mapping[str, Any], key: str, *, needed: bool = False) ->
 
 def _clean(value: Any) -> str:
     return sanitize(str(value or "")[:MAX_NAME].replace("\n", " "))
-
-
-def _reject(channel: Any, raw: Any) -> None:
-    """Reject a message, so that the broker discards it."""
-    channel.basic_reject(raw.delivery_tag, requeue=False)

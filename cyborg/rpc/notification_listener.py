@@ -100,22 +100,18 @@ class NotificationListener:
             server = NotificationServer(
                 self._transport, [target], _Dispatcher(), pool=queue_name(self._conf)
             )
-            error: str | None = None
             try:
                 server.start()
+                self._server = server
+                break
             except FAULTS as exc:
-                error = str(exc)
+                error = sanitize(str(exc), 500)
             except Exception as exc:
                 LOG.exception("Unexpected error while listening for Nova's notifications")
                 error = type(exc).__name__
-            if error is None:
-                self._server = server
-                break
-            if self._stopped.is_set():
-                return
-            rate_limited_log.warn(
-                f"Cannot listen for Nova's notifications, retrying: {sanitize(error, 500)}"
-            )
+            # A connection that a stop has interrupted is no failure.
+            if not self._stopped.is_set():
+                rate_limited_log.warn(f"Cannot listen for Nova's notifications, retrying: {error}")
             self._stopped.wait(backoff.next_delay())
         if self._server is None:
             return
@@ -164,19 +160,17 @@ class _Connection(rabbit.Connection):
 
         def handle(raw: Any) -> None:
             channel = consumer.queue.channel
-            refusal: str | None = None
             try:
                 filters.check_body(raw, MAX_BYTES, decompress=decompress)
                 message = channel.message_to_python(raw)
                 self._receive(filters.decode(message, MAX_BYTES))
-            except Invalid as exc:
-                refusal = sanitize(exc.message.replace("\n", " "), 500)
             except Exception as exc:
-                LOG.exception("Unexpected error while receiving a notification, discarded")
-                refusal = type(exc).__name__
-            if refusal is not None:
-                sender = filters.describe_sender(raw, {})
-                self._refuse(f"{refusal} (from {sender})")
+                reason = type(exc).__name__
+                if isinstance(exc, Invalid):
+                    reason = sanitize(exc.message.replace("\n", " "), 500)
+                else:
+                    LOG.exception("Unexpected error while receiving a notification, discarded")
+                self._refuse(f"{reason} (from {filters.describe_sender(raw, {})})")
             # Also a malformed message: it would be delivered again for ever. After a crash before
             # this line the broker delivers the message again, which does no harm.
             channel.basic_ack(raw.delivery_tag)

@@ -132,13 +132,14 @@ class _Dispatcher(oslo_messaging.RPCDispatcher):  # type: ignore[misc]
         try:
             return super().dispatch(incoming)
         except oslo_messaging.RPCDispatcherError as exc:
-            error = exc
-        ctxt = self.serializer.deserialize_context(incoming.ctxt)
-        ctxt.update_store()
-        LOG.warning("cyborg-%s refused a call %s: %s", self._name, _sender(ctxt, {}), error)
-        refusal = oslo_messaging.ExpectedException()
-        refusal.exc_info = (type(error), error, None)
-        raise refusal
+            ctxt = self.serializer.deserialize_context(incoming.ctxt)
+            ctxt.update_store()
+            LOG.warning("cyborg-%s refused a call %s: %s", self._name, _sender(ctxt, {}), exc)
+            # The constructor takes the exception in progress with its traceback, which the answer
+            # would show to the caller.
+            refusal = oslo_messaging.ExpectedException()
+            refusal.exc_info = (type(exc), exc, None)
+            raise refusal from None
 
 
 class _Endpoint:
@@ -184,10 +185,9 @@ def _with_admission(
         try:
             with admission.admitted(arguments.get("report")):
                 return func(ctxt, **arguments)
-        except Unavailable as error:
-            refusal = error
-        ctxt.update_store()
-        return _refuse(logging.INFO, subject, ctxt, arguments, refusal)
+        except Unavailable as exc:
+            ctxt.update_store()
+            return _refuse(logging.INFO, subject, ctxt, arguments, exc)
 
     return handler
 
@@ -206,13 +206,10 @@ def _with_checks(
         ctxt.update_store()
         if LOG.isEnabledFor(logging.DEBUG):
             LOG.debug("Serving %s %s", subject, _sender(ctxt, arguments))
-        refusal: CyborgError | None = None
         try:
             _check_arguments(subject, method, limit, arguments)
-        except Invalid as error:
-            refusal = error
-        if refusal is not None:
-            return _refuse(logging.WARNING, subject, ctxt, arguments, refusal)
+        except Invalid as exc:
+            return _refuse(logging.WARNING, subject, ctxt, arguments, exc)
         try:
             with tracing.remote_span(
                 subject,
@@ -222,28 +219,15 @@ def _with_checks(
                 host=_host(arguments),
             ):
                 return _wrap_result(subject, max_answer, func(ctxt, **arguments))
-        except CyborgError as error:
-            if type(error) is CyborgError:
-                LOG.exception(
-                    "Internal error in %s %s",
-                    subject,
-                    _sender(ctxt, arguments),
-                    host=_host(arguments),
-                )
-            else:
-                refusal = error
-        except Exception:
-            LOG.exception(
-                "Unexpected error in %s %s",
-                subject,
-                _sender(ctxt, arguments),
-                host=_host(arguments),
-            )
-        if refusal is not None:
-            # Errors of users are no concern of the operator; malformed reports of daemons are.
-            is_warning = method.is_report or isinstance(refusal, Stale)
-            level = logging.WARNING if is_warning else logging.INFO
-            return _refuse(level, subject, ctxt, arguments, refusal)
+        except Exception as exc:
+            # CyborgError itself is an error of ours: each answer for a caller has its own class.
+            if isinstance(exc, CyborgError) and type(exc) is not CyborgError:
+                # Errors of users are no concern of the operator; malformed reports of daemons are.
+                is_warning = method.is_report or isinstance(exc, Stale)
+                level = logging.WARNING if is_warning else logging.INFO
+                return _refuse(level, subject, ctxt, arguments, exc)
+            sender = _sender(ctxt, arguments)
+            LOG.exception("Unexpected error in %s %s", subject, sender, host=_host(arguments))
         return envelope.wrap_error(
             CyborgError(f"internal error: see the log, request id {ctxt.request_id}")
         )

@@ -174,20 +174,20 @@ class Transport:
                 return
             # The next call retries. The thread ends, so that it does not go on with a refused
             # password.
-            error = str(exc)
+            self._log_error(str(exc))
+            return
         except Exception as exc:
             LOG.exception(
                 "Unexpected error while connecting to the broker at %s", self.broker_address
             )
-            error = f"{type(exc).__name__}: see the log"
-        else:
-            with self._lock:
-                self._opened.set()
-                is_closed = self._closing.is_set()
-            if is_closed:
-                self.oslo.cleanup()
+            self._log_error(f"{type(exc).__name__}: see the log")
             return
-        self._log_error(error)
+        with self._lock:
+            self._opened.set()
+            is_closed = self._closing.is_set()
+        # A cleanup that came first has left the connections to this thread.
+        if is_closed:
+            self.oslo.cleanup()
 
     def _log_error(self, error: str) -> None:
         """Log the error if it differs from the last logged error."""

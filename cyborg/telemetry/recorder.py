@@ -219,17 +219,14 @@ class MetricRecorder:
         if time.monotonic() < self._retry_at:
             return -1
         # No request may fail because its metric cannot be stored.
-        error: OSError | None = None
         try:
             store.add_key(key, width)
         except OSError as exc:
-            error = exc
-        if error is not None:
             self._retry_at = time.monotonic() + RETRY_INTERVAL
             LOG.warning(
                 "Cannot store metrics, new series are not recorded for %.0f s: %s",
                 RETRY_INTERVAL,
-                error,
+                exc,
             )
             return -1
         index = self._used

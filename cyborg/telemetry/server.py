@@ -97,7 +97,6 @@ class MetricsServer:
 
     def ensure(self) -> bool:
         """Record metrics, and bind the port if no worker has; return whether this one serves it."""
-        failure: OSError | None = None
         with self._lock:
             if self._stopped:
                 return False
@@ -112,13 +111,11 @@ class MetricsServer:
                     self._number, self._address, self._registry
                 )
             except OSError as exc:
-                failure = exc
-        if failure is not None:
-            reason = str(failure)
-            if failure.errno == errno.EADDRINUSE:
-                reason = f"another program uses port {self._number} of {self._address}"
-            self._rate_limited_log.warn(f"Cannot serve metrics: {reason}; retrying")
-            return False
+                reason = str(exc)
+                if exc.errno == errno.EADDRINUSE:
+                    reason = f"another program uses port {self._number} of {self._address}"
+                self._rate_limited_log.warn(f"Cannot serve metrics: {reason}; retrying")
+                return False
         LOG.info("Serving metrics on %s port %s", self._address, self.port)
         return True
 
@@ -146,15 +143,12 @@ class MetricsServer:
         return self._store
 
     def _read(self) -> Snapshot | None:
-        error: OSError | None = None
         try:
             self._refresh()
             if (store := self._store) is not None:  # until the server stops
                 return store.read()
         except OSError as exc:
-            error = exc
-        if error is not None:
-            self._rate_limited_log.warn(f"Cannot read the metrics of the workers: {error}")
+            self._rate_limited_log.warn(f"Cannot read the metrics of the workers: {exc}")
         return None
 
 

@@ -125,18 +125,14 @@ class PeriodicTask(LoopThread):
     def run_once(self) -> float:
         """Run the work once and log its errors; return the seconds until the next run."""
         self._run_started = self._clock()
-        error: str | None = None
         try:
             self._work()
-        except Exception as exc:
-            if not is_expected(exc):
-                LOG.exception("Unexpected error in periodic task %s", self.name)
-                return self._interval
-            error = str(exc)
-        if error is not None:
-            self._failure_log.warn(f"{self.name}: {error}; retrying")
-        else:
             self._failure_log.recovered(self.name)
+        except Exception as exc:
+            if is_expected(exc):
+                self._failure_log.warn(f"{self.name}: {exc}; retrying")
+            else:
+                LOG.exception("Unexpected error in periodic task %s", self.name)
         return self._interval
 
     def _wait(self, seconds: float | None) -> None:

@@ -146,16 +146,13 @@ class DriverCatalogue:
     def scan(self) -> None:
         """Scan for installed drivers; modules that are already imported are not reloaded."""
         with self._lock:
-            error: str | None = None
             try:
                 # Without this, the import system may not see packages installed since the start.
                 importlib.invalidate_caches()
                 points = entry_points(group=NAMESPACE)
             except Exception as exc:
                 LOG.debug("Cannot read the installed packages", exc_info=True)
-                error = _error_text(exc)
-            if error is not None:
-                LOG.error("Driver scan failed, keeping the previous list: %s", error)
+                LOG.error("Driver scan failed, keeping the previous list: %s", _error_text(exc))
                 return
             found: dict[str, tuple[DriverEntry, type[Driver] | None]] = {}
             changes: dict[str, str] = {}
@@ -294,11 +291,9 @@ def _is_serialisable(entry: DriverEntry) -> bool:
     try:
         registry.load(registry.dump([entry]))
     except (CyborgError, TypeError, ValueError) as exc:
-        error = str(exc)
-    else:
-        return True
-    LOG.warning("Ignoring an invalid entry point of %s: %s", NAMESPACE, error, driver=entry.name)
-    return False
+        LOG.warning("Ignoring an invalid entry point of %s: %s", NAMESPACE, exc, driver=entry.name)
+        return False
+    return True
 
 
 def _error_text(exc: BaseException) -> str:

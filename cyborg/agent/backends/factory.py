@@ -266,14 +266,8 @@ class DriverFactory:
             raise
         except BaseException as exc:  # a driver may end with sys.exit()
             LOG.debug("Failed to create backend", backend=backend, exc_info=True)
-            error = error_text(exc)
-        LOG.error(
-            "Failed to create backend, change its options or its driver: %s",
-            error,
-            backend=backend,
-            driver=name,
-        )
-        return FailedDriver(backend, name, error)
+            text = "Failed to create backend, change its options or its driver: %s"
+            return _log_failed(backend, name, text, exc)
 
     def _load_desired(self, applied: DesiredBackend) -> list[Driver]:
         if applied.status is DesiredStatus.ABSENT:
@@ -289,14 +283,8 @@ class DriverFactory:
             return [self.from_desired(applied)]
         except BaseException as exc:  # a driver may end with sys.exit()
             LOG.debug("Failed to create backend", backend=applied.backend, exc_info=True)
-            error = error_text(exc)
-        LOG.error(
-            "Failed to create backend from saved state: %s",
-            error,
-            backend=applied.backend,
-            driver=applied.driver,
-        )
-        return [FailedDriver(applied.backend, applied.driver, error)]
+            text = "Failed to create backend from saved state: %s"
+            return [_log_failed(applied.backend, applied.driver, text, exc)]
 
     def _is_allowed(self, support: Support) -> bool:
         """Return whether the API may add a backend of a driver with this support level."""
@@ -395,6 +383,13 @@ class FailedDriver(Driver):
     def release(self, item: WorkItem) -> None:
         """Fail with the reason: only the driver itself can clean a handle."""
         raise DriverFailed(self._reason)
+
+
+def _log_failed(backend: str, driver: str, text: str, exc: BaseException) -> FailedDriver:
+    """Log why a driver cannot be created; return its replacement."""
+    error = error_text(exc)
+    LOG.error(text, error, backend=backend, driver=driver)
+    return FailedDriver(backend, driver, error)
 
 
 def _read_configured(conf: cfg.ConfigOpts) -> dict[str, tuple[str, str]]:

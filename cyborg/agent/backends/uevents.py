@@ -204,7 +204,6 @@ class UeventWatcher(LoopThread):
         source, due = self._source, self._batch.due if self._batch else None
         if source is None:
             return False
-        failure: Exception
         try:
             subsystems = source.read(None if due is None else max(0.0, due - self._clock()))
         except EventsDropped:
@@ -217,14 +216,12 @@ class UeventWatcher(LoopThread):
             if self._clock() - self._opened_at >= MAX_PAUSE:
                 self._warned = False
                 self._backoff.reset()
-            failure = exc
-        else:
-            now = self._clock()
-            for subsystem in subsystems:
-                self._batch = core.add(self._batch, now, subsystem)
-            return True
-        self._log_failure(failure)
-        return False
+            self._log_failure(exc)
+            return False
+        now = self._clock()
+        for subsystem in subsystems:
+            self._batch = core.add(self._batch, now, subsystem)
+        return True
 
     def _back_off(self) -> float:
         """Rediscover after a failure; return the seconds before the source is reopened."""
@@ -256,14 +253,11 @@ class UeventWatcher(LoopThread):
         # Clear the flag first: a backend that is added meanwhile sets it again.
         self._started, self._reopen_needed = True, False
         self._subsystems = self._subsystems_needed()
-        failure: Exception | None = None
         try:
             source = self._open_source(self._subsystems)
         except Exception as exc:
             LOG.debug("Cannot open uevent socket", exc_info=True)
-            failure = exc
-        if failure is not None:
-            self._log_failure(failure)
+            self._log_failure(exc)
             return False
         with self._lock:
             self._source = source

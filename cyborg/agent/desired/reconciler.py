@@ -189,7 +189,6 @@ class BackendReconciler(LoopThread):
     def run_once(self) -> None:
         """Reconcile once; if that fails, log the reason."""
         context.RequestContext()  # a request id for the lines and calls of this round
-        error: str | None = None
         try:
             self.reconcile()
         except Stopping:
@@ -199,11 +198,9 @@ class BackendReconciler(LoopThread):
             with self._lock:
                 self._target_generation = None
             LOG.debug("Reconciliation failed", exc_info=True)
-            error = error_text(exc)
-        if error is not None:
             LOG.warning(
                 "Cannot fetch desired state, retrying after the next heartbeat: %s",
-                error,
+                error_text(exc),
                 host=self._host,
             )
 
@@ -251,14 +248,11 @@ class BackendReconciler(LoopThread):
         try:
             self._state_file.write(generation, records)
         except OSError as exc:
-            error = str(exc)
-        else:
-            return
-        LOG.warning(
-            "Cannot persist desired state to %s; it will be fetched again after a restart: %s",
-            self._state_file.path,
-            error,
-        )
+            LOG.warning(
+                "Cannot persist desired state to %s; it will be fetched again after a restart: %s",
+                self._state_file.path,
+                exc,
+            )
 
     def _execute(self, planned: PlannedAction) -> str | None:
         """Execute an action; return None after success. After a failure return the error text.
@@ -275,7 +269,6 @@ class BackendReconciler(LoopThread):
             LOG.info("Backend removed", backend=planned.backend)
         if planned.action not in BUILD_ACTIONS:
             return None
-        error: str | None
         try:
             self._factory.check_code(planned.backend, planned.desired)
             if planned.desired is None:
@@ -290,9 +283,6 @@ class BackendReconciler(LoopThread):
                 "Backend action %s failed", planned.action, backend=planned.backend, exc_info=True
             )
             error = error_text(exc)[:MAX_ERROR] or "no message"
-        else:
-            error = None
-        if error is not None:
             LOG.warning(
                 "Backend action %s failed, previous backend stays active: %s",
                 planned.action,

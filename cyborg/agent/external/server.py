@@ -11,6 +11,7 @@ import os
 import socket
 import socketserver
 import stat
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -180,28 +181,24 @@ class RegistrationServer(socketserver.UnixStreamServer):
         watchdog.daemon = True
         watchdog.start()
         try:
-            if (failure := self._serve_requests(connection)) is not None:
-                self.log_rejected(peer_credentials(connection)[0], f"connection failed: {failure}")
+            self.finish_request(connection, "")
+        except OSError as exc:
+            self.log_rejected(peer_credentials(connection)[0], f"connection failed: {exc}")
+        except Exception:
+            LOG.exception("Unexpected error while serving the drivers' socket")
         finally:
             watchdog.cancel()
             watchdog.join()  # else it could shut down another socket that reuses the descriptor
             self._slots.release()
             self.shutdown_request(connection)
 
-    def _serve_requests(self, connection: socket.socket) -> str | None:
-        """Serve the requests of a connection; return the error of the connection, if any."""
-        try:
-            self.finish_request(connection, "")
-        except OSError as exc:
-            return str(exc)
-        except Exception:
-            LOG.exception("Unexpected error while serving the drivers' socket")
-        return None
-
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log an error that occurred before the thread of a request was started."""
-        # oslo.log appends the exception in progress.
-        LOG.warning("Connection of an external driver closed after an error, the driver will retry")
+        LOG.warning(
+            "Connection of an external driver closed after an error, the driver will retry: %s",
+            # socketserver calls this function within the except block.
+            sys.exc_info()[1],
+        )
 
     def log_rejected(self, pid: int, reason: str) -> None:
         """Log a rejected request. The first per process and minute at WARNING, others at INFO."""

@@ -153,12 +153,10 @@ class GuestDevices:
         if not ready:
             return False
         complete = len(ready) == len(devices)
-        domain, failure = None, None
         try:
             domain = self._hypervisor.describe(instance)
         except CyborgError as exc:
             failure = _message_of_guest(exc)
-        if failure is not None:
             LOG.warning(
                 "Cannot check the devices of a running guest: %s", failure, instance=instance
             )
@@ -166,7 +164,6 @@ class GuestDevices:
         if domain is None or domain.running is None:
             return complete  # the next start of the guest is checked
         for arq in ready:
-            failure = None
             try:
                 if os_acc.find_alias(arq, domain.running) is None and self._attach(instance, arq):
                     LOG.info(
@@ -177,12 +174,10 @@ class GuestDevices:
             except (WrongState, NotFound):
                 continue  # a withdrawn device is not wanted; the guest has ended
             except CyborgError as exc:
-                failure = _message_of_guest(exc)
-            if failure is not None:
                 complete = False
                 LOG.warning(
                     "A running guest may lack a device, and it cannot be attached: %s",
-                    failure,
+                    _message_of_guest(exc),
                     instance=instance,
                     arq=arq["uuid"],
                 )

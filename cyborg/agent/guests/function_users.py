@@ -202,21 +202,19 @@ class FunctionUsers(LoopThread):
         try:
             guests = self._read_guests()
         except CyborgError as exc:
-            failure = exc.message
-        else:
-            if self._is_unread:
-                LOG.info("The guests of this host can be read again", host=self._host)
-            self._is_unread = False
-            return guests
-        if not self._is_unread:  # once, as the host may have no libvirt
-            LOG.warning(
-                "Cannot read the guests of this host, devices of unknown guests may be offered: %s;"
-                " set [libvirt] read_domains = false on a host without libvirt",
-                failure,
-                host=self._host,
-            )
-        self._is_unread = True
-        return None
+            if not self._is_unread:  # once, as the host may have no libvirt
+                LOG.warning(
+                    "Cannot read the guests of this host, devices of unknown guests may be "
+                    "offered: %s; set [libvirt] read_domains = false on a host without libvirt",
+                    exc.message,
+                    host=self._host,
+                )
+            self._is_unread = True
+            return None
+        if self._is_unread:
+            LOG.info("The guests of this host can be read again", host=self._host)
+        self._is_unread = False
+        return guests
 
     def _ask(self, questions: Sequence[tuple[str, str]]) -> Owners:
         """Return the owners of functions, as far as a conductor answers."""

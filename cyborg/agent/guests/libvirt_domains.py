@@ -31,14 +31,13 @@ def find_library() -> ModuleType | None:
     try:
         return importlib.import_module("libvirt")
     except ImportError as exc:
-        reason = str(exc)
-    LOG.info(
-        "Devices of domains of libvirt are not known, because its Python binding cannot be loaded "
-        "(%s): install cyborg[live], or set [libvirt] read_domains = false on a host without "
-        "libvirt",
-        reason,
-    )
-    return None
+        LOG.info(
+            "Devices of domains of libvirt are not known, because its Python binding cannot be "
+            "loaded (%s): install cyborg[live], or set [libvirt] read_domains = false on a host "
+            "without libvirt",
+            exc,
+        )
+        return None
 
 
 class LibvirtDomains:
@@ -89,18 +88,17 @@ class LibvirtDomains:
         except (self._libvirt.libvirtError, ValueError) as exc:
             if not connection.isAlive():
                 raise
-            failure = str(exc)
-        else:
-            self._broken.discard(uuid)
-            return guest
-        if uuid not in self._broken:
-            LOG.warning(
-                "Cannot read the domain %s of libvirt, its last known devices stay withheld: %s",
-                uuid,
-                failure,
-            )
-        self._broken.add(uuid)
-        return Guest(uuid, "", frozenset(), is_readable=False)
+            if uuid not in self._broken:
+                LOG.warning(
+                    "Cannot read the domain %s of libvirt, its last known devices stay withheld: "
+                    "%s",
+                    uuid,
+                    exc,
+                )
+            self._broken.add(uuid)
+            return Guest(uuid, "", frozenset(), is_readable=False)
+        self._broken.discard(uuid)
+        return guest
 
     def _describe(self, domain: Any) -> Guest | None:
         """Return a guest; None if it has ended since."""

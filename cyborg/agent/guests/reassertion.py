@@ -119,7 +119,6 @@ class Reasserter(LoopThread):
 
     def run_once(self) -> float:
         """Check all guests; return the seconds until the next check."""
-        failure: str | None = None
         complete = False
         try:
             # First, so that a start during the check is not missed.
@@ -128,18 +127,20 @@ class Reasserter(LoopThread):
             devices = load_devices(answer)
             is_whole = len(devices) == len(answer["devices"])
             complete = self._guests.reassert(devices) and is_whole
+            if self._log.reset():
+                LOG.info("Checking the devices of guests works again")
         except Stale as exc:
             # No heartbeat of this agent has arrived yet, or another agent has replaced it.
             LOG.debug("The conductor does not know this agent: %s", exc.message)
-            return self._backoff.next_delay()
         except CyborgError as exc:
-            failure = exc.message
+            self._log.warn("Cannot check the devices of guests, retrying: %s", exc.message)
         except (KeyError, TypeError, ValueError) as exc:
-            failure = f"malformed answer of the conductor: {type(exc).__name__} {exc}"
-        if failure is not None:
-            self._log.warn("Cannot check the devices of guests, retrying: %s", failure)
-        elif self._log.reset():
-            LOG.info("Checking the devices of guests works again")
+            self._log.warn(
+                "Cannot check the devices of guests, retrying: malformed answer of the conductor: "
+                "%s %s",
+                type(exc).__name__,
+                exc,
+            )
         if complete:
             self._backoff.reset()
             return self._interval
@@ -150,15 +151,12 @@ def load_devices(answer: Any) -> list[GuestDevice]:
     """Parse the answer of the conductor; skip malformed devices. Raise KeyError, TypeError."""
     devices: list[GuestDevice] = []
     for item in answer["devices"]:
-        error: str | None = None
         try:
             instance, ready = parse_uuid(item["instance"], "instance"), item["ready"] is True
             devices.append(GuestDevice(instance, parse_guest_arq(item["arq"]), ready))
         except (Invalid, KeyError, TypeError) as exc:
-            error = f"{type(exc).__name__} {exc}"
-        if error is not None:
             # The guests get their other devices nevertheless.
-            LOG.warning("Malformed device of a guest: %s", error)
+            LOG.warning("Malformed device of a guest: %s %s", type(exc).__name__, exc)
     return devices
 
 

@@ -232,9 +232,8 @@ class GlanceImageStore:
                 # Repeated logins with a wrong password could lock the user.
                 if attempt > self._limits.retries or exc.details.get("status") == 401:
                     raise type(exc)(f"{subject}: {exc.message}", **exc.details) from exc
-                error = exc.message
-            pause = min(self._retry_pause * attempt, deadline.left())
-            LOG.warning("Request to Glance failed, retrying in %.1f s: %s", pause, error)
+                pause = min(self._retry_pause * attempt, deadline.left())
+                LOG.warning("Request to Glance failed, retrying in %.1f s: %s", pause, exc.message)
             self._stopping.wait(pause)
 
     def _ensure_running(self) -> None:

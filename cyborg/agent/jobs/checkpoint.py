@@ -134,9 +134,8 @@ def read_boot_id(path: str | Path = BOOT_ID) -> str:
     try:
         return Path(path).read_text(encoding="ascii").strip()
     except (OSError, ValueError) as exc:
-        error = str(exc)
-    LOG.warning("Cannot read the host's boot id, assuming a reboot: %s", error)
-    return str(uuid4())
+        LOG.warning("Cannot read the host's boot id, assuming a reboot: %s", exc)
+        return str(uuid4())
 
 
 def _pruned(entries: Mapping[str, CheckpointEntry], now: float) -> dict[str, CheckpointEntry]:
@@ -177,7 +176,7 @@ class Outcomes(Generic[K, V]):
         self._subject = subject
         self._lock = threading.Lock()
         self._pending: dict[K, V] = {}
-        self._logged: set[K] = set()
+        self._logged: set[K] = set()  # keys whose failure was logged; only of ``deliver``
 
     def __len__(self) -> int:
         with self._lock:
@@ -202,33 +201,27 @@ class Outcomes(Generic[K, V]):
         were not sent stay for the next call.
         """
         for key, outcome in pending:
-            failure: CyborgError | None = None
+            # The key of a discovery is its uuid and the backend.
+            fields: dict[str, Any] = {self._subject: key[0] if isinstance(key, tuple) else key}
             try:
                 send(key, outcome)
+            except Unavailable:
+                raise
+            except REFUSALS as exc:
+                LOG.warning(
+                    "Conductor rejected an outcome, discarding it: %s", exc.message, **fields
+                )
             except CyborgError as exc:
-                if isinstance(exc, Unavailable):
-                    raise
-                failure = exc
-            self._record(key, outcome, failure)
-
-    def _record(self, key: K, outcome: V, failure: CyborgError | None) -> None:
-        retry = failure is not None and not isinstance(failure, REFUSALS)
-        with self._lock:
-            # A newer outcome of the same key may have been added meanwhile; it is undelivered.
-            if not retry and self._pending.get(key) is outcome:
-                del self._pending[key]
-            first = key not in self._logged
-            if retry:
+                if key not in self._logged:
+                    LOG.warning(
+                        "Conductor failed to process an outcome, retrying: %s",
+                        exc.message,
+                        **fields,
+                    )
                 self._logged.add(key)
-            else:
-                self._logged.discard(key)
-        # The key of a discovery is its uuid and the backend.
-        fields: dict[str, Any] = {self._subject: key[0] if isinstance(key, tuple) else key}
-        if failure is not None and retry and first:
-            LOG.warning(
-                "Conductor failed to process an outcome, retrying: %s", failure.message, **fields
-            )
-        elif failure is not None and not retry:
-            LOG.warning(
-                "Conductor rejected an outcome, discarding it: %s", failure.message, **fields
-            )
+                continue
+            self._logged.discard(key)
+            with self._lock:
+                # A newer outcome of the same key may have been added meanwhile; it is undelivered.
+                if self._pending.get(key) is outcome:
+                    del self._pending[key]

@@ -203,13 +203,10 @@ class JobQueue:
         try:
             thread.start()
         except RuntimeError as exc:
-            error = str(exc)
-        else:
-            return True
-        # Retried when the next job ends or when the conductor requests the job again.
-        LOG.warning("Job cannot start, retrying: %s", error, job=spec.job_uuid)
-        task.thread = None
-        return False
+            # Retried when the next job ends or when the conductor requests the job again.
+            LOG.warning("Job cannot start, retrying: %s", exc, job=spec.job_uuid)
+            task.thread = None
+        return task.thread is not None
 
     def _run(self, task: _Task) -> None:
         with log_fields(job=task.spec.job_uuid), task.activity.record():
@@ -291,15 +288,12 @@ class JobQueue:
         """Write the checkpoint, then report the outcome of a job to the conductor."""
         if error is not None:
             LOG.warning("Job failed: %s", error, job=spec.job_uuid, instance=spec.instance)
-        write_error: str | None = None
         try:
             self._checkpoint.flush()
         except OSError as exc:
-            write_error = str(exc)
-        if write_error is not None:
             LOG.warning(
                 "Cannot write the checkpoint, the job may run again after a restart: %s",
-                write_error,
+                exc,
                 job=spec.job_uuid,
             )
         state = AgentJobStatus.DONE if error is None else AgentJobStatus.FAILED

@@ -121,14 +121,13 @@ class Reporter(LoopThread):
         """Send due messages; return the seconds until the next round."""
         # Each round has a request id of its own, which all lines and calls of the round have.
         context.RequestContext()
-        failure: str
         try:
             pause = self._sync()
-        except CyborgError as exc:
-            failure = exc.message
         except Exception as exc:
             LOG.debug("Call to the conductor failed", exc_info=True)
-            failure = f"{type(exc).__name__}: {exc}"
+            failure = (
+                exc.message if isinstance(exc, CyborgError) else f"{type(exc).__name__}: {exc}"
+            )
         else:
             if self._failure_log.reset():
                 LOG.info("Connection to conductor restored", host=self._host)
@@ -206,29 +205,28 @@ class Reporter(LoopThread):
     def _flush_backend_outcomes(self, pending: tuple[int, Sequence[BackendOutcome]]) -> None:
         generation, outcomes = pending
         bodies = [outcome.to_dict() for outcome in outcomes]
-        refusal: str | None = None
+        accepted = False
         try:
             self._conductor.report_backend_outcomes(
                 host=self._host, epoch=self.epoch, generation=generation, outcomes=bodies
             )
+            accepted = True
         except Unavailable:
             raise
         except CyborgError as exc:
-            refusal = exc.message
-        if refusal is not None:
             # The answer to the next heartbeat requests the generation again.
             LOG.warning(
                 "Conductor rejected the outcomes of generation %d, the next heartbeat requests "
                 "them again: %s",
                 generation,
-                refusal,
+                exc.message,
                 host=self._host,
             )
         with self._lock:
             if self._backend_outcomes is pending:
                 self._backend_outcomes = None
         if self.desired_state is not None:
-            self.desired_state.acknowledge(generation, refusal is None)
+            self.desired_state.acknowledge(generation, accepted)
 
     def _deliver_job(self, job: str, outcome: tuple[str, str | None]) -> None:
         state, error = outcome

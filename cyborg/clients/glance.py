@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Client of Glance: read the metadata and the data of images.
 
-Redirects are refused: a redirect would send the token to another service, and its data would not
-come from Glance. See the reference at https://docs.openstack.org/api-ref/image/v2/.
+Redirects are refused. See the reference at https://docs.openstack.org/api-ref/image/v2/.
 """
 
 import json
@@ -89,6 +88,7 @@ class Glance(ServiceClient):
         try:
             if response.status_code != 200:
                 raise Invalid(f"Glance answered {response.status_code} to GET {path}, expected 200")
+            # In chunks, so that neither a slow nor a large body exceeds its limit unnoticed.
             body = bytearray()
             for chunk in self._chunks(response, decode=True):
                 body += chunk
@@ -112,6 +112,7 @@ class Glance(ServiceClient):
             f"{self._prefix()}{path}",
             headers=dict(headers),
             stream=True,
+            # A redirect would send the token to another service.
             redirect=False,
             log=False,  # the log of keystoneauth reads the whole body
         )

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Client of Nova: send external events for ARQs, and query servers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
@@ -21,6 +22,8 @@ ACCEPTED = 200
 NOT_FOUND = 404  # the instance does not exist
 NO_HOST_YET = 422  # the instance has no host, which is normal during its build
 
+# No repetition helps: Nova has the event, the instance is gone, or Nova reads the ARQs itself
+# when the instance gets its host.
 _FINAL_CODES = frozenset({ACCEPTED, NOT_FOUND, NO_HOST_YET})
 
 _PATH = "/os-server-external-events"
@@ -51,6 +54,7 @@ class Nova(ServiceClient):
         answer = self._call("POST", _PATH, json={"events": [dict(event) for event in events]})
         if answer.status_code in (200, 207):
             return _event_errors(answer, events)
+        # Nova answers 404 for the whole request if it knows none of the instances.
         if answer.status_code == NOT_FOUND and _says_no_instance(answer):
             return [None] * len(events)
         raise _refusal(answer, "events")
@@ -100,10 +104,8 @@ class Nova(ServiceClient):
         selected = "".join(f"&status={status}" for status in statuses)
         query = f"all_tenants=1&project_id={quote(project, safe='')}{selected}&limit={_PAGE}"
         body = self._read(f"/servers/detail?{query}")
-        try:
+        with _expecting("list of servers"):
             servers = [(row["status"], row["OS-EXT-STS:task_state"]) for row in body["servers"]]
-        except (KeyError, TypeError) as exc:
-            raise Unavailable(f"unexpected response from Nova: no list of servers: {exc}") from exc
         # A full page may not be the last one; Nova's may be shorter than the limit of the query.
         # A server that is unshelved has the status of a shelved one.
         return "servers_links" in body or any(
@@ -149,9 +151,7 @@ class Nova(ServiceClient):
         Unavailable, TimedOut.
         """
         answer = self._call(
-            "POST",
-            f"/servers/{quote(uuid, safe='')}/action",
-            json={"reboot": {"type": "HARD"}},
+            "POST", f"/servers/{quote(uuid, safe='')}/action", json={"reboot": {"type": "HARD"}}
         )
         if answer.status_code == NOT_FOUND and _says_no_instance(answer):
             raise NotFound(f"no server {uuid}", instance=uuid)
@@ -221,6 +221,15 @@ def make(conf: cfg.ConfigOpts) -> Nova:
     return Nova(adapter, conf.nova.request_timeout, describe(conf, "nova"))
 
 
+@contextmanager
+def _expecting(content: str) -> Iterator[None]:
+    """Raise Unavailable if a response of Nova lacks what the block reads from it."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise Unavailable(f"unexpected response from Nova: no {content}: {exc}") from exc
+
+
 def _event_errors(answer: Any, events: Sequence[Mapping[str, Any]]) -> list[str | None]:
     """Return, for each event, its error, or None if no retry is needed.
 
@@ -228,13 +237,11 @@ def _event_errors(answer: Any, events: Sequence[Mapping[str, Any]]) -> list[str 
     """
     if answer.status_code == 200:
         return [None] * len(events)
-    try:
+    with _expecting("list of events (207)"):
         found = {
             (item.get("name"), item.get("server_uuid"), item.get("tag")): int(item["code"])
             for item in answer.json()["events"]
         }
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise Unavailable(f"unexpected response from Nova: no list of events (207): {exc}") from exc
     keys = [(event.get("name"), event.get("server_uuid"), event.get("tag")) for event in events]
     return [
         None
@@ -246,6 +253,7 @@ def _event_errors(answer: Any, events: Sequence[Mapping[str, Any]]) -> list[str 
 
 def _refusal(answer: Any, field: str) -> Exception:
     message = f"Nova answered {answer.status_code}: {answer.text[:300]}"
+    # 403 is a policy that an operator corrects: the events must not be lost until then.
     if answer.status_code >= 500 or answer.status_code in (403, 408, 429):
         return Unavailable(message, status=answer.status_code)
     return Invalid(message, field=field, status=answer.status_code)
@@ -286,7 +294,7 @@ def _server(uuid: str, body: Any) -> Server:
 
 
 def _actions(body: Any) -> Sequence[Action]:
-    try:
+    with _expecting("list of actions"):
         return tuple(
             Action(
                 str(item["action"]),
@@ -295,25 +303,19 @@ def _actions(body: Any) -> Sequence[Action]:
             )
             for item in body["instanceActions"]
         )
-    except (KeyError, TypeError, AttributeError) as exc:
-        raise Unavailable(f"unexpected response from Nova: no list of actions: {exc}") from exc
 
 
 def _events(body: Any) -> Sequence[Event]:
-    try:
+    with _expecting("action"):
         return tuple(
             Event(str(item["event"]), item.get("finish_time") is not None, item.get("result"))
             for item in body["instanceAction"].get("events") or ()
         )
-    except (KeyError, TypeError, AttributeError) as exc:
-        raise Unavailable(f"unexpected response from Nova: no action: {exc}") from exc
 
 
 def _server_uuids(body: Any) -> list[str]:
-    try:
+    with _expecting("list of servers"):
         return [str(row["id"]) for row in body["servers"]]
-    except (KeyError, TypeError) as exc:
-        raise Unavailable(f"unexpected response from Nova: no list of servers: {exc}") from exc
 
 
 def _says_no_instance(answer: Any) -> bool:

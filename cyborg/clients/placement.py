@@ -19,6 +19,7 @@ from oslo_config import cfg
 from cyborg.clients.service_client import ServiceClient, credentials_error, describe, load_adapter
 from cyborg.core.errors import Conflict, InUse, Invalid, Misconfigured, Unavailable
 
+# The last one whose behaviour was checked: a later one may change a body.
 MAX_MICROVERSION = (1, 39)
 MIN_MICROVERSION = (1, 26)
 """The first microversion in which ``reserved`` may equal ``total``, as a cordon requires."""
@@ -26,6 +27,8 @@ MIN_MICROVERSION = (1, 26)
 MAPPINGS_MICROVERSION = (1, 34)
 """The first microversion with suffixes and mappings in allocation candidates."""
 
+# Placement answers 409 for these and for a stale generation. Only the code of the error tells
+# whether a repetition may help.
 _IN_USE = frozenset(
     {
         "placement.inventory.inuse",
@@ -267,6 +270,7 @@ class Placement(ServiceClient):
     def _ensure(self, collection: str, names: Iterable[str]) -> None:
         for name in sorted(names):
             path = f"/{collection}/{quote(name, safe='')}"
+            # Hardly anybody deletes them: one call for each process is enough. A 400 clears this.
             if path not in self._ensured:
                 self._call("PUT", path)
                 with self._lock:
@@ -275,6 +279,7 @@ class Placement(ServiceClient):
     def _at_most(self, version: str) -> str:
         """Return the older one of a microversion and the negotiated microversion."""
         agreed = self._version or self._negotiate()
+        # As numbers: "1.9" is older than "1.34".
         return min(version, agreed, key=lambda text: tuple(map(int, text.split("."))))
 
     def _call(
@@ -317,6 +322,8 @@ class Placement(ServiceClient):
             return credentials_error("Placement", self._credentials, f"{verb} {path}: {detail}")
         if status == 409:
             return (InUse if code in _IN_USE else Conflict)(message, status=status)
+        # 403 is a policy that an operator corrects; 406 is a Placement of another version behind
+        # the same address, such as during an upgrade.
         if status >= 500 or status in (403, 406, 408, 429):
             if status == 406:
                 self.reset_cache()

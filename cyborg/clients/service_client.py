@@ -85,6 +85,7 @@ class ServiceClient:
 
     def with_timeout(self, seconds: float) -> Self:
         """Return a copy of this client with a timeout of at most ``seconds`` per request."""
+        # A copy shares the session, with its token and its connections.
         client = copy.copy(self)
         client.timeout = min(seconds, self.timeout)
         return client
@@ -142,6 +143,7 @@ class ServiceClient:
         """
         # connect_retries of keystoneauth waits before it repeats, and repeats after timeouts too.
         end = time.monotonic() + self.timeout
+        # The status decides below: keystoneauth's exceptions lose the body with the reason.
         options["raise_exc"] = False
         try:
             return self._adapter.request(path, verb, timeout=self.timeout, **options)

@@ -26,7 +26,6 @@ from cyborg.rpc.contract import (
     ConductorAPI,
     Contract,
 )
-from cyborg.rpc.publishing import DEDUPLICATED_METHODS, FAULTS
 from cyborg.rpc.transport import Transport
 from cyborg.telemetry.recorder import RPC_CLIENT_CALLS, RPC_CLIENT_SECONDS
 
@@ -103,9 +102,7 @@ class Client:
         self._conf = conf
         self._topic = f"{conf.rpc.topic}.{contract.name}"
         target = oslo_messaging.Target(
-            exchange=conf.rpc.topic,
-            topic=self._topic,
-            version=contract.version,
+            exchange=conf.rpc.topic, topic=self._topic, version=contract.version
         )
         self._oslo = oslo_messaging.get_rpc_client(
             transport.oslo,
@@ -140,10 +137,12 @@ class Client:
         subject = name + (f" on {server}" if server else "")
         given = {key for key, value in arguments.items() if value is not None}
         version, left_out = self.contract.minimal_call(method, given)
+        # An argument of a newer version that is None: an older server would reject its name.
         values = {key: value for key, value in arguments.items() if key not in left_out}
         target = {"version": version} | ({"server": server} if server else {})
         queue = self._topic + (f".{server}" if server else "")
-        is_repeatable = self.contract is CONDUCTOR and method in DEDUPLICATED_METHODS
+        # Agents start each job once for its uuid, but answer no copy of another call from a record.
+        is_repeatable = self.contract is CONDUCTOR and method in publishing.DEDUPLICATED_METHODS
         deadline = time.monotonic() + self._conf.rpc.timeout
         call_context = context.for_call(self._find_deadline() if is_repeatable else None)
         call = _Call(method, values, target, queue, subject, call_context, is_repeatable)
@@ -167,6 +166,8 @@ class Client:
         except Unavailable as exc:
             if not call.may_be_executed:
                 raise
+            # Not Unavailable, after which callers repeat the call as one that was certainly not
+            # carried out.
             raise TimedOut(f"{exc.message}; an earlier copy may have been carried out") from exc
 
     def _deliver(self, call: "_Call", deadline: float) -> Any:
@@ -217,7 +218,7 @@ class Client:
             if time.monotonic() >= call.end:
                 raise self._no_server_error(subject) from exc
             return _NOT_SENT
-        except FAULTS as exc:
+        except publishing.FAULTS as exc:
             if sent.count:
                 raise self._unconfirmed_error(subject) from exc
             raise Unavailable(
@@ -237,6 +238,7 @@ class Client:
             while not self._transport.has_server(queue):
                 now = time.monotonic()
                 if now >= soon and not patient:
+                    # Not waiting for its turn: the caller would wait for others to wait.
                     patient = _PATIENT.acquire(blocking=False)
                 if now >= end or (now >= soon and not patient):
                     raise self._no_server_error(subject)
@@ -278,6 +280,7 @@ class _Proxy:
     """Client with the methods that an API declares."""
 
     def __init__(self, client: Client, api: type) -> None:
+        # No __getattr__: a call of a method that the contract lacks must fail as for any object.
         for name in client.contract.methods:
             setattr(self, name, _make_method(client, name, getattr(api, name)))
 

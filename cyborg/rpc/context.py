@@ -90,6 +90,7 @@ class ContextSerializer(oslo_messaging.NoOpSerializer):  # type: ignore[misc]
         call_context: CallContext = CallContext.from_dict(values, overwrite=False)
         call_context.sender = str(ctxt.get(SENDER, CallContext.sender))
         call_id = values.get(CALL_ID)
+        # A longer id would not fit into the column of the recorded calls.
         if isinstance(call_id, str) and 0 < len(call_id) <= MAX_ID:
             call_context.call_id = call_id
         call_context.trace_context = parse_trace_context(values.get(TRACE_CONTEXT))

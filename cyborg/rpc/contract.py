@@ -90,6 +90,7 @@ def rpc_method(**options: Any) -> Callable[[F], F]:
 
 
 def _describe(func: Callable[..., Any], server_argument: str | None) -> Method:
+    # From the signature, so that client, server and reference page cannot differ from it.
     _self, *parameters = inspect.signature(func).parameters.values()
     parameters = [p for p in parameters if p.name != server_argument]
     optional = frozenset(p.name for p in parameters if p.default is None)
@@ -127,12 +128,7 @@ class ConductorAPI(Protocol):
         """
 
     def service_hello(
-        self,
-        binary: str,
-        host: str,
-        epoch: str,
-        versions: Plain | None,
-        status: str | None = None,
+        self, binary: str, host: str, epoch: str, versions: Plain | None, status: str | None = None
     ) -> dict[str, Any]:
         """Send the heartbeat of a daemon other than an agent.
 
@@ -342,11 +338,7 @@ class ConductorAPI(Protocol):
         """
 
     def driver_install(
-        self,
-        driver: str,
-        backend: str | None,
-        hosts: Sequence[str] | None,
-        config: Plain | None,
+        self, driver: str, backend: str | None, hosts: Sequence[str] | None, config: Plain | None
     ) -> dict[str, Any]:
         """Enable a driver on some or all hosts that have it; return ``{"uuid": of the job}``.
 

@@ -20,6 +20,7 @@ def encoded_size(body: Any, subject: str) -> int:
     """
     try:
         text = json.dumps(body, separators=(",", ":"), allow_nan=False)
+        # A search is cheap, and a second encoding is not: few messages have such an escape at all.
         if "\\ud" in text:
             json.dumps(body, ensure_ascii=False).encode()
         return len(text)
@@ -45,6 +46,7 @@ def wrap_error(error: CyborgError) -> dict[str, Any]:
     try:
         encoded_size(body, "error")
     except Invalid:
+        # The caller must get the code and the message in any case.
         body["details"] = {}
     return {"error": body}
 

@@ -52,6 +52,7 @@ class RateLimitFilter(logging.Filter):
         """Return whether to log the line."""
         if record.levelno < logging.WARNING:
             return True
+        # The place and not the text: the texts of one failure differ in addresses and numbers.
         place = (record.pathname, record.lineno)
         now = self._clock()
         with self._lock:
@@ -65,6 +66,7 @@ class RateLimitFilter(logging.Filter):
 @contextmanager
 def capture_warnings(callback: Callable[[str], None]) -> Iterator[None]:
     """Call ``callback`` with each warning of the rabbit driver in this thread, logged or not."""
+    # Other threads may use other connections of the driver at the same time.
     thread = threading.get_ident()
 
     def capture(record: logging.LogRecord) -> bool:
@@ -146,6 +148,7 @@ class Connection(rabbit.Connection):
     def make_sender(self, channel: Any, producer: Any) -> Callable[..., Any]:
         """Return the function that publishes a message with its sender."""
         rabbit.wrap_send(channel, functools.partial(publishing.counting, channel))
+        # AMQP has no place for a longer text.
         sender = {"app_id": self._signature[:MAX_NAME]}
         # With a certificate instead of a password, the broker may map the name to another user.
         if self.connection.userid and self.login_method != "EXTERNAL":
@@ -187,6 +190,7 @@ class MessageFilter:
         self._max_bytes = max_bytes
         self._decompress = decompress
         self._users = users
+        # Of this queue only: the broker redelivers to a queue what was not acknowledged.
         self._recent_ids: deque[str] = deque(maxlen=_MAX_IDS)
 
     def __call__(self, raw: Any) -> None:

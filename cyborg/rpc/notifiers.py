@@ -16,7 +16,7 @@ from cyborg.compat import memory_broker, rabbit
 from cyborg.core.errors import Misconfigured, TimedOut, Unavailable
 from cyborg.core.log import get_logger
 from cyborg.rpc import filters
-from cyborg.rpc.transport import register_options
+from cyborg.rpc.transport import checked_url, register_options
 from cyborg.threads.failures import RateLimitedLogger
 
 LOG = get_logger(__name__)
@@ -44,6 +44,7 @@ class Notifier:
         ``publisher`` is the service that the notifications name, with its host.
         """
         register_options(conf)
+        # oslo.messaging only logs a driver that it does not know, and then sends nothing.
         installed = {entry.name for entry in metadata.entry_points(group=DRIVERS)}
         if unknown := sorted(set(conf[GROUP].driver) - installed - {""}):
             raise Misconfigured(
@@ -80,6 +81,7 @@ class Notifier:
         )
         self._thread.start()
         self._thread.join(self.timeout)
+        # A copy, because the thread may add results after the timeout.
         sent = list(results)
         if len(sent) == len(messages):
             return sent
@@ -139,16 +141,8 @@ def _transport(conf: cfg.ConfigOpts) -> Any:
     url = conf[GROUP].transport_url or conf.transport_url
     memory_broker.install_for(str(url))
     logging.getLogger(_LOGGER).addFilter(_is_no_send_failure)
-    try:
+    with checked_url(str(url), f"[{GROUP}] transport_url"):
         return oslo_messaging.get_notification_transport(conf)
-    except (oslo_messaging.MessagingException, ValueError) as exc:
-        # The URL has a password; the message of the cause quotes it, so it is not used.
-        scheme = str(url).partition(":")[0]
-        raise Misconfigured(
-            f"[{GROUP}] transport_url: found a URL of scheme {scheme!r} that cannot be used; "
-            "expected something like rabbit://user:password@host:5672/",
-            option=f"[{GROUP}] transport_url",
-        ) from exc
 
 
 MAX_QUEUED = 4096
@@ -179,6 +173,7 @@ class AuditNotifier:
         self._retry = threading.Event()
         self._losses = RateLimitedLogger(logger=LOG)
         self._failures = RateLimitedLogger(logger=LOG)
+        # Web servers have no common hook for the end of a worker.
         atexit.register(self.flush, FLUSH_TIMEOUT)
 
     def notify(self, context: Any, event_type: str, payload: Mapping[str, Any]) -> None:
@@ -221,11 +216,9 @@ class AuditNotifier:
         try:
             (invalid,) = self._notifier.send([event])
         except Unavailable as exc:
-            error = exc.message
-        else:
-            self._failures.recovered("The notification broker")
-            if invalid is not None:
-                LOG.error("An audit event cannot be sent and is lost: %s", invalid)
-            return True
-        self._failures.warn(f"Cannot send audit events, retrying: {error}")
-        return False
+            self._failures.warn(f"Cannot send audit events, retrying: {exc.message}")
+            return False
+        self._failures.recovered("The notification broker")
+        if invalid is not None:
+            LOG.error("An audit event cannot be sent and is lost: %s", invalid)
+        return True

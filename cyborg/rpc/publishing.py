@@ -19,6 +19,8 @@ import oslo_messaging
 from amqp.exceptions import MessageNacked, NotFound
 from kombu.exceptions import KombuError
 
+from cyborg.rpc.contract import CONDUCTOR
+
 FAULTS = (oslo_messaging.MessagingException, KombuError, amqp.AMQPError, OSError)
 """Errors of calls and servers while the broker is unavailable.
 
@@ -26,63 +28,18 @@ The driver translates the errors of open connections; when its pool opens anothe
 passes on the errors of the libraries.
 """
 
-DEDUPLICATED_METHODS = frozenset(
-    {
-        "device_context_create",
-        "device_context_update",
-        "device_context_delete",
-        "device_context_pre_bind",
-        "device_context_bind",
-        "device_context_unbind",
-        "device_profile_create",
-        "device_profile_delete",
-        "accelerator_update",
-        "attribute_create",
-        "attribute_delete",
-        "arq_create",
-        "arq_bind",
-        "arq_unbind",
-        "arq_delete",
-        "attachment_create",
-        "attachment_delete",
-        "device_set_status",
-        "device_maintain",
-        "device_end_maintenance",
-        "device_set_layout",
-        "deployable_program",
-        "outbox_retry",
-        "outbox_delete",
-        "service_delete",
-        "host_forget",
-        "audit_create",
-        "discovery_create",
-        "driver_install",
-        "driver_uninstall",
-        "driver_update",
-        "hardware_adopt",
-        "hardware_release",
-        "job_cancel",
-    }
-)
-"""Methods whose effect and answer are recorded for each call; a copy gets the same answer."""
-
 IDEMPOTENT_METHODS = frozenset(
     {
-        "hello",
-        "report",
-        "service_hello",
-        "discovery_done",
-        "get_desired_backends",
-        "get_guest_devices",
-        "find_function_owners",
-        "limits_get",
-        "report_backend_outcomes",
-        "job_done",
-        "device_context_candidates",
+        *("hello", "report", "service_hello", "discovery_done", "job_done"),
+        *("get_desired_backends", "get_guest_devices", "find_function_owners", "limits_get"),
+        *("report_backend_outcomes", "device_context_candidates"),
     }
 )
 """Methods that may be repeated: each reads, or reports a state identified by an epoch or a uuid."""
 
+# All others, so that a new method is deduplicated unless somebody decides that it need not be.
+DEDUPLICATED_METHODS = frozenset(CONDUCTOR.methods) - IDEMPOTENT_METHODS
+"""Methods whose effect and answer are recorded for each call; a copy gets the same answer."""
 
 CONFIRM_TIMEOUT = 5.0
 """Seconds for the broker to confirm a message. The driver's own limit is that of the heartbeat."""

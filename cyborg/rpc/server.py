@@ -106,6 +106,7 @@ def make_server(
         exchange=conf.rpc.topic, topic=topic, server=host, version=contract.version
     )
     answers = _Endpoint(conf, contract, endpoint, transport.recorder)
+    # The default would also serve each public attribute of the endpoint.
     policy = oslo_messaging.ExplicitRPCAccessPolicy
     return Server(
         transport,
@@ -168,6 +169,7 @@ def _with_metrics(
     def handler(ctxt: CallContext, /, **arguments: Any) -> dict[str, Any]:
         started = time.monotonic()
         answer = func(ctxt, **arguments)
+        # Of the answer, not of exceptions: the inner handler has turned each into an answer.
         result = answer["error"]["code"] if "error" in answer else "ok"
         recorder.count(RPC_SERVER_CALLS, subject, result)
         recorder.observe(RPC_SERVER_SECONDS, time.monotonic() - started, subject)
@@ -236,11 +238,7 @@ def _with_checks(
 
 
 def _refuse(
-    level: int,
-    subject: str,
-    ctxt: CallContext,
-    arguments: Mapping[str, Any],
-    error: CyborgError,
+    level: int, subject: str, ctxt: CallContext, arguments: Mapping[str, Any], error: CyborgError
 ) -> dict[str, Any]:
     """Log a refused call; return the error as the answer."""
     LOG.log(
@@ -259,6 +257,7 @@ def _wrap_result(subject: str, max_answer: int, value: Any) -> dict[str, Any]:
     try:
         envelope.check_size(value, max_answer, f"answer of {subject}")
     except Invalid as exc:
+        # Not Invalid, which would blame the caller.
         raise CyborgError(exc.message) from exc
     return envelope.wrap_result(value)
 
@@ -269,6 +268,7 @@ def _check_arguments(subject: str, method: Method, limit: int, arguments: dict[s
     if missing := sorted(set(method.arguments) - method.optional - given):
         raise Invalid(f"{subject}: the argument {missing[0]} is missing", field=missing[0])
     if extra := sorted(given - set(method.arguments)):
+        # It comes from the bus, and goes into the log and to the caller.
         name = sanitize(extra[0], 64)
         raise Invalid(f"{subject}: the argument {name} is unknown", field=name)
 

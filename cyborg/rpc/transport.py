@@ -9,6 +9,8 @@ still encodes every message; a call takes 2 ms, while oslo.messaging's ``fake://
 import logging
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import amqp
 import oslo_messaging
@@ -58,6 +60,20 @@ def register_options(conf: cfg.ConfigOpts) -> None:
     )
 
 
+@contextmanager
+def checked_url(url: str, option: str) -> Iterator[None]:
+    """Raise Misconfigured if the block cannot create a transport to the URL of an option."""
+    try:
+        yield
+    except (oslo_messaging.MessagingException, ValueError) as exc:
+        # The URL has a password; the message of the cause quotes it, so it is not used.
+        raise Misconfigured(
+            f"{option}: found a URL of scheme {url.partition(':')[0]!r} that cannot be used; "
+            "expected something like rabbit://user:password@host:5672/",
+            option=option,
+        ) from exc
+
+
 class Transport:
     """Transport to the broker, shared by the clients and servers of a process.
 
@@ -73,15 +89,9 @@ class Transport:
             _silence_inprocess_logs()
             memory_broker.install()
         filters.limit_library_log()
-        try:
+        with checked_url(str(conf.transport_url), "[DEFAULT] transport_url"):
             self.oslo = oslo_messaging.get_rpc_transport(conf)
-        except (oslo_messaging.MessagingException, ValueError) as exc:
-            # The URL has a password; the message of the cause quotes it, so it is not used.
-            scheme = str(conf.transport_url).partition(":")[0]
-            raise Misconfigured(
-                f"[DEFAULT] transport_url: found a URL of scheme {scheme!r} that cannot be used; "
-                "expected something like rabbit://user:password@host:5672/"
-            ) from exc
+        # Only now: the driver registers its options when its first transport is created.
         conf.set_default("rabbit_interval_max", MAX_RETRY_DELAY, group="oslo_messaging_rabbit")
         self._closing = filters.filter_messages(self.oslo, conf)
         self._lock = threading.Lock()
@@ -106,6 +116,7 @@ class Transport:
                 opener = threading.Thread(target=self._open, name="bus", daemon=True)
                 self._opener = opener
                 opener.start()
+        # Each caller waits for the same thread, and may give up while it goes on.
         opener.join(min(self._conf.rpc.timeout, OPEN_TIMEOUT))
         if not self._opened.is_set():
             error = f": {self._last_error}" if self._last_error else ""

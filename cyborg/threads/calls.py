@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
 from typing import Any, Generic, TypeVar
 
 from cyborg.core.errors import TimedOut, Unavailable
@@ -13,13 +14,32 @@ from cyborg.core.errors import TimedOut, Unavailable
 T = TypeVar("T")
 
 
-class BoundedCalls:
-    """Calls in daemon threads, of which a limited number run at a time.
+def start_call(name: str, func: Callable[[], T]) -> Future[T]:
+    """Call a function in a daemon thread of its own. Raise RuntimeError if no thread can start.
 
-    The timeout of a library applies to each packet, so a server that sends a byte a second can
-    delay a call for hours. A call cannot be interrupted: after its deadline it keeps its thread
-    until it returns.
+    The function has the caller's context, such as the fields of log lines.
     """
+    # No ThreadPoolExecutor: it joins its threads at the end of the process, and a call that hangs
+    # must not keep the process.
+    future: Future[T] = Future()
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            future.set_result(context.run(func))
+        except BaseException as exc:  # noqa: BLE001 - raised in the thread that reads the result
+            future.set_exception(exc)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
+
+
+class BoundedCalls:
+    """Calls in daemon threads, of which a limited number run at a time."""
+
+    # The timeout of a library applies to each packet, so a server that sends a byte a second can
+    # delay a call for hours. A call cannot be interrupted: after its deadline it keeps its thread
+    # until it returns.
 
     def __init__(self, name: str, max_calls: int) -> None:
         """``name`` is the name of the threads."""
@@ -36,30 +56,58 @@ class BoundedCalls:
         end = time.monotonic() + seconds
         if not self._free.acquire(timeout=max(0.0, seconds)):
             raise Unavailable(f"{self._max_calls} other calls are in progress")
-        result: list[T] = []
-        errors: list[BaseException] = []
-        done = threading.Event()
-        context = contextvars.copy_context()  # with the fields of log lines
 
-        def run() -> None:
+        def run() -> T:
             try:
-                result.append(context.run(func))
-            except BaseException as exc:  # noqa: BLE001 - raised in the thread of the caller
-                errors.append(exc)
+                return func()
             finally:
-                self._free.release()
-                done.set()
+                self._free.release()  # before the caller has the result, and may call again
 
         try:
-            threading.Thread(target=run, name=self._name, daemon=True).start()
+            future = start_call(self._name, run)
         except RuntimeError as exc:
             self._free.release()
             raise Unavailable(f"no thread can start: {exc}") from exc
-        if not done.wait(max(0.0, end - time.monotonic())):
+        # Not result(timeout): its TimeoutError could also be that of the function.
+        if not wait([future], max(0.0, end - time.monotonic())).done:
             raise TimedOut(f"no answer in {seconds:.3g} s")
-        if errors:
-            raise errors[0]
-        return result[0]
+        return future.result()
+
+
+class TimedCalls:
+    """Calls one at a time, each in a thread of its own. Thread-safe.
+
+    A thread cannot be ended. While a call that exceeded its timeout has not returned, all further
+    calls fail at once. Otherwise the order in which the calls take effect would be unknown.
+    """
+
+    def __init__(self, subject: str, timeout: float) -> None:
+        """``subject`` is what is called, for errors; ``timeout`` is in seconds."""
+        self._subject = subject
+        self._timeout = timeout
+        self._lock = threading.Lock()  # one call at a time
+        self._hanging: Future[Any] | None = None
+        self._hanging_since = 0.0
+
+    def run(self, function: Callable[[], T]) -> T:
+        """Return the result of a function, or raise its exception.
+
+        Raise TimedOut if it exceeds the timeout, Unavailable if an earlier call has not returned.
+        """
+        if not self._lock.acquire(timeout=self._timeout):
+            raise Unavailable(f"{self._subject} has not completed earlier calls, retry later")
+        try:
+            begin = time.monotonic()
+            if self._hanging is not None and not self._hanging.done():
+                seconds = begin - self._hanging_since
+                raise Unavailable(f"{self._subject} has not answered for {seconds:.0f} s")
+            future = start_call(self._subject, function)
+            if not wait([future], self._timeout).done:
+                self._hanging, self._hanging_since = future, begin
+                raise TimedOut(f"{self._subject} did not answer in {self._timeout:g} s")
+            return future.result()
+        finally:
+            self._lock.release()
 
 
 R = TypeVar("R")
@@ -149,6 +197,7 @@ class FanOut:
             if self._stopped or not batch:
                 return
             self._batches.append(batch)
+            # Threads end when nothing is left, so that an idle daemon has none.
             new_threads = min(MAX_THREADS - self._threads, len(batch))
             self._threads += new_threads
         for started in range(new_threads):

@@ -73,6 +73,7 @@ class RateLimitedLogger:
     def warn(self, failure: str, *args: object, **fields: Any) -> bool:
         """Log a failure unless one was logged in the last minute; return whether it was logged."""
         now = self._clock()
+        # By the time and not by the text, which has counts and addresses that differ.
         if self._last is not None and now - self._last < LOG_INTERVAL:
             return False
         self._last = now

@@ -11,11 +11,10 @@ from cyborg.core.errors import Unavailable
 
 
 class FifoLock:
-    """Mutual exclusion without starvation.
+    """Mutual exclusion without starvation."""
 
-    A thread that releases a ``threading.Lock`` and acquires it again at once usually gets it before
-    a waiting thread wakes up: a loop in one thread can delay the others without a limit.
-    """
+    # A thread that releases a threading.Lock and acquires it again at once usually gets it before a
+    # waiting thread wakes up: a loop in one thread can delay the others without a limit.
 
     def __init__(self) -> None:
         """Create the lock, unlocked."""
@@ -71,10 +70,7 @@ class CachedValue(Generic[T]):
     """
 
     def __init__(
-        self,
-        read: Callable[[], T],
-        max_age: float,
-        clock: Callable[[], float] = time.monotonic,
+        self, read: Callable[[], T], max_age: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """``max_age`` are seconds, ``clock`` returns monotonic seconds."""
         self._read = read

@@ -107,6 +107,7 @@ class PeriodicTask(LoopThread):
 
     def start(self) -> None:
         """Start the thread; the first run begins immediately."""
+        # Also for a task whose first round never begins.
         self._run_started = self._clock()
         super().start()
 
@@ -136,5 +137,6 @@ class PeriodicTask(LoopThread):
         return self._interval
 
     def _wait(self, seconds: float | None) -> None:
+        # Only after a wake-up: one row is often followed by others of the same request.
         if self._wake.wait(seconds) and self._batch_delay:
             self._stopped.wait(self._batch_delay)

@@ -110,6 +110,7 @@ class GuestDevices:
         ``should_continue`` returns False during the wait. Raise DriverFailed if the guest still has
         a device, or is missing, when the detach timeout ends. Raise Unavailable.
         """
+        # First: a reassertion that runs now must not attach a device again that is about to go.
         self._withdraw(arqs)
         end = self._clock() + self._detach_timeout
         requested: set[tuple[str, bool]] = set()  # ARQs, and whether of the running guest
@@ -198,15 +199,12 @@ class GuestDevices:
         """Return the guest or None, and the error if only this guest is not available."""
         try:
             return self._hypervisor.describe(instance), None
+        # Only this guest: the others can be asked, so that the caller goes on.
         except GuestBusy as exc:
             return None, exc.message
 
     def _request_removal(
-        self,
-        instance: str,
-        domain: Domain,
-        arqs: Sequence[Arq],
-        requested: set[tuple[str, bool]],
+        self, instance: str, domain: Domain, arqs: Sequence[Arq], requested: set[tuple[str, bool]]
     ) -> tuple[list[str], str | None]:
         """Request the removal of devices, once for each part of the guest.
 
@@ -260,6 +258,8 @@ class GuestDevices:
         with self._lock:
             for arq in arqs:
                 self._withdrawn[arq["uuid"]] = None
+            # The oldest are long gone; without a limit the agent would remember each ARQ of its
+            # life.
             while len(self._withdrawn) > MAX_WITHDRAWN:
                 del self._withdrawn[next(iter(self._withdrawn))]
 

@@ -16,22 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cyborg.agent.guests.libvirt_hypervisor import TimedCalls
 from cyborg.agent.state_file import StateFile
 from cyborg.core.errors import CyborgError
-from cyborg.core.inventory.functions import (
-    MAX_FUNCTIONS,
-    FunctionOwner,
-    Guest,
-    GuestDecision,
-    GuestRecord,
-    Owners,
-    decide,
-    list_questions,
-)
+from cyborg.core.inventory import functions as guest_functions
 from cyborg.core.log import get_logger
 from cyborg.drivers.host_use.domains import DomainFacts
 from cyborg.rpc.contract import ConductorAPI
+from cyborg.threads.calls import TimedCalls
 from cyborg.threads.failures import Backoff, RateLimitedLogger
 from cyborg.threads.periodic import LoopThread
 
@@ -64,7 +55,7 @@ class RecordFile:
         )
         self.records = self._file.read() or {}
 
-    def store(self, records: Mapping[str, GuestRecord]) -> None:
+    def store(self, records: Mapping[str, guest_functions.GuestRecord]) -> None:
         """Write the records if they differ from the written ones, or could not be written."""
         if records == self.records and self._file.is_written:
             return
@@ -81,9 +72,9 @@ class RecordFile:
         )
 
 
-def _load_records(data: Any) -> dict[str, GuestRecord]:
+def _load_records(data: Any) -> dict[str, guest_functions.GuestRecord]:
     return {
-        str(uuid): GuestRecord(
+        str(uuid): guest_functions.GuestRecord(
             str(record["name"]), _addresses(record["owned"]), _addresses(record["foreign"])
         )
         for uuid, record in data.items()
@@ -104,7 +95,7 @@ class FunctionUsers(LoopThread):
         self,
         host: str,
         conductor: ConductorAPI,
-        read_guests: Callable[[], Sequence[Guest]],
+        read_guests: Callable[[], Sequence[guest_functions.Guest]],
         file: RecordFile,
         rediscover: Callable[[], object],
         *,
@@ -173,31 +164,36 @@ class FunctionUsers(LoopThread):
         if guests is not None:
             self._decide(guests, recheck=recheck or self._clock() >= self._recheck_at)
         self._facts = DomainFacts(
-            GuestDecision(self._file.records).withheld, remarks=(UNREAD,) * self._is_unread
+            guest_functions.GuestDecision(self._file.records).withheld,
+            remarks=(UNREAD,) * self._is_unread,
         )
+        # After the read, however long it took: the age counts from its end, or a slow libvirt would
+        # be read without a pause.
         self._read_at = self._clock()
 
-    def _decide(self, guests: Sequence[Guest], *, recheck: bool) -> None:
+    def _decide(self, guests: Sequence[guest_functions.Guest], *, recheck: bool) -> None:
         """Store what is known of the guests from now."""
         records = self._file.records
-        questions = list_questions(guests, records, recheck=recheck)
+        questions = guest_functions.list_questions(guests, records, recheck=recheck)
         owners = self._ask(questions)
         self._unanswered = {
             a: g.name for g in guests for a in g.running if (g.uuid, a) not in owners
         }
         if recheck and len(owners) == len(questions):
             self._recheck_at = self._clock() + RECHECK
-        decision = decide(guests, records, owners)
-        if decision.withheld.keys() - GuestDecision(records).withheld.keys():
+        decision = guest_functions.decide(guests, records, owners)
+        if decision.withheld.keys() - guest_functions.GuestDecision(records).withheld.keys():
             # Their ARQs may have ended together with their guests, after these were listed.
+            # Read again, so that a device is withheld only if its guest is still there without an
+            # ARQ.
             present = self._list_guests()
             if present is None:
                 return
-            decision = decide(present, records, owners)
+            decision = guest_functions.decide(present, records, owners)
         self._file.store(decision.records)
         self._is_unknown = decision.unknown
 
-    def _list_guests(self) -> Sequence[Guest] | None:
+    def _list_guests(self) -> Sequence[guest_functions.Guest] | None:
         """Return the guests, None if they cannot be read."""
         try:
             guests = self._read_guests()
@@ -216,18 +212,21 @@ class FunctionUsers(LoopThread):
         self._is_unread = False
         return guests
 
-    def _ask(self, questions: Sequence[tuple[str, str]]) -> Owners:
+    def _ask(self, questions: Sequence[tuple[str, str]]) -> guest_functions.Owners:
         """Return the owners of functions, as far as a conductor answers."""
         if not questions:
             return {}
-        found: dict[tuple[str, str], FunctionOwner | None] = {}
+        found: dict[tuple[str, str], guest_functions.FunctionOwner | None] = {}
         try:
-            for begin in range(0, len(questions), MAX_FUNCTIONS):
-                part = questions[begin : begin + MAX_FUNCTIONS]
+            for begin in range(0, len(questions), guest_functions.MAX_FUNCTIONS):
+                part = questions[begin : begin + guest_functions.MAX_FUNCTIONS]
                 functions = [{"instance": uuid, "address": address} for uuid, address in part]
                 call = partial(self._conductor.find_function_owners, self._host, functions)
                 answer = self._calls.run(call)["owners"]
-                owners = [None if value is None else FunctionOwner(value) for value in answer]
+                owners = [
+                    None if value is None else guest_functions.FunctionOwner(value)
+                    for value in answer
+                ]
                 found |= dict(zip(part, owners, strict=True))
         except CyborgError as exc:
             failure = exc.message

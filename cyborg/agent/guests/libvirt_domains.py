@@ -3,9 +3,7 @@
 
 A connection that only reads needs no privileges: libvirt's default policy lets each user of the
 host see its domains ("Connection authentication" of libvirt's documentation, ``unix_sock_ro_perms``
-and ``auth_unix_ro`` of libvirtd.conf). It is opened for each read, so that a restart of the daemon
-needs no care. One of this host needs no keepalive, and so no thread for libvirt's events. One
-domain that cannot be described does not hide the others.
+and ``auth_unix_ro`` of libvirtd.conf). One domain that cannot be described does not hide others.
 """
 
 import importlib
@@ -13,11 +11,11 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
-from cyborg.agent.guests.libvirt_hypervisor import TimedCalls
 from cyborg.core.errors import Unavailable
 from cyborg.core.inventory.functions import Guest
 from cyborg.core.log import get_logger
 from cyborg.drivers.host_use.domains import parse_functions
+from cyborg.threads.calls import TimedCalls
 
 LOG = get_logger(__name__)
 
@@ -69,6 +67,8 @@ class LibvirtDomains:
             raise Unavailable(f"libvirt at {self._uri} cannot be read now: {exc}") from exc
 
     def _read(self) -> list[Guest]:
+        # Opened for each read: a restart of the daemon needs no care. A connection to this host
+        # needs no keepalive, and so no thread for libvirt's events.
         connection = self._libvirt.openReadOnly(self._uri)
         try:
             found = [self._find(connection, domain) for domain in connection.listAllDomains(0)]

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Guests of libvirt, by its Python binding: the extra ``live`` of the package.
 
-Its calls may hang, so that each has a timeout, and there is one at a time. Connections receive
-events only if the process runs the event loop of libvirt.
+Its calls may hang, so that each has a timeout, and there is one at a time.
 """
 
 import functools
@@ -15,15 +14,9 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from cyborg.agent.guests.hypervisor import DeviceAbsent, Domain, GuestBusy
-from cyborg.core.errors import (
-    CyborgError,
-    DriverFailed,
-    Misconfigured,
-    NotFound,
-    TimedOut,
-    Unavailable,
-)
+from cyborg.core.errors import CyborgError, DriverFailed, Misconfigured, NotFound, Unavailable
 from cyborg.core.log import get_logger
+from cyborg.threads.calls import TimedCalls
 from cyborg.threads.failures import RateLimitedLogger
 
 LOG = get_logger(__name__)
@@ -31,66 +24,16 @@ LOG = get_logger(__name__)
 T = TypeVar("T")
 
 
-class TimedCalls:
-    """Calls one at a time, each in a thread of its own. Thread-safe.
-
-    A thread cannot be ended. While a call that exceeded its timeout has not returned, all further
-    calls fail at once. Otherwise the order in which the calls take effect would be unknown.
-    """
-
-    def __init__(self, subject: str, timeout: float) -> None:
-        """``subject`` is what is called, for errors; ``timeout`` is in seconds."""
-        self._subject = subject
-        self._timeout = timeout
-        self._lock = threading.Lock()  # one call at a time
-        self._hanging: threading.Thread | None = None
-        self._hanging_since = 0.0
-
-    def run(self, function: Callable[[], T]) -> T:
-        """Return the result of a function, or raise its exception.
-
-        Raise TimedOut if it exceeds the timeout, Unavailable if an earlier call has not returned.
-        """
-        if not self._lock.acquire(timeout=self._timeout):
-            raise Unavailable(f"{self._subject} has not completed earlier calls, retry later")
-        try:
-            return self._run(function)
-        finally:
-            self._lock.release()
-
-    def _run(self, function: Callable[[], T]) -> T:
-        if self._hanging is not None and self._hanging.is_alive():
-            seconds = time.monotonic() - self._hanging_since
-            raise Unavailable(f"{self._subject} has not answered for {seconds:.0f} s")
-        results: list[T] = []
-        errors: list[Exception] = []
-
-        def call() -> None:
-            try:
-                results.append(function())
-            except Exception as exc:  # noqa: BLE001  raised again in the caller's thread
-                errors.append(exc)
-
-        thread = threading.Thread(target=call, name=self._subject, daemon=True)
-        begin = time.monotonic()
-        thread.start()
-        thread.join(self._timeout)
-        if thread.is_alive():
-            self._hanging, self._hanging_since = thread, begin
-            raise TimedOut(f"{self._subject} did not answer in {self._timeout:g} s")
-        if errors:
-            raise errors[0]
-        return results[0]
-
-
 KEEPALIVE = 5  # seconds between two questions to the daemon
 TICK = 1000  # milliseconds; libvirt waits without end if nothing is due
 PAUSE = 0.5  # seconds after an error of the loop
 
 
+# Once for each process, as libvirt has one loop: the second implementation would be ignored.
 @functools.cache
 def start_event_loop(libvirt: Any) -> threading.Thread:
     """Start the thread of the event loop and return it. Call this before the first connection."""
+    # Connections receive events only if the process runs the event loop of libvirt.
     libvirt.virEventRegisterDefaultImpl()
     libvirt.virEventAddTimeout(TICK, lambda timer, data: None, None)
     thread = threading.Thread(

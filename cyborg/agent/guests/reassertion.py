@@ -114,6 +114,7 @@ class Reasserter(LoopThread):
 
     def notice_start(self) -> None:
         """Check the guests now, and again soon if a guest lacks a device. Thread-safe."""
+        # A guest that has just started gets its devices at once, whatever failed for others before.
         self._backoff.reset()
         self.wake()
 
@@ -174,12 +175,10 @@ def make_guests(
 ) -> LiveGuests | None:
     """Return the objects for running guests, None if live attach is disabled. Raise Misconfigured.
 
-    A guest gets only devices of these backends.
-
-    An agent that replays another host changes no guests, because the guests of this machine do not
-    belong to the replayed host.
+    A guest gets only devices of these backends. An agent that replays another host has no guests.
     """
     options = conf.libvirt
+    # The guests of this machine do not belong to the replayed host.
     if not options.live_attach or conf.agent.replay:
         return None
     hypervisor = LibvirtHypervisor(

@@ -4,8 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cyborg.agent.guests.libvirt_hypervisor import TimedCalls
 from cyborg.core.errors import TimedOut, Unavailable
+from cyborg.threads.calls import TimedCalls
 
 
 def test_result_and_exception_are_those_of_the_function() -> None:

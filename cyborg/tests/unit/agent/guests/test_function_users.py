@@ -200,7 +200,7 @@ def test_new_function_is_not_withheld_without_a_second_look_at_its_guest(host: H
 def test_many_functions_are_asked_for_in_several_calls(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(function_users, "MAX_FUNCTIONS", 2)
+    monkeypatch.setattr(f"{function_users.__name__}.guest_functions.MAX_FUNCTIONS", 2)
     many = [f"0000:01:00.{n}" for n in range(3)]
     host.guests = [guest(*many)]
     assert host.discover() == dict.fromkeys(many, "guest1")

@@ -56,6 +56,7 @@ class AgentEndpoint:
         requested_id = None if discovery_id is None else parse_uuid(discovery_id, "discovery_id")
         uuid = requested_id or str(uuid4())
         selected = self._select(driver)
+        # Without an id the caller waits for no outcome, so that nothing is kept for it.
         if requested_id is not None:
             with self._lock:
                 if self._open_discoveries + self._count_undelivered() + len(selected) > MAX_PENDING:
@@ -63,7 +64,11 @@ class AgentEndpoint:
                         f"the agent has {MAX_PENDING} open or undelivered discoveries, the "
                         "maximum; retry when some have ended"
                     )
+                # Counted before they start, under the lock: concurrent calls must not exceed the
+                # limit.
                 self._open_discoveries += len(selected)
+        # A discovery in progress does not count: it may have read the hardware before the change
+        # that the caller has made.
         for backend in selected:
             backend.rediscover(self._outcome_callback(requested_id))
         return {"status": "IN-PROGRESS", "discovery_id": uuid}

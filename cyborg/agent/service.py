@@ -3,6 +3,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from cyborg.agent.desired.reconciler import BackendFile, BackendReconciler
 from cyborg.agent.endpoint import AgentEndpoint
 from cyborg.agent.external import driver as external
 from cyborg.agent.guests.function_users import FunctionUsers
-from cyborg.agent.guests.reassertion import LiveGuests, make_function_users, make_guests
+from cyborg.agent.guests.reassertion import make_function_users, make_guests
 from cyborg.agent.images.store import ClosableImageStore, make_image_store
 from cyborg.agent.jobs.checkpoint import BOOT_ID, Checkpoint, read_boot_id
 from cyborg.agent.jobs.queue import JobQueue
@@ -64,18 +65,16 @@ class AgentService:
         self._stopping = threading.Event()
         self._stopped = threading.Event()
         self._ready = threading.Event()
-        self._server: Server | None = None
-        self._server_thread: threading.Thread | None = None
         self._catalogue: DriverCatalogue | None = None
         self._registry = BackendRegistry()
-        self._reconciler: BackendReconciler | None = None
-        self._reporter: Reporter | None = None
+        self._threads: list[Any] = []
+        """Threads in the order of their stop: first those that start work in others."""
+        self._closers: list[Callable[[], object]] = []
+        """Functions that close what the threads use, in their order: the last ones may hang."""
         self._jobs: JobQueue | None = None
-        self._guests: LiveGuests | None = None
         self._function_users: FunctionUsers | None = None
         self._uevent_watcher: UeventWatcher | None = None
-        self._external: external.ExternalDriverHost | None = None
-        self._images: ClosableImageStore | None = None
+        self._wake: Callable[[], None] = lambda: None  # a heartbeat
         self.replayed: ReplayedHost | None = None
         """The host that this agent replays, if any."""
 
@@ -90,7 +89,8 @@ class AgentService:
         catalogue = self._catalogue = DriverCatalogue(conf.agent.discovery_timeout)
         state_dir = Path(conf.state_path, "agent")
         self.replayed = open_replay(conf)
-        images = self._images = make_image_store(conf)
+        images = make_image_store(conf)
+        self._closers.append(images.close)
         if self.replayed is not None:
             # An agent of the same name that manages this machine has other backends and jobs.
             state_dir = state_dir / "replay"
@@ -99,13 +99,13 @@ class AgentService:
         state_file = BackendFile(state_dir / f"backends-{conf.host}.json", self._boot_id)
         needs_setup = set(state_file.backends) if state_file.rebooted_since_setup else set()
         drivers = factory.load_all(state_file.backends)
-        self._external = external.load(conf, factory.configured_backends)
-        external_drivers = {} if self._external is None else self._external.drivers
+        external_host = external.load(conf, factory.configured_backends)
+        external_drivers = {} if external_host is None else external_host.drivers
         registry = self._registry = BackendRegistry(
             factory.configured_backends, list(external_drivers)
         )
         intervals = IntervalFile(state_dir / f"heartbeat-{conf.host}.json")
-        reporter = self._reporter = Reporter(
+        reporter = Reporter(
             conf.host,
             f"{topic}.{conf.host}",
             self._conductor,
@@ -116,7 +116,8 @@ class AgentService:
             schedule=HeartbeatSchedule(intervals.interval),
             record_interval=intervals.record,
         )
-        guests = self._guests = make_guests(conf, reporter.epoch, self._conductor, registry)
+        self._wake = reporter.wake
+        guests = make_guests(conf, reporter.epoch, self._conductor, registry)
         reporter.live_attach = guests is not None
         for driver in [*drivers, *external_drivers.values()]:
             # A reboot has undone the setup of the backends of the API.
@@ -131,7 +132,7 @@ class AgentService:
             count_undelivered=reporter.count_undelivered,
             guests=None if guests is None else guests.devices,
         )
-        reconciler = self._reconciler = reporter.desired_state = BackendReconciler(
+        reconciler = reporter.desired_state = BackendReconciler(
             conf.host,
             reporter.epoch,
             self._conductor,
@@ -151,18 +152,14 @@ class AgentService:
             reporter.count_undelivered,
             lambda key: self._find_driver(factory, key),
         )
-        self._server = make_server(self._transport, conf, topic, conf.host, endpoint)
-        if self._external is not None:
-            self._external.start(self._on_hello)
-        # uevents are only about the sysfs of this host, not about a sysfs_root elsewhere.
-        if conf.agent.watch_uevents and self.replayed is not None:
-            if self.replayed.capture.uevents:
-                self._uevent_watcher = UeventWatcher(registry, self.replayed.uevents.open)
-        elif conf.agent.watch_uevents and Path(self._sysfs_root) == LOCAL_ROOT:
-            self._uevent_watcher = UeventWatcher(registry)
-        if self._uevent_watcher is not None:
+        server = make_server(self._transport, conf, topic, conf.host, endpoint)
+        if external_host is not None:
+            external_host.start(self._on_hello)
+            self._closers.append(external_host.stop)
+        watcher = self._uevent_watcher = self._make_uevent_watcher(registry)
+        if watcher is not None:
             # Before the first discovery, so that no change between the two is missed.
-            self._uevent_watcher.start()
+            watcher.start()
         tracing.start(conf, hosts.AGENT)
         for backend in registry:
             backend.start()
@@ -170,12 +167,13 @@ class AgentService:
         reconciler.start()
         if guests is not None:
             guests.reasserter.start()
+            self._closers.append(guests.hypervisor.close)
         if self._function_users is not None:
             self._function_users.start()
-        self._server_thread = threading.Thread(
-            target=self._start_server, name="agent-server", daemon=True
-        )
-        self._server_thread.start()
+        reasserter = None if guests is None else guests.reasserter
+        threads = (reasserter, self._function_users, reconciler, watcher, jobs, reporter)
+        self._threads = [thread for thread in threads if thread is not None]
+        self._start_server(server)
         LOG.info(
             "Agent is starting with backends %s",
             ", ".join(b.name for b in registry) or "none",
@@ -203,21 +201,16 @@ class AgentService:
             return
         self._stopping.set()
         end = time.monotonic() + STOP_TIMEOUT
-        # First the threads that start work in others.
-        reasserter = None if self._guests is None else self._guests.reasserter
-        threads = (
-            *(reasserter, self._function_users, self._reconciler, self._uevent_watcher),
-            *(self._jobs, self._reporter),
-        )
-        started: list[Any] = [thread for thread in threads if thread is not None]
-        for thread in started:
+        for thread in self._threads:
             thread.stop()
         # No backend is added after this.
         for backend in self._registry:
             backend.stop()
+        # In a thread: the broker, libvirt or a driver may not answer.
         closing = threading.Thread(target=self._close, name="agent-closing", daemon=True)
         closing.start()
-        for thread in started:
+        # One deadline for all: what each takes at most would add up to a minute.
+        for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
         closing.join(max(0.0, end - time.monotonic()))
         if self._jobs is not None and (left := self._jobs.running()):
@@ -257,10 +250,6 @@ class AgentService:
             cordon_after=options.cordon_after,
         )
 
-    def _wake(self) -> None:
-        if self._reporter is not None:
-            self._reporter.wake()
-
     def _on_backends_changed(self) -> None:
         """Notify the uevent watcher and the reporter that the backends have changed."""
         if self._uevent_watcher is not None:
@@ -268,7 +257,7 @@ class AgentService:
         self._wake()
 
     def _make_factory(
-        self, catalogue: DriverCatalogue, images: ClosableImageStore | None, state_dir: Path
+        self, catalogue: DriverCatalogue, images: ClosableImageStore, state_dir: Path
     ) -> DriverFactory:
         """Return the factory of the drivers of this host, or of the host that is replayed."""
         conf = self._conf
@@ -286,6 +275,16 @@ class AgentService:
         read_domains = read_nothing if users is None else users.read
         return DriverFactory(conf, catalogue, self._sysfs_root, images, read_domains=read_domains)
 
+    def _make_uevent_watcher(self, registry: BackendRegistry) -> UeventWatcher | None:
+        if not self._conf.agent.watch_uevents:
+            return None
+        if self.replayed is not None:
+            replayed = self.replayed
+            has_events = bool(replayed.capture.uevents)
+            return UeventWatcher(registry, replayed.uevents.open) if has_events else None
+        # uevents are only about the sysfs of this host, not about a sysfs_root elsewhere.
+        return UeventWatcher(registry) if Path(self._sysfs_root) == LOCAL_ROOT else None
+
     def _rediscover_all(self) -> None:
         for backend in self._registry:
             backend.rediscover()
@@ -295,11 +294,20 @@ class AgentService:
         if backend is not None:
             backend.rediscover()
 
-    def _start_server(self) -> None:
+    def _start_server(self, server: Server) -> None:
+        """Start the server in a thread, which retries while the broker does not answer."""
+        thread = threading.Thread(
+            target=self._retry_start, args=(server,), name="agent-server", daemon=True
+        )
+        thread.start()
+        # After the others: a broker that does not answer must not delay the end of downloads.
+        self._closers += [partial(thread.join, STOP_TIMEOUT), server.stop, server.wait]
+
+    def _retry_start(self, server: Server) -> None:
         backoff = Backoff(0.5, MAX_PAUSE)
-        while not self._stopping.is_set() and self._server is not None:
+        while not self._stopping.is_set():
             try:
-                self._server.start()
+                server.start()
             except Unavailable as exc:
                 # The reporter uses the same broker and logs the failure at a limited rate.
                 LOG.debug("RPC server cannot start yet: %s", exc.message)
@@ -311,14 +319,5 @@ class AgentService:
             self._stopping.wait(backoff.next_delay())
 
     def _close(self) -> None:
-        if self._images is not None:
-            self._images.close()
-        if self._external is not None:
-            self._external.stop()
-        if self._guests is not None:
-            self._guests.hypervisor.close()
-        if self._server_thread is not None:
-            self._server_thread.join(STOP_TIMEOUT)
-        if self._server is not None:
-            self._server.stop()
-            self._server.wait()
+        for close in self._closers:
+            close()

@@ -5,10 +5,8 @@
 
     {"version": 1, "checksum": "<SHA-256 of data>", "data": ...}
 
-A file is replaced as a whole, so that after a crash it has the complete old or new content. The
-checksum finds what the file system lost or somebody edited in part: half a list of jobs would be
-worse than none. The version tells an older agent, after a downgrade, that it cannot read the file.
-A file that cannot be read is moved aside, because an operator may want to look into it.
+A file is replaced as a whole, so that after a crash it has the complete old or new content. A file
+that cannot be read is moved aside.
 """
 
 import hashlib
@@ -74,6 +72,7 @@ class StateFile(Generic[T]):
 
     def _quarantine(self, exc: Exception) -> None:
         """Rename a damaged file; log the reason and the consequence."""
+        # Kept, not deleted: an operator may want to look into it.
         aside = self.path.with_name(f"{self.path.name}.broken")
         LOG.warning(
             "%s %s cannot be used (%s: %s) and is moved to %s; %s",
@@ -99,8 +98,10 @@ def _unwrap(body: Any) -> Any:
     # Files that were written before the version was stored have the data alone.
     if not isinstance(body, dict) or "checksum" not in body:
         return body
+    # An older agent, after a downgrade, must not guess what a newer one has stored.
     if body["version"] != VERSION:
         raise ValueError(f"version {body['version']!r}, this agent reads version {VERSION}")
+    # The file system may lose a part, or somebody edit one: half a list of jobs is worse than none.
     if body["checksum"] != _compute_checksum(body["data"]):
         raise ValueError("the checksum does not match")
     return body["data"]
@@ -113,7 +114,9 @@ def _compute_checksum(data: Any) -> str:
 
 def atomic_write(path: Path, body: bytes) -> None:
     """Replace a file: after a crash it has the complete old or new content. Raise OSError."""
+    # In the same folder: a rename is atomic only within a file system.
     folder, new = path.parent, path.with_name(f"{path.name}.new")
+    # The files name instances and devices of tenants, which other users of the host must not see.
     os.makedirs(folder, mode=0o700, exist_ok=True)
     file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:

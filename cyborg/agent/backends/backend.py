@@ -2,8 +2,7 @@
 """One backend: a thread that discovers devices and measures their health, with a watchdog.
 
 A driver that raises or exceeds its timeout puts only its own backend into ERROR. The devices keep
-their last known state. Python cannot interrupt a call that hangs: its thread is abandoned, and no
-other call is made until that call returns. So a driver that hangs never uses more than one thread.
+their last known state.
 
 Published and measured health differ while a device recovers: see
 ``cyborg.core.inventory.device_state``.
@@ -62,6 +61,7 @@ class HealthTracker:
         addresses = {device.address for device in devices}
         measured = _validate(driver.measure(devices)) if devices else {}
         now = self._clock()
+        # A device that returns is measured like a new one: it may be another card in the slot.
         for removed in set(self._published) - addresses:
             del self._published[removed]
             self._recoveries.pop(removed, None)
@@ -202,6 +202,7 @@ class Backend(LoopThread):
         backend is stopped or its current step is overdue, ``on_done`` gets the current state.
         """
         with self._lock:
+            # Such a backend would never call back, and the job that waits for it would never end.
             idle = self._step_overdue or self._ended
             if not idle:
                 self._next_callbacks.append(on_done)
@@ -250,6 +251,9 @@ class Backend(LoopThread):
             self._step_running = True
             if discovers:
                 self._current_callbacks, self._next_callbacks = self._next_callbacks, []
+        # Python cannot interrupt a call that hangs. This thread waits for it and makes no other
+        # call, so that a driver that hangs never uses more than one thread; the timer publishes the
+        # error meanwhile.
         watchdog = threading.Timer(
             self._timeout, self._on_timeout, (self._step_number, step, discovers)
         )
@@ -295,6 +299,8 @@ class Backend(LoopThread):
         """Discover, and return a snapshot of the result or of the error. Raise no exception."""
         try:
             devices, defects = _usable_devices(self.name, self.driver.discover())
+            # Read once: a property may run code of the driver, and give another answer for each
+            # device.
             abilities = frozenset(self.driver.abilities)
             devices = tuple(self._describe(device, abilities, defects) for device in devices)
         except BaseException as exc:  # a SystemExit is a failure too
@@ -328,6 +334,8 @@ class Backend(LoopThread):
             current = next((layout.name for layout in layouts if layout.matches(device)), None)
             described = replace(plain, layouts=layouts, layout=current)
             defect = _find_defect(self.name, described)
+        # Only this device goes without layouts: one card with a strange firmware is no reason to
+        # lose the others.
         except Exception as exc:
             LOG.debug("Layouts cannot be read", backend=self.name, exc_info=True)
             defect = error_text(exc)
@@ -381,15 +389,13 @@ class Backend(LoopThread):
             if remark not in self._remarks:
                 LOG.warning("Driver warns about its configuration: %s", remark, backend=self.name)
         if self._remarks and not remarks:
-            LOG.info(
-                "Driver has no more warnings about its configuration",
-                backend=self.name,
-            )
+            LOG.info("Driver has no more warnings about its configuration", backend=self.name)
         self._remarks = remarks
 
     def _publish(self, number: int, snapshot: BackendSnapshot, *, finished: bool = False) -> None:
         """Publish a snapshot, unless the step with this number has already ended."""
         with self._lock:
+            # The step has returned just before its timer, or the timer is that of an earlier step.
             if number != self._step_number or not self._step_running:
                 return
             self._step_running, self._step_overdue = not finished, not finished
@@ -447,6 +453,8 @@ def _find_defect(backend: str, device: Any) -> str | None:
         if invalid := sorted(trait for trait in deployable.traits if not is_trait(trait)):
             return f"{name} has trait {invalid[0]}, which Placement does not accept"
     try:
+        # A value that JSON changes, such as a tuple, would differ from what the conductor stores:
+        # the digest would never match, and each heartbeat would cost a report.
         if Device.from_dict(json.loads(json.dumps(device.to_dict()))) != device:
             return f"{name} changes when it is encoded and decoded"
     except (CyborgError, TypeError, ValueError, KeyError, AttributeError) as exc:

@@ -20,13 +20,6 @@ from types import ModuleType
 from typing import Any
 
 from cyborg.core.drivers import registry
-from cyborg.core.drivers.registry import (
-    MAX_ENTRIES,
-    MAX_ERROR,
-    DriverEntry,
-    Support,
-    describe_counterpart,
-)
 from cyborg.core.errors import CyborgError, DriverFailed, NotFound
 from cyborg.core.log import get_logger
 from cyborg.core.text import sanitize
@@ -53,6 +46,7 @@ class LoadedCode:
         if loaded and point.name not in self._versions:
             self._versions[point.name] = _version(point)
         for name, module in _modules(point).items():
+            # The digest is that of the first import: a file that changes later must be noticed.
             if name not in self._modules or self._modules[name][0] is not module:
                 self._modules[name] = module, _digest(module)
 
@@ -91,6 +85,8 @@ def _digest(module: ModuleType) -> bytes | None:
     if path is None:
         return None
     try:
+        # The content, not the time of the file: package managers restore times, and a
+        # reinstallation of the same version must not look like a change.
         return hashlib.sha256(Path(path).read_bytes()).digest()
     except OSError:
         return None
@@ -109,7 +105,7 @@ class DriverCatalogue:
         """``import_timeout`` limits the import of each driver, in seconds."""
         self._import_timeout = import_timeout
         self._lock = threading.Lock()  # of a scan
-        self._drivers: dict[str, tuple[DriverEntry, type[Driver] | None]] = {}
+        self._drivers: dict[str, tuple[registry.DriverEntry, type[Driver] | None]] = {}
         self._pending_imports: dict[EntryPoint, _Import] = {}  # unfinished at the last scan
         self._logged_count = 0
         self._code = LoadedCode()
@@ -117,9 +113,9 @@ class DriverCatalogue:
         self.scan()
 
     @property
-    def entries(self) -> tuple[DriverEntry, ...]:
+    def entries(self) -> tuple[registry.DriverEntry, ...]:
         """Return the entries of the first MAX_ENTRIES installed drivers by name, used or not."""
-        return tuple(entry for entry, _ in self._drivers.values())[:MAX_ENTRIES]
+        return tuple(entry for entry, _ in self._drivers.values())[: registry.MAX_ENTRIES]
 
     @property
     def names(self) -> list[str]:
@@ -154,7 +150,7 @@ class DriverCatalogue:
                 LOG.debug("Cannot read the installed packages", exc_info=True)
                 LOG.error("Driver scan failed, keeping the previous list: %s", _error_text(exc))
                 return
-            found: dict[str, tuple[DriverEntry, type[Driver] | None]] = {}
+            found: dict[str, tuple[registry.DriverEntry, type[Driver] | None]] = {}
             changes: dict[str, str] = {}
             for name in sorted(points.names):
                 candidates = set(points.select(name=name))
@@ -167,18 +163,18 @@ class DriverCatalogue:
                     LOG.error("Driver cannot be loaded: %s", entry.error, driver=name)
                 if _is_serialisable(entry):
                     found[name] = (entry, driver)
-            if len(found) > MAX_ENTRIES and len(found) != self._logged_count:
+            if len(found) > registry.MAX_ENTRIES and len(found) != self._logged_count:
                 LOG.warning(
                     "%d drivers are installed, only the first %d by name are reported",
                     len(found),
-                    MAX_ENTRIES,
+                    registry.MAX_ENTRIES,
                 )
             self._logged_count = len(found)
             self._drivers, self._changes = found, changes
 
     def _inspect(
         self, name: str, points: set[EntryPoint]
-    ) -> tuple[DriverEntry, type[Driver] | None]:
+    ) -> tuple[registry.DriverEntry, type[Driver] | None]:
         """Return the entry and the class of a driver.
 
         If the driver cannot be loaded, the entry has the error and the class is None.
@@ -189,11 +185,12 @@ class DriverCatalogue:
                 raise DriverFailed(f"several packages have a driver of this name: {values}")
             driver = self._load(*points)
             return _describe(name, driver), driver
+        # The only one that is about this process and not about the driver.
         except KeyboardInterrupt:
             raise
         except BaseException as exc:  # reading a class attribute may run code, even sys.exit()
             LOG.debug("Driver has invalid metadata", driver=name, exc_info=True)
-            return DriverEntry(name, error=_error_text(exc)), None
+            return registry.DriverEntry(name, error=_error_text(exc)), None
 
     def _load(self, point: EntryPoint) -> Any:
         """Import a driver in a thread. Raise the import's error, or an error at the timeout."""
@@ -201,6 +198,7 @@ class DriverCatalogue:
         if pending is None:
             pending = _Import(point)
             pending.start()
+            # In a thread, because a module may wait for hardware while it is imported.
             pending.join(self._import_timeout)
         if pending.is_alive():
             # If the import finishes, the next scan uses it.
@@ -237,7 +235,7 @@ def unknown_driver(name: str, installed: Sequence[str]) -> NotFound:
     """Return the error for a driver that is not installed here."""
     near = difflib.get_close_matches(name, installed, n=3)
     hint = f" (did you mean {' or '.join(near)}?)" if near else ""
-    if (counterpart := describe_counterpart(name)) is not None:
+    if (counterpart := registry.describe_counterpart(name)) is not None:
         hint = f", {counterpart}"
     return NotFound(
         f"found {name!r}{hint}; expected one of the drivers of {NAMESPACE}: "
@@ -248,7 +246,7 @@ def unknown_driver(name: str, installed: Sequence[str]) -> NotFound:
     )
 
 
-def _describe(name: str, driver: Any) -> DriverEntry:
+def _describe(name: str, driver: Any) -> registry.DriverEntry:
     """Return the catalogue entry for a driver's class.
 
     Raise TypeError or ValueError if the metadata of the class are invalid.
@@ -262,11 +260,11 @@ def _describe(name: str, driver: Any) -> DriverEntry:
     subsystems = driver.UEVENT_SUBSYSTEMS
     if not (isinstance(subsystems, frozenset) and all(isinstance(s, str) for s in subsystems)):
         raise TypeError(f"its UEVENT_SUBSYSTEMS {subsystems!r:.100} is not a frozenset of strings")
-    entry = DriverEntry(
+    entry = registry.DriverEntry(
         name=name,
         version=driver.version,
         type=None if driver.DEVICE_TYPE is None else str(driver.DEVICE_TYPE),
-        support=Support(driver.SUPPORT_LEVEL),
+        support=registry.Support(driver.SUPPORT_LEVEL),
         abilities=tuple(
             sorted(
                 str(ability)
@@ -282,12 +280,13 @@ def _describe(name: str, driver: Any) -> DriverEntry:
         raise ValueError(
             f"its metadata has {len(text)} bytes, at most {MAX_ENTRY_BYTES} are allowed"
         )
+    # Raises for half a surrogate pair, which the text above has as an escape.
     json.dumps(registry.dump([entry]), ensure_ascii=False).encode()
     (decoded,) = registry.load(json.loads(text))
     return decoded
 
 
-def _is_serialisable(entry: DriverEntry) -> bool:
+def _is_serialisable(entry: registry.DriverEntry) -> bool:
     try:
         registry.load(registry.dump([entry]))
     except (CyborgError, TypeError, ValueError) as exc:
@@ -298,4 +297,4 @@ def _is_serialisable(entry: DriverEntry) -> bool:
 
 def _error_text(exc: BaseException) -> str:
     text = exc.message if isinstance(exc, CyborgError) else f"{type(exc).__name__}: {exc}"
-    return sanitize(text)[:MAX_ERROR]
+    return sanitize(text)[: registry.MAX_ERROR]

@@ -17,12 +17,7 @@ from cyborg.agent.backends.backend import error_text
 from cyborg.agent.backends.catalogue import NAMESPACE, DriverCatalogue, unknown_driver
 from cyborg.agent.backends.memory import MemoryFile
 from cyborg.core.capture.model import parse_fault
-from cyborg.core.drivers.desired_state import (
-    BackendRecord,
-    DesiredBackend,
-    DesiredStatus,
-    merge_options,
-)
+from cyborg.core.drivers import desired_state
 from cyborg.core.drivers.registry import DriverEntry, Option, Source, Support, list_settings
 from cyborg.core.errors import DriverFailed, Invalid, Misconfigured
 from cyborg.core.inventory.device import Device
@@ -164,7 +159,7 @@ class DriverFactory:
             for entry in self._catalogue.entries
         )
 
-    def load_all(self, records: Mapping[str, BackendRecord]) -> list[Driver]:
+    def load_all(self, records: Mapping[str, desired_state.BackendRecord]) -> list[Driver]:
         """Return the drivers at the start: the configured drivers, overridden by the records.
 
         Raise Misconfigured for invalid configuration. A driver that cannot be imported or created
@@ -175,6 +170,8 @@ class DriverFactory:
         for backend in [*self._configured, *sorted(set(records) - set(self._configured))]:
             applied = records[backend].applied if backend in records else None
             if applied is not None:
+                # What ran last, not what the file says: an operator has changed it over the API
+                # since.
                 drivers += self._load_desired(applied)
             elif backend in self._configured:
                 drivers.append(self._load_configured(backend))
@@ -184,7 +181,7 @@ class DriverFactory:
         """Scan for newly installed drivers."""
         self._catalogue.scan()
 
-    def check_code(self, backend: str, desired: DesiredBackend | None) -> None:
+    def check_code(self, backend: str, desired: desired_state.DesiredBackend | None) -> None:
         """Raise DriverFailed if the loaded code of a backend's driver is not the installed code.
 
         The configuration file names the driver of a backend without a desired state.
@@ -200,7 +197,7 @@ class DriverFactory:
         driver = self._catalogue.driver(self._configured[backend][0])
         return self._create(driver, backend, *self._read_section(driver, backend))
 
-    def from_desired(self, desired: DesiredBackend) -> Driver:
+    def from_desired(self, desired: desired_state.DesiredBackend) -> Driver:
         """Return the driver of a desired backend.
 
         Raise Misconfigured, Invalid, NotFound, DriverFailed, and any exception of the driver.
@@ -225,11 +222,13 @@ class DriverFactory:
         sources: dict[str, Source] = {}
         if self._section_driver(backend) == desired.driver:
             section, sources = self._read_section(driver, backend)
-        values = merge_options(driver.OPTIONS, section, desired.config)
+        values = desired_state.merge_options(driver.OPTIONS, section, desired.config)
         sources |= dict.fromkeys(desired.config, Source.API)
         return self._create(driver, backend, values, sources)
 
-    def removed_driver(self, backend: str, record: BackendRecord | None) -> Driver | None:
+    def removed_driver(
+        self, backend: str, record: desired_state.BackendRecord | None
+    ) -> Driver | None:
         """Return the driver of a removed backend with its last configuration; None if unknown.
 
         The configuration is that of the record. If this host has never run the backend with it, for
@@ -240,7 +239,11 @@ class DriverFactory:
         applied = None if record is None else record.applied
         if record is None or applied is None or record.never_ran:
             return self._from_section(backend)
-        return self.from_desired(applied) if applied.status is DesiredStatus.ABSENT else None
+        return (
+            self.from_desired(applied)
+            if applied.status is desired_state.DesiredStatus.ABSENT
+            else None
+        )
 
     def _from_section(self, backend: str) -> Driver | None:
         """Return the driver of a backend with the options of its section; None without one.
@@ -269,8 +272,8 @@ class DriverFactory:
             text = "Failed to create backend, change its options or its driver: %s"
             return _log_failed(backend, name, text, exc)
 
-    def _load_desired(self, applied: DesiredBackend) -> list[Driver]:
-        if applied.status is DesiredStatus.ABSENT:
+    def _load_desired(self, applied: desired_state.DesiredBackend) -> list[Driver]:
+        if applied.status is desired_state.DesiredStatus.ABSENT:
             return []
         if applied.backend in self._conf.agent.external_drivers:
             LOG.error(
@@ -311,12 +314,14 @@ class DriverFactory:
 
         Options that are not in the file have their defaults. Raise Misconfigured.
         """
+        # Only now: which options a section has follows from the driver that it names.
         self._conf.register_opts(options_of(driver), group=backend)
         values: dict[str, Any] = {}
         sources: dict[str, Source] = {}
         for option in driver.OPTIONS:
             try:
                 values[option.name] = self._conf[backend][option.name]
+            # oslo.config converts a value when it is read, not when the option is registered.
             except ValueError as exc:
                 raise Misconfigured(
                     f"[{backend}] {option.name}: {exc}; expected a value of type {option.kind}",
@@ -324,6 +329,7 @@ class DriverFactory:
                     option=option.name,
                 ) from exc
             location = self._conf.get_location(option.name, backend)
+            # A default is not of the file. The settings that are shown name the source of each.
             if location is not None and location.location is not cfg.Locations.opt_default:
                 sources[option.name] = Source.FILE
         return values, sources
@@ -341,6 +347,7 @@ class DriverFactory:
         instance.images = self._images
         instance.read_domains = self._read_domains
         instance.memory = self._memory.of(driver.name)
+        # Its constructor may choose any name, under which reports would add a second backend.
         if instance.backend != backend:
             raise DriverFailed(
                 f"the driver calls its backend {instance.backend!r:.100}, expected {backend!r}"

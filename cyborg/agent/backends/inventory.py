@@ -55,6 +55,7 @@ class BackendRegistry(Sequence[Backend]):
         with self._lock:
             old = self.get(backend.name)
             others = [other for other in self._current if other is not old]
+            # A new tuple, so that a reader needs no lock and never sees half a change.
             self._current = tuple(sorted([*others, backend], key=self._rank))
         return old
 
@@ -116,6 +117,8 @@ def collect(
         error = "; ".join([*([snapshot.state.error] if snapshot.state.error else []), *ignored])
         states.append(replace(snapshot.state, error=error[:MAX_ERROR] or None))
     discovering = bool(states) and all(s.status is BackendStatus.DISCOVERING for s in states)
+    # Without a digest no report is sent: an empty one would delete the devices of
+    # the host after each restart of the agent.
     digest = None if discovering else report.digest(devices, states, identity, drivers)
     return Inventory(tuple(states), tuple(devices), digest, identity, drivers)
 

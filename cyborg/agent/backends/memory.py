@@ -45,11 +45,13 @@ class MemoryFile:
             raise ValueError(f"a key or its text has more than {MAX_TEXT} characters: {key[:40]!r}")
         with self._lock:
             texts = self._loaded().setdefault(driver, {})
+            # Drivers store at each discovery what they know already: that must not cost a write.
             if texts.get(key) == text and self._file.is_written:
                 return True
             texts.pop(key, None)
             if text is not None:
                 texts[key] = text
+            # A driver with a mistake must not fill the disk; a dict keeps the order of insertion.
             while len(texts) > MAX_TEXTS:
                 del texts[next(iter(texts))]
             return self._file.try_write(self._texts)

@@ -71,6 +71,7 @@ class NetlinkSource:
             LOG.info("Cannot enlarge the uevent buffer, using the kernel's default: %s", reason)
         self._monitor.start()
         self._wakeup_fd, self._wakeup_write_fd = os.pipe()
+        # A full pipe must not block the thread that wakes this one.
         os.set_blocking(self._wakeup_fd, False)
         os.set_blocking(self._wakeup_write_fd, False)
         self._poll = select.poll()
@@ -207,12 +208,14 @@ class UeventWatcher(LoopThread):
         try:
             subsystems = source.read(None if due is None else max(0.0, due - self._clock()))
         except EventsDropped:
+            # Which devices the lost events were about is unknown, so that all backends must look.
             LOG.info("The kernel dropped uevents (buffer overflow), rediscovering all backends")
             self._batch = core.mark_overflow(self._batch, self._clock())
             return True
         except Exception as exc:
             LOG.debug("Reading the uevent socket failed", exc_info=True)
             self._close()
+            # It has worked for a while: this is another failure, which is logged again.
             if self._clock() - self._opened_at >= MAX_PAUSE:
                 self._warned = False
                 self._backoff.reset()
@@ -262,6 +265,7 @@ class UeventWatcher(LoopThread):
         with self._lock:
             self._source = source
         self._opened_at = self._clock()
+        # A stop since the begin of this function has found no source to wake.
         if self._stopped.is_set():
             source.wake()
         LOG.info("Watching uevents of %s", ", ".join(sorted(self._subsystems)))

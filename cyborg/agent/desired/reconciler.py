@@ -25,16 +25,7 @@ from cyborg.agent.backends.factory import DriverFactory
 from cyborg.agent.backends.inventory import BackendRegistry
 from cyborg.agent.jobs.checkpoint import BOOT_ID, read_boot_id
 from cyborg.agent.state_file import StateFile
-from cyborg.core.drivers.desired_state import (
-    MAX_ERROR,
-    Action,
-    BackendOutcome,
-    BackendRecord,
-    PlannedAction,
-    load_host,
-    next_record,
-    plan,
-)
+from cyborg.core.drivers import desired_state
 from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.report import BackendState, BackendStatus
 from cyborg.core.log import get_logger
@@ -52,7 +43,7 @@ class BackendFileContent:
     """The backends of a generation; ``setup_boot`` is the boot in which they were set up."""
 
     generation: int
-    backends: dict[str, BackendRecord]
+    backends: dict[str, desired_state.BackendRecord]
     setup_boot: str | None
 
 
@@ -74,6 +65,7 @@ class BackendFile:
         self._boot_id = read_boot_id(boot_id)
         content = self._file.read() or BackendFileContent(0, {}, None)
         self.generation, self.backends = content.generation, content.backends
+        # Of the file, not of now: whether the host has rebooted since is asked below.
         self._setup_boot = content.setup_boot
 
     @property
@@ -85,7 +77,7 @@ class BackendFile:
         """Record that all backends are set up in this boot; ``write`` persists it."""
         self._setup_boot = self._boot_id
 
-    def write(self, generation: int, backends: Mapping[str, BackendRecord]) -> None:
+    def write(self, generation: int, backends: Mapping[str, desired_state.BackendRecord]) -> None:
         """Store the backends of a generation in memory, then in the file. Raise OSError."""
         if not self.rebooted_since_setup:
             self.record_setup()
@@ -99,7 +91,7 @@ class BackendFile:
 
 
 def _load_backends(data: Any) -> BackendFileContent:
-    records = [BackendRecord.from_dict(item) for item in data["backends"]]
+    records = [desired_state.BackendRecord.from_dict(item) for item in data["backends"]]
     return BackendFileContent(
         generation=integer(data["generation"]),
         backends={record.desired.backend: record for record in records},
@@ -107,8 +99,8 @@ def _load_backends(data: Any) -> BackendFileContent:
     )
 
 
-BUILD_ACTIONS = frozenset({Action.START, Action.REPLACE})
-ReportOutcomes = Callable[[int, Sequence[BackendOutcome]], None]
+BUILD_ACTIONS = frozenset({desired_state.Action.START, desired_state.Action.REPLACE})
+ReportOutcomes = Callable[[int, Sequence[desired_state.BackendOutcome]], None]
 
 
 class Stopping(Exception):
@@ -209,20 +201,24 @@ class BackendReconciler(LoopThread):
 
         Raise any exception of the call to the conductor, and Stopping.
         """
-        desired = load_host(self._conductor.get_desired_backends(self._host, self._epoch))
+        desired = desired_state.load_host(
+            self._conductor.get_desired_backends(self._host, self._epoch)
+        )
         with self._lock:
             self._target_generation = desired.generation
         records = dict(self._state_file.backends)
-        actions = plan(records, desired, self._factory.configured_backends)
+        actions = desired_state.plan(records, desired, self._factory.configured_backends)
+        # A driver may have been installed since the last scan, which takes too long for each
+        # heartbeat.
         if any(planned.action in BUILD_ACTIONS for planned in actions):
             self._factory.rescan()
         for planned in actions:
-            record = next_record(
+            record = desired_state.next_record(
                 planned, records.pop(planned.backend, None), self._execute(planned)
             )
             if record is not None:
                 records[planned.backend] = record
-            if planned.action is not Action.KEEP:
+            if planned.action is not desired_state.Action.KEEP:
                 # At once: an agent that is killed during the next action starts with this one done.
                 self._save(self._state_file.generation, records)
         if setup_recorded := self._state_file.rebooted_since_setup and all(
@@ -231,13 +227,17 @@ class BackendReconciler(LoopThread):
             self._state_file.record_setup()
         self._save(desired.generation, records, force=setup_recorded)
         outcomes = [
-            BackendOutcome(b.backend, b.generation, records[b.backend].error)
+            desired_state.BackendOutcome(b.backend, b.generation, records[b.backend].error)
             for b in desired.backends
         ]
         self._report(desired.generation, outcomes)
 
     def _save(
-        self, generation: int, records: dict[str, BackendRecord], *, force: bool = False
+        self,
+        generation: int,
+        records: dict[str, desired_state.BackendRecord],
+        *,
+        force: bool = False,
     ) -> None:
         """Write the state file if the records changed, or with ``force``."""
         if not force and (generation, records) == (
@@ -254,14 +254,14 @@ class BackendReconciler(LoopThread):
                 exc,
             )
 
-    def _execute(self, planned: PlannedAction) -> str | None:
+    def _execute(self, planned: desired_state.PlannedAction) -> str | None:
         """Execute an action; return None after success. After a failure return the error text.
 
         An action that failed has changed nothing.
         """
         if self._stopped.is_set():
             raise Stopping
-        if planned.action is Action.STOP:
+        if planned.action is desired_state.Action.STOP:
             old = self._registry.remove(planned.backend)
             if old is not None:
                 old.stop()
@@ -282,7 +282,7 @@ class BackendReconciler(LoopThread):
             LOG.debug(
                 "Backend action %s failed", planned.action, backend=planned.backend, exc_info=True
             )
-            error = error_text(exc)[:MAX_ERROR] or "no message"
+            error = error_text(exc)[: desired_state.MAX_ERROR] or "no message"
             LOG.warning(
                 "Backend action %s failed, previous backend stays active: %s",
                 planned.action,
@@ -303,6 +303,7 @@ class BackendReconciler(LoopThread):
         backend, states = self._make_backend(driver), list[BackendState]()
         previous = self._registry.get(backend.name)
         if previous is not None:
+            # An unhealthy device must not become schedulable because its backend was replaced.
             backend.copy_health_from(previous)
         before = None if previous is None else previous.driver
         added, forced = managed.added_addresses(driver, before)
@@ -314,6 +315,7 @@ class BackendReconciler(LoopThread):
             self._step_ended.set()
 
         self._step_ended.clear()
+        # Before the start, so that the callback gets the first discovery.
         backend.rediscover(on_done)
         backend.start()
         # No timeout here: the watchdog of the backend calls on_done.
@@ -329,6 +331,7 @@ class BackendReconciler(LoopThread):
     def _activate(self, backend: Backend) -> None:
         """Put a backend into the registry and stop the backend that it replaces. Raise Stopping."""
         with self._lock:
+            # Under the lock of stop(): nothing would stop a backend that is added after it.
             stopped = self._stopped.is_set()
             old = None if stopped else self._registry.replace(backend)
         if stopped:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP calls to an external driver over its unix socket, with limits on time and size.
-
-The timeout is for the whole call, so a driver that sends one byte each second also exceeds it.
-"""
+"""HTTP calls to an external driver over its unix socket, with limits on time and size."""
 
 import http.client
 import io
@@ -73,10 +70,13 @@ def _call(
     clock: Callable[[], float],
 ) -> bytes:
     end = clock() + seconds
+    # lstat: a link could lead to the socket of another service, such as that of libvirt.
     if not stat.S_ISSOCK(os.lstat(path).st_mode):
         raise OSError("not a socket")
     connection.settimeout(seconds)
     connection.connect(path)
+    # The mode of the folder may have been changed since the start. The kernel vouches for the uid
+    # of the peer, which no process can forge.
     if (user := peer_credentials(connection)[1]) not in users:
         raise OSError(f"user {user} is not allowed to run a driver")
     data = b"" if body is None else json.dumps(body).encode()
@@ -85,14 +85,18 @@ def _call(
         f"Accept: application/json\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(data)}\r\n\r\n"
     )
+    # The timeout of a socket is for one operation: it is set again before each, to what is left.
     connection.settimeout(_seconds_left(end, clock))
     connection.sendall(head.encode("ascii") + data)
+    # For the whole call: a driver that sends one byte each second exceeds it too.
     reader: Any = _DeadlineReader(connection, end, clock)
     with http.client.HTTPResponse(reader, method=method) as response:
         response.begin()
         content = response.read(MAX_RESPONSE + 1)
         if len(content) > MAX_RESPONSE:
             raise Invalid(f"response longer than {MAX_RESPONSE} bytes (1 MiB)")
+        # http.client returns what it has got if the peer closes early; half a list would delete
+        # devices.
         if response.length:
             raise Invalid(f"the body ends {response.length} bytes too early")
         if not 200 <= response.status < 300:

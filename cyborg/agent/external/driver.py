@@ -64,6 +64,7 @@ class ExternalDriver(Driver):
     def discover(self) -> Sequence[Device]:
         """Return the devices that the driver discovers. Raise DriverFailed and TimedOut."""
         hello = self._registered_hello()
+        # Two calls: a driver may answer from a cache that only its discovery refreshes.
         self._read("POST", "/discovery", external.parse_discovery)
 
         def load(body: Any) -> tuple[Device, ...]:
@@ -161,6 +162,7 @@ class ExternalDriverHost:
             )
         now = self._clock()
         with self._lock:
+            # A driver that restarts in a loop would make its backend discover without a pause.
             limit = max(now, self._rate_limit_until.get(hello.name, now)) + HELLO_INTERVAL
             if limit > now + HELLO_BURST * HELLO_INTERVAL:
                 raise Unavailable(

@@ -27,6 +27,7 @@ from cyborg.core.text import sanitize
 
 LOG = get_logger(__name__)
 
+# Nobody else may enter, as any user who can is a driver; the group is for operators.
 MODES = (0o700, 0o750)
 MAX_PATH = 107  # bytes of a unix socket's path: sun_path of unix(7) less its end
 _MAX_SOCKET_NAME = 46  # a slash, a driver's name of 40 characters, and .sock
@@ -49,6 +50,7 @@ def owner_uid(folder: str) -> int:
             raise _misconfigured(folder, f"a path without symbolic links, such as {real}")
         if not stat.S_ISDIR(status.st_mode):
             raise _misconfigured(folder, "a directory")
+        # Who may write to a parent can replace the folder, and with it the drivers.
         parents = [(parent, os.lstat(parent)) for parent in Path(folder).parents]
     except OSError as exc:
         raise _misconfigured(folder, f"an existing directory ({exc.strerror})") from exc
@@ -114,6 +116,8 @@ class RegistrationServer(socketserver.UnixStreamServer):
         self._owner = owner
         self._clock = clock
         self._stop_poll = stop_poll
+        # A thread for each connection, so that a slow driver delays no other; their number is
+        # limited.
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._warned_at: dict[int, float] = {}
         self._lock = threading.Lock()
@@ -141,10 +145,7 @@ class RegistrationServer(socketserver.UnixStreamServer):
     def start(self) -> None:
         """Start to listen."""
         self._thread = threading.Thread(
-            target=self.serve_forever,
-            args=(self._stop_poll,),
-            name="external-drivers",
-            daemon=True,
+            target=self.serve_forever, args=(self._stop_poll,), name="external-drivers", daemon=True
         )
         self._thread.start()
 
@@ -177,6 +178,8 @@ class RegistrationServer(socketserver.UnixStreamServer):
         ).start()
 
     def _serve(self, connection: socket.socket) -> None:
+        # A timeout of the socket would be for one read: a peer that sends a byte each second would
+        # keep one of the few slots.
         watchdog = threading.Timer(self.request_timeout, _shut_down, (connection,))
         watchdog.daemon = True
         watchdog.start()
@@ -206,6 +209,7 @@ class RegistrationServer(socketserver.UnixStreamServer):
         with self._lock:
             warn = now - self._warned_at.get(pid, -LOG_INTERVAL) >= LOG_INTERVAL
             if warn:
+                # A peer that starts a process for each request must not fill the memory.
                 if len(self._warned_at) >= _MAX_LOGGED:
                     self._warned_at.clear()
                 self._warned_at[pid] = now
@@ -257,6 +261,7 @@ class _Request(BaseHTTPRequestHandler):
         expected = f"expected a Content-Length of 0 to {MAX_REQUEST}, found {length[:40]!r}"
         if not length.isascii() or not length.isdigit():
             raise Invalid(expected)
+        # Ten digits are enough to compare; int() of a megabyte of digits takes minutes.
         if int(length[:10]) > MAX_REQUEST:
             raise _TooLarge(expected)
         self._body_read = True

@@ -67,6 +67,7 @@ class Digest:
     def update(self, chunk: bytes) -> None:
         """Add data. Raise DriverFailed as soon as there are more bytes than expected."""
         self._size += len(chunk)
+        # Now, not at the end: a service that sends without an end must not fill the disk.
         if self._size > (self._image.size or 0):
             raise DriverFailed(
                 f"image {self._image.uuid}: Glance sends more than the {self._image.size} bytes "

@@ -30,6 +30,7 @@ class _Context(RequestContext):
         super().__init__()
         self._auth = auth
 
+    # castellan would otherwise need a section of credentials of its own.
     def get_auth_plugin(self) -> Any:
         """Return the authentication plug-in; castellan calls this."""
         return self._auth

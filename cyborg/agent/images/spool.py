@@ -72,6 +72,7 @@ class Spool:
             os.makedirs(self._folder.parent, mode=0o700, exist_ok=True)
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self._folder, 0o700)
+            # Another user who owns or enters it could replace an image after its verification.
             status = os.lstat(self._folder)
             if (
                 not stat.S_ISDIR(status.st_mode)
@@ -164,18 +165,23 @@ class Spool:
         try:
             try:
                 yield file
+                # Before the rename: after a power failure a complete name must not have half of the
+                # data.
                 os.fsync(file)
             finally:
                 os.close(file)
             os.rename(part, target)
             self._sync_folder()
         except BaseException:
+            # Nothing of a download that failed is left: a later one begins again, under another
+            # name.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(part)
             raise
 
     def _evict(self, uuid: str, size: int) -> None:
         """Remove images until an image of this size fits into the limit and the free space."""
+        # Without the old copy of this image, which the download replaces.
         files = [file for file in self._files() if file.uuid != uuid]
         reserved = sum(self._reserved.values())
         total = sum(file.size for file in files) + reserved

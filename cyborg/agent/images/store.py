@@ -21,15 +21,7 @@ from oslo_config import cfg
 from cyborg.agent.images.download import Deadline, Signature, copy, is_intact
 from cyborg.agent.images.spool import Spool
 from cyborg.conf.clients import GLANCE
-from cyborg.core.errors import (
-    DriverFailed,
-    Forbidden,
-    Invalid,
-    Misconfigured,
-    NotFound,
-    TimedOut,
-    Unavailable,
-)
+from cyborg.core import errors
 from cyborg.core.image import ImageMetadata, ensure_loadable, select_image
 from cyborg.core.log import get_logger
 from cyborg.core.validation import parse_uuid
@@ -118,7 +110,7 @@ class GlanceImageStore:
         with self._spool.use(image.uuid) as fetching:
             # Another device may be waiting for the same image.
             if not fetching.acquire(timeout=deadline.left()):
-                raise TimedOut(f"image {image.uuid}: {deadline.error}")
+                raise errors.TimedOut(f"image {image.uuid}: {deadline.error}")
             try:
                 self._ensure_cached(image, make_signature, deadline)
             finally:
@@ -129,7 +121,7 @@ class GlanceImageStore:
     def find(self, properties: Mapping[str, str]) -> str:
         """Return the uuid of the only active image with these properties; see ``ImageStore``."""
         if not properties:
-            raise DriverFailed("images cannot be searched without a property")
+            raise errors.DriverFailed("images cannot be searched without a property")
         deadline = Deadline(self._limits.download_timeout, self._clock)
         return self._call("search of an image", lambda: self._find(properties), deadline)
 
@@ -145,9 +137,10 @@ class GlanceImageStore:
 
     def _describe(self, uuid: str, deadline: Deadline) -> ImageMetadata:
         try:
+            # It becomes a path, and comes from a job.
             name = parse_uuid(uuid, "image")
-        except Invalid as exc:
-            raise DriverFailed(
+        except errors.Invalid as exc:
+            raise errors.DriverFailed(
                 f"{exc.message}: refer to the image by its uuid in the image service"
             ) from exc
         return self._call(f"image {name}", lambda: self._service.get_image(name), deadline)
@@ -167,7 +160,7 @@ class GlanceImageStore:
                 self._fetch(image, make_signature, deadline)
             self._spool.touch(image.uuid)
         except OSError as exc:
-            raise DriverFailed(
+            raise errors.DriverFailed(
                 f"image {image.uuid} cannot be stored in {self._spool.folder}: {exc.strerror}; "
                 "correct [glance] spool_directory, its permissions or its disk"
             ) from exc
@@ -218,27 +211,28 @@ class GlanceImageStore:
             self._ensure_running()
             try:
                 return self._calls.call(func, deadline.left())
-            except NotFound as exc:
-                raise DriverFailed(
+            except errors.NotFound as exc:
+                raise errors.DriverFailed(
                     f"{subject} does not exist, or the agent may not read it ({exc.message}): "
                     "check the uuid, and the project and role of the user in [glance]"
                 ) from exc
-            except (Forbidden, Invalid) as exc:
-                raise DriverFailed(f"{subject}: {exc.message}") from exc
-            except Unavailable as exc:
+            except (errors.Forbidden, errors.Invalid) as exc:
+                raise errors.DriverFailed(f"{subject}: {exc.message}") from exc
+            except errors.Unavailable as exc:
                 attempt += 1
                 if not deadline.left():
-                    raise TimedOut(f"{subject}: {deadline.error}") from exc
+                    raise errors.TimedOut(f"{subject}: {deadline.error}") from exc
                 # Repeated logins with a wrong password could lock the user.
                 if attempt > self._limits.retries or exc.details.get("status") == 401:
                     raise type(exc)(f"{subject}: {exc.message}", **exc.details) from exc
                 pause = min(self._retry_pause * attempt, deadline.left())
                 LOG.warning("Request to Glance failed, retrying in %.1f s: %s", pause, exc.message)
+            # Not sleep(): a stop must not wait for it.
             self._stopping.wait(pause)
 
     def _ensure_running(self) -> None:
         if self._stopping.is_set():
-            raise Unavailable("the agent is stopping")
+            raise errors.Unavailable("the agent is stopping")
 
 
 if TYPE_CHECKING:
@@ -270,12 +264,11 @@ def make_image_store(conf: cfg.ConfigOpts) -> ClosableImageStore:
     if not section.auth_type and not section.endpoint_override:
         return _NoImageStore()
 
-    from cyborg.agent.images.spool import Spool
-    from cyborg.agent.images.store import GlanceImageStore, Limits
-    from cyborg.clients import glance
+    from cyborg.clients import glance  # a late import, because it imports keystoneauth
 
+    # Otherwise an allowed image could never be stored, and each job with it would fail.
     if section.cache_size < section.max_image_size:
-        raise Misconfigured(
+        raise errors.Misconfigured(
             f"[glance] cache_size: found {section.cache_size}; expected at least max_image_size, "
             f"which is {section.max_image_size}",
             option="glance.cache_size",
@@ -293,7 +286,7 @@ def make_image_store(conf: cfg.ConfigOpts) -> ClosableImageStore:
 
 def _make_signatures(auth: Any, section: Any) -> "Signatures":
     if not section.trusted_certificates:
-        raise Misconfigured(
+        raise errors.Misconfigured(
             "[glance] trusted_certificates: found none; expected the uuids of certificates, which "
             "require_signature needs",
             option="glance.trusted_certificates",
@@ -301,7 +294,7 @@ def _make_signatures(auth: Any, section: Any) -> "Signatures":
     try:
         from cyborg.agent.images.signature import Signatures
     except ModuleNotFoundError as exc:
-        raise Misconfigured(
+        raise errors.Misconfigured(
             "[glance] require_signature: found true; expected false, or pip install "
             f"'cyborg[signatures]': {exc}",
             option="glance.require_signature",

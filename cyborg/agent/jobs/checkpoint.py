@@ -16,16 +16,8 @@ from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
 from cyborg.agent.state_file import StateFile
+from cyborg.core import errors
 from cyborg.core.codec import Serializable
-from cyborg.core.errors import (
-    Conflict,
-    CyborgError,
-    Forbidden,
-    Invalid,
-    NotFound,
-    Stale,
-    Unavailable,
-)
 from cyborg.core.log import get_logger
 
 LOG = get_logger(__name__)
@@ -58,10 +50,7 @@ class Checkpoint:
     """Store of the entries, in memory and in a file. Thread-safe."""
 
     def __init__(
-        self,
-        path: Path,
-        boot_id: str | Path = BOOT_ID,
-        now: Callable[[], float] = time.time,
+        self, path: Path, boot_id: str | Path = BOOT_ID, now: Callable[[], float] = time.time
     ) -> None:
         """Read the checkpoint file, and the boot id of the host from the file ``boot_id``.
 
@@ -76,6 +65,7 @@ class Checkpoint:
         self._now = now
         self._boot_id = read_boot_id(boot_id)
         self._lock = threading.Lock()  # of the entries
+        # Not one lock for both: a write waits for the disk, and the status of a job must not.
         self._file_lock = threading.Lock()  # of the file
         self._change_count = 0
         self._written_count = 0  # how many changes are in the file
@@ -112,6 +102,7 @@ class Checkpoint:
 
     def _read(self) -> dict[str, CheckpointEntry]:
         boot_id, jobs = self._file.read() or (self._boot_id, {})
+        # A reboot has undone what the jobs prepared, so that none of them may count as done.
         if boot_id != self._boot_id:
             LOG.info(
                 "Host rebooted, discarding %d jobs of %s; the conductor will request open jobs "
@@ -161,7 +152,8 @@ MAX_PENDING = 1024
 """Maximum of open or undelivered jobs, and of backends of discoveries; more requests are refused.
 No outcome is dropped instead, because the conductor waits for each."""
 
-REFUSALS = (Invalid, NotFound, Forbidden, Conflict, Stale)
+# TimedOut and Unavailable are not among them: another conductor may accept the outcome.
+REFUSALS = (errors.Invalid, errors.NotFound, errors.Forbidden, errors.Conflict, errors.Stale)
 """Errors that a retry would get again."""
 
 K = TypeVar("K")
@@ -185,6 +177,7 @@ class Outcomes(Generic[K, V]):
     def put(self, key: K, outcome: V) -> None:
         """Store an outcome until it is delivered; replace an undelivered one with the same key."""
         with self._lock:
+            # Removed first, so that the new outcome is the youngest.
             self._pending.pop(key, None)
             self._pending[key] = outcome
 
@@ -205,13 +198,13 @@ class Outcomes(Generic[K, V]):
             fields: dict[str, Any] = {self._subject: key[0] if isinstance(key, tuple) else key}
             try:
                 send(key, outcome)
-            except Unavailable:
+            except errors.Unavailable:
                 raise
             except REFUSALS as exc:
                 LOG.warning(
                     "Conductor rejected an outcome, discarding it: %s", exc.message, **fields
                 )
-            except CyborgError as exc:
+            except errors.CyborgError as exc:
                 if key not in self._logged:
                     LOG.warning(
                         "Conductor failed to process an outcome, retrying: %s",

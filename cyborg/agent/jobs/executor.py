@@ -11,13 +11,7 @@ from cyborg.core.inventory.device import Ability
 from cyborg.core.jobs.job import GUEST_KINDS, MAX_ERROR, JobKind, JobSpec, WorkItem
 from cyborg.core.jobs.progress import describe_failure, describe_subject, show_activity
 from cyborg.core.log import get_logger
-from cyborg.drivers.base import (
-    Driver,
-    PartitionInterface,
-    PrepareInterface,
-    ProgramInterface,
-    SanitiseInterface,
-)
+from cyborg.drivers import base
 
 LOG = get_logger(__name__)
 
@@ -26,7 +20,7 @@ class Aborted(Exception):
     """The job was cancelled, or the agent is stopping, before the next item of the job."""
 
 
-RemovedDriverLookup = Callable[[str], Driver | None]
+RemovedDriverLookup = Callable[[str], base.Driver | None]
 
 # Part of the timeout of a plug job in which it is retried: then its error has the reason.
 PLUG_PART = 0.8
@@ -43,7 +37,7 @@ NO_LIVE_ATTACH = "live attach is not enabled on this host: set [libvirt] live_at
 
 def execute(
     spec: JobSpec,
-    drivers: Mapping[str, Driver],
+    drivers: Mapping[str, base.Driver],
     should_continue: Callable[[], bool] = lambda: True,
     removed_driver: RemovedDriverLookup = lambda _: None,
     guests: GuestDevices | None = None,
@@ -61,7 +55,11 @@ def execute(
     errors: list[str] = []
     releasing = spec.kind is JobKind.RELEASE
     total = len(spec.items) if len(spec.items) > 1 else None
+    # The first round only looks up each call: a job that one backend cannot do must not begin with
+    # the others.
     for dry_run in (True, False):
+        # A release does what it can: a backend that is missing must not keep the handles of the
+        # others dirty.
         for number, item in enumerate(() if dry_run and releasing else spec.items):
             if not should_continue():
                 raise Aborted
@@ -75,6 +73,9 @@ def execute(
                 LOG.debug("Job item failed", job=spec.job_uuid, device=item.device, exc_info=True)
                 errors.append(describe_failure(spec.kind, item, error_text(exc)))
                 if not releasing:
+                    # What earlier items, or a part of this one, have prepared is not undone here:
+                    # the conductor answers a failed prepare with a release job for all items, which
+                    # also comes if this agent dies now.
                     return errors[0][:MAX_ERROR]
     return "; ".join(errors)[:MAX_ERROR] or None
 
@@ -93,6 +94,7 @@ def _change_guest(
         raise Aborted
     try:
         with show_activity(f"{spec.kind} server {instance}", None, 0):
+            # A part of the timeout: the rest is for the answer, which has the reason of a failure.
             if spec.kind is JobKind.PLUG:
                 seconds = PLUG_PART * spec.timeout
                 is_complete = (
@@ -112,7 +114,7 @@ def _change_guest(
 def _driver_call(
     spec: JobSpec,
     item: WorkItem,
-    drivers: Mapping[str, Driver],
+    drivers: Mapping[str, base.Driver],
     removed_driver: RemovedDriverLookup,
 ) -> Callable[[], None]:
     """Return a function that calls the driver for an item.
@@ -130,17 +132,17 @@ def _driver_call(
     abilities = driver.abilities
     match spec.kind:
         case JobKind.PREPARE | JobKind.RESTORE if Ability.PREPARES in abilities and isinstance(
-            driver, PrepareInterface
+            driver, base.PrepareInterface
         ):
             return partial(driver.prepare, item, spec.instance)
         case JobKind.RELEASE:
             return partial(_clean, item, driver)
         case JobKind.PROGRAM if Ability.PROGRAMS in abilities and isinstance(
-            driver, ProgramInterface
+            driver, base.ProgramInterface
         ):
             return partial(driver.program, item, spec.image or "")
         case JobKind.PARTITION if Ability.PARTITIONS in abilities and isinstance(
-            driver, PartitionInterface
+            driver, base.PartitionInterface
         ):
             return partial(_partition, item, driver, spec.layout or "", spec.previous_layout)
     raise DriverFailed(
@@ -150,20 +152,21 @@ def _driver_call(
 
 
 def _partition(
-    item: WorkItem, driver: PartitionInterface, layout: str, previous: str | None
+    item: WorkItem, driver: base.PartitionInterface, layout: str, previous: str | None
 ) -> None:
     """Apply a layout; if that fails, restore the previous one. Raise DriverFailed."""
     error = _try_partition(item, driver, layout)
     if error is None:
         return
     if previous is not None and previous != layout:
+        # This undoes the half-applied layout: without a known layout the device could not be used.
         restore_error = _try_partition(item, driver, previous)
         if restore_error is not None:
             error += f"; the previous layout {previous} cannot be restored: {restore_error}"
     raise DriverFailed(error)
 
 
-def _try_partition(item: WorkItem, driver: PartitionInterface, layout: str) -> str | None:
+def _try_partition(item: WorkItem, driver: base.PartitionInterface, layout: str) -> str | None:
     """Apply a layout; return the error, or None."""
     try:
         driver.partition(item, layout)
@@ -173,11 +176,11 @@ def _try_partition(item: WorkItem, driver: PartitionInterface, layout: str) -> s
     return None
 
 
-def _clean(item: WorkItem, driver: Driver) -> None:
+def _clean(item: WorkItem, driver: base.Driver) -> None:
     """Release a handle, then sanitise it."""
     # Not checked against the abilities: the handle may have been prepared under an older
     # configuration.
-    if isinstance(driver, PrepareInterface):
+    if isinstance(driver, base.PrepareInterface):
         driver.release(item)
-    if Ability.SANITISES in driver.abilities and isinstance(driver, SanitiseInterface):
+    if Ability.SANITISES in driver.abilities and isinstance(driver, base.SanitiseInterface):
         driver.sanitise(item)

@@ -20,13 +20,7 @@ from cyborg.agent.guests.devices import GuestDevices
 from cyborg.agent.jobs.checkpoint import MAX_PENDING, Checkpoint, CheckpointState
 from cyborg.agent.jobs.executor import Aborted, RemovedDriverLookup, execute
 from cyborg.core.errors import Unavailable
-from cyborg.core.jobs.job import (
-    INVENTORY_KINDS,
-    AgentJobStatus,
-    JobKind,
-    JobSpec,
-    WorkItem,
-)
+from cyborg.core.jobs.job import INVENTORY_KINDS, AgentJobStatus, JobKind, JobSpec, WorkItem
 from cyborg.core.jobs.progress import Activity, ActivityRecorder
 from cyborg.core.log import get_logger, log_fields
 
@@ -132,6 +126,7 @@ class JobQueue:
     def running(self) -> list[str]:
         """Return the uuids of the jobs whose driver has not returned."""
         with self._lock:
+            # A task without a thread only waits: a stop loses nothing of it.
             return [job for job, task in self._tasks.items() if task.thread is not None]
 
     def _current_answer(self, spec: JobSpec) -> JobAnswer | None:
@@ -145,6 +140,7 @@ class JobQueue:
                 if task.discarded
                 else _answer(AgentJobStatus.RUNNING, activity=task.activity.current)
             )
+        # Its outcome must not reach the conductor before the report of the device that it changed.
         if spec.job_uuid in self._rediscovering:
             return _answer(AgentJobStatus.RUNNING)
         entry = self._checkpoint.get(spec.job_uuid)
@@ -154,6 +150,8 @@ class JobQueue:
             return _answer(AgentJobStatus.DONE)
         if entry.state is CheckpointState.CANCELLED:
             return _answer(AgentJobStatus.FAILED, CANCELLED)
+        # The conductor repeats such a job until it succeeds, so that its failure is not the last
+        # word.
         if spec.retried:
             return None
         return _answer(AgentJobStatus.FAILED, entry.error)
@@ -162,6 +160,8 @@ class JobQueue:
         for job in spec.cancels:
             if job == spec.job_uuid:
                 continue
+            # Also of a job that is unknown here: its request may arrive after the one that cancels
+            # it.
             self._checkpoint.record(job, JobKind.PREPARE, CheckpointState.CANCELLED)
             task = self._tasks.get(job)
             if task is not None:
@@ -174,6 +174,8 @@ class JobQueue:
         if self._stopped:
             return
         tasks = self._tasks.values()
+        # A job past its timeout keeps its thread, but not its slot: some hanging drivers must not
+        # stop all work of the host.
         free_slots = self._max_concurrent - sum(
             t.thread is not None and t.timeout_error is None for t in tasks
         )
@@ -182,11 +184,14 @@ class JobQueue:
         locks = _Locks()
         for task in tasks:
             unplugs = task.spec.kind is JobKind.UNPLUG
+            # A release waits until the driver of the job that it cancels has returned. Otherwise
+            # both would change the device at the same time.
             blocked = locks.conflicts(task.spec) or any(map(self._is_running, task.spec.cancels))
             is_free = free_slots > 0 and (free_unplugs > 0 or not unplugs)
             if task.thread is None and is_free and not blocked and self._start_task(task):
                 free_slots -= 1
                 free_unplugs -= unplugs
+            # Also of a job that waits: a later job must not overtake it on the same handle.
             locks.add(task.spec)
 
     def _is_running(self, job: str) -> bool:
@@ -195,6 +200,7 @@ class JobQueue:
 
     def _start_task(self, task: _Task) -> bool:
         spec = task.spec
+        # Of its own, without a pool: a driver that hangs keeps its thread, and would use up a pool.
         thread = threading.Thread(
             target=self._run, args=(task,), name=f"job-{spec.job_uuid}", daemon=True
         )
@@ -222,6 +228,7 @@ class JobQueue:
             instance=spec.instance,
         )
         watchdog = self._timer(spec.timeout, self._time_out, (task,))
+        # A driver that hangs must not keep the process at its end.
         watchdog.daemon = True
         aborted, error = False, None
         try:
@@ -229,6 +236,8 @@ class JobQueue:
             # The present drivers: a job keeps the drivers that it started with.
             drivers = {backend.name: backend.driver for backend in self._backends}
             with tracing.remote_span("job.execute", task.trace_context, **_span_fields(spec)):
+                # Before the driver is called: an agent that is killed during the call then knows of
+                # the job.
                 self._checkpoint.flush()
                 error = execute(
                     spec,
@@ -274,6 +283,7 @@ class JobQueue:
             LOG.warning("Job exceeds %g s, waiting for the driver", spec.timeout, job=spec.job_uuid)
             return
         with self._lock:
+            # The job has ended while the timer waited for the lock.
             if self._tasks.get(spec.job_uuid) is not task:
                 return
             error = task.timeout_error = f"{spec.kind} did not end in {spec.timeout:g} s"

@@ -136,10 +136,7 @@ class Reporter(LoopThread):
         self._schedule.record_failure()
         pause = self._backoff.next_delay()
         self._failure_log.warn(
-            "Heartbeat to conductor failed, retrying in %.1f s: %s",
-            pause,
-            failure,
-            host=self._host,
+            "Heartbeat to conductor failed, retrying in %.1f s: %s", pause, failure, host=self._host
         )
         return pause
 
@@ -152,6 +149,7 @@ class Reporter(LoopThread):
         )
         urgent = outcomes is not None or bool(jobs or discoveries)
         snapshots = [backend.snapshot for backend in self._backends]
+        # At each heartbeat, because a name of the host or a driver may have come since.
         inventory = collect(snapshots, self._identity(), self._drivers())
         now, reported = self._clock(), False
         if self._start_at is None:
@@ -223,6 +221,7 @@ class Reporter(LoopThread):
                 host=self._host,
             )
         with self._lock:
+            # Newer outcomes may have replaced them during the call.
             if self._backend_outcomes is pending:
                 self._backend_outcomes = None
         if self.desired_state is not None:
@@ -260,6 +259,7 @@ class Reporter(LoopThread):
         )
         interval = float(answer["interval"])
         self._heartbeat_at = self._schedule.next_heartbeat(self._clock(), interval)
+        # A longer interval means more agents, whose retries must be spread as far.
         self._backoff.set_maximum(self._schedule.max_pause)
         self._record_interval(interval)
         desired = answer.get("desired_generation")
@@ -268,7 +268,9 @@ class Reporter(LoopThread):
         return answer
 
     def _report(self, inventory: Inventory, digest: str) -> None:
+        # Also if the call fails: the conductor may have recorded it, and takes only a higher one.
         self._report_number += 1
+        # Until the conductor accepts it: after a failure nobody knows which inventory it has.
         self._reported_digest = None
         self._pace.sent(self._clock())
         LOG.info(

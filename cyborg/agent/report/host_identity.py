@@ -69,6 +69,7 @@ class HostIdentityProvider:
             )
             self._resolver_thread.start()
             self._resolver_thread.join(self._timeout)
+        # The resolver and the kernel may return anything; one bad name must not refuse the report.
         names = [name for name in (self._hostname, self._fqdn) if name and _is_name(name)]
         return Identity(self._provider, self._compute_id(), name_variants(names))
 
@@ -84,12 +85,14 @@ class HostIdentityProvider:
             return None
         try:
             with Path(self._compute_id_file).open(encoding="ascii") as file:
+                # Limited: the option may name any file, such as a device without an end.
                 found = file.read(MAX_COMPUTE_ID).strip()
             return Identity(compute_id=found).compute_id
         except FileNotFoundError:
             return None
         except (OSError, UnicodeError, Invalid) as exc:
             error = f"[agent] compute_id_file {self._compute_id_file} cannot be used: {exc}"
+        # The file is read for each heartbeat, and a wrong one stays wrong for days.
         if error != self._last_error:
             self._last_error = error
             LOG.warning("%s; searching the host's compute node by name", error)

@@ -74,9 +74,7 @@ class HeartbeatSchedule:
     """
 
     def __init__(
-        self,
-        previous_interval: float = 0.0,
-        random_share: Callable[[], float] = JITTER.random,
+        self, previous_interval: float = 0.0, random_share: Callable[[], float] = JITTER.random
     ) -> None:
         """``previous_interval`` is the interval before the restart, 0 if it is not known.
 
@@ -103,6 +101,8 @@ class HeartbeatSchedule:
         self.interval = interval
         if interval > RESPREAD_RATIO * self._spread_over:
             self._spread_over = interval
+            # A random part once, then the fixed interval: random intervals would bunch up again by
+            # chance.
             return now + interval * self._share()
         # A shorter interval keeps the spread, over its own length.
         self._spread_over = min(self._spread_over, interval)

@@ -307,8 +307,8 @@ def test_stop_all_threads_hanging_ends_at_one_deadline(
     service = AgentService(memory_bus.conf, memory_bus.conductor(), memory_bus.transport)
     stuck: Any = Stuck()
     server: Any = Server()
-    service._reconciler = service._uevent_watcher = service._jobs = service._reporter = stuck
-    service._server = service._external = server
+    service._threads = [stuck] * 4
+    service._closers = [server.stop, server.wait]
     started_at = time.monotonic()
     service.stop()
     gate.set()

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start without parts of libraries that a process does not use.
-
-oslo.service requires eventlet, so it is installed. oslo.messaging imports futurist, which imports
-eventlet if it is installed. This import takes a third of the CPU time of a daemon's start.
-"""
+"""Start without parts of libraries that a process does not use."""
 
 import importlib
 import sys
@@ -17,6 +13,8 @@ def hide_eventlet() -> None:
 
     futurist 3.5.0 and the other libraries that support eventlet then use threads.
     """
+    # oslo.service requires eventlet, so it is installed, and oslo.messaging imports futurist, which
+    # imports it then. This takes a third of the CPU time of a daemon's start.
     sys.modules.setdefault("eventlet", None)  # type: ignore[arg-type]  # None: not found
 
 

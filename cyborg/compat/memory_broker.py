@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In-process broker for ``kombu+memory:////``, whose queues wake their consumers.
-
-kombu's own broker is polled. oslo.messaging polls it without a pause, so each idle listener uses a
-whole core. Besides, two threads that are the first to use a queue may both create it, which loses a
-message.
-"""
+"""In-process broker for ``kombu+memory:////``, whose queues wake their consumers."""
 
 import threading
 import weakref
@@ -77,12 +72,15 @@ class Channel(memory.Channel):  # type: ignore[misc]  # kombu has no types
         self._queue_for(queue)
 
     def _queue_for(self, queue: str) -> "Queue[Any]":
+        # setdefault: two threads that are the first to use a queue must not both create it, which
+        # would lose a message.
         found = self.queues.get(queue)
         return self.queues.setdefault(queue, Queue()) if found is None else found
 
     def _put(self, queue: str, message: Any, **kwargs: Any) -> None:
         super()._put(queue, message, **kwargs)
         with _consumers_lock:
+            # A copy: woken threads cancel and add consumers while this loop runs.
             transports = list(_consumers.get(queue, ()))
             if not transports:
                 _consumers.pop(queue, None)  # its connections were dropped
@@ -94,6 +92,8 @@ class Channel(memory.Channel):  # type: ignore[misc]  # kombu has no types
             self._put(queue, message)
 
 
+# kombu's own is polled: oslo.messaging polls it without a pause, so that each idle listener uses a
+# whole core.
 class Transport(memory.Transport):  # type: ignore[misc]
     """Transport that waits for messages instead of polling."""
 
@@ -115,6 +115,8 @@ class Transport(memory.Transport):  # type: ignore[misc]
         """Deliver one message. Raise TimeoutError if none arrives in ``timeout`` seconds."""
         end = None if timeout is None else monotonic() + timeout
         while True:
+            # Before the look: a message that comes after it changes the count, and ends the wait at
+            # once.
             count = self._count
             if self._deliver_one(timeout):
                 return

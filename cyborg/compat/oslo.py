@@ -43,6 +43,7 @@ def use_limit_configuration(conf: cfg.ConfigOpts) -> None:
     from oslo_limit import limit
 
     limit.CONF = conf
+    # It was made with the former configuration.
     limit._SDK_CONNECTION = None
 
 

@@ -39,6 +39,7 @@ def use_connections(transport: Any, make: Callable[..., "Connection"]) -> thread
     closing = threading.Event()
     pool = getattr(transport._driver, "_connection_pool", None)
     if pool is not None:
+        # The driver has no option for the class of its connections.
         pool.connection_cls = functools.partial(make, closing=closing)
     return closing
 

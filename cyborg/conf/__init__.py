@@ -36,15 +36,7 @@ GROUPS: tuple[Section, ...] = (
 
 # A service registers only what it reads, because some groups need libraries of their own: an agent
 # has none for the DATABASE, Placement and Nova.
-AGENT_GROUPS: tuple[Section, ...] = (
-    DEFAULT,
-    AGENT,
-    CONDUCTOR,
-    GLANCE,
-    LIBVIRT,
-    RPC,
-    TRACING,
-)
+AGENT_GROUPS: tuple[Section, ...] = (DEFAULT, AGENT, CONDUCTOR, GLANCE, LIBVIRT, RPC, TRACING)
 API_GROUPS: tuple[Section, ...] = (DEFAULT, API, CONDUCTOR, DATABASE, RPC, TRACING)
 CONDUCTOR_GROUPS: tuple[Section, ...] = (
     DEFAULT,

@@ -27,6 +27,7 @@ AGENT = Section(
         help="Whether drivers with support level 'reference', such as fake, can be installed "
         "over the API. If false, only this file can name them as backends.",
     ),
+    # No default: a wrong one would put the devices below the compute node of another host.
     cfg.StrOpt(
         "resource_provider",
         help="The uuid or exact name of the resource provider of this host's compute node. Set "
@@ -46,6 +47,7 @@ AGENT = Section(
         min=0.1,
         help="Seconds between two discoveries of one backend.",
     ),
+    # As long as the interval: a driver that needs more than that would never be idle.
     cfg.FloatOpt(
         "discovery_timeout",
         default=60.0,
@@ -60,6 +62,8 @@ AGENT = Section(
         "was added, removed or changed, for drivers that support it. discovery_interval "
         "remains in effect.",
     ),
+    # Not at the first failure: a tool of a vendor may be busy for a moment, and each change of a
+    # cordon costs calls to Placement for all devices of the backend.
     cfg.IntOpt(
         "cordon_after",
         default=3,
@@ -76,6 +80,8 @@ AGENT = Section(
         help="Seconds between two health measurements of a backend's devices, if its driver "
         "supports them.",
     ),
+    # An unhealthy device often works for some seconds after a reset. Without this time it would be
+    # offered and withdrawn again and again.
     cfg.FloatOpt(
         "health_recovery_time",
         default=60.0,
@@ -83,6 +89,8 @@ AGENT = Section(
         help="Recovery time in seconds: an unhealthy device must measure healthy for this long "
         "without interruption before it counts as healthy again.",
     ),
+    # Jobs wait for hardware and use little CPU; the limit is for the host's memory and its PCI
+    # buses.
     cfg.IntOpt(
         "max_concurrent_jobs",
         default=8,
@@ -168,6 +176,8 @@ LIBVIRT = Section(
         help="Maximum seconds for one call to libvirt. While a call that took longer has not "
         "returned, all further calls fail and are retried.",
     ),
+    # The kernel of a guest answers within seconds. One that boots, or has crashed, does not answer
+    # at all, and the request is repeated.
     cfg.FloatOpt(
         "detach_timeout",
         default=20.0,

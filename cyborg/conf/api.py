@@ -36,10 +36,7 @@ API = Section(
         "client sends a limit.",
     ),
     cfg.IntOpt(
-        "max_body_size",
-        default=1048576,
-        min=1024,
-        help="Maximum size of a request body in bytes.",
+        "max_body_size", default=1048576, min=1024, help="Maximum size of a request body in bytes."
     ),
     cfg.FloatOpt(
         "database_timeout",
@@ -51,6 +48,8 @@ API = Section(
         "connection take precedence: read_timeout, write_timeout and connect_timeout "
         "(MySQL, MariaDB), tcp_user_timeout, keepalives_* and options (PostgreSQL).",
     ),
+    # A page on the Internet could make a browser on this host send requests to a service on
+    # loopback, by a name of its own that resolves to 127.0.0.1.
     cfg.ListOpt(
         "server_names",
         default=[],

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check the credentials, TLS files and URLs of a section before its first request.
-
-keystoneauth and requests read the files and URLs at the first request only, and then raise an
-OSError or a ValueError that names no option.
-"""
+"""Check the credentials, TLS files and URLs of a section before its first request."""
 
 import ssl
 from pathlib import Path
@@ -29,6 +25,8 @@ def load_auth(conf: cfg.ConfigOpts, section: str) -> Any:
         auth = loading.load_auth_from_conf_options(conf, section)
     except (ks.ClientException, cfg.Error, TypeError, ValueError) as exc:
         raise _error(options.auth_section or section, "auth_type", str(exc)) from exc
+    # keystoneauth and requests read the files and URLs at the first request only, and then raise an
+    # OSError or a ValueError that names no option.
     _check_files(options, section)
     check_url(section, "endpoint_override", getattr(options, "endpoint_override", None))
     check_url(options.auth_section or section, "auth_url", getattr(auth, "auth_url", None))

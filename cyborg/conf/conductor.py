@@ -25,6 +25,7 @@ CONDUCTOR = Section(
         "An agent is late or down after a number of missed heartbeats, so this also limits the "
         "time after which it is down. hello_interval takes precedence if it is longer.",
     ),
+    # One missed heartbeat is normal: a conductor that restarts may lose it.
     cfg.IntOpt(
         "late_heartbeats",
         default=2,
@@ -37,6 +38,8 @@ CONDUCTOR = Section(
         min=2,
         help="Number of missed heartbeats after which a service is down.",
     ),
+    # 75 s: an agent needs up to twice the heartbeat of its broker connection to notice that this is
+    # dead, and reconnects within some seconds.
     cfg.FloatOpt(
         "broker_reconnect_grace",
         default=75.0,
@@ -58,6 +61,8 @@ CONDUCTOR = Section(
         "The same parameters of [database] connection as for [api] database_timeout take "
         "precedence. cyborg-dbsync has no such limits.",
     ),
+    # Short, because a request that hangs delays the other providers of its host; a repetition is
+    # cheap, as each write is checked by a generation.
     cfg.FloatOpt(
         "publish_timeout",
         default=4.0,
@@ -68,6 +73,7 @@ CONDUCTOR = Section(
         "next round: after an outage of Placement a change is published within about twice "
         "this time.",
     ),
+    # Not the way of a change, which wakes the publisher: this is for what failed or was left over.
     cfg.FloatOpt(
         "publish_interval",
         default=5.0,
@@ -107,6 +113,8 @@ CONDUCTOR = Section(
         min=0.1,
         help="Seconds between two searches for messages whose delivery failed.",
     ),
+    # Longer than the slowest transaction and the stop of a process: a lease that ends under work in
+    # progress makes two conductors repeat each other's calls.
     cfg.FloatOpt(
         "lease_timeout",
         default=60.0,
@@ -114,6 +122,7 @@ CONDUCTOR = Section(
         help="Lease time in seconds: after it another conductor may take over the work of a "
         "stopped conductor.",
     ),
+    # More than the 5 minutes that nova-compute waits: later the event is of no use to anybody.
     cfg.IntOpt(
         "outbox_attempts",
         default=30,

@@ -46,6 +46,8 @@ QUOTA = Section(
         help="Seconds for which a conductor uses the limits that it has read from keystone, with "
         "driver = unified. A changed limit has an effect after this time at the latest.",
     ),
+    # While keystone is down, old limits are better than none: without them nobody could create
+    # anything.
     cfg.FloatOpt(
         "max_cache_age",
         default=3600.0,

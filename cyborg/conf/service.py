@@ -48,10 +48,7 @@ RPC = Section(
         "different prefixes.",
     ),
     cfg.FloatOpt(
-        "timeout",
-        default=30.0,
-        min=0.1,
-        help="Seconds to wait for the response to an RPC call.",
+        "timeout", default=30.0, min=0.1, help="Seconds to wait for the response to an RPC call."
     ),
     cfg.ListOpt(
         "allowed_users",
@@ -102,6 +99,7 @@ TRACING = Section(
         help="File with the certificates of the authorities that sign the certificate of the "
         "collector. By default those that the library requests trusts.",
     ),
+    # By the trace id, so that all services keep or drop the same traces.
     cfg.FloatOpt(
         "sample_ratio",
         default=1.0,
@@ -118,6 +116,7 @@ TRACING = Section(
         max=60.0,
         help="Seconds for one export, including its retries; the spans are then dropped.",
     ),
+    # When the collector is down, the memory of the process is worth more than old spans.
     cfg.IntOpt(
         "queue_size",
         default=2048,

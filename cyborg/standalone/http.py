@@ -89,6 +89,7 @@ def listen(host: str, port: int, option: str) -> socket.socket:
     family, kind, protocol, _, address = addresses[0]
     server_socket = socket.socket(family, kind, protocol)
     try:
+        # A restart must not wait a minute for the connections of the former process.
         server_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server_socket.bind(address)
         server_socket.listen(128)

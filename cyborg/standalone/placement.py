@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import requests
+import urllib3
 import webob
 from keystoneauth1 import adapter, session, token_endpoint
 from oslo_config import cfg
 from oslo_db.sqlalchemy import enginefacade
 
 from cyborg.compat import database as sqlite_pool
-from cyborg.compat import oslo as policy_signatures
-from cyborg.compat import placement as placement_caches
-from cyborg.compat import placement as placement_sync
+from cyborg.compat import oslo
+from cyborg.compat import placement as placement_state
 from cyborg.threads.locks import FifoLock
 
 URL = "http://placement.embedded"
@@ -78,8 +78,8 @@ class EmbeddedPlacement:
         from placement import conf as placement_conf
         from placement import db_api, deploy, policy
 
-        placement_caches.cache_computed_values()
-        policy_signatures.cache_policy_signatures()
+        placement_state.cache_computed_values()
+        oslo.cache_policy_signatures()
         for name in ("placement", "alembic"):
             _set_log_level(name, logging.WARNING)
         conf = cfg.ConfigOpts()
@@ -97,7 +97,7 @@ class EmbeddedPlacement:
         self._undo.callback(db_api.placement_context_manager.patch_factory(database))
         policy.reset()
         self._undo.callback(policy.reset)
-        placement_sync.reset_sync_flags()
+        placement_state.reset_sync_flags()
         app: Callable[..., Iterable[bytes]] = deploy.loadapp(conf)
         return app
 
@@ -127,7 +127,7 @@ def make_adapter(app: Callable[..., Iterable[bytes]], **options: Any) -> adapter
     )
 
 
-class _Transport(requests.adapters.BaseAdapter):
+class _Transport(requests.adapters.HTTPAdapter):
     """A transport adapter of ``requests`` that calls a WSGI application."""
 
     def __init__(self, app: Callable[..., Iterable[bytes]]) -> None:
@@ -146,18 +146,14 @@ class _Transport(requests.adapters.BaseAdapter):
             body=body.encode() if isinstance(body, str) else body,
         )
         wsgi_response = wsgi_request.get_response(self._app)
-        response = requests.Response()
-        response.status_code = wsgi_response.status_int
-        response.reason = wsgi_response.status.partition(" ")[2]
-        response.headers = requests.structures.CaseInsensitiveDict(wsgi_response.headerlist)
-        response.encoding = requests.utils.get_encoding_from_headers(response.headers)
-        response.raw = io.BytesIO(wsgi_response.body)
-        response.url = str(request.url)
-        response.request = request
-        return response
-
-    def close(self) -> None:
-        """Do nothing: there is no connection."""
+        raw_response = urllib3.HTTPResponse(
+            io.BytesIO(wsgi_response.body),
+            urllib3.HTTPHeaderDict(wsgi_response.headerlist),
+            wsgi_response.status_int,
+            reason=wsgi_response.status.partition(" ")[2],
+            preload_content=False,
+        )
+        return self.build_response(request, raw_response)
 
 
 def _text(value: str | bytes) -> str:

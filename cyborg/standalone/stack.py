@@ -102,6 +102,7 @@ class StandaloneStack:
 
         Return after at most STOP_TIMEOUT seconds; a hanging component ends with the process.
         """
+        # In a thread, because a component may hang, and the stop must end all the same.
         stopping = threading.Thread(target=self._undo.close, name="stopping", daemon=True)
         stopping.start()
         stopping.join(STOP_TIMEOUT)
@@ -139,6 +140,8 @@ class StandaloneStack:
         self.conductor = make_conductor_client(transport, conf, Reader(engine).clock)
         agent = AgentService(conf, self.conductor, transport, self._sysfs_root)
         shutdown = _AgentShutdown(agent)
+        # Undone in reverse order: the agent begins to stop before the conductor, which answers its
+        # last call, and is awaited after it.
         self._undo.callback(shutdown.join)
         conductor = ConductorService(
             conf, engine=engine, transport=transport, placement=self.placement

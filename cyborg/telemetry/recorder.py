@@ -47,84 +47,76 @@ class Family:
         return len(self.buckets) + 2 if self.buckets else 1
 
 
-API_REQUESTS = Family(
+FAMILIES: dict[str, Family] = {}
+"""All metrics by name."""
+
+
+def _define(
+    name: str, text: str, labels: tuple[str, ...] = (), buckets: tuple[float, ...] = ()
+) -> Family:
+    return FAMILIES.setdefault(name, Family(name, text, labels, buckets))
+
+
+API_REQUESTS = _define(
     "cyborg_api_requests_total",
     "Requests to the REST API; the route - is an unknown path.",
     ("method", "route", "status"),
 )
-API_SECONDS = Family(
+API_SECONDS = _define(
     "cyborg_api_request_seconds",
     "Duration of requests to the REST API in seconds.",
     ("method", "route"),
     _QUICK,
 )
-RPC_CLIENT_CALLS = Family(
+RPC_CLIENT_CALLS = _define(
     "cyborg_rpc_client_calls_total",
     "RPC calls of this service, by called method and result: ok or the code of the error.",
     ("method", "result"),
 )
-RPC_CLIENT_SECONDS = Family(
+RPC_CLIENT_SECONDS = _define(
     "cyborg_rpc_client_seconds",
     "Duration of RPC calls of this service in seconds, until the answer.",
     ("method",),
     _QUICK,
 )
-RPC_SERVER_CALLS = Family(
+RPC_SERVER_CALLS = _define(
     "cyborg_rpc_server_calls_total",
     "RPC calls that this service has answered, by result: ok or the code of the error.",
     ("method", "result"),
 )
-RPC_SERVER_SECONDS = Family(
+RPC_SERVER_SECONDS = _define(
     "cyborg_rpc_server_seconds",
     "Duration of the work for an RPC call in seconds, without the time in queues.",
     ("method",),
     _QUICK,
 )
-BINDS = Family(
+BINDS = _define(
     "cyborg_binds_total",
     "Ended binds: bound, prepare_failed if the host failed, else the code of the error.",
     ("outcome",),
 )
-BIND_SECONDS = Family(
+BIND_SECONDS = _define(
     "cyborg_bind_stage_seconds",
     "Duration of the stages of binds in seconds: owner, claim and, with host work, prepare.",
     ("stage",),
     _STAGES,
 )
-DELIVERY_SECONDS = Family(
+DELIVERY_SECONDS = _define(
     "cyborg_outbox_delivery_seconds",
     "Seconds from the commit of an outbox message to its delivery.",
     ("kind",),
     _DELIVERY,
 )
-LOOP_OVERDUE = Family(
+LOOP_OVERDUE = _define(
     "process_loop_overdue_seconds",
     "Seconds since the last round of a blocked loop of a worker began, 0 if it is not blocked.",
     ("loop",),
 )
-NOTIFICATIONS = Family(
+NOTIFICATIONS = _define(
     "process_nova_notifications_total",
     "Notifications of Nova that the conductors of this host have received.",
     ("result",),
 )
-
-FAMILIES = {
-    family.name: family
-    for family in (
-        API_REQUESTS,
-        API_SECONDS,
-        RPC_CLIENT_CALLS,
-        RPC_CLIENT_SECONDS,
-        RPC_SERVER_CALLS,
-        RPC_SERVER_SECONDS,
-        BINDS,
-        BIND_SECONDS,
-        DELIVERY_SECONDS,
-        LOOP_OVERDUE,
-        NOTIFICATIONS,
-    )
-}
-"""All of these metrics by name."""
 
 
 MAX_VALUES = 16384
@@ -211,6 +203,7 @@ class MetricRecorder:
         if index is not None:
             return index
         width = family.width
+        # The file has a fixed size: it is mapped, and cannot grow under its readers.
         if self._used + width > MAX_VALUES:
             if not self._is_full:
                 self._is_full = True

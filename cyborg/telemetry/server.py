@@ -12,13 +12,7 @@ from pathlib import Path
 from typing import Any
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client import CollectorRegistry, core, start_http_server
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -40,11 +34,11 @@ class WorkerCollector(Collector):
         """``read`` returns the values, None if they cannot be read now."""
         self._read = read
 
-    def describe(self) -> Iterable[Metric]:
+    def describe(self) -> Iterable[core.Metric]:
         """Return the metrics without samples."""
         return [_make_family(family) for family in FAMILIES.values()]
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> Iterable[core.Metric]:
         """Return the metrics that have samples."""
         snapshot = self._read()
         if snapshot is None:
@@ -128,6 +122,7 @@ class MetricsServer:
         if server is not None and thread is not None:
             server.shutdown()
             server.server_close()
+            # Before the recorder and its store are closed: a scrape may still read them.
             thread.join()
         self._on_stop()
         self._recorder.close()
@@ -154,12 +149,12 @@ class MetricsServer:
 
 def _make_family(family: Family) -> Any:
     if family.buckets:
-        return HistogramMetricFamily(family.name, family.text, labels=family.labels)
-    kind = GaugeMetricFamily if family.is_gauge else CounterMetricFamily
+        return core.HistogramMetricFamily(family.name, family.text, labels=family.labels)
+    kind = core.GaugeMetricFamily if family.is_gauge else core.CounterMetricFamily
     return kind(family.name, family.text, labels=family.labels)
 
 
-def _make_metrics(samples: Samples) -> list[Metric]:
+def _make_metrics(samples: Samples) -> list[core.Metric]:
     found: dict[str, Any] = {}
     for (name, *labels), values in sorted(samples.items()):
         family = FAMILIES[name]
@@ -173,15 +168,17 @@ def _make_metrics(samples: Samples) -> list[Metric]:
     return list(found.values())
 
 
-def _describe_processes(pids: Iterable[int]) -> list[Metric]:
+def _describe_processes(pids: Iterable[int]) -> list[core.Metric]:
     """Return CPU time, memory and files of each worker, which has the label ``pid``."""
     # The process collector of prometheus_client needs /proc/stat, which systemd hides.
     metrics: list[Any] = [
-        CounterMetricFamily("process_cpu_seconds", "CPU time in seconds.", labels=["pid"]),
-        GaugeMetricFamily("process_virtual_memory_bytes", "Virtual memory.", labels=["pid"]),
-        GaugeMetricFamily("process_resident_memory_bytes", "Resident memory.", labels=["pid"]),
-        GaugeMetricFamily("process_start_time_seconds", "Unix time of the start.", labels=["pid"]),
-        GaugeMetricFamily("process_open_fds", "Open file descriptors.", labels=["pid"]),
+        core.CounterMetricFamily("process_cpu_seconds", "CPU time in seconds.", labels=["pid"]),
+        core.GaugeMetricFamily("process_virtual_memory_bytes", "Virtual memory.", labels=["pid"]),
+        core.GaugeMetricFamily("process_resident_memory_bytes", "Resident memory.", labels=["pid"]),
+        core.GaugeMetricFamily(
+            "process_start_time_seconds", "Unix time of the start.", labels=["pid"]
+        ),
+        core.GaugeMetricFamily("process_open_fds", "Open file descriptors.", labels=["pid"]),
     ]
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended meanwhile

@@ -9,14 +9,8 @@
     <pid>-<random>.keys      which metric has which values: a line for each key
     ended.json               the sums of the workers that have ended
 
-A worker that is killed loses nothing, since the kernel has its values. Files without a lock are
-those of workers that have ended: the next worker that starts, or the next scrape, adds them to
-``ended.json`` and deletes them. A file that cannot be read, such as after a crash of the host,
-counts as empty: metrics must not fail a worker.
-
-Alternative not taken: the multiprocess mode of prometheus_client. An environment variable selects
-it before the first import, it keeps the files of each worker for ever, and a full disk kills the
-worker, because its files are sparse.
+Files without a lock are those of workers that have ended: the next worker that starts, or the next
+scrape, adds them to ``ended.json`` and deletes them.
 """
 
 import contextlib
@@ -73,6 +67,9 @@ class Snapshot:
     pids: tuple[int, ...]
 
 
+# Not the multiprocess mode of prometheus_client: an environment variable selects it before the
+# first import, it keeps the files of each worker for ever, and a full disk kills the worker,
+# because its files are sparse.
 class WorkerFiles:
     """The files of this worker in a directory, and access to those of the others."""
 
@@ -93,6 +90,7 @@ class WorkerFiles:
             self._keys = _create(directory / f"{name}.keys")
             undo.callback((directory / f"{name}.keys").unlink)
             undo.callback(os.close, self._keys)
+            # Mapped, so that a worker that is killed loses nothing: the kernel has its values.
             self._map = mmap.mmap(self._values, SIZE)
             self.values = memoryview(self._map).cast("d")
             undo.pop_all()
@@ -184,6 +182,7 @@ def _is_locked(path: Path) -> bool:
     """Return whether the worker of a file runs."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
+        # A lock, not the pid in the name, which another process may have by now.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -202,6 +201,7 @@ def _read_worker(directory: Path, name: str) -> tuple[Samples, str | None]:
         keys = [(_check_key(key), int(width)) for key, width in map(json.loads, lines)]
         content = (directory / f"{name}.values").read_bytes()[:SIZE]
         values = struct.unpack(f"{len(content) // 8}d", content)
+    # Such as after a crash of the host: metrics must not fail a worker.
     except (OSError, ValueError, TypeError, RecursionError, struct.error) as exc:
         return {}, f"{type(exc).__name__}: {exc}"
     return _split(keys, values), None

@@ -31,12 +31,8 @@ BATCH = 256
 STOP_TIMEOUT = 2.0
 """Seconds for the export of the remaining spans when a service stops."""
 
-_LIMITS = SpanLimits(
-    max_attributes=32,
-    max_events=0,
-    max_links=0,
-    max_attribute_length=MAX_LENGTH,
-)
+# Exceptions are not recorded as events: their messages may have addresses and names.
+_LIMITS = SpanLimits(max_attributes=32, max_events=0, max_links=0, max_attribute_length=MAX_LENGTH)
 
 
 def make_provider(
@@ -68,6 +64,7 @@ def make_provider(
 
 def stop_provider(provider: TracerProvider, seconds: float = STOP_TIMEOUT) -> None:
     """Export the remaining spans; abandon them after ``seconds``."""
+    # The provider waits for the collector without a limit of its own.
     thread = threading.Thread(target=provider.shutdown, name="tracing-stop", daemon=True)
     thread.start()
     thread.join(seconds)

@@ -10,13 +10,6 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import Decision, Sampler, TraceIdRatioBased
-from opentelemetry.trace import (
-    NonRecordingSpan,
-    SpanContext,
-    Status,
-    StatusCode,
-    TraceFlags,
-)
 
 from cyborg.core.errors import CyborgError
 from cyborg.core.log import MAX_LENGTH, MAX_VALUES, log_fields, parse_trace_context
@@ -69,6 +62,7 @@ class SpanRecorder:
     ) -> AbstractContextManager[None]:
         """Return a block that is a span of the trace of a context, if it is well-formed."""
         parent = _parse(trace_context)
+        # Without a parent it would be a trace of its own, for each round of a loop.
         return _NO_SPAN if parent is None else self._span(name, kind, parent, attributes)
 
     @contextmanager
@@ -97,15 +91,11 @@ class SpanRecorder:
         if span.is_recording():
             span.set_attributes(_render(attributes))
             if attributes.get("status", 0) >= SERVER_ERRORS:
-                span.set_status(StatusCode.ERROR)
+                span.set_status(trace.StatusCode.ERROR)
 
     @contextmanager
     def _span(
-        self,
-        name: str,
-        kind: SpanKind,
-        parent: Context | None,
-        attributes: Mapping[str, Any],
+        self, name: str, kind: SpanKind, parent: Context | None, attributes: Mapping[str, Any]
     ) -> Iterator[None]:
         span = self._tracer.start_span(name, parent, trace.SpanKind[kind], _render(attributes))
         trace_id = f"{span.get_span_context().trace_id:032x}"
@@ -120,7 +110,7 @@ class SpanRecorder:
                 yield
             except Exception as exc:
                 text = exc.code if isinstance(exc, CyborgError) else type(exc).__name__
-                span.set_status(Status(StatusCode.ERROR, text))
+                span.set_status(trace.Status(trace.StatusCode.ERROR, text))
                 raise
 
 
@@ -134,9 +124,11 @@ def _parse(text: Any, sampler: Sampler | None = None) -> Context | None:
     _, trace_text, span_id, flag_text = checked.split("-")
     trace_id, flags = int(trace_text, 16), int(flag_text, 16)
     if sampler and sampler.should_sample(None, trace_id, "").decision is Decision.DROP:
-        flags &= ~TraceFlags.SAMPLED
-    context = SpanContext(trace_id, int(span_id, 16), is_remote=True, trace_flags=TraceFlags(flags))
-    return trace.set_span_in_context(NonRecordingSpan(context), Context())
+        flags &= ~trace.TraceFlags.SAMPLED
+    context = trace.SpanContext(
+        trace_id, int(span_id, 16), is_remote=True, trace_flags=trace.TraceFlags(flags)
+    )
+    return trace.set_span_in_context(trace.NonRecordingSpan(context), Context())
 
 
 def _render(attributes: Mapping[str, Any]) -> dict[str, Any]:

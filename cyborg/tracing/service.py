@@ -56,6 +56,7 @@ def start(conf: cfg.ConfigOpts, service: str, processor: "SpanProcessor | None" 
     from cyborg.tracing.recorder import SpanRecorder
 
     with _process.lock:
+        # A fork has copied the provider, but not the thread that exports its spans.
         if _process.pid != os.getpid():
             _process.provider, _process.pid, _process.users = None, os.getpid(), 0
         _process.users += 1

@@ -73,9 +73,11 @@ class Application:
         """Serve one request."""
         if self._pid != os.getpid():
             with self._lock:
+                # The second check under the lock: several threads may have made the first one.
                 if self._pid != os.getpid():
                     self._app = self._open()
                     self._pid = os.getpid()
+                    # All modules are imported now: no garbage collection must look at them again.
                     exclude_startup_objects()
         if stop_reading := make_read_stopper(environ):
             environ[STOP_READING] = stop_reading
@@ -120,12 +122,7 @@ def configure(arguments: Sequence[str]) -> cfg.ConfigOpts:
     conf = cfg.ConfigOpts()
     options.register(conf, options.API_GROUPS)
     log.register_options(conf)
-    conf(
-        list(arguments),
-        project="cyborg",
-        prog="cyborg-api",
-        version=metadata.version("cyborg"),
-    )
+    conf(list(arguments), project="cyborg", prog="cyborg-api", version=metadata.version("cyborg"))
     options.check(conf)
     auth.check_config(conf)
     tracing.check_config(conf)

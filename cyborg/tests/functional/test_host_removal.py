@@ -133,7 +133,11 @@ def env(tmp_path_factory: pytest.TempPathFactory, rabbit_url: str) -> Iterator[E
         fresh_database("mysql", folder) as database,
         engine_of(database) as engine,
         make_and_run_cloud(
-            folder, database, rabbit_url, HOSTS, conductor={"broker_reconnect_grace": 1}
+            folder,
+            database,
+            rabbit_url,
+            HOSTS,
+            options={"conductor": {"broker_reconnect_grace": 1}},
         ) as running,
     ):
         new_env = Env(running, engine)

@@ -24,9 +24,6 @@ MAX_MICROVERSION = (1, 39)
 MIN_MICROVERSION = (1, 26)
 """The first microversion in which ``reserved`` may equal ``total``, as a cordon requires."""
 
-MAPPINGS_MICROVERSION = (1, 34)
-"""The first microversion with suffixes and mappings in allocation candidates."""
-
 # Placement answers 409 for these and for a stale generation. Only the code of the error tells
 # whether a repetition may help.
 _IN_USE = frozenset(
@@ -38,8 +35,10 @@ _IN_USE = frozenset(
 )
 
 
+MAPPINGS_MICROVERSION = (1, 34)
+"""The first one with suffixes in allocation candidates, which name the provider of each group."""
+
 CANDIDATES = "1.34"
-"""The first microversion whose allocation candidates name the provider of each group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +161,10 @@ class Placement(ServiceClient):
         ``query`` has suffixes of request groups. Raise Invalid for a class or a trait that
         Placement does not know.
         """
-        version = self._version or self._negotiate()
-        if tuple(map(int, version.split("."))) < MAPPINGS_MICROVERSION:
+        if self.version < MAPPINGS_MICROVERSION:
             raise Unavailable(
-                f"Placement supports microversions up to {version}, but allocation candidates with "
-                f"mappings need {MAPPINGS_MICROVERSION[0]}.{MAPPINGS_MICROVERSION[1]}: upgrade "
-                "Placement"
+                f"Placement supports microversions up to {self._version}, but allocation "
+                f"candidates with mappings need {CANDIDATES}: upgrade Placement"
             )
         answer = self._call("GET", f"/allocation_candidates?{query}&limit={limit}")
         return dict(answer.json())

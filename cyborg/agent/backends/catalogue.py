@@ -19,10 +19,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from cyborg.agent.backends.backend import error_text
 from cyborg.core.drivers import registry
 from cyborg.core.errors import CyborgError, DriverFailed, NotFound
 from cyborg.core.log import get_logger
-from cyborg.core.text import sanitize
 from cyborg.drivers.base import ABILITY_INTERFACES, Driver
 
 LOG = get_logger(__name__)
@@ -148,7 +148,10 @@ class DriverCatalogue:
                 points = entry_points(group=NAMESPACE)
             except Exception as exc:
                 LOG.debug("Cannot read the installed packages", exc_info=True)
-                LOG.error("Driver scan failed, keeping the previous list: %s", _error_text(exc))
+                LOG.error(
+                    "Driver scan failed, keeping the previous list: %s",
+                    error_text(exc)[: registry.MAX_ERROR],
+                )
                 return
             found: dict[str, tuple[registry.DriverEntry, type[Driver] | None]] = {}
             changes: dict[str, str] = {}
@@ -190,7 +193,7 @@ class DriverCatalogue:
             raise
         except BaseException as exc:  # reading a class attribute may run code, even sys.exit()
             LOG.debug("Driver has invalid metadata", driver=name, exc_info=True)
-            return registry.DriverEntry(name, error=_error_text(exc)), None
+            return registry.DriverEntry(name, error=error_text(exc)[: registry.MAX_ERROR]), None
 
     def _load(self, point: EntryPoint) -> Any:
         """Import a driver in a thread. Raise the import's error, or an error at the timeout."""
@@ -293,8 +296,3 @@ def _is_serialisable(entry: registry.DriverEntry) -> bool:
         LOG.warning("Ignoring an invalid entry point of %s: %s", NAMESPACE, exc, driver=entry.name)
         return False
     return True
-
-
-def _error_text(exc: BaseException) -> str:
-    text = exc.message if isinstance(exc, CyborgError) else f"{type(exc).__name__}: {exc}"
-    return sanitize(text)[: registry.MAX_ERROR]

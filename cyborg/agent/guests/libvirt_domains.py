@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
+from cyborg.agent.guests.libvirt_hypervisor import read_domain
 from cyborg.core.errors import Unavailable
 from cyborg.core.inventory.functions import Guest
 from cyborg.core.log import get_logger
@@ -102,16 +103,11 @@ class LibvirtDomains:
 
     def _describe(self, domain: Any) -> Guest | None:
         """Return a guest; None if it has ended since."""
-        libvirt = self._libvirt
-        try:
-            running = domain.isActive()
-            now = parse_functions(domain.XMLDesc(0))
-            later = frozenset[str]()
-            if running and domain.isPersistent():
-                later = parse_functions(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
-            running_functions = now if running else frozenset()
-            return Guest(domain.UUIDString(), domain.name(), now | later, running_functions)
-        except libvirt.libvirtError as exc:
-            if exc.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
-                return None
-            raise
+        found = read_domain(self._libvirt, domain)
+        if found is None:
+            return None
+        running, defined = (
+            frozenset[str]() if xml is None else parse_functions(xml)
+            for xml in (found.running, found.defined)
+        )
+        return Guest(domain.UUIDString(), domain.name(), running | defined, running)

@@ -68,6 +68,19 @@ def run_events(libvirt: Any, sleep: Callable[[float], None] = time.sleep) -> Non
         sleep(PAUSE)
 
 
+def read_domain(libvirt: Any, domain: Any) -> Domain | None:
+    """Return a guest of a domain of libvirt; None if it has ended since it was found."""
+    try:
+        running = domain.XMLDesc(0) if domain.isActive() else None
+        # Not of a transient domain, which has no definition: libvirt would return the running one.
+        flags = libvirt.VIR_DOMAIN_XML_INACTIVE
+        return Domain(running, domain.XMLDesc(flags) if domain.isPersistent() else None)
+    except libvirt.libvirtError as exc:
+        if exc.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+            return None
+        raise
+
+
 def load_library() -> ModuleType:
     """Return libvirt's Python binding. Raise Misconfigured if it is not installed."""
     try:
@@ -195,19 +208,8 @@ class LibvirtHypervisor:
             self._on_start()
 
     def _describe(self, instance: str) -> Domain | None:
-        libvirt, domain = self._libvirt, self._find(instance)
-        if domain is None:
-            return None
-        try:
-            running = domain.XMLDesc(0) if domain.isActive() else None
-            defined = None
-            if domain.isPersistent():
-                defined = domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)
-        except libvirt.libvirtError as exc:
-            if exc.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
-                return None  # it has ended since
-            raise
-        return Domain(running, defined)
+        domain = self._find(instance)
+        return None if domain is None else read_domain(self._libvirt, domain)
 
     def _find(self, instance: str) -> Any:
         try:

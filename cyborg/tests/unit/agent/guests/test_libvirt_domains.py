@@ -99,6 +99,10 @@ class Domains:
         """Return that the domain runs."""
         return True
 
+    def isPersistent(self) -> bool:
+        """Return that the domain has a definition."""
+        return True
+
     def XMLDesc(self, flags: int) -> str:
         """Fail, or return a text that is no XML."""
         if self._error is not None:

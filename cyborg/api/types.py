@@ -51,10 +51,11 @@ class _ObjectType(wtypes.BaseMeta):  # type: ignore[misc]
     ) -> Any:
         """Return a class with the fields of ``body`` and of ``row``; see JsonObject."""
         hints = get_type_hints(row) if row is not None else {}
+        # A key that is not required is one of some queries only, such as those of the conductor.
+        omitted = {*without, *getattr(row, "__optional_keys__", ())} - body.keys()
         derived = {
             field: body.get(field) or _field(field, hints[field], names.get(field))
-            for field in only or hints
-            if field not in without
+            for field in only or [field for field in hints if field not in omitted]
         }
         own = {key: value for key, value in body.items() if isinstance(value, wtypes.wsattr)}
         fields = {**derived, **own}
@@ -77,11 +78,11 @@ class JsonObject(wtypes.Base, metaclass=_ObjectType):  # type: ignore[misc]
     """Base class of JSON objects. The fields of a subclass precede those of its base class.
 
     ``class Audit(JsonObject, row=AuditRow)`` has a field for each field of a row: a TypedDict or a
-    dataclass. ``without`` leaves fields out, ``names`` has other names for JSON, and ``links`` adds
-    the links to the object. A field in the body of the class replaces that of the row: for a
-    narrower type, such as the values of a string, or a value that is not shown as it is stored.
-    With ``only``, the class is one of several views of the row; fields of other rows with such rows
-    do not mean it.
+    dataclass. Keys that are not required are left out. ``without`` leaves out more fields,
+    ``names`` has other names for JSON, and ``links`` adds the links to the object. A field in the
+    body of the class replaces that of the row: for a narrower type, such as the values of a string,
+    or a value that is not shown as it is stored. With ``only``, the class is one of several views
+    of the row; fields of other rows with such rows do not mean it.
     """
 
 

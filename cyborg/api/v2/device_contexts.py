@@ -38,7 +38,7 @@ class ContextSuccessor(types.JsonObject, row=read.SuccessorRow):
     """
 
 
-class DeviceContext(types.JsonObject, row=read.DeviceContextRow, without=("failure",), links=True):
+class DeviceContext(types.JsonObject, row=read.ContextRow, links=True):
     """A device context.
 
     ``epoch`` is the fencing token of its last use: it rises with each lease, and each bind without
@@ -53,6 +53,7 @@ class DeviceContext(types.JsonObject, row=read.DeviceContextRow, without=("failu
 
     state = wtypes.wsattr(STATE, mandatory=True)
     hidden_profile = wtypes.wsattr(str, mandatory=True)
+    successor = wtypes.wsattr(ContextSuccessor)
 
 
 class DeviceContextDetail(DeviceContext):

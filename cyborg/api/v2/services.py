@@ -34,6 +34,8 @@ class Backend(types.JsonObject, row=read_backends.BackendRow):
     ``functions`` are the functions of the backend's devices, ordered by name.
     """
 
+    functions = wtypes.wsattr([Function], mandatory=True)
+
 
 class Service(types.JsonObject, row=read.ServiceRow, without=("late_at", "down_at")):
     """A daemon with its backends, or one backend with the state of its daemon: see ``kind``.

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the unified limits of keystone with oslo.limit. Needs the extra ``limits``.
-
-oslo.limit can also enforce limits, but it counts and compares outside of the transaction, so that
-concurrent calls exceed a limit. Here it only reads the limits.
-"""
+"""Read the unified limits of keystone with oslo.limit. Needs the extra ``limits``."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -72,6 +68,8 @@ class KeystoneLimits:
 
 
 def _reject_enforcement(*arguments: Any) -> dict[str, int]:
+    # oslo.limit would count and compare outside of the transaction, so that concurrent calls exceed
+    # a limit.
     raise NotImplementedError("limits are enforced in the transactions of the conductor")
 
 

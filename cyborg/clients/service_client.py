@@ -134,14 +134,12 @@ class ServiceClient:
         return Unavailable(f"{problem}: {exc}")
 
     def _send(self, verb: str, path: str, **options: Any) -> Any:
-        """Send a request; repeat a GET once if its connection breaks before the response.
-
-        A server closes connections that are idle for some seconds, possibly while a request is on
-        its way. RFC 9110 (9.2.2) allows a client to repeat an idempotent request. Other requests
-        are not repeated: their generation may be stale by then, and their callers retry with a new
-        one.
-        """
-        # connect_retries of keystoneauth waits before it repeats, and repeats after timeouts too.
+        """Send a request; repeat a GET once if its connection breaks before the response."""
+        # A server closes connections that are idle for some seconds, possibly while a request is on
+        # its way. RFC 9110 (9.2.2) allows a client to repeat an idempotent request. Other requests
+        # are not repeated: their generation may be stale by then, and their callers retry with a
+        # new one. connect_retries of keystoneauth waits before it repeats, and repeats after
+        # timeouts too.
         end = time.monotonic() + self.timeout
         # The status decides below: keystoneauth's exceptions lose the body with the reason.
         options["raise_exc"] = False

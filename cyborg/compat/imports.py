@@ -19,11 +19,9 @@ def hide_eventlet() -> None:
 
 
 def defer_openstack() -> None:
-    """Defer ``openstack/__init__.py`` to the first use of its names, unless it is imported already.
-
-    It imports ``openstack.connection`` and with it the proxies of all services: 0.15 s of CPU.
-    ``openstack.config`` and ``openstack.exceptions`` are all that the client needs.
-    """
+    """Defer ``openstack/__init__.py`` to the first use of its names, unless it is imported."""
+    # It imports openstack.connection and with it the proxies of all services: 0.15 s of CPU.
+    # openstack.config and openstack.exceptions are all that the client needs.
     if "openstack" in sys.modules:
         return
     spec = util.find_spec("openstack")
@@ -36,11 +34,9 @@ def defer_openstack() -> None:
 
 
 def hide_osprofiler() -> None:
-    """Make ``import osprofiler`` raise ImportError in this process, unless it is imported already.
-
-    If osprofiler is installed, keystoneauth1 imports it to send the headers of a trace. The client
-    starts no trace, and this import takes a third of the import time of keystoneauth1.
-    """
+    """Make ``import osprofiler`` raise ImportError in this process, unless it is imported."""
+    # If osprofiler is installed, keystoneauth1 imports it to send the headers of a trace. The
+    # client starts no trace, and this import takes a third of the import time of keystoneauth1.
     sys.modules.setdefault("osprofiler", None)  # type: ignore[arg-type]  # None: not found
 
 

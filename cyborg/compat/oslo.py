@@ -58,11 +58,9 @@ def _getfullargspec(method: Callable[..., Any]) -> inspect.FullArgSpec:
 
 
 def cache_policy_signatures() -> None:
-    """Let oslo.policy inspect the signature of each class of checks once. Idempotent.
-
-    For each check of a rule oslo.policy inspects whether the class of the check takes the name of
-    the rule: some seven signatures for a decision, most of its cost. No setting avoids it.
-    """
+    """Let oslo.policy inspect the signature of each class of checks once. Idempotent."""
+    # For each check of a rule oslo.policy inspects whether the class of the check takes the name of
+    # the rule: some seven signatures for a decision, most of its cost. No setting avoids it.
     from oslo_policy import _checks
 
     checks: Any = _checks

@@ -52,11 +52,9 @@ def open_reply_queue(transport: Any) -> None:
 
 
 def close_listener(server: Any) -> None:
-    """Close the connection of a stopped RPC server, with the rabbit driver.
-
-    The driver would close it after the last call has been answered. Until then the broker would
-    send it calls that it does not read.
-    """
+    """Close the connection of a stopped RPC server, with the rabbit driver."""
+    # The driver would close it after the last call has been answered. Until then the broker would
+    # send it calls that it does not read.
     listener = getattr(server.listener, "_poll_style_listener", None)
     if isinstance(listener, amqpdriver.AMQPListener):
         listener.conn.close()
@@ -132,22 +130,18 @@ class Connection(impl_rabbit.Connection):  # type: ignore[misc]
         raise NotImplementedError
 
     def on_return(self, exception: Any, exchange: str, routing_key: str, message: Any) -> None:
-        """Record that the broker returned a message, because no queue takes it.
-
-        The driver raises the error here, before the confirmation that follows is read. The next
-        message on the channel could then get this confirmation instead of its own.
-        """
+        """Record that the broker returned a message, because no queue takes it."""
+        # The driver raises the error here, before the confirmation that follows is read. The next
+        # message on the channel could then get this confirmation instead of its own.
         self.returned = oslo_messaging.MessageUndeliverable(
             exception, exchange, routing_key, message
         )
 
     def ensure_connection(self) -> None:
-        """Replace the connection by a new one.
-
-        The driver calls this when the connection has failed, and while it holds the lock of the
-        connection. kombu takes a connection that receives no bytes for an open one: the driver
-        would wait on it for two answers, each for the interval of the heartbeats.
-        """
+        """Replace the connection by a new one."""
+        # The driver calls this when the connection has failed, and while it holds the lock of the
+        # connection. kombu takes a connection that receives no bytes for an open one: the driver
+        # would wait on it for two answers, each for the interval of the heartbeats.
         self.close_abruptly()
         connection = self.connection
         # kombu calls the callback in each second between two attempts; the driver passes none.
@@ -180,11 +174,9 @@ class Connection(impl_rabbit.Connection):  # type: ignore[misc]
         return super().declare_consumer(consumer)
 
     def close(self) -> None:
-        """Close the connection; the broker gives messages that were not read to other consumers.
-
-        To delete its fanout queue, the driver reads from the connection what the broker has sent
-        meanwhile. It would acknowledge calls that nobody answers any more.
-        """
+        """Close the connection; the broker gives messages that were not read to other consumers."""
+        # To delete its fanout queue, the driver reads from the connection what the broker has sent
+        # meanwhile. It would acknowledge calls that nobody answers any more.
         self._is_closing = True
         super().close()
 

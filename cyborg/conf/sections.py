@@ -28,10 +28,7 @@ class Section:
 
 
 class ClientSection(Section):
-    """A section of the client of a service, which also has the options of keystoneauth.
-
-    keystoneauth is imported late, because an agent without an image service does not need it.
-    """
+    """A section of the client of a service, which also has the options of keystoneauth."""
 
     def __init__(self, name: str, service_type: str, *options: cfg.Opt) -> None:
         super().__init__(name, *options)
@@ -39,6 +36,7 @@ class ClientSection(Section):
 
     def register(self, conf: cfg.ConfigOpts) -> None:
         """Register the options of this section and those of keystoneauth."""
+        # A late import: an agent without an image service does not need it.
         from keystoneauth1 import loading
 
         loading.register_session_conf_options(conf, self.name)

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Listener for Nova's notifications, over a transport of its own.
-
-oslo.messaging's listener opens the connection, declares the queue and reconnects. Each message is
-handled in the thread that received it and then acknowledged, so that the driver keeps no messages
-in memory, and no malformed message reaches the driver, which would log a traceback.
-"""
+"""Listener for Nova's notifications, over a transport of its own."""
 
 import functools
 import threading
@@ -136,6 +131,8 @@ class _Dispatcher:
         """Do nothing: the receiver of the connection has handled the message."""
 
 
+# oslo.messaging's listener opens the connection, declares the queue and reconnects. Its dispatch is
+# not used: the driver would keep messages in memory, and log a traceback for a malformed one.
 class _Connection(rabbit.Connection):
     """Connection whose consumer handles and acknowledges each message at once."""
 

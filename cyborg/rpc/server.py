@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RPC server: serves only the methods of a contract, with checked arguments.
-
-It limits the reports that a process handles concurrently, because each uses much memory. A report
-over the limit is refused before it is parsed, so that waiting reports use no memory. The agent of a
-refused report sends its current report later; the delay doubles with each refusal.
-"""
+"""RPC server: serves only the methods of a contract, with checked arguments."""
 
 import contextlib
 import logging
@@ -34,6 +29,10 @@ LOG = get_logger(__name__)
 
 class ReportAdmission:
     """Limit of concurrent reports: one for each host, ``max_concurrent_reports`` for all hosts."""
+
+    # Each report uses much memory. One over the limit is refused before it is parsed, so that it
+    # uses none while it waits: its agent sends its current report later, and the delay doubles with
+    # each refusal. A queue would keep reports that are old when their turn comes.
 
     def __init__(self, max_concurrent_reports: int) -> None:
         self._max = max_concurrent_reports

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """OpenStack Placement embedded in this process, on a SQLite file.
 
-Placement keeps its database, its policy and its sync state in module globals, so that a process can
-have only one Placement at a time: opening another one closes it. Requests are served one after
-another, since SQLite has one writer and Placement fails if the file is locked.
+A process can have only one Placement at a time: opening another one closes it.
 """
 
 import contextlib
@@ -30,6 +28,7 @@ MICROVERSION = "1.39"
 TOKEN = "admin"  # noqa: S105  the administrator of Placement's noauth2
 QUEUE_TIMEOUT = 30.0  # seconds that a request waits for the previous ones
 
+# Placement keeps its database, its policy and its sync state in module globals.
 _opening = threading.Lock()
 _current: "EmbeddedPlacement | None" = None
 
@@ -39,6 +38,7 @@ class EmbeddedPlacement:
 
     def __init__(self, database_url: str, queue_timeout: float = QUEUE_TIMEOUT) -> None:
         self._queue_timeout = queue_timeout
+        # One at a time: SQLite has one writer, and Placement fails if the file is locked.
         # In order: otherwise the loop of a publisher or an audit starves other clients.
         self._request_lock = FifoLock()
         self._undo = contextlib.ExitStack()

@@ -2,10 +2,10 @@
 """Count events and durations of one process, in values that ``worker_files`` may share.
 
 The metrics with their names, labels and buckets are here. The values of a label are from a fixed
-set, such as the routes of the API: no client can add series. It needs the standard library only,
-because agents use the same RPC clients.
+set, such as the routes of the API: no client can add series.
 """
 
+# Only the standard library: agents use the same RPC clients, and serve no metrics.
 import threading
 import time
 from bisect import bisect_left

@@ -1,14 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reconciliation of this host's backends with their desired state, without interruption.
 
-Make before break: a new backend is created, is set up and discovers while the old backend still
-runs. It replaces the old backend only when it is READY. After a failure the old backend stays
-active and the error is reported to the conductor. Lost messages are recovered by the next
-heartbeat, whose answer carries the desired generation.
-
-The desired and the applied state are in a file, so that a restarted agent starts the same backends
-even if it cannot reach a conductor. The file also has the boot id of the host, because a reboot
-undoes the setup of the backends.
+Lost messages are recovered by the next heartbeat, whose answer carries the desired generation.
 """
 
 import threading
@@ -47,6 +40,7 @@ class BackendFileContent:
     setup_boot: str | None
 
 
+# A restarted agent starts the same backends even if it cannot reach a conductor.
 class BackendFile:
     """The file of the desired backends, and its content in memory. Not thread-safe."""
 
@@ -83,6 +77,7 @@ class BackendFile:
             self.record_setup()
         self.generation, self.backends = generation, dict(backends)
         body = {
+            # A reboot undoes the setup of the backends.
             "boot_id": self._setup_boot,
             "generation": generation,
             "backends": [record.to_dict() for record in backends.values()],
@@ -275,6 +270,8 @@ class BackendReconciler(LoopThread):
                 driver = self._factory.from_config(planned.backend)
             else:
                 driver = self._factory.from_desired(planned.desired)
+            # Make before break: the new backend is set up and discovers while the old one runs, and
+            # replaces it only when it is READY. So there is nothing to undo after a failure.
             self._activate(self._probe(driver))
         except Stopping:
             raise

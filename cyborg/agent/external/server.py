@@ -133,13 +133,11 @@ class RegistrationServer(socketserver.UnixStreamServer):
             ) from exc
 
     def server_bind(self) -> None:
-        """Create the socket, accessible only to the agent and the owner of the directory.
-
-        An agent that runs as root may not change the owner of a file: its unit has no CAP_CHOWN.
-        The mode of the directory, and the check of each sender, keep other users away.
-        """
+        """Create the socket, accessible only to the agent and the owner of the directory."""
         super().server_bind()
         path = str(self.server_address)
+        # An agent that runs as root may not change the owner of a file: its unit has no CAP_CHOWN.
+        # The mode of the directory, and the check of each sender, keep other users away.
         os.chmod(path, 0o600 if os.geteuid() == self._owner else 0o666)
 
     def start(self) -> None:
@@ -270,11 +268,9 @@ class _Request(BaseHTTPRequestHandler):
     _body_read = False
 
     def finish(self) -> None:
-        """Discard a body that was not read, until the peer closes or the request times out.
-
-        A peer may send its whole body before it reads. If the socket were closed with unread data,
-        the peer would get a reset instead of the answer.
-        """
+        """Discard a body that was not read, until the peer closes or the request times out."""
+        # A peer may send its whole body before it reads. If the socket were closed with unread
+        # data, the peer would get a reset instead of the answer.
         if not self._body_read:
             with contextlib.suppress(OSError):
                 self.connection.shutdown(socket.SHUT_WR)

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attach devices to running guests, and detach them. Both operations are idempotent.
-
-A device is found in a guest by its source, because a device that Nova has added does not have our
-alias. A device is also detached from the persistent definition of the guest: a soft reboot by Nova
-starts the guest from this definition, which may still have the device.
-"""
+"""Attach devices to running guests, and detach them. Both operations are idempotent."""
 
 import threading
 import time
@@ -266,6 +261,8 @@ class GuestDevices:
 
 def _parts_with(domain: Domain, arq: Arq) -> Domain:
     """Return the parts of a guest that have a device."""
+    # Also the persistent definition: a soft reboot by Nova starts the guest from it. The device is
+    # found by its source, because one that Nova has added does not have our alias.
     running, defined = (
         xml if xml is not None and os_acc.find_alias(arq, xml) is not None else None
         for xml in (domain.running, domain.defined)

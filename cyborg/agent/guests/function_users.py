@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The PCI functions of this host that guests have without an ARQ, for the drivers of all backends.
 
-``core.inventory.functions`` decides. A discovery waits for a read of the guests and for the
-answer of a conductor: seconds at most, because each has a timeout, and while a call hangs, further
-ones fail at once. A thread repeats both while the guests cannot be read, or the owner of a function
-is unknown, and then starts a discovery. While the guests cannot be read, what is known of them
-stays; the functions of unknown guests are offered, and each backend has a remark.
+``core.inventory.functions`` decides.
 """
 
 import threading
@@ -88,6 +84,11 @@ def _addresses(value: Any) -> frozenset[str]:
     return frozenset(value)
 
 
+# A discovery waits for a read of the guests and for the answer of a conductor: seconds at most,
+# because each has a timeout, and while a call hangs, further ones fail at once. The thread repeats
+# both while the guests cannot be read, or the owner of a function is unknown, and then starts a
+# discovery. Meanwhile what is known of the guests stays, and the functions of unknown guests are
+# offered: a host without a working libvirt must not lose all its devices.
 class FunctionUsers(LoopThread):
     """Reader of the functions that guests have without an ARQ. Thread-safe."""
 

@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The directory of downloaded images: a cache with a maximum size.
 
-The file name of a complete image is its uuid; an incomplete image has the suffix ``.part``. An
-image is renamed after its digest was verified and its data are on the disk. So after a kill or a
-power failure an image that was being downloaded is incomplete, and the next start removes it. The
-time of the last use of an image is the modification time of its file: there is no index that could
-differ from the files.
+The file name of a complete image is its uuid; an incomplete image has the suffix ``.part``.
 """
 
 import contextlib
@@ -150,6 +146,7 @@ class Spool:
 
     def touch(self, uuid: str) -> None:
         """Set the time of the last use of an image to now."""
+        # The time of the file, and no index, which could differ from the files after a crash.
         os.utime(self.path(uuid), follow_symlinks=False)
 
     @contextmanager
@@ -170,6 +167,8 @@ class Spool:
                 os.fsync(file)
             finally:
                 os.close(file)
+            # Only now, when the block has verified the digest: after a kill or a power failure the
+            # image is incomplete, and the next start removes it.
             os.rename(part, target)
             self._sync_folder()
         except BaseException:

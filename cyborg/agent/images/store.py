@@ -1,11 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The images of a host: fetched from Glance, verified and cached.
-
-The metadata are read from Glance at each use of an image, also if it is cached. So an image that
-was deleted or deactivated in Glance is not loaded any more. A cached file is verified by its digest
-at each use, which takes a second per gigabyte. A record of an earlier verification would be faster,
-but would not detect a damaged disk.
-"""
+"""The images of a host: fetched from Glance, verified and cached."""
 
 import os
 import threading
@@ -103,6 +97,8 @@ class GlanceImageStore:
     def open(self, uuid: str, check: CheckProperties = lambda properties: None) -> Iterator[Image]:
         """Return an image, fetched and verified; see ``ImageStore``."""
         deadline = Deadline(self._limits.download_timeout, self._clock)
+        # At each use, also if the image is cached: one that was deleted or deactivated in Glance
+        # must not be loaded any more.
         image = self._describe(uuid, deadline)
         ensure_loadable(image, self._limits.max_image_size)
         check(image.properties)
@@ -169,6 +165,8 @@ class GlanceImageStore:
         file = self._spool.read(image.uuid, image.size or 0)
         if file is None:
             return False
+        # At each use, which takes a second per gigabyte. A record of an earlier verification would
+        # be faster, but would not detect a damaged disk.
         try:
             if is_intact(image, file, signature):
                 return True

@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Queue of this host's jobs. Each job runs once, and jobs on the same handle run in order.
 
-A job waits while an earlier job locks one of its handles, then runs in its own thread. A driver
-that hangs cannot be interrupted: its job is reported failed at its timeout, but keeps its thread
-and locks until the driver returns. A late result is used only for jobs that the conductor retries.
-For other jobs the conductor has already queued a release, which runs when the handle is no longer
-locked.
+A job waits while an earlier job locks one of its handles, then runs in its own thread.
 """
 
 import threading
@@ -46,6 +42,8 @@ class _Task:
     @property
     def discarded(self) -> bool:
         """Return whether the result of the driver must be ignored."""
+        # A late result is used only for jobs that the conductor retries. For others it has queued a
+        # release, which runs when the handle is no longer locked.
         return self.cancelled or (self.timeout_error is not None and not self.spec.retried)
 
 
@@ -286,6 +284,8 @@ class JobQueue:
             # The job has ended while the timer waited for the lock.
             if self._tasks.get(spec.job_uuid) is not task:
                 return
+            # The driver cannot be interrupted: the job keeps its thread and its locks until the
+            # call returns, so that no other job touches the device meanwhile.
             error = task.timeout_error = f"{spec.kind} did not end in {spec.timeout:g} s"
             reported = not task.cancelled
             if reported:

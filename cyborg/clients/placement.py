@@ -188,6 +188,7 @@ class Placement(ServiceClient):
         """Return the allocations of a consumer, None if it has none."""
         path = f"/allocations/{quote(consumer, safe='')}"
         body = self._call("GET", path, version=self._at_most(CANDIDATES)).json()
+        # Placement answers 200 with an empty body for a consumer that it does not know.
         if not body.get("allocations"):
             return None
         return ConsumerAllocation(
@@ -302,6 +303,8 @@ class Placement(ServiceClient):
                 f"unexpected response from Placement: no version: {answer.text[:100]!r}"
             ) from exc
         agreed = min(MAX_MICROVERSION, (offered.major, offered.minor))
+        # Not a lower version with fewer functions: without a cordon, devices of dead hosts would be
+        # given to servers.
         if agreed < MIN_MICROVERSION:
             raise Unavailable(
                 f"Placement supports microversions up to {offered}, but this service needs "

@@ -15,6 +15,7 @@ NOVA = ClientSection(
         help="Whether to send an event to Nova for each bound accelerator request. Set it to "
         "false in an installation without Nova; no events are recorded then.",
     ),
+    # Off by default: the queue needs a broker user with rights on Nova's exchange.
     cfg.BoolOpt(
         "notifications",
         default=False,
@@ -43,6 +44,7 @@ NOVA = ClientSection(
         help="Topic of Nova's notifications, one of [notifications] "
         "versioned_notifications_topics of Nova.",
     ),
+    # A name of our own, so that two clouds on one broker do not share a queue.
     cfg.StrOpt(
         "notification_pool",
         default="${rpc.topic}.nova_notifications",
@@ -62,6 +64,7 @@ GLANCE = OptionalClientSection(
     "glance",
     "image",
     REQUEST_TIMEOUT,
+    # The bitstreams of today's cards have some 100 MB.
     cfg.IntOpt(
         "max_image_size",
         default=GIB,
@@ -69,6 +72,7 @@ GLANCE = OptionalClientSection(
         help="Maximum size in bytes of an image that is loaded into a device. A larger one is "
         "refused before anything is downloaded.",
     ),
+    # For the whole download, unlike request_timeout: a job waits for it.
     cfg.FloatOpt(
         "download_timeout",
         default=180.0,
@@ -106,6 +110,7 @@ GLANCE = OptionalClientSection(
         "accel:function_id, in addition to public images and those of the agent's own project. "
         "An image that a device profile names by its uuid may be of any project.",
     ),
+    # Off by default: it needs barbican, which most clouds do not have.
     cfg.BoolOpt(
         "require_signature",
         default=False,

@@ -131,6 +131,7 @@ CONDUCTOR = Section(
         "With 30, an event is tried for more than 6 minutes, of which nova-compute waits "
         "for 5, and a notification for more than 100 minutes.",
     ),
+    # Long enough for an operator who looks once a month: each is a message that somebody lacks.
     cfg.FloatOpt(
         "dead_letter_ttl",
         default=2592000.0,
@@ -293,6 +294,7 @@ CONDUCTOR = Section(
         "it is cleaned first. 0 keeps no tombstones: such a device is then offered "
         "without cleaning if it returns.",
     ),
+    # A host in repair returns within weeks, and must find the row of its agent.
     cfg.FloatOpt(
         "service_ttl",
         default=2592000.0,
@@ -345,6 +347,7 @@ CONDUCTOR = Section(
         "file of 128 KiB, which is merged and deleted after its end. Without a directory, the "
         "values are those of one worker.",
     ),
+    # After an outage all agents report at once. Memory is the limit, not time.
     cfg.IntOpt(
         "max_concurrent_reports",
         default=4,

@@ -50,6 +50,7 @@ RPC = Section(
     cfg.FloatOpt(
         "timeout", default=30.0, min=0.1, help="Seconds to wait for the response to an RPC call."
     ),
+    # Empty by default: the services of most clouds share one broker user.
     cfg.ListOpt(
         "allowed_users",
         default=[],

@@ -60,6 +60,7 @@ class OutgoingContext(context.RequestContext):
 
 def for_call(answer_by: datetime | None = None) -> context.RequestContext:
     """Return the current context with the id of a new call, for which the caller waits so long."""
+    # A copy: the context of the request lives on, and each of its calls needs an id of its own.
     found: OutgoingContext = OutgoingContext.from_dict(current().to_dict(), overwrite=False)
     found.new_call_id = uuid4().hex
     found.answer_by = answer_by

@@ -76,6 +76,7 @@ class Contract:
         versions = [definition.since, *(newer[name] for name in newer if name in given)]
         # Each major version is a contract of its own: its versions start with MAJOR.0.
         versions.append(f"{self.version.partition('.')[0]}.0")
+        # The oldest version and not ours: a server with an older minor version accepts the call.
         return max(versions, key=_version_key), frozenset(newer).difference(given)
 
 
@@ -93,6 +94,7 @@ def _describe(func: Callable[..., Any], server_argument: str | None) -> Method:
     # From the signature, so that client, server and reference page cannot differ from it.
     _self, *parameters = inspect.signature(func).parameters.values()
     parameters = [p for p in parameters if p.name != server_argument]
+    # Only None: any other default could differ between client and server of two releases.
     optional = frozenset(p.name for p in parameters if p.default is None)
     return Method(tuple(p.name for p in parameters), optional, **getattr(func, _OPTIONS, {}))
 

@@ -69,6 +69,8 @@ class Notifier:
         messages are not sent. Raise Unavailable if the broker did not accept the first message, and
         TimedOut if it did not answer in time: the message may be sent later.
         """
+        # The driver is not made for two sends at a time, and the order of notifications would be
+        # lost.
         if self._thread is not None and self._thread.is_alive():
             raise Unavailable(
                 "the notification broker has not answered an earlier notification yet"
@@ -80,6 +82,7 @@ class Notifier:
             target=self._send, args=(messages, results, broker_errors), name="notifier", daemon=True
         )
         self._thread.start()
+        # Not the timeout of the driver, which has none for a connection that is being opened.
         self._thread.join(self.timeout)
         # A copy, because the thread may add results after the timeout.
         sent = list(results)

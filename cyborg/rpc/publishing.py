@@ -74,6 +74,7 @@ def counting(channel: Any, send: Callable[..., Any]) -> Callable[..., Any]:
 
     def publish(*args: Any, **kwargs: Any) -> Any:
         _check_open(channel)
+        # An exception of it counts nothing: a message that was written in part is not processed.
         result = send(*args, **kwargs)
         _state.sent += 1
         return result
@@ -111,6 +112,7 @@ def publish(connection: Any, producer: Any, *args: Any, **kwargs: Any) -> Any:
     except TimeoutError as exc:
         if not sent.count or not is_call:
             raise
+        # A late confirmation must not be read as that of the next message.
         connection.close_abruptly()
         raise Unconfirmed(
             f"the message broker did not confirm the message in {CONFIRM_TIMEOUT:g} s"

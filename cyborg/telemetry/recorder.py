@@ -215,6 +215,7 @@ class MetricRecorder:
         try:
             store.add_key(key, width)
         except OSError as exc:
+            # A full disk stays full for a while, and each call would try again under the lock.
             self._retry_at = time.monotonic() + RETRY_INTERVAL
             LOG.warning(
                 "Cannot store metrics, new series are not recorded for %.0f s: %s",

@@ -75,6 +75,7 @@ class MetricsServer:
         self._refresh = refresh
         self._on_stop = on_stop
         self._registry = CollectorRegistry()
+        # A registry of our own: the global one also has the process of prometheus_client itself.
         for collector in (*collectors, WorkerCollector(self._read)):
             self._registry.register(collector)
         self._store: MemoryValues | WorkerFiles | None = None

@@ -45,6 +45,7 @@ class Backoff:
     def next_delay(self) -> float:
         """Return the seconds until the next try, after a failure."""
         delay, self.delay = self.delay, min(2 * self.delay, self._maximum)
+        # Shortened only, so that the maximum holds.
         return delay * JITTER.uniform(0.5, 1.0) if self._jitter else delay
 
     def set_maximum(self, maximum: float) -> None:

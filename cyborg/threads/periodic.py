@@ -67,6 +67,7 @@ class LoopThread:
             return self.run_once()
         except Exception:
             LOG.exception("Unexpected error in thread %s", self._thread.name)
+            # A round that fails at once must not become a busy loop.
             return ERROR_PAUSE
 
     def _wait(self, seconds: float | None) -> None:
@@ -133,6 +134,7 @@ class PeriodicTask(LoopThread):
             if is_expected(exc):
                 self._failure_log.warn(f"{self.name}: {exc}; retrying")
             else:
+                # With a traceback each time: unlike an outage, this is a mistake of the program.
                 LOG.exception("Unexpected error in periodic task %s", self.name)
         return self._interval
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _NO_SPAN = nullcontext()
 
 
+# An object, so that the functions need no global statement; each process has one recorder.
 class _State:
     recorder: "SpanRecorder | None" = None
 

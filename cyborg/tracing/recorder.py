@@ -70,6 +70,7 @@ class SpanRecorder:
         self, name: str, trace_contexts: Iterable[Any], attributes: Mapping[str, Any]
     ) -> Iterator[None]:
         """Record a span of each trace of a batch; the first is current within the block."""
+        # Several messages of a batch may be of one trace, which gets one span.
         contexts = list(dict.fromkeys(text for text in trace_contexts if text is not None))
         with contextlib.ExitStack() as stack:
             # The last one that is entered is the current one.
@@ -142,6 +143,7 @@ def _render(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
+        # Sorted, so that equal sets have equal texts in the collector.
         values = sorted(value) if isinstance(value, set | frozenset) else value
         return [str(item)[:MAX_LENGTH] for item in values[:MAX_VALUES]]
     return value if isinstance(value, int | float) else str(value)[:MAX_LENGTH]

@@ -204,11 +204,15 @@ class DriverFactory:
         """
         backend = desired.backend
         _check_section_name(self._conf, backend, "backend")
+        # The name of a backend is that of its devices in the database: two owners would delete each
+        # other's.
         if backend in self._conf.agent.external_drivers:
             raise Misconfigured(
                 f"backend {backend}: an external driver has that name; expected another name"
             )
         driver = self._catalogue.driver(desired.driver)
+        # A reference driver has simulated devices. Only who can write the file of the host may
+        # offer them to users.
         if not self._is_allowed(driver.SUPPORT_LEVEL) and not self._is_in_file(
             backend, desired.driver
         ):

@@ -46,6 +46,7 @@ class ExternalDriver(Driver):
         super().__init__(backend, {})
         self._path = external.socket_path(folder, backend)
         self._agent = external.socket_path(folder, external.AGENT_SOCKET)
+        # Root may do it anyway, and a driver that needs privileges runs as root.
         self._users = frozenset({0, owner})
         self._seconds = seconds
         self._work_seconds = work_seconds
@@ -75,6 +76,8 @@ class ExternalDriver(Driver):
     def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
         """Return the health of these devices. Raise DriverFailed and TimedOut."""
         measured = self._read("GET", "/health", external.parse_health)
+        # Devices that appeared since the discovery are left out: they have no row that could be
+        # unhealthy.
         return {d.address: measured[d.address] for d in devices if d.address in measured}
 
     def prepare(self, item: WorkItem, instance: str | None) -> None:
@@ -194,6 +197,7 @@ def load(conf: cfg.ConfigOpts, reserved: Sequence[str] = ()) -> ExternalDriverHo
         return None
     if not folder:
         raise _misconfigured(names[0], "nothing, because [agent] external_driver_dir is empty")
+    # Before any driver may connect: who owns the folder decides who may be a driver.
     owner = directory.owner_uid(folder)
     for name in names:
         if not external.is_driver_name(name):

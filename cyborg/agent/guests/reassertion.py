@@ -181,6 +181,7 @@ def make_guests(
     # The guests of this machine do not belong to the replayed host.
     if not options.live_attach or conf.agent.replay:
         return None
+    # Opened at the first use, so that an agent starts without libvirt.
     hypervisor = LibvirtHypervisor(
         options.connection_uri,
         options.request_timeout,

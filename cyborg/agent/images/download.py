@@ -75,6 +75,7 @@ class Digest:
             )
         self._hash.update(chunk)
         if self._signature is not None:
+            # While the data pass: a second pass over gigabytes would take as long as the download.
             self._signature.update(chunk)
 
     def verify(self) -> None:
@@ -124,6 +125,7 @@ def copy(
             size += len(chunk)
             set_done(size)
             now = clock()
+            # By time and not by size: how fast Glance is differs by a factor of a hundred.
             if now - logged >= PROGRESS_INTERVAL:
                 logged = now
                 percent = 100 * size // (image.size or 1)
@@ -146,6 +148,8 @@ def is_intact(image: ImageMetadata, file: int, signature: Signature | None = Non
                 size += len(chunk)
                 set_done(size)
         digest.verify_digest()
+    # Damaged: the caller downloads the image again. A signature that is not valid raises below,
+    # because another download would not help.
     except DriverFailed:
         return False
     digest.verify()

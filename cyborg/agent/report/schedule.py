@@ -43,6 +43,7 @@ class ReportPace:
         self._refilled_at = now
         if self._tokens >= 1:
             return now
+        # Somebody waits for the outcome of a job, so that it does not wait for the next heartbeat.
         return max(now, self._sent_at + MIN_PAUSE) if urgent else None
 
     def sent(self, now: float) -> None:

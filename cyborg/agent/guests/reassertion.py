@@ -29,10 +29,15 @@ from cyborg.threads.periodic import LoopThread
 LOG = get_logger(__name__)
 
 
-def make_check(host: str, backends: Sequence[Backend]) -> Callable[[Mapping[str, Any]], bool]:
-    """Return a function that returns whether one of these backends has the handle of an ARQ."""
+class HostHandles:
+    """The handles that the backends of this host have discovered."""
 
-    def is_known(arq: Mapping[str, Any]) -> bool:
+    def __init__(self, host: str, backends: Sequence[Backend]) -> None:
+        self._host = host
+        self._backends = backends
+
+    def is_known(self, arq: Mapping[str, Any]) -> bool:
+        """Return whether a backend has the handle of an ARQ."""
         expected = (arq["attach_handle_type"], dict(arq["attach_handle_info"]))
         # The info of a mediated device is that of its parent; its uuid identifies it.
         uuid = arq["attach_handle_uuid"]
@@ -40,29 +45,27 @@ def make_check(host: str, backends: Sequence[Backend]) -> Callable[[Mapping[str,
             expected == (handle.type, dict(handle.info))
             and (
                 handle.type is not HandleType.MDEV
-                or uuid == handle_uuid(host, deployable.address, handle.address)
+                or uuid == handle_uuid(self._host, deployable.address, handle.address)
             )
-            for backend in backends
+            for backend in self._backends
             for deployable, handle in _handles(backend)
         )
 
-    return is_known
-
-
-def make_use_check(backends: Sequence[Backend]) -> Callable[[Mapping[str, Any]], None]:
-    """Return a function that raises DriverFailed if the host uses the device of an ARQ now."""
-
-    def check_unused(arq: Mapping[str, Any]) -> None:
+    def check_unused(self, arq: Mapping[str, Any]) -> None:
+        """Raise DriverFailed if the host uses the device of an ARQ now."""
         if arq["attach_handle_type"] != HandleType.PCI:
             return  # for example a mediated device, which exists only for its server
         info = dict(arq["attach_handle_info"])
-        for backend in backends:
+        for backend in self._backends:
             if isinstance(backend.driver, UseInterface):
                 for _, handle in _handles(backend):
                     if dict(handle.info) == info:
                         backend.driver.check_unused(handle.address)
 
-    return check_unused
+    def is_pending(self) -> bool:
+        """Return whether a backend may discover further devices soon."""
+        # After a start of the agent, no backend has devices before its first discovery has ended.
+        return any(b.snapshot.state.status != BackendStatus.READY for b in self._backends)
 
 
 def _handles(backend: Backend) -> Iterator[tuple[Deployable, AttachHandle]]:
@@ -71,18 +74,6 @@ def _handles(backend: Backend) -> Iterator[tuple[Deployable, AttachHandle]]:
         for deployable in device.deployables:
             for handle in deployable.handles:
                 yield deployable, handle
-
-
-def make_pending_check(backends: Sequence[Backend]) -> Callable[[], bool]:
-    """Return a function that returns whether a backend may discover further devices soon.
-
-    After a start of the agent, no backend has devices before its first discovery has ended.
-    """
-
-    def is_pending() -> bool:
-        return any(backend.snapshot.state.status != BackendStatus.READY for backend in backends)
-
-    return is_pending
 
 
 FIRST_RETRY = 2.0  # seconds until the next check if a guest lacks a device, doubled each time
@@ -187,13 +178,13 @@ def make_guests(
         options.request_timeout,
         lambda: reasserter.notice_start(),  # noqa: PLW0108  it is created below
     )
-    is_known = make_check(conf.host, backends)
+    handles = HostHandles(conf.host, backends)
     devices = GuestDevices(
         hypervisor,
         options.detach_timeout,
-        is_known=is_known,
-        is_pending=make_pending_check(backends),
-        check_unused=make_use_check(backends),
+        is_known=handles.is_known,
+        is_pending=handles.is_pending,
+        check_unused=handles.check_unused,
     )
     reasserter = Reasserter(
         conf.host, epoch, conductor, devices, hypervisor.watch, options.reassert_interval

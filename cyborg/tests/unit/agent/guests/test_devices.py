@@ -10,7 +10,7 @@ from cyborg import os_acc
 from cyborg.agent.backends.backend import Backend
 from cyborg.agent.guests.devices import GuestDevice, GuestDevices, NotRunning
 from cyborg.agent.guests.hypervisor import Domain, GuestBusy
-from cyborg.agent.guests.reassertion import make_check, make_pending_check, make_use_check
+from cyborg.agent.guests.reassertion import HostHandles
 from cyborg.core.errors import CyborgError, DriverFailed, Invalid, NotFound, Unavailable, WrongState
 from cyborg.core.inventory.device import AttachHandle, HandleType
 from cyborg.core.naming import handle_uuid
@@ -46,7 +46,7 @@ def test_plug_refuses_a_device_that_the_host_has_begun_to_use(
         GenericDriver("b0", {"devices": ["address=*"]}, host.root), 3600, 3600, lambda: None
     )
     discover(backend)
-    devices = GuestDevices(hypervisor, 1.0, check_unused=make_use_check([backend]))
+    devices = GuestDevices(hypervisor, 1.0, check_unused=HostHandles("h", [backend]).check_unused)
     host.add_route("eth0")
     with pytest.raises(DriverFailed, match=f"{address} cannot be given to a server: eth0 has the"):
         devices.plug(SERVER, [arq])
@@ -216,7 +216,7 @@ def test_known_device_is_one_of_a_backend(
     (deployable,) = card().deployables
     device = replace(card(), deployables=(replace(deployable, handles=(handle,)),))
     backend = Backend(ScriptedDriver("b0", devices=[device]), 3600, 3600, lambda: None)
-    assert make_pending_check([backend])()
+    assert HostHandles("h", [backend]).is_pending()
     discover(backend)
     assert backend.snapshot.devices == (device,)
     arq = {
@@ -226,9 +226,9 @@ def test_known_device_is_one_of_a_backend(
         "attach_handle_uuid": handle_uuid("h", deployable.address, "h1"),
         **changes,
     }
-    assert make_check("h", [backend])(arq) is expected
-    assert not make_pending_check([backend])()
-    assert not make_check("h", [])(arq)
+    assert HostHandles("h", [backend]).is_known(arq) is expected
+    assert not HostHandles("h", [backend]).is_pending()
+    assert not HostHandles("h", []).is_known(arq)
 
 
 def test_late_request_to_attach_is_over_before_the_device_is_free(

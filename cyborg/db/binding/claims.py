@@ -28,7 +28,7 @@ import sqlalchemy as sa
 
 from cyborg.core.hosts import AGENT
 from cyborg.db.deployables import facts
-from cyborg.db.deployables.facts import DeviceFactsRow
+from cyborg.db.deployables.facts import DeviceFactsColumns
 from cyborg.db.providers import write as publishing
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import HANDLES, arqs, deployables, devices, jobs, services
@@ -36,7 +36,7 @@ from cyborg.db.schema import attach_handles as handles
 from cyborg.db.schema import providers as published_providers
 
 
-class ClaimedProviderRow(DeviceFactsRow):
+class ClaimedProviderRow(DeviceFactsColumns):
     """Data that decide whether handles of a provider may be claimed.
 
     ``provider`` is the uuid of the provider, ``device`` the address of its device.

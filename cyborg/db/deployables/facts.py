@@ -19,7 +19,7 @@ from cyborg.db.schema import deployables, devices, services
 Column = sa.ColumnElement[Any]
 
 
-class DeviceFactsRow(TypedDict):
+class DeviceFactsColumns(TypedDict):
     """The facts of a deployable without ``host_down``."""
 
     status: str
@@ -41,7 +41,7 @@ HOST_DOWN = services.c.down_since.is_not(None)
 
 COLUMNS: Mapping[str, Column] = {
     name: _COMPUTED[name].label(name) if name in _COMPUTED else devices.c[name]
-    for name in DeviceFactsRow.__annotations__
+    for name in DeviceFactsColumns.__annotations__
 }
 """The column of each fact."""
 

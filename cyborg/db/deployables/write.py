@@ -13,7 +13,7 @@ from cyborg.core.hosts import AGENT
 from cyborg.core.inventory.device import Deployable
 from cyborg.db import bulk
 from cyborg.db.deployables import facts
-from cyborg.db.deployables.facts import DeviceFactsRow
+from cyborg.db.deployables.facts import DeviceFactsColumns
 from cyborg.db.rows import StoredRow, fetch_all
 from cyborg.db.schema import attach_handles, attributes, deployables, devices, jobs, services
 
@@ -42,7 +42,7 @@ class DeployableRow(StoredRow):
     job_state: str | None
 
 
-class DesiredProviderRow(DeviceFactsRow):
+class DesiredProviderRow(DeviceFactsColumns):
     """The data for the desired state of a provider.
 
     ``parent`` is the uuid of the parent provider. ``total`` is the number of all handles without

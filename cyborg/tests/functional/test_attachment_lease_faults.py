@@ -162,7 +162,7 @@ def test_slots_that_are_always_taken_leave_the_lease(
     """Other binds for the server commit before each attempt."""
     env.reserve()
     env.finish_jobs()
-    monkeypatch.setattr(binding, "_first_slot", lambda *_, **__: 0)
+    monkeypatch.setattr(binding._Call, "first_slot", lambda _: 0)
     env.attach_context()
     env.settle()
     (row,) = env.rows()

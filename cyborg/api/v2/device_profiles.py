@@ -223,12 +223,7 @@ class CapacityController(Resource):
         shown, marker = page.read(
             lambda window: paging.paginate_rows(rows, window, ("hostname", "servers"))
         )
-        document["hosts"] = [
-            types.serialize(
-                HostCapacityType, {**asdict(each), "losses": _losses(each.losses, True)}
-            )
-            for each in (row["capacity"] for row in shown)
-        ]
+        document["hosts"] = [_host(row["capacity"]) for row in shown]
         path = f"device_profiles/{profile['uuid']}/capacity"
         return with_links(request, document, path, "hosts", marker)
 

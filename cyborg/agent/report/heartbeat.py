@@ -15,7 +15,7 @@ from cyborg.agent.jobs.checkpoint import Outcomes
 from cyborg.agent.report.schedule import HeartbeatSchedule, ReportPace
 from cyborg.core.drivers.desired_state import BackendOutcome
 from cyborg.core.drivers.registry import DriverEntry
-from cyborg.core.errors import CyborgError, Stale, Unavailable
+from cyborg.core.errors import CyborgError, Stale, Unavailable, is_expected
 from cyborg.core.hosts import LIVE_ATTACH, NO_IDENTITY, RESULT_EPOCHS, Identity
 from cyborg.core.inventory.report import BackendState, Report
 from cyborg.core.log import get_logger
@@ -124,10 +124,11 @@ class Reporter(LoopThread):
         try:
             pause = self._sync()
         except Exception as exc:
-            LOG.debug("Call to the conductor failed", exc_info=True)
             failure = (
                 exc.message if isinstance(exc, CyborgError) else f"{type(exc).__name__}: {exc}"
             )
+            # The traceback of an outage says nothing and repeats with each retry.
+            LOG.debug("Call to the conductor failed: %s", failure, exc_info=not is_expected(exc))
         else:
             if self._failure_log.reset():
                 LOG.info("Connection to conductor restored", host=self._host)

@@ -345,6 +345,23 @@ def test_run_once_failures_increase_pause(
     assert INITIAL_PAUSE / 2 <= reporter.run_once() <= INITIAL_PAUSE
 
 
+@pytest.mark.parametrize(
+    ("error", "has_traceback"), [(Unavailable("the broker is away"), False), (KeyError("x"), True)]
+)
+def test_run_once_failure_has_traceback_only_if_unexpected(
+    reporter: Reporter,
+    conductor: Direct,
+    error: Exception,
+    has_traceback: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    conductor.errors = [error]
+    reporter.run_once()
+    (record,) = [r for r in caplog.records if "Call to the conductor" in r.getMessage()]
+    assert bool(record.exc_info) is has_traceback
+
+
 def test_run_once_failures_warn_once_per_interval(
     reporter: Reporter, conductor: Direct, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:

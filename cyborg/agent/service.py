@@ -81,7 +81,8 @@ class AgentService:
     def start(self) -> None:
         """Start all threads and return; they retry while broker or conductor are unreachable.
 
-        Raise Misconfigured; in this case no thread is running.
+        Raise Misconfigured; in this case no thread is running. After any other error some may run:
+        ``stop`` stops them.
         """
         conf = self._conf
         topic = f"{conf.rpc.topic}.agent"
@@ -153,10 +154,14 @@ class AgentService:
             lambda key: self._find_driver(factory, key),
         )
         server = make_server(self._transport, conf, topic, conf.host, endpoint)
-        if external_host is not None:
-            external_host.start(self._on_hello)
-            self._closers.append(external_host.stop)
         watcher = self._uevent_watcher = self._make_uevent_watcher(registry)
+        reasserter = None if guests is None else guests.reasserter
+        threads = (reasserter, self._function_users, reconciler, watcher, jobs, reporter)
+        # Before the first of them starts: after a failure ``stop`` stops those that have started.
+        self._threads = [thread for thread in threads if thread is not None]
+        if external_host is not None:
+            self._closers.append(external_host.stop)
+            external_host.start(self._on_hello)
         if watcher is not None:
             # Before the first discovery, so that no change between the two is missed.
             watcher.start()
@@ -166,13 +171,10 @@ class AgentService:
         reporter.start()
         reconciler.start()
         if guests is not None:
-            guests.reasserter.start()
             self._closers.append(guests.hypervisor.close)
+            guests.reasserter.start()
         if self._function_users is not None:
             self._function_users.start()
-        reasserter = None if guests is None else guests.reasserter
-        threads = (reasserter, self._function_users, reconciler, watcher, jobs, reporter)
-        self._threads = [thread for thread in threads if thread is not None]
         self._start_server(server)
         LOG.info(
             "Agent is starting with backends %s",
@@ -299,9 +301,15 @@ class AgentService:
         thread = threading.Thread(
             target=self._retry_start, args=(server,), name="agent-server", daemon=True
         )
-        thread.start()
         # After the others: a broker that does not answer must not delay the end of downloads.
-        self._closers += [partial(thread.join, STOP_TIMEOUT), server.stop, server.wait]
+        self._closers += [partial(self._join_server_thread, thread), server.stop, server.wait]
+        thread.start()
+
+    @staticmethod
+    def _join_server_thread(thread: threading.Thread) -> None:
+        # A thread that could not be started cannot be joined.
+        if thread.ident is not None:
+            thread.join(STOP_TIMEOUT)
 
     def _retry_start(self, server: Server) -> None:
         backoff = Backoff(0.5, MAX_PAUSE)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from cyborg.agent import service as services
+from cyborg.agent.desired.reconciler import BackendReconciler
 from cyborg.agent.service import AgentService
 from cyborg.core.capture.model import Uevent
 from cyborg.core.drivers.desired_state import DesiredStatus
@@ -160,6 +161,29 @@ def test_start_invalid_option_raises_misconfigured(memory_bus: Bus) -> None:
     with pytest.raises(Misconfigured, match="did you mean fake"):
         service.start()
     service.stop()
+
+
+def test_stop_after_failed_start_stops_what_has_started(
+    memory_bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_reconciler: BackendReconciler) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(BackendReconciler, "start", fail)
+    memory_bus.conf.set_override("enabled_drivers", ["fake"], group="agent")
+    memory_bus.conf.set_override("state_path", str(tmp_path / "state"))
+    memory_bus.conf.set_override("timeout", 0.1, group="rpc")
+    service = AgentService(memory_bus.conf, memory_bus.conductor(), memory_bus.transport)
+    before = set(threading.enumerate())
+    with pytest.raises(RuntimeError, match="start new thread"):
+        service.start()
+    running = [one for one in threading.enumerate() if one.name in ("reporter", "backend-fake")]
+    started = [one for one in running if one not in before]
+    assert len(started) == 2
+    service.stop()
+    for thread in started:
+        thread.join(LONG)
+    assert not any(thread.is_alive() for thread in started)
 
 
 def test_start_other_sysfs_root_does_not_watch_uevents(

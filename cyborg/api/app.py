@@ -45,7 +45,7 @@ from cyborg.api.middleware import (
 )
 from cyborg.api.openapi.document import PATHS, OpenApiDocument
 from cyborg.api.routes import Root, build_routes, make_route_finder
-from cyborg.compat import api as pecan_signatures
+from cyborg.compat.api import cache_pecan_signatures
 from cyborg.db.engine import Reader
 from cyborg.policies.enforcer import make_enforcer
 from cyborg.rpc.contract import ConductorAPI
@@ -58,7 +58,7 @@ class Api:
 
     def __init__(self, conf: cfg.ConfigOpts, context: ApiContext, recorder: MetricRecorder) -> None:
         self.health = Health(context.reader)
-        pecan_signatures.cache_pecan_signatures()
+        cache_pecan_signatures()
         routes = build_routes(context)
         resources = Pecan(
             Root(routes),

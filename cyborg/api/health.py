@@ -10,7 +10,7 @@ from uuid import NAMESPACE_DNS, uuid5
 from oslo_config import cfg
 
 from cyborg.api.versions import LATEST
-from cyborg.core import hosts as service
+from cyborg.core import hosts
 from cyborg.core.errors import CyborgError, Unavailable
 from cyborg.core.log import get_logger
 from cyborg.db.engine import Reader
@@ -133,7 +133,7 @@ def _status_text(available: bool | None) -> str:
     return {True: "ok", False: "unavailable", None: "unknown"}[available]
 
 
-BINARY = service.API
+BINARY = hosts.API
 STOP_TIMEOUT = 2.0  # seconds that stop() waits for a call in flight
 
 

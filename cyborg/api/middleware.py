@@ -16,7 +16,7 @@ from webob import acceptparse, exc
 
 from cyborg.api import body, versions
 from cyborg.api.health import Health
-from cyborg.compat import api as audit_middleware
+from cyborg.compat.api import EventNotifier, make_audit_middleware
 from cyborg.core.errors import Forbidden, Invalid, Misconfigured
 from cyborg.core.log import get_logger
 from cyborg.rpc.notifiers import AuditNotifier
@@ -271,16 +271,12 @@ def add_audit(app: App, conf: cfg.ConfigOpts) -> App:
 class AuditLayer:
     """A WSGI layer that sends two events for each request: before it, and with its outcome."""
 
-    def __init__(
-        self, app: App, conf: cfg.ConfigOpts, notifier: audit_middleware.EventNotifier
-    ) -> None:
+    def __init__(self, app: App, conf: cfg.ConfigOpts, notifier: EventNotifier) -> None:
         """Raise Misconfigured if the map file cannot be read."""
         self._app = app
         self._ignored = frozenset(method.upper() for method in conf.api.audit_ignored_methods)
         try:
-            self._audited = audit_middleware.make_audit_middleware(
-                self._serve, conf.api.audit_map_file, notifier
-            )
+            self._audited = make_audit_middleware(self._serve, conf.api.audit_map_file, notifier)
         except (OSError, ValueError) as exc:
             raise Misconfigured(
                 f"[api] audit_map_file: {exc}", option="[api] audit_map_file"

@@ -11,7 +11,7 @@ from oslo_config import cfg
 from oslo_limit import exception, limit, opts
 
 from cyborg.clients.service_client import describe
-from cyborg.compat import oslo as limit_configuration
+from cyborg.compat.oslo import use_limit_configuration
 from cyborg.conf.auth_options import load_auth
 from cyborg.core.errors import Misconfigured, Unavailable
 
@@ -32,7 +32,7 @@ class KeystoneLimits:
         self._enforcer: limit.Enforcer | None = None
         _register(conf)
         _check(conf)
-        limit_configuration.use_limit_configuration(conf)
+        use_limit_configuration(conf)
 
     def read(self, project: str) -> Mapping[str, int]:
         """Return the limits of a project by resource class. Raise Unavailable. Sends two requests.

@@ -4,7 +4,7 @@
 import gc
 import sys
 
-from cyborg.compat import imports as client_imports
+from cyborg.compat.imports import defer_openstack, hide_osprofiler
 
 
 def main() -> int:
@@ -14,8 +14,8 @@ def main() -> int:
     gc.set_threshold(50_000)
     # Before the first import of keystoneauth1. Only here: programs that use the commands as a
     # library decide themselves what they import.
-    client_imports.hide_osprofiler()
-    client_imports.defer_openstack()
+    hide_osprofiler()
+    defer_openstack()
     try:
         from cyborg.cli import app
 

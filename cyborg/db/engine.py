@@ -24,7 +24,7 @@ from oslo_config import cfg
 from oslo_db.sqlalchemy import engines, exc_filters
 
 from cyborg import tracing
-from cyborg.compat import database as mysql_columns
+from cyborg.compat.database import cache_column_descriptions
 from cyborg.core.errors import Misconfigured, Unavailable
 from cyborg.core.log import FieldLogger, drop_tracebacks
 from cyborg.db import errors, timeouts
@@ -149,7 +149,7 @@ def make_engine(
         return _sqlite(url, conf, read_only)
     drop_tracebacks(_POOL_LOGGERS, (Exception,))
     if url.get_driver_name() == "pymysql":
-        mysql_columns.cache_column_descriptions()
+        cache_column_descriptions()
     seconds = conf.api.database_timeout if read_only else conf.conductor.database_timeout
     if bounded:
         limits = limits or Timeouts(seconds)

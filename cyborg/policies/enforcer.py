@@ -9,7 +9,7 @@ from typing import Any
 from oslo_config import cfg
 from oslo_policy import policy
 
-from cyborg.compat import oslo as policy_signatures
+from cyborg.compat.oslo import cache_policy_signatures
 from cyborg.core.errors import Forbidden
 from cyborg.core.text import join_limited
 from cyborg.policies.rules import list_rules
@@ -89,7 +89,7 @@ def make_enforcer(
 
     A changed policy file is reloaded within RELOAD_INTERVAL. ``clock`` is monotonic, in seconds.
     """
-    policy_signatures.cache_policy_signatures()
+    cache_policy_signatures()
     enforcer = _Enforcer(conf, clock)
     enforcer.register_defaults(list_rules())
     return enforcer

@@ -18,9 +18,9 @@ from keystoneauth1 import adapter, session, token_endpoint
 from oslo_config import cfg
 from oslo_db.sqlalchemy import enginefacade
 
-from cyborg.compat import database as sqlite_pool
-from cyborg.compat import oslo
-from cyborg.compat import placement as placement_state
+from cyborg.compat.database import keep_connections
+from cyborg.compat.oslo import cache_policy_signatures
+from cyborg.compat.placement import cache_computed_values, reset_sync_flags
 from cyborg.threads.locks import FifoLock
 
 URL = "http://placement.embedded"
@@ -78,8 +78,8 @@ class EmbeddedPlacement:
         from placement import conf as placement_conf
         from placement import db_api, deploy, policy
 
-        placement_state.cache_computed_values()
-        oslo.cache_policy_signatures()
+        cache_computed_values()
+        cache_policy_signatures()
         for name in ("placement", "alembic"):
             _set_log_level(name, logging.WARNING)
         conf = cfg.ConfigOpts()
@@ -92,12 +92,12 @@ class EmbeddedPlacement:
         # Without synchronous writes a crash of the machine, but not of this process, can lose the
         # last changes; the publisher writes them again.
         database.configure(connection=database_url, sqlite_synchronous=False)
-        database.append_on_engine_create(sqlite_pool.keep_connections)
+        database.append_on_engine_create(keep_connections)
         self._undo.callback(database.dispose_pool)
         self._undo.callback(db_api.placement_context_manager.patch_factory(database))
         policy.reset()
         self._undo.callback(policy.reset)
-        placement_state.reset_sync_flags()
+        reset_sync_flags()
         app: Callable[..., Iterable[bytes]] = deploy.loadapp(conf)
         return app
 

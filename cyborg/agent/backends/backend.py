@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cyborg.core.errors import CyborgError, DriverFailed
-from cyborg.core.inventory import device_state as health
+from cyborg.core.inventory import device_state
 from cyborg.core.inventory.device import Ability, Device, Health
 from cyborg.core.inventory.device_state import Measurement, Recovery
 from cyborg.core.inventory.report import MAX_REMARKS, BackendState, BackendStatus
@@ -81,7 +81,7 @@ class HealthTracker:
 
     def _record(self, address: str, measured: Measurement, now: float) -> None:
         previous = self._recoveries.pop(address, None)
-        recovery, published = health.apply_hysteresis(
+        recovery, published = device_state.apply_hysteresis(
             previous, measured, now, self._recovery_window
         )
         if recovery is not None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from cyborg.agent.backends.backend import Backend
-from cyborg.core import clock as core
+from cyborg.core import clock
 from cyborg.core.clock import EventBatch
 from cyborg.core.log import get_logger
 from cyborg.threads.failures import Backoff
@@ -166,7 +166,7 @@ class UeventWatcher(LoopThread):
         if self._subsystems_needed() <= self._subsystems or self._stopped.is_set():
             return
         if not self._started:
-            self._batch = core.mark_overflow(None, self._clock())
+            self._batch = clock.mark_overflow(None, self._clock())
             self.start()
             return
         self._reopen_needed = True
@@ -189,7 +189,7 @@ class UeventWatcher(LoopThread):
             if not self.open():
                 return self._back_off()
             # Changes without an open source were missed.
-            self._batch = core.mark_overflow(self._batch, self._clock())
+            self._batch = clock.mark_overflow(self._batch, self._clock())
         if not self._read():
             return self._back_off()
         if self._batch is not None and self._clock() >= self._batch.due:
@@ -210,7 +210,7 @@ class UeventWatcher(LoopThread):
         except EventsDropped:
             # Which devices the lost events were about is unknown, so that all backends must look.
             LOG.info("The kernel dropped uevents (buffer overflow), rediscovering all backends")
-            self._batch = core.mark_overflow(self._batch, self._clock())
+            self._batch = clock.mark_overflow(self._batch, self._clock())
             return True
         except Exception as exc:
             LOG.debug("Reading the uevent socket failed", exc_info=True)
@@ -223,7 +223,7 @@ class UeventWatcher(LoopThread):
             return False
         now = self._clock()
         for subsystem in subsystems:
-            self._batch = core.add(self._batch, now, subsystem)
+            self._batch = clock.add(self._batch, now, subsystem)
         return True
 
     def _back_off(self) -> float:
@@ -234,7 +234,7 @@ class UeventWatcher(LoopThread):
 
     def _trigger(self, batch: EventBatch) -> None:
         self._batch = None
-        affected = [b for b in self._backends if core.affects(batch, b.driver.UEVENT_SUBSYSTEMS)]
+        affected = [b for b in self._backends if clock.affects(batch, b.driver.UEVENT_SUBSYSTEMS)]
         self._event_count += batch.events
         self._rediscoveries += bool(affected)
         LOG.debug(

@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 
 from oslo_config import cfg
 
-from cyborg.agent.external import client
-from cyborg.agent.external import server as directory
+from cyborg.agent.external import client, server
 from cyborg.agent.external.server import RegistrationServer
 from cyborg.core import external
 from cyborg.core.errors import DriverFailed, Invalid, Misconfigured, Unavailable
@@ -198,7 +197,7 @@ def load(conf: cfg.ConfigOpts, reserved: Sequence[str] = ()) -> ExternalDriverHo
     if not folder:
         raise _misconfigured(names[0], "nothing, because [agent] external_driver_dir is empty")
     # Before any driver may connect: who owns the folder decides who may be a driver.
-    owner = directory.owner_uid(folder)
+    owner = server.owner_uid(folder)
     for name in names:
         if not external.is_driver_name(name):
             raise _misconfigured(

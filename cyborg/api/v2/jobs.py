@@ -11,7 +11,7 @@ from cyborg.api.collection import Collection
 from cyborg.api.controller import PageRequest, RequestContext, Resource
 from cyborg.core.drivers.rollout import Kind, StepState
 from cyborg.core.errors import Conflict, NotFound, WrongState
-from cyborg.core.jobs import progress as activity
+from cyborg.core.jobs import progress
 from cyborg.core.jobs.job import JobKind, JobState
 from cyborg.db.jobs import read
 from cyborg.db.outbox import read as outbox_read
@@ -28,7 +28,7 @@ class Step(types.JsonObject, row=read.StepRow):
     state = wtypes.wsattr(STEP_STATE, mandatory=True)
 
 
-class Activity(types.JsonObject, row=activity.Activity):
+class Activity(types.JsonObject, row=progress.Activity):
     """What the host of a job does at the moment: ``done`` of ``total`` parts of a step, or null."""
 
 

@@ -27,7 +27,7 @@ from cyborg.core.errors import Conflict, InUse, Invalid, NotFound
 from cyborg.core.text import join_limited
 from cyborg.core.validation import check_text
 from cyborg.db.backends import desired as desired_backends
-from cyborg.db.drivers import write as read
+from cyborg.db.drivers import write as store
 from cyborg.db.drivers.rollouts import HolderRow, NewStep
 
 MAX_HOSTS = 10_000  # of one request
@@ -137,13 +137,13 @@ class TargetResolver:
         devices of it remain: any ``key`` is accepted if there is one. Raise NotFound, with similar
         names.
         """
-        names = read.names(tx)
+        names = store.names(tx)
         by_uuid = {driver_uuid(name): name for name in names}
         # The uuid of a driver follows from its name: no table has it.
         name = key if key in names else by_uuid.get(key.lower())
         left = Leftover()
         if leftover is not None:
-            left = Leftover(leftover[0], frozenset(read.agents_with_leftovers(tx, *leftover)))
+            left = Leftover(leftover[0], frozenset(store.agents_with_leftovers(tx, *leftover)))
         if name is None and left.agents:
             name = key
         if name is None:
@@ -153,11 +153,11 @@ class TargetResolver:
     @classmethod
     def of_backend(cls, tx: sa.Connection, host: str, backend: str) -> Self:
         """Return the resolver for the driver that a backend of a host uses. Raise NotFound."""
-        agents = {row["host"]: row["id"] for row in read.agents(tx)}
+        agents = {row["host"]: row["id"] for row in store.agents(tx)}
         if host not in agents:
             raise _unknown_host([host], agents)
         key = (agents[host], backend)
-        reported = read.reported_backends(tx, backend=backend)
+        reported = store.reported_backends(tx, backend=backend)
         stored = desired_backends.find(tx, backend=backend).get(key)
         desired = stored.desired if stored else None
         present = desired is not None and desired.status is not DesiredStatus.ABSENT
@@ -222,7 +222,7 @@ class TargetResolver:
 
         The key is the row id of the agent and the name of the backend.
         """
-        reported = read.reported_backends(self._tx, driver, backend)
+        reported = store.reported_backends(self._tx, driver, backend)
         stored = desired_backends.find(self._tx, driver, backend)
         targets: dict[tuple[int, str], BackendTarget] = {}
         for key in sorted({*reported, *stored}):
@@ -298,9 +298,9 @@ class TargetResolver:
 
 def _read_host_drivers(tx: sa.Connection, driver: str) -> dict[int, HostDriver]:
     """Return a driver on each host with an agent, by the row id of the agent."""
-    installations = read.installations(tx, driver)
+    installations = store.installations(tx, driver)
     host_drivers: dict[int, HostDriver] = {}
-    for agent in read.agents(tx):
+    for agent in store.agents(tx):
         id_, host, down = agent["id"], agent["host"], agent["down_since"] is not None
         if (row := installations.get(id_)) is None:
             host_drivers[id_] = HostDriver(id_, host, down, installable=False)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from cyborg.core.binding import profile as attach_target
+from cyborg.core.binding import profile
 from cyborg.core.codec import Serializable
 from cyborg.core.errors import Invalid
 from cyborg.core.jobs.job import JobKind, WorkItem
@@ -173,7 +173,7 @@ def counts(item: WorkItem) -> bool:
     With parameters of a profile, such as an image, the request can be the cause. Otherwise a wrong
     profile would make one device after the other failing.
     """
-    return not item.accel.keys() - {attach_target.KEY}
+    return not item.accel.keys() - {profile.KEY}
 
 
 def add_failure(

@@ -27,7 +27,7 @@ import sqlalchemy as sa
 from cyborg.core.hosts import AGENT
 from cyborg.core.jobs.job import JobKind, JobState
 from cyborg.core.jobs.progress import Failure
-from cyborg.db.deployables import read as failed_restores
+from cyborg.db.deployables.read import RESTORE_FAILED
 from cyborg.db.devices import drains
 from cyborg.db.devices.drains import MaintenanceRow
 from cyborg.db.handles import usage as handles
@@ -90,7 +90,7 @@ COLUMNS = [
     .correlate(table)
     .label("programming"),
     sa.exists()
-    .where(deployables.c.device_id == table.c.id, failed_restores.RESTORE_FAILED)
+    .where(deployables.c.device_id == table.c.id, RESTORE_FAILED)
     .correlate(table)
     .label("restore_failed"),
     services.c.down_since.is_not(None).label("host_down"),

@@ -16,7 +16,7 @@ from cyborg.core.hosts import AGENT
 from cyborg.core.inventory.device import Layout
 from cyborg.core.inventory.device_state import DeviceFacts
 from cyborg.db.deployables import facts
-from cyborg.db.deployables import read as failed_restores
+from cyborg.db.deployables.read import failed_restores
 from cyborg.db.schema import HANDLES, arqs, deployables, devices, providers, services
 from cyborg.db.schema import attach_handles as handles
 
@@ -42,7 +42,7 @@ def find(
     where = _conditions(resource_classes, host)
     if uuids is not None:
         where.append(deployables.c.rp_uuid.in_(sorted(uuids)))
-    failed = failed_restores.failed_restores(connection)
+    failed = failed_restores(connection)
     counts = _count_handles(connection, where, attach_targets)
     layouts: dict[int, tuple[Layout, ...]] = {}
     return [

@@ -65,7 +65,7 @@ audits = table(
     sa.Column("repair", sa.Boolean, nullable=False, default=False),
     sa.Column("state", sa.String(32), nullable=False),
     sa.Column("error", Text),
-    # The sources that were compared: ``core.audit.model.Source``.
+    # The sources that were compared: ``core.audit.sources.Source``.
     sa.Column("sources", Json, nullable=False, default=list),
     # Number of audited hosts, of how many, and the last of them.
     sa.Column("hosts_done", sa.Integer, nullable=False, default=0),

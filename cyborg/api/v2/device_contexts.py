@@ -27,7 +27,7 @@ SWITCH = types.Enum("0", "1")
 
 
 def _json(name: str, schema: Any) -> types.Validated:
-    """Return the type of a field that ``core.device_contexts`` checks with the other fields."""
+    """Return the type of a field that ``core.contexts.context`` checks with the other fields."""
     return types.Validated(name, lambda value: value, schema)
 
 

@@ -168,7 +168,7 @@ class Device(Serializable):
     A device that is not ``deliverable`` cannot be attached to an instance: it is shown and not
     schedulable. ``undeliverable_reason`` says why and has a remedy; it is None for a deliverable
     device. ``topology`` describes the place of the device in its host: see
-    ``drivers.topology``.
+    ``drivers.pci.topology``.
 
     ``layouts`` are the possible layouts of a device that can be partitioned, and ``layout`` is the
     name of the current layout; the agent sets both.

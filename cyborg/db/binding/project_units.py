@@ -7,6 +7,10 @@ lock before, because a statement sees all data committed at its start. An UPDATE
 SELECT FOR UPDATE, because Galera detects conflicting writes on two of its nodes, but not
 conflicting locks.
 
+The API reads ``usage`` and the query ``NUM_ARQS`` here. So the module is not among those that the
+contract ``one-writer`` forbids to the API, although ``insert_lock`` inserts a row: a module of its
+own for the lock would separate it from the count that it protects.
+
 A transaction that removes units takes no lock. A count that does not see the removal yet is too
 high, never too low.
 """

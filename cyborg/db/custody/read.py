@@ -167,6 +167,8 @@ def late(connection: sa.Connection, host: str, cutoff: datetime) -> list[LateRow
 
 def to_record(row: RecordRow) -> Record:
     """Return a row as a value, with the sequence number 0 if it is not sealed."""
+    # The numbers of a chain begin with 1, so 0 cannot be that of a sealed record. A Record with an
+    # optional number would make every reader of a chain check it.
     return Record(
         uuid=row["uuid"],
         device=row["device_uuid"],
@@ -180,6 +182,8 @@ def to_record(row: RecordRow) -> Record:
 
 def to_sealed_record(row: RecordRow) -> SealedRecord:
     """Return a sealed row as a value."""
+    # Sequence and hash are set together. A row that lacks its hash was changed by others: with an
+    # empty one the check of the chain fails, and names the record, instead of an exception here.
     return SealedRecord(to_record(row), row["hash"] or "")
 
 

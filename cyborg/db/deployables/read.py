@@ -9,7 +9,7 @@ or its device), created_at, updated_at. Three fields are about the resource prov
 """
 
 from datetime import datetime
-from typing import Any, TypedDict, cast
+from typing import Any, NamedTuple, TypedDict, cast
 
 import sqlalchemy as sa
 
@@ -132,10 +132,20 @@ find = DEPLOYABLES.find
 get = DEPLOYABLES.get
 
 
-def read_names(connection: sa.Connection, imported: str) -> tuple[set[str], set[str]]:
+class Names(NamedTuple):
+    """Traits and resource classes of devices: of reported ones, and of imported ones.
+
+    ``offered`` has those that an import has stored and no agent has reported yet.
+    """
+
+    reported: set[str]
+    offered: set[str]
+
+
+def read_names(connection: sa.Connection, imported: str) -> Names:
     """Return the traits and resource classes of all devices, also of their other layouts.
 
-    The second set is that of the devices of backend ``imported``, the first that of all others.
+    ``imported`` is the backend of devices that were imported and not reported yet.
     """
     query = sa.select(
         devices.c.backend, table.c.resource_class, table.c.traits, devices.c.layouts
@@ -146,4 +156,4 @@ def read_names(connection: sa.Connection, imported: str) -> tuple[set[str], set[
         names |= {row.resource_class, *row.traits}
         for layout in row.layouts:
             names |= {*layout["offers"], *layout.get("traits", ())}
-    return reported, offered
+    return Names(reported, offered)

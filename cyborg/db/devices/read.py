@@ -117,6 +117,8 @@ def _complete(connection: sa.Connection, rows: list[dict[str, Any]]) -> list[Dev
     windows = drains.build_rows(connection, rows)
     errors = _job_errors(connection, [row["uuid"] for row in rows])
     uses = handles.of_devices(connection, [row["row_id"] for row in rows])
+    # The columns of DEVICES are all columns of the table, and a spread has no types: mypy cannot
+    # compare them with DeviceRow. ``test_read_rows.py`` does, in both directions.
     return [
         cast(
             DeviceRow,

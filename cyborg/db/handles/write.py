@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write attach handles as a host reports them; ``handle_claims`` writes their owners."""
+"""Write attach handles as a host reports them; ``db.binding.claims`` writes their owners."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypedDict

@@ -132,6 +132,9 @@ def delete_expired(
     of deleted ARQs.
     """
     old = sa.and_(arqs.c.state.in_(EXPIRING), _unchanged_since(cutoff), _OWN_LIFE)
+    # ``projects`` are those of which Nova builds no server: that says nothing about an attachment,
+    # which deletes its own ARQs. Without them the cutoff is that of ``unbound_ttl``, which is long
+    # enough to delete also what an attachment has left behind.
     if projects is not None:
         old = sa.and_(old, arqs.c.project_id.in_(sorted(projects)), arqs.c.attachment_id.is_(None))
     query = sa.select(arqs.c.id).where(old).order_by(arqs.c.created_at, arqs.c.id).limit(limit)

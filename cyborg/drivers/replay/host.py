@@ -82,7 +82,7 @@ class RecordedUevents:
 
 
 class RecordedSource:
-    """Source of recorded uevents; implements ``agent.backends.netlink.EventSource``."""
+    """Source of recorded uevents; implements ``agent.backends.uevents.EventSource``."""
 
     def __init__(self, events: RecordedUevents, subsystems: frozenset[str]) -> None:
         self._events = events
@@ -108,7 +108,7 @@ class RecordedSource:
 
 
 class RecordedNvml:
-    """The answers of NVML in a capture; an implementation of ``gpu.nvml.Nvml``."""
+    """The answers of NVML in a capture; an implementation of ``kernel.nvml.Nvml``."""
 
     def __init__(self, capture: Capture) -> None:
         """Raise Invalid for answers that are malformed."""

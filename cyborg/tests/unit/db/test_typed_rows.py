@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No public function of ``db.read`` and ``db.write`` returns a row without declared keys."""
+"""No public function of a module of ``db`` returns a row without declared keys."""
 
 import ast
 from collections.abc import Iterator

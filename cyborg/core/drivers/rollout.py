@@ -126,32 +126,44 @@ def plan(kind: Kind, steps: Sequence[Step]) -> Plan:
     states = [step.state for step in steps]
     failed = any(state in FAILED_STATES for state in states)
     transitions: dict[StepKey, StepState] = {}
-    start: list[StepKey] = []
     # An update that stops must not go on later: a host that is down would apply it at its return.
     stops = kind is Kind.UPDATE and failed
-    pending = [s.key for s in steps if stops and s.state is StepState.PENDING_AGENT]
-    revert = pending[:MAX_REVERTED_STEPS]
-    free_slots = 1 if kind is Kind.UPDATE else MAX_CONCURRENT_STEPS
-    free_slots -= sum(state is StepState.IN_PROGRESS for state in states)
+    to_revert = [s.key for s in steps if stops and s.state is StepState.PENDING_AGENT]
+    revert = to_revert[:MAX_REVERTED_STEPS]
+    ready: list[Step] = []
     for step in steps:
         if step.state not in PENDING_STATES:
             continue
+        if stops:
+            transitions[step.key] = StepState.SKIPPED
+        elif kind is not Kind.UNINSTALL or not step.bound_handles or step.forced:
+            ready.append(step)
+        elif step.state is StepState.WAITING:
+            transitions[step.key] = StepState.DRAINING
+    running = sum(state is StepState.IN_PROGRESS for state in states)
+    start = _select_starting(kind, ready, running)
+    states_after = [transitions.get(step.key, step.state) for step in steps]
+    unfinished = start or len(to_revert) > len(revert)
+    if unfinished or any(state not in FINAL_STATES for state in states_after):
+        return Plan(start=start, transitions=transitions, revert=revert)
+    return Plan(start=start, transitions=transitions, succeeded=not failed, revert=revert)
+
+
+def _select_starting(kind: Kind, ready: Sequence[Step], running: int) -> list[StepKey]:
+    """Return which of the steps that wait for nothing else start now, in their order.
+
+    ``running`` is the number of steps in progress.
+    """
+    free_slots = (1 if kind is Kind.UPDATE else MAX_CONCURRENT_STEPS) - running
+    start: list[StepKey] = []
+    for step in ready:
         # The step of an agent that is down only records the desired state, so it takes no slot. In
         # an update it waits for its turn too: an update keeps the order of its steps.
         may_start = free_slots > 0 or (step.agent_down and kind is not Kind.UPDATE)
-        if stops:
-            transitions[step.key] = StepState.SKIPPED
-        elif kind is Kind.UNINSTALL and step.bound_handles and not step.forced:
-            if step.state is StepState.WAITING:
-                transitions[step.key] = StepState.DRAINING
-        elif may_start and len(start) < MAX_CONCURRENT_STEPS:
+        if may_start and len(start) < MAX_CONCURRENT_STEPS:
             start.append(step.key)
             free_slots -= not step.agent_down
-    states_after = [transitions.get(step.key, step.state) for step in steps]
-    unfinished = start or len(pending) > len(revert)
-    if unfinished or any(state not in FINAL_STATES for state in states_after):
-        return Plan(start, transitions, revert=revert)
-    return Plan(start, transitions, not failed, revert)
+    return start
 
 
 def judge_outcome(

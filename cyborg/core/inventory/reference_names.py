@@ -128,6 +128,7 @@ def _add_names(device: Device, deployable: Deployable, release: int) -> Deployab
         name
         for vendor, product in _products(device, deployable)
         for name in _names(device, deployable, vendor, product, release)
+        # A product id or the name of a vGPU may have characters that no trait has.
         if naming.is_trait(name)
     }
     return replace(deployable, traits=deployable.traits | names)
@@ -140,7 +141,8 @@ def _names(
     if deployable.resource_class == _PCI_CLASS:
         if release >= _FIRST_WITH_PCI:
             yield f"CUSTOM_PCI_PRODUCT_ID_{product}"
-            yield f"CUSTOM_PCI_{_VENDORS[vendor]}" if vendor in _VENDORS else ""
+            if vendor in _VENDORS:
+                yield f"CUSTOM_PCI_{_VENDORS[vendor]}"
     elif device.type is DeviceType.GPU and vendor == _NVIDIA:
         yield from _gpu_names(deployable, product)
     elif device.type is DeviceType.FPGA:

@@ -65,6 +65,14 @@ class Identity(NamedTuple):
     scope: str = ""
 
 
+class TakenHandle(NamedTuple):
+    """The uuid of a handle, with the resource class and the provider of its deployable."""
+
+    uuid: str
+    resource_class: str
+    provider: str
+
+
 @dataclass(frozen=True, slots=True)
 class ImportPlanner:
     """Plans one host after another; what one of them has taken is not taken again."""
@@ -88,8 +96,7 @@ class _HostPlanner:
     # By kind and id: the rows that are taken, and those that are not.
     taken: set[tuple[str, int]] = field(default_factory=set)
     drops: dict[tuple[str, int], Drop] = field(default_factory=dict)
-    # Of each taken handle: its uuid, the resource class and the provider of its deployable.
-    handles: dict[int, tuple[str, str, str]] = field(default_factory=dict)
+    handles: dict[int, TakenHandle] = field(default_factory=dict)  # those that are taken
     uuids: dict[tuple[str, int], str] = field(default_factory=dict)  # of all possible parents
     unknown_uses: list[UnknownUse] = field(default_factory=list)
     paths_of: Mapping[int, list[ControlPathRow]] = field(default_factory=dict)
@@ -189,7 +196,9 @@ class _HostPlanner:
                     uuid, attach_handle = parsed
                     uuids[value.address, attach_handle.address] = uuid
                     handles.append(attach_handle)
-                    self.handles[handle.id] = uuid, value.resource_class, identity.provider
+                    self.handles[handle.id] = TakenHandle(
+                        uuid, value.resource_class, identity.provider
+                    )
             values.append((deployable, replace(value, traits=traits, handles=tuple(handles))))
             addresses[deployable.id] = value.address
             identities[value.address] = replace(identity, attributes=attributes)
@@ -300,20 +309,20 @@ class _HostPlanner:
             raise Invalid("its device profile was not taken")
         if not 0 <= row.group_id < len(profile.groups):
             raise Invalid(f"its device profile {profile.name} has no group {row.group_id}")
-        handle, resource_class, provider = self.handles[row.handle_id]
+        handle = self.handles[row.handle_id]
         arq = ImportedArq(
-            parse_uuid(row.uuid, "uuid"),
-            None if row.project is None else check_text("project_id", row.project),
-            profile.id,
-            profile.name,
-            row.group_id,
-            profile.groups[row.group_id],
-            resource_class,
-            provider,
-            parse_uuid(row.instance, "instance_uuid"),
-            handle,
+            uuid=parse_uuid(row.uuid, "uuid"),
+            project=None if row.project is None else check_text("project_id", row.project),
+            profile_id=profile.id,
+            profile=profile.name,
+            group_id=row.group_id,
+            group=profile.groups[row.group_id],
+            resource_class=handle.resource_class,
+            provider=handle.provider,
+            instance=parse_uuid(row.instance, "instance_uuid"),
+            handle=handle.uuid,
         )
-        self._claim(row, Identity("uuid", arq.uuid), Identity("attach handle", handle))
+        self._claim(row, Identity("uuid", arq.uuid), Identity("attach handle", handle.uuid))
         return arq
 
     def _close_devices(self, owned: Collection[str]) -> set[str]:
@@ -340,7 +349,7 @@ class _HostPlanner:
                 address = self._find_address(source_device, row.handle_id)
                 self.unknown_uses.append(UnknownUse(row.uuid, row.host, address, row.instance))
                 continue
-            if row.handle_id in self.handles and self.handles[row.handle_id][0] in owned:
+            if row.handle_id in self.handles and self.handles[row.handle_id].uuid in owned:
                 continue
             closed.add(device)
             self.drops[row.KIND, row.id] = replace(

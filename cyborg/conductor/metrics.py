@@ -142,27 +142,21 @@ class DatabaseCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """Return the metrics, cached for CACHE_SECONDS.
 
-        If the database does not answer another scrape for ``cached_value.MAX_WAIT``, it is down.
-        Scrapes that come while another one reads return its metrics: if the database hangs, none
-        waits for more than one timeout.
+        If the database cannot be read, or does not answer another scrape in time, it is down.
         """
         try:
             return self._metrics.get()
         except Unavailable as exc:
-            error = exc.message
-        return _report_down(error)
+            return _report_down(exc.message)
 
     def _collect_metrics(self) -> list[Metric]:
         families = _empty()
-        error: str | None = None
         try:
             self._reader.clock.refresh()
             counts, counts_age = self._counts.read()
             totals, now = read_totals(self._conf, self._reader, self._now), self._now()
         except Unavailable as exc:
-            error = exc.message
-        if error is not None:
-            return _report_down(error)
+            return _report_down(exc.message)
         families["cyborg_database_up"].add_metric([], 1)
         families["cyborg_count_age_seconds"].add_metric([], counts_age)
         _fill_counts(families, counts)

@@ -67,6 +67,7 @@ class CachedValue(Generic[T]):
     """A value with a maximum age; thread-safe. An error is not cached.
 
     A call that waits for a read uses its value, also if the read took longer than the maximum age.
+    It waits up to MAX_WAIT: if a read hangs, no call waits for more than one timeout.
     """
 
     def __init__(

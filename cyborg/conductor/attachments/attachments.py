@@ -270,7 +270,7 @@ class Attachments:
         if any(
             row["mode"] != Mode.LIVE
             and core.may_have_composed(actions, row["boot_marker"] or "")
-            and not core.is_kept(types.get(row["id"], ()))
+            and not core.has_mediated_device(types.get(row["id"], ()))
             for row in attached
         ):
             raise WrongState(f"instance: {running_error(uuid)}", field="instance")

@@ -10,7 +10,12 @@ import sqlalchemy as sa
 from cyborg.conductor.attachments.leased import LeasedAttachment
 from cyborg.core.attachments.attachment import Mode
 from cyborg.core.attachments.selector import ACCELERATOR, Selector
-from cyborg.core.attachments.server import Server, check_exchangeable, check_mode, is_kept
+from cyborg.core.attachments.server import (
+    Server,
+    check_exchangeable,
+    check_mode,
+    has_mediated_device,
+)
 from cyborg.core.attachments.successor import describe_missing
 from cyborg.core.binding.profile import Group, parse_group, parse_groups
 from cyborg.core.contexts.leases import ContextFacts, lost_lease
@@ -30,20 +35,24 @@ from cyborg.db.unit_of_work import UnitOfWork
 def check_selected(tx: sa.Connection, selector: Selector, server: Server, mode: Mode) -> None:
     """Raise Conflict if all handles for a group, on the host of a server, are unsuitable.
 
-    The host is known here by its names in Nova alone: an agent may use another one.
+    This is an early answer to the caller. The host is known here by its names in Nova alone, and an
+    agent may use another one: ``check_claimed`` decides after the claim.
     """
+    # A mediated device is unsuitable in this mode only, see ``check_mode``.
     if mode is not Mode.NEXT_BOOT:
         return
     if selector.field == ACCELERATOR:
         check_mode(handles.of_accelerator(tx, selector.value), mode, selector.describe())
         return
     profile = device_profiles.by_name(tx, selector.key)
+    # ``check_selection`` has found the profile. If it was deleted since then, the step ``bind``
+    # fails with NotFound.
     if profile is None:
         return
     classes = {name for group in parse_groups(profile["groups"]) for name in group.resources}
     hosts = {name for name in (server.host, server.node) if name is not None}
     for types in handles.of_hosts(tx, hosts, classes).values():
-        if all(is_kept({type_}) for type_ in types):
+        if all(has_mediated_device({type_}) for type_ in types):
             check_mode(types, mode, selector.describe())
 
 
@@ -140,7 +149,7 @@ class ProfileCandidates:
             return list(found)
         names = {provider for mapping in found for provider in mapping.values()}
         types = self._uow.run(lambda tx: handles.of_providers(tx, names))
-        unsuitable = {provider for provider in types if is_kept(types[provider])}
+        unsuitable = {provider for provider in types if has_mediated_device(types[provider])}
         selected = [mapping for mapping in found if unsuitable.isdisjoint(mapping.values())]
         if found and not selected:
             check_mode(set().union(*types.values()), work.mode, work.selected)

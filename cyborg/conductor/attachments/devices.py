@@ -31,13 +31,12 @@ from cyborg.conductor.binding.release import ReleaseResult
 from cyborg.conductor.notifications.notifications import ArqEventRecorder
 from cyborg.core.attachments.allocation import count_units, required_amounts
 from cyborg.core.attachments.attachment import Mode
-from cyborg.core.attachments.server import is_kept
+from cyborg.core.attachments.server import has_mediated_device
 from cyborg.core.binding.arqs import BindRequest
 from cyborg.core.binding.profile import parse_group
-from cyborg.core.binding.states import OWNING_STATES, UNBOUND_STATES, ArqState, Step, source_states
+from cyborg.core.binding.states import OWNING_STATES, ArqState, Step, source_states
 from cyborg.core.errors import Conflict, NoHandle, NotFound, WrongState
 from cyborg.db.attachments import handles as guest_devices
-from cyborg.db.attachments import handles as handle_types
 from cyborg.db.attachments import write as store
 from cyborg.db.binding import claims as handle_claims
 from cyborg.db.binding import write as arq_store
@@ -127,7 +126,7 @@ class AttachedDevices:
             return True
         return False
 
-    def claim(
+    def bind_new_arqs(
         self,
         tx: sa.Connection,
         work: LeasedAttachment,
@@ -193,8 +192,8 @@ class AttachedDevices:
     def keeps_devices(self, work: LeasedAttachment) -> bool:
         """Return whether the definition of the guest keeps a device of the attachment."""
         id_ = work.row["id"]
-        types = self._uow.run(lambda tx: handle_types.of_attachments(tx, [id_]))
-        return is_kept(types.get(id_, ()))
+        types = self._uow.run(lambda tx: guest_devices.of_attachments(tx, [id_]))
+        return has_mediated_device(types.get(id_, ()))
 
     def awaits_marker(self, work: LeasedAttachment) -> bool:
         """Return whether another attachment of the instance will need a reboot from later on."""
@@ -233,18 +232,15 @@ class AttachedDevices:
         return {"intent": replace(intent, released=sorted(held.get(id_, ()))).to_dict()}
 
     def delete(self, tx: sa.Connection, work: LeasedAttachment) -> None:
-        """Delete the unbound ARQs of an attachment. Raise WrongState if an ARQ owns a handle.
+        """Delete the ARQs of an attachment. Raise WrongState if an ARQ owns a handle.
 
-        Those of a device context stay.
+        The ARQs of a device context stay for its next use: ``conductor.binding.release`` unbinds
+        them whenever they are to be deleted, and an unbound one no longer refers to the attachment.
         """
-        found = store.lock_arqs(tx, work.row["id"])
-        if any(row["state"] in OWNING_STATES for row in found):
+        rows = store.lock_arqs(tx, work.row["id"])
+        if any(row["state"] in OWNING_STATES for row in rows):
             raise WrongState("an accelerator request of the attachment is bound")
-        rows = [
-            row
-            for row in found
-            if row["state"] in {*UNBOUND_STATES, ArqState.BIND_FAILED, ArqState.INITIAL}
-        ]
+        # ``_release`` leaves out ARQs that are already being deleted.
         self._release(tx, rows, Step.DELETE)
 
     def _rows(self, work: LeasedAttachment) -> list[arq_store.ArqRow]:
@@ -287,7 +283,7 @@ class AttachedDevices:
             self.make_context(project), limits=found, handle=attachment["accelerator"], epoch=epoch
         )
         by_group = dict(enumerate(intent.providers))
-        result = self.claim(tx, work, rows, host, by_group, context, wait=wait)
+        result = self.bind_new_arqs(tx, work, rows, host, by_group, context, wait=wait)
         check_claimed(tx, work)
         return result
 

@@ -60,7 +60,7 @@ class Successors:
         new = [copy_arq(arq, context.now) for arq in old]
         arq_store.insert_all(tx, new, row["id"])
         host = find_host(tx, intent.providers)
-        return self._devices.claim(tx, work, new, host, providers, context, wait=wait)
+        return self._devices.bind_new_arqs(tx, work, new, host, providers, context, wait=wait)
 
     def exchange(self, work: LeasedAttachment) -> Wait | None:
         """Exchange the handles: show the new ones to Nova, and detach the old ones.

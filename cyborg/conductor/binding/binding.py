@@ -111,8 +111,9 @@ def bind(
 ) -> BindResult:
     """Bind all the ARQs or raise.
 
-    Requests without an instance, of an attachment to a host, use no slot. ``subject`` is that of
-    the job on the host, by default the instance.
+    ``scope`` is the only project whose ARQs the caller may bind, None for all projects: other ARQs
+    do not exist for the caller. Requests without an instance, of an attachment to a host, use no
+    slot. ``subject`` is that of the job on the host, by default the instance.
 
     With ``append``, the ARQs get slots after those of the other ARQs of the instance; without it,
     such other ARQs are a conflict, except those that an attachment hides from Nova. Without
@@ -133,9 +134,11 @@ def bind(
     # The states of leased ARQs are those of their context, which ``lock_contexts`` compares.
     for row in () if is_leased else todo:
         _check_state(tx, row)
-    if rows[0]["other_arqs"] and not append:
+    # The same for each row: the query asks it of the instance.
+    has_other_arqs = rows[0]["other_arqs"]
+    if has_other_arqs and not append:
         raise _instance_conflict(tx, instance, sorted(requests))
-    call = _Call(tx, rows, todo, requests, context, append)
+    call = _Call(tx=tx, rows=rows, todo=todo, requests=requests, context=context, append=append)
     if is_leased:
         return _consume_lease(call)
     return _claim(call, wait=wait, subject=subject or instance or "")

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 
-from cyborg.conductor.binding.claims import check_providers, claim
+from cyborg.conductor.binding.claims import check_providers, claim_handles
 from cyborg.conductor.binding.limits import ProjectLimits
 from cyborg.conductor.custody import entries
 from cyborg.core.binding.profile import check_user, count_units, find_target, parse_group
@@ -138,7 +138,7 @@ def claim_planned(
         row["provider"] for row in plan.deployables if CLEANING_ABILITIES & set(row["abilities"])
     }
     ids = {row["uuid"]: row["id"] for row in rows}
-    chosen = claim(
+    chosen = claim_handles(
         tx,
         plan.demands,
         ids,

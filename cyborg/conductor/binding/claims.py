@@ -47,7 +47,7 @@ class Retry(Exception):
         self.reason = reason
 
 
-def claim(
+def claim_handles(
     tx: sa.Connection,
     demands: Sequence[Demand],
     ids: Mapping[str, int],
@@ -60,6 +60,9 @@ def claim(
     honoured: Collection[str] = (),
 ) -> dict[str, FreeHandleRow]:
     """Claim, for each demand, a free handle of the demanded provider; return them by ARQ uuid.
+
+    Choose among free handles, which are locked for that; ``db.binding.claims.claim`` writes the
+    choice.
 
     ``providers_to_clean`` has the uuids of the providers whose handles must be cleaned after use:
     the column ``needs_cleaning`` of such a handle is set with the claim. ``handle`` is the uuid of

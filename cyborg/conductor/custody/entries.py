@@ -6,7 +6,7 @@ Each function takes at most two statements, however many handles there are.
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -123,24 +123,26 @@ def record_cleaning_failed(
         _record_cleaning(tx, job, Event.CLEANING_FAILED, error, now)
 
 
-def record_abandoned(
-    tx: sa.Connection,
-    host: str,
-    handles: Collection[tuple[str, str, str]],
-    now: datetime,
-) -> None:
-    """Record that handles are removed without cleaning.
+class AbandonedHandle(NamedTuple):
+    """A handle without cleaning: the uuid of its device, and addresses."""
 
-    A handle is (uuid of its device, address of its deployable, address of the handle).
-    """
+    device: str
+    deployable: str
+    handle: str
+
+
+def record_abandoned(
+    tx: sa.Connection, host: str, handles: Collection[AbandonedHandle], now: datetime
+) -> None:
+    """Record that handles of a host are removed without cleaning."""
     entries = [
         Entry(
-            device,
+            item.device,
             host,
             Event.CLEANING_ABANDONED,
-            {"handle_address": address, "deployable_address": deployable},
+            {"handle_address": item.handle, "deployable_address": item.deployable},
         )
-        for device, deployable, address in handles
+        for item in handles
     ]
     records.add(tx, entries, now)
 

@@ -5,6 +5,11 @@ A host is uncordoned when its agent sends heartbeats again. Before it marks an a
 conductor verifies that it can receive its own heartbeats over the bus. They take the same path as
 the heartbeats of agents: through the broker, to any conductor, into the database. Each heartbeat
 sets the deadlines of the next one, which follow from the interval of heartbeats.
+
+"Down" has two meanings. A daemon *is down* when its deadline ``down_at`` has passed: lists show
+that, and it needs no writer. An agent *is marked down* by ``down_since``, which only this detector
+sets: that cordons its host, and any decision about a host takes the mark. After an outage of the
+conductors or the broker, the deadlines of all agents have passed, and none is marked.
 """
 
 import threading
@@ -25,7 +30,6 @@ from cyborg.core.text import join_limited, to_iso
 from cyborg.db.outbox import write as outbox
 from cyborg.db.providers import write as providers
 from cyborg.db.services import write as services
-from cyborg.db.services import write as store
 from cyborg.db.services.write import HeartbeatTimes
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.threads.failures import RateLimitedLogger
@@ -180,7 +184,7 @@ class FailureDetector:
         max_timeout = timedelta(seconds=observed) - self._grace
         if max_timeout <= timedelta():
             return 0
-        marked: list[store.DaemonRow] = []
+        marked: list[services.DaemonRow] = []
         # In batches: after an outage of the broker thousands of agents may be down, and one
         # transaction would lock all of their devices.
         while batch := self._uow.run(lambda tx: self._mark_down(tx, now, max_timeout)):
@@ -203,8 +207,8 @@ class FailureDetector:
 
     def _mark_down(
         self, tx: sa.Connection, now: datetime, max_timeout: timedelta
-    ) -> Sequence[store.DaemonRow]:
-        marked = store.mark_down(tx, now, max_timeout, BATCH_SIZE)
+    ) -> Sequence[services.DaemonRow]:
+        marked = services.mark_down(tx, now, max_timeout, BATCH_SIZE)
         if marked:
             providers.mark_stale_of_hosts(tx, [row["host"] for row in marked], now)
             payloads = [_payload(row, row["last_seen_at"]) for row in marked]
@@ -213,18 +217,18 @@ class FailureDetector:
 
 
 def mark_up(
-    tx: sa.Connection, row: store.DaemonRow, notices: NotificationBuilder, now: datetime
+    tx: sa.Connection, row: services.DaemonRow, notices: NotificationBuilder, now: datetime
 ) -> None:
     """Mark an agent up that was marked down, and record the notification.
 
     The caller has locked the agent's row, marks the providers of the host stale and wakes
     the publisher.
     """
-    store.mark_up(tx, row["id"])
+    services.mark_up(tx, row["id"])
     outbox.add_all(tx, notices.build_messages(Event.SERVICE_UP, [_payload(row, now)]))
 
 
-def _payload(row: store.DaemonRow, last_seen_at: datetime) -> dict[str, Any]:
+def _payload(row: services.DaemonRow, last_seen_at: datetime) -> dict[str, Any]:
     """Return the payload of the notification that an agent is down or up; its times are UTC."""
     timestamps = {
         name: to_iso(time_)

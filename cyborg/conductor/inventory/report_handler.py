@@ -257,8 +257,7 @@ def remove_backend(
     """Remove the inventory of a backend (None: of all backends) as if it was no longer reported.
 
     Dirty handles are removed, too, unless another handle of the same deployable is bound. Their
-    tombstones mark them as dirty, so they are cleaned first if they return. The caller has locked
-    the row of the host's agent.
+    tombstones mark them as dirty, so they are cleaned first if they return.
     """
     state = sync.read_host_state(tx, host)
     addresses = {
@@ -267,19 +266,29 @@ def remove_backend(
         if isinstance(stored.value, Device) and backend in (None, stored.value.backend)
     }
     relevant = {key: stored for key, stored in state.stored.items() if key.device in addresses}
-    steps = plan.plan((), relevant, state.bound - state.dirty)
+    # This plan counts no dirty handle as bound, to find the deployables that can be removed.
+    # ``_apply_plan`` plans again: a dirty handle of a deployable that stays is drained then, and
+    # cleaned, because its deployable is still there to name it.
+    steps = plan.plan(reported=(), stored=relevant, bound=state.bound - state.dirty)
     removed = {step.key for step in steps if isinstance(step, Remove)}
     state.abandoned = {key for key in state.dirty if key.deployable_key in removed}
     # Before the plan is applied: a removal deletes only handles that need no cleaning.
     attach_handles.force_clean(tx, [state.ids[key] for key in state.abandoned])
     abandoned = [
-        (state.devices[key.device]["uuid"], key.deployable, key.handle)
+        entries.AbandonedHandle(state.devices[key.device]["uuid"], key.deployable, key.handle)
         for key in sorted(state.abandoned)
     ]
     entries.record_abandoned(tx, host, abandoned, now)
     state.bound -= state.abandoned
     result = _apply_plan(
-        tx, host, state, (), relevant, now, notifications, keep_tombstones=keep_tombstones
+        tx,
+        host,
+        state,
+        devices=(),
+        relevant=relevant,
+        now=now,
+        notifications=notifications,
+        keep_tombstones=keep_tombstones,
     )
     if not state.abandoned:
         return result

@@ -7,7 +7,7 @@ device has afterwards, in one transaction that is guarded by the end of the wind
 
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import sqlalchemy as sa
@@ -168,14 +168,16 @@ class MaintenanceWindows:
         window = store.find_window(tx, device)
         if window is None or window["until"] <= now or window["successor"] != SuccessorMode.AUTO:
             return 0
-        bound = {_key(row): row for row in successors.bound_contexts(tx, device)}
-        known = {_key(row): row for row in successors.recorded(tx, device)}
+        bound = {_to_key(row): row for row in successors.bound_contexts(tx, device)}
+        known = {_to_key(row): row for row in successors.recorded(tx, device)}
         deadline = now + timedelta(seconds=self._conf.conductor.attachment_timeout)
         new = [
             {
                 **row,
                 "uuid": str(uuid4()),
-                "request_key": successors.record_key(row["successor_of"], device, key[1]),
+                "request_key": successors.record_key(
+                    row["successor_of"], device, row["instance_uuid"]
+                ),
                 "maintained_device": device,
                 "mode": str(Mode.NEXT_BOOT),
                 "reboot": False,
@@ -218,9 +220,16 @@ class MaintenanceWindows:
             outbox.add_all(tx, self._notifications.build_messages(event, rows))
 
 
-def _key(row: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the context and the instance of a successor or of a bound context."""
-    return row["successor_of"], row["instance_uuid"]
+class _ContextInstance(NamedTuple):
+    """A context and the instance that it is bound to: a device has one successor for each pair."""
+
+    context: str
+    instance: str
+
+
+def _to_key(row: Mapping[str, Any]) -> _ContextInstance:
+    """Return the key of a successor or of a bound context."""
+    return _ContextInstance(row["successor_of"], row["instance_uuid"])
 
 
 def _not_found(device: str) -> NotFound:

@@ -189,12 +189,17 @@ class DroppedArqs:
         return self._uow.run(lambda tx: delete_expired(tx, unbound_before, PAGE, now, idle))
 
     def _find_idle_projects(self, unbound_before: datetime) -> list[str]:
-        """Return projects that have old ARQs and of which Nova builds no server."""
+        """Return projects that have old ARQs and of which Nova builds no server.
+
+        Query at most MAX_PROJECTS projects, from the one after ``_last_project``, and resume there
+        in the next round; begin again after the last project. If the credentials do not let Nova
+        list the servers of all projects, return none: a server in build could be hidden, so nothing
+        is deleted.
+        """
         last, idle = self._last_project, list[str]()
         projects = self._uow.run(
             lambda tx: store.projects_of_expired(tx, unbound_before, last, MAX_PROJECTS)
         )
-        error: str | None = None
         try:
             if projects and self._nova.lists_all_projects():
                 for project in projects:
@@ -206,9 +211,7 @@ class DroppedArqs:
             if len(projects) < MAX_PROJECTS:
                 self._last_project = ""
         except CyborgError as exc:
-            error = exc.message
-        if error is not None:
             LOG.warning(
-                "Cannot query Nova about unbound ARQs, retrying in the next scan: %s", error
+                "Cannot query Nova about unbound ARQs, retrying in the next scan: %s", exc.message
             )
         return idle

@@ -143,7 +143,7 @@ class ComputeNodeResolver:
                 host,
                 f"Placement has no resource provider {provider!r}, set by [agent] "
                 f"resource_provider on host {host}",
-                provider,
+                similar_to=provider,
             )
         if summary.parent_uuid is not None:
             raise self._not_found(
@@ -173,18 +173,19 @@ class ComputeNodeResolver:
             f"Placement has no resource provider {host!r}, which nova-compute creates when it "
             "first starts; check that [DEFAULT] host is the name of this host in Nova, or set "
             "[agent] resource_provider on the host",
-            host,
+            similar_to=host,
         )
 
-    def _not_found(self, host: str, reason: str, name: str | None = None) -> NotFound:
+    def _not_found(self, host: str, reason: str, *, similar_to: str | None = None) -> NotFound:
         """Return the error; log it unless the last error of the host had the same reason.
 
-        If ``name`` is given, add similar provider names; this may query all root providers.
+        Add the provider names that are similar to ``similar_to``; this may query all root
+        providers.
         """
         last = self._last_error.get(host)
         if last is not None and last.startswith(reason):
             return NotFound(last)
-        similar = core.closest_names(name, self._list_roots()) if name is not None else ()
+        similar = () if similar_to is None else core.closest_names(similar_to, self._list_roots())
         message = reason
         if similar:
             message += f"; similar names are {', '.join(map(repr, similar))}"
@@ -197,7 +198,11 @@ class ComputeNodeResolver:
         return NotFound(message)
 
     def _list_roots(self) -> Mapping[str, ProviderSummary]:
-        """Return all root providers by name, at most LIST_TTL seconds old."""
+        """Return all root providers by name, at most LIST_TTL seconds old.
+
+        A failure counts as an empty list for LIST_TTL: otherwise each host would wait for its
+        timeout, one after the other.
+        """
         # The answer is large: hosts that need it at the same time wait for one answer.
         with self._list_lock:
             if self._clock() - self._listed_at >= LIST_TTL:

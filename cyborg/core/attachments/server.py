@@ -23,18 +23,18 @@ from cyborg.core.attachments.attachment import Mode
 from cyborg.core.errors import Conflict, NotFound, Unavailable, WrongState
 from cyborg.core.inventory.device import HandleType
 
-KEPT_TYPES = frozenset({HandleType.MDEV})
+MEDIATED_TYPES = frozenset({HandleType.MDEV})
 """Types of handles that the definition of a guest keeps."""
 
 
-def is_kept(types: Collection[str]) -> bool:
+def has_mediated_device(types: Collection[str]) -> bool:
     """Return whether the definition of a guest keeps a handle of these types."""
-    return not KEPT_TYPES.isdisjoint(types)
+    return not MEDIATED_TYPES.isdisjoint(types)
 
 
 def check_mode(types: Collection[str], mode: Mode, selected: str) -> None:
     """Raise Conflict if a handle of these types could not be detached in a mode."""
-    if mode is Mode.NEXT_BOOT and is_kept(types):
+    if mode is Mode.NEXT_BOOT and has_mediated_device(types):
         raise Conflict(
             f"mode: {selected} needs a mediated device, which Nova gives to the guest again at "
             f"each reboot and start, also after a detach: use the mode {Mode.LIVE}",
@@ -44,7 +44,7 @@ def check_mode(types: Collection[str], mode: Mode, selected: str) -> None:
 
 def check_exchangeable(types: Collection[str], context: str) -> None:
     """Raise Conflict if handles of these types cannot be exchanged for those of a successor."""
-    if is_kept(types):
+    if has_mediated_device(types):
         raise Conflict(
             f"device context {context} has a mediated device, which Nova gives to the guest again "
             "at each reboot and start: it gets no successor; shelve or delete the server to "

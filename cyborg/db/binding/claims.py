@@ -321,7 +321,10 @@ def release(tx: sa.Connection, arq_ids: Collection[int], now: datetime) -> list[
 
 
 def any_cleaning(tx: sa.Connection, uuids: Collection[str], now: datetime) -> bool:
-    """Return whether a job still cleans one of these handles, and its deadline is not over."""
+    """Return whether a caller has to wait for the cleaning of one of these handles.
+
+    After its deadline nobody waits for a job: it may end much later, when its host has returned.
+    """
     query = (
         sa.select(handles.c.id)
         .join(jobs, jobs.c.id == handles.c.job_id)

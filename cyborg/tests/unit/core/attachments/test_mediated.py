@@ -15,7 +15,7 @@ from cyborg.core.attachments.server import (
     Server,
     check_exchangeable,
     check_mode,
-    is_kept,
+    has_mediated_device,
     kept_error,
 )
 from cyborg.core.errors import Conflict
@@ -132,5 +132,9 @@ def test_successor_of_a_mediated_device_is_refused() -> None:
     with pytest.raises(Conflict, match="gets no successor"):
         check_exchangeable({"MDEV"}, "c")
     check_exchangeable({"PCI"}, "c")
-    assert (is_kept(()), is_kept({"PCI"}), is_kept({"MDEV"})) == (False, False, True)
+    assert (
+        has_mediated_device(()),
+        has_mediated_device({"PCI"}),
+        has_mediated_device({"MDEV"}),
+    ) == (False, False, True)
     assert "rebuild, shelve or delete" in kept_error("u")

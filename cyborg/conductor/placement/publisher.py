@@ -249,33 +249,21 @@ class Publisher:
             if self._must_stop(lease):
                 return
             uuid = row["uuid"]
-            failure: CyborgError | None = None
-            try:
-                if uuid in desired and missing_node is not None:
-                    self._cordon_in_place(desired[uuid], tree.get(uuid), lease)
-                    raise missing_node
-                state = self._publish_provider(row, providers.get(uuid), tree, result, lease)
-            except CyborgError as exc:
-                failure = exc
-            except Exception:
-                LOG.exception(
-                    "Unexpected error while publishing resource provider %s",
-                    row["name"],
-                    host=host,
-                    provider=uuid,
-                )
-                failure = CyborgError(INTERNAL)
+            outcome = self._try_publish(
+                row, desired.get(uuid), providers.get(uuid), tree, missing_node, result, lease
+            )
             # Without an answer the outcome is unknown. The provider stays leased until the end of
             # the run: another conductor would ask the same Placement.
-            if isinstance(failure, Unavailable):
-                self._record_unreachable([row], failure, result)
+            if isinstance(outcome, Unavailable):
+                self._record_unreachable([row], outcome, result)
                 continue
-            if failure is not None:
-                self._record_refusal(host, root, row, failure, result, missing_node)
+            if isinstance(outcome, CyborgError):
+                self._record_refusal(host, root, row, outcome, result, missing_node)
             elif uuid in desired:
-                result.published[uuid] = Published(row["revision"], state)
+                result.published[uuid] = Published(row["revision"], outcome)
             else:
                 result.deleted[uuid] = row["revision"]
+            # A refusal is an answer too: Placement runs, and the run need not end.
             with self._failure_lock:
                 self._consecutive_failures = 0
 
@@ -348,6 +336,36 @@ class Publisher:
         self._reconciler.reconcile(
             summary.uuid, desired, summary, lease_expired=lambda: not lease.has_time()
         )
+
+    def _try_publish(
+        self,
+        row: LeasedProviderRow,
+        desired_row: DesiredProviderRow | None,
+        provider: Provider | None,
+        tree: Mapping[str, ProviderSummary],
+        missing_node: NotFound | None,
+        result: _BatchResult,
+        lease: WorkLease,
+    ) -> PlacementState | CyborgError:
+        """Publish a provider; return its state in Placement, or the error.
+
+        The provider of a device whose host has no compute node is only cordoned.
+        """
+        try:
+            if desired_row is not None and missing_node is not None:
+                self._cordon_in_place(desired_row, tree.get(row["uuid"]), lease)
+                return missing_node
+            return self._publish_provider(row, provider, tree, result, lease)
+        except CyborgError as exc:
+            return exc
+        except Exception:
+            LOG.exception(
+                "Unexpected error while publishing resource provider %s",
+                row["name"],
+                host=row["host"],
+                provider=row["uuid"],
+            )
+            return CyborgError(INTERNAL)
 
     def _publish_provider(
         self,

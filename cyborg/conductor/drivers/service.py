@@ -28,7 +28,7 @@ from cyborg.conductor.drivers.targets import (
     read_hosts,
 )
 from cyborg.core.drivers import desired_state
-from cyborg.core.drivers.desired_state import DesiredStatus
+from cyborg.core.drivers.desired_state import DesiredStatus, ManagedOption
 from cyborg.core.drivers.rollout import PENDING_STATES, Kind
 from cyborg.core.errors import Conflict, Invalid, NotFound
 from cyborg.core.log import get_logger
@@ -241,7 +241,7 @@ class Drivers:
             check_text("host", host),
             check_text("backend", backend),
             read_address(address),
-            desired_state.ADOPT_IN_USE if force else "adopt",
+            ManagedOption.ADOPT_IN_USE if force else ManagedOption.ADOPT,
         )
 
     def release(self, uuid: str) -> dict[str, Any]:
@@ -255,36 +255,54 @@ class Drivers:
         row = self._uow.run(lambda tx: devices.by_uuid(tx, device))
         if row is None:
             raise NotFound(f"no hardware {device}", uuid=device)
-        return self._manage(row["host"], row["backend"], row["address"], "release", device)
+        return self._manage(
+            row["host"], row["backend"], row["address"], ManagedOption.RELEASE, device
+        )
 
     def _manage(
-        self, host: str, backend: str, address: str, option: str, device: str | None = None
+        self,
+        host: str,
+        backend: str,
+        address: str,
+        option: ManagedOption,
+        device: str | None = None,
     ) -> dict[str, Any]:
-        def write(tx: sa.Connection) -> str:
-            targets = TargetResolver.of_backend(tx, host, backend)
-            job = self._acquire_job(tx, Kind.UPDATE, targets.driver)
-            (target,) = targets.backends([host], backend)
-            if device is not None:
-                holders = devices.holders(tx, device)
-                ensure_unused(holders, devices.count_dirty_handles(tx, device), address, host)
-            host_driver = targets.host_driver(target.service_id)
-            if option not in {known.name for known in host_driver.options}:
-                action = desired_state.MANAGED_OPTIONS[option]
-                raise Conflict(
-                    f"driver {targets.driver} cannot {action}: it has no option {option}",
-                    driver=targets.driver,
-                )
-            mark = (
-                self._now().isoformat(timespec="seconds")
-                if option == desired_state.ADOPT_IN_USE
-                else ""
-            )
-            config = desired_state.managed_options(target.config, address, option, mark)
-            config = targets.parse(host_driver, config)
-            arguments = {"config": config, "status": None, "reload": False}
-            return self._add(tx, job, Kind.UPDATE, targets.driver, arguments, [target.step()])
+        """Start a job that lists an address in an option of a backend.
 
-        return self._submit(write)
+        ``device`` is the uuid of a device that must be unused.
+        """
+        return self._submit(
+            lambda tx: self._add_managed(tx, host, backend, address, option, device)
+        )
+
+    def _add_managed(
+        self,
+        tx: sa.Connection,
+        host: str,
+        backend: str,
+        address: str,
+        option: ManagedOption,
+        device: str | None,
+    ) -> str:
+        targets = TargetResolver.of_backend(tx, host, backend)
+        job = self._acquire_job(tx, Kind.UPDATE, targets.driver)
+        (target,) = targets.backends([host], backend)
+        if device is not None:
+            holders = devices.holders(tx, device)
+            ensure_unused(holders, devices.count_dirty_handles(tx, device), address, host)
+        host_driver = targets.host_driver(target.service_id)
+        if option not in {known.name for known in host_driver.options}:
+            raise Conflict(
+                f"driver {targets.driver} cannot {option.description}: it has no option {option}",
+                driver=targets.driver,
+            )
+        # Only a forced adoption has a time: repeating any other change must change nothing.
+        is_forced = option is ManagedOption.ADOPT_IN_USE
+        adopted_at = self._now().isoformat(timespec="seconds") if is_forced else ""
+        config = desired_state.managed_options(target.config, address, option, adopted_at)
+        config = targets.parse(host_driver, config)
+        arguments = {"config": config, "status": None, "reload": False}
+        return self._add(tx, job, Kind.UPDATE, targets.driver, arguments, [target.step()])
 
     def _submit(
         self, write: Callable[[sa.Connection], str], *, cordons: bool = False

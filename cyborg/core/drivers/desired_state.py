@@ -21,19 +21,24 @@ from cyborg.core.codec import Serializable, wire
 from cyborg.core.drivers import registry
 from cyborg.core.drivers.registry import LISTS, Option
 from cyborg.core.errors import Invalid
-from cyborg.core.text import sanitize
+from cyborg.core.text import DescribedEnum, sanitize
 from cyborg.core.validation import find_duplicate, malformed, string
 
 MAX_BACKENDS = 256  # of one host
 MAX_ERROR = 1000
-ADOPT_IN_USE = "adopt_in_use"
+
+
+class ManagedOption(DescribedEnum):
+    """Options of a driver that are lists of addresses, each with what the driver does."""
+
+    ADOPT = "adopt", "adopt single devices"
+    ADOPT_IN_USE = "adopt_in_use", "adopt devices that the host uses"
+    RELEASE = "release", "release single devices"
+
+
+ADOPT_IN_USE: str = ManagedOption.ADOPT_IN_USE.value
 """Option of devices that are adopted although their hosts use them."""
-MANAGED_OPTIONS: Mapping[str, str] = {
-    "adopt": "adopt single devices",
-    ADOPT_IN_USE: "adopt devices that the host uses",
-    "release": "release single devices",
-}
-"""The options of a driver that are lists of addresses, and what each makes the driver do."""
+
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,254}$")
 
 
@@ -96,19 +101,20 @@ def parse_backend_name(name: Any) -> str:
 
 
 def managed_options(
-    config: Mapping[str, Any], address: str, option: str, mark: str = ""
+    config: Mapping[str, Any], address: str, option: str, adopted_at: str = ""
 ) -> dict[str, list[str]]:
-    """Return the options of a backend with an address in one of the lists ``MANAGED_OPTIONS``.
+    """Return the options of a backend with an address in one of the lists ``ManagedOption``.
 
-    A ``mark`` follows the address after ``@``, so that a repetition changes the option. Unchanged
-    lists are left out: a desired option hides its value in the configuration file.
+    The time ``adopted_at`` follows the address after ``@``, so that a repetition changes the
+    option: only then does the agent check the device again. Unchanged lists are left out: a desired
+    option hides its value in the configuration file.
     """
     lists: dict[str, list[str]] = {}
-    for name in MANAGED_OPTIONS:
+    for name in map(str, ManagedOption):
         current = list(config.get(name, ()))
         others = [listed for listed in current if listed.partition("@")[0] != address]
         if name == option:
-            lists[name] = sorted({*others, f"{address}@{mark}" if mark else address})
+            lists[name] = sorted({*others, f"{address}@{adopted_at}" if adopted_at else address})
         elif others != current:
             lists[name] = others
     return lists

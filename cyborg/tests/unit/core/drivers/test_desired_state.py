@@ -78,7 +78,7 @@ def test_parse_backend_name_invalid_is_rejected(name: Any) -> None:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from("abc"), st.sampled_from([*desired_state.MANAGED_OPTIONS])),
+        st.tuples(st.sampled_from("abc"), st.sampled_from([*desired_state.ManagedOption])),
         max_size=8,
     )
 )
@@ -87,5 +87,5 @@ def test_managed_options_last_change_wins(changes: list[tuple[str, str]]) -> Non
     for address, option in changes:
         config = {**config, **desired_state.managed_options(config, address, option)}
     last = dict(changes)
-    for option in desired_state.MANAGED_OPTIONS:
+    for option in desired_state.ManagedOption:
         assert set(config.get(option, [])) == {a for a, found in last.items() if found == option}

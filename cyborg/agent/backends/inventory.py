@@ -97,8 +97,8 @@ def collect(
     If two backends find the same device, deployable address or PCI function,
     the first backend gets the device and the state of the other has an error.
     """
-    owners: dict[str, str] = {}
-    address_owners: dict[str, str] = {}
+    device_owners: dict[str, str] = {}
+    part_owners: dict[str, str] = {}
     devices: list[Device] = []
     states: list[BackendState] = []
     for snapshot in snapshots:
@@ -106,13 +106,13 @@ def collect(
         ignored: list[str] = []
         for device in snapshot.devices:
             addresses = _exclusive_addresses(device)
-            conflict = next((address_owners[a] for a in addresses if a in address_owners), None)
-            first = owners.get(device.address, conflict)
+            conflict = next((part_owners[a] for a in addresses if a in part_owners), None)
+            first = device_owners.get(device.address) or conflict
             if first is not None:
                 ignored.append(f"{device.address} is ignored: backend {first} already reports it")
                 continue
-            owners[device.address] = name
-            address_owners.update(dict.fromkeys(addresses, name))
+            device_owners[device.address] = name
+            part_owners.update(dict.fromkeys(addresses, name))
             devices.append(device)
         error = "; ".join([*([snapshot.state.error] if snapshot.state.error else []), *ignored])
         states.append(replace(snapshot.state, error=error[:MAX_ERROR] or None))

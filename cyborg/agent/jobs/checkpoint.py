@@ -163,9 +163,13 @@ V = TypeVar("V")
 class Outcomes(Generic[K, V]):
     """Undelivered outcomes, the oldest first, at most one for each key. Thread-safe."""
 
-    def __init__(self, subject: str) -> None:
-        """``subject`` is the name of the log field that has the key, such as ``job``."""
+    def __init__(self, subject: str, subject_of: Callable[[K], str] = str) -> None:
+        """``subject`` is the name of a log field, such as ``job``.
+
+        ``subject_of`` returns its value for a key, by default the key.
+        """
         self._subject = subject
+        self._subject_of = subject_of
         self._lock = threading.Lock()
         self._pending: dict[K, V] = {}
         self._logged: set[K] = set()  # keys whose failure was logged; only of ``deliver``
@@ -194,13 +198,13 @@ class Outcomes(Generic[K, V]):
         were not sent stay for the next call.
         """
         for key, outcome in pending:
-            # The key of a discovery is its uuid and the backend.
-            fields: dict[str, Any] = {self._subject: key[0] if isinstance(key, tuple) else key}
+            fields: dict[str, Any] = {self._subject: self._subject_of(key)}
             try:
                 send(key, outcome)
             except errors.Unavailable:
                 raise
             except REFUSALS as exc:
+                # Removed below, as an accepted one: a retry would be refused again.
                 LOG.warning(
                     "Conductor rejected an outcome, discarding it: %s", exc.message, **fields
                 )

@@ -87,7 +87,9 @@ class Reporter(LoopThread):
         self._heartbeat_at = float("-inf")  # when the next heartbeat is due
         self._pace = ReportPace()
         # Keys: uuid and backend of a discovery, uuid of a job.
-        self._discoveries = Outcomes[tuple[str, str], BackendState]("discovery")
+        self._discoveries = Outcomes[tuple[str, str], BackendState](
+            "discovery", subject_of=lambda key: key[0]
+        )
         self._jobs = Outcomes[str, tuple[str, str | None]]("job")
         self._backend_outcomes: tuple[int, Sequence[BackendOutcome]] | None = None
         self._lock = threading.Lock()  # of the backend outcomes

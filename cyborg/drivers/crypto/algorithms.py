@@ -140,7 +140,9 @@ def parse_name(name: str, *, first_is_primitive: bool = False) -> tuple[str, str
     tokens = _TOKEN.findall(name)
     if len(name) > MAX_NAME or "".join(tokens) != name:
         return None
-    position, parts = _parse_expression(tokens, 0, 0, first_is_primitive)
+    position, parts = _parse_expression(
+        tokens, position=0, depth=0, first_is_primitive=first_is_primitive
+    )
     if parts is None or position != len(tokens):
         return None
     primitive, *modes = parts
@@ -148,7 +150,7 @@ def parse_name(name: str, *, first_is_primitive: bool = False) -> tuple[str, str
 
 
 def _parse_expression(
-    tokens: Sequence[str], position: int, depth: int, first: bool
+    tokens: Sequence[str], *, position: int, depth: int, first_is_primitive: bool
 ) -> tuple[int, list[str] | None]:
     """Parse an expression; return the next position and ``[primitive, *modes]``, or None."""
     if depth > _MAX_DEPTH or position >= len(tokens) or tokens[position] in "(),":
@@ -159,13 +161,18 @@ def _parse_expression(
         return position, [word]
     arguments: list[list[str]] = []
     while position < len(tokens) and tokens[position] in ("(", ","):
-        position, argument = _parse_expression(tokens, position + 1, depth + 1, first)
+        position, argument = _parse_expression(
+            tokens,
+            position=position + 1,
+            depth=depth + 1,
+            first_is_primitive=first_is_primitive,
+        )
         if argument is None:
             return position, None
         arguments.append(argument)
     if position >= len(tokens) or tokens[position] != ")":
         return position, None
-    primitive, *modes = arguments.pop(0 if first else -1)
+    primitive, *modes = arguments.pop(0 if first_is_primitive else -1)
     others = [part for primitive_, *rest in arguments for part in (*rest, primitive_)]
     # authenc means that the other argument authenticates.
     template = [] if word in ("authenc", "authencesn") and others else [word]

@@ -170,7 +170,11 @@ class GpuDriver(PciDriver):
         return found
 
     def describe(self, card: PciFunction) -> Description:
-        """Return the facts of NVML about a card, and its other PCI functions, such as audio."""
+        """Return the facts of NVML about a card, and its other PCI functions, such as audio.
+
+        Also keep the facts in ``_cards``: what ``_facts_of`` returns later in the same discovery
+        must agree with the description.
+        """
         slot = PciAddress.parse(card.address)
         functions = (
             self._sysfs.pci_function(str(replace(slot, function=number))) for number in range(8)

@@ -241,21 +241,22 @@ class NetworkReader:
         The host has set it up, perhaps for what no reader finds: packet sockets, XDP, another
         network stack.
         """
-        # ``carrier`` is 1 with a link, and cannot be read while the interface is down
-        # (``Documentation/ABI/testing/sysfs-class-net`` of the Linux kernel).
         if self._facts.error is not None:
             return {}  # ``unread_functions`` returns them
         found: dict[str, NetworkUse] = {}
         for name, functions in self._functions.items():
+            # ``carrier`` is 1 with a link, and cannot be read while the interface is down
+            # (``Documentation/ABI/testing/sysfs-class-net`` of the Linux kernel).
             if not self._is_up(name) or self._sysfs.read_text(f"class/net/{name}/carrier") != "1":
                 continue
+            # The first function is the port itself; the others on its path are bridges.
+            address = functions[0] if functions else ""
+            if address not in addresses or address in found:
+                continue
+            is_virtual = self._sysfs.read_link(f"bus/pci/devices/{address}/physfn") is not None
             use = NetworkUse(name, ACTIVE_PORT)
-            for address in functions[:1]:
-                is_virtual = self._sysfs.read_link(f"bus/pci/devices/{address}/physfn") is not None
-                if address not in addresses or address in found or is_virtual:
-                    continue
-                if not is_accepted(address, str(use)):
-                    found[address] = use
+            if not is_virtual and not is_accepted(address, str(use)):
+                found[address] = use
         return found
 
     def unread_functions(self) -> dict[str, str]:

@@ -43,13 +43,21 @@ _CNS_CONTROLLERS, _CNS_SECONDARY_CONTROLLERS = 0x13, 0x15
 _SANITIZE_STATUS_LOG = 0x81
 _WHOLE_CONTROLLER = 0xFFFFFFFF
 _IDENTIFY_BYTES = 4096
+# Offsets of the fields of Identify Controller.
+_CMIC, _CNTLID, _OACS, _SANICAP, _FNA = 76, 78, 256, 328, 524
+# Offsets of the fields of Identify Namespace.
+_NLBAF, _FLBAS, _DPS, _NMIC = 25, 26, 29, 30
 _LOG_BYTES = 512
 _PROGRESS_UNITS = 65536
 _OVERWRITE_ONCE = 1 << 4
 
 
 class Method(StrEnum):
-    """Methods to erase a controller or its namespaces, the strongest first."""
+    """Methods to erase a controller or its namespaces, the strongest first.
+
+    The order is the preference wherever methods are listed: ``tuple(Method)`` and ``for method in
+    Method`` rely on it.
+    """
 
     SANITIZE_CRYPTO = "sanitize, crypto erase"
     SANITIZE_BLOCK = "sanitize, block erase"
@@ -147,14 +155,15 @@ class NamespaceInfo:
 
 def parse_controller(data: bytes) -> ControllerInfo:
     """Parse the Identify Controller data structure."""
-    (oacs,) = struct.unpack_from("<H", data, 256)
-    (sanicap,) = struct.unpack_from("<I", data, 328)
-    (number,) = struct.unpack_from("<H", data, 78)
-    cmic, fna = data[76], data[524]
+    (oacs,) = struct.unpack_from("<H", data, _OACS)  # optional admin commands
+    (sanicap,) = struct.unpack_from("<I", data, _SANICAP)  # sanitize capabilities
+    (number,) = struct.unpack_from("<H", data, _CNTLID)  # controller id
+    cmic, fna = data[_CMIC], data[_FNA]  # multi-path capabilities, attributes of Format NVM
     supported = {
         Method.SANITIZE_CRYPTO: sanicap & 0x1,
         Method.SANITIZE_BLOCK: sanicap & 0x2,
         Method.SANITIZE_OVERWRITE: sanicap & 0x4,
+        # Bit 2: a format can erase the keys.
         Method.FORMAT_CRYPTO: oacs & 0x2 and fna & 0x4,
         Method.FORMAT_ERASE: oacs & 0x2,
     }
@@ -171,7 +180,7 @@ def parse_controller(data: bytes) -> ControllerInfo:
 
 def parse_namespace(data: bytes) -> NamespaceInfo:
     """Parse the Identify Namespace data structure."""
-    last_format, flbas, dps, nmic = data[25], data[26], data[29], data[30]
+    last_format, flbas, dps, nmic = data[_NLBAF], data[_FLBAS], data[_DPS], data[_NMIC]
     # The bits are defined only with more than 16 formats.
     upper = flbas >> 5 & 0x3 if last_format > 15 else 0
     # LBA format, metadata settings, protection information and its location, upper LBA format.

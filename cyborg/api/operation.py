@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import pecan
@@ -88,7 +89,14 @@ class ControllerMethod(Protocol):
 
 
 def operation(
-    call: str, rule: str, *, path: Mapping[str, Any] = PATH_TYPES, **fields: Any
+    call: str,
+    rule: str,
+    *,
+    path: Mapping[str, Any] = PATH_TYPES,
+    query: Mapping[str, Any] = MappingProxyType({}),
+    paged: bool = False,
+    raises: tuple[type[CyborgError], ...] = (),
+    **fields: Any,
 ) -> Callable[[Callable[..., Any]], Any]:
     """Expose a controller method with pecan; ``fields`` are more fields of its ``Operation``.
 
@@ -101,9 +109,18 @@ def operation(
     verb, template = call.split()
     parameters = {name: path[name] for name in _PATH_PARAMETER.findall(template)}
     # ``check_host`` answers 404 for a list of a host that does not exist.
-    if fields.get("paged") and not {"host", "hostname"}.isdisjoint(fields.get("query", ())):
-        fields["raises"] = tuple(dict.fromkeys((*fields.get("raises", ()), NotFound)))
-    spec = Operation(method=verb, template=template, rule=rule, path=parameters, **fields)
+    if paged and not {"host", "hostname"}.isdisjoint(query) and NotFound not in raises:
+        raises = (*raises, NotFound)
+    spec = Operation(
+        method=verb,
+        template=template,
+        rule=rule,
+        path=parameters,
+        query=query,
+        paged=paged,
+        raises=raises,
+        **fields,
+    )
 
     def decorate(method: Callable[..., Any]) -> Any:
         @functools.wraps(method)

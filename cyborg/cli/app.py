@@ -43,7 +43,8 @@ class CyborgApp(base.RestApp):
         """
         from openstack import config
 
-        # No abbreviations: the set of options depends on the authentication plug-in.
+        # ``argparse_kwargs`` is for subclasses: cliff calls this method without it. No
+        # abbreviations: the set of options depends on the authentication plug-in.
         arguments = {"allow_abbrev": False, "usage": USAGE}
         parser = super().build_option_parser(description, version, arguments)
         shorten_errors(parser)
@@ -53,6 +54,8 @@ class CyborgApp(base.RestApp):
             help="Show these options, which depend on --os-auth-type, and exit.",
         )
         config.OpenStackConfig().register_argparse_arguments(parser, self._argv, ["accelerator"])
+        # With the defaults of the SDK, RestClient could not see that an option was not given: then
+        # clouds.yaml or DEFAULT_TIMEOUT decides, and DEFAULT_MICROVERSION.
         parser.set_defaults(os_accelerator_api_version=None, timeout=None)
         for action in parser._actions:
             if action.dest == "timeout":

@@ -309,6 +309,7 @@ def _events(body: Any) -> Sequence[Event]:
     with _expecting("action"):
         return tuple(
             Event(str(item["event"]), item.get("finish_time") is not None, item.get("result"))
+            # Nova leaves the key out if its policy hides the events from this service.
             for item in body["instanceAction"].get("events") or ()
         )
 

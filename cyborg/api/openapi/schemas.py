@@ -41,7 +41,8 @@ class Schemas:
 
     def schema_for(self, datatype: Any) -> Schema:
         """Return the schema of a type; for an object type, a reference to its schema."""
-        # A nested type may be written as a list or dict of another type.
+        # WSME resolves this notation in attributes of objects, but does not see the schema of a
+        # ``types.Validated``, which has it too.
         if isinstance(datatype, list):
             datatype = wtypes.ArrayType(datatype[0])
         elif isinstance(datatype, dict):

@@ -197,15 +197,18 @@ class Controller(Resource):
         elevated = check_host(request, host)
         profile, demands = read_demands(self, request, key)
         # The quota of an administrator's own project says nothing about that of the user.
-        room = None if elevated else count_room(self, request.caller.project_id, demands)
+        over_quota = not elevated and count_room(self, request.caller.project_id, demands) == 0
         path = f"device_profiles/{profile['uuid']}/explanation"
         document = {
             "uuid": profile["uuid"],
             "name": profile["name"],
             "last_failure": None,
-            "providers": [],
+            "providers": [],  # replaced for an administrator; others do not see providers
         }
-        return document | self._explain(request, path, demands, room == 0, host, page)
+        explanation = self._explain(
+            request, path, demands, over_quota=over_quota, host=host, page=page
+        )
+        return document | explanation
 
     @CONTEXT_EXPLANATIONS.operation(
         "GET device_contexts/{uuid}/explanation",
@@ -230,22 +233,26 @@ class Controller(Resource):
         demands = context_demands(context)
         # The handles of a bound context have already been counted.
         unbound = context["state"] not in OWNING
-        room = count_room(self, context["project_id"], demands, bound=True) if unbound else None
+        over_quota = unbound and count_room(self, context["project_id"], demands, bound=True) == 0
         path = f"device_contexts/{context['uuid']}/explanation"
         name = hidden_profile_name(context["uuid"])
         document = {
             "uuid": context["uuid"],
             "name": name,
             "last_failure": _last_failure(context["failure"], elevated),
-            "providers": [],
+            "providers": [],  # replaced for an administrator; others do not see providers
         }
-        return document | self._explain(request, path, demands, room == 0, host, page)
+        explanation = self._explain(
+            request, path, demands, over_quota=over_quota, host=host, page=page
+        )
+        return document | explanation
 
     def _explain(
         self,
         request: RequestContext,
         path: str,
         demands: Sequence[core.GroupDemand],
+        *,
         over_quota: bool,
         host: str | None,
         page: PageRequest,
@@ -306,7 +313,7 @@ def count_room(
 ) -> int | None:
     """Return how many more servers the limits of a project allow; None without limit or project.
 
-    With ``bound``, the ARQs exist already: only the limit of bound units counts.
+    With ``bound``, only the limit of bound units counts.
     """
     if not project:
         return None

@@ -212,7 +212,7 @@ def test_accelerator_that_vanished_meanwhile_is_named(env: AcceleratorEnv) -> No
             done.append(chosen)
         bind(work)
 
-    env.devices.bind = vanish  # type: ignore[method-assign]
+    env.replace_bind(vanish)
     env.settle()
     assert done == [chosen]
     text = f"accelerator {chosen} does not exist any more"

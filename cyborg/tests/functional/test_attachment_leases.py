@@ -187,7 +187,7 @@ def test_lease_that_ends_before_the_bind_leaves_the_attachment_in_error(
 
     env.attach_context()
     if step == "bind":
-        env.devices.bind = change_before  # type: ignore[method-assign]
+        env.replace_bind(change_before)
     else:
         change(env)
     env.settle()
@@ -229,7 +229,7 @@ def test_lease_whose_host_work_fails_before_the_bind_leaves_the_error_of_the_con
         bind(work)
 
     if step == "bind":
-        env.devices.bind = fail_before  # type: ignore[method-assign]
+        env.replace_bind(fail_before)
     else:
         env.finish_jobs("failed")
     env.settle()
@@ -241,7 +241,7 @@ def test_lease_whose_host_work_fails_before_the_bind_leaves_the_error_of_the_con
     assert (row["state"], env.state(), env.allocated(), env.owned()) == ("error", "error", 1, 1)
     env.release_lease()
     env.detach()
-    env.devices.bind = bind  # type: ignore[method-assign]
+    env.replace_bind(bind)
     env.attach_context()
     env.settle()
     assert env.check_context() == ("attached", "bound")

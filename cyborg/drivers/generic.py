@@ -49,7 +49,7 @@ class GenericDriver(PciDriver):
         return self._layouts.of_device(device)
 
     def partition(self, item: WorkItem, layout: str) -> None:
-        """Change the number of virtual functions; see ``privileged.sriov.set_count``."""
+        """Change the number of virtual functions; see ``privileged.pci.set_count``."""
         domains.check_unused(self._sysfs, self.read_domains, item.device)
         self._layouts.apply(item.device, layout)
         LOG.info("Layout %s applied", layout, backend=self.backend, device=item.device)

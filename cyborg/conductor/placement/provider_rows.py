@@ -18,7 +18,7 @@ _FIELDS = tuple(field.name for field in dataclasses.fields(Inventory))
 
 
 def desired_providers(root_uuid: str, rows: Iterable[DesiredProviderRow]) -> dict[str, Provider]:
-    """Convert rows of ``deployables.desired_state`` to providers below a compute node, by uuid."""
+    """Return the providers of ``deployables.write.desired_state`` below a compute node, by uuid."""
     return placement.build_providers(root_uuid, [_to_deployable(row) for row in rows])
 
 
@@ -49,7 +49,7 @@ def is_cordoned(row: DesiredProviderRow) -> bool:
 
 
 def device_status(row: DesiredProviderRow) -> device_state.DeviceStatus:
-    """Evaluate the device status of a row of ``deployables.desired_state``."""
+    """Evaluate the device status of a row of ``deployables.write.desired_state``."""
     return device_state.evaluate_row(row)
 
 

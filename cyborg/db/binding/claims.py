@@ -289,7 +289,7 @@ def release(tx: sa.Connection, arq_ids: Collection[int], now: datetime) -> list[
     """Release the handles of ARQs, which the caller must have locked; return the dirty handles.
 
     A draining handle remains, without an owner, until the next report deletes it
-    (``services.request_stale_reports`` requests a report); its provider is marked stale.
+    (``services.write.request_stale_reports`` requests it); its provider is marked stale.
     """
     freed = tx.execute(_RELEASE_CLEAN, {"arq_ids": sorted(arq_ids)}).rowcount
     if freed == len(arq_ids):

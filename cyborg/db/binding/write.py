@@ -401,8 +401,8 @@ def finish_unbind(tx: sa.Connection, ids: Collection[int]) -> int:
 def replace_release_jobs(tx: sa.Connection, handles: Collection[int], job_id: int) -> int:
     """Make the unbound ARQs that wait for the cleaning of these handles wait for a new job.
 
-    Return the number of ARQs. Call this before ``jobs.assign_cleaning``, which replaces the old job
-    of the handles.
+    Return the number of ARQs. Call this before ``jobs.write.assign_cleaning``, which replaces the
+    old job of the handles.
     """
     h = attach_handles.c
     old = sa.select(h.job_id).where(h.id.in_(sorted(handles)), h.job_id.is_not(None))

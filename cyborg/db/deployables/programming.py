@@ -101,7 +101,7 @@ def open_partitions(tx: sa.Connection, host: str) -> list[OpenPartitionRow]:
     """Return the open partition jobs of a host.
 
     The job of a device that is being drained, or that has no deployables, is found only here. The
-    caller holds the lock of the host (``desired_backends.lock_host``), so that no other transaction
+    caller holds the lock of the host (``backends.desired.lock_host``), so that no other transaction
     adds a job.
     """
     query = (

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Driver for FPGA cards: discovery of their regions, and programming with images.
 
-Cards are offered as by the generic driver, but only cards in ``families`` and cards whose rule has
-``type=FPGA``. A card has one deployable for each region that has its own handles. An image is
-loaded when an operator programs the deployable, or when a handle is prepared for a device profile
-with ``accel:bitstream_id`` or ``accel:function_id``.
+Cards are offered as by the generic driver, but only cards in ``cards.FAMILIES`` and cards whose
+rule has ``type=FPGA``. A card has one deployable for each region that has its own handles. An image
+is loaded when an operator programs the deployable, or when a handle is prepared for a device
+profile with ``accel:bitstream_id`` or ``accel:function_id``.
 """
 
 from collections.abc import Callable, Mapping, Sequence

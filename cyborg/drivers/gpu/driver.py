@@ -359,7 +359,7 @@ class GpuDriver(PciDriver):
         return mig.possible_layouts(facts, self._mig_parents.get(device.address, {}), offers)
 
     def partition(self, item: WorkItem, layout: str) -> None:
-        """Replace the GPU instances of a card; see ``privileged.mig``."""
+        """Replace the GPU instances of a card; see ``privileged.gpu``."""
         card = self._sysfs.pci_function(item.device) if is_pci_address(item.device) else None
         self._facts.forget(item.device)  # somebody may have changed the instances
         facts = GpuFacts() if card is None else self._facts.read(card, self.memory)

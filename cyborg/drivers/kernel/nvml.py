@@ -120,7 +120,7 @@ def _opened(nvml: Any) -> Iterator[None]:
 
 
 def replace_instances(address: str, profile: str | None) -> None:
-    """Replace the MIG instances of the GPU at an address; see ``privileged.mig``."""
+    """Replace the MIG instances of the GPU at an address; see ``privileged.gpu``."""
     try:
         nvml = importlib.import_module(MODULE)
     except ImportError as exc:

@@ -6,7 +6,8 @@ applies a layout (``sriov``), and resets PCI functions only with the option ``re
 function is offered as a whole, as one handle. A physical function with enabled virtual functions is
 not offered itself: the virtual functions that a rule matches are the handles of its deployable. PCI
 functions that the host itself uses, such as its boot disk, are shown but never offered
-(``host_use.check``). PCI functions that Nova cannot attach are shown but not scheduled (``iommu``).
+(``host_use.check``). PCI functions that Nova cannot attach are shown but not scheduled
+(``obstacles``).
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -49,7 +49,7 @@ class RecordedUevents:
         self._left = sorted(capture.uevents, key=lambda event: event.seconds)
 
     def open(self, subsystems: Iterable[str]) -> "RecordedSource":
-        """Return a source of the uevents of some subsystems, as ``netlink.NetlinkSource``."""
+        """Return a source of the uevents of some subsystems, as ``NetlinkSource`` of the agent."""
         return RecordedSource(self, frozenset(subsystems))
 
     def replay_due(self) -> list[Uevent]:

@@ -305,7 +305,7 @@ class SimulatedSriov:
         self._kernel = kernel
 
     def set_count(self, address: str, count: int, autoprobe: bool, allow_network: bool) -> None:
-        """Set the number of virtual functions of a physical function, as a ``sriov.SetCount``."""
+        """Set the number of virtual functions, as ``privileged.pci.set_count`` does."""
         # Its checks and its order of writes, on the attributes of the tree.
         from cyborg.drivers.privileged import pci
 
@@ -377,7 +377,7 @@ _STATES = {errno.EIO: "write error"}  # of the manager after a fault; others are
 
 
 class SimulatedControl:
-    """Programming in the tree of a replayed host; implements ``fpga.programmers.Control``."""
+    """Programming in the tree of a replayed host; takes the place of ``privileged.fpga``."""
 
     def __init__(self, kernel: SimulatedKernel) -> None:
         self._kernel = kernel

@@ -35,7 +35,7 @@ from cyborg.tests.fixtures.databases.databases import engine_of
 from cyborg.tests.fixtures.machine.log_lines import warnings_of
 from cyborg.tests.fixtures.machine.options import make_conf
 from cyborg.tests.fixtures.machine.processes import free_port
-from cyborg.threads import locks as cached_value
+from cyborg.threads import locks
 
 NOW = datetime(2026, 4, 1)
 PAGE = Path(cyborg.__file__).parents[1] / "doc" / "source" / "admin" / "metrics.rst"
@@ -240,7 +240,7 @@ def test_database_outage_is_reported(tmp_path: Path) -> None:
 def test_scrape_does_not_wait_for_ever_for_another_one(
     sqlite_engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cached_value, "MAX_WAIT", 0.05)
+    monkeypatch.setattr(locks, "MAX_WAIT", 0.05)
     started, go_on = threading.Event(), threading.Event()
 
     def now() -> datetime:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cyborg.core.errors import Unavailable
-from cyborg.threads import locks as cached_value
+from cyborg.threads import locks
 from cyborg.threads.locks import CachedValue
 
 
@@ -78,7 +78,7 @@ def test_callers_that_wait_for_a_slow_read_take_its_value() -> None:
 
 
 def test_caller_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cached_value, "MAX_WAIT", 0.05)
+    monkeypatch.setattr(locks, "MAX_WAIT", 0.05)
     started, go_on = threading.Event(), threading.Event()
 
     def read() -> int:

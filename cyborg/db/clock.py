@@ -33,6 +33,12 @@ INTERVAL = 20.0
 SAMPLES = 3
 """Maximum number of statements of one measurement. Another follows only a long round trip."""
 
+MAX_ERROR = 1.0
+"""Seconds; the largest error of a time that bounds the work of another process."""
+
+MAX_AGE = 3 * INTERVAL
+"""Seconds since the last measurement after which no such time is given."""
+
 MAX_HOLD = timedelta(seconds=1)
 """Largest backward correction that is hidden: the clock stops instead of going back."""
 
@@ -72,7 +78,7 @@ class DatabaseClock:
     """Callable that returns the database's time, naive UTC. Thread-safe.
 
     Only the first call sends a statement; ``measure`` and ``refresh`` keep the clock accurate.
-    Raise Unavailable if the database has never answered.
+    Raise Unavailable if the database has never answered. ``earliest_at`` sends none at all.
     """
 
     def __init__(
@@ -88,6 +94,7 @@ class DatabaseClock:
         self._estimate: Estimate | None = None
         self._last = datetime.min
         self._tried_at = float("-inf")
+        self._measured_at = float("-inf")
 
     def __call__(self) -> datetime:
         """Return the database's time."""
@@ -107,6 +114,19 @@ class DatabaseClock:
         current = self._estimate
         return float("inf") if current is None else current.error_at(self._monotonic())
 
+    def earliest_at(self, moment: float) -> datetime | None:
+        """Return the earliest time that the database can have at a reading of the monotonic clock.
+
+        Return None without a recent and accurate measurement. This never waits: a process that
+        needs it calls ``measure`` periodically.
+        """
+        current, now = self._estimate, self._monotonic()
+        if current is None or now - self._measured_at > MAX_AGE:
+            return None
+        if current.error_at(now) > MAX_ERROR:
+            return None
+        return current.time_at(moment) - timedelta(seconds=current.error_at(moment))
+
     def measure(self) -> Estimate:
         """Query the database's time; return the new estimate, or the old one if it is better.
 
@@ -123,8 +143,9 @@ class DatabaseClock:
             best = min(samples, key=lambda sample: sample.error)
             previous = self._estimate
             if previous is not None and not is_better(best, previous):
+                self._measured_at = best.at  # the sample agrees with the estimate
                 return previous
-            self._estimate = best
+            self._estimate, self._measured_at = best, best.at
         if previous is not None:
             _log_step(best, previous)
         return best

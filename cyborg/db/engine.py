@@ -130,14 +130,17 @@ def make_engine(
     read_only: bool = False,
     bounded: bool = True,
     limits: Timeouts | None = None,
+    use_replica: bool = True,
 ) -> sa.Engine:
     """Return an engine for ``[database] connection``. Raise Misconfigured.
 
     If ``read_only`` is True, the database rejects every change, each statement sees the data
-    committed at its start, and ``slave_connection`` is used if set. If ``bounded`` is False,
-    statements have no time limit: migrations need this. ``limits`` replace those of ``conf``.
+    committed at its start, and ``slave_connection`` is used if set, unless ``use_replica`` is
+    False. If ``bounded`` is False, statements have no time limit: migrations need this. ``limits``
+    replace those of ``conf``.
     """
-    text = (conf.database.slave_connection if read_only else None) or conf.database.connection
+    replica = conf.database.slave_connection if read_only and use_replica else None
+    text = replica or conf.database.connection
     if not text:
         raise Misconfigured(
             "[database] connection is not set: expected a URL such as "
@@ -313,17 +316,18 @@ class Reader:
     """Provider of read-only connections. Thread-safe.
 
     A reader that is created from configuration has its own engine, for which the database rejects
-    changes; the engine connects to the replica if one is configured. A reader that is created from
-    an engine shares the pool of this engine. ``clock`` is the clock of the database.
+    changes; the engine connects to the replica if one is configured, unless ``use_replica`` is
+    False. A reader that is created from an engine shares the pool of this engine. ``clock`` is the
+    clock of the database, which is the replica's own one if the engine connects to a replica.
     """
 
-    def __init__(self, source: cfg.ConfigOpts | sa.Engine) -> None:
+    def __init__(self, source: cfg.ConfigOpts | sa.Engine, *, use_replica: bool = True) -> None:
         self._owns_engine = not isinstance(source, sa.Engine)
         self._engine = (
             # Each use of a shared connection sets this level and resets it.
             source.execution_options(isolation_level="AUTOCOMMIT")
             if isinstance(source, sa.Engine)
-            else make_engine(source, read_only=True)
+            else make_engine(source, read_only=True, use_replica=use_replica)
         )
         self.clock = DatabaseClock(self.connect)
 

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """RPC clients of a contract: calls with bounded size and time, which return a value or an error."""
 
-import contextlib
 import inspect
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, cast
 
 import oslo_messaging
@@ -93,10 +92,14 @@ class Client:
         contract: Contract,
         transport: Transport,
         conf: cfg.ConfigOpts,
-        now: Callable[[], datetime] | None = None,
+        time_at: Callable[[float], datetime | None] | None = None,
     ) -> None:
-        """``now`` returns the database's time, for calls that tell the server their deadline."""
-        self._now = now
+        """``time_at`` is for calls that tell the server until when their caller waits.
+
+        It returns the database's time at a reading of the monotonic clock, or a little less, None
+        if it does not know it. It must not wait.
+        """
+        self._time_at = time_at
         self.contract = contract
         self._transport = transport
         self._conf = conf
@@ -144,18 +147,12 @@ class Client:
         # Agents start each job once for its uuid, but answer no copy of another call from a record.
         is_repeatable = self.contract is CONDUCTOR and method in publishing.DEDUPLICATED_METHODS
         deadline = time.monotonic() + self._conf.rpc.timeout
-        call_context = context.for_call(self._find_deadline() if is_repeatable else None)
+        # Not the time of this host: the clocks of two hosts may differ by more than the timeout.
+        # Converted from the deadline itself: the server must not have more time than this client.
+        answer_by = self._time_at(deadline) if is_repeatable and self._time_at else None
+        call_context = context.for_call(answer_by)
         call = _Call(method, values, target, queue, subject, call_context, is_repeatable)
         return self._finish(call, deadline)
-
-    def _find_deadline(self) -> datetime | None:
-        """Return until when this client waits for an answer, None if that cannot be told."""
-        # Not the time of this host: the clocks of two hosts may differ by more than the timeout.
-        if self._now is None:
-            return None
-        with contextlib.suppress(Unavailable):  # no answer of the database yet: no deadline
-            return self._now() + timedelta(seconds=self._conf.rpc.timeout)
-        return None
 
     def _finish(self, call: "_Call", deadline: float) -> Any:
         """Return the result of a call; its error says if an earlier copy may have been executed."""
@@ -261,14 +258,16 @@ class Client:
 
 
 def make_conductor_client(
-    transport: Transport, conf: cfg.ConfigOpts, now: Callable[[], datetime] | None = None
+    transport: Transport,
+    conf: cfg.ConfigOpts,
+    time_at: Callable[[float], datetime | None] | None = None,
 ) -> ConductorAPI:
     """Return an RPC client that calls any conductor with the thread's request context.
 
-    With ``now``, which returns the database's time, the conductor learns until when the caller of a
+    With ``time_at``, which is that of ``Client``, the conductor learns until when the caller of a
     changing call waits: a bind never commits after that.
     """
-    return cast(ConductorAPI, _Proxy(Client(CONDUCTOR, transport, conf, now), ConductorAPI))
+    return cast(ConductorAPI, _Proxy(Client(CONDUCTOR, transport, conf, time_at), ConductorAPI))
 
 
 def make_agent_client(transport: Transport, conf: cfg.ConfigOpts) -> AgentAPI:

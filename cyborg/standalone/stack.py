@@ -26,12 +26,14 @@ from cyborg.conductor.service import ConductorService
 from cyborg.core.errors import Misconfigured, Unavailable
 from cyborg.core.log import get_logger
 from cyborg.db import migrate
+from cyborg.db.clock import INTERVAL
 from cyborg.db.engine import Reader, make_engine
 from cyborg.rpc.client import make_conductor_client
 from cyborg.rpc.contract import ConductorAPI
 from cyborg.rpc.transport import make_transport, register_options
 from cyborg.standalone import placement
 from cyborg.standalone.http import HttpServer
+from cyborg.threads.periodic import PeriodicTask
 from cyborg.tracing import service as tracing
 
 LOG = get_logger(__name__)
@@ -137,7 +139,12 @@ class StandaloneStack:
         self._report("conductor: starting")
         transport = make_transport(conf)
         self._undo.callback(transport.cleanup)
-        self.conductor = make_conductor_client(transport, conf, Reader(engine).clock)
+        self.reader = Reader(conf)
+        self._undo.callback(self.reader.close)
+        # One clock for the reads of the API and for the deadlines of its calls.
+        clock = self.reader.clock
+        self._run(PeriodicTask("clock", INTERVAL, clock.measure))
+        self.conductor = make_conductor_client(transport, conf, clock.earliest_at)
         agent = AgentService(conf, self.conductor, transport, self._sysfs_root)
         shutdown = _AgentShutdown(agent)
         # Undone in reverse order: the agent begins to stop before the conductor, which answers its
@@ -155,8 +162,6 @@ class StandaloneStack:
         self._undo.callback(shutdown.start)
         agent.start()
 
-        self.reader = Reader(conf)
-        self._undo.callback(self.reader.close)
         api = make_app(conf, self.conductor, self.reader, transport.recorder)
         self._run(Heartbeat(conf, self.conductor, str(uuid.uuid4()), api.health))
         self._undo.callback(self._api.stop)

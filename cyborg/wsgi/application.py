@@ -26,6 +26,7 @@ from cyborg.api.body import STOP_READING
 from cyborg.api.health import Heartbeat
 from cyborg.compat.oslo import set_up_logging
 from cyborg.core.errors import Misconfigured
+from cyborg.db.clock import INTERVAL
 from cyborg.db.engine import Reader
 from cyborg.rpc.client import make_conductor_client
 from cyborg.rpc.transport import make_transport
@@ -137,12 +138,29 @@ def open_api(conf: cfg.ConfigOpts) -> Api:
     tracing.start(conf, "cyborg-api")
     transport = make_transport(conf)
     reader = Reader(conf)
-    conductor = make_conductor_client(transport, conf, reader.clock)
+    primary = find_primary(conf, reader)
+    time_at = None if primary is None else primary.clock.earliest_at
+    conductor = make_conductor_client(transport, conf, time_at)
     api = make_app(conf, conductor, reader, transport.recorder)
     if conf.api.metrics_port:
         _serve_metrics(conf, transport.recorder)
     Heartbeat(conf, conductor, server_id(), api.health).start()
+    if primary is not None:
+        # A thread, as no request may wait for the primary: without a measurement the calls of this
+        # process have no deadline.
+        PeriodicTask("clock", INTERVAL, primary.clock.measure).start()
     return api
+
+
+def find_primary(conf: cfg.ConfigOpts, reader: Reader) -> Reader | None:
+    """Return a reader of the database to which conductors connect, not of a replica.
+
+    This is ``reader``, that of requests, unless it reads a replica. Return None if only the replica
+    is configured.
+    """
+    if not conf.database.slave_connection:
+        return reader
+    return Reader(conf, use_replica=False) if conf.database.connection else None
 
 
 def _serve_metrics(conf: cfg.ConfigOpts, recorder: MetricRecorder) -> None:

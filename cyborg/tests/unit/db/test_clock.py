@@ -4,8 +4,9 @@
 import ast
 import contextlib
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -14,7 +15,7 @@ from oslo_utils import timeutils
 import cyborg
 from cyborg.core.errors import Unavailable
 from cyborg.db import schema
-from cyborg.db.clock import INTERVAL, MAX_HOLD, DatabaseClock
+from cyborg.db.clock import INTERVAL, MAX_AGE, MAX_ERROR, MAX_HOLD, DatabaseClock
 from cyborg.db.engine import Reader
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
@@ -143,6 +144,64 @@ def test_refresh_measures_once_an_interval_and_survives_an_outage(
     earlier = clock()
     clock.refresh()
     assert clock() == earlier
+
+
+def test_earliest_time_is_not_late_and_sends_no_statement(
+    sqlite_engine: sa.Engine, monotonic: Monotonic
+) -> None:
+    clock = DatabaseClock(Reader(sqlite_engine).connect, monotonic)
+    with count_statements(sqlite_engine, clock=True) as count:
+        assert clock.earliest_at(monotonic.seconds) is None
+        assert len(count) == 0
+    estimate = clock.measure()
+    with count_statements(sqlite_engine, clock=True) as count:
+        earliest = clock.earliest_at(estimate.at + 60.0)
+        assert earliest is not None
+        late = estimate.moment + timedelta(seconds=60) - earliest
+        assert late == timedelta(seconds=estimate.error_at(estimate.at + 60.0))
+        monotonic.seconds += MAX_AGE
+        assert clock.earliest_at(monotonic.seconds) is not None
+        monotonic.seconds += 1.0
+        assert clock.earliest_at(monotonic.seconds) is None
+        assert len(count) == 0
+    clock.measure()
+    assert clock.earliest_at(monotonic.seconds) is not None
+
+
+def test_inexact_clock_gives_no_earliest_time(
+    sqlite_engine: sa.Engine, monotonic: Monotonic
+) -> None:
+    clock = DatabaseClock(Reader(sqlite_engine).connect, monotonic)
+    monotonic.step = 2.5 * MAX_ERROR
+    assert clock.measure().error > MAX_ERROR
+    monotonic.step = 0.0
+    assert clock.earliest_at(monotonic.seconds) is None
+
+
+class SteadyDatabase:
+    """A database whose clock is as fast as the monotonic clock."""
+
+    def __init__(self, monotonic: Monotonic) -> None:
+        self._monotonic = monotonic
+
+    def execute(self, query: Any) -> "SteadyDatabase":
+        return self
+
+    def scalar_one(self) -> datetime:
+        return datetime(2030, 1, 31) + timedelta(seconds=self._monotonic.seconds)
+
+
+def test_sample_that_confirms_the_estimate_renews_it(monotonic: Monotonic) -> None:
+    database: Any = SteadyDatabase(monotonic)
+    clock = DatabaseClock(lambda: contextlib.nullcontext(database), monotonic)
+    first = clock.measure()
+    # Samples of a slow network, which are less precise than the estimate at that age.
+    monotonic.step = 0.8
+    monotonic.seconds = first.at + MAX_AGE - 10.0
+    assert clock.measure() is first
+    monotonic.step = 0.0
+    monotonic.seconds += 20.0
+    assert clock.earliest_at(monotonic.seconds) is not None
 
 
 @pytest.mark.static

@@ -58,11 +58,27 @@ def test_call_without_an_answer_is_repeated_with_its_id(bus: Bus) -> None:
 
 
 def test_copies_of_a_call_have_the_end_of_the_first_one(bus: Bus) -> None:
-    conductor, now = Conductor(silent=1), datetime(2030, 1, 31)
+    conductor, start = Conductor(silent=1), datetime(2030, 1, 31)
+    began = time.monotonic()
+    readings = list[float]()
+
+    def time_at(moment: float) -> datetime:
+        readings.append(moment - began)
+        return start + timedelta(seconds=readings[-1])
+
     with bus.serving("conductor", conductor):
-        make_conductor_client(bus.transport, bus.conf, lambda: now).discovery_create("h")
+        make_conductor_client(bus.transport, bus.conf, time_at).discovery_create("h")
         conductor.end.set()
-    assert conductor.ends == [now + timedelta(seconds=bus.conf.rpc.timeout)] * 2
+    (seconds,) = readings
+    assert bus.conf.rpc.timeout <= seconds < bus.conf.rpc.timeout + SLACK
+    assert conductor.ends == [start + timedelta(seconds=seconds)] * 2
+
+
+def test_call_has_no_end_while_the_time_of_the_database_is_unknown(bus: Bus) -> None:
+    conductor = Conductor()
+    with bus.serving("conductor", conductor):
+        make_conductor_client(bus.transport, bus.conf, lambda _: None).discovery_create("h")
+    assert conductor.ends == [None]
 
 
 def test_calls_have_different_ids(bus: Bus) -> None:

@@ -8,9 +8,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
+from cyborg.core.errors import Unavailable
+from cyborg.db.engine import Reader
+from cyborg.tests.fixtures.machine.options import make_conf
 from cyborg.tests.fixtures.machine.processes import free_port, ini, start_fork_server
-from cyborg.wsgi.application import Application, config_arguments, server_id
+from cyborg.wsgi.application import (
+    Application,
+    config_arguments,
+    find_primary,
+    server_id,
+)
 
 OF_SERVER = ("--workers", "2", "--no-such-option")  # arguments of a WSGI server
 HEAVY = (
@@ -38,6 +47,25 @@ def test_config_arguments_from_environment(tmp_path: Path) -> None:
     (tmp_path / "cyborg.conf").touch()
     arguments = config_arguments({"OS_CYBORG_CONFIG_DIR": folder})
     assert arguments == ["--config-file", f"{folder}/cyborg.conf"]
+
+
+def test_clock_of_deadlines_is_that_of_the_primary(
+    sqlite_engine: sa.Engine, tmp_path: Path
+) -> None:
+    primary, replica = str(sqlite_engine.url), f"sqlite:///{tmp_path}/none/replica.db"
+    conf = make_conf(database={"connection": primary})
+    reader = Reader(conf)
+    assert find_primary(conf, reader) is reader
+    conf = make_conf(database={"connection": primary, "slave_connection": replica})
+    reader = Reader(conf)
+    with pytest.raises(Unavailable):
+        reader.clock.measure()
+    found = find_primary(conf, reader)
+    assert found is not None
+    found.clock.measure()
+    found.close()
+    conf = make_conf(database={"connection": None, "slave_connection": replica})
+    assert find_primary(conf, Reader(conf)) is None
 
 
 @pytest.mark.slow

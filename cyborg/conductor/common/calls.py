@@ -131,7 +131,9 @@ class IdempotentEndpoint:
     def _find(self, key: str) -> dict[str, Any] | None:
         """Return the record of a call; None if there is none or the database is unavailable."""
         try:
-            return self._uow.run(lambda tx: idempotency.find_answer(tx, key))
+            # Without the deadline: a copy that comes after it has the answer of the first one.
+            with deadline.call_deadline(None):
+                return self._uow.run(lambda tx: idempotency.find_answer(tx, key))
         except Unavailable:
             return None
 

@@ -135,6 +135,21 @@ def test_copy_that_would_fail_gets_first_answer(engine: sa.Engine) -> None:
             endpoint.device_profile_delete(missing, keys=["p"])
 
 
+def test_copy_after_the_deadline_gets_first_answer(sqlite_engine: sa.Engine) -> None:
+    rows.insert_profile(sqlite_engine, "fpga")
+    endpoint, ctxt = conductor(sqlite_engine), call()
+    request = {"device_profile_name": "fpga", "project_id": "p"}
+    now = UnitOfWork(sqlite_engine).clock()
+    ctxt.answer_by = now + timedelta(hours=1)
+    created = endpoint.arq_create(ctxt, **request)
+    ctxt.answer_by = now - timedelta(hours=1)
+    assert endpoint.arq_create(ctxt, **request) == created
+    late = call()
+    late.answer_by = ctxt.answer_by
+    with pytest.raises(Unavailable, match="nothing was changed"):
+        endpoint.arq_create(late, **request)
+
+
 def test_copies_of_the_calls_of_a_context_have_no_second_effect(engine: sa.Engine) -> None:
     first, second = conductor(engine), conductor(engine)
     create, update, delete = call(), call(), call()

@@ -6,6 +6,7 @@ administrator who evacuates a host must not become the owner of the ARQs there. 
 that of the instance's allocations in Placement.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -198,7 +199,9 @@ class Binder:
             LOG.warning("No free handle: %s", result.message, **log_fields)
             # A transaction of its own: that of the bind was undone, with everything it wrote.
             record = partial(record_refusal, no_handle=result, epochs=epochs or {}, now=self._now())
-            self._uow.run(record)
+            # The refusal, and not an error of this note: the deadline may have passed meanwhile.
+            with contextlib.suppress(Unavailable):
+                self._uow.run(record)
             raise result
         return result
 

@@ -6,8 +6,9 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
+from cyborg.conductor.binding import binder
 from cyborg.conductor.binding.arqs import Arqs
-from cyborg.core.errors import Conflict, Invalid, NoHandle, NotFound, WrongState
+from cyborg.core.errors import Conflict, Invalid, NoHandle, NotFound, Unavailable, WrongState
 from cyborg.db import schema
 from cyborg.db.binding import claims as handle_claims
 from cyborg.db.unit_of_work import UnitOfWork
@@ -155,6 +156,18 @@ def test_bind_with_too_few_handles_changes_nothing(env: Env) -> None:
     assert env.is_unchanged(*uuids)
     assert rows.read(env.engine, schema.outbox) == []
     assert env.woken == 0
+
+
+def test_refusal_is_answered_even_if_its_note_comes_too_late(
+    sqlite_env: Env, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(tx: sa.Connection, **_: Any) -> None:
+        raise Unavailable("the call took longer than its caller waits: nothing was changed")
+
+    monkeypatch.setattr(binder, "record_refusal", fail)
+    card, uuid = rows.insert_card(sqlite_env.engine, handles=0), sqlite_env.add_arq()
+    with pytest.raises(NoHandle):
+        sqlite_env.bind(card, uuid)
 
 
 def test_bind_without_free_handle_reports_reasons(sqlite_env: Env) -> None:

@@ -46,7 +46,8 @@ class WorkLease:
     """A lease of rows. ``purpose`` names the work in each log line.
 
     ``start`` and ``until`` are in the database's time, and are written to the rows; the monotonic
-    clock limits the work. ``end`` is when the lease ends on that clock.
+    clock limits the work. ``begun`` is its reading before ``start``, ``end`` when the lease ends on
+    that clock.
     """
 
     purpose: str
@@ -56,11 +57,11 @@ class WorkLease:
     start: datetime
     now: Callable[[], datetime]
     clock: Callable[[], float]
-    begun: float = field(init=False)
+    begun: float
     renewed: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.begun = self.renewed = self.clock()
+        self.renewed = self.begun
 
     @property
     def until(self) -> datetime:
@@ -133,6 +134,8 @@ class Leasing:
         """
         # The option can change while the service runs.
         seconds = max(self._conf.conductor.lease_timeout, self._requests * request_timeout)
+        # Read before the database's time: the lease must not seem longer here than in the row.
+        begun = self._clock()
         return WorkLease(
             self._purpose,
             owner or new_owner(self._conf.host),
@@ -141,6 +144,7 @@ class Leasing:
             self._now(),
             self._now,
             self._clock,
+            begun,
         )
 
 

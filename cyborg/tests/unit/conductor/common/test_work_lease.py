@@ -79,6 +79,19 @@ def test_lease_lasts_as_long_as_its_requests_or_the_option() -> None:
     assert clocks.begin(request_timeout=1.0).until == clocks.now() + timedelta(seconds=15)
 
 
+def test_slow_database_makes_a_lease_no_longer_here_than_in_the_row() -> None:
+    clocks = Clocks()
+
+    def answer_late() -> datetime:
+        now = clocks.now()
+        clocks.seconds += 5.0
+        return now
+
+    leasing = Leasing(make_conf(), "widgets", now=answer_late, clock=clocks.monotonic)
+    lease = leasing.begin()
+    assert clocks.now() + timedelta(seconds=lease.end - clocks.monotonic()) == lease.until
+
+
 def test_lease_has_time_for_requests_that_end_within_it() -> None:
     clocks = Clocks()
     lease = clocks.begin()

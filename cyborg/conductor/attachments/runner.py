@@ -27,6 +27,7 @@ from cyborg.core.attachments.attachment import (
     AttachmentState,
     Mode,
     Step,
+    find_step,
     first_detach_step,
     first_undo_step,
 )
@@ -163,6 +164,9 @@ class AttachmentRunner:
 
     def _run_step(self, work: LeasedAttachment) -> Wait | None:
         """Run one step. If an attach fails, start the undo."""
+        if find_step(work.row["step"], work.mode) is None:
+            self._leave_damaged_step(work)
+            return None
         step = work.step
         is_attach, is_final = step in ATTACH_STEPS, False
         # A cancel keeps the step: only its conductor knows how much of it has been done.
@@ -224,6 +228,20 @@ class AttachmentRunner:
             instance=row["instance_uuid"],
             host=row["hostname"],
         )
+
+    def _leave_damaged_step(self, work: LeasedAttachment) -> None:
+        """Undo an attach, or begin a detach again, whose recorded step its mode does not have.
+
+        All of the undo runs, because what the attach has done is unknown.
+        """
+        row = work.row
+        error = f"internal error: the mode {work.mode} has no step {row['step']}"
+        LOG.error("Damaged attachment is detached from the first step on: %s", error)
+        values: dict[str, Any] = {"step": first_detach_step(work.mode), "attempts": 0}
+        if row["state"] == AttachmentState.ATTACHING:
+            failure = row["failure"] or error
+            values |= {"failure": failure, "error": failure}
+        work.commit(values)
 
     def _undo(self, work: LeasedAttachment, error: str, values: Mapping[str, Any]) -> None:
         if error == self._failures.get(work.row["uuid"]):

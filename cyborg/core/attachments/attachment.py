@@ -134,6 +134,12 @@ ATTACH_STEPS = tuple(step for step in Step if any(step in flow.attach for flow i
 RELEASE_STEPS = tuple(step for step in Step if step not in ATTACH_STEPS)
 
 
+def find_step(step: str | None, mode: Mode) -> Step | None:
+    """Return the step that a row records, None if its mode has no such step: it is damaged."""
+    flow = FLOWS[mode]
+    return next((found for found in (*flow.attach, *flow.detach) if found == step), None)
+
+
 def first_undo_step(failed: Step, mode: Mode) -> Step:
     """Return the first step of the undo after an attach has failed at a step."""
     return FLOWS[mode].attach[failed]

@@ -65,6 +65,23 @@ def test_detach_is_the_mirror(prepared_env: Env) -> None:
     )
 
 
+@pytest.mark.parametrize("step", ["plug", "fly"])
+@pytest.mark.parametrize("is_attach", [True, False])
+def test_attachment_with_a_damaged_step_ends(prepared_env: Env, step: str, is_attach: bool) -> None:
+    env = prepared_env
+    env.attach()
+    env.runner.run_once()
+    if not is_attach:
+        env.settle()
+        env.detach()
+    (row,) = env.rows()
+    rows.update(env.engine, schema.attachments, row["id"], step=step)
+    env.settle()
+    assert env.check() == ("error" if is_attach else "detached")
+    for found in env.rows():
+        assert found["error"] == f"internal error: the mode next-boot has no step {step}"
+
+
 def test_consumer_keeps_its_type(env: Env) -> None:
     env.attach()
     env.settle()

@@ -8,6 +8,7 @@ from cyborg.core.attachments.attachment import (
     Mode,
     Step,
     describe_target,
+    find_step,
     first_detach_step,
     first_undo_step,
     next_step,
@@ -46,6 +47,14 @@ def test_steps_follow_each_other() -> None:
     assert walk(Step.ALLOCATE) == attach[:-1]
     assert walk(Step.HIDE, reboot=True) == [step for step in RELEASE_STEPS if step not in in_guest]
     assert {*ATTACH_STEPS, *RELEASE_STEPS} == set(Step)
+
+
+def test_only_steps_of_the_mode_are_found() -> None:
+    assert find_step("reboot", Mode.NEXT_BOOT) is Step.REBOOT
+    assert find_step("unplug", Mode.LIVE) is Step.UNPLUG
+    for step, mode in (("reboot", Mode.LIVE), ("plug", Mode.NEXT_BOOT), ("hide", Mode.HOST)):
+        assert find_step(step, mode) is None
+    assert find_step("fly", Mode.HOST) is None
 
 
 @pytest.mark.parametrize("reboot", [False, True])

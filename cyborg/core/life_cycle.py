@@ -75,11 +75,6 @@ class LifeCycle(Generic[S, E]):
         """Return the states in which an event is allowed."""
         return self.transition(event).sources
 
-    def next_state(self, state: S, event: E) -> S | None:
-        """Return the state to which an event leads, None if it is not allowed in ``state``."""
-        found = self.transition(event)
-        return found.target if state in found.sources else None
-
     def to(self, target: S, among: Collection[S] | None = None) -> Transition[S, E]:
         """Return the union of the transitions to a state, for an object whose event is not known.
 

@@ -38,8 +38,7 @@ def make(*transitions: Transition[Door, Event], **changes: Any) -> LifeCycle[Doo
 def test_event_leads_from_its_sources_to_its_target() -> None:
     door = make(CLOSE, LOCK)
     assert door.sources(Event.LOCK) == (Door.OPEN, Door.CLOSED)
-    assert door.next_state(Door.CLOSED, Event.LOCK) is Door.LOCKED
-    assert door.next_state(Door.CLOSED, Event.CLOSE) is None
+    assert door.transition(Event.LOCK).target is Door.LOCKED
 
 
 def test_union_of_transitions_has_the_sources_that_are_asked_for() -> None:

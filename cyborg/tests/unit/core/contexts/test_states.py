@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The states of device contexts: the transition table, and the state that ARQs imply."""
 
-import itertools
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,12 +17,6 @@ from cyborg.core.contexts.states import (
 )
 
 FACTS = st.lists(st.builds(ArqFacts, st.sampled_from(list(ArqState)), st.booleans()), min_size=1)
-
-
-@pytest.mark.parametrize(("state", "step"), list(itertools.product(ContextState, ContextStep)))
-def test_source_states_are_those_with_a_transition(state: ContextState, step: ContextStep) -> None:
-    is_source = state in CONTEXT_LIFE_CYCLE.sources(step)
-    assert is_source == (CONTEXT_LIFE_CYCLE.next_state(state, step) is not None)
 
 
 def test_context_with_handles_of_a_server_cannot_be_bound() -> None:

@@ -9,7 +9,7 @@ from oslo_config import cfg
 
 from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement
-from cyborg.conductor.attachments.allocations import InstanceAllocations
+from cyborg.conductor.attachments.allocations import AllocationSteps
 from cyborg.conductor.attachments.attachments import Attachments
 from cyborg.conductor.attachments.devices import AttachedDevices
 from cyborg.conductor.attachments.guest_devices import GuestDevices
@@ -357,7 +357,7 @@ def _make_attachment_runner(
 ) -> tuple[AttachmentRunner, GuestDevices]:
     guests = Guests(nova, devices)
     successors = Successors(uow, devices, guests)
-    allocations = InstanceAllocations(uow, placement)
+    allocations = AllocationSteps(uow, placement)
     guest_devices = GuestDevices(conf, uow, guests, wake_jobs, uow.clock)
     runner = AttachmentRunner(conf, uow, allocations, devices, guests, guest_devices, successors)
     return runner, guest_devices

@@ -48,7 +48,7 @@ class AllocationLost(WrongState):
 _RANDOM = random.SystemRandom()
 
 
-class InstanceAllocations:
+class AllocationSteps:
     """The steps of attachments that change allocations."""
 
     def __init__(self, uow: UnitOfWork, placement: Placement) -> None:

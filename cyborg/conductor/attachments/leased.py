@@ -22,7 +22,7 @@ from cyborg.db.unit_of_work import UnitOfWork
 T = TypeVar("T")
 
 
-class LeaseLost(Exception):
+class AttachmentTaken(Exception):
     """Another conductor has taken over the work on the attachment. Not an error."""
 
 
@@ -100,9 +100,9 @@ class LeasedAttachment:
     def commit(
         self, values: Mapping[str, Any], work: Callable[[sa.Connection], T | None] = lambda _: None
     ) -> T | None:
-        """Write columns and run ``work`` in one transaction; return the result. Raise LeaseLost.
+        """Write columns and run ``work`` in one transaction; return the result.
 
-        The row is locked before ``work`` runs. LeaseLost is also raised if the recorded step has
+        The row is locked before ``work`` runs. Raise AttachmentTaken, also if the recorded step has
         changed: an earlier commit, whose outcome was unknown, has taken effect. It is also raised
         if the attach was cancelled meanwhile, and at its end if a reboot was requested.
         """
@@ -114,7 +114,7 @@ class LeasedAttachment:
 
         def run(tx: sa.Connection) -> T | None:
             if not store.write(tx, self.row["id"], self._owner, renewed, expected):
-                raise LeaseLost
+                raise AttachmentTaken
             return work(tx)
 
         result = self._uow.run(run)
@@ -128,7 +128,7 @@ class LeasedAttachment:
     ) -> T | None:
         """Record that a step is complete, and the next step; run ``work`` as ``commit`` does.
 
-        After the last step of the attach, the attachment is attached. Raise LeaseLost.
+        After the last step of the attach, the attachment is attached. Raise AttachmentTaken.
         """
         following = next_step(self.step, self.mode, reboot=self.row["reboot"])
         result: dict[str, Any] = {"step": following, "error": self.row["failure"], "attempts": 0}
@@ -137,7 +137,10 @@ class LeasedAttachment:
         return self.commit({**result, **values}, work)
 
     def set_attached(self, work: Callable[[sa.Connection], T | None] = lambda _: None) -> None:
-        """Record that the attachment is complete; keep its failure as error. Raise LeaseLost."""
+        """Record that the attachment is complete; keep its failure as error.
+
+        Raise AttachmentTaken.
+        """
         values = {
             "state": AttachmentState.ATTACHED,
             "step": None,
@@ -150,7 +153,7 @@ class LeasedAttachment:
     def finish(self, work: Callable[[sa.Connection], object], **values: Any) -> None:
         """Run ``work``; then delete the attachment, or keep it in error if its attach failed.
 
-        ``values`` are columns of an attachment in error. Raise LeaseLost.
+        ``values`` are columns of an attachment in error. Raise AttachmentTaken.
         """
         if self.row["failure"] is None:
             self._delete(work)
@@ -180,7 +183,7 @@ class LeasedAttachment:
         def run(tx: sa.Connection) -> None:
             # Locks the row before the ARQs, as all transactions on attachments do.
             if not store.write(tx, self.row["id"], self._owner, {"step": None}, self._expected):
-                raise LeaseLost
+                raise AttachmentTaken
             work(tx)
             store.delete(tx, self.row["id"], self._owner)
 

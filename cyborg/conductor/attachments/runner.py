@@ -14,12 +14,12 @@ from typing import Any
 from oslo_config import cfg
 
 from cyborg import tracing
-from cyborg.conductor.attachments.allocations import AllocationLost, InstanceAllocations
+from cyborg.conductor.attachments.allocations import AllocationLost, AllocationSteps
 from cyborg.conductor.attachments.candidates import is_successor
 from cyborg.conductor.attachments.devices import AttachedDevices
 from cyborg.conductor.attachments.guest_devices import GuestDevices
 from cyborg.conductor.attachments.guests import Guests
-from cyborg.conductor.attachments.leased import LeasedAttachment, LeaseLost, Wait
+from cyborg.conductor.attachments.leased import AttachmentTaken, LeasedAttachment, Wait
 from cyborg.conductor.attachments.successors import Successors
 from cyborg.conductor.common.work_lease import new_owner
 from cyborg.core.attachments.attachment import (
@@ -59,7 +59,7 @@ class AttachmentRunner:
         self,
         conf: cfg.ConfigOpts,
         uow: UnitOfWork,
-        allocations: InstanceAllocations,
+        allocations: AllocationSteps,
         devices: AttachedDevices,
         guests: Guests,
         guest_devices: GuestDevices,
@@ -158,7 +158,7 @@ class AttachmentRunner:
             failed = work.row["state"] == AttachmentState.ERROR
             # A failed successor has the time of its next attempt, which must not change here.
             work.release(work.row["next_try_at"] if failed else self._now())
-        except LeaseLost:
+        except AttachmentTaken:
             LOG.info("Attachment lease lost, another conductor continues")
             work.release(self._now())
 
@@ -181,7 +181,7 @@ class AttachmentRunner:
                 if step in _CHECKED_STEPS:
                     self._allocations.check(work)
                 wait = self._find_work(work)(work)
-        except LeaseLost:
+        except AttachmentTaken:
             raise
         except Exception as exc:
             error = str(exc)

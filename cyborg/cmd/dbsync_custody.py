@@ -19,8 +19,7 @@ from cyborg.core.custody.verify import Log, serialize_new, verify
 from cyborg.core.errors import Conflict, Misconfigured
 from cyborg.db import errors
 from cyborg.db.custody import chains, read
-from cyborg.db.custody import write as custody_keys
-from cyborg.db.custody import write as records
+from cyborg.db.custody import write as custody
 from cyborg.db.unit_of_work import UnitOfWork
 
 PAGE_SIZE = 500  # records, and heads, that are read together
@@ -53,7 +52,7 @@ def add_parser(parsers: Any) -> None:
 
 
 def _run(engine: sa.Engine, conf: Any) -> None:
-    keys = custody_keys.load(conf)
+    keys = custody.load(conf)
     if conf.verb.remove:
         if keys.secrets:
             raise Misconfigured(
@@ -74,7 +73,7 @@ def _run(engine: sa.Engine, conf: Any) -> None:
             option="[conductor] custody_key_file",
         )
     with errors.translate():
-        uow = UnitOfWork(custody_keys.attach(engine, keys))
+        uow = UnitOfWork(custody.attach(engine, keys))
         result = sign_custody(uow, replace=conf.verb.replace)
     sys.stdout.write(f"signed {result.chains} chains and {result.records} new records\n")
     for line in result.refused:
@@ -113,7 +112,7 @@ def remove_signatures(uow: UnitOfWork) -> SignResult:
 
     def remove(tx: sa.Connection) -> list[tuple[str, str]]:
         found = chains.remove_signatures(tx, after, PAGE_SIZE)
-        records.add(
+        custody.add(
             tx, [Entry(*chain, Event.SIGNATURES_REMOVED, {}) for chain in found], uow.clock()
         )
         return found
@@ -128,7 +127,7 @@ def _sign_new(
     tx: sa.Connection, rows: Sequence[chains.UnsealedRow], *, replace: bool
 ) -> tuple[int, list[str]]:
     """Sign new records; return their number, and why others are not signed."""
-    keys, refused = custody_keys.keys_of(tx), []
+    keys, refused = custody.keys_of(tx), []
     signatures: dict[int, str] = {}
     for row in rows:
         data = serialize_new(read.to_record(row))

@@ -15,7 +15,6 @@ from oslo_config import cfg
 from oslo_log import log
 
 from cyborg import conf as options
-from cyborg import conf as own_options
 from cyborg.compat.oslo import set_up_logging
 from cyborg.core.errors import CyborgError
 from cyborg.threads.heap import exclude_startup_objects
@@ -91,7 +90,7 @@ def _configuration(args: argparse.Namespace, state: Path) -> cfg.ConfigOpts:
 
 def _read_all(conf: cfg.ConfigOpts) -> None:
     """Read every option, so that an invalid value fails now and not at its first use."""
-    for section, section_options in own_options.list_opts():
+    for section, section_options in options.list_opts():
         for option in section_options:
             # Options that an authentication plugin registers do not exist yet.
             with contextlib.suppress(cfg.NoSuchOptError, cfg.NoSuchGroupError):

@@ -17,7 +17,6 @@ from cyborg.core.inventory import functions as core
 from cyborg.db.backends import read as read_backends
 from cyborg.db.handles import usage
 from cyborg.db.services import read
-from cyborg.db.services import read as read_hosts
 
 
 class Function(types.JsonObject, row=read_backends.FunctionRow):
@@ -56,7 +55,7 @@ class HostClass(types.JsonObject, row=usage.ClassUseRow):
     """
 
 
-class Host(types.JsonObject, row=read_hosts.HostRow, without=("late_at", "down_at")):
+class Host(types.JsonObject, row=read.HostRow, without=("late_at", "down_at")):
     """A host, which is an agent with its devices.
 
     ``uuid`` is that of the agent, and ``state`` its liveness according to the last heartbeat.
@@ -82,7 +81,7 @@ class HostRemoval(types.JsonObject):
 
 _SWITCH = types.Enum("true", "false")
 _Row = read.ServiceRow | read_backends.AgentBackendRow
-HOSTS = Collection("hosts", "service", read_hosts, Host, since=(2, 6))
+HOSTS = Collection("hosts", "service", read, Host, since=(2, 6))
 SERVICES = Collection("services", "service", read, Service, since=(2, 4))
 
 
@@ -128,12 +127,12 @@ class Controller(Resource):
         """List hosts with the use of their accelerators by resource class."""
         now = self.read_clock()
 
-        def show(request: RequestContext, row: read_hosts.HostRow) -> dict[str, Any]:
+        def show(request: RequestContext, row: read.HostRow) -> dict[str, Any]:
             # Evaluated now, since nobody writes the state when a heartbeat is missing.
             state = evaluate(row["late_at"], row["down_at"], now)
             return types.serialize(Host, {**row, "state": state})
 
-        rows = self.read_page(page, read_hosts.find_hosts, now=now, **filters)
+        rows = self.read_page(page, read.find_hosts, now=now, **filters)
         return HOSTS.document(request, rows, show)
 
     @operation(

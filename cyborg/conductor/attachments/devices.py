@@ -36,7 +36,7 @@ from cyborg.core.binding.arqs import BindRequest
 from cyborg.core.binding.profile import parse_group
 from cyborg.core.binding.states import OWNING_STATES, ArqState, Step, source_states
 from cyborg.core.errors import Conflict, NoHandle, NotFound, WrongState
-from cyborg.db.attachments import handles as guest_devices
+from cyborg.db.attachments import handles
 from cyborg.db.attachments import write as store
 from cyborg.db.binding import claims as handle_claims
 from cyborg.db.binding import write as arq_store
@@ -170,7 +170,7 @@ class AttachedDevices:
         """
         id_ = work.row["id"]
         rows, is_ready = self._uow.run(
-            lambda tx: (store.lock_arqs(tx, id_), guest_devices.all_ready(tx, id_))
+            lambda tx: (store.lock_arqs(tx, id_), handles.all_ready(tx, id_))
         )
         check_complete(work, rows)
         failed = [row["uuid"] for row in rows if row["state"] not in OWNING_STATES]
@@ -192,7 +192,7 @@ class AttachedDevices:
     def keeps_devices(self, work: LeasedAttachment) -> bool:
         """Return whether the definition of the guest keeps a device of the attachment."""
         id_ = work.row["id"]
-        types = self._uow.run(lambda tx: guest_devices.of_attachments(tx, [id_]))
+        types = self._uow.run(lambda tx: handles.of_attachments(tx, [id_]))
         return has_mediated_device(types.get(id_, ()))
 
     def awaits_marker(self, work: LeasedAttachment) -> bool:

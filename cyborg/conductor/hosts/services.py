@@ -25,7 +25,6 @@ from cyborg.core.validation import check_text, parse_uuid
 from cyborg.db.binding import write as arq_store
 from cyborg.db.devices import tombstones
 from cyborg.db.devices import write as devices
-from cyborg.db.devices import write as windows
 from cyborg.db.discoveries import write as discoveries
 from cyborg.db.drivers import rollouts
 from cyborg.db.jobs import write as jobs
@@ -284,7 +283,7 @@ class HostRemoval:
         removed = tombstones.delete_clean(tx, host)
         # A device that returns from its tombstone is still in its maintenance window.
         kept = tombstones.uuids_of_host(tx, host)
-        windows.delete_windows(tx, {*uuids, *tombstone_devices}.difference(kept))
+        devices.delete_windows(tx, {*uuids, *tombstone_devices}.difference(kept))
         discoveries.delete_of_host(tx, host)
         remaining = providers.mark_removed(tx, host, now, evict=force)
         result = HostRemovalResult(

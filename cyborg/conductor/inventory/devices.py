@@ -27,7 +27,6 @@ from cyborg.db.binding import write as arqs
 from cyborg.db.deployables import write as deployables
 from cyborg.db.devices import read
 from cyborg.db.devices import write as store
-from cyborg.db.devices import write as windows
 from cyborg.db.outbox import write as outbox
 from cyborg.db.providers import write as providers
 from cyborg.db.unit_of_work import UnitOfWork
@@ -180,13 +179,13 @@ class Devices:
         now = self._now()
 
         def write(tx: sa.Connection) -> bool:
-            windows.lock_status(tx, device)
+            store.lock_status(tx, device)
             changed = store.set_status(tx, device, status, now)
             if changed is None:
                 raise NotFound(f"no device {device}", device=device)
             if status == MAINTAINING:
-                windows.set_next_status(tx, device, status)
-            elif windows.delete_window(tx, device):
+                store.set_next_status(tx, device, status)
+            elif store.delete_window(tx, device):
                 self._record_event(tx, device, Event.MAINTENANCE_ENDED)
             if changed:
                 providers.mark_stale_of_devices(tx, [device], now)

@@ -26,7 +26,7 @@ MAX_RETRY_DELAYS = {JobKind.RELEASE: 600.0, JobKind.RESTORE: 60.0, JobKind.UNPLU
 """Maximum seconds between two attempts of a job; a server may wait for a restored device."""
 MAX_DELAY = 10.0  # the same for a job with a deadline
 AFTER_REBOOT_DELAY = 60.0  # the same for a layout or image that is applied again
-NO_REASON = "the agent gave no reason"
+NO_AGENT_REASON = "the agent gave no reason"
 
 _SUBJECTS = {
     str(JobKind.PREPARE): "instance",
@@ -80,7 +80,7 @@ class OpenJob:
     @property
     def message(self) -> str | None:
         """Return the error of the job from now on."""
-        message = (self.answer.error or NO_REASON) if self.failed else self.row["error"]
+        message = (self.answer.error or NO_AGENT_REASON) if self.failed else self.row["error"]
         return NOT_IN_TIME if self.late and message is None else message
 
     @property

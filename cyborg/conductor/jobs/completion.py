@@ -44,13 +44,12 @@ from cyborg.db.deployables import programming
 from cyborg.db.devices import write as devices
 from cyborg.db.jobs import write as jobs
 from cyborg.db.jobs.write import JobRow
-from cyborg.db.providers import write as providers
 from cyborg.db.providers import write as publishing
 from cyborg.db.services import write as services
 from cyborg.db.totals import write as self_heal
 
 NOT_IN_TIME = "not completed in time"
-NO_REASON = "no reason given"
+NO_JOB_REASON = "no reason given"
 NO_PREPARE_JOB = "no open job prepares its device"
 SWEEP_LIMIT = 256  # objects of each kind that one sweep repairs
 OVERDUE_MARGIN = timedelta(minutes=5)  # past its deadline, until an unreadable job is failed
@@ -86,7 +85,7 @@ def record_failure(
         retry_at = row["retry_at"]
         if new.failing and not old.failing:
             retry_at = now + timedelta(seconds=conf.conductor.device_cordon_time)
-            providers.mark_stale_of_devices(tx, [row["uuid"]], now)
+            publishing.mark_stale_of_devices(tx, [row["uuid"]], now)
         _write(tx, row, new, retry_at)
         return row["uuid"] if new.failing and not old.failing else None
     return None
@@ -103,13 +102,13 @@ def record_success(tx: sa.Connection, job: JobRow, now: datetime) -> int:
         if row["failing"]:
             opened.append(row["uuid"])
         _write(tx, row, add_success(_history(row), kind), None)
-    return providers.mark_stale_of_devices(tx, opened, now) if opened else 0
+    return publishing.mark_stale_of_devices(tx, opened, now) if opened else 0
 
 
 def open_devices(tx: sa.Connection, now: datetime) -> int:
     """End the failing condition of devices after its time; return how many providers changed."""
     opened = devices.open_due(tx, now, OPEN_LIMIT)
-    return providers.mark_stale_of_devices(tx, opened, now) if opened else 0
+    return publishing.mark_stale_of_devices(tx, opened, now) if opened else 0
 
 
 def _items(job: JobRow) -> list[WorkItem]:
@@ -178,7 +177,7 @@ def complete_job(
     if succeeded:
         changed = record_success(tx, row, now)
         return replace(result, providers=result.providers + changed)
-    reason, conf = error or NO_REASON, recorder.conf
+    reason, conf = error or NO_JOB_REASON, recorder.conf
     closed = record_failure(tx, row, reason, now, conf, reported=reported)
     return result if closed is None else replace(result, providers=1, closed=closed)
 
@@ -201,7 +200,9 @@ def _apply_result(
         case JobKind.RELEASE:
             return _finish_cleaning(tx, row, waiting, now, recorder)
         case JobKind.PARTITION:
-            _record_partitioned(tx, row, None if succeeded else error or NO_REASON, now, recorder)
+            _record_partitioned(
+                tx, row, None if succeeded else error or NO_JOB_REASON, now, recorder
+            )
             # Reports during the job did not change the device. The next one has the new layout; the
             # device stays closed until then.
             services.request_report(tx, row["host"])
@@ -217,7 +218,7 @@ def _apply_result(
             image: Any = row["arguments"].get("image")
             providers = programming.end(tx, row["id"], image if succeeded else None)
             publishing.mark_stale_existing(tx, providers, now)
-            failure = None if succeeded else error or NO_REASON
+            failure = None if succeeded else error or NO_JOB_REASON
             _record_programmed(tx, row, failure, now, recorder)
             # Reports during the programming did not change the device: request a new one.
             services.request_report(tx, row["host"])
@@ -361,7 +362,7 @@ def _fail_binds(
         tx, rows, now=now, timeout=timeout, cancelled_jobs=cancels, error=error
     )
     recorder.record_bind_failed(tx, rows, error)
-    failure = _make_failure(PREPARE_FAILED, error or NO_REASON, job, now)
+    failure = _make_failure(PREPARE_FAILED, error or NO_JOB_REASON, job, now)
     follow_arqs(tx, rows, recorder, now, failure)
     return JobResult(max(1, len(rows)), jobs=created, events=len(rows), binds=_count_binds(rows))
 

@@ -28,7 +28,6 @@ from cyborg.core.inventory.device import Ability
 from cyborg.core.jobs.job import AFTER_REBOOT, JobKind, WorkItem
 from cyborg.core.log import get_logger
 from cyborg.db.deployables import programming
-from cyborg.db.deployables import programming as store
 from cyborg.db.devices.write import DeviceRow
 from cyborg.db.jobs import write as jobs
 from cyborg.db.providers import write as providers
@@ -126,7 +125,7 @@ class LostValues:
     def sweep(self) -> int:
         """Create the jobs that are possible now; return the number of devices with new jobs."""
         after = self._last
-        devices = self._uow.run(lambda tx: store.find_lost(tx, MAX_DEVICES, after))
+        devices = self._uow.run(lambda tx: programming.find_lost(tx, MAX_DEVICES, after))
         self._last = devices[-1]["id"] if len(devices) == MAX_DEVICES else 0
         return sum(map(self._apply, devices))
 
@@ -143,7 +142,7 @@ class LostValues:
             ]
             text = f"layout {layout}"
         else:
-            images = self._uow.run(lambda tx: store.lost_images(tx, device["id"]))
+            images = self._uow.run(lambda tx: programming.lost_images(tx, device["id"]))
             attempts = [
                 functools.partial(self._programs.start_again, deployable, image)
                 for deployable, image in images.items()
@@ -162,5 +161,5 @@ class LostValues:
                 self._log.warn("Cannot apply %s again yet, will retry: %s", text, waits, **fields)
                 return False
             LOG.info("Applying %s again after the reboot of the host", text, **fields)
-        self._uow.run(lambda tx: store.clear_boot_check(tx, device["id"]))
+        self._uow.run(lambda tx: programming.clear_boot_check(tx, device["id"]))
         return True

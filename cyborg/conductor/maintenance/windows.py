@@ -24,7 +24,6 @@ from cyborg.core.validation import check_optional_text, parse_uuid
 from cyborg.db.attachments import successors
 from cyborg.db.attachments.write import restart
 from cyborg.db.devices import read
-from cyborg.db.devices import write as device_store
 from cyborg.db.devices import write as store
 from cyborg.db.outbox import write as outbox
 from cyborg.db.providers import write as providers
@@ -91,7 +90,7 @@ class MaintenanceWindows:
                 is_auto = window.successor is SuccessorMode.AUTO
                 values["successor"] = window.successor if is_auto else None
             is_new = store.put_window(tx, window.device, status, values)
-            if device_store.set_status(tx, window.device, MAINTAINING, now):
+            if store.set_status(tx, window.device, MAINTAINING, now):
                 providers.mark_stale_of_devices(tx, [window.device], now)
             if is_new:
                 self._record_event(tx, window.device, Event.MAINTENANCE_STARTED)
@@ -209,7 +208,7 @@ class MaintenanceWindows:
         if window is None or not store.delete_window(tx, device, due_by):
             return False
         now = self._now()
-        if device_store.set_status(tx, device, window["next_status"], now):
+        if store.set_status(tx, device, window["next_status"], now):
             providers.mark_stale_of_devices(tx, [device], now)
         self._record_event(tx, device, Event.MAINTENANCE_ENDED)
         return True

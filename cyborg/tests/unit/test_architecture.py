@@ -59,6 +59,40 @@ def test_packages_have_no_mutual_imports() -> None:
     assert [pair for pair in sorted(pairs) if pair[::-1] in pairs] == []
 
 
+@pytest.mark.static
+def test_no_file_has_two_names_of_one_import() -> None:
+    """With two aliases of a module, a reader takes its functions for those of two modules."""
+    findings = []
+    for path in sorted((ROOT / "cyborg").rglob("*.py")):
+        relative = path.relative_to(ROOT / "cyborg")
+        if relative.parts[0] != "tests":
+            findings += [
+                f"{relative}: {target} is {' and '.join(sorted(names))}"
+                for target, names in import_names(path.read_text(encoding="utf-8")).items()
+                if len(names) > 1
+            ]
+    assert findings == []
+
+
+def test_two_names_of_one_import_are_found() -> None:
+    text = "from a.b import c as d\ndef f():\n    import a.b.c as e, os\n    import os\n"
+    assert import_names(text) == {"a.b.c": {"d", "e"}, "os": {"os"}}
+
+
+def import_names(text: str) -> dict[str, set[str]]:
+    """Return the names that a source gives to what it imports, late imports included."""
+    names: dict[str, set[str]] = {}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom):
+            prefix = "." * node.level + (node.module or "")
+            for alias in node.names:
+                names.setdefault(f"{prefix}.{alias.name}", set()).add(alias.asname or alias.name)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                names.setdefault(alias.name, set()).add(alias.asname or alias.name)
+    return names
+
+
 def imported_modules(path: Path) -> list[str]:
     """Return the modules that a file imports, late imports included."""
     modules = []

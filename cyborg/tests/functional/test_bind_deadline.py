@@ -139,7 +139,9 @@ def test_bind_that_waits_less_than_its_deadline_commits(env: Env) -> None:
 def test_bind_that_arrives_late_changes_nothing(env: Env) -> None:
     with count_statements(env.engine) as count, pytest.raises(Unavailable, match="nothing was"):
         env.bind(-1.0)
-    assert not count.statements
+    # Only a lookup: the call may be a copy of one that was executed in time.
+    (statement,) = count.statements
+    assert statement.startswith("SELECT idempotency_keys.response")
     assert env.owners() == ("Initial", 0)
 
 

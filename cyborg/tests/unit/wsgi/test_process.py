@@ -164,6 +164,35 @@ assert webob.Request.blank("/v2/devices").get_response(application).status_int =
 
 
 @pytest.mark.slow
+def test_process_measures_the_clock_of_deadlines_without_a_request(tmp_path: Path) -> None:
+    script = f"""
+import time
+from cyborg.wsgi import application as module
+found = []
+make = module.make_conductor_client
+def keep(transport, conf, time_at):
+    found.append(time_at)
+    return make(transport, conf, time_at)
+module.make_conductor_client = keep
+file = {str(tmp_path / "api.conf")!r}
+module.open_api(module.configure(["--config-file", file]))
+for _ in range(600):
+    if found[0](time.monotonic() + 60.0) is not None:
+        break
+    time.sleep(0.05)
+else:
+    raise SystemExit("the clock is not measured")
+"""
+    sections = {
+        "DEFAULT": {"auth_strategy": "noauth", "transport_url": "kombu+memory:////"},
+        "database": {"connection": f"sqlite:///{tmp_path}/none.db"},
+    }
+    (tmp_path / "api.conf").write_text(ini(sections))
+    done = run_forked(script)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "option"),
     [

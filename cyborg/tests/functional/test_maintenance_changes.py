@@ -288,10 +288,11 @@ def test_second_successor_of_a_use_is_no_row(env: MaintenanceEnv) -> None:
         rows.insert(env.engine, schema.attachments, uuid=spare_of(env), **copy)
 
 
-@pytest.mark.parametrize("which", ["old", "new"])
+@pytest.mark.parametrize(("which", "step"), [("old", "expose"), ("new", "prepare")])
 def test_exchange_waits_until_the_host_has_restored_the_devices(
-    env: MaintenanceEnv, which: str
+    env: MaintenanceEnv, which: str, step: str
 ) -> None:
+    """The new devices are waited for in the step that prepares them."""
     env.begin()
     env.run_until("prepare")
     env.finish_jobs()
@@ -303,7 +304,7 @@ def test_exchange_waits_until_the_host_has_restored_the_devices(
     env.now += timedelta(seconds=5)
     env.runner.run_once()
     (row,) = env.rows()
-    assert (row["state"], row["step"]) == ("attaching", "expose")
+    assert (row["state"], row["step"]) == ("attaching", step)
     assert row["error"] == "waiting until the host has restored the devices"
     env.finish_jobs()
     env.now += timedelta(minutes=1)

@@ -15,6 +15,7 @@ pytest_plugins = [
     "cyborg.tests.fixtures.machine.tiers",
     "cyborg.tests.fixtures.runs.record",
     "cyborg.tests.fixtures.runs.scheduler",
+    "cyborg.tests.fixtures.runs.workers",
     "cyborg.tests.fixtures.databases.unclosed",
     "cyborg.tests.fixtures.databases.databases",
     "cyborg.tests.fixtures.databases.hanging_database",

@@ -15,7 +15,8 @@ import pytest
 from cyborg.tests.fixtures.machine.processes import Daemon, wait_until
 
 PLUGINS = """
-pytest_plugins = ["cyborg.tests.fixtures.runs.record", "cyborg.tests.fixtures.runs.scheduler"]
+modules = ("record", "scheduler", "workers")
+pytest_plugins = [f"cyborg.tests.fixtures.runs.{module}" for module in modules]
 """
 PASSING = "def test_passes(): pass\n"
 KILLING = "import os\ndef test_kills(): os.kill(os.getpid(), 9)\n" + PASSING
@@ -69,42 +70,23 @@ def test_fails_once(service):
 # Other plug-ins take a second in each process.
 ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "CYBORG_TEST_WORKER_MB": "1000"}
 
-# Ends the process after its last test, as the kernel does without memory.
+# Ends a worker after its last test, as the kernel does without memory.
 DYING = """
-import os
+import multiprocessing, os
 
 def pytest_sessionfinish(session):
-    if getattr(session.config, "workerinput", {}).get("workerid") == "gw0":
+    if multiprocessing.parent_process() is not None:
         os.kill(os.getpid(), 9)
 """
-# The controller sends tests to a worker that has died, before it notices that.
-LATE_END = """
-import time
-from xdist.workermanage import Marker, WorkerController
+# Ends each worker before its first test.
+DYING_AT_START = "import os\nos.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), 9))\n"
+SERVICE = """
+import pytest
 
-process = WorkerController.process_from_remote
-send = WorkerController.send_runtest_some
-
-def process_late(self, event):
-    if event is Marker.END:
-        time.sleep(2)
-    process(self, event)
-
-def send_slowly(self, indices):
-    send(self, indices)
-    time.sleep(0.5)
-
-WorkerController.process_from_remote = process_late
-WorkerController.send_runtest_some = send_slowly
-"""
-OTHER_TESTS = """
-import os, pytest
-
-def make(worker):
-    return [1, 2] if worker in ("gw0", "gw1") else [3]
-
-@pytest.mark.parametrize("number", make(os.environ.get("PYTEST_XDIST_WORKER")))
-def test_number(number): pass
+@pytest.fixture(scope="session")
+def service(pytestconfig):
+    with pytestconfig.rootpath.joinpath("starts").open("a") as file:
+        file.write("started\\n")
 """
 LEAK = """
 import pytest
@@ -160,15 +142,12 @@ def run(tmp_path: Path) -> Runner:
 def prepare(folder: Path, files: Mapping[str, str], options: Sequence[str]) -> list[str]:
     """Write test files; return the command of the runner."""
     (folder / "conftest.py").write_text(PLUGINS)
-    (folder / "pytest.ini").write_text(
-        "[pytest]\naddopts = -p xdist -p timeout\nfilterwarnings = error\n"
-    )
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = -p timeout\nfilterwarnings = error\n")
     for name, text in files.items():
         (folder / name).write_text(text)
     return [
         *(sys.executable, "-m", "cyborg.tests.fixtures.runs.runner", "--workers", "2"),
         *("--counts", "counts", *(options or ("--limit", "100")), *files),
-        *("--", "--no-loadscope-reorder"),
     ]
 
 
@@ -185,17 +164,6 @@ def test_run_killed_worker_fails_its_test_and_runs_the_others(run: Runner) -> No
     assert ended.status == 1
     assert "crashed while running 'test_0.py::test_kills'" in ended.output
     assert "has died while no test ran" not in ended.output
-
-
-@pytest.mark.long
-def test_run_worker_that_dies_before_further_tests_are_sent(run: Runner, tmp_path: Path) -> None:
-    (tmp_path / "late_end.py").write_text(LATE_END)
-    files = {f"test_{number}.py": KILLING for number in range(3)}
-    plugin = {"PYTEST_PLUGINS": "late_end", "PYTHONPATH": str(tmp_path)}
-    ended = run(files, env=plugin)
-    assert (ended.status, ended.counts) == (1, (3, 3, 0)), ended.output
-    for number in range(3):
-        assert f"crashed while running 'test_{number}.py::test_kills'" in ended.output
 
 
 @pytest.mark.long
@@ -256,8 +224,7 @@ def test_run_interrupted_prints_progress_and_exits_130(tmp_path: Path) -> None:
             stderr=subprocess.STDOUT,
         )
     try:
-        # The point of the second test comes after the end of the first one.
-        wait_until("two tests have passed", lambda: b"\n.." in output.read_bytes())
+        wait_until("two tests have passed", lambda: b".." in output.read_bytes())
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
     finally:
@@ -315,11 +282,36 @@ def test_run_worker_that_dies_after_its_tests_fails(run: Runner, tmp_path: Path)
 
 
 @pytest.mark.matrix
-def test_run_worker_with_other_tests_ends_the_run_at_once(run: Runner) -> None:
-    files = {"test_a.py": KILLING, "test_b.py": OTHER_TESTS, "test_c.py": KILLING}
-    ended = run(files)
-    assert ended.status == 1
-    assert "it has collected other tests: were files changed?" in ended.output
+def test_run_workers_that_die_at_their_start_end_the_run(run: Runner, tmp_path: Path) -> None:
+    (tmp_path / "dying.py").write_text(DYING_AT_START)
+    plugin = {"PYTEST_PLUGINS": "dying", "PYTHONPATH": str(tmp_path)}
+    ended = run({"test_a.py": PASSING, "test_b.py": PASSING}, env=plugin)
+    assert (ended.status, ended.counts) == (1, (0, 2, 0)), ended.output
+    assert "10 workers have died" in ended.output
+    assert "2 of 2 collected tests have no result" in ended.output
+
+
+@pytest.mark.matrix
+def test_run_shares_a_session_fixture_between_the_files_of_a_worker(
+    run: Runner, tmp_path: Path
+) -> None:
+    (tmp_path / "service.py").write_text(SERVICE)
+    files = {f"test_{number}.py": "def test_uses(service): pass\n" for number in range(8)}
+    ended = run(files, env={"PYTEST_PLUGINS": "service", "PYTHONPATH": str(tmp_path)})
+    assert (ended.status, ended.counts) == (0, (8, 0, 0)), ended.output
+    assert 1 <= len((tmp_path / "starts").read_text().splitlines()) <= 2
+
+
+@pytest.mark.matrix
+def test_run_divides_large_files_for_workers(run: Runner) -> None:
+    pids = "import os, pytest\n" + "".join(
+        f"def test_{number}(record_property): record_property('summary', f'pid {{os.getpid()}}')\n"
+        for number in range(40)
+    )
+    files = {"test_a.py": "import time\ndef test_sleeps(): time.sleep(2)\n" + pids}
+    ended = run(files, "--limit", "100", "--max-group", "5")
+    assert (ended.status, ended.counts) == (0, (41, 0, 0)), ended.output
+    assert len({line for line in ended.output.splitlines() if line.startswith("pid ")}) == 2
 
 
 @pytest.mark.matrix

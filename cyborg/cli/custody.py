@@ -13,13 +13,18 @@ from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.rest import CommandError, RestClient
 from cyborg.cli.devices import DEVICES
-from cyborg.core.custody.record import Event, Keys, Link, Record, SealedRecord, parse_keys
-from cyborg.core.custody.verify import (
+from cyborg.core.custody import (
+    Event,
     Head,
+    Keys,
+    Link,
     Log,
     NewRecord,
+    Record,
+    SealedRecord,
     format_anchors,
     parse_anchors,
+    parse_keys,
     verify,
 )
 from cyborg.core.errors import Invalid

@@ -14,8 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from cyborg.core.custody.record import Entry, Event, SealedRecord
-from cyborg.core.custody.verify import Log, serialize_new, verify
+from cyborg.core.custody import Entry, Event, Log, SealedRecord, serialize_new, verify
 from cyborg.core.errors import Conflict, Misconfigured
 from cyborg.db import errors
 from cyborg.db.custody import chains, read

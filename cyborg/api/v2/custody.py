@@ -8,7 +8,7 @@ from wsme import types as wtypes
 from cyborg.api import types
 from cyborg.api.collection import Collection
 from cyborg.api.controller import PageRequest, RequestContext, Resource
-from cyborg.core.custody.record import Event
+from cyborg.core.custody import Event
 from cyborg.core.errors import NotFound
 from cyborg.db.custody import read
 

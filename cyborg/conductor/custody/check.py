@@ -10,9 +10,8 @@ from datetime import datetime, timedelta
 
 from oslo_config import cfg
 
+from cyborg.core import custody
 from cyborg.core.audit.sources import Finding, Kind
-from cyborg.core.custody.record import Fault, Keys, Link, SealedRecord
-from cyborg.core.custody.verify import Head, Log, find_forged, serialize_progress, verify
 from cyborg.db.custody import chains, read
 from cyborg.db.custody.read import ChainRow
 from cyborg.db.custody.write import keys_of
@@ -49,7 +48,7 @@ class ChainChecker:
         ``renew_lease`` is called before each page; it raises if the audit must end.
         """
         findings: list[Finding] = []
-        progress: dict[str, Link] = {}
+        progress: dict[str, custody.Link] = {}
         left = self._max_records
         # Once for the host: the keys belong to the engine and do not change.
         keys = self._uow.run(keys_of)
@@ -85,31 +84,33 @@ class ChainChecker:
     def _check_chain(
         self,
         row: ChainRow,
-        start: Link | None,
+        start: custody.Link | None,
         limit: int,
-        keys: Keys,
+        keys: custody.Keys,
         renew_lease: Callable[[], None],
-    ) -> tuple[Link, Fault | None]:
+    ) -> tuple[custody.Link, custody.Fault | None]:
         """Check up to about ``limit`` records; return the last checked record and any fault.
 
         Records that were sealed or deleted after ``row`` was read may look like a fault.
         """
         head = read.to_head(row)
-        log = Log(head, self._read_records(row["device_uuid"], start, limit, renew_lease), head)
+        log = custody.Log(
+            head, self._read_records(row["device_uuid"], start, limit, renew_lease), head
+        )
         whole = row["sequence"] - (start or head.base).sequence <= limit
-        return verify(log, keys, start=start, complete=whole)
+        return custody.verify(log, keys, start=start, complete=whole)
 
     def _confirm(
         self,
         device: str,
-        fault: Fault,
-        start: Link | None,
-        keys: Keys,
+        fault: custody.Fault,
+        start: custody.Link | None,
+        keys: custody.Keys,
         renew_lease: Callable[[], None],
-    ) -> Fault | None:
+    ) -> custody.Fault | None:
         """Check a chain again, with its head as it is after its records; return any fault."""
 
-        def read_head() -> Head | None:
+        def read_head() -> custody.Head | None:
             row = self._uow.run(lambda tx: read.chain(tx, device))
             return None if row is None else read.to_head(row)
 
@@ -122,11 +123,13 @@ class ChainChecker:
             # Retention deletes the head after the last record; SQL may delete the head alone.
             return fault if records else None
         whole = len(records) < self._max_records
-        return verify(Log(before, records, after), keys, start=start, complete=whole)[1]
+        return custody.verify(
+            custody.Log(before, records, after), keys, start=start, complete=whole
+        )[1]
 
     def _read_records(
-        self, device: str, start: Link | None, limit: int, renew_lease: Callable[[], None]
-    ) -> Iterator[SealedRecord]:
+        self, device: str, start: custody.Link | None, limit: int, renew_lease: Callable[[], None]
+    ) -> Iterator[custody.SealedRecord]:
         """Yield the sealed records of a chain after ``start`` in pages, at least ``limit``."""
         after, count = None if start is None else start.sequence, 0
         while count < limit:
@@ -149,18 +152,18 @@ class ChainChecker:
             if (fault := self._find_fault_without_head(uuid))
         ]
 
-    def _find_fault_without_head(self, device: str) -> Fault | None:
+    def _find_fault_without_head(self, device: str) -> custody.Fault | None:
         records = self._uow.run(lambda tx: read.sealed_after(tx, device, None, 1))
-        return verify(Log(None, records, None), None)[1]
+        return custody.verify(custody.Log(None, records, None), None)[1]
 
-    def _forged_records(self, host: str, keys: Keys) -> list[Finding]:
+    def _forged_records(self, host: str, keys: custody.Keys) -> list[Finding]:
         if not keys.secrets:
             return []
         records = self._uow.run(lambda tx: read.new_records(tx, host, MAX_CHAINS))
         return [
             _broken(host, new.record.device, fault)
             for new in records
-            if (fault := find_forged([new], keys, 0))
+            if (fault := custody.find_forged([new], keys, 0))
         ]
 
     def _late_records(self, host: str) -> list[Finding]:
@@ -177,18 +180,18 @@ class ChainChecker:
         ]
 
 
-def _broken(host: str, device: str, fault: Fault) -> Finding:
+def _broken(host: str, device: str, fault: custody.Fault) -> Finding:
     explanation = f"custody log: {fault.explanation}"
     return Finding(host, Kind.CUSTODY_BROKEN, f"device {device}", explanation)
 
 
-def _find_start(row: ChainRow, keys: Keys) -> Link | None:
+def _find_start(row: ChainRow, keys: custody.Keys) -> custody.Link | None:
     """Return the record after which the check of a chain begins, None for its start.
 
     After an incomplete check it is the last checked record.
     """
-    reached = Link(row["checked_sequence"], row["checked_hash"])
+    reached = custody.Link(row["checked_sequence"], row["checked_hash"])
     if not row["base_sequence"] < reached.sequence < row["sequence"]:
         return None
-    data = serialize_progress(row["device_uuid"], reached)
+    data = custody.serialize_progress(row["device_uuid"], reached)
     return reached if keys.find_fault(data, row["checked_signature"]) is None else None

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from cyborg.core.binding.profile import KEY, AttachTarget, is_for_host, parse_group
-from cyborg.core.custody.record import MAX_ERROR, Entry, Event
+from cyborg.core.custody import MAX_ERROR, Entry, Event
 from cyborg.core.inventory.device import CLEANING_ABILITIES, Ability
 from cyborg.core.text import sanitize
 from cyborg.db.binding.claims import ClaimedProviderRow, FreeHandleRow

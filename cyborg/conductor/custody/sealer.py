@@ -23,8 +23,7 @@ from oslo_config import cfg
 from oslo_db import exception as db_exc
 
 from cyborg.conductor.notifications.notifications import NotificationBuilder
-from cyborg.core.custody.record import Fault, Link, check_records, compute_hash
-from cyborg.core.custody.verify import format_anchors, serialize_new
+from cyborg.core import custody
 from cyborg.core.errors import Conflict
 from cyborg.core.log import get_logger
 from cyborg.core.notification import Event
@@ -174,19 +173,23 @@ def _seal(
     if not locked:
         return 0, {}, faults
     keys = keys_of(tx)
-    tips = {uuid: Link(head["sequence"], head["hash"]) for uuid, head in locked.items()}
+    tips = {uuid: custody.Link(head["sequence"], head["hash"]) for uuid, head in locked.items()}
     oldest = {uuid: head["oldest_at"] for uuid, head in locked.items()}
-    links: dict[int, Link] = {}
+    links: dict[int, custody.Link] = {}
     forged: dict[int, tuple[str, str]] = {}
     for row in chains.unsealed(tx, locked, BATCH_SIZE, refused):
         uuid = row["device_uuid"]
         previous = tips[uuid]
         record = read.to_record(row)
-        if keys.secrets and (reason := keys.find_fault(serialize_new(record), row["signature"])):
+        if keys.secrets and (
+            reason := keys.find_fault(custody.serialize_new(record), row["signature"])
+        ):
             forged[row["id"]] = uuid, reason
             continue
         record = replace(record, sequence=previous.sequence + 1)
-        tips[uuid] = links[row["id"]] = Link(record.sequence, compute_hash(record, previous.hash))
+        tips[uuid] = links[row["id"]] = custody.Link(
+            record.sequence, custody.compute_hash(record, previous.hash)
+        )
         oldest[uuid] = oldest[uuid] or record.time
     if not links:
         return 0, forged, faults
@@ -212,7 +215,7 @@ def _purge(tx: sa.Connection, uuid: str, cutoff: datetime) -> int:
     head = heads[0]
     if chains.find_fault(tx, head):
         return 0  # evidence of a change; the audit reports it
-    base = Link(head["base_sequence"], head["base_hash"])
+    base = custody.Link(head["base_sequence"], head["base_hash"])
     oldest_at: datetime | None = None
     # One more than the limit: the first record that stays gives the age of the oldest one.
     for sealed in read.sealed_after(tx, uuid, base.sequence, PURGE_LIMIT + 1):
@@ -220,8 +223,8 @@ def _purge(tx: sa.Connection, uuid: str, cutoff: datetime) -> int:
         if keep or sealed.record.sequence > head["base_sequence"] + PURGE_LIMIT:
             oldest_at = sealed.record.time
             break
-        position = check_records(base, [sealed])
-        if isinstance(position, Fault):
+        position = custody.check_records(base, [sealed])
+        if isinstance(position, custody.Fault):
             break  # evidence of a change; the audit reports it
         base = position
     return chains.delete_prefix(tx, head, base, oldest_at)
@@ -253,11 +256,11 @@ class CustodyAnchors:
         if not due:
             return 0
         tips = {
-            head["device_uuid"]: Link(head["sequence"], head["hash"])
+            head["device_uuid"]: custody.Link(head["sequence"], head["hash"])
             for head in due
             if chains.find_fault(tx, head) is None
         }
-        row = {"uuid": str(uuid4()), "chains": format_anchors(tips)}
+        row = {"uuid": str(uuid4()), "chains": custody.format_anchors(tips)}
         outbox.add_all(tx, self._notices.build_messages(Event.CUSTODY_ANCHORED, [row]))
         chains.mark_anchored(tx, [head["id"] for head in due], now)
         return len(tips)

@@ -13,8 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from cyborg.core.custody.record import START, Link
-from cyborg.core.custody.verify import find_head_fault, serialize_head, serialize_progress
+from cyborg.core.custody import START, Link, find_head_fault, serialize_head, serialize_progress
 from cyborg.db import bulk
 from cyborg.db.custody.read import ChainRow, RecordRow, to_head
 from cyborg.db.custody.write import keys_of

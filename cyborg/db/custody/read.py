@@ -11,8 +11,7 @@ from typing import Any, TypedDict
 
 import sqlalchemy as sa
 
-from cyborg.core.custody.record import Link, Record, SealedRecord
-from cyborg.core.custody.verify import Head, NewRecord
+from cyborg.core.custody import Head, Link, NewRecord, Record, SealedRecord
 from cyborg.db.listing import Listing, columns_of
 from cyborg.db.rows import fetch_all, fetch_first
 from cyborg.db.schema import custody_heads, devices

@@ -13,8 +13,7 @@ from uuid import uuid4
 import sqlalchemy as sa
 from oslo_config import cfg
 
-from cyborg.core.custody.record import NO_KEYS, Entry, Keys, Record, parse_keys
-from cyborg.core.custody.verify import serialize_new
+from cyborg.core.custody import NO_KEYS, Entry, Keys, Record, parse_keys, serialize_new
 from cyborg.core.errors import Invalid, Misconfigured
 from cyborg.db import bulk
 from cyborg.db.rows import fetch_all, fetch_first

@@ -8,7 +8,7 @@ from datetime import datetime
 import sqlalchemy as sa
 
 from cyborg.core import naming
-from cyborg.core.custody.record import Entry, Event
+from cyborg.core.custody import Entry, Event
 from cyborg.core.errors import Conflict
 from cyborg.core.inventory.plan import DeployableTombstone, Tombstone
 from cyborg.core.migration import reference

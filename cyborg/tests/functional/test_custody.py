@@ -15,8 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.custody.sealer import CustodySealer
-from cyborg.core.custody.record import check_records
-from cyborg.core.custody.verify import find_head_fault
+from cyborg.core.custody import check_records, find_head_fault
 from cyborg.core.errors import NoHandle
 from cyborg.db import schema
 from cyborg.db.custody import read

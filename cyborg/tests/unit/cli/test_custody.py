@@ -10,7 +10,7 @@ import pytest
 
 from cyborg.cli import custody
 from cyborg.cli.common.rest import CommandError, RestClient
-from cyborg.core.custody.record import START, Record, compute_hash
+from cyborg.core.custody import START, Record, compute_hash
 
 DEVICE = "6d3f3dd2-2d1f-4f2e-9c07-3b5b1f2c1a01"
 PATH = f"/devices/{DEVICE}/custody"

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from cyborg.cmd import dbsync
 from cyborg.conductor.custody.check import ChainChecker
-from cyborg.core.custody.record import Keys, parse_keys
+from cyborg.core.custody import Keys, parse_keys
 from cyborg.db import schema
 from cyborg.db.custody import write as custody_keys
 from cyborg.tests.fixtures.databases import rows

@@ -11,8 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from cyborg.core.custody.record import START, Link, compute_hash, parse_keys
-from cyborg.core.custody.verify import serialize_head
+from cyborg.core.custody import START, Link, compute_hash, parse_keys, serialize_head
 from cyborg.db import schema
 from cyborg.db.custody import read
 from cyborg.db.custody import write as custody_keys

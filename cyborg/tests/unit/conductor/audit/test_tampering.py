@@ -15,7 +15,7 @@ from cyborg.cli.common.rest import CommandError, RestClient
 from cyborg.cli.custody import verify_log
 from cyborg.conductor.custody.check import ChainChecker
 from cyborg.core.audit.sources import Kind
-from cyborg.core.custody.record import NO_KEYS, Link
+from cyborg.core.custody import NO_KEYS, Link
 from cyborg.tests.fixtures.clouds.api import ApiEnv
 from cyborg.tests.fixtures.machine.options import make_conf
 from cyborg.tests.unit.conductor.audit.tampering import (

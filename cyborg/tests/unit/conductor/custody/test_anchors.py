@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.custody.sealer import CustodyAnchors
 from cyborg.conductor.notifications.notifications import NotificationBuilder
-from cyborg.core.custody.verify import parse_anchors
+from cyborg.core.custody import parse_anchors
 from cyborg.db import schema
 from cyborg.db.custody import read
 from cyborg.db.custody import write as custody_keys

@@ -11,8 +11,17 @@ import sqlalchemy as sa
 
 from cyborg.conductor.custody import sealer
 from cyborg.conductor.custody.sealer import CustodySealer
-from cyborg.core.custody.record import START, Entry, Event, Fault, Link, check_records, parse_keys
-from cyborg.core.custody.verify import Log, verify
+from cyborg.core.custody import (
+    START,
+    Entry,
+    Event,
+    Fault,
+    Link,
+    Log,
+    check_records,
+    parse_keys,
+    verify,
+)
 from cyborg.db import schema
 from cyborg.db.custody import read
 from cyborg.db.custody import write as custody_keys

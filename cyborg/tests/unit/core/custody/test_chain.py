@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.core.custody.record import (
+from cyborg.core.custody import (
     START,
     Event,
     Fault,

@@ -6,22 +6,20 @@ from datetime import datetime
 
 import pytest
 
-from cyborg.core.custody.record import (
+from cyborg.core.custody import (
     NO_KEYS,
     START,
+    Head,
     Keys,
     Link,
+    Log,
+    NewRecord,
     Record,
     SealedRecord,
     compute_hash,
-    parse_keys,
-)
-from cyborg.core.custody.verify import (
-    Head,
-    Log,
-    NewRecord,
     format_anchors,
     parse_anchors,
+    parse_keys,
     serialize_head,
     serialize_new,
     verify,

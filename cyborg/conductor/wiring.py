@@ -42,13 +42,13 @@ from cyborg.conductor.jobs.partitioning import Partitions
 from cyborg.conductor.jobs.programming import Programs
 from cyborg.conductor.jobs.reboot import LostValues
 from cyborg.conductor.maintenance.windows import MaintenanceWindows
-from cyborg.conductor.notifications.notifications import (
-    ArqEventRecorder,
-    NotificationBuilder,
+from cyborg.conductor.notifications.notifications import ArqEventRecorder, NotificationBuilder
+from cyborg.conductor.notifications.outbox import (
+    DeadLetters,
+    OutboxWorker,
+    create_nova_worker,
     create_worker,
 )
-from cyborg.conductor.notifications.outbox import DeadLetters, create_nova_worker
-from cyborg.conductor.notifications.outbox_worker import OutboxWorker
 from cyborg.conductor.orphans.collector import OrphanCollector
 from cyborg.conductor.orphans.instances import OrphanCheck
 from cyborg.conductor.orphans.release import OrphanReleaser

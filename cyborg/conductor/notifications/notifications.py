@@ -9,14 +9,13 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 import sqlalchemy as sa
 from oslo_config import cfg
 from oslo_context import context
 
-from cyborg.conductor.notifications.outbox_worker import Channel, OutboxWorker
 from cyborg.core.binding.states import ArqState
 from cyborg.core.notification import OPTIONAL_FIELDS, SCHEMAS, Event
 from cyborg.core.text import to_iso
@@ -25,28 +24,15 @@ from cyborg.db.deployables import read as deployables
 from cyborg.db.devices import read as devices
 from cyborg.db.outbox import write as outbox
 from cyborg.db.outbox.write import Message
-from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc import notifiers as notifier
 
 NOTIFICATION = "notification"
 """Kind of outbox messages to notification listeners."""
 
-MAX_RETRY_DELAY = 600.0
-"""Maximum seconds between two attempts. Long, because notifications are not urgent."""
-
 NOVA_EVENT = "nova-event"
 """Kind of outbox messages to Nova."""
 COMPLETED = "completed"
 FAILED = "failed"
-
-
-class Sender(Protocol):
-    """Interface of ``cyborg.rpc.notifiers.Notifier``."""
-
-    timeout: float
-
-    def send(self, messages: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """Send messages; return, for each message, its error, or None if it was sent."""
 
 
 class NotificationBuilder:
@@ -125,16 +111,6 @@ def _value_of(name: str, row: Mapping[Any, Any], common: Mapping[str, Any]) -> A
     if name in common:
         return common[name]
     return row.get(name) if name in OPTIONAL_FIELDS else row[name]
-
-
-def create_worker(
-    conf: cfg.ConfigOpts, uow: UnitOfWork, sender: Sender, **options: Any
-) -> OutboxWorker:
-    """Create the worker that sends notifications; ``options`` are passed to OutboxWorker."""
-    channel = Channel(
-        NOTIFICATION, "notification listeners", sender.send, sender.timeout, MAX_RETRY_DELAY
-    )
-    return OutboxWorker(conf, uow, channel, **options)
 
 
 Rows = Sequence[ArqRow]

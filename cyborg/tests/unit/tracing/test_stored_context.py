@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from oslo_utils import timeutils
 
 from cyborg import tracing
-from cyborg.conductor.notifications.outbox_worker import Channel, OutboxWorker
+from cyborg.conductor.notifications.outbox import Channel, OutboxWorker
 from cyborg.core.jobs.job import JobKind
 from cyborg.core.log import LENGTH
 from cyborg.db import schema

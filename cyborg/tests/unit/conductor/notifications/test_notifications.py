@@ -19,9 +19,8 @@ from cyborg.conductor.notifications.notifications import (
     NOTIFICATION,
     NOVA_EVENT,
     NotificationBuilder,
-    create_worker,
 )
-from cyborg.conductor.notifications.outbox_worker import BATCH
+from cyborg.conductor.notifications.outbox import BATCH, create_worker
 from cyborg.core.errors import InUse, TimedOut
 from cyborg.core.notification import OPTIONAL_FIELDS, SCHEMAS, Event, Schema
 from cyborg.db import schema

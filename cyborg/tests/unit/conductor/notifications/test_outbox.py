@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cyborg.clients.nova import Nova
-from cyborg.conductor.notifications.outbox import MAX_RETRY_DELAY, create_nova_worker
-from cyborg.conductor.notifications.outbox_worker import BATCH
+from cyborg.conductor.notifications.outbox import BATCH, MAX_EVENT_DELAY, create_nova_worker
 from cyborg.db import schema
 from cyborg.db.outbox import write as store
 from cyborg.tests.fixtures.databases import rows
@@ -128,7 +127,7 @@ def test_nova_outage_is_logged_once_a_minute(
 @given(st.lists(st.floats(0.0, 1.0), min_size=DEFAULT - 1, max_size=DEFAULT - 1))
 def test_retries_last_longer_than_nova_waits(draws: list[float]) -> None:
     """nova-compute waits 300 s for an event; this holds for all random delays."""
-    pauses = [compute_delay(n, MAX_RETRY_DELAY, draw) for n, draw in enumerate(draws)]
+    pauses = [compute_delay(n, MAX_EVENT_DELAY, draw) for n, draw in enumerate(draws)]
     assert sum(pauses) >= 360
     assert max(pauses) <= 45
 

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Sequence
 
 from cyborg.conductor.notifications.notifications import NOVA_EVENT
-from cyborg.conductor.notifications.outbox_worker import BATCH, Channel, OutboxWorker
+from cyborg.conductor.notifications.outbox import BATCH, Channel, OutboxWorker
 from cyborg.db.outbox import write as store
 from cyborg.tests.fixtures.databases.outbox import Env, env, sqlite_env
 

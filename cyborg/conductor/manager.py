@@ -60,7 +60,7 @@ def make_handlers(conductor: Conductor) -> Mapping[str, Callable[..., Any]]:
         "hardware_release": conductor.drivers.release,
         "limits_get": conductor.limits.get,
         "job_cancel": conductor.rollouts.cancel,
-        "get_guest_devices": conductor.guest_devices.list_of_host,
+        "get_guest_devices": conductor.attachment_runner.guests.list_of_host,
         "find_function_owners": conductor.function_owners.find,
         "get_desired_backends": conductor.rollouts.get_desired_state,
         "report_backend_outcomes": conductor.rollouts.record_outcomes,

@@ -9,13 +9,9 @@ from oslo_config import cfg
 
 from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement
-from cyborg.conductor.attachments.allocations import AllocationSteps
 from cyborg.conductor.attachments.attachments import Attachments
 from cyborg.conductor.attachments.devices import AttachedDevices
-from cyborg.conductor.attachments.guest_devices import GuestDevices
-from cyborg.conductor.attachments.guests import Guests
 from cyborg.conductor.attachments.runner import AttachmentRunner
-from cyborg.conductor.attachments.successors import Successors
 from cyborg.conductor.audit.repair import RepairExecutor
 from cyborg.conductor.audit.runner import AuditRunner
 from cyborg.conductor.binding.arqs import Arqs
@@ -100,7 +96,6 @@ class Conductor:
     drivers: Drivers
     failure_detector: FailureDetector
     function_owners: FunctionOwners
-    guest_devices: GuestDevices
     hosts: Hosts
     instance_watcher: InstanceWatcher | None
     jobs: JobDispatcher
@@ -233,9 +228,7 @@ def build_conductor(
         outbox_task.wake,
         uow.clock,
     )
-    attachment_runner, guest_devices = _make_attachment_runner(
-        conf, uow, placement, nova, attached_devices, jobs_task.wake
-    )
+    attachment_runner = AttachmentRunner(conf, uow, placement, nova, attached_devices)
     attachment_task = PeriodicTask("attachments", ATTACHMENT_INTERVAL, attachment_runner.run_once)
     watcher = _make_watcher(
         conf,
@@ -315,7 +308,6 @@ def build_conductor(
         drivers=Drivers(conf, uow, rollout_task.wake, publisher_task.wake, find=driver_lookup.find),
         failure_detector=failure_detector,
         function_owners=FunctionOwners(uow),
-        guest_devices=guest_devices,
         hosts=hosts,
         instance_watcher=watcher,
         jobs=jobs,
@@ -345,22 +337,6 @@ def wake_tasks(
     ):
         if count:
             task.wake()
-
-
-def _make_attachment_runner(
-    conf: cfg.ConfigOpts,
-    uow: UnitOfWork,
-    placement: Placement,
-    nova: Nova,
-    devices: AttachedDevices,
-    wake_jobs: Callable[[], None],
-) -> tuple[AttachmentRunner, GuestDevices]:
-    guests = Guests(nova, devices)
-    successors = Successors(uow, devices, guests)
-    allocations = AllocationSteps(uow, placement)
-    guest_devices = GuestDevices(conf, uow, guests, wake_jobs, uow.clock)
-    runner = AttachmentRunner(conf, uow, allocations, devices, guests, guest_devices, successors)
-    return runner, guest_devices
 
 
 def _releases_orphans(conf: cfg.ConfigOpts) -> bool:

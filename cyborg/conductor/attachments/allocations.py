@@ -10,30 +10,30 @@ request late, after another conductor has sent the same change, the change takes
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import sqlalchemy as sa
 from oslo_db import exception as db_exc
 
 from cyborg.clients.placement import ConsumerAllocation, Placement, ProviderSummary
-from cyborg.conductor.attachments.candidates import (
-    Candidates,
-    ProfileCandidates,
-    SuccessorCandidates,
-    explain_missing,
-    require_lease,
-)
+from cyborg.conductor.attachments.checks import require_lease
 from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
 from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
 from cyborg.core.attachments import allocation as core
 from cyborg.core.attachments.allocation import Intent
 from cyborg.core.attachments.attachment import Mode
-from cyborg.core.binding.profile import Group
+from cyborg.core.attachments.server import check_mode, has_mediated_device
+from cyborg.core.attachments.successor import describe_missing
+from cyborg.core.binding.profile import Group, parse_groups
 from cyborg.core.errors import Conflict, NoHandle, NotFound, WrongState
+from cyborg.core.explain.explanation import make_demands
 from cyborg.core.naming import OWNER_TRAIT
+from cyborg.db.attachments import handles
 from cyborg.db.attachments import write as store
 from cyborg.db.contexts import write as contexts
+from cyborg.db.explain import provider_states
+from cyborg.db.profiles import write as device_profiles
 from cyborg.db.unit_of_work import UnitOfWork
 
 MAX_CONFLICTS = 5  # requests to Placement in one attempt
@@ -52,27 +52,18 @@ class AllocationSteps:
     """The steps of attachments that change allocations."""
 
     def __init__(self, uow: UnitOfWork, placement: Placement) -> None:
-        self._uow = uow
+        self.uow = uow
         self._placement = placement
         self._nodes = ComputeNodeResolver(placement, uow)
-        self._of_profile = ProfileCandidates(uow)
-        self._of_successor = SuccessorCandidates(uow)
 
     def allocate(self, work: LeasedAttachment) -> Wait | None:
         """Choose providers and extend the allocation of the consumer.
 
         Raise NoHandle, NotFound, WrongState, Conflict, Unavailable.
         """
-        return self._allocate(work, self._of_profile)
-
-    def allocate_successor(self, work: LeasedAttachment) -> Wait | None:
-        """Do the same for a successor, whose groups are those of its device context."""
-        return self._allocate(work, self._of_successor)
-
-    def _allocate(self, work: LeasedAttachment, candidates: Candidates) -> Wait | None:
-        intent = load_intent(work)
+        intent = work.recorded_intent
         if intent is None:
-            intent = self._plan(work, candidates)
+            intent = self._plan(work)
         if not _take_turn(work, intent):
             return _wait_for_turn(work)
         error, is_full = "it changes too often", False
@@ -87,7 +78,7 @@ class AllocationSteps:
             reached = known.generation
             if not core.is_extended(known.amounts, intent):
                 if is_full:
-                    intent = self._plan(work, candidates)
+                    intent = self._plan(work)
                 intent = _record_base(work, intent, known)
                 wanted = core.extend(known.amounts, intent.added)
                 try:
@@ -107,11 +98,10 @@ class AllocationSteps:
 
         Nova may have replaced the allocation since ``allocate``. Raise Unavailable.
         """
-        consumer, intent = work.consumer, load_intent(work)
-        assert intent is not None
+        consumer, intent = work.consumer, work.intent
         known = self._placement.consumer(consumer)
         # The ARQs of this attachment may not exist yet.
-        others = self._uow.run(
+        others = self.uow.run(
             lambda tx: store.owned_units(tx, consumer, without=work.row["id"], all_contexts=False)
         )
         needed = core.extend(core.select_amounts(others, intent.added), intent.added)
@@ -134,7 +124,7 @@ class AllocationSteps:
 
         Raise Conflict, Unavailable.
         """
-        consumer, intent = work.consumer, load_intent(work)
+        consumer, intent = work.consumer, work.recorded_intent
         if intent is None:
             return None
         if work.mode is Mode.HOST:
@@ -148,7 +138,7 @@ class AllocationSteps:
             known = self._placement.consumer(consumer)
             if known is None or core.is_recreated(known.generation, intent):
                 return None
-            floor = self._uow.run(
+            floor = self.uow.run(
                 lambda tx: store.owned_units(
                     tx, consumer, without=work.row["id"], all_contexts=True
                 )
@@ -182,14 +172,34 @@ class AllocationSteps:
             return Wait(self._placement.timeout)
         return None
 
-    def _plan(self, work: LeasedAttachment, candidates: Candidates) -> Intent:
-        groups = candidates.groups(work)
-        providers = self._choose(work, groups, candidates)
+    def find_groups(self, work: LeasedAttachment) -> tuple[Group, ...]:
+        """Return the groups to satisfy, those of the profile. Raise NotFound."""
+        name = work.row["device_profile_name"]
+        profile = self.uow.run(lambda tx: device_profiles.by_name(tx, name))
+        if profile is None:
+            raise NotFound(f"{work.selected} does not exist any more")
+        return parse_groups(profile["groups"])
+
+    def select(
+        self, work: LeasedAttachment, groups: Sequence[Group], found: Sequence[Mapping[str, str]]
+    ) -> Sequence[Mapping[str, str]]:
+        """Return the allocation candidates whose handles suit. Raise Conflict if no handle does."""
+        if work.mode is not Mode.NEXT_BOOT:
+            return found
+        names = {provider for mapping in found for provider in mapping.values()}
+        types = self.uow.run(lambda tx: handles.of_providers(tx, names))
+        unsuitable = {provider for provider in types if has_mediated_device(types[provider])}
+        selected = [mapping for mapping in found if unsuitable.isdisjoint(mapping.values())]
+        if found and not selected:
+            check_mode(set().union(*types.values()), work.mode, work.selected)
+        return selected
+
+    def _plan(self, work: LeasedAttachment) -> Intent:
+        groups = self.find_groups(work)
+        providers = self._choose(work, groups)
         return Intent(providers, core.required_amounts(groups, providers))
 
-    def _choose(
-        self, work: LeasedAttachment, groups: Sequence[Group], candidates: Candidates
-    ) -> list[str]:
+    def _choose(self, work: LeasedAttachment, groups: Sequence[Group]) -> list[str]:
         """Return the provider of each group. Raise NoHandle, NotFound."""
         node, root = work.row["hostname"], self._find_root(work)
         if root is None:
@@ -199,7 +209,7 @@ class AllocationSteps:
         if work.row["context_epoch"] is not None:
             return self._find_leased(work, root.uuid, node)
         found = self._placement.candidates(core.candidate_query(groups, root.uuid))
-        selected = candidates.select(work, groups, found)
+        selected = self.select(work, groups, found)
         if not selected:
             providers = sorted(self._placement.tree(root.uuid, OWNER_TRAIT))
 
@@ -212,7 +222,7 @@ class AllocationSteps:
             raise NoHandle(
                 f"host {node} has no free device for {work.selected}: "
                 "Placement has no allocation candidates below its compute node: "
-                f"{self._uow.run(explain)}"
+                f"{self.uow.run(explain)}"
             )
         # Concurrent attachments that all took the first candidate would get a conflict.
         mapping = _RANDOM.choice(selected)
@@ -226,7 +236,7 @@ class AllocationSteps:
 
     def _find_provider(self, accelerator: str, root: str, node: str) -> str:
         """Return the provider of an accelerator if it is below a compute node. Raise NotFound."""
-        provider = self._uow.run(lambda tx: store.provider_of(tx, accelerator))
+        provider = self.uow.run(lambda tx: store.provider_of(tx, accelerator))
         if provider is None:
             raise NotFound(f"accelerator {accelerator} does not exist any more")
         # Nova has providers of its own below the same compute node.
@@ -245,7 +255,7 @@ class AllocationSteps:
         uuid, epoch = work.row["device_context"], work.row["context_epoch"]
         assert uuid is not None
         assert epoch is not None
-        lease = self._uow.run(lambda tx: require_lease(tx, uuid, epoch))
+        lease = self.uow.run(lambda tx: require_lease(tx, uuid, epoch))
         if not self._placement.tree(root, OWNER_TRAIT).keys() >= set(lease.providers):
             raise NotFound(
                 f"{work.selected} has a lease for host {lease.hostname}, whose resource providers "
@@ -254,10 +264,24 @@ class AllocationSteps:
         return list(lease.providers)
 
 
-def load_intent(work: LeasedAttachment) -> Intent | None:
-    """Return the recorded change of the allocation, or None."""
-    recorded = work.row["intent"]
-    return None if recorded is None else Intent.from_dict(recorded)
+def explain_missing(
+    tx: sa.Connection,
+    groups: Sequence[Group],
+    hosts: Iterable[str | None],
+    device: str | None = None,
+) -> str:
+    """Return the first failure of each device of hosts; ``device`` is the one to replace."""
+    demands = make_demands(groups)
+    classes = {name for demand in demands for name in demand.units}
+    targets = {demand.target for demand in demands}
+    found = [
+        state
+        for host in hosts
+        for state in provider_states.find(
+            tx, resource_classes=classes, host=host, attach_targets=targets
+        )
+    ]
+    return describe_missing(demands, found, device)
 
 
 def _check_own(

@@ -13,7 +13,6 @@ from oslo_db import exception as db_exc
 from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement
 from cyborg.conductor.attachments import checks
-from cyborg.conductor.attachments.candidates import check_selected, find_lease
 from cyborg.conductor.attachments.guests import running_error
 from cyborg.conductor.binding.limits import run_with_lock
 from cyborg.core.attachments import server as core
@@ -113,7 +112,7 @@ class Attachments:
         def insert(tx: sa.Connection) -> Mapping[str, Any]:
             selection = checks.check_selection(tx, attach.selector, server, owner, scope, now)
             if server is not None:
-                check_selected(tx, attach.selector, server, attach.mode)
+                checks.check_selected(tx, attach.selector, server, attach.mode)
             checks.check_limit(tx, owner, self._conf.attachments.max_per_project)
             id_ = store.insert(tx, {**values, "context_epoch": selection.epoch})
             if selection.groups is not None:
@@ -177,7 +176,7 @@ class Attachments:
         # A caller with a scope gets no lease, see ``checks.check_selection``.
         if selector.field == CONTEXT and scope is None:
             lease = self._uow.run(
-                lambda tx: find_lease(tx, checks.find_context(tx, selector.value, scope))
+                lambda tx: checks.find_lease(tx, checks.find_context(tx, selector.value, scope))
             )
             # All providers of a lease are on one host.
             if lease and checks.is_on_other_host(self._placement, lease.providers[0], server):

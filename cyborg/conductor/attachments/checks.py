@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check a request for an attachment: server, host, limit of the project, earlier requests."""
+"""Check what an attachment may get: server, host, limit, handles, lease, earlier requests."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +9,9 @@ from typing import Any, TypeVar, cast
 import sqlalchemy as sa
 
 from cyborg.clients.placement import Placement
+from cyborg.conductor.attachments.leased import LeasedAttachment
 from cyborg.conductor.binding.limits import lock_project
-from cyborg.core.attachments.attachment import describe_target
+from cyborg.core.attachments.attachment import Mode, describe_target
 from cyborg.core.attachments.selector import (
     ACCELERATOR,
     CONTEXT,
@@ -20,11 +21,11 @@ from cyborg.core.attachments.selector import (
     check_context,
     lease_scope_error,
 )
-from cyborg.core.attachments.server import Server
+from cyborg.core.attachments.server import Server, check_mode, has_mediated_device
 from cyborg.core.binding import profile as attach_target
 from cyborg.core.binding.profile import Group, parse_groups
 from cyborg.core.contexts.context import merge_config
-from cyborg.core.contexts.leases import stale_lease
+from cyborg.core.contexts.leases import ContextFacts, lost_lease, stale_lease
 from cyborg.core.contexts.states import LEASED
 from cyborg.core.errors import (
     Conflict,
@@ -39,6 +40,7 @@ from cyborg.core.log import get_logger
 from cyborg.db.attachments import handles
 from cyborg.db.attachments import write as store
 from cyborg.db.binding import accelerators
+from cyborg.db.contexts import states
 from cyborg.db.contexts import write as device_contexts
 from cyborg.db.profiles import write as device_profiles
 
@@ -232,3 +234,68 @@ def find_context(tx: sa.Connection, uuid: str, scope: str | None) -> device_cont
     if (found := device_contexts.find(tx, uuid, scope)) is None:
         raise NotFound(f"{CONTEXT}: no device context {uuid}", field=CONTEXT)
     return found
+
+
+def check_selected(tx: sa.Connection, selector: Selector, server: Server, mode: Mode) -> None:
+    """Raise Conflict if all handles for a group, on the host of a server, are unsuitable.
+
+    This is an early answer to the caller. The host is known here by its names in Nova alone, and an
+    agent may use another one: ``check_claimed`` decides after the claim.
+    """
+    # A mediated device is unsuitable in this mode only, see ``check_mode``.
+    if mode is not Mode.NEXT_BOOT:
+        return
+    if selector.field == ACCELERATOR:
+        check_mode(handles.of_accelerator(tx, selector.value), mode, selector.describe())
+        return
+    profile = device_profiles.by_name(tx, selector.key)
+    # ``check_selection`` has found the profile. If it was deleted since then, the step ``bind``
+    # fails with NotFound.
+    if profile is None:
+        return
+    classes = {name for group in parse_groups(profile["groups"]) for name in group.resources}
+    hosts = {name for name in (server.host, server.node) if name is not None}
+    for types in handles.of_hosts(tx, hosts, classes).values():
+        if all(has_mediated_device({type_}) for type_ in types):
+            check_mode(types, mode, selector.describe())
+
+
+def check_claimed(tx: sa.Connection, work: LeasedAttachment) -> None:
+    """Raise Conflict if a handle that the attachment owns is unsuitable."""
+    id_ = work.row["id"]
+    check_mode(handles.of_attachments(tx, [id_]).get(id_, ()), work.mode, work.selected)
+
+
+@dataclass(frozen=True, slots=True)
+class ContextLease:
+    """Lease of a device context: host, epoch, and the provider of each group by group number."""
+
+    context: str
+    hostname: str
+    epoch: int
+    providers: tuple[str, ...]
+
+
+def find_lease(tx: sa.Connection, context: device_contexts.ContextRow) -> ContextLease | None:
+    """Return the lease of a context, which may have ended, or None. The context is not locked."""
+    if context["state"] not in LEASED or context["hostname"] is None:
+        return None
+    found = states.group_providers(tx, context["id"])
+    if len(found) != len(context["groups"]):
+        return None
+    providers = tuple(found[number] for number in sorted(found))
+    return ContextLease(context["uuid"], context["hostname"], context["epoch"], providers)
+
+
+def require_lease(tx: sa.Connection, uuid: str, epoch: int) -> ContextLease:
+    """Return the lease of a context with an epoch. Raise NotFound, WrongState, Conflict."""
+    context = device_contexts.find(tx, uuid)
+    if context is None:
+        raise NotFound(f"device context {uuid} does not exist any more")
+    lease = find_lease(tx, context)
+    if lease is None or lease.epoch != epoch:
+        facts = ContextFacts(
+            uuid, context["state"], context["epoch"], instance=context["instance_uuid"]
+        )
+        raise lost_lease(facts, epoch, context["error"])
+    return lease

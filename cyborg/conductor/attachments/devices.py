@@ -2,7 +2,7 @@
 """Steps of attachments on their ARQs: bind, prepare, release and clean."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import cast
@@ -11,9 +11,7 @@ import sqlalchemy as sa
 from oslo_config import cfg
 from oslo_db import exception as db_exc
 
-from cyborg.conductor.attachments.allocations import load_intent
-from cyborg.conductor.attachments.candidates import check_claimed
-from cyborg.conductor.attachments.checks import check_live
+from cyborg.conductor.attachments.checks import check_claimed, check_live
 from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
 from cyborg.conductor.binding import binding
 from cyborg.conductor.binding.arqs import Arqs
@@ -47,32 +45,22 @@ from cyborg.db.unit_of_work import UnitOfWork
 POLL_DELAY = 1.0  # seconds between two looks at host work
 
 
+@dataclass(frozen=True, slots=True)
 class AttachedDevices:
-    """The steps of attachments that create, bind, unbind and delete ARQs."""
+    """The steps of attachments that create, bind, unbind and delete ARQs.
 
-    def __init__(
-        self,
-        conf: cfg.ConfigOpts,
-        uow: UnitOfWork,
-        arqs: Arqs,
-        enforcer: LimitEnforcer | None,
-        events: ArqEventRecorder,
-        wake_jobs: Callable[[], None],
-        wake_outbox: Callable[[], None],
-        now: Callable[[], datetime],
-    ) -> None:
-        """``wake_jobs`` and ``wake_outbox`` are called after a commit that adds work for them.
+    ``wake_jobs`` and ``wake_outbox`` are called after a commit that adds work for them. Without
+    ``enforcer``, projects have no limits of units.
+    """
 
-        Without ``enforcer``, projects have no limits of units.
-        """
-        self._conf = conf
-        self._uow = uow
-        self._arqs = arqs
-        self._enforcer = enforcer
-        self._events = events
-        self._wake_jobs = wake_jobs
-        self._wake_outbox = wake_outbox
-        self._now = now
+    conf: cfg.ConfigOpts
+    uow: UnitOfWork
+    arqs: Arqs
+    enforcer: LimitEnforcer | None
+    events: ArqEventRecorder
+    wake_jobs: Callable[[], None]
+    wake_outbox: Callable[[], None]
+    now: Callable[[], datetime]
 
     def bind(self, work: LeasedAttachment) -> None:
         """Create the ARQs, hidden from Nova, and bind them: all in one transaction.
@@ -86,9 +74,9 @@ class AttachedDevices:
         """
         is_leased = work.row["context_epoch"] is not None
         run_with_lock(
-            self._uow,
+            self.uow,
             lambda: run_with_limits(
-                self._enforcer,
+                self.enforcer,
                 [] if is_leased else [work.row["project_id"]],
                 lambda found: self._run_bind(work, found),
             ),
@@ -121,8 +109,8 @@ class AttachedDevices:
                 work.complete_step(partial(bind, wait=attempt > 0))
             except Retry:
                 continue
-            self._wake_jobs()
-            self._wake_outbox()
+            self.wake_jobs()
+            self.wake_outbox()
             return True
         return False
 
@@ -156,10 +144,10 @@ class AttachedDevices:
             tx, requests, None, context, wait=wait, append=True, subject=work.consumer
         )
         if result.host_work_pending:
-            self._events.record_bind_started(tx, result.arqs)
+            self.events.record_bind_started(tx, result.arqs)
         else:
-            self._events.record_bound(tx, result.arqs)
-        record_claimed(tx, result.arqs, self._events)
+            self.events.record_bound(tx, result.arqs)
+        record_claimed(tx, result.arqs, self.events)
         return result
 
     def prepare(self, work: LeasedAttachment) -> Wait | None:
@@ -169,7 +157,7 @@ class AttachedDevices:
         failed or was deleted.
         """
         id_ = work.row["id"]
-        rows, is_ready = self._uow.run(
+        rows, is_ready = self.uow.run(
             lambda tx: (store.lock_arqs(tx, id_), handles.all_ready(tx, id_))
         )
         check_complete(work, rows)
@@ -192,13 +180,13 @@ class AttachedDevices:
     def keeps_devices(self, work: LeasedAttachment) -> bool:
         """Return whether the definition of the guest keeps a device of the attachment."""
         id_ = work.row["id"]
-        types = self._uow.run(lambda tx: handles.of_attachments(tx, [id_]))
+        types = self.uow.run(lambda tx: handles.of_attachments(tx, [id_]))
         return has_mediated_device(types.get(id_, ()))
 
     def awaits_marker(self, work: LeasedAttachment) -> bool:
         """Return whether another attachment of the instance will need a reboot from later on."""
         instance, id_ = work.instance, work.row["id"]
-        return self._uow.run(lambda tx: store.awaits_marker(tx, instance, without=id_))
+        return self.uow.run(lambda tx: store.awaits_marker(tx, instance, without=id_))
 
     def release(self, work: LeasedAttachment) -> None:
         """Unbind the ARQs: their handles are free as soon as the host has cleaned them."""
@@ -212,12 +200,12 @@ class AttachedDevices:
 
     def clean(self, work: LeasedAttachment) -> Wait | None:
         """Wait until the host has cleaned the devices, or until the release timeout."""
-        for row in self._uow.run(lambda tx: _lock_released(tx, work)):
+        for row in self.uow.run(lambda tx: _lock_released(tx, work)):
             if row["state"] == ArqState.UNBOUND and row["job_id"] is not None:
                 return Wait(POLL_DELAY)
         # Its ARQs may be deleted, or used again, while the host still cleans their former handles.
-        intent, now = load_intent(work), self._now()
-        if intent is not None and self._uow.run(
+        intent, now = work.recorded_intent, self.now()
+        if intent is not None and self.uow.run(
             lambda tx: handle_claims.any_cleaning(tx, intent.released, now)
         ):
             return Wait(POLL_DELAY)
@@ -225,10 +213,10 @@ class AttachedDevices:
 
     def _released(self, work: LeasedAttachment) -> dict[str, object]:
         """Return the columns that record which handles the attachment is about to release."""
-        if (intent := load_intent(work)) is None:
+        if (intent := work.recorded_intent) is None:
             return {}
         id_ = work.row["id"]
-        held = self._uow.run(lambda tx: store.accelerators_of(tx, [id_]))
+        held = self.uow.run(lambda tx: store.accelerators_of(tx, [id_]))
         return {"intent": replace(intent, released=sorted(held.get(id_, ()))).to_dict()}
 
     def delete(self, tx: sa.Connection, work: LeasedAttachment) -> None:
@@ -244,28 +232,27 @@ class AttachedDevices:
         self._release(tx, rows, Step.DELETE)
 
     def _rows(self, work: LeasedAttachment) -> list[arq_store.ArqRow]:
-        return self._uow.run(lambda tx: store.lock_arqs(tx, work.row["id"]))
+        return self.uow.run(lambda tx: store.lock_arqs(tx, work.row["id"]))
 
     def _release(
         self, tx: sa.Connection, rows: Sequence[arq_store.ArqRow], step: Step
     ) -> ReleaseResult:
         todo = [row for row in rows if row["state"] in source_states(step)]
-        return self._arqs.release_arqs(tx, todo, keep=step is Step.UNBIND)
+        return self.arqs.release_arqs(tx, todo, keep=step is Step.UNBIND)
 
     def _finish(self, result: ReleaseResult | None) -> None:
         if result is not None and result.jobs_created:
-            self._wake_jobs()
-        self._wake_outbox()
+            self.wake_jobs()
+        self.wake_outbox()
 
     def _bind(
         self, tx: sa.Connection, work: LeasedAttachment, found: ProjectLimits | None, wait: bool
     ) -> BindResult:
-        attachment, intent = work.row, load_intent(work)
-        assert intent is not None
+        attachment, intent = work.row, work.intent
         name, project = attachment["device_profile_name"], attachment["project_id"]
         try:
             id_, epoch = attachment["id"], attachment["context_epoch"]
-            rows = self._arqs.insert_arqs(tx, name, project, found, id_, epoch)
+            rows = self.arqs.insert_arqs(tx, name, project, found, id_, epoch)
         except NotFound as exc:
             # The error names the profile, which is a hidden one of a context or accelerator.
             raise NotFound(f"{work.selected} does not exist any more") from exc
@@ -299,8 +286,8 @@ class AttachedDevices:
 
     def make_context(self, project: str) -> BindContext:
         """Return the context of a bind for a project, without limits."""
-        timeout = self._conf.conductor.prepare_timeout
-        return BindContext(now=self._now(), prepare_timeout=timeout, project=project)
+        timeout = self.conf.conductor.prepare_timeout
+        return BindContext(now=self.now(), prepare_timeout=timeout, project=project)
 
 
 def find_host(tx: sa.Connection, providers: Sequence[str]) -> str:
@@ -314,9 +301,7 @@ def find_host(tx: sa.Connection, providers: Sequence[str]) -> str:
 
 def check_complete(work: LeasedAttachment, rows: Sequence[arq_store.ArqRow]) -> None:
     """Raise WrongState if an ARQ of the attachment was deleted, or unbound from a context."""
-    intent = load_intent(work)
-    assert intent is not None
-    units = count_units(intent.added)
+    units = count_units(work.intent.added)
     if (missing := units - len(rows)) > 0:
         raise WrongState(
             f"{missing} of the {units} accelerator requests of the attachment were deleted or "

@@ -1,43 +1,68 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of attachments that depend on the guest: expose, reboot, hide and guest.
+"""Steps of attachments that depend on the guest: expose, reboot, hide, guest, plug and unplug.
 
 Nova records an action of a server before it performs the action. Cyborg stores one of these actions
 as the marker. The actions after the marker show whether the guest may have the devices, and whether
 a reboot was already requested. So a conductor that continues the work of another one requests no
 second reboot.
+
+In the mode live, jobs of the agent change the running guest. The uuid of the job is recorded with
+the job, in one transaction: a conductor that continues the work waits for the same job.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import uuid4
 
 import sqlalchemy as sa
+from oslo_config import cfg
 
 from cyborg.clients.nova import Nova
-from cyborg.conductor.attachments.candidates import check_claimed
-from cyborg.conductor.attachments.devices import AttachedDevices, check_complete
+from cyborg.conductor.attachments.checks import check_claimed
+from cyborg.conductor.attachments.devices import POLL_DELAY, AttachedDevices, check_complete
 from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
+from cyborg.conductor.common.calls import make_stale_error
 from cyborg.core.attachments import server as core
+from cyborg.core.attachments.attachment import AttachmentState, Step
 from cyborg.core.attachments.server import Action, Event, Server
 from cyborg.core.binding.states import ArqState
 from cyborg.core.errors import NotFound, Unavailable, WrongState
+from cyborg.core.jobs.job import JobKind, JobState, WorkItem
+from cyborg.core.validation import check_text, parse_uuid
+from cyborg.db.attachments import handles
 from cyborg.db.attachments import write as store
+from cyborg.db.jobs import write as jobs
+from cyborg.db.unit_of_work import UnitOfWork
 
 BUSY_DELAY = 2.0  # seconds to wait for Nova at first, doubled at each attempt
 MAX_DELAY = 60.0
 STOP_DELAY = 10.0  # the least delay while an operator must act
 PENDING_ATTEMPTS = 8  # looks at a reboot that has not ended, although Nova has no task for it
 LOST_ATTEMPTS = 4  # the same if nova-compute has not begun it: the request was lost
+MAX_POLL_DELAY = 16.0  # between two looks at a job, while a guest keeps a device
+RETRY_DELAY = 10.0  # seconds until an unplug job that was ended without success is replaced
+_ARQ_KEYS = ("uuid", "state", "attach_handle_type", "attach_handle_uuid", "attach_handle_info")
 NO_USER = "section [nova] has no user of keystone, stop the server"
 
 Outcomes = Sequence[tuple[Action, Sequence[Event]]]
 """Actions of a server with their events, the newest action first."""
 
 
+@dataclass(frozen=True, slots=True)
 class Guests:
-    """The steps of attachments that read or reboot servers of Nova."""
+    """The steps of attachments that read or reboot servers of Nova, or change running guests.
 
-    def __init__(self, nova: Nova, devices: AttachedDevices) -> None:
-        self._nova = nova
-        self._devices = devices
+    ``wake_jobs`` is called after a commit that adds a job.
+    """
+
+    conf: cfg.ConfigOpts
+    uow: UnitOfWork
+    nova: Nova
+    devices: AttachedDevices
+    wake_jobs: Callable[[], None]
+    now: Callable[[], datetime]
 
     def expose(self, work: LeasedAttachment) -> Wait | None:
         """Show the ARQs to Nova, if the server can still get them. Raise NotFound, WrongState.
@@ -75,7 +100,7 @@ class Guests:
         WrongState.
         """
         # The actions are read before the task: an action that is not among them starts later.
-        actions = self._nova.list_actions(work.instance)
+        actions = self.nova.list_actions(work.instance)
         server = self._read_present(work)
         if server.task is not None or server.status in awaited:
             return _wait_for_task(work, server)
@@ -92,9 +117,9 @@ class Guests:
         Raise NotFound, WrongState.
         """
         uuid = work.instance
-        actions = self._nova.list_actions(uuid)
+        actions = self.nova.list_actions(uuid)
         server = self._read_present(work)
-        marker, user = work.row["boot_marker"] or "", self._nova.own_user()
+        marker, user = work.row["boot_marker"] or "", self.nova.own_user()
         outcomes = self._read_outcomes(uuid, core.renewing_actions(actions, marker, user))
         # A stopped guest gets the devices at its next start, without a reboot.
         if core.is_stopped(server) or any(core.has_renewed(*outcome) for outcome in outcomes):
@@ -111,7 +136,7 @@ class Guests:
 
     def hide(self, work: LeasedAttachment) -> None:
         """Hide the ARQs from Nova."""
-        work.complete_step(lambda tx: store.set_hidden(tx, work.row["id"], True) and None)
+        work.complete_step(lambda tx: store.set_hidden(tx, work.row["id"], True))
 
     def wait_for_guest(self, work: LeasedAttachment) -> Wait | None:
         """Wait until the guest cannot have the devices.
@@ -140,23 +165,23 @@ class Guests:
         ``describe`` returns what an operator must do, for the uuid of the server.
         """
         uuid = work.instance
-        if not self._devices.owns_devices(work) or work.row["boot_marker"] is None:
+        if not self.devices.owns_devices(work) or work.row["boot_marker"] is None:
             return work.complete_step()
-        actions = self._nova.list_actions(uuid)
+        actions = self.nova.list_actions(uuid)
         marker = work.row["reboot_marker"]
         # Nova lists the newest actions only. A marker that is not among them any more proves
         # nothing, so that only a reboot from now on counts.
         if marker is None or core.is_missing(actions, marker):
             work.commit({"reboot_marker": core.latest_marker(actions)})
         server = self._read(uuid)
-        keeps_devices = self._devices.keeps_devices(work)
+        keeps_devices = self.devices.keeps_devices(work)
         if server is None or core.has_no_guest(server, keeps_devices=keeps_devices):
             return work.complete_step()
         if not (core.is_idle_or_stopped if keeps_devices else core.is_idle)(server):
             return _wait_for_task(work, server)
         if not may_have_devices(actions):
             return work.complete_step()
-        user = self._nova.own_user()
+        user = self.nova.own_user()
         marker = work.row["reboot_marker"] or ""
         renewing = core.renewing_actions(actions, marker, user, keeps_devices=keeps_devices)
         outcomes = self._read_outcomes(uuid, renewing)
@@ -164,7 +189,14 @@ class Guests:
             return work.complete_step()
         # Nothing takes the devices from a running guest now: its attach counts as complete.
         if work.row["failure"] is not None:
-            work.set_attached(lambda tx: store.set_hidden(tx, work.row["id"], False) and None)
+            values = {
+                "state": AttachmentState.ATTACHED,
+                "step": None,
+                "error": work.row["failure"],
+                "failure": None,
+                "attempts": 0,
+            }
+            work.commit(values, lambda tx: store.set_hidden(tx, work.row["id"], False))
             return None
         if keeps_devices:
             return _wait_for_operator(work, core.kept_error(uuid))
@@ -172,7 +204,7 @@ class Guests:
             return _wait_for_operator(work, describe(uuid))
         if user is None:
             return _wait_for_operator(work, f"a reboot of server {uuid} proves nothing: {NO_USER}")
-        if self._devices.awaits_marker(work):
+        if self.devices.awaits_marker(work):
             return Wait(BUSY_DELAY)  # one reboot then serves all attachments of the server
         wait = self._request_reboot(work, server, outcomes)
         return wait or Wait(_backoff(work), _describe_failure(uuid, outcomes))
@@ -183,10 +215,10 @@ class Guests:
         Otherwise the absence of the devices proves nothing: an action such as a reboot first ends
         the guest, and then starts it again with the mediated devices that it had.
         """
-        if not self._devices.owns_devices(work):
+        if not self.devices.owns_devices(work):
             return True
         uuid = work.instance
-        actions = self._nova.list_actions(uuid)
+        actions = self.nova.list_actions(uuid)
         server = self._read(uuid)
         if server is None:
             return True
@@ -207,14 +239,69 @@ class Guests:
         A start of the guest in progress may have read the ARQs before they were hidden.
         """
         uuid = work.instance
-        if not self._devices.owns_devices(work):
+        if not self.devices.owns_devices(work):
             return work.complete_step()
         # The actions are read before the task: an action that is not among them starts later.
-        actions = self._nova.list_actions(uuid)
+        actions = self.nova.list_actions(uuid)
         server = self._read(uuid)
         if server is not None and not core.is_settled(server):
             return _wait_for_task(work, server)
         return work.complete_step(reboot_marker=core.latest_marker(actions))
+
+    def list_of_host(self, host: str, epoch: str) -> dict[str, Any]:
+        """Return the devices that the running guests of a host must have.
+
+        Raise Invalid, and Stale if the epoch is unknown.
+        """
+        host, epoch = check_text("host", host), parse_uuid(epoch, "epoch")
+
+        def read(tx: sa.Connection) -> list[handles.GuestDeviceRow] | None:
+            return handles.of_host(tx, host) if handles.is_current_agent(tx, host, epoch) else None
+
+        rows = self.uow.run(read)
+        if rows is None:
+            raise make_stale_error(host, epoch)
+        return {
+            "devices": [
+                {"instance": row["instance_uuid"], "ready": bool(row["ready"]), "arq": _to_arq(row)}
+                for row in rows
+            ]
+        }
+
+    def plug(self, work: LeasedAttachment) -> Wait | None:
+        """Attach the devices to the running guest. Raise WrongState if this failed."""
+        job = self._job(work, JobKind.PLUG)
+        if job is None:
+            seconds = self.conf.conductor.prepare_timeout
+            if not self._enqueue(work, JobKind.PLUG, self.now() + timedelta(seconds=seconds)):
+                raise WrongState("the accelerator requests of the attachment were deleted")
+            return Wait(POLL_DELAY)
+        if job["state"] == JobState.OPEN:
+            return Wait(POLL_DELAY, job["error"])
+        if job["state"] != JobState.DONE:
+            raise WrongState(f"the guest did not get the devices: {job['error']}")
+        return work.complete_step()
+
+    def unplug(self, work: LeasedAttachment) -> Wait | None:
+        """Detach the devices from the guest; retry until the guest has none of them.
+
+        If Nova may have attached a device again meanwhile, the step ``guest`` is repeated.
+        """
+        job = self._job(work, JobKind.UNPLUG)
+        if job is not None and job["state"] == JobState.DONE:
+            if self.is_unplug_final(work):
+                work.complete_step()
+            else:
+                work.commit({"step": Step.GUEST, "guest_job": None, "attempts": 0})
+            return None
+        if job is not None and job["state"] == JobState.OPEN:
+            return self._wait_for_unplug(work, job)
+        expected = self.expects_guest(work)
+        # No deadline: as long as the guest may have the devices, nothing else may get them.
+        if not self._enqueue(work, JobKind.UNPLUG, None, guest_expected=expected):
+            # Its ARQs were deleted, as Nova does after it has ended the guest.
+            return work.complete_step()
+        return Wait(POLL_DELAY if job is None else RETRY_DELAY, job and job["error"])
 
     def _request_reboot(
         self, work: LeasedAttachment, server: Server, outcomes: Outcomes
@@ -228,13 +315,13 @@ class Guests:
         if _is_pending(work, outcomes):
             return Wait(_backoff(work))
         try:
-            self._nova.hard_reboot(server.uuid)
+            self.nova.hard_reboot(server.uuid)
         except WrongState as exc:
             return Wait(_backoff(work), exc.message)
         return None
 
     def _read_outcomes(self, uuid: str, actions: Sequence[Action]) -> Outcomes:
-        return [(action, self._nova.list_events(uuid, action.request)) for action in actions]
+        return [(action, self.nova.list_events(uuid, action.request)) for action in actions]
 
     def _read_present(self, work: LeasedAttachment) -> Server:
         uuid = work.instance
@@ -245,13 +332,73 @@ class Guests:
 
     def _read(self, uuid: str) -> Server | None:
         """Return a server, None if it does not exist. Raise Unavailable if this is unknown."""
-        server = self._nova.get_attachable(uuid)
-        if server is None and not self._nova.lists_all_projects():
+        server = self.nova.get_attachable(uuid)
+        if server is None and not self.nova.lists_all_projects():
             raise Unavailable(
                 "the Nova user of [nova] cannot list the servers of all projects, so a 404 does "
                 f"not prove that server {uuid} is deleted"
             )
         return server
+
+    def _wait_for_unplug(self, work: LeasedAttachment, job: jobs.JobRow) -> Wait | None:
+        """Wait for an open job; replace it if it expects a guest that has stopped since."""
+        if job["error"] is None:
+            return Wait(POLL_DELAY)
+        if job["arguments"].get("guest_expected") and not self.expects_guest(work):
+
+            def end(tx: sa.Connection) -> None:
+                jobs.end(tx, [job["id"]], JobState.FAILED, "replaced by a later job")
+
+            work.commit({"step": Step.GUEST, "attempts": 0}, end)
+            return None
+        return Wait(work.backoff(POLL_DELAY, MAX_POLL_DELAY), job["error"])
+
+    def _job(self, work: LeasedAttachment, kind: JobKind) -> jobs.JobRow | None:
+        """Return the last job of the attachment if it is of a kind, or None."""
+        uuid = work.row["guest_job"]
+        job = None if uuid is None else self.uow.run(lambda tx: jobs.get(tx, uuid))
+        return job if job is not None and job["kind"] == kind else None
+
+    def _enqueue(
+        self,
+        work: LeasedAttachment,
+        kind: JobKind,
+        deadline: datetime | None,
+        *,
+        guest_expected: bool = False,
+    ) -> bool:
+        """Enqueue a job; return False if no ARQ of the attachment owns a device."""
+        row, uuid, previous = work.row, str(uuid4()), work.row["guest_job"]
+
+        def enqueue(tx: sa.Connection) -> bool:
+            devices = handles.of_attachment(tx, row["id"])
+            if not devices:
+                return False
+            if previous is not None and (old := jobs.get(tx, previous)) is not None:
+                jobs.end(tx, [old["id"]], JobState.FAILED, "replaced by a later job")
+            jobs.enqueue(
+                tx,
+                kind=kind,
+                host=devices[0]["host"],
+                subject=work.instance,
+                arguments={
+                    "items": [_to_item(device).to_dict() for device in devices],
+                    "instance": work.instance,
+                    "devices": [_to_arq(device) for device in devices],
+                    "guest_expected": guest_expected,
+                    # A job that is late must not begin after the one that undoes it.
+                    "cancels": [previous] if previous is not None else [],
+                },
+                now=self.now(),
+                deadline=deadline,
+                uuid=uuid,
+            )
+            return True
+
+        if not work.commit({"guest_job": uuid}, enqueue):
+            return False
+        self.wake_jobs()
+        return True
 
 
 def running_error(uuid: str) -> str:
@@ -268,7 +415,7 @@ def restart_error(uuid: str) -> str:
 
 
 def _backoff(work: LeasedAttachment) -> float:
-    return float(min(MAX_DELAY, BUSY_DELAY * 2.0 ** min(work.row["attempts"], 6)))
+    return work.backoff(BUSY_DELAY, MAX_DELAY)
 
 
 def _wait_for_operator(work: LeasedAttachment, error: str) -> Wait:
@@ -291,3 +438,16 @@ def _describe_failure(uuid: str, outcomes: Outcomes) -> str | None:
 def _wait_for_task(work: LeasedAttachment, server: Server) -> Wait:
     task = f", task {server.task}" if server.task else ""
     return Wait(_backoff(work), f"waiting for server {server.uuid} in state {server.status}{task}")
+
+
+def _to_arq(row: handles.GuestDeviceRow) -> dict[str, Any]:
+    return {key: row[key] for key in _ARQ_KEYS}  # type: ignore[literal-required]
+
+
+def _to_item(row: handles.GuestDeviceRow) -> WorkItem:
+    return WorkItem(
+        backend=row["backend"],
+        device=row["device"],
+        deployable=row["deployable"],
+        handle=row["handle"],
+    )

@@ -8,22 +8,15 @@ from typing import Any, TypeVar, cast
 
 import sqlalchemy as sa
 
-from cyborg.core.attachments.attachment import (
-    AttachmentState,
-    Mode,
-    Step,
-    describe_target,
-    next_step,
-)
+from cyborg.conductor.common.work_lease import LeaseLost, WorkLease
+from cyborg.core.attachments import attachment as core
+from cyborg.core.attachments.allocation import Intent
+from cyborg.core.attachments.attachment import AttachmentState, Mode, Step
 from cyborg.core.attachments.selector import describe
 from cyborg.db.attachments import write as store
 from cyborg.db.unit_of_work import UnitOfWork
 
 T = TypeVar("T")
-
-
-class AttachmentTaken(Exception):
-    """Another conductor has taken over the work on the attachment. Not an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +30,16 @@ class Wait:
     reason: str | None = None
 
 
+@dataclass(slots=True)
 class LeasedAttachment:
-    """A leased attachment; ``row`` has the last values that were committed."""
+    """A leased attachment; ``row`` has the last values that were committed.
 
-    def __init__(
-        self,
-        uow: UnitOfWork,
-        row: store.AttachmentRow,
-        owner: str,
-        seconds: float,
-        now: Callable[[], datetime],
-    ) -> None:
-        """``seconds`` is the duration of the lease, which every commit renews."""
-        self._uow = uow
-        self._owner = owner
-        self._seconds = seconds
-        self._now = now
-        self.row = row
+    Every commit renews the lease.
+    """
+
+    uow: UnitOfWork
+    row: store.AttachmentRow
+    lease: WorkLease
 
     @property
     def instance(self) -> str:
@@ -73,7 +59,7 @@ class LeasedAttachment:
     @property
     def target(self) -> str:
         """Return the text that names the server or the host to which the devices are attached."""
-        return describe_target(self.row["instance_uuid"], self.row["hostname"])
+        return core.describe_target(self.row["instance_uuid"], self.row["hostname"])
 
     @property
     def mode(self) -> Mode:
@@ -93,31 +79,50 @@ class LeasedAttachment:
         )
 
     @property
-    def _expected(self) -> dict[str, Any]:
-        """Return the columns that a commit expects to be unchanged."""
-        return {"step": self.row["step"], "state": self.row["state"]}
+    def is_successor(self) -> bool:
+        """Return whether the attachment replaces devices of a device context."""
+        return self.row["maintained_device"] is not None
+
+    @property
+    def recorded_intent(self) -> Intent | None:
+        """Return the recorded change of the allocation, or None."""
+        recorded = self.row["intent"]
+        return None if recorded is None else Intent.from_dict(recorded)
+
+    @property
+    def intent(self) -> Intent:
+        """Return the change of the allocation, which the step ``allocate`` has recorded."""
+        intent = self.recorded_intent
+        assert intent is not None
+        return intent
+
+    def backoff(self, first: float, longest: float) -> float:
+        """Return the seconds until the next attempt of the step: doubled at each attempt."""
+        return float(min(longest, first * 2.0 ** min(self.row["attempts"], 6)))
 
     def commit(
         self, values: Mapping[str, Any], work: Callable[[sa.Connection], T | None] = lambda _: None
     ) -> T | None:
         """Write columns and run ``work`` in one transaction; return the result.
 
-        The row is locked before ``work`` runs. Raise AttachmentTaken, also if the recorded step has
+        The row is locked before ``work`` runs. Raise LeaseLost, also if the recorded step has
         changed: an earlier commit, whose outcome was unknown, has taken effect. It is also raised
         if the attach was cancelled meanwhile, and at its end if a reboot was requested.
         """
-        renewed = {**values, "lease_until": self._now() + timedelta(seconds=self._seconds)}
-        expected = self._expected
+        lease = self.lease
+        renewed = {**values, "lease_until": lease.now() + timedelta(seconds=lease.seconds)}
+        expected: dict[str, Any] = {"step": self.row["step"], "state": self.row["state"]}
         if values.get("state") == AttachmentState.ATTACHED:
             # A concurrent request for a reboot must not be lost: the next lease reads it.
-            expected = {**expected, "reboot": self.row["reboot"]}
+            expected["reboot"] = self.row["reboot"]
 
         def run(tx: sa.Connection) -> T | None:
-            if not store.write(tx, self.row["id"], self._owner, renewed, expected):
-                raise AttachmentTaken
+            # Locks the row before the ARQs, as all transactions on attachments do.
+            if not store.write(tx, self.row["id"], lease.owner, renewed, expected):
+                raise LeaseLost
             return work(tx)
 
-        result = self._uow.run(run)
+        result = self.uow.run(run)
         self.row = cast(store.AttachmentRow, {**self.row, **values})
         return result
 
@@ -128,45 +133,35 @@ class LeasedAttachment:
     ) -> T | None:
         """Record that a step is complete, and the next step; run ``work`` as ``commit`` does.
 
-        After the last step of the attach, the attachment is attached. Raise AttachmentTaken.
+        After the last step of the attach, the attachment is attached. Raise LeaseLost.
         """
-        following = next_step(self.step, self.mode, reboot=self.row["reboot"])
+        following = core.next_step(self.step, self.mode, reboot=self.row["reboot"])
         result: dict[str, Any] = {"step": following, "error": self.row["failure"], "attempts": 0}
         if following is None:
             result["state"] = AttachmentState.ATTACHED
         return self.commit({**result, **values}, work)
 
-    def set_attached(self, work: Callable[[sa.Connection], T | None] = lambda _: None) -> None:
-        """Record that the attachment is complete; keep its failure as error.
-
-        Raise AttachmentTaken.
-        """
-        values = {
-            "state": AttachmentState.ATTACHED,
-            "step": None,
-            "error": self.row["failure"],
-            "failure": None,
-            "attempts": 0,
-        }
-        self.commit(values, work)
-
     def finish(self, work: Callable[[sa.Connection], object], **values: Any) -> None:
         """Run ``work``; then delete the attachment, or keep it in error if its attach failed.
 
-        ``values`` are columns of an attachment in error. Raise AttachmentTaken.
+        ``values`` are columns of an attachment in error. Raise LeaseLost.
         """
-        if self.row["failure"] is None:
-            self._delete(work)
-            return
+        is_deleted = self.row["failure"] is None
         failed = {
             "state": AttachmentState.ERROR,
-            "step": None,
             "request_key": None,  # a failed attachment does not prevent the next one
             "error": self.row["failure"],
             "intent": None,
             "allocation_key": None,
+            **values,
         }
-        self.commit({**failed, **values}, lambda tx: work(tx) and None)
+
+        def end(tx: sa.Connection) -> None:
+            work(tx)
+            if is_deleted:
+                store.delete(tx, self.row["id"], self.lease.owner)
+
+        self.commit({"step": None, **({} if is_deleted else failed)}, end)
 
     def release(self, next_try_at: datetime, **values: Any) -> None:
         """End the lease; the work continues at ``next_try_at``, or now if it was cancelled."""
@@ -174,18 +169,8 @@ class LeasedAttachment:
         row, id_ = {**values, **free, "next_try_at": next_try_at}, self.row["id"]
 
         def run(tx: sa.Connection) -> None:
-            if not store.write(tx, id_, self._owner, row, {"state": self.row["state"]}):
-                store.write(tx, id_, self._owner, free)
+            # The second one if a request has changed the state: it has set its own time.
+            if not store.write(tx, id_, self.lease.owner, row, {"state": self.row["state"]}):
+                store.write(tx, id_, self.lease.owner, free)
 
-        self._uow.run(run)
-
-    def _delete(self, work: Callable[[sa.Connection], object]) -> None:
-        def run(tx: sa.Connection) -> None:
-            # Locks the row before the ARQs, as all transactions on attachments do.
-            if not store.write(tx, self.row["id"], self._owner, {"step": None}, self._expected):
-                raise AttachmentTaken
-            work(tx)
-            store.delete(tx, self.row["id"], self._owner)
-
-        self._uow.run(run)
-        self.row = cast(store.AttachmentRow, {**self.row, "step": None})
+        self.uow.run(run)

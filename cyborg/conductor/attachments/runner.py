@@ -8,20 +8,21 @@ is not complete in time, is undone. An undo and a detach are retried until they 
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from datetime import datetime, timedelta
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from oslo_config import cfg
 
 from cyborg import tracing
+from cyborg.clients.nova import Nova
+from cyborg.clients.placement import Placement
 from cyborg.conductor.attachments.allocations import AllocationLost, AllocationSteps
-from cyborg.conductor.attachments.candidates import is_successor
 from cyborg.conductor.attachments.devices import AttachedDevices
-from cyborg.conductor.attachments.guest_devices import GuestDevices
 from cyborg.conductor.attachments.guests import Guests
-from cyborg.conductor.attachments.leased import AttachmentTaken, LeasedAttachment, Wait
+from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
 from cyborg.conductor.attachments.successors import Successors
-from cyborg.conductor.common.work_lease import new_owner
+from cyborg.conductor.common.work_lease import LeaseLost, Leasing
 from cyborg.core.attachments.attachment import (
     ATTACH_STEPS,
     AttachmentState,
@@ -33,7 +34,7 @@ from cyborg.core.attachments.attachment import (
 )
 from cyborg.core.contexts.refusals import describe_to_owner
 from cyborg.core.errors import NoHandle, Unavailable, is_expected
-from cyborg.core.log import get_logger, log_fields
+from cyborg.core.log import MAX_TRACED_ATTEMPTS, get_logger, log_fields
 from cyborg.core.maintenance import retry_time
 from cyborg.db.attachments import write as store
 from cyborg.db.unit_of_work import UnitOfWork
@@ -41,7 +42,6 @@ from cyborg.db.unit_of_work import UnitOfWork
 LOG = get_logger(__name__)
 
 MAX_DELAY = 60.0  # seconds between two attempts
-MAX_TRACED_ATTEMPTS = 10  # of one step, that the trace of its request shows
 LOST_LIMIT = 100  # attachments without ARQs that one sweep finds
 PURGE_LIMIT = 100
 MAX_FAILURES = 1000  # successors whose last failure a conductor remembers
@@ -59,35 +59,31 @@ class AttachmentRunner:
         self,
         conf: cfg.ConfigOpts,
         uow: UnitOfWork,
-        allocations: AllocationSteps,
+        placement: Placement,
+        nova: Nova,
         devices: AttachedDevices,
-        guests: Guests,
-        guest_devices: GuestDevices,
-        successors: Successors,
-        *,
-        now: Callable[[], datetime] | None = None,
     ) -> None:
         self._conf = conf
         self._uow = uow
-        self._allocations = allocations
+        self._now = devices.now
         self._devices = devices
-        self._guests = guests
-        self._now = now or uow.clock
+        self._allocations = allocations = AllocationSteps(uow, placement)
+        self.guests = guests = Guests(conf, uow, nova, devices, devices.wake_jobs, devices.now)
+        successors = Successors(placement, devices, guests)
         self._stopped = threading.Event()
         self._failures: dict[str, str] = {}  # the last logged one of a successor, by its uuid
-        slowest = max(conf.placement.request_timeout, conf.nova.request_timeout)
         # A step sends several requests to Nova and Placement: the lease must outlast all of them.
-        self._lease = max(conf.conductor.lease_timeout, 5 * slowest)
+        self._leasing = Leasing(conf, "attachment", now=self._now, requests=5)
         self._steps: Mapping[Step, Callable[[LeasedAttachment], Wait | None]] = {
             Step.ALLOCATE: allocations.allocate,
             Step.BIND: devices.bind,
             Step.PREPARE: devices.prepare,
-            Step.PLUG: guest_devices.plug,
+            Step.PLUG: guests.plug,
             Step.EXPOSE: guests.expose,
             Step.REBOOT: guests.reboot,
             Step.HIDE: guests.hide,
             Step.GUEST: guests.wait_for_guest,
-            Step.UNPLUG: guest_devices.unplug,
+            Step.UNPLUG: guests.unplug,
             Step.RELEASE: devices.release,
             Step.CLEAN: devices.clean,
             Step.SHRINK: self._shrink,
@@ -95,7 +91,7 @@ class AttachmentRunner:
         # What differs from the common steps, so that no step asks for which kind it runs.
         self._live_steps = {Step.GUEST: guests.wait_until_settled}
         self._successor_steps: Mapping[Step, Callable[[LeasedAttachment], Wait | None]] = {
-            Step.ALLOCATE: self._allocate_successor,
+            Step.ALLOCATE: successors.allocate,
             Step.BIND: successors.bind,
             Step.EXPOSE: successors.exchange,
             Step.GUEST: guests.wait_for_restart,
@@ -105,17 +101,15 @@ class AttachmentRunner:
         """Work on the attachments that are due; return their number."""
         done = 0
         while not self._stopped.is_set():
-            owner, now = new_owner(self._conf.host), self._now()
-            until = now + timedelta(seconds=self._lease)
+            slowest = max(self._conf.placement.request_timeout, self._conf.nova.request_timeout)
+            lease = self._leasing.begin(request_timeout=slowest)
             row = self._uow.run(
-                lambda tx, owner=owner, now=now, until=until: store.lease(  # type: ignore[misc]
-                    tx, owner=owner, now=now, until=until
-                )
+                partial(store.lease, owner=lease.owner, now=lease.start, until=lease.until)
             )
             if row is None:
                 break
             done += 1
-            work = LeasedAttachment(self._uow, row, owner, self._lease, self._now)
+            work = LeasedAttachment(self._uow, row, lease)
             instance = row["instance_uuid"]
             with log_fields(
                 attachment=row["uuid"],
@@ -158,7 +152,7 @@ class AttachmentRunner:
             failed = work.row["state"] == AttachmentState.ERROR
             # A failed successor has the time of its next attempt, which must not change here.
             work.release(work.row["next_try_at"] if failed else self._now())
-        except AttachmentTaken:
+        except LeaseLost:
             LOG.info("Attachment lease lost, another conductor continues")
             work.release(self._now())
 
@@ -181,7 +175,7 @@ class AttachmentRunner:
                 if step in _CHECKED_STEPS:
                     self._allocations.check(work)
                 wait = self._find_work(work)(work)
-        except AttachmentTaken:
+        except LeaseLost:
             raise
         except Exception as exc:
             error = str(exc)
@@ -196,7 +190,7 @@ class AttachmentRunner:
             if not is_expected(exc):
                 LOG.exception("Unexpected error in the work on an attachment")
                 error, is_final = INTERNAL_ERROR, False
-            wait = Wait(min(MAX_DELAY, 2.0 ** min(work.row["attempts"], 6)), error)
+            wait = Wait(work.backoff(1.0, MAX_DELAY), error)
         # Not in the except block: oslo.log would add the error to each line that is logged.
         if wait is not None and is_attach and is_final:
             self._undo(work, wait.reason or step, kept)
@@ -210,7 +204,7 @@ class AttachmentRunner:
     def _find_work(self, work: LeasedAttachment) -> Callable[[LeasedAttachment], Wait | None]:
         """Return what runs the step of an attachment: that of its kind, or the common one."""
         own: Mapping[Step, Callable[[LeasedAttachment], Wait | None]] = {}
-        if is_successor(work.row):
+        if work.is_successor:
             own = self._successor_steps
         elif work.mode is Mode.LIVE:
             own = self._live_steps
@@ -248,7 +242,7 @@ class AttachmentRunner:
             LOG.debug("Attach failed again and is undone: %s", error)
         else:
             LOG.warning("Attach failed and is undone: %s", error)
-        if is_successor(work.row):
+        if work.is_successor:
             self._remember_failure(work.row["uuid"], error)
         work.commit(
             {
@@ -269,7 +263,7 @@ class AttachmentRunner:
 
     def _retry(self, work: LeasedAttachment) -> dict[str, Any]:
         """Return the columns with which a failed successor is retried; none for others."""
-        if not is_successor(work.row):
+        if not work.is_successor:
             return {}
         next_try_at = retry_time(work.row["created_at"], self._now())
         return {"request_key": work.row["request_key"], "next_try_at": next_try_at}
@@ -283,9 +277,6 @@ class AttachmentRunner:
             error=error,
             attempts=work.row["attempts"] + 1,
         )
-
-    def _allocate_successor(self, work: LeasedAttachment) -> Wait | None:
-        return self._guests.locate(work) or self._allocations.allocate_successor(work)
 
     def _shrink(self, work: LeasedAttachment) -> Wait | None:
         if self._devices.owns_devices(work):

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps ``bind`` and ``expose`` of successors: claim new handles, exchange the old ones."""
+"""Steps of successors: choose and claim new handles on the host, exchange the old ones."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import sqlalchemy as sa
 
-from cyborg.conductor.attachments.allocations import load_intent
-from cyborg.conductor.attachments.candidates import groups_of, replaced
+from cyborg.clients.placement import Placement
+from cyborg.conductor.attachments.allocations import AllocationSteps, explain_missing
 from cyborg.conductor.attachments.devices import POLL_DELAY, AttachedDevices, find_host
 from cyborg.conductor.attachments.guests import Guests
 from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
@@ -19,6 +19,7 @@ from cyborg.core.attachments.allocation import Intent, required_amounts
 from cyborg.core.attachments.attachment import AttachmentState, Step
 from cyborg.core.attachments.server import RESUMABLE, check_exchangeable
 from cyborg.core.attachments.successor import OwnedUnit, pair_units
+from cyborg.core.binding.profile import Group, parse_group
 from cyborg.core.binding.states import ArqState
 from cyborg.core.errors import Conflict, NoHandle, NotFound, WrongState
 from cyborg.db.attachments import handles
@@ -26,16 +27,52 @@ from cyborg.db.attachments import successors as store
 from cyborg.db.attachments import write as records
 from cyborg.db.binding import claims as handle_claims
 from cyborg.db.binding import write as arq_store
-from cyborg.db.unit_of_work import UnitOfWork
 
 
-class Successors:
+class Successors(AllocationSteps):
     """The steps of successors that differ from the steps of other attachments."""
 
-    def __init__(self, uow: UnitOfWork, devices: AttachedDevices, guests: Guests) -> None:
-        self._uow = uow
+    def __init__(self, placement: Placement, devices: AttachedDevices, guests: Guests) -> None:
+        super().__init__(devices.uow, placement)
         self._devices = devices
         self._guests = guests
+
+    def allocate(self, work: LeasedAttachment) -> Wait | None:
+        """Find the host of the server, which may have moved; then do as for other attachments."""
+        return self._guests.locate(work) or super().allocate(work)
+
+    def find_groups(self, work: LeasedAttachment) -> tuple[Group, ...]:
+        """Return the groups to satisfy, those of the context that own handles of the old device.
+
+        Raise NotFound if the context has left the device, Conflict if its handles cannot be
+        replaced.
+        """
+        context, device = _replaced(work.row)
+
+        def read(tx: sa.Connection) -> tuple[list[arq_store.ArqRow], set[str]]:
+            rows = store.lock_replaced(tx, context, device)
+            return rows, handles.of_arqs(tx, [row["id"] for row in rows])
+
+        rows, types = self.uow.run(read)
+        if not rows:
+            raise NotFound(f"device context {context} has no handle of device {device} any more")
+        check_exchangeable(types, context)
+        return tuple(_groups_of(rows).values())
+
+    def select(
+        self, work: LeasedAttachment, groups: Sequence[Group], found: Sequence[Mapping[str, str]]
+    ) -> Sequence[Mapping[str, str]]:
+        """Return the allocation candidates, except the old device. Raise NoHandle with reasons."""
+        _, device = _replaced(work.row)
+        # Placement may not know yet that the old device is closed.
+        closed = self.uow.run(lambda tx: store.providers_of(tx, device))
+        selected = [mapping for mapping in found if closed.isdisjoint(mapping.values())]
+        if not selected:
+            missing = self.uow.run(
+                lambda tx: explain_missing(tx, groups, [store.host_of(tx, device)], device)
+            )
+            raise NoHandle(f"no device of the host can be the successor: {missing}")
+        return selected
 
     def bind(self, work: LeasedAttachment) -> None:
         """Create hidden ARQs that equal the ARQs to replace, and bind them, in one transaction.
@@ -49,10 +86,9 @@ class Successors:
             )
 
     def _bind(self, tx: sa.Connection, work: LeasedAttachment, wait: bool) -> BindResult:
-        row, intent = work.row, load_intent(work)
-        assert intent is not None
+        row, intent = work.row, work.intent
         old, context = self._lock_old(tx, work), self._devices.make_context(row["project_id"])
-        groups = groups_of(old)
+        groups = _groups_of(old)
         is_same = len(groups) == len(intent.providers)
         if not is_same or required_amounts([*groups.values()], intent.providers) != intent.added:
             raise Conflict("the device context has changed since its successor was chosen")
@@ -67,21 +103,19 @@ class Successors:
 
         Raise NotFound, WrongState, Conflict.
         """
-        old, new = self._uow.run(lambda tx: self._lock_both(tx, work))
+        old, new = self.uow.run(lambda tx: self._lock_both(tx, work))
         if any(row["job_id"] for row in (*old, *new)):
             return Wait(POLL_DELAY, "waiting until the host has restored the devices")
         marker = self._guests.read_marker(work, awaited=RESUMABLE)
         if isinstance(marker, Wait):
             return marker
-        intent = load_intent(work)
-        assert intent is not None
         providers, removed = _used_amounts(old)
         values = {
             "state": AttachmentState.DETACHING,
             "step": Step.GUEST,
             "request_key": None,  # the context may get another successor
             # From now on the attachment has the old handles: their amounts are to be removed.
-            "intent": Intent(providers, removed, generation=intent.generation).to_dict(),
+            "intent": Intent(providers, removed, generation=work.intent.generation).to_dict(),
             "boot_marker": marker,
             "reboot_marker": None,
             "attempts": 0,
@@ -118,7 +152,7 @@ class Successors:
 
     def _lock_old(self, tx: sa.Connection, work: LeasedAttachment) -> list[arq_store.ArqRow]:
         """Return the ARQs to replace, locked. Raise NotFound, WrongState, Conflict."""
-        context, device = replaced(work.row)
+        context, device = _replaced(work.row)
         rows = store.lock_replaced(tx, context, device)
         if not rows:
             raise NotFound(f"device context {context} has no handle of device {device} any more")
@@ -131,9 +165,22 @@ class Successors:
         return rows
 
 
+def _replaced(row: records.AttachmentRow) -> tuple[str, str]:
+    """Return the uuids of the context and of the old device of a successor."""
+    assert row["successor_of"] is not None
+    assert row["maintained_device"] is not None
+    return row["successor_of"], row["maintained_device"]
+
+
+def _groups_of(rows: Sequence[arq_store.ArqRow]) -> dict[int, Group]:
+    """Return the groups of the ARQs of a context, by number, in the order of the numbers."""
+    copies = {row["device_profile_group_id"]: row["group"] for row in rows}
+    return {number: parse_group(copies[number], "group") for number in sorted(copies)}
+
+
 def _used_amounts(rows: Sequence[arq_store.ArqRow]) -> tuple[list[str], dict[str, dict[str, int]]]:
     """Return the provider of each group of bound ARQs, and the amounts of the groups there."""
-    groups = groups_of(rows)
+    groups = _groups_of(rows)
     sources = {row["device_profile_group_id"]: row["device_rp_uuid"] or "" for row in rows}
     providers = [sources[number] for number in groups]
     return providers, required_amounts([*groups.values()], providers)

@@ -41,7 +41,7 @@ def attach(env: Env, **values: Any) -> dict[str, Any]:
 def devices_of_host(env: Env) -> Any:
     """Return what the conductor answers to the agent of the host."""
     (agent,) = rows.read(env.engine, schema.services)
-    return env.guest_devices.list_of_host(env.node.name, agent["epoch"])
+    return env.runner.guests.list_of_host(env.node.name, agent["epoch"])
 
 
 def reassert(env: Env) -> bool:
@@ -244,7 +244,7 @@ def test_device_that_is_being_detached_is_not_given_again(env: Env) -> None:
 
 def test_only_the_present_agent_learns_the_devices(env: Env) -> None:
     with pytest.raises(Stale, match="unknown agent epoch"):
-        env.guest_devices.list_of_host(env.node.name, UNKNOWN)
+        env.runner.guests.list_of_host(env.node.name, UNKNOWN)
 
 
 def test_unplug_job_that_was_ended_is_replaced(env: Env) -> None:

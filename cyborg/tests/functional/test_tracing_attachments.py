@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from cyborg import tracing
-from cyborg.conductor.attachments.runner import MAX_TRACED_ATTEMPTS
+from cyborg.core.log import MAX_TRACED_ATTEMPTS
 from cyborg.testing.fake_nova import FakeNova
 from cyborg.tests.fixtures.databases.attachment_setup import Env
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter

@@ -148,47 +148,30 @@ class Schema:
 
 
 SCHEMAS: Mapping[str, Schema] = {
-    schema.name: schema
-    for schema in (
-        Schema(
+    name: Schema(name, version, tuple(fields.split()))
+    for name, version, fields in (
+        (
             "accelerator_request",
             "1.0",
-            (
-                *("uuid", "state", "device_profile_name", "device_profile_group_id"),
-                *("resource_class", "project_id", "hostname", "device_rp_uuid", "instance_uuid"),
-                "error",
-            ),
+            "uuid state device_profile_name device_profile_group_id resource_class project_id "
+            "hostname device_rp_uuid instance_uuid error",
         ),
-        Schema("device_profile", "1.0", ("uuid", "name", "description", "groups")),
-        Schema(
-            "device",
-            "1.0",
-            (
-                *("uuid", "hostname", "address", "type", "vendor", "model"),
-                *("health", "status", "layout", "error"),
-            ),
-        ),
-        Schema("service", "1.0", ("uuid", "binary", "hostname", "last_seen_at", "down_since")),
-        Schema(
+        ("device_profile", "1.0", "uuid name description groups"),
+        ("device", "1.0", "uuid hostname address type vendor model health status layout error"),
+        ("service", "1.0", "uuid binary hostname last_seen_at down_since"),
+        (
             "deployable",
             "1.0",
-            (
-                *("uuid", "name", "hostname", "device_uuid", "rp_uuid", "resource_class"),
-                *("bitstream_id", "image", "error"),
-            ),
+            "uuid name hostname device_uuid rp_uuid resource_class bitstream_id image error",
         ),
-        Schema(
+        (
             "device_context",
             "1.0",
-            (
-                *("uuid", "name", "state", "project_id", "device_profile", "hostname"),
-                *("instance_uuid", "error"),
-            ),
+            "uuid name state project_id device_profile hostname instance_uuid error",
         ),
-        Schema("custody", "1.0", ("uuid", "chains")),
+        ("custody", "1.0", "uuid chains"),
     )
 }
 
-
+# Fields that a row may lack; they are then None.
 OPTIONAL_FIELDS = frozenset({"error", "image"})
-"""Fields that a row may lack; they are then None."""

@@ -41,6 +41,7 @@ class Keys:
 
     def sign(self, data: bytes) -> str | None:
         """Return the signature of ``data`` under the first key, None without keys."""
+        # In the order of the file. The other keys stay to check what was signed before.
         for key_id, secret in self.secrets.items():
             return f"{key_id}:{_compute(secret, data)}"
         return None
@@ -52,6 +53,7 @@ class Keys:
         key_id, _, code = signature.partition(":")
         if (secret := self.secrets.get(key_id)) is None:
             return f"its signature is of the key {key_id[:16]!r}, which is not in the key file"
+        # In constant time: the duration must not show how much of a forged code is right.
         if not hmac.compare_digest(_compute(secret, data).encode(), code.encode()):
             return "its signature does not fit it"
         return None
@@ -78,6 +80,7 @@ def parse_keys(text: str) -> Keys:
                 f"line {number} is not a key: expected {2 * MIN_KEY_BYTES} or more hexadecimal "
                 "digits, such as 'openssl rand -hex 32' prints"
             )
+        # The id is derived, so that a key file needs no names.
         secrets[hashlib.sha256(b"custody key id" + secret).hexdigest()[:8]] = secret
     if not secrets:
         raise Invalid("there is no key in it")
@@ -88,8 +91,8 @@ def _compute(secret: bytes, data: bytes) -> str:
     return hmac.digest(secret, data, hashlib.sha256).hex()
 
 
+# Characters of an error text in a record.
 MAX_ERROR = 1000
-"""Characters of an error text in a record."""
 
 
 class Event(DescribedEnum):
@@ -150,8 +153,8 @@ class Link:
     hash: str
 
 
+# The position before the first record of a device.
 START = Link(0, "0" * 64)
-"""The position before the first record of a device."""
 
 
 @dataclass(frozen=True, slots=True)

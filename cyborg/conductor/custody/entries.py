@@ -4,7 +4,7 @@
 Each function takes at most two statements, however many handles there are.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -48,33 +48,19 @@ def record_claimed(
 
 def record_prepared(tx: sa.Connection, arqs: Sequence[ArqRow], job: JobRow, now: datetime) -> None:
     """Record that the host has prepared the handles of ARQs, with the options of their profile."""
-    by_id = {arq["id"]: arq for arq in arqs}
-    if not by_id:
-        return
-    entries = []
-    for handle in records.handles_of_arqs(tx, by_id):
+
+    def describe(handle: HandleRow, arq: ArqRow) -> dict[str, Any] | None:
         if Ability.PREPARES not in handle["abilities"]:
-            continue  # of another device of the instance, which needs no preparation
-        arq = by_id[handle["arq_id"] or 0]
+            return None  # of another device of the instance, which needs no preparation
         accel = dict(parse_group(arq["group"], "group").accel)
-        details = {**_handle(handle), **_owner(arq), "accel": accel, "job": job["uuid"]}
-        entries.append(Entry(handle["device"], handle["host"], Event.PREPARED, details))
-    records.add(tx, entries, now)
+        return {"accel": accel, "job": job["uuid"]}
+
+    _record_owned(tx, arqs, Event.PREPARED, describe, now)
 
 
 def record_assigned(tx: sa.Connection, arqs: Sequence[ArqRow], now: datetime) -> None:
     """Record the instance of ARQs that own handles under a lease; ``arqs`` already have it."""
-    by_id = {arq["id"]: arq for arq in arqs}
-    entries = [
-        Entry(
-            handle["device"],
-            handle["host"],
-            Event.ASSIGNED,
-            {**_handle(handle), **_owner(by_id[handle["arq_id"] or 0])},
-        )
-        for handle in records.handles_of_arqs(tx, by_id)
-    ]
-    records.add(tx, entries, now)
+    _record_owned(tx, arqs, Event.ASSIGNED, lambda handle, arq: {}, now)
 
 
 def record_released(
@@ -89,21 +75,33 @@ def record_released(
 
     ``error`` is why their bind failed, if it did.
     """
+
+    def describe(handle: HandleRow, arq: ArqRow) -> dict[str, Any]:
+        needs_cleaning = bool(handle["needs_cleaning"])
+        return {"reason": reason, "needs_cleaning": needs_cleaning, **_error(error)}
+
+    _record_owned(tx, arqs, Event.RELEASED, describe, now)
+
+
+def _record_owned(
+    tx: sa.Connection,
+    arqs: Collection[ArqRow],
+    event: Event,
+    describe: Callable[[HandleRow, ArqRow], dict[str, Any] | None],
+    now: datetime,
+) -> None:
+    """Record an event of the handles that ARQs own; ``describe`` returns None for no record."""
     by_id = {arq["id"]: arq for arq in arqs}
     if not by_id:
         return
     entries = []
-    # One query for all ARQs: a release of an instance with many devices costs no more than one of
-    # one device.
+    # One query for all ARQs: an instance with many devices costs no more than one of one device.
     for handle in records.handles_of_arqs(tx, by_id):
-        details = {
-            **_handle(handle),
-            **_owner(by_id[handle["arq_id"] or 0]),
-            "reason": reason,
-            "needs_cleaning": bool(handle["needs_cleaning"]),
-            **_error(error),
-        }
-        entries.append(Entry(handle["device"], handle["host"], Event.RELEASED, details))
+        # Never 0: the query selects the handles that these ARQs own.
+        arq = by_id[handle["arq_id"] or 0]
+        if (details := describe(handle, arq)) is not None:
+            details = {**_handle(handle), **_owner(arq), **details}
+            entries.append(Entry(handle["device"], handle["host"], event, details))
     records.add(tx, entries, now)
 
 

@@ -14,7 +14,7 @@ record. Of several conductors one notifies of a chain, because it locks the head
 import contextlib
 import threading
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from uuid import uuid4
 
@@ -118,16 +118,16 @@ class CustodySealer:
         with contextlib.suppress(db_exc.DBDuplicateEntry, Conflict):
             return self._seal(hosts)
         # A chain was changed by hand. The others must not wait for its repair.
-        return sum(self._seal_one(uuid) for uuid in hosts)
-
-    def _seal_one(self, uuid: str) -> int:
-        error: Exception
-        try:
-            return self._seal([uuid])
-        except (db_exc.DBDuplicateEntry, Conflict) as exc:
-            error = exc
-        self._add_failed(uuid, str(error))
-        return 0
+        count = 0
+        for uuid in hosts:
+            reason = None
+            try:
+                count += self._seal([uuid])
+            except (db_exc.DBDuplicateEntry, Conflict) as exc:
+                reason = str(exc)
+            if reason is not None:
+                self._add_failed(uuid, reason)
+        return count
 
     def _add_failed(self, uuid: str, reason: str) -> None:
         """Skip a device in the rest of the round, and log it."""
@@ -230,25 +230,23 @@ def _purge(tx: sa.Connection, uuid: str, cutoff: datetime) -> int:
     return chains.delete_prefix(tx, head, base, oldest_at)
 
 
+@dataclass(frozen=True, slots=True)
 class CustodyAnchors:
     """Writer of the daily notifications; safe to run in several conductors."""
 
-    def __init__(
-        self, uow: UnitOfWork, notices: NotificationBuilder, now: Callable[[], datetime]
-    ) -> None:
-        self._uow = uow
-        self._notices = notices
-        self._now = now
+    uow: UnitOfWork
+    notices: NotificationBuilder
+    now: Callable[[], datetime]
 
     def sweep(self) -> int:
         """Write a notification of up to MAX_CHAINS chains whose last one is a day old.
 
         A head that no conductor wrote is left out. Return the number of chains.
         """
-        if not self._notices.enabled:
+        if not self.notices.enabled:
             return 0
-        now = self._now()
-        return self._uow.run(lambda tx: self._write(tx, now))
+        now = self.now()
+        return self.uow.run(lambda tx: self._write(tx, now))
 
     def _write(self, tx: sa.Connection, now: datetime) -> int:
         # Locked, and marked in the same transaction: of several conductors one notifies.
@@ -261,6 +259,6 @@ class CustodyAnchors:
             if chains.find_fault(tx, head) is None
         }
         row = {"uuid": str(uuid4()), "chains": custody.format_anchors(tips)}
-        outbox.add_all(tx, self._notices.build_messages(Event.CUSTODY_ANCHORED, [row]))
+        outbox.add_all(tx, self.notices.build_messages(Event.CUSTODY_ANCHORED, [row]))
         chains.mark_anchored(tx, [head["id"] for head in due], now)
         return len(tips)

@@ -46,8 +46,7 @@ from cyborg.conductor.notifications.outbox import (
     create_worker,
 )
 from cyborg.conductor.orphans.collector import OrphanCollector
-from cyborg.conductor.orphans.instances import OrphanCheck
-from cyborg.conductor.orphans.release import OrphanReleaser
+from cyborg.conductor.orphans.release import OrphanCheck, OrphanReleaser
 from cyborg.conductor.orphans.watcher import (
     BATCH_INTERVAL,
     SCAN_INTERVAL,

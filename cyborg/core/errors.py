@@ -25,8 +25,10 @@ over the bus and are part of the internal contract. ``cyborg.api.faults`` maps t
 codes.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, TypeVar
+
+T = TypeVar("T")
 
 
 class CyborgError(Exception):
@@ -137,6 +139,15 @@ class Misconfigured(CyborgError):
 def is_expected(exc: BaseException) -> bool:
     """Return whether an exception is of a subclass of CyborgError, so not a programming error."""
     return isinstance(exc, CyborgError) and type(exc) is not CyborgError
+
+
+def attempt(call: Callable[[], T]) -> T | CyborgError:
+    """Return the result of a call, or the error of this service that it raised."""
+    # For a caller that logs the error: in an except block, oslo.log would add it to each line.
+    try:
+        return call()
+    except CyborgError as exc:
+        return exc
 
 
 def _kinds(kind: type[CyborgError]) -> Iterator[type[CyborgError]]:

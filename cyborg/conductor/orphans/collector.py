@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 
 import sqlalchemy as sa
 from oslo_config import cfg
@@ -27,17 +28,8 @@ from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement
 from cyborg.conductor.binding.binder import OwnerResolver
 from cyborg.conductor.notifications.notifications import ArqEventRecorder, NotificationBuilder
-from cyborg.conductor.orphans.instances import InstanceQuery
-from cyborg.conductor.orphans.release import (
-    RELEASE_BATCH,
-    DroppedArqs,
-    OrphanReleaser,
-    acquire_turn,
-    delete_expired,
-    log_released,
-    record_suspects,
-)
-from cyborg.core.errors import CyborgError, Unavailable
+from cyborg.conductor.orphans import release
+from cyborg.core.errors import CyborgError, Unavailable, attempt
 from cyborg.core.log import get_logger
 from cyborg.core.orphans import orphans
 from cyborg.core.orphans.orphans import BoundArq, Classification, Presence
@@ -105,11 +97,11 @@ class OrphanCollector:
         event_recorder = ArqEventRecorder(
             conf, notifications or NotificationBuilder(conf, now=self._now)
         )
-        self._releaser = OrphanReleaser(uow, event_recorder, wake_jobs, self._now)
+        self._releaser = release.OrphanReleaser(uow, event_recorder, wake_jobs, self._now)
         self._clock = clock
         self._late_log = RateLimitedLogger(clock, LOG)
         self._stopped = threading.Event()
-        self._dropped = None if nova is None else DroppedArqs(uow, nova, self._stopped)
+        self._dropped = None if nova is None else release.DroppedArqs(uow, nova, self._stopped)
 
     def stop(self) -> None:
         """Make ``run_once`` return after the current queries."""
@@ -125,6 +117,7 @@ class OrphanCollector:
             return None
         stats = RoundStats()
         started_at, start = self._now(), self._clock()
+        # First, and with a budget of its own: it needs no answer of Placement, which may be away.
         self._expire(stats, self._new_query())
         grace = self._grace_period()
         if grace is not None:
@@ -143,16 +136,13 @@ class OrphanCollector:
                 "Orphan scan: checked=%d suspected=%d cleared=%d released=%d owners_assigned=%d "
                 "expired=%d",
                 stats.checked,
-                stats.suspected,
-                stats.cleared,
-                stats.released,
-                stats.owners_assigned,
+                *changes,
                 stats.expired,
             )
         return stats
 
-    def _new_query(self) -> InstanceQuery:
-        return InstanceQuery(self._nova, limit=MAX_QUERIES, max_failures=MAX_NOVA_FAILURES)
+    def _new_query(self) -> release.InstanceQuery:
+        return release.InstanceQuery(self._nova, limit=MAX_QUERIES, max_failures=MAX_NOVA_FAILURES)
 
     def _report_duration(self, seconds: float) -> None:
         options = self._conf.conductor
@@ -171,7 +161,7 @@ class OrphanCollector:
     def _acquire_turn(self) -> bool:
         now = self._now()
         started_before = now - timedelta(seconds=self._conf.conductor.orphan_scan_interval)
-        return acquire_turn(self._uow, CorrectiveAction.ORPHAN_SCANS, started_before, now)
+        return release.acquire_turn(self._uow, CorrectiveAction.ORPHAN_SCANS, started_before, now)
 
     def _grace_period(self) -> timedelta | None:
         """Return the grace period; 0 means that no orphan is released.
@@ -244,7 +234,7 @@ class OrphanCollector:
         max_releasable = MAX_RELEASED if self._nova is None else MAX_QUERIES
         stats.releasable += classes.orphans[: max_releasable - len(stats.releasable)]
         if classes.suspects or classes.recovered:
-            suspected, cleared = record_suspects(
+            suspected, cleared = release.record_suspects(
                 self._uow, classes.suspects, classes.recovered, now, bound_before
             )
             stats.suspected += suspected
@@ -260,20 +250,18 @@ class OrphanCollector:
         """
         if self._stopped.is_set():
             return None
-        try:
-            allocations = self._placement.allocations(provider)
-        except Unavailable:
-            raise
-        except CyborgError as exc:
-            error = exc.message
-        else:
-            return None if allocations is None else frozenset(allocations)
-        LOG.warning(
-            "Cannot read allocations in Placement, retrying in the next scan: %s",
-            error,
-            provider=provider,
-        )
-        return None
+        allocations = attempt(partial(self._placement.allocations, provider))
+        # Placement is away: the round ends.
+        if isinstance(allocations, Unavailable):
+            raise allocations
+        if isinstance(allocations, CyborgError):
+            LOG.warning(
+                "Cannot read allocations in Placement, retrying in the next scan: %s",
+                allocations.message,
+                provider=provider,
+            )
+            return None
+        return None if allocations is None else frozenset(allocations)
 
     def _assign_owners(self, classes: Classification, stats: RoundStats) -> None:
         """Determine and write the projects of ARQs whose instances have an allocation."""
@@ -295,7 +283,7 @@ class OrphanCollector:
 
         stats.owners_assigned += self._uow.run(write)
 
-    def _release_orphans(self, stats: RoundStats, query: InstanceQuery) -> None:
+    def _release_orphans(self, stats: RoundStats, query: release.InstanceQuery) -> None:
         if self._stopped.is_set() or not stats.releasable:
             return
         # A Placement database that was restored or recreated has no allocations: each bound ARQ
@@ -357,12 +345,12 @@ class OrphanCollector:
 
     def _release_batches(self, arqs: Iterable[BoundArq], stats: RoundStats, *, keep: bool) -> None:
         remaining = iter(arqs)
-        while batch := list(itertools.islice(remaining, RELEASE_BATCH)):
+        while batch := list(itertools.islice(remaining, release.RELEASE_BATCH)):
             released = self._releaser.release(batch, keep=keep, unchanged=orphans.is_unchanged)
             stats.released += len(released)
-            log_released(released, deleted=not keep)
+            release.log_released(released, deleted=not keep)
 
-    def _expire(self, stats: RoundStats, query: InstanceQuery) -> None:
+    def _expire(self, stats: RoundStats, query: release.InstanceQuery) -> None:
         """Delete ARQs that have been unbound for ``unbound_ttl`` or ``dropped_ttl`` seconds."""
         now, seconds = self._now(), self._conf.conductor.unbound_ttl
         unbound_before = now - timedelta(seconds=seconds)
@@ -378,13 +366,17 @@ class OrphanCollector:
         for _ in range(MAX_EXPIRED_PAGES):
             if self._stopped.is_set():
                 return
-            count = self._uow.run(lambda tx: delete_expired(tx, unbound_before, PAGE, now))
+            count = self._uow.run(lambda tx: release.delete_expired(tx, unbound_before, PAGE, now))
             stats.expired += count
             if count < PAGE:
                 return
 
     def _expire_failed(
-        self, stats: RoundStats, query: InstanceQuery, failed_before: datetime, now: datetime
+        self,
+        stats: RoundStats,
+        query: release.InstanceQuery,
+        failed_before: datetime,
+        now: datetime,
     ) -> None:
         """Delete ARQs whose bind failed and whose instance no longer exists.
 

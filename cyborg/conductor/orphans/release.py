@@ -1,25 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Release orphaned ARQs, and delete ARQs that Nova has created and will not bind.
+"""Query Nova about instances, and release orphaned ARQs and those that Nova will not bind.
+
+For a user who cannot list the servers of all projects, Nova answers 404 for a server of another
+project. So a 404 proves that an instance does not exist only if the user can list all servers.
 
 Nova binds an ARQ within seconds of its creation. Nobody knows for which instance an unbound ARQ
 was, so it is only deleted while Nova builds no server of its project.
+
+A server that is deleted while it is built leaves a bound ARQ behind. Placement can allocate the
+unit of this ARQ to another server immediately, and the bind for that server then finds no free
+handle. The bind does not wait for the orphan collector: it compares the owners of the handles with
+the allocations of the provider. An ARQ is released if its instance has no allocation there and does
+not exist in Nova. Placement and Nova must agree, because there is no grace period here: nothing is
+released if Placement lost its allocations, or if the Nova user cannot see all projects.
 """
 
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 
 import sqlalchemy as sa
 from oslo_db import exception as db_exc
 
 from cyborg.clients.nova import Nova
+from cyborg.clients.placement import Placement
 from cyborg.conductor.binding import release as arq_release
 from cyborg.conductor.binding.context_states import follow_arqs
 from cyborg.conductor.notifications.notifications import ArqEventRecorder
-from cyborg.core.errors import CyborgError
+from cyborg.core.errors import CyborgError, attempt
+from cyborg.core.hosts import Instance
 from cyborg.core.log import get_logger
 from cyborg.core.orphans import orphans
-from cyborg.core.orphans.orphans import BoundArq
+from cyborg.core.orphans.orphans import BoundArq, Presence
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db.binding import write as arq_store
 from cyborg.db.orphans import write as store
@@ -33,22 +48,25 @@ RELEASE_BATCH = 100  # orphans released in one transaction
 PAGE = 500  # ARQs deleted in one transaction, the only one of a round
 MAX_PROJECTS = 50  # projects queried in Nova in one round
 
+MAX_PROVIDERS = 8  # that the check of one bind compares
+MAX_OWNERS = 512  # of one provider
+MAX_QUERIES = 32  # instances queried in Nova for one bind
+MAX_SECONDS = 5.0  # after this time, a bind starts no further query
+QUERY_SECONDS = 3.0  # timeout of one query
+MAX_CHECKS = 4  # concurrent checks, so that a Placement that hangs does not block all binds
 
+
+@dataclass(frozen=True, slots=True)
 class OrphanReleaser:
-    """Releases orphaned ARQs and frees their handles, unless their bind has changed since."""
+    """Releases orphaned ARQs and frees their handles, unless their bind has changed since.
 
-    def __init__(
-        self,
-        uow: UnitOfWork,
-        event_recorder: ArqEventRecorder,
-        wake_jobs: Callable[[], None],
-        now: Callable[[], datetime],
-    ) -> None:
-        """``wake_jobs`` is called after a commit that adds host work; ``now`` returns naive UTC."""
-        self._uow = uow
-        self._event_recorder = event_recorder
-        self._wake_jobs = wake_jobs
-        self._now = now
+    ``wake_jobs`` is called after a commit that adds host work; ``now`` returns naive UTC.
+    """
+
+    uow: UnitOfWork
+    recorder: ArqEventRecorder
+    wake_jobs: Callable[[], None]
+    now: Callable[[], datetime]
 
     def release(
         self,
@@ -65,8 +83,8 @@ class OrphanReleaser:
         before the lock; an ARQ that has changed is skipped.
         """
         by_uuid = {arq.uuid: arq for arq in orphan_arqs}
-        now = self._now()
-        timeout = self._event_recorder.conf.conductor.release_timeout
+        now = self.now()
+        recorder, timeout = self.recorder, self.recorder.conf.conductor.release_timeout
 
         def write(tx: sa.Connection) -> tuple[list[BoundArq], int]:
             # Sorted: concurrent releases lock ARQs in one order.
@@ -77,18 +95,16 @@ class OrphanReleaser:
             if not rows:
                 return [], 0
             result = arq_release.release(tx, rows, keep=keep, now=now, timeout=timeout)
-            self._event_recorder.record_released(
-                tx, rows, keep=keep, failed=result.failed_arqs, orphans=True
-            )
-            recorder, failure = self._event_recorder, arq_release.make_cancelled(now)
+            failed = result.failed_arqs
+            recorder.record_released(tx, rows, keep=keep, failed=failed, orphans=True)
             follow_arqs(tx, rows, recorder, now)
-            follow_arqs(tx, result.failed_arqs, recorder, now, failure)
+            follow_arqs(tx, failed, recorder, now, arq_release.make_cancelled(now))
             self_heal.increment(tx, CorrectiveAction.ORPHANS_RELEASED, result.count, now)
             return [by_uuid[row["uuid"]] for row in rows], result.jobs_created
 
-        released, jobs = self._uow.run(write)
+        released, jobs = self.uow.run(write)
         if jobs:
-            self._wake_jobs()
+            self.wake_jobs()
         return released
 
 
@@ -122,12 +138,6 @@ def record_suspects(
         return new, store.clear_suspicion(tx, [arq.id for arq in recovered])
 
     counts = uow.run(write)
-    log_suspected(suspects)
-    return counts
-
-
-def log_suspected(suspects: Iterable[BoundArq]) -> None:
-    """Log each ARQ that is newly suspected."""
     for arq in suspects:
         LOG.info(
             "ARQ may be an orphan: its instance has no allocation on the resource provider",
@@ -135,6 +145,7 @@ def log_suspected(suspects: Iterable[BoundArq]) -> None:
             instance=arq.instance,
             provider=arq.provider,
         )
+    return counts
 
 
 def log_released(released: Iterable[BoundArq], *, deleted: bool) -> None:
@@ -215,3 +226,165 @@ class DroppedArqs:
                 "Cannot query Nova about unbound ARQs, retrying in the next scan: %s", exc.message
             )
         return idle
+
+
+class InstanceQuery:
+    """Cached queries to Nova about instances.
+
+    It queries at most ``limit`` instances, and starts no query after ``seconds`` or after
+    ``max_failures`` failed queries. For an instance that is not queried the answer is UNKNOWN.
+    """
+
+    def __init__(
+        self,
+        nova: Nova | None,
+        *,
+        limit: int,
+        seconds: float = float("inf"),
+        max_failures: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+        warn: Callable[..., object] = LOG.warning,
+        warn_forbidden: Callable[..., object] = LOG.warning,
+    ) -> None:
+        """``nova`` is None in an installation without Nova: all answers are UNKNOWN.
+
+        ``warn`` logs a failed query, ``warn_forbidden`` that Nova hides servers from the user; both
+        take the arguments of a logger.
+        """
+        self._nova = nova
+        self._queries_left = limit
+        self._failures_left = max_failures
+        self._clock = clock
+        self._warn = warn
+        self._warn_forbidden = warn_forbidden
+        self._end = clock() + seconds
+        # By instance, not by bind: an instance can have ARQs on several hosts.
+        self._found: dict[str, Instance | None] = {}
+        self._unknown: set[str] = set()
+        self._not_queried: set[str] = set()
+        self._sees_all: bool | None = None
+
+    def get_presence(self, instance: str, hostname: str | None) -> Presence:
+        """Return whether an instance exists in Nova, from the cache if it was queried before.
+
+        ``hostname`` is the host of the device that is bound to the instance.
+        """
+        if instance not in self._found and instance not in self._unknown:
+            self._query_nova(instance)
+        if instance in self._unknown:
+            return Presence.UNKNOWN
+        return orphans.classify_presence(self._found[instance], hostname)
+
+    def was_skipped(self, instance: str) -> bool:
+        """Return whether an instance is unknown because a limit prevented its query."""
+        return instance in self._not_queried
+
+    def _query_nova(self, instance: str) -> None:
+        """Record the answer of Nova about an instance, or that it is unknown."""
+        if (
+            self._nova is None
+            or self._queries_left <= 0
+            or self._failures_left <= 0
+            or self._clock() >= self._end
+        ):
+            self._not_queried.add(instance)
+            self._unknown.add(instance)
+            return
+        # Before the query: one that fails has cost its time, too.
+        self._queries_left -= 1
+        error = attempt(partial(self._ask, self._nova, instance))
+        if error is not None:
+            self._failures_left -= 1
+            self._unknown.add(instance)
+            self._warn(
+                "Cannot query an instance in Nova, its ARQs are checked again later: %s",
+                error.message,
+                instance=instance,
+            )
+
+    def _ask(self, nova: Nova, instance: str) -> None:
+        server = nova.get_server(instance)
+        # A user who cannot list all projects gets 404 for servers that exist.
+        missing = orphans.classify_presence(server, None) is Presence.NOT_FOUND
+        if missing and not self._can_see_all(nova):
+            self._unknown.add(instance)
+        else:
+            self._found[instance] = server
+
+    def _can_see_all(self, nova: Nova) -> bool:
+        if self._sees_all is None:
+            self._sees_all = nova.lists_all_projects()
+            if not self._sees_all:
+                self._warn_forbidden(
+                    "The Nova user of [nova] cannot list the servers of all projects, so a 404 "
+                    "does not prove that a server is deleted; no orphaned ARQ is released"
+                )
+        return self._sees_all
+
+
+class OrphanCheck:
+    """Check for orphaned ARQs at the providers of one bind, limited to a few seconds."""
+
+    def __init__(
+        self,
+        uow: UnitOfWork,
+        placement: Placement,
+        nova: Nova,
+        releaser: OrphanReleaser,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``clock`` returns monotonic seconds."""
+        self._uow = uow
+        self._placement = placement.with_timeout(QUERY_SECONDS)
+        self._nova = nova.with_timeout(QUERY_SECONDS)
+        self._releaser = releaser
+        self._clock = clock
+        self._slots = threading.BoundedSemaphore(MAX_CHECKS)
+
+    def release_at(self, providers: Sequence[str]) -> bool:
+        """Release the orphaned ARQs of these providers; return whether to retry the bind.
+
+        Return True unless ``providers`` is empty, even if no orphan is found: another conductor or
+        bind may have released orphans since the bind failed. If Placement or Nova is unavailable,
+        nothing is released and nothing is raised.
+        """
+        if not providers:
+            return False
+        if self._slots.acquire(timeout=MAX_SECONDS):
+            try:
+                self._check(providers)
+            finally:
+                self._slots.release()
+        return True
+
+    def _check(self, providers: Sequence[str]) -> None:
+        end = self._clock() + MAX_SECONDS
+        query = InstanceQuery(self._nova, limit=MAX_QUERIES, seconds=MAX_SECONDS, clock=self._clock)
+        for provider in providers[:MAX_PROVIDERS]:
+            if self._clock() >= end:
+                break
+            orphan_arqs = [
+                arq
+                for arq in self._unallocated(provider)
+                if query.get_presence(arq.instance, arq.hostname) is Presence.NOT_FOUND
+            ]
+            if orphan_arqs:
+                log_released(self._releaser.release(orphan_arqs, keep=False), deleted=True)
+
+    def _unallocated(self, provider: str) -> Iterable[BoundArq]:
+        # The owners are read first: an allocation precedes its bind, so the answer of Placement
+        # must have an allocation for each of them.
+        rows = self._uow.run(lambda tx: store.bound_at_provider(tx, provider, MAX_OWNERS))
+        consumers = attempt(partial(self._placement.allocations, provider))
+        if isinstance(consumers, CyborgError):
+            LOG.warning(
+                "Cannot read allocations in Placement, releasing no orphan of this provider: %s",
+                consumers.message,
+                provider=provider,
+            )
+            return ()
+        # A provider that does not exist in Placement proves nothing about its consumers.
+        if consumers is None:
+            return ()
+        return orphans.without_allocation(map(BoundArq.from_row, rows), consumers)

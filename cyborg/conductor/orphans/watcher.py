@@ -18,23 +18,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
 
 from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement
-from cyborg.conductor.orphans.instances import InstanceQuery
-from cyborg.conductor.orphans.release import (
-    RELEASE_BATCH,
-    OrphanReleaser,
-    acquire_turn,
-    log_released,
-    record_suspects,
-)
-from cyborg.core.errors import CyborgError, Unavailable
+from cyborg.conductor.orphans import release
+from cyborg.core.errors import CyborgError, Unavailable, attempt
 from cyborg.core.log import get_logger
-from cyborg.core.orphans import orphans
 from cyborg.core.orphans.hints import (
     Decision,
     Hint,
@@ -62,12 +55,11 @@ MAX_FAILURES = 3  # failed queries to Nova, and unexpected errors, that end a ba
 MAX_SECONDS = 30.0  # after this time, a batch starts no further query
 QUERY_SECONDS = 5.0  # timeout of one query
 SCAN_INTERVAL = 30.0  # seconds between two scans
+# Age of the deletions that a scan lists.
+#
+# Each is listed several times: a conductor may be away, and a check may find the allocation that
+# Nova is about to delete. Nova's clock may differ.
 WINDOW = timedelta(minutes=5)
-"""Age of the deletions that a scan lists.
-
-Each is listed several times: a conductor may be away, and a check may find the allocation that Nova
-is about to delete. Nova's clock may differ.
-"""
 
 
 class Added(StrEnum):
@@ -116,15 +108,15 @@ class HintQueue:
 
 
 IGNORED, MALFORMED = "ignored", "malformed"
+# Results of a notification: values of the label of its metric.
 RESULTS = (*Added, IGNORED, MALFORMED)
-"""Results of a notification: values of the label of its metric."""
 
 
 @dataclass(slots=True)
 class _Batch:
     """State of the check of one batch."""
 
-    query: InstanceQuery
+    query: release.InstanceQuery
     end: float  # on the monotonic clock
     started_at: datetime
     # Instances, by uuid:
@@ -143,7 +135,7 @@ class InstanceWatcher:
         uow: UnitOfWork,
         placement: Placement,
         nova: Nova,
-        releaser: OrphanReleaser,
+        releaser: release.OrphanReleaser,
         end_attachments: Callable[[], object],
         *,
         queue: HintQueue | None = None,
@@ -223,7 +215,7 @@ class InstanceWatcher:
         # Placement has one for each of them.
         arqs, lost_attachment = self._uow.run(lambda tx: _read(tx, failures.keys()))
         batch = _Batch(
-            InstanceQuery(
+            release.InstanceQuery(
                 self._nova,
                 limit=MAX_QUERIES,
                 seconds=MAX_SECONDS,
@@ -272,18 +264,14 @@ class InstanceWatcher:
             LOG.exception("Cannot end attachments whose ARQs are gone; the next sweep ends them")
 
     def _check_provider(self, provider: str, arqs: Sequence[BoundArq], batch: _Batch) -> None:
-        error: CyborgError | None = None
-        try:
-            consumers = self._placement.allocations(provider)
-        except CyborgError as exc:
-            error = exc
-        if error is not None:
+        consumers = attempt(partial(self._placement.allocations, provider))
+        if isinstance(consumers, CyborgError):
             self._placement_log.warn(
                 "Cannot read allocations in Placement, ARQs are checked again later: %s",
-                error.message,
+                consumers.message,
                 provider=provider,
             )
-            if isinstance(error, Unavailable):
+            if isinstance(consumers, Unavailable):
                 batch.end = self._clock()  # the other providers would fail, too
             batch.unanswered |= {arq.instance for arq in arqs}
             return
@@ -298,7 +286,7 @@ class InstanceWatcher:
             self._release(by_decision[decision], batch, keep=decision is Decision.UNBIND)
         # Placement alone decides about a suspicion, as in the rounds of the collector.
         suspects = by_decision[Decision.SUSPECT] + by_decision[Decision.RETRY]
-        record_suspects(
+        release.record_suspects(
             self._uow,
             [arq for arq in suspects if arq.orphan_since is None],
             [arq for arq in by_decision[Decision.KEEP] if arq.orphan_since is not None],
@@ -320,12 +308,12 @@ class InstanceWatcher:
         return decide(presence, batch.started_at - arq.bound_at)
 
     def _release(self, arqs: Sequence[BoundArq], batch: _Batch, *, keep: bool) -> None:
-        for start in range(0, len(arqs), RELEASE_BATCH):
+        for start in range(0, len(arqs), release.RELEASE_BATCH):
             released = self._releaser.release(
-                arqs[start : start + RELEASE_BATCH], keep=keep, unchanged=orphans.is_same_bind
+                arqs[start : start + release.RELEASE_BATCH], keep=keep
             )
             batch.released += len(released)
-            log_released(released, deleted=not keep)
+            release.log_released(released, deleted=not keep)
 
     def _following(self, hint: Hint, batch: _Batch) -> Hint | None:
         """Return the hint for the next check of an instance, None if there is none."""
@@ -402,14 +390,9 @@ class DeletionScan:
         now = self._now()
         if not self._acquire_turn(now):
             return 0
-        error: str | None = None
-        forbidden = False
-        try:
-            deleted = self._nova.deleted_servers(now - WINDOW)
-        except CyborgError as exc:
-            error, forbidden = exc.message, exc.details.get("status") == 403
-        if error is not None:
-            self._log_failure(error, forbidden=forbidden)
+        deleted = attempt(partial(self._nova.deleted_servers, now - WINDOW))
+        if isinstance(deleted, CyborgError):
+            self._log_failure(deleted)
             return 0
         self._log.reset()
         self._forbidden = False
@@ -417,12 +400,12 @@ class DeletionScan:
             self._check(instance)
         return len(deleted)
 
-    def _log_failure(self, error: str, *, forbidden: bool) -> None:
+    def _log_failure(self, error: CyborgError) -> None:
         """Log a failed list; log a missing permission once, until a list succeeds."""
-        if not forbidden:
+        if error.details.get("status") != 403:
             self._log.warn(
                 "Cannot list the deleted servers in Nova; the orphan scan releases their ARQs: %s",
-                error,
+                error.message,
             )
         elif not self._forbidden:
             self._forbidden = True
@@ -434,4 +417,4 @@ class DeletionScan:
     def _acquire_turn(self, now: datetime) -> bool:
         # Half an interval: the conductors' tasks do not start at the same time.
         cutoff = now - timedelta(seconds=SCAN_INTERVAL / 2)
-        return acquire_turn(self._uow, CorrectiveAction.DELETION_SCANS, cutoff, now)
+        return release.acquire_turn(self._uow, CorrectiveAction.DELETION_SCANS, cutoff, now)

@@ -24,11 +24,11 @@ from cyborg.core.errors import Invalid
 from cyborg.core.orphans.orphans import Presence
 from cyborg.core.validation import check_text, parse_uuid
 
+# Seconds for which a hint is kept while Placement or Nova does not answer.
 MAX_AGE = 3600.0
-"""Seconds for which a hint is kept while Placement or Nova does not answer."""
 
+# Age of a bind before which its ARQ is not released without a grace period.
 MIN_BIND_AGE = timedelta(seconds=60)
-"""Age of a bind before which its ARQ is not released without a grace period."""
 
 _VERSION = re.compile(r"1\.[0-9]{1,4}")  # a new major version may move the uuid
 _FIRST_PAUSE = 5.0
@@ -57,6 +57,15 @@ _DELETING = CheckPlan(delay=60.0)
 # Nova removes the allocation on the source host after or shortly before these events.
 _MOVED = CheckPlan(delay=15.0)
 
+# Events after which the ARQs of an instance are checked.
+#
+# Other events are ignored, on purpose also:
+#
+# * ``instance.soft_delete.end``: the server can be restored and keeps its allocation. When Nova
+#   reclaims it, the events of a deletion follow.
+# * ``instance.shelve.end``: the server keeps its host and its allocation until it is offloaded.
+# * ``instance.unshelve.end`` and ``instance.create.end``: Nova binds new ARQs, nothing is released.
+# * ``*.start`` of a move: the allocation on the source is still needed.
 CHECKS: Mapping[str, CheckPlan] = {
     "instance.delete.start": _DELETING,
     "instance.delete.end": _RELEASED,
@@ -69,16 +78,6 @@ CHECKS: Mapping[str, CheckPlan] = {
     "instance.resize_confirm.end": _MOVED,
     "instance.resize_revert.end": _MOVED,
 }
-"""Events after which the ARQs of an instance are checked.
-
-Other events are ignored, on purpose also:
-
-* ``instance.soft_delete.end``: the server can be restored and keeps its allocation. When Nova
-  reclaims it, the events of a deletion follow.
-* ``instance.shelve.end``: the server keeps its host and its allocation until it is offloaded.
-* ``instance.unshelve.end`` and ``instance.create.end``: Nova binds new ARQs, nothing is released.
-* ``*.start`` of a move: the allocation on the source is still needed.
-"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from cyborg.core.binding.states import ArqState
 from cyborg.core.explain.predicates import Predicate
 from cyborg.core.hosts import Instance
 
+# Up to this number of orphans is always released, however large their share is.
 MIN_SAFETY_LIMIT = 20
-"""Up to this number of orphans is always released, however large their share is."""
 
 
 class BoundArqRow(TypedDict):

@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 from cyborg.clients.nova import Nova
-from cyborg.conductor.orphans.instances import InstanceQuery
+from cyborg.conductor.orphans.release import InstanceQuery
 from cyborg.core.orphans.orphans import Presence
 from cyborg.testing.fake_nova import FakeNova
 

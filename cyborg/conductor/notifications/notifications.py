@@ -26,11 +26,11 @@ from cyborg.db.outbox import write as outbox
 from cyborg.db.outbox.write import Message
 from cyborg.rpc import notifiers as notifier
 
+# Kind of outbox messages to notification listeners.
 NOTIFICATION = "notification"
-"""Kind of outbox messages to notification listeners."""
 
+# Kind of outbox messages to Nova.
 NOVA_EVENT = "nova-event"
-"""Kind of outbox messages to Nova."""
 COMPLETED = "completed"
 FAILED = "failed"
 

@@ -76,27 +76,6 @@ class Channel:
     subject_field: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
-    """The destination has answered: an error for each message, None if it needs no retry."""
-
-    errors: list[str | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The destination has refused the batch as a whole."""
-
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
-class Unreachable:
-    """The destination is unavailable, also for all further messages."""
-
-    error: str
-
-
 class _Round(NamedTuple):
     """Number of messages of a lease that were delivered, and whether all of them were tried."""
 
@@ -183,15 +162,15 @@ class OutboxWorker:
             if not ready:
                 continue
             match self._send(ready):
-                case Delivered(errors):
+                case list(errors):
                     failed_subjects |= self._record_answers(lease, ready, errors)
                     delivered += errors.count(None)
-                case Refused(_) if len(subjects := _by_subject(ready)) > 1:
+                case Invalid() if len(subjects := _by_subject(ready)) > 1:
                     # One message may make the destination refuse all: find it.
                     batches.extendleft(reversed(subjects))
-                case Refused(error):
+                case Invalid(message=error):
                     failed_subjects |= self._record_failures(lease, ready, error)
-                case Unreachable(error):
+                case Unavailable(message=error):
                     self._failure_log.warn(
                         f"Cannot deliver {len(ready)} or more messages to "
                         f"{self._channel.destination}: {error}; retrying"
@@ -200,18 +179,20 @@ class OutboxWorker:
                     return _Round(delivered, complete=False)
         return _Round(delivered, complete=True)
 
-    def _send(self, rows: Sequence[LeasedMessageRow]) -> Delivered | Refused | Unreachable:
-        """Send messages together."""
+    def _send(self, rows: Sequence[LeasedMessageRow]) -> list[str | None] | Invalid | Unavailable:
+        """Send messages together; return the answers, or why the destination takes none of them.
+
+        It has refused the batch as a whole, or is unavailable for all further messages, too.
+        """
         traces = [row["trace_context"] for row in rows if row["attempts"] < MAX_TRACED_ATTEMPTS]
         try:
             with tracing.remote_spans(
                 f"outbox.deliver {self._channel.kind}", traces, messages=len(rows)
             ):
-                return Delivered([*self._channel.send([row["payload"] for row in rows])])
-        except Unavailable as exc:
-            return Unreachable(exc.message)
-        except Invalid as exc:
-            return Refused(exc.message)
+                return [*self._channel.send([row["payload"] for row in rows])]
+        # Returned, not handled here: in an except block, oslo.log would add it to each line.
+        except (Invalid, Unavailable) as exc:
+            return exc
 
     def _record_answers(
         self, lease: WorkLease, rows: Sequence[LeasedMessageRow], errors: Sequence[str | None]

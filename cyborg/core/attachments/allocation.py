@@ -14,8 +14,8 @@ from cyborg.core.binding.profile import Group
 from cyborg.core.codec import Serializable
 from cyborg.core.naming import OWNER_TRAIT
 
+# Allocated amounts, by provider and resource class.
 Amounts = Mapping[str, Mapping[str, int]]
-"""Allocated amounts, by provider and resource class."""
 
 
 # Amounts by provider and resource class together, 0 for others: a sum and a comparison of two

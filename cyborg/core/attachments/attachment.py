@@ -83,8 +83,8 @@ ATTACHMENT_LIFE_CYCLE = LifeCycle(
     deletable=frozenset({_S.DETACHING, _S.ERROR}),
 )
 
+# States in which an attachment has a next step.
 WORKING_STATES = frozenset({AttachmentState.ATTACHING, AttachmentState.DETACHING})
-"""States in which an attachment has a next step."""
 
 
 class Step(StrEnum):
@@ -115,6 +115,7 @@ class Flow:
     detach: tuple[Step, ...]
 
 
+# A failed ``bind`` leaves no ARQ, because it is one transaction: only the allocation is undone.
 _CLAIM = {Step.ALLOCATE: Step.SHRINK, Step.BIND: Step.SHRINK, Step.PREPARE: Step.RELEASE}
 _RELEASE = (Step.RELEASE, Step.CLEAN, Step.SHRINK)
 FLOWS: Mapping[Mode, Flow] = {
@@ -128,6 +129,7 @@ FLOWS: Mapping[Mode, Flow] = {
         attach={**_CLAIM, Step.PLUG: Step.HIDE, Step.EXPOSE: Step.HIDE},
         detach=(Step.HIDE, Step.GUEST, Step.UNPLUG, *_RELEASE),
     ),
+    # No guest can have the devices: nothing is shown to Nova, and nothing waits for a guest.
     Mode.HOST: Flow(attach=_CLAIM, detach=_RELEASE),
 }
 ATTACH_STEPS = tuple(step for step in Step if any(step in flow.attach for flow in FLOWS.values()))

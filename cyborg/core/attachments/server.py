@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mediated devices: handles that Nova gives to a guest again after their release.
+"""Decisions about a server of Nova: whether it can get devices, and whether its guest has them.
 
-At a hard reboot, and at a start after a stop, Nova's driver for libvirt reads the mediated devices
-of the definition of the guest, and adds them to its new definition. It adds those of accelerator
-requests that it does not find any more, too. The uuid of a mediated device is that of its attach
-handle, and so the next owner of the handle has a device with the same uuid: the former guest gets
-this device if it starts first. Other handles, such as PCI functions, are those of the present
-accelerator requests at each start.
+Mediated devices are handles that Nova gives to a guest again after their release. At a hard
+reboot, and at a start after a stop, Nova's driver for libvirt reads the mediated devices of the
+definition of the guest, and adds them to its new definition. It adds those of accelerator requests
+that it does not find any more, too. The uuid of a mediated device is that of its attach handle, and
+so the next owner of the handle has a device with the same uuid: the former guest gets this device
+if it starts first. Other handles, such as PCI functions, are those of the present accelerator
+requests at each start.
 
 Nova deletes the definition at a rebuild, and when the server leaves its host. In the mode live,
 the agent removes the device from the definition. So such handles are not attached in the mode
-next-boot, and get no successor. Attachments of earlier releases may have them: ``server`` has
-the proof that they require.
-
-Decisions about a server of Nova: whether it can get devices, and whether its guest has them.
+next-boot, and get no successor. Attachments of earlier releases may have them: their release
+requires the proof of ``has_no_guest`` and ``renewing_actions``, with ``keeps_devices``.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,8 +22,8 @@ from cyborg.core.attachments.attachment import Mode
 from cyborg.core.errors import Conflict, NotFound, Unavailable, WrongState
 from cyborg.core.inventory.device import HandleType
 
+# Types of handles that the definition of a guest keeps.
 MEDIATED_TYPES = frozenset({HandleType.MDEV})
-"""Types of handles that the definition of a guest keeps."""
 
 
 def has_mediated_device(types: Collection[str]) -> bool:
@@ -61,54 +60,40 @@ def kept_error(server: str) -> str:
     )
 
 
+# Extra spec of a flavor. Nova asks for the ARQs of an instance only if its flavor has one.
 PROFILE_KEY = "accel:device_profile"
-"""Extra spec of a flavor. Nova asks for the ARQs of an instance only if its flavor has one."""
 
 ACTIVE, STOPPED, OFFLOADED = "ACTIVE", "SHUTOFF", "SHELVED_OFFLOADED"
 ATTACHABLE = (ACTIVE, STOPPED)
+# States in which a server cannot get a successor, but may be able to later.
 RESUMABLE = ("PAUSED", "SUSPENDED", "ERROR")
-"""States in which a server cannot get a successor, but may be able to later."""
 _ATTACHABLE = {Mode.NEXT_BOOT: ATTACHABLE, Mode.LIVE: (ACTIVE,)}
 
+# Statuses in which Nova keeps no copy of the guest from which it starts the guest again.
+#
+# A rescued server has one with the devices that it had before the rescue.
 _SETTLED = frozenset({ACTIVE, "PAUSED", STOPPED, OFFLOADED, "DELETED"})
-"""Statuses in which Nova keeps no copy of the guest from which it starts the guest again.
 
-A rescued server has one with the devices that it had before the rescue.
-"""
-
+# Actions that may start the guest with the devices that the ARQs name then.
 COMPOSING_ACTIONS = frozenset(
     {
-        "create",
-        "evacuate",
-        "live-migration",
-        "migrate",
-        "reboot",
-        "rebuild",
-        "rescue",
-        "resize",
-        "restore",
-        "resume",
-        "start",
-        "unrescue",
-        "unshelve",
+        *("create", "evacuate", "live-migration", "migrate", "reboot", "rebuild", "rescue"),
+        *("resize", "restore", "resume", "start", "unrescue", "unshelve"),
     }
 )
-"""Actions that may start the guest with the devices that the ARQs name then."""
-
+# Actions that start the guest with exactly the devices that the ARQs name then, with the event of
+# nova-compute that proves it: Nova records an action before it acts, and keeps it if it fails.
+#
+# A reboot must be hard: after a soft reboot the guest has the devices that it had before.
 RENEWING_EVENTS: Mapping[str, str] = {
     "reboot": "compute_reboot_instance",
     "rebuild": "compute_rebuild_instance",
     "start": "compute_start_instance",
 }
-"""Actions that start the guest with exactly the devices that the ARQs name then, with the event of
-nova-compute that proves it: Nova records an action before it acts, and keeps it if it fails.
 
-A reboot must be hard: after a soft reboot the guest has the devices that it had before.
-"""
-
+# Renewing actions before which Nova deletes the definition of the guest, so that they prove it for
+# mediated devices too. The docstring of this module has the reason.
 _REDEFINING_ACTIONS = frozenset({"rebuild"})
-"""Renewing actions before which Nova deletes the definition of the guest, so that they prove it for
-mediated devices too. ``mediated`` has the reason."""
 
 MAX_CANDIDATES = 5  # actions whose events are read at a time
 

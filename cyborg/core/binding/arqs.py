@@ -86,6 +86,7 @@ def check_requests(requests: Sequence[BindRequest | UnbindRequest]) -> None:
     binds = [item for item in requests if isinstance(item, BindRequest)]
     if len({item.instance_uuid for item in binds}) > 1:
         raise Invalid("all ARQs of one call must have the same instance", field="/instance_uuid")
+    # The host work of a bind is one job of one agent.
     if len({item.hostname for item in binds}) > 1:
         raise Invalid("all ARQs of one call must be bound on the same host", field="/hostname")
 

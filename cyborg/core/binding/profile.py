@@ -45,6 +45,7 @@ MAX_COPIES = 1048576  # characters of the group copies of all its ARQs
 
 _NAME = re.compile(r"^[a-zA-Z0-9\-_]+$")
 _KEY = re.compile(r"^[A-Za-z0-9_.:\-]{1,128}$")
+# Few digits: Python refuses to convert a text of thousands of them.
 _AMOUNT = re.compile(r"^[0-9]{1,10}$")
 
 
@@ -250,12 +251,12 @@ class AttachTarget(StrEnum):
     HOST = "host"
 
 
+# Keys that the info of a handle must have.
 REQUIRED_INFO: Mapping[AttachTarget, tuple[str, ...]] = {
     AttachTarget.INSTANCE: (),
     AttachTarget.PORT: ("physical_network",),
     AttachTarget.HOST: (),
 }
-"""Keys that the info of a handle must have."""
 
 _EXPECTED = " or ".join(AttachTarget)
 _ACCEL_KEY = f"accel:{KEY}"

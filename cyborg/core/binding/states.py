@@ -80,15 +80,15 @@ ARQ_LIFE_CYCLE = LifeCycle(
 
 source_states = ARQ_LIFE_CYCLE.sources
 
+# States in which Nova stops waiting for the bind.
 RESOLVED = frozenset({_S.BOUND, _S.BIND_FAILED, _S.DELETING})
-"""States in which Nova stops waiting for the bind."""
 
+# States in which an ARQ owns an attach handle.
 OWNING_STATES = frozenset({_S.BIND_STARTED, _S.BOUND})
-"""States in which an ARQ owns an attach handle."""
 
+# States of an ARQ that was unbound: its former handle may wait for its cleaning.
+#
+# The handle has no owner as soon as the ARQ is unbound, since no caller may wait for the host. If
+# its cleaning is not done by the deadline, the ARQ becomes UnbindFailed, so that its user learns of
+# it.
 UNBOUND_STATES = frozenset({_S.UNBOUND, _S.UNBIND_FAILED})
-"""States of an ARQ that was unbound: its former handle may wait for its cleaning.
-
-The handle has no owner as soon as the ARQ is unbound, since no caller may wait for the host. If its
-cleaning is not done by the deadline, the ARQ becomes UnbindFailed, so that its user learns of it.
-"""

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from cyborg.core import naming
+from cyborg.core.binding import request_groups
 from cyborg.core.binding.profile import (
     MAX_KEYS,
     MAX_UNITS,
@@ -27,11 +28,6 @@ from cyborg.core.binding.profile import (
     is_hidden_profile_name,
     parse_groups,
     parse_name,
-)
-from cyborg.core.binding.request_groups import (
-    build_parameters,
-    make_group_name,
-    make_request_groups,
 )
 from cyborg.core.errors import Invalid, Unavailable
 from cyborg.core.text import abbreviate
@@ -45,19 +41,14 @@ MAX_LIST = 64 * 1024  # characters of a list of names with commas
 
 REQUEST_FIELDS = frozenset(
     {
-        "name",
-        "description",
-        "resources",
-        "requires",
-        "forbids",
-        "groups",
-        "device_profile",
-        "config_data",
+        *("name", "description", "resources", "requires", "forbids", "groups"),
+        *("device_profile", "config_data"),
     }
 )
 CHANGE_FIELDS = frozenset({"name", "description", "config_data", "expires_at"})
 
 _WORD = re.compile(r"^[A-Z0-9_]{1,200}$")
+# Few digits: Python refuses to convert a text of thousands of them.
 _AMOUNT = re.compile(r"^[0-9]{1,10}$")
 _CONFIG_KEY = re.compile(r"^[A-Za-z0-9_.\-]{1,64}$")
 
@@ -83,6 +74,7 @@ def parse_request(body: Any) -> ContextRequest:
             f"{' and '.join(kinds) or 'none'}",
             field=kinds[1] if kinds else "resources",
         )
+    # Groups and profiles have traits of their own.
     for name in ("requires", "forbids"):
         if name in values and kinds != ["resources"]:
             raise Invalid(f"{name}: only allowed with resources, not with {kinds[0]}", field=name)
@@ -198,13 +190,15 @@ def build_request_groups(groups: Sequence[Group]) -> list[dict[str, Any]]:
             "resources": group.resources_value(),
             "required": group.required_value(),
         }
-        for group in make_request_groups(groups)
+        for group in request_groups.make_request_groups(groups)
     ]
 
 
 def build_query(groups: Sequence[Group]) -> str:
     """Return the query of GET /allocation_candidates of Placement for the groups."""
-    return urlencode(build_parameters(make_request_groups(groups)), safe=":,!")
+    return urlencode(
+        request_groups.build_parameters(request_groups.make_request_groups(groups)), safe=":,!"
+    )
 
 
 def parse_candidates(answer: Any, num_groups: int) -> list[dict[str, list[str]]]:
@@ -213,7 +207,7 @@ def parse_candidates(answer: Any, num_groups: int) -> list[dict[str, list[str]]]
     A mapping has the uuids of providers by the number of the group. Raise Unavailable if the answer
     has another form.
     """
-    suffixes = {make_group_name(number): str(number) for number in range(num_groups)}
+    suffixes = {request_groups.make_group_name(number): str(number) for number in range(num_groups)}
     try:
         return [
             {

@@ -161,6 +161,7 @@ def decide_reserve(context: ContextFacts, request: ReserveRequest, now: datetime
 
 def decide_bind(context: ContextFacts, request: ContextBindRequest, now: datetime) -> Decision:
     """Return BIND, CONSUME or UNCHANGED. Raise Invalid, Conflict, WrongState."""
+    # A repeated call, whose first answer was lost, must succeed.
     if context.state in (ContextState.BOUND, ContextState.BINDING):
         if (
             (request.instance, request.hostname) != (context.instance, context.hostname)

@@ -22,14 +22,14 @@ from cyborg.core.text import join_limited, to_iso, to_text
 MAX_REASONS = 32  # of one refusal
 MAX_SHOWN = 8  # in a text
 MAX_TEXT = 300  # characters of one reason
+# Code of a refusal without a predicate, such as one because of concurrent calls.
 REFUSED = "refused"
-"""Code of a refusal without a predicate, such as one because of concurrent calls."""
+# Code of a bind or reservation whose device the host could not prepare.
 PREPARE_FAILED = "prepare_failed"
-"""Code of a bind or reservation whose device the host could not prepare."""
+# Code of a former handle that the host could not clean.
 CLEAN_FAILED = "clean_failed"
-"""Code of a former handle that the host could not clean."""
+# What replaces names and addresses in the error of a job.
 HIDDEN = "(hidden)"
-"""What replaces names and addresses in the error of a job."""
 _UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 # A path may contain an address, so it comes first.
 _PATHS = (
@@ -41,8 +41,8 @@ _ADDRESSES = (
     r"\b(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]\b"  # PCI functions
     r"|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b"  # IP addresses
 )
+# Predicates whose details are about what was requested, such as a trait.
 _OF_REQUEST = MATCHING | {Predicate.NUMA_NODE}
-"""Predicates whose details are about what was requested, such as a trait."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,23 +86,23 @@ CONTEXT_LIFE_CYCLE = LifeCycle(
     deletable=frozenset({_S.UNBOUND, _S.CLEANING, _S.ERROR}),
 )
 
+# States in which a context can be changed, and expires.
 EDITABLE = frozenset({_S.UNBOUND})
-"""States in which a context can be changed, and expires."""
 
+# States in which a server can be built with a context: only former handles are being cleaned.
 USABLE = frozenset(_FREE)
-"""States in which a server can be built with a context: only former handles are being cleaned."""
 
+# States in which a context has a lease: its ARQs own handles and have no user.
 LEASED = frozenset({_S.RESERVING, _S.RESERVED})
-"""States in which a context has a lease: its ARQs own handles and have no user."""
 
+# States in which a context owns handles.
 OWNING = frozenset(_OWNING)
-"""States in which a context owns handles."""
 
+# States in which a context can be deleted: its ARQs own no handle.
 DELETABLE = CONTEXT_LIFE_CYCLE.deletable
-"""States in which a context can be deleted: its ARQs own no handle."""
 
+# States in which an instance, or a host, has handles of a context, or is about to get them.
 IN_USE = OWNING - LEASED
-"""States in which an instance, or a host, has handles of a context, or is about to get them."""
 
 
 @dataclass(frozen=True, slots=True)

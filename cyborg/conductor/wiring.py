@@ -16,7 +16,7 @@ from cyborg.conductor.audit.repair import RepairExecutor
 from cyborg.conductor.audit.runner import AuditRunner
 from cyborg.conductor.binding.arqs import Arqs
 from cyborg.conductor.binding.binder import OwnerResolver
-from cyborg.conductor.binding.limits import LimitEnforcer, LimitLookup, LimitSource
+from cyborg.conductor.binding.limits import LimitLookup, LimitSource
 from cyborg.conductor.common import sweeps
 from cyborg.conductor.common.calls import CallRecords
 from cyborg.conductor.contexts.device_contexts import DeviceContexts
@@ -201,7 +201,6 @@ def build_conductor(
     dead_letters = DeadLetters(conf, uow, outbox_task.wake)
     driver_lookup = DriverLookup(conf, uow, agents)
     custody_sealer = CustodySealer(conf, uow)
-    enforcer = None if limits is None else LimitEnforcer(uow, limits)
     partitions = Partitions(conf, uow, jobs_task.wake, publisher_task.wake)
     programs = Programs(conf, uow, jobs_task.wake, notices)
     arqs = Arqs(
@@ -212,16 +211,16 @@ def build_conductor(
         None if instances is None else OwnerResolver(placement),
         notices,
         orphans,
-        enforcer=enforcer,
+        limit_source=limits,
         metrics=metrics,
     )
-    contexts = DeviceContexts(conf, uow, placement, notices, arqs=arqs, enforcer=enforcer)
+    contexts = DeviceContexts(conf, uow, placement, notices, arqs=arqs, limit_source=limits)
     context_leases = ContextLeases(conf, uow, arqs, ArqEventRecorder(conf, notices))
     attached_devices = AttachedDevices(
         conf,
         uow,
         arqs,
-        enforcer,
+        limits,
         recorder,
         jobs_task.wake,
         outbox_task.wake,

@@ -45,6 +45,7 @@ class AllocationLost(WrongState):
     """Nova has replaced the allocation of the instance, without the resources of the attachment."""
 
 
+# Without a state, which forked workers would share: all would choose the same candidates.
 _RANDOM = random.SystemRandom()
 
 
@@ -64,8 +65,8 @@ class AllocationSteps:
         intent = work.recorded_intent
         if intent is None:
             intent = self._plan(work)
-        if not _take_turn(work, intent):
-            return _wait_for_turn(work)
+        if (wait := _take_turn(work, intent)) is not None:
+            return wait
         error, is_full = "it changes too often", False
         # Nova changes the same allocation at a resize or migration: each attempt reads it again.
         for _ in range(MAX_CONFLICTS):
@@ -131,8 +132,8 @@ class AllocationSteps:
             return self._remove(work, intent)
         if work.row["allocation_key"] is None:
             intent = replace(intent, base={}, shrinks=True)
-            if not _take_turn(work, intent):
-                return _wait_for_turn(work)
+            if (wait := _take_turn(work, intent)) is not None:
+                return wait
         error = Conflict(f"the allocation of {work.target} changes too often")
         for _ in range(MAX_CONFLICTS):
             known = self._placement.consumer(consumer)
@@ -302,20 +303,19 @@ def _check_own(
     return known
 
 
-def _take_turn(work: LeasedAttachment, intent: Intent) -> bool:
-    """Record the intent and take the turn; return False if another attachment has the turn.
+def _take_turn(work: LeasedAttachment, intent: Intent) -> Wait | None:
+    """Record the intent and take the turn; return the wait if another attachment has the turn.
 
     Attachments of one instance take turns, because the amounts of two concurrent changes could not
     be distinguished.
     """
-    if work.row["allocation_key"] is not None:
-        return True
     try:
-        work.commit({"intent": intent.to_dict(), "allocation_key": work.consumer})
+        if work.row["allocation_key"] is None:
+            work.commit({"intent": intent.to_dict(), "allocation_key": work.consumer})
     except db_exc.DBDuplicateEntry:
         # The key is unique: the database decides, also between conductors.
-        return False
-    return True
+        return Wait(TURN_DELAY, f"waiting for another attachment of {work.target}")
+    return None
 
 
 def _record_base(work: LeasedAttachment, intent: Intent, known: ConsumerAllocation) -> Intent:
@@ -325,7 +325,3 @@ def _record_base(work: LeasedAttachment, intent: Intent, known: ConsumerAllocati
     if based.to_dict() != work.row["intent"]:
         work.commit({"intent": based.to_dict()})
     return based
-
-
-def _wait_for_turn(work: LeasedAttachment) -> Wait:
-    return Wait(TURN_DELAY, f"waiting for another attachment of {work.target}")

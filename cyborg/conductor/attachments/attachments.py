@@ -14,7 +14,8 @@ from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement
 from cyborg.conductor.attachments import checks
 from cyborg.conductor.attachments.guests import running_error
-from cyborg.conductor.binding.limits import run_with_lock
+from cyborg.conductor.binding.limits import run_with_limits
+from cyborg.core.attachments import selector as selectors
 from cyborg.core.attachments import server as core
 from cyborg.core.attachments.attachment import (
     AttachmentState,
@@ -24,16 +25,7 @@ from cyborg.core.attachments.attachment import (
     describe_target,
     first_detach_step,
 )
-from cyborg.core.attachments.selector import (
-    ACCELERATOR,
-    CONTEXT,
-    AttachRequest,
-    Selector,
-    check_whole,
-    other_host_error,
-    other_lease_error,
-    parse_attach,
-)
+from cyborg.core.attachments.selector import ACCELERATOR, AttachRequest
 from cyborg.core.errors import Conflict, CyborgError, Invalid, NotFound, WrongState
 from cyborg.core.text import to_iso
 from cyborg.core.validation import check_optional_text, parse_uuid
@@ -81,7 +73,9 @@ class Attachments:
         Unavailable.
         """
         scope = check_optional_text("project_scope", project_scope)
-        attach = parse_attach(request)
+        attach = selectors.parse_attach(request)
+        # Before all checks: since the first request the server may have become busy, or the
+        # selection used, by this attachment itself.
         if (found := self._find_earlier(attach)) is not None:
             return self._repeat(found, attach, scope)
         if attach.instance is None:
@@ -116,14 +110,24 @@ class Attachments:
             checks.check_limit(tx, owner, self._conf.attachments.max_per_project)
             id_ = store.insert(tx, {**values, "context_epoch": selection.epoch})
             if selection.groups is not None:
-                profile = _hidden_profile(attach.selector.profile_name(uuid), selection.groups, now)
+                profile: device_profiles.NewProfileRow = {
+                    "uuid": str(uuid4()),
+                    "name": attach.selector.profile_name(uuid),
+                    "description": None,
+                    "groups": selection.groups,
+                    "created_at": now,
+                }
                 device_profiles.insert(tx, profile, id_)
             return values
 
         try:
             if server is not None:
                 self._check_host(attach.selector, server, scope)
-            row = run_with_lock(self._uow, lambda: self._uow.run_once(insert, _to_response))
+            # Without a source of limits: the number of attachments is an option, and only the row
+            # of the project must exist to be locked.
+            row = run_with_limits(
+                self._uow, None, (), lambda _: self._uow.run_once(insert, _to_response)
+            )
         except (db_exc.DBDuplicateEntry, CyborgError) as exc:
             # The same request may have been accepted concurrently: it has reached the limit, or
             # uses what is selected.
@@ -164,23 +168,25 @@ class Attachments:
             )
         return host
 
-    def _check_host(self, selector: Selector, server: core.Server, scope: str | None) -> None:
+    def _check_host(
+        self, selector: selectors.Selector, server: core.Server, scope: str | None
+    ) -> None:
         """Raise NotFound, and Conflict if the selection is on another host than the server."""
         host = server.host or server.node or ""
         if selector.field == ACCELERATOR:
             row = self._uow.run(lambda tx: checks.find_accelerator(tx, selector.value, scope))
             if checks.is_on_other_host(self._placement, row["rp_uuid"], server):
-                raise other_host_error(
+                raise selectors.other_host_error(
                     row["uuid"], row["hostname"], server.uuid, host, shows_hosts=scope is None
                 )
         # A caller with a scope gets no lease, see ``checks.check_selection``.
-        if selector.field == CONTEXT and scope is None:
+        if selector.field == selectors.CONTEXT and scope is None:
             lease = self._uow.run(
                 lambda tx: checks.find_lease(tx, checks.find_context(tx, selector.value, scope))
             )
             # All providers of a lease are on one host.
             if lease and checks.is_on_other_host(self._placement, lease.providers[0], server):
-                raise other_lease_error(lease.context, lease.hostname, server.uuid, host)
+                raise selectors.other_lease_error(lease.context, lease.hostname, server.uuid, host)
 
     def delete(
         self,
@@ -213,6 +219,7 @@ class Attachments:
             "accelerator": None if accelerator is None else parse_uuid(accelerator, ACCELERATOR),
             "project_scope": scope,
         }
+        # Nova is queried outside of transactions, so the rows are locked and checked again below.
         rows = self._uow.run(lambda tx: _lock(tx, selector))
         if reboot and all(row["mode"] != Mode.NEXT_BOOT for row in rows):
             raise Invalid(
@@ -230,6 +237,7 @@ class Attachments:
                 store.request_reboot(tx, ids, now)
             # The attachments of a host are never among those of an instance.
             step = first_detach_step(Mode(locked[0]["mode"]))
+            # Those that are attached, then those whose attach is in progress: they keep their step.
             store.start_detach(tx, ids, step, now, reboot=reboot)
             store.start_detach(tx, ids, None, now, reboot=reboot)
             store.delete_failed(tx, ids)
@@ -311,18 +319,6 @@ class Attachments:
         return self._nova
 
 
-def _hidden_profile(
-    name: str, groups: list[dict[str, str]], now: datetime
-) -> device_profiles.NewProfileRow:
-    return {
-        "uuid": str(uuid4()),
-        "name": name,
-        "description": None,
-        "groups": groups,
-        "created_at": now,
-    }
-
-
 def _lock(tx: sa.Connection, selector: Mapping[str, str | None]) -> list[store.AttachmentRow]:
     """Return the attachments to detach, locked.
 
@@ -334,7 +330,7 @@ def _lock(tx: sa.Connection, selector: Mapping[str, str | None]) -> list[store.A
     if (accelerator := selector["accelerator"]) is not None:
         held = store.accelerators_of(tx, [row["id"] for row in rows])
         for row in rows:
-            check_whole(row["uuid"], held.get(row["id"], ()), accelerator)
+            selectors.check_whole(row["uuid"], held.get(row["id"], ()), accelerator)
     return rows
 
 

@@ -10,17 +10,10 @@ import sqlalchemy as sa
 
 from cyborg.clients.placement import Placement
 from cyborg.conductor.attachments.leased import LeasedAttachment
-from cyborg.conductor.binding.limits import lock_project
+from cyborg.conductor.binding.limits import lock_projects
+from cyborg.core.attachments import selector as selectors
 from cyborg.core.attachments.attachment import Mode, describe_target
-from cyborg.core.attachments.selector import (
-    ACCELERATOR,
-    CONTEXT,
-    AttachRequest,
-    Selector,
-    check_accelerator,
-    check_context,
-    lease_scope_error,
-)
+from cyborg.core.attachments.selector import ACCELERATOR, CONTEXT, AttachRequest, Selector
 from cyborg.core.attachments.server import Server, check_mode, has_mediated_device
 from cyborg.core.binding import profile as attach_target
 from cyborg.core.binding.profile import Group, parse_groups
@@ -46,8 +39,8 @@ from cyborg.db.profiles import write as device_profiles
 
 LOG = get_logger(__name__)
 
+# Seconds for a request to Placement: the caller waits, and the check can be omitted.
 TIMEOUT = 5.0
-"""Seconds for a request to Placement: the caller waits, and the check can be omitted."""
 
 T = TypeVar("T")
 
@@ -97,12 +90,12 @@ def check_live(tx: sa.Connection, hosts: Collection[str]) -> None:
 def check_limit(tx: sa.Connection, project: str, limit: int) -> None:
     """Lock a project and raise OverLimit if it cannot have another attachment.
 
-    A negative limit means no limit. Raise ProjectRowMissing.
+    A negative limit means no limit. Raise ProjectsMissing.
     """
     if limit < 0:
         return
     # An attachment needs requests to Nova and Placement: one more statement does not matter.
-    lock_project(tx, project)
+    lock_projects(tx, [project])
     if store.count(tx, project, limit) >= limit:
         used = store.count(tx, project)
         raise OverLimit(
@@ -191,19 +184,19 @@ def check_selection(
     # Checks for an early answer to the caller: the step ``bind`` decides, with the rows locked.
     if field == ACCELERATOR:
         row = find_accelerator(tx, value, scope)
-        check_accelerator(value, row["state"])
+        selectors.check_accelerator(value, row["state"])
         accel = {attach_target.KEY: str(attach_target.AttachTarget.HOST)} if for_host else {}
         return Selection(groups=[Group({row["resource_class"]: 1}, accel=accel).to_dict()])
     if field == CONTEXT:
         found = find_context(tx, value, scope)
         state, project, instance = found["state"], found["project_id"], found["instance_uuid"]
-        check_context(value, state, project, instance, owner)
+        selectors.check_context(value, state, project, instance, owner)
         groups = merge_config(parse_groups(found["groups"]), found["config_data"])
         _check_user(groups, f"of device context {value}", for_host=for_host)
         if state not in LEASED:
             return Selection()
         if scope is not None:
-            raise lease_scope_error(value, state)
+            raise selectors.lease_scope_error(value, state)
         if found["lease_expires_at"] is None or found["lease_expires_at"] <= now:
             raise stale_lease(value, state, found["epoch"], None)
         return Selection(epoch=found["epoch"])

@@ -19,12 +19,7 @@ from cyborg.conductor.binding.binder import MAX_ATTEMPTS
 from cyborg.conductor.binding.claim_plan import BindContext, BindResult
 from cyborg.conductor.binding.claims import Retry
 from cyborg.conductor.binding.context_states import record_claimed
-from cyborg.conductor.binding.limits import (
-    LimitEnforcer,
-    ProjectLimits,
-    run_with_limits,
-    run_with_lock,
-)
+from cyborg.conductor.binding.limits import LimitSource, ProjectLimits, run_with_limits
 from cyborg.conductor.binding.release import ReleaseResult
 from cyborg.conductor.notifications.notifications import ArqEventRecorder
 from cyborg.core.attachments.allocation import count_units, required_amounts
@@ -45,18 +40,18 @@ from cyborg.db.unit_of_work import UnitOfWork
 POLL_DELAY = 1.0  # seconds between two looks at host work
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AttachedDevices:
     """The steps of attachments that create, bind, unbind and delete ARQs.
 
     ``wake_jobs`` and ``wake_outbox`` are called after a commit that adds work for them. Without
-    ``enforcer``, projects have no limits of units.
+    ``limit_source``, projects have no limits of units.
     """
 
     conf: cfg.ConfigOpts
     uow: UnitOfWork
     arqs: Arqs
-    enforcer: LimitEnforcer | None
+    limit_source: LimitSource | None
     events: ArqEventRecorder
     wake_jobs: Callable[[], None]
     wake_outbox: Callable[[], None]
@@ -73,13 +68,11 @@ class AttachedDevices:
         NoHandle.
         """
         is_leased = work.row["context_epoch"] is not None
-        run_with_lock(
+        run_with_limits(
             self.uow,
-            lambda: run_with_limits(
-                self.enforcer,
-                [] if is_leased else [work.row["project_id"]],
-                lambda found: self._run_bind(work, found),
-            ),
+            self.limit_source,
+            [] if is_leased else [work.row["project_id"]],
+            lambda found: self._run_bind(work, found),
         )
 
     def _run_bind(self, work: LeasedAttachment, found: ProjectLimits | None) -> None:
@@ -252,7 +245,7 @@ class AttachedDevices:
         name, project = attachment["device_profile_name"], attachment["project_id"]
         try:
             id_, epoch = attachment["id"], attachment["context_epoch"]
-            rows = self.arqs.insert_arqs(tx, name, project, found, id_, epoch)
+            rows = self.arqs.insert_arqs(tx, name, project, found, project, id_, epoch)
         except NotFound as exc:
             # The error names the profile, which is a hidden one of a context or accelerator.
             raise NotFound(f"{work.selected} does not exist any more") from exc
@@ -265,6 +258,7 @@ class AttachedDevices:
                 "resource_provider of both hosts"
             )
         if work.mode is Mode.LIVE:
+            # The host of the devices is certain only now: the request knew the names of Nova alone.
             check_live(tx, [host])
         context = replace(
             self.make_context(project), limits=found, handle=attachment["accelerator"], epoch=epoch

@@ -46,8 +46,8 @@ RETRY_DELAY = 10.0  # seconds until an unplug job that was ended without success
 _ARQ_KEYS = ("uuid", "state", "attach_handle_type", "attach_handle_uuid", "attach_handle_info")
 NO_USER = "section [nova] has no user of keystone, stop the server"
 
+# Actions of a server with their events, the newest action first.
 Outcomes = Sequence[tuple[Action, Sequence[Event]]]
-"""Actions of a server with their events, the newest action first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,6 +374,7 @@ class Guests:
             devices = handles.of_attachment(tx, row["id"])
             if not devices:
                 return False
+            # In the transaction of the next job: an attachment never has two open jobs.
             if previous is not None and (old := jobs.get(tx, previous)) is not None:
                 jobs.end(tx, [old["id"]], JobState.FAILED, "replaced by a later job")
             jobs.enqueue(

@@ -23,15 +23,8 @@ from cyborg.conductor.attachments.guests import Guests
 from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
 from cyborg.conductor.attachments.successors import Successors
 from cyborg.conductor.common.work_lease import LeaseLost, Leasing
-from cyborg.core.attachments.attachment import (
-    ATTACH_STEPS,
-    AttachmentState,
-    Mode,
-    Step,
-    find_step,
-    first_detach_step,
-    first_undo_step,
-)
+from cyborg.core.attachments import attachment as core
+from cyborg.core.attachments.attachment import AttachmentState, Mode, Step
 from cyborg.core.contexts.refusals import describe_to_owner
 from cyborg.core.errors import NoHandle, Unavailable, is_expected
 from cyborg.core.log import MAX_TRACED_ATTEMPTS, get_logger, log_fields
@@ -102,6 +95,7 @@ class AttachmentRunner:
         done = 0
         while not self._stopped.is_set():
             slowest = max(self._conf.placement.request_timeout, self._conf.nova.request_timeout)
+            # A lease for each attachment: the work on many would outlast a lease of all.
             lease = self._leasing.begin(request_timeout=slowest)
             row = self._uow.run(
                 partial(store.lease, owner=lease.owner, now=lease.start, until=lease.until)
@@ -154,19 +148,21 @@ class AttachmentRunner:
             work.release(work.row["next_try_at"] if failed else self._now())
         except LeaseLost:
             LOG.info("Attachment lease lost, another conductor continues")
+            # Nothing is written if another conductor has the lease; if a request has changed the
+            # step or the state instead, the row is due again.
             work.release(self._now())
 
     def _run_step(self, work: LeasedAttachment) -> Wait | None:
         """Run one step. If an attach fails, start the undo."""
-        if find_step(work.row["step"], work.mode) is None:
+        if core.find_step(work.row["step"], work.mode) is None:
             self._leave_damaged_step(work)
             return None
         step = work.step
-        is_attach, is_final = step in ATTACH_STEPS, False
+        is_attach, is_final = step in core.ATTACH_STEPS, False
         # A cancel keeps the step: only its conductor knows how much of it has been done.
         if is_attach and work.row["state"] == AttachmentState.DETACHING:
             LOG.info("Attach was cancelled at step %s and is undone", step)
-            work.commit({"step": first_undo_step(step, work.mode), "attempts": 0})
+            work.commit({"step": core.first_undo_step(step, work.mode), "attempts": 0})
             return None
         kept: dict[str, Any] = {}
         wait: Wait | None
@@ -231,7 +227,7 @@ class AttachmentRunner:
         row = work.row
         error = f"internal error: the mode {work.mode} has no step {row['step']}"
         LOG.error("Damaged attachment is detached from the first step on: %s", error)
-        values: dict[str, Any] = {"step": first_detach_step(work.mode), "attempts": 0}
+        values: dict[str, Any] = {"step": core.first_detach_step(work.mode), "attempts": 0}
         if row["state"] == AttachmentState.ATTACHING:
             failure = row["failure"] or error
             values |= {"failure": failure, "error": failure}
@@ -247,7 +243,7 @@ class AttachmentRunner:
         work.commit(
             {
                 **values,
-                "step": first_undo_step(work.step, work.mode),
+                "step": core.first_undo_step(work.step, work.mode),
                 "failure": error,
                 "error": error,
                 "attempts": 0,
@@ -281,7 +277,7 @@ class AttachmentRunner:
     def _shrink(self, work: LeasedAttachment) -> Wait | None:
         if self._devices.owns_devices(work):
             # A commit of the attach took effect after its undo had begun.
-            work.commit({"step": first_detach_step(work.mode)})
+            work.commit({"step": core.first_detach_step(work.mode)})
             return None
         wait = self._allocations.shrink(work)
         # ARQs and attachment are deleted in one transaction: nothing else would delete the ARQs.

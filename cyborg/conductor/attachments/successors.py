@@ -93,7 +93,8 @@ class Successors(AllocationSteps):
         if not is_same or required_amounts([*groups.values()], intent.providers) != intent.added:
             raise Conflict("the device context has changed since its successor was chosen")
         providers = dict(zip(groups, intent.providers, strict=True))
-        new = [copy_arq(arq, context.now) for arq in old]
+        new = [copy_arq(arq, arq["project_id"], context.now) for arq in old]
+        # They belong to no context: the state of a context is derived from all its ARQs.
         arq_store.insert_all(tx, new, row["id"])
         host = find_host(tx, intent.providers)
         return self._devices.bind_new_arqs(tx, work, new, host, providers, context, wait=wait)

@@ -18,19 +18,11 @@ from oslo_db import exception as db_exc
 
 from cyborg import tracing
 from cyborg.conductor.binding import binding, release
+from cyborg.conductor.binding import limits as project_limits
 from cyborg.conductor.binding.binder import Binder, OrphanChecker, OwnerLookup
 from cyborg.conductor.binding.claim_plan import BindContext, BindResult
 from cyborg.conductor.binding.context_states import follow_arqs, record_claimed
 from cyborg.conductor.binding.creation import build_arqs, renew_context_arqs, to_response
-from cyborg.conductor.binding.leases import is_leased
-from cyborg.conductor.binding.limits import (
-    LimitEnforcer,
-    ProjectLimits,
-    check_create,
-    lock_project,
-    run_with_limits,
-    run_with_lock,
-)
 from cyborg.conductor.notifications.notifications import ArqEventRecorder, NotificationBuilder
 from cyborg.core.binding.arqs import (
     BindRequest,
@@ -40,19 +32,8 @@ from cyborg.core.binding.arqs import (
     parse_uuids,
 )
 from cyborg.core.binding.profile import parse_groups
-from cyborg.core.binding.states import (
-    OWNING_STATES,
-    UNBOUND_STATES,
-    Step,
-    source_states,
-)
-from cyborg.core.errors import (
-    Invalid,
-    NotFound,
-    OverLimit,
-    ServiceTokenRequired,
-    WrongState,
-)
+from cyborg.core.binding.states import OWNING_STATES, UNBOUND_STATES, Step, source_states
+from cyborg.core.errors import Invalid, NotFound, OverLimit, ServiceTokenRequired, WrongState
 from cyborg.core.log import get_logger
 from cyborg.core.validation import check_optional_text, parse_uuid
 from cyborg.db.binding import project_units
@@ -63,8 +44,8 @@ from cyborg.telemetry.recorder import MetricRecorder
 
 LOG = get_logger(__name__)
 
+# If fewer ARQs than these are left of the limit of a project, it is locked to create some.
 LIMIT_MARGIN = 512
-"""If fewer ARQs than these are left of the limit of a project, it is locked to create some."""
 
 R = TypeVar("R", BindRequest, UnbindRequest)
 
@@ -89,21 +70,21 @@ class Arqs:
         notifications: NotificationBuilder | None = None,
         orphans: OrphanChecker | None = None,
         *,
-        enforcer: LimitEnforcer | None = None,
+        limit_source: project_limits.LimitSource | None = None,
         now: Callable[[], datetime] | None = None,
         metrics: MetricRecorder | None = None,
     ) -> None:
         """``wake_outbox`` and ``wake_jobs`` are called after a commit that adds work for them.
 
         Without ``owners``, an ARQ keeps the project for which it was created. Without ``orphans``,
-        a bind that finds no free handle fails without a retry. Without ``enforcer``, projects have
-        no limits of units.
+        a bind that finds no free handle fails without a retry. Without ``limit_source``, projects
+        have no limits of units.
         """
         self._conf = conf
         self._uow = uow
         self._wake_outbox = wake_outbox
         self._wake_jobs = wake_jobs
-        self._enforcer = enforcer
+        self._limit_source = limit_source
         self._now = now or uow.clock
         self._event_recorder = ArqEventRecorder(
             conf, notifications or NotificationBuilder(conf, now=self._now)
@@ -116,7 +97,7 @@ class Arqs:
             wake_jobs,
             owners,
             orphans,
-            enforcer,
+            limit_source,
             self._now,
             metrics or MetricRecorder(),
         )
@@ -132,30 +113,27 @@ class Arqs:
         profile does not exist or is deleted concurrently, WrongState if the context is in use or in
         error, and OverLimit if the project has too many ARQs or units.
         """
-        if not isinstance(device_profile_name, str):
+        name = device_profile_name
+        if not isinstance(name, str):
             raise Invalid("device_profile_name must be a string", field="device_profile_name")
-        if not device_profile_name or not device_profile_name.isprintable():
+        if not name or not name.isprintable():
             # No profile can have such a name.
-            raise _profile_not_found(ascii(device_profile_name))
+            raise _profile_not_found(ascii(name))
         project_id = check_optional_text("project_id", project_id)
         scope = check_optional_text("context_scope", context_scope)
         try:
-            rows = run_with_lock(
+            # A caller of all projects, such as an administrator who evacuates a host, creates ARQs
+            # of any project: its units are compared at the bind, when it is known.
+            rows = project_limits.run_with_limits(
                 self._uow,
-                lambda: run_with_limits(
-                    self._enforcer,
-                    # A caller of all projects, such as an administrator who evacuates a host,
-                    # creates ARQs of any project: its units are compared at the bind, when it is
-                    # known.
-                    [None if scope is None else project_id],
-                    lambda limits: self._uow.run_once(
-                        lambda tx: self._create(tx, device_profile_name, project_id, scope, limits),
-                        _created,
-                    ),
+                None if scope is None else self._limit_source,
+                [project_id],
+                lambda limits: self._uow.run_once(
+                    lambda tx: self.insert_arqs(tx, name, project_id, limits, scope), _created
                 ),
             )
         except db_exc.DBReferenceError as exc:
-            raise _profile_not_found(device_profile_name) from exc
+            raise _profile_not_found(name) from exc
         tracing.annotate(arq=[row["uuid"] for row in rows])
         return _created(rows)
 
@@ -175,7 +153,23 @@ class Arqs:
         scope = check_optional_text("project_scope", project_scope)
         bind_requests = _load_requests(BindRequest, requests)
         project = check_optional_text("instance_project", instance_project)
-        self._bind(bind_requests, scope, project)
+        instance = bind_requests[0].instance_uuid
+        assert instance is not None  # ``BindRequest`` parses it as a uuid
+        uuids = [item.request for item in bind_requests]
+        tracing.annotate(arq=uuids, instance=instance, host=bind_requests[0].hostname)
+        context = self.binder.make_instance_context(instance, project)
+
+        def work(tx: sa.Connection, context: BindContext, wait: bool) -> BindResult:
+            return self.bind_locked(tx, bind_requests, scope, context, wait)
+
+        result = self.binder.run(
+            {context.project or item.project_id for item in bind_requests},
+            context,
+            work,
+            instance=instance,
+            arq=uuids,
+        )
+        self.finish_bind(result, instance)
 
     def unbind(self, requests: Sequence[Mapping[str, Any]], project_scope: str | None) -> None:
         """Unbind all the given ARQs, or none; a request is ``{"request": uuid of an ARQ}``.
@@ -205,25 +199,20 @@ class Arqs:
         if (uuids is None) == (instance is None):
             raise Invalid("give either arqs or instance, not both", field="arqs")
         tracing.annotate(arq=uuids, instance=instance)
-        if instance is not None:
-            instance_uuid = parse_uuid(instance, "instance")
-            result, _ = self._uow.run_once(
-                lambda tx: self._delete(
-                    tx, store.lock_of_instance(tx, instance_uuid, scope), allow_bound
-                )
-            )
-            self.finish_release(result, deleted=True)
-            return
-        requested = parse_uuids(uuids or ())
+        instance_uuid = None if instance is None else parse_uuid(instance, "instance")
+        requested = () if uuids is None else parse_uuids(uuids)
+
+        def work(tx: sa.Connection) -> tuple[release.ReleaseResult, set[str]]:
+            if instance_uuid is not None:
+                rows = store.lock_of_instance(tx, instance_uuid, scope)
+                return self._delete(tx, rows, allow_bound)
+            return self._delete(tx, store.lock(tx, requested, scope), allow_bound)
 
         def missing_error(deleted: tuple[release.ReleaseResult, set[str]]) -> NotFound | None:
             missing = sorted(set(requested) - deleted[1])
             return arqs_not_found(missing) if missing else None
 
-        deleted = self._uow.run_once(
-            lambda tx: self._delete(tx, store.lock(tx, requested, scope), allow_bound),
-            missing_error,
-        )
+        deleted = self._uow.run_once(work, missing_error)
         self.finish_release(deleted[0], deleted=True)
         if (error := missing_error(deleted)) is not None:
             raise error
@@ -233,47 +222,29 @@ class Arqs:
         tx: sa.Connection,
         name: str,
         project_id: str | None,
-        limits: ProjectLimits | None,
-        attachment_id: int,
+        limits: project_limits.ProjectLimits | None,
+        scope: str | None,
+        attachment_id: int | None = None,
         epoch: int | None = None,
     ) -> Sequence[store.NewArqRow]:
-        """Insert the ARQs of an attachment from a profile. Raise NotFound, OverLimit, WrongState.
+        """Insert the ARQs of a profile, or renew those of a context.
 
-        ``attachment_id`` is the row id of the attachment. Of the hidden profile of a device context
-        of the project, replace the ARQs of the context; with ``epoch``, take those of its lease.
+        ``scope`` is the only project whose contexts may be used, None for all. ``attachment_id`` is
+        the row id of the attachment that gets the ARQs; with ``epoch``, it takes those of the lease
+        of the context. Raise NotFound, OverLimit, WrongState.
         """
         profile = self._find_profile(tx, name, project_id)
         if profile["attachment_id"] not in (None, attachment_id):
             raise _profile_not_found(name)
-        if (context := profile["context_id"]) is not None:
-            recorder, now = self._event_recorder, self._now()
-            arqs = renew_context_arqs(
-                tx, context, project_id, now, recorder, attachment_id=attachment_id, epoch=epoch
-            )
-            if arqs is None:
-                raise _profile_not_found(name)
-            return arqs
-        return self._insert(tx, name, profile, project_id, limits, attachment_id)
-
-    def _create(
-        self,
-        tx: sa.Connection,
-        name: str,
-        project_id: str | None,
-        scope: str | None,
-        limits: ProjectLimits | None,
-    ) -> Sequence[store.NewArqRow]:
-        """Insert the ARQs of a profile, or renew those of a context. Raise NotFound, OverLimit."""
-        profile = self._find_profile(tx, name, project_id)
-        if profile["attachment_id"] is not None:
+        if (context := profile["context_id"]) is None:
+            return self._insert(tx, name, profile, project_id, limits, attachment_id)
+        recorder, now = self._event_recorder, self._now()
+        arqs = renew_context_arqs(
+            tx, context, scope, now, recorder, attachment_id=attachment_id, epoch=epoch
+        )
+        if arqs is None:
             raise _profile_not_found(name)
-        if profile["context_id"] is not None:
-            recorder, now = self._event_recorder, self._now()
-            arqs = renew_context_arqs(tx, profile["context_id"], scope, now, recorder)
-            if arqs is None:
-                raise _profile_not_found(name)
-            return arqs
-        return self._insert(tx, name, profile, project_id, None if scope is None else limits)
+        return arqs
 
     def _find_profile(
         self, tx: sa.Connection, name: str, project_id: str | None
@@ -294,17 +265,17 @@ class Arqs:
         name: str,
         profile: profile_store.ProfileRow,
         project_id: str | None,
-        limits: ProjectLimits | None,
+        limits: project_limits.ProjectLimits | None,
         attachment_id: int | None = None,
     ) -> list[store.NewArqRow]:
-        """Insert the ARQs of a profile. Raise OverLimit, ProjectRowMissing."""
+        """Insert the ARQs of a profile. Raise OverLimit, ProjectsMissing."""
         groups = parse_groups(profile["groups"])
         rows = build_arqs(profile["id"], name, groups, project_id, self._now())
         if project_id is not None:
             self._check_limit(tx, project_id, profile["used"], len(rows))
         if limits is not None:
             units = Counter(row["resource_class"] for row in rows)
-            check_create(tx, project_id, units, limits)
+            project_limits.check_create(tx, project_id, units, limits)
         store.insert_all(tx, rows, attachment_id)
         self._event_recorder.record_created(tx, rows)
         return rows
@@ -313,13 +284,13 @@ class Arqs:
         """Raise OverLimit if ``new`` ARQs exceed ``max_project_arqs``.
 
         ``used`` was counted without a lock. Far from the limit this is enough: a lock would make
-        all boots of a project wait for each other. Raise ProjectRowMissing.
+        all boots of a project wait for each other. Raise ProjectsMissing.
         """
         limit = self._conf.conductor.max_project_arqs
         if limit < 0 or used + new + LIMIT_MARGIN <= limit:
             return
         # Near the limit only, see above: then the count is exact, since every creation waits here.
-        lock_project(tx, project)
+        project_limits.lock_projects(tx, [project])
         used = project_units.count_arqs(tx, project, limit)
         if used + new > limit:
             raise OverLimit(
@@ -328,27 +299,6 @@ class Arqs:
                 limit=limit,
                 used=used,
             )
-
-    def _bind(
-        self, bind_requests: Sequence[BindRequest], scope: str | None, project: str | None
-    ) -> None:
-        instance = bind_requests[0].instance_uuid
-        assert instance is not None  # ``BindRequest`` parses it as a uuid
-        uuids = [item.request for item in bind_requests]
-        tracing.annotate(arq=uuids, instance=instance, host=bind_requests[0].hostname)
-        context = self.binder.make_instance_context(instance, project)
-
-        def work(tx: sa.Connection, context: BindContext, wait: bool) -> BindResult:
-            return self.bind_locked(tx, bind_requests, scope, context, wait)
-
-        result = self.binder.run(
-            {context.project or item.project_id for item in bind_requests},
-            context,
-            work,
-            instance=instance,
-            arq=uuids,
-        )
-        self.finish_bind(result, instance)
 
     def bind_locked(
         self,
@@ -392,7 +342,7 @@ class Arqs:
                 f"ARQ {', '.join(attached)} belongs to an attachment, which unbinds it: detach it",
                 requests=attached,
             )
-        if leased := [row["uuid"] for row in todo if is_leased(row)]:
+        if leased := [row["uuid"] for row in todo if binding.is_leased(row)]:
             raise WrongState(
                 f"ARQ {', '.join(leased)} has no instance, its device context has a lease: unbind "
                 "the device context",
@@ -409,7 +359,8 @@ class Arqs:
         ServiceTokenRequired if an ARQ owns a handle, WrongState if one belongs to an attachment.
         An ARQ under a lease does not change, as an unbound ARQ of a device context.
         """
-        given, rows = {row["uuid"] for row in rows}, [row for row in rows if not is_leased(row)]
+        given = {row["uuid"] for row in rows}
+        rows = [row for row in rows if not binding.is_leased(row)]
         if not allow_bound and any(row["state"] in OWNING_STATES for row in rows):
             bound = sorted(row["uuid"] for row in rows if row["state"] in OWNING_STATES)
             raise ServiceTokenRequired(

@@ -19,15 +19,10 @@ from oslo_config import cfg
 
 from cyborg import tracing
 from cyborg.clients.placement import Placement
+from cyborg.conductor.binding import limits as project_limits
 from cyborg.conductor.binding.claim_plan import AllocationsUnread, BindContext, BindResult
 from cyborg.conductor.binding.claims import Retry
 from cyborg.conductor.binding.context_states import record_refusal
-from cyborg.conductor.binding.limits import (
-    MAX_MISSES,
-    LimitEnforcer,
-    ProjectsMissing,
-    projects_change,
-)
 from cyborg.conductor.notifications.notifications import ArqEventRecorder
 from cyborg.core.errors import CyborgError, NoHandle, Unavailable
 from cyborg.core.log import get_logger
@@ -37,8 +32,8 @@ from cyborg.telemetry.recorder import BIND_SECONDS, BINDS, MetricRecorder
 
 LOG = get_logger(__name__)
 
+# Project in Placement of a consumer that was created without a project.
 INCOMPLETE_CONSUMER_PROJECT = "00000000-0000-0000-0000-000000000000"
-"""Project in Placement of a consumer that was created without a project."""
 
 
 # Transactions of one bind. The first skips locked handles, the next ones wait for the locks.
@@ -60,11 +55,11 @@ class OwnerLookup(Protocol):
         """Return the allocations of an instance. Raise Unavailable."""
 
 
+@dataclass(frozen=True, slots=True)
 class OwnerResolver:
     """Lookup of the allocations of instances; not cached, because they change."""
 
-    def __init__(self, placement: Placement) -> None:
-        self._placement = placement
+    placement: Placement
 
     def find_allocations(self, instance: str) -> InstanceAllocations:
         """Return the allocations of an instance; without a project if Placement has none.
@@ -72,7 +67,7 @@ class OwnerResolver:
         Raise Unavailable for any error of Placement.
         """
         try:
-            project, units = self._placement.allocations_of(instance)
+            project, units = self.placement.allocations_of(instance)
         except Unavailable:
             raise
         except CyborgError as exc:
@@ -86,43 +81,30 @@ T = TypeVar("T")
 
 
 class OrphanChecker(Protocol):
-    """Interface of ``cyborg.conductor.orphans.instances.OrphanCheck``."""
+    """Interface of ``cyborg.conductor.orphans.release.OrphanCheck``."""
 
     def release_at(self, providers: Sequence[str]) -> bool:
         """Release the orphaned ARQs of these providers; return whether to retry the bind."""
 
 
+@dataclass(frozen=True, slots=True)
 class Binder:
-    """Runner of the transactions that claim handles."""
+    """Runner of the transactions that claim handles; the attributes are those of ``Arqs``."""
 
-    def __init__(
-        self,
-        conf: cfg.ConfigOpts,
-        uow: UnitOfWork,
-        recorder: ArqEventRecorder,
-        wake_outbox: Callable[[], None],
-        wake_jobs: Callable[[], None],
-        owners: OwnerLookup | None,
-        orphans: OrphanChecker | None,
-        enforcer: LimitEnforcer | None,
-        now: Callable[[], datetime],
-        metrics: MetricRecorder,
-    ) -> None:
-        """The parameters are those of ``Arqs``."""
-        self._conf = conf
-        self._uow = uow
-        self._recorder = recorder
-        self._wake_outbox = wake_outbox
-        self._wake_jobs = wake_jobs
-        self._owners = owners
-        self._orphans = orphans
-        self._enforcer = enforcer
-        self._now = now
-        self._metrics = metrics
+    conf: cfg.ConfigOpts
+    uow: UnitOfWork
+    recorder: ArqEventRecorder
+    wake_outbox: Callable[[], None]
+    wake_jobs: Callable[[], None]
+    owners: OwnerLookup | None
+    orphans: OrphanChecker | None
+    limit_source: project_limits.LimitSource | None
+    now: Callable[[], datetime]
+    metrics: MetricRecorder
 
     def make_context(self) -> BindContext:
         """Return the context of a claim without an instance."""
-        now, timeout = self._now(), self._conf.conductor.prepare_timeout
+        now, timeout = self.now(), self.conf.conductor.prepare_timeout
         return BindContext(now=now, prepare_timeout=timeout)
 
     def refresh(self, context: BindContext) -> BindContext:
@@ -130,7 +112,7 @@ class Binder:
 
         Each transaction needs this: queries of other services and locks may have taken long.
         """
-        return replace(context, now=self._now())
+        return replace(context, now=self.now())
 
     def make_instance_context(self, instance: str, project: str | None) -> BindContext:
         """Return the context of a bind; without ``project``, ask Placement about the instance.
@@ -140,8 +122,8 @@ class Binder:
         """
         # Only binds to instances honour an allocation after a cordon: Placement allocates to
         # instances, and Nova cannot choose another host any more.
-        context = replace(self.make_context(), cordon_grace=self._conf.conductor.cordon_grace)
-        if project is not None or self._owners is None:
+        context = replace(self.make_context(), cordon_grace=self.conf.conductor.cordon_grace)
+        if project is not None or self.owners is None:
             return context
         context, owner = self._add_allocations(context, instance)
         return replace(context, project=owner, owner_verified=owner is not None)
@@ -153,17 +135,17 @@ class Binder:
 
         If Placement does not answer, the context has the reason instead.
         """
-        if self._owners is None:
+        if self.owners is None:
             return replace(context, allocated={}), None
         started = time.monotonic()
         try:
             with tracing.child_span("bind.find_project"):
-                allocations = self._owners.find_allocations(instance)
+                allocations = self.owners.find_allocations(instance)
             return replace(context, allocated=allocations.units), allocations.project
         except Unavailable as exc:
             error = exc.message
         finally:
-            self._metrics.observe(BIND_SECONDS, time.monotonic() - started, "owner")
+            self.metrics.observe(BIND_SECONDS, time.monotonic() - started, "owner")
         LOG.warning("Cannot read the allocations of an instance now: %s", error, instance=instance)
         return replace(context, owner_error=error), None
 
@@ -189,28 +171,28 @@ class Binder:
         try:
             result = self._run(projects, context, work, answer)
         except CyborgError as exc:
-            self._metrics.count(BINDS, exc.code)
+            self.metrics.count(BINDS, exc.code)
             raise
         finally:
-            self._metrics.observe(BIND_SECONDS, time.monotonic() - started, "claim")
+            self.metrics.observe(BIND_SECONDS, time.monotonic() - started, "claim")
         if isinstance(result, NoHandle):
-            self._metrics.count(BINDS, result.code)
+            self.metrics.count(BINDS, result.code)
             # Nova logs only the HTTP status of the error, so the reasons are logged here.
             LOG.warning("No free handle: %s", result.message, **log_fields)
             # A transaction of its own: that of the bind was undone, with everything it wrote.
-            record = partial(record_refusal, no_handle=result, epochs=epochs or {}, now=self._now())
+            record = partial(record_refusal, no_handle=result, epochs=epochs or {}, now=self.now())
             # The refusal, and not an error of this note: the deadline may have passed meanwhile.
             with contextlib.suppress(Unavailable):
-                self._uow.run(record)
+                self.uow.run(record)
             raise result
         return result
 
     def record(self, tx: sa.Connection, result: BindResult) -> None:
         """Record the events of bound ARQs."""
         if result.host_work_pending:
-            self._recorder.record_bind_started(tx, result.arqs)
+            self.recorder.record_bind_started(tx, result.arqs)
         else:
-            self._recorder.record_bound(tx, result.arqs)
+            self.recorder.record_bound(tx, result.arqs)
 
     def wake(self, result: BindResult) -> None:
         """Count a bind after its commit, and wake the loops that have work.
@@ -218,12 +200,12 @@ class Binder:
         A bind with host work is counted at the end of this work.
         """
         if result.arqs and not result.host_work_pending:
-            self._metrics.count(BINDS, "bound")
+            self.metrics.count(BINDS, "bound")
         if result.host_work_pending:
-            self._wake_jobs()
+            self.wake_jobs()
         # With host work, Nova's event is written when the work is done.
-        elif result.arqs and self._conf.nova.send_events:
-            self._wake_outbox()
+        elif result.arqs and self.conf.nova.send_events:
+            self.wake_outbox()
 
     def _run(
         self,
@@ -237,7 +219,7 @@ class Binder:
         This is the only loop around the transaction. Each cause of a failure has its own limit,
         and the deadline of the call bounds all of them: ``UnitOfWork`` starts nothing after it.
         """
-        limits = None if self._enforcer is None else self._enforcer.find_limits(projects)
+        limits = project_limits.find_limits(self.limit_source, projects)
         context = replace(context, limits=limits)
         reasons: list[str] = []  # why earlier attempts were undone
         misses, orphans_released = 0, False
@@ -245,8 +227,8 @@ class Binder:
             try:
                 with tracing.child_span("bind.claim", attempt=len(reasons)):
                     call = partial(self._call, work, context, bool(reasons))
-                    return self._uow.run_once(call, answer)
-            except (Retry, ProjectsMissing, AllocationsUnread, NoHandle) as exc:
+                    return self.uow.run_once(call, answer)
+            except (Retry, project_limits.ProjectsMissing, AllocationsUnread, NoHandle) as exc:
                 cause = exc
             # Not in the except block: oslo.log would add the error to each line that is logged.
             match cause:
@@ -254,12 +236,16 @@ class Binder:
                     reasons.append(cause.reason)
                     if len(reasons) == MAX_ATTEMPTS:
                         LOG.warning("Bind was undone at each attempt: %s", "; ".join(reasons))
-                        return _claimed_concurrently()
-                case ProjectsMissing():
+                        return NoHandle(
+                            "all candidate handles were claimed concurrently "
+                            f"({MAX_ATTEMPTS} attempts), retry",
+                            reasons={},
+                        )
+                case project_limits.ProjectsMissing():
                     misses += 1
-                    if self._enforcer is None or limits is None or misses == MAX_MISSES:
-                        raise projects_change()
-                    self._enforcer.add_missing(limits, cause.projects)
+                    if misses == project_limits.MAX_MISSES:
+                        raise project_limits.projects_change()
+                    project_limits.add_missing(self.uow, limits, cause)
                 case AllocationsUnread():
                     # Once: the context then has the allocations, or why they are unknown.
                     context, _ = self._add_allocations(context, cause.instance)
@@ -283,13 +269,6 @@ class Binder:
 
         Call this outside a transaction: it queries Placement and Nova.
         """
-        if self._orphans is None:
+        if self.orphans is None:
             return False
-        return self._orphans.release_at(providers_to_check(no_handle.details["reasons"]))
-
-
-def _claimed_concurrently() -> NoHandle:
-    return NoHandle(
-        f"all candidate handles were claimed concurrently ({MAX_ATTEMPTS} attempts), retry",
-        reasons={},
-    )
+        return self.orphans.release_at(providers_to_check(no_handle.details["reasons"]))

@@ -10,25 +10,34 @@ If one of the devices must be prepared on its host, all the ARQs become BindStar
 job; then all are Bound or all are BindFailed. Errors that do not come from host work are raised by
 ``bind``.
 
-The ARQs of a device context with a lease own their handles already: the bind gives them the
-instance.
+A lease of a device context claims the handles of all its ARQs without an instance, or none: they
+are BindStarted or Bound as after a bind. A bind gives them their instance, while the lease lasts.
+The epoch of a context rises with each lease. It is the fencing token: a caller with an earlier
+epoch can neither renew nor bind.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 import sqlalchemy as sa
 from oslo_db import exception as db_exc
 
-from cyborg.conductor.binding import leases
 from cyborg.conductor.binding.claim_plan import BindContext, BindResult, claim_planned, make_plan
 from cyborg.conductor.binding.claims import Retry, check_available
-from cyborg.conductor.binding.context_states import claim_contexts, lock_contexts
+from cyborg.conductor.binding.context_states import ContextUser, claim_contexts, lock_contexts
 from cyborg.conductor.binding.limits import check_bind
+from cyborg.conductor.custody import entries
 from cyborg.core.binding.arqs import BindRequest, arqs_not_found
-from cyborg.core.binding.states import ArqState, Step, source_states
+from cyborg.core.binding.profile import is_for_host
+from cyborg.core.binding.states import OWNING_STATES, ArqState, Step, source_states
+from cyborg.core.contexts.leases import stale_lease
+from cyborg.core.contexts.states import ContextState
 from cyborg.core.errors import Conflict, WrongState
 from cyborg.db.binding import write as store
+from cyborg.db.contexts import states
+from cyborg.db.contexts import write as contexts
 from cyborg.db.jobs import write as jobs
 
 SLOTS_TAKEN = "a concurrent bind for the instance has taken the next slots"
@@ -65,6 +74,13 @@ class _Call:
         """Return whether the project of the instance is known: from Placement, or the requests."""
         return self.context.owner_verified or all(
             self.requests[row["uuid"]].project_id is not None for row in self.todo
+        )
+
+    @property
+    def user(self) -> ContextUser:
+        """Return what decides whether the instance may have device contexts."""
+        return ContextUser(
+            self.instance, self.projects, self.owner_verified, self.context.owner_error
         )
 
     @property
@@ -130,16 +146,16 @@ def bind(
     todo = [row for row in rows if not _is_bound_as_requested(row, requests[row["uuid"]], context)]
     if not todo:
         return BindResult()  # a repeated call
-    is_leased = any(leases.is_leased(row) for row in todo)
+    has_lease = any(is_leased(row) for row in todo)
     # The states of leased ARQs are those of their context, which ``lock_contexts`` compares.
-    for row in () if is_leased else todo:
+    for row in () if has_lease else todo:
         _check_state(tx, row)
     # The same for each row: the query asks it of the instance.
     has_other_arqs = rows[0]["other_arqs"]
     if has_other_arqs and not append:
         raise _instance_conflict(tx, instance, sorted(requests))
     call = _Call(tx=tx, rows=rows, todo=todo, requests=requests, context=context, append=append)
-    if is_leased:
+    if has_lease:
         return _consume_lease(call)
     return _claim(call, wait=wait, subject=subject or instance or "")
 
@@ -157,17 +173,8 @@ def _claim(call: _Call, *, wait: bool, subject: str) -> BindResult:
         check_bind(tx, units, context.limits)
     # Locks are taken in one order: ARQs (by the caller), projects, contexts, slots, handles. The
     # slots come before the handles: then two binds for one instance never claim for both.
-    claim_contexts(
-        tx,
-        todo,
-        projects,
-        host=first.hostname,
-        instance=first.instance_uuid,
-        host_work=bool(plan.to_prepare),
-        owner_verified=call.owner_verified,
-        owner_error=context.owner_error,
-        check_host=context.check_host,
-    )
+    state = ContextState.BINDING if plan.to_prepare else ContextState.BOUND
+    claim_contexts(tx, todo, call.user, state, first.hostname, check_host=context.check_host)
     _reserve_instance_slots(call, plan.state, projects)
     updated: list[store.ArqToBindRow] = [
         {
@@ -187,29 +194,35 @@ def _claim(call: _Call, *, wait: bool, subject: str) -> BindResult:
 
 
 def _consume_lease(call: _Call) -> BindResult:
-    """Bind the ARQs of a device context with a lease: they own the handles already.
+    """Give the ARQs of a device context with a lease, which own the handles, their instance.
 
-    Their units were counted when the lease began. Raise Conflict, WrongState, Unavailable, and
-    Retry with ``append``.
+    Their units were counted when the lease began. Raise Conflict, Unavailable, WrongState if the
+    lease has ended or has another epoch, and Retry with ``append``.
     """
-    if call.instance is None:
+    tx, rows, instance, context = call.tx, call.todo, call.instance, call.context
+    if instance is None:
         raise WrongState("a device context with a lease can only be bound to an instance")
-    leases.check_target(call.todo, call.requests)
-    contexts = lock_contexts(
-        call.tx,
-        call.todo,
-        call.projects,
-        instance=call.instance,
-        owner_verified=call.owner_verified,
-        owner_error=call.context.owner_error,
-    )
-    leases.check_allocated(call.todo, call.instance, call.context.allocated)
+    _check_target(rows, call.requests)
+    (device_context,) = lock_contexts(tx, rows, call.user).values()
+    _check_allocated(rows, instance, context.allocated)
+    pending = any(row["state"] == ArqState.BIND_STARTED for row in rows)
+    state = ContextState.BINDING if pending else ContextState.BOUND
+    id_, former = device_context["id"], device_context["epoch"]
+    if not states.consume_lease(tx, id_, state, instance, context.epoch, context.now):
+        uuid = device_context["uuid"]
+        raise stale_lease(uuid, device_context["state"], former, context.epoch)
+    ids = [row["id"] for row in rows]
     try:
-        return leases.consume(
-            call.tx, call.todo, contexts, call.instance, call.first_slot(), call.context
+        changed = store.assign_instance(
+            tx, ids, instance=instance, first_slot=call.first_slot(), owner_verified=True
         )
     except db_exc.DBDuplicateEntry as exc:
         raise call.slot_error() from exc
+    if changed != len(ids):
+        raise Retry("an ARQ of the lease has changed")
+    updated: list[store.ArqToBindRow] = [{**row, "instance_uuid": instance} for row in rows]
+    entries.record_assigned(tx, updated, context.now)
+    return BindResult(updated, pending)
 
 
 def _is_bound_as_requested(
@@ -242,6 +255,7 @@ def _check_state(tx: sa.Connection, row: store.ArqToBindRow) -> None:
 
 
 def _instance_conflict(tx: sa.Connection, instance: str | None, uuids: Sequence[str]) -> Conflict:
+    # Only for the error: the query of each bind returns whether there are others, not which.
     others = store.other_arqs_of_instance(tx, instance or "", uuids)
     conflicting = ", ".join(f"{row['uuid']} ({row['state']})" for row in others)
     return Conflict(
@@ -269,3 +283,106 @@ def _reserve_instance_slots(call: _Call, state: ArqState, projects: Mapping[int,
         raise call.slot_error() from exc
     if changed != len(call.todo):
         raise Retry("an ARQ, or the agent of its host, has changed")
+
+
+def is_leased(row: store.ArqRow) -> bool:
+    """Return whether an ARQ owns a handle under the lease of its device context."""
+    has_handle = row["state"] in OWNING_STATES and not is_for_host(row["group"])
+    return has_handle and row["instance_uuid"] is None and row["context_id"] is not None
+
+
+def reserve(
+    tx: sa.Connection,
+    device_context: contexts.ContextRow,
+    rows: Sequence[store.ArqRow],
+    hostname: str,
+    providers: Sequence[str],
+    expires_at: datetime,
+    context: BindContext,
+    *,
+    wait: bool,
+) -> BindResult:
+    """Start the next lease of a locked context; ``rows`` are all its ARQs, which own no handle.
+
+    ``providers`` has the provider of each group, by its number. Raise NotFound, OverLimit,
+    NoHandle, Retry, and ProjectsMissing of ``limits``.
+    """
+    by_arq = {row["uuid"]: providers[row["device_profile_group_id"]] for row in rows}
+    plan = make_plan(tx, rows, hostname, by_arq)
+    check_available(tx, plan.demands)
+    if context.limits is not None:
+        units = [(row["project_id"], row["resource_class"]) for row in rows]
+        check_bind(tx, units, context.limits)
+    state = ContextState.RESERVING if plan.to_prepare else ContextState.RESERVED
+    # In the guarded UPDATE, which compares the former epoch: of two callers one gets this lease.
+    epoch = device_context["epoch"] + 1
+    if not states.start_lease(tx, device_context["id"], state, hostname, epoch, expires_at):
+        raise Retry("the device context, or the agent of the host, has changed")
+    changed = store.bind(
+        tx,
+        providers={row["id"]: by_arq[row["uuid"]] for row in rows},
+        projects={},
+        hostname=hostname,
+        instance=None,
+        first_slot=0,
+        state=plan.state,
+        owner_verified=True,
+    )
+    if changed != len(rows):
+        raise Retry("an ARQ of the device context has changed")
+    updated: list[store.ArqRow] = [
+        {
+            **row,
+            "state": plan.state,
+            "hostname": hostname,
+            "instance_uuid": None,
+            "device_rp_uuid": by_arq[row["uuid"]],
+        }
+        for row in rows
+    ]
+    subject = device_context["uuid"]
+    claim_planned(tx, rows, updated, plan, context, instance=None, subject=subject, wait=wait)
+    return BindResult(updated, bool(plan.to_prepare))
+
+
+def _check_target(
+    rows: Sequence[store.ArqRow], requests_by_uuid: Mapping[str, BindRequest]
+) -> None:
+    """Raise Conflict unless the ARQs are bound to the host and the providers of their lease."""
+    if not all(is_leased(row) for row in rows) or len({row["context_id"] for row in rows}) != 1:
+        raise Conflict(
+            "the ARQs of a device context with a lease must be bound in a call of their own"
+        )
+    for row in rows:
+        request = requests_by_uuid[row["uuid"]]
+        if (row["hostname"], row["device_rp_uuid"]) != (request.hostname, request.device_rp_uuid):
+            raise Conflict(
+                f"ARQ {row['uuid']} has a lease for host {row['hostname']} and resource provider "
+                f"{row['device_rp_uuid']}, it cannot be bound to host {request.hostname} and "
+                f"provider {request.device_rp_uuid}: use those of the lease, or unbind its device "
+                "context first",
+                request=row["uuid"],
+                hostname=row["hostname"],
+                provider=row["device_rp_uuid"],
+            )
+
+
+def _check_allocated(
+    rows: Sequence[store.ArqRow], instance: str, allocated: Mapping[str, int] | None
+) -> None:
+    """Raise Conflict unless Placement has allocated the units of the lease to the instance.
+
+    Otherwise Placement would offer the units to another server, and the orphan collector would
+    unbind the ARQs later. ``allocated`` has the units by provider, None if they are not known.
+    """
+    if allocated is None:
+        return
+    for provider, units in sorted(Counter(row["device_rp_uuid"] for row in rows).items()):
+        if (count := allocated.get(str(provider), 0)) < units:
+            raise Conflict(
+                f"Placement has allocated {count} of {units} units of resource provider {provider} "
+                f"to instance {instance}: allocate the units of the lease to the instance, then "
+                "bind again",
+                instance=instance,
+                provider=provider,
+            )

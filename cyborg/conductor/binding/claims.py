@@ -70,7 +70,10 @@ def claim_handles(
     called ``check_available`` before. ``honoured`` are the uuids of the providers whose cordon does
     not count. Raise NoHandle, NotFound or Retry.
     """
-    deployables = [_without_cordon(r) if r["provider"] in honoured else r for r in deployables]
+    deployables = [
+        {**row, "status": ENABLED, "cordoned": False} if row["provider"] in honoured else row
+        for row in deployables
+    ]
     units = Counter(demand.provider for demand in demands)
     needs_info = {demand.provider for demand in demands if REQUIRED_INFO[demand.target]}
     # The other ARQs must leave the handles with the info to later servers: choose among all.
@@ -89,13 +92,9 @@ def claim_handles(
         )
         free_handles += [_to_candidate(row, item) for item in free]
         rows |= {item["id"]: item for item in free}
-    if len(free_handles) < len(demands):
-        # Without ``wait``, handles may be locked out of order: waiting now could be a deadlock.
-        if not wait:
-            raise Retry("too few handles are free and unlocked")
-        raise _explain_no_handle(
-            tx, demands, deployables, handle, check_host=check_host, honoured=honoured
-        )
+    # Without ``wait``, handles may be locked out of order: waiting now could be a deadlock.
+    if len(free_handles) < len(demands) and not wait:
+        raise Retry("too few handles are free and unlocked")
     try:
         chosen = choose_handles(demands, free_handles, _RANDOM)
     except NoHandle:
@@ -242,11 +241,6 @@ def _list_rejections(
                 exc.details["reasons"][demand.arq_uuid].append(none)
         return exc
     return Retry("a handle was released since the first query, or was not locked by it")
-
-
-def _without_cordon(row: ClaimedProviderRow) -> ClaimedProviderRow:
-    """Return the data of a provider as if its device were not cordoned."""
-    return {**row, "status": ENABLED, "cordoned": False}
 
 
 def _to_candidate(

@@ -5,8 +5,9 @@ ARQs are locked before contexts. Concurrent transactions that change different A
 wait for each other at the context, so that the last one sees the states of all ARQs.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -43,34 +44,38 @@ _EVENTS: Mapping[ContextState, Event] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class ContextUser:
+    """Who gets device contexts: an instance, or a host if it is None.
+
+    ``projects`` has the new project of each ARQ whose project would change. ``owner_verified`` is
+    False if the project of the instance is not known, ``owner_error`` why Placement did not answer.
+    """
+
+    instance: str | None
+    projects: Mapping[int, str]
+    owner_verified: bool
+    owner_error: str | None
+
+
 def claim_contexts(
     tx: sa.Connection,
     rows: Sequence[ArqRow],
-    projects: Mapping[int, str],
-    *,
+    user: ContextUser,
+    state: ContextState,
     host: str,
-    instance: str | None,
-    host_work: bool,
-    owner_verified: bool,
-    owner_error: str | None,
-    check_host: bool = False,
+    *,
+    check_host: bool,
 ) -> None:
     """Bind the contexts of locked ARQs to an instance or a host, before handles are claimed.
 
     Raise what ``lock_contexts`` raises, WrongState if a context is in use or in error, and, with
     ``check_host``, Retry if the agent of the host is down.
     """
-    contexts = lock_contexts(
-        tx,
-        rows,
-        projects,
-        instance=instance,
-        owner_verified=owner_verified,
-        owner_error=owner_error,
-    )
+    contexts = lock_contexts(tx, rows, user)
     if not contexts:
         return
-    state = ContextState.BINDING if host_work else ContextState.BOUND
+    instance = user.instance
     changed = states.start_bind(tx, list(contexts), state, host, instance, check_host=check_host)
     if changed != len(contexts):
         unused = [row for row in contexts.values() if row["state"] in USABLE]
@@ -80,38 +85,33 @@ def claim_contexts(
 
 
 def lock_contexts(
-    tx: sa.Connection,
-    rows: Sequence[ArqRow],
-    projects: Mapping[int, str],
-    *,
-    instance: str | None,
-    owner_verified: bool,
-    owner_error: str | None,
+    tx: sa.Connection, rows: Sequence[ArqRow], user: ContextUser
 ) -> dict[int, store.ContextRow]:
     """Return the contexts of locked ARQs by row id, locked, if an instance may have them.
 
-    ``projects`` has the new project of each ARQ whose project would change. ``owner_verified`` is
-    False if the project of the instance is not known. In this case raise Unavailable if Placement
-    did not answer (``owner_error``), otherwise Conflict: it has no allocation. Raise Conflict also
-    if ARQs of a context are missing in the call or the instance belongs to another project.
+    If the project of the instance is not known, raise Unavailable if Placement did not answer,
+    otherwise Conflict: it has no allocation. Raise Conflict also if ARQs of a context are missing
+    in the call or the instance belongs to another project.
     """
     given = _count_by_context(rows)
     if not given:
         return {}
     for context_id, count in states.count_arqs(tx, given).items():
         if given[context_id] != count:
+            uuid = ", ".join(row["uuid"] for row in store.lock(tx, [context_id]))
             raise Conflict(
-                f"device context {_name(tx, context_id)} has {count} ARQs and the call has "
+                f"device context {uuid} has {count} ARQs and the call has "
                 f"{given[context_id]} of them: bind all in one call"
             )
-    if not owner_verified and owner_error is None:
+    instance, projects = user.instance, user.projects
+    if not user.owner_verified and user.owner_error is None:
         raise Conflict(
             f"Placement has no allocation of instance {instance}, so its project is unknown, and a "
             "device context can only be bound to an instance of its project: let Nova schedule the "
             "server, or give the project_id",
             instance=instance,
         )
-    if not owner_verified:
+    if not user.owner_verified:
         raise Unavailable(
             f"the project of instance {instance} is unknown, since Placement does not answer, and "
             "a device context can only be bound to an instance of its project: retry, or give the "
@@ -177,6 +177,7 @@ def follow_arqs(
         if state is ContextState.UNBOUND and expires_at is not None:
             _postpone_expiry(tx, changed, expires_at)
         updated: list[Any] = [{**context, "state": state, **values} for context in changed]
+        # The state is the same after a failed bind: only the end of a lease distinguishes them.
         failed = lease_ends and state is ContextState.ERROR
         record_contexts(tx, updated, recorder, Event.CONTEXT_RESERVE_FAILED if failed else None)
 
@@ -222,16 +223,8 @@ def record_contexts(
     outbox.add_all(tx, messages)
 
 
-def _count_by_context(rows: Sequence[ArqRow]) -> dict[int, int]:
-    counts: dict[int, int] = {}
-    for row in rows:
-        if (context := row["context_id"]) is not None:
-            counts[context] = counts.get(context, 0) + 1
-    return counts
-
-
-def _name(tx: sa.Connection, context_id: int) -> str:
-    return ", ".join(row["uuid"] for row in store.lock(tx, [context_id]))
+def _count_by_context(rows: Sequence[ArqRow]) -> Counter[int]:
+    return Counter(context for row in rows if (context := row["context_id"]) is not None)
 
 
 def _wrong_state(contexts: Collection[store.ContextRow]) -> WrongState:

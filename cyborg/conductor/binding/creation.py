@@ -58,6 +58,24 @@ def build_arqs(
     ]
 
 
+def copy_arq(
+    row: store.ArqRow, project_id: str | None, now: datetime, context_id: int | None = None
+) -> store.NewArqRow:
+    """Return a new ARQ for the same unit of the same group as an ARQ of a device context."""
+    return {
+        "uuid": str(uuid4()),
+        "state": str(ArqState.INITIAL),
+        "profile_id": row["profile_id"],
+        "context_id": context_id,
+        "device_profile_name": row["device_profile_name"],
+        "device_profile_group_id": row["device_profile_group_id"],
+        "resource_class": row["resource_class"],
+        "group": row["group"],
+        "project_id": project_id,
+        "created_at": now,
+    }
+
+
 def renew_context_arqs(
     tx: sa.Connection,
     context_id: int,
@@ -96,7 +114,7 @@ def renew_context_arqs(
         raise lost_lease(facts, epoch, context["error"])
     if context["state"] not in USABLE:
         raise _not_usable(context)
-    rows = [_renewed(row, context["project_id"], now) for row in old]
+    rows = [copy_arq(row, context["project_id"], now, context_id) for row in old]
     if store.delete(tx, [row["id"] for row in old]) != len(old):
         raise _changed_concurrently(context)
     store.insert_all(tx, rows, attachment_id)
@@ -172,22 +190,6 @@ def _rename_leased(
     return renamed
 
 
-def _renewed(row: store.ArqRow, project_id: str | None, now: datetime) -> store.NewArqRow:
-    """Return a new ARQ for the same unit of the same group of a context."""
-    return {
-        "uuid": str(uuid4()),
-        "state": str(ArqState.INITIAL),
-        "profile_id": row["profile_id"],
-        "context_id": row["context_id"],
-        "device_profile_name": row["device_profile_name"],
-        "device_profile_group_id": row["device_profile_group_id"],
-        "resource_class": row["resource_class"],
-        "group": row["group"],
-        "project_id": project_id,
-        "created_at": now,
-    }
-
-
 def to_response(row: store.NewArqRow) -> dict[str, Any]:
     """Convert the row of a new ARQ to the dictionary that the API shows.
 
@@ -205,8 +207,3 @@ def to_response(row: store.NewArqRow) -> dict[str, Any]:
         "created_at": to_iso(row["created_at"]),
         "updated_at": None if updated_at is None else to_iso(updated_at),
     }
-
-
-def copy_arq(row: store.ArqRow, now: datetime) -> store.NewArqRow:
-    """Return an ARQ of no context, equal to one of a device context."""
-    return {**_renewed(row, row["project_id"], now), "context_id": None}

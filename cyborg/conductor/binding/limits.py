@@ -11,6 +11,7 @@ import time
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import sqlalchemy as sa
@@ -31,52 +32,45 @@ LOG = get_logger(__name__)
 
 T = TypeVar("T")
 
-MAX_LOCK_ATTEMPTS = 3
-"""Transactions of one call: the first one of a project finds no row to lock."""
-
+# Projects in the cache; the one that was not used for the longest time is dropped.
 MAX_PROJECTS = 10_000
-"""Projects in the cache; the one that was not used for the longest time is dropped."""
+# Seconds without a request for any project after one that failed.
 RETRY_DELAY = 10.0
-"""Seconds without a request for any project after one that failed."""
+# Transactions of one call: a transaction finds out which projects it needs under its locks.
 MAX_MISSES = 4
-"""Transactions of one call: a transaction finds out which projects it needs under its locks."""
 
 
-class ProjectRowMissing(Exception):
-    """The project has no row to lock yet. Roll back, insert it and retry."""
+class ProjectsMissing(Exception):
+    """A transaction needs the limits of more projects, or their rows to lock. Roll back, retry."""
 
-    def __init__(self, project: str) -> None:
-        super().__init__(project)
-        self.project = project
-
-
-def lock_project(tx: sa.Connection, project: str) -> None:
-    """Lock a project until the end of the transaction. Raise ProjectRowMissing."""
-    if not project_units.lock(tx, project):
-        raise ProjectRowMissing(project)
+    def __init__(self, projects: Collection[str], *, rows: bool) -> None:
+        super().__init__(", ".join(sorted(projects)))
+        self.projects = projects
+        self.rows = rows
 
 
-def insert_row(uow: UnitOfWork, project: str) -> None:
-    """Insert the row of a project, if it does not exist yet."""
-    # In a transaction of its own: several transactions that insert the same row and then go on
-    # would deadlock on MariaDB.
-    with contextlib.suppress(db_exc.DBDuplicateEntry):
-        uow.run(lambda tx: project_units.insert_lock(tx, project))
+def lock_projects(tx: sa.Connection, projects: Iterable[str]) -> None:
+    """Lock projects until the end of the transaction. Raise ProjectsMissing.
 
-
-def run_with_lock(uow: UnitOfWork, work: Callable[[], T]) -> T:
-    """Return the result of ``work``, which runs a transaction with ``lock_project``.
-
-    Raise Unavailable.
+    ``projects`` are sorted, so that two transactions of two projects do not wait for each other.
     """
-    project = ""
-    for _ in range(MAX_LOCK_ATTEMPTS):
-        try:
-            return work()
-        except ProjectRowMissing as exc:
-            project = exc.project
-        insert_row(uow, project)
-    raise Unavailable(f"the row of project {project} is deleted concurrently, retry")
+    if missing := [project for project in projects if not project_units.lock(tx, project)]:
+        raise ProjectsMissing(missing, rows=True)
+
+
+def add_missing(uow: UnitOfWork, limits: "ProjectLimits | None", missing: ProjectsMissing) -> None:
+    """Add what a transaction lacked: the limits of projects, or their rows to lock.
+
+    Call this outside a transaction: it may query keystone. Raise Unavailable.
+    """
+    for name in missing.projects:
+        if missing.rows:
+            # In a transaction of its own: several transactions that insert the same row and then
+            # go on would deadlock on MariaDB.
+            with contextlib.suppress(db_exc.DBDuplicateEntry):
+                uow.run(partial(project_units.insert_lock, project=name))
+        elif limits is not None:
+            limits.find(name)
 
 
 class LimitReader(Protocol):
@@ -186,14 +180,6 @@ class LimitSource(Protocol):
         """Return the limits of a project; may call another service. Raise Unavailable."""
 
 
-class ProjectsMissing(Exception):
-    """A transaction needs the limits, or the lock rows, of more projects. Roll back, retry."""
-
-    def __init__(self, projects: Collection[str]) -> None:
-        super().__init__(", ".join(sorted(projects)))
-        self.projects = projects
-
-
 class StaticLimits:
     """The limits of the configuration file."""
 
@@ -223,7 +209,7 @@ class ProjectLimits:
         limits = {name: self._found.get(name) or self._source.known(name) for name in projects}
         known = {name: limit for name, limit in limits.items() if limit is not None}
         if missing := set(projects) - set(known):
-            raise ProjectsMissing(missing)
+            raise ProjectsMissing(missing, rows=False)
         self._found |= known
         return known
 
@@ -231,52 +217,16 @@ class ProjectLimits:
         """Find the limits of a project, for ``known``. Raise Unavailable."""
         self._found[project] = self._source.find(project)
 
-    def __contains__(self, project: str) -> bool:
-        return project in self._found
 
-
-class LimitEnforcer:
-    """Provides transactions with the limits and the lock rows of their projects."""
-
-    def __init__(self, uow: UnitOfWork, source: LimitSource) -> None:
-        self._uow = uow
-        self._source = source
-
-    def run(self, projects: Iterable[str | None], work: Callable[[ProjectLimits], T]) -> T:
-        """Return the result of ``work``, which runs a transaction with the limits of projects.
-
-        ``projects`` are those that are known before. If ``work`` raises ProjectsMissing, it runs
-        again with the limits of these projects too. Raise Unavailable.
-        """
-        limits = self.find_limits(projects)
-        for _ in range(MAX_MISSES):
-            try:
-                return work(limits)
-            except ProjectsMissing as exc:
-                missing = exc.projects
-            self.add_missing(limits, missing)
-        raise projects_change()
-
-    def find_limits(self, projects: Iterable[str | None]) -> ProjectLimits:
-        """Return the limits of projects for one call. Raise Unavailable."""
-        limits = ProjectLimits(self._source)
-        for name in projects:
-            if name is not None:
-                limits.find(name)
-        return limits
-
-    def add_missing(self, limits: ProjectLimits, projects: Collection[str]) -> None:
-        """Add what a transaction lacked: the limits of projects, or their rows to lock.
-
-        Call this outside a transaction: it queries keystone. Raise Unavailable.
-        """
-        # Two causes look alike: limits that were not read, and a project without a row to lock.
-        # What is known already can only lack the row.
-        for name in projects:
-            if name in limits:
-                insert_row(self._uow, name)
-            else:
-                limits.find(name)
+def find_limits(source: LimitSource | None, projects: Iterable[str | None]) -> ProjectLimits | None:
+    """Return the limits of projects for one call, None without limits. Raise Unavailable."""
+    if source is None:
+        return None
+    limits = ProjectLimits(source)
+    for name in projects:
+        if name is not None:
+            limits.find(name)
+    return limits
 
 
 def projects_change() -> Unavailable:
@@ -284,13 +234,15 @@ def projects_change() -> Unavailable:
     return Unavailable("the projects of the accelerator requests change concurrently, retry")
 
 
+@dataclass(frozen=True, slots=True)
 class LimitLookup:
-    """Lookup of the limits of a project for the API."""
+    """Lookup of the limits of a project for the API.
 
-    def __init__(self, conf: cfg.ConfigOpts, source: LimitSource | None) -> None:
-        """Without ``source``, only the numbers of ARQs, contexts and attachments are limited."""
-        self._conf = conf
-        self._source = source
+    Without ``source``, only the numbers of ARQs, contexts and attachments are limited.
+    """
+
+    conf: cfg.ConfigOpts
+    source: LimitSource | None
 
     def get(self, project_id: str) -> dict[str, Any]:
         """Return the maximum numbers of objects, and under ``units`` those of each resource class.
@@ -298,22 +250,34 @@ class LimitLookup:
         Raise Unavailable.
         """
         project = check_text("project_id", project_id)
-        limits = None if self._source is None else self._source.find(project)
+        limits = None if self.source is None else self.source.find(project)
         return {
-            "arqs": self._conf.conductor.max_project_arqs,
-            "attachments": self._conf.attachments.max_per_project,
-            "device_contexts": self._conf.device_contexts.max_per_project,
+            "arqs": self.conf.conductor.max_project_arqs,
+            "attachments": self.conf.attachments.max_per_project,
+            "device_contexts": self.conf.device_contexts.max_per_project,
             "units": {} if limits is None else dict(limits.units),
         }
 
 
 def run_with_limits(
-    enforcer: LimitEnforcer | None,
+    uow: UnitOfWork,
+    source: LimitSource | None,
     projects: Iterable[str | None],
     work: Callable[[ProjectLimits | None], T],
 ) -> T:
-    """Return the result of ``work``, called with None if there is no enforcer."""
-    return work(None) if enforcer is None else enforcer.run(projects, work)
+    """Return the result of ``work``, which runs a transaction with the limits of projects.
+
+    ``projects`` are those that are known before; without ``source``, ``work`` gets None. If
+    ``work`` raises ProjectsMissing, what it lacks is added, and it runs again. Raise Unavailable.
+    """
+    limits = find_limits(source, projects)
+    for _ in range(MAX_MISSES):
+        try:
+            return work(limits)
+        except ProjectsMissing as exc:
+            missing = exc
+        add_missing(uow, limits, missing)
+    raise projects_change()
 
 
 def parse_default_limits(conf: cfg.ConfigOpts) -> dict[str, int]:
@@ -327,10 +291,6 @@ def make_source(conf: cfg.ConfigOpts) -> LimitSource | None:
         return None
     if conf.quota.driver == options.STATIC:
         return StaticLimits(conf)
-    return _make_unified(conf)
-
-
-def _make_unified(conf: cfg.ConfigOpts) -> UnifiedLimits:
     # A late import: oslo.limit is an optional dependency and slow to import.
     try:
         from cyborg.clients.limits import KeystoneLimits
@@ -350,7 +310,7 @@ def check_create(
         return
     project_limits = limits.known([project])[project]
     if classes := project_limits.limited(units):
-        _lock(tx, [project])
+        lock_projects(tx, [project])
         used = project_units.count(tx, project, classes, bound=False)
         core.check_created(project_limits, used, units)
 
@@ -374,13 +334,7 @@ def check_bind(
     }
     # Before the count: a concurrent bind of the project then counts this one. Sorted, so that two
     # binds for two projects cannot wait for each other.
-    _lock(tx, limited)
+    lock_projects(tx, limited)
     for project, classes in limited.items():
         bound = project_units.count(tx, project, classes, bound=True)
         core.check_bound(limits_by_project[project], bound, by_project[project])
-
-
-def _lock(tx: sa.Connection, projects: Iterable[str]) -> None:
-    """Lock projects, which must be sorted. Raise ProjectsMissing if some have no row yet."""
-    if missing := [project for project in projects if not project_units.lock(tx, project)]:
-        raise ProjectsMissing(missing)

@@ -16,33 +16,17 @@ import sqlalchemy as sa
 from oslo_config import cfg
 
 from cyborg.clients.placement import Placement
+from cyborg.conductor.binding import limits as project_limits
 from cyborg.conductor.binding.arqs import Arqs
 from cyborg.conductor.binding.context_states import expiry
 from cyborg.conductor.binding.creation import build_arqs
-from cyborg.conductor.binding.limits import (
-    LimitEnforcer,
-    ProjectLimits,
-    check_create,
-    lock_project,
-    run_with_limits,
-    run_with_lock,
-)
 from cyborg.conductor.binding.release import ReleaseResult
 from cyborg.conductor.notifications.notifications import ArqEventRecorder, NotificationBuilder
 from cyborg.core.attachments.selector import attached_error
 from cyborg.core.attachments.successor import describe_work
 from cyborg.core.binding.profile import Group, find_target, hidden_profile_name, parse_groups
 from cyborg.core.binding.states import Step, source_states
-from cyborg.core.contexts.context import (
-    MAX_CANDIDATES,
-    ContextRequest,
-    build_query,
-    merge_config,
-    parse_candidates,
-    parse_changes,
-    parse_request,
-    require_owner,
-)
+from cyborg.core.contexts import context as core
 from cyborg.core.contexts.states import DELETABLE, EDITABLE, IN_USE, LEASED, ContextState
 from cyborg.core.errors import Invalid, NotFound, OverLimit, Unavailable, WrongState
 from cyborg.core.log import get_logger
@@ -78,19 +62,19 @@ class DeviceContexts:
         notifications: NotificationBuilder | None = None,
         *,
         arqs: Arqs | None = None,
-        enforcer: LimitEnforcer | None = None,
+        limit_source: project_limits.LimitSource | None = None,
         now: Callable[[], datetime] | None = None,
     ) -> None:
         """Without ``placement``, allocation candidates cannot be queried.
 
-        Without ``arqs``, no context in use can be deleted. Without ``enforcer``, projects have no
-        limits of units.
+        Without ``arqs``, no context in use can be deleted. Without ``limit_source``, projects have
+        no limits of units.
         """
         self._arqs = arqs
         self._conf = conf
         self._uow = uow
         self._placement = placement
-        self._enforcer = enforcer
+        self._limit_source = limit_source
         self._now = now or uow.clock
         self._notifications = notifications or NotificationBuilder(conf, now=self._now)
         self._arq_events = ArqEventRecorder(conf, self._notifications)
@@ -101,7 +85,7 @@ class DeviceContexts:
         Raise Invalid with the field, NotFound if the device profile does not exist, Conflict if
         its devices would not be for a server or a port, OverLimit.
         """
-        request = parse_request(context)
+        request = core.parse_request(context)
         project = check_optional_text("project_id", project_id)
         if project is None:
             raise Invalid(
@@ -109,14 +93,12 @@ class DeviceContexts:
                 "a token of a project",
                 field="project_id",
             )
-        return run_with_lock(
+        return project_limits.run_with_limits(
             self._uow,
-            lambda: run_with_limits(
-                self._enforcer,
-                [project],
-                lambda found: self._uow.run_once(
-                    lambda tx: self._create(tx, request, project, found), dict
-                ),
+            self._limit_source,
+            [project],
+            lambda found: self._uow.run_once(
+                lambda tx: self._create(tx, request, project, found), dict
             ),
         )
 
@@ -128,7 +110,7 @@ class DeviceContexts:
         Raise Invalid with the field, NotFound, WrongState if the context is not unbound.
         """
         uuid, scope = parse_selection(uuid, project_scope)
-        values = parse_changes(changes, self._now())
+        values = core.parse_changes(changes, self._now())
         return self._uow.run_once(lambda tx: self._update(tx, uuid, values, scope), dict)
 
     def delete(self, uuid: str, project_scope: str | None, allow_bound: bool | None = None) -> None:
@@ -155,18 +137,18 @@ class DeviceContexts:
         None. Raise Invalid, NotFound, Unavailable.
         """
         uuid, scope = parse_selection(uuid, project_scope)
-        if check_integer("limit", limit, MAX_CANDIDATES) < 1:
+        if check_integer("limit", limit, core.MAX_CANDIDATES) < 1:
             raise Invalid("limit: expected 1 or more", field="limit")
         groups = self._uow.run(lambda tx: find_context(tx, uuid, scope))["groups"]
         if self._placement is None:
             raise Unavailable("this conductor has no client of Placement")
-        query = build_query(parse_groups(groups))
+        query = core.build_query(parse_groups(groups))
         try:
             answer = self._placement.allocation_candidates(query, limit)
         except Invalid as exc:
             # An unknown class or trait: Placement learns of it with the first device that has it.
             return {"candidates": [], "reason": exc.message}
-        mappings = parse_candidates(answer, len(groups))
+        mappings = core.parse_candidates(answer, len(groups))
         providers = {uuid for mapping in mappings for uuids in mapping.values() for uuid in uuids}
         hosts = self._uow.run(lambda tx: store.hosts(tx, providers))
         return {
@@ -192,9 +174,9 @@ class DeviceContexts:
     def _create(
         self,
         tx: sa.Connection,
-        request: ContextRequest,
+        request: core.ContextRequest,
         project: str,
-        found: ProjectLimits | None,
+        found: project_limits.ProjectLimits | None,
     ) -> dict[str, Any]:
         profile_name, groups = self._requested_groups(tx, request)
         now, uuid = self._now(), str(uuid4())
@@ -215,11 +197,13 @@ class DeviceContexts:
         profile_id = store.insert_hidden_profile(
             tx, context_id, uuid=str(uuid4()), name=name, groups=row["groups"], created_at=now
         )
-        merged = merge_config(groups, request.config_data)
+        merged = core.merge_config(groups, request.config_data)
         rows = build_arqs(profile_id, name, merged, project, now, context_id)
         self._check_limits(tx, project, len(rows))
         if found is not None:
-            check_create(tx, project, Counter(row["resource_class"] for row in rows), found)
+            project_limits.check_create(
+                tx, project, Counter(row["resource_class"] for row in rows), found
+            )
         arqs.insert_all(tx, rows)
         created: Any = {**row, **dict.fromkeys(_UNSET), "epoch": 0}
         self._arq_events.record_created(tx, rows)
@@ -227,7 +211,7 @@ class DeviceContexts:
         return to_response(created)
 
     def _requested_groups(
-        self, tx: sa.Connection, request: ContextRequest
+        self, tx: sa.Connection, request: core.ContextRequest
     ) -> tuple[str | None, tuple[Group, ...]]:
         """Return the name of the source profile, if any, and the groups of the context.
 
@@ -242,7 +226,7 @@ class DeviceContexts:
                 "/v2/device_profiles lists the known ones",
                 device_profile=request.device_profile,
             )
-        groups = require_owner(parse_groups(profile["groups"]), "device_profile")
+        groups = core.require_owner(parse_groups(profile["groups"]), "device_profile")
         for group in groups:
             # A profile that was created before 2.5 can have any value, which each bind refuses.
             find_target(group, profile["name"])
@@ -251,11 +235,11 @@ class DeviceContexts:
     def _check_limits(self, tx: sa.Connection, project: str, new_arqs: int) -> None:
         """Raise OverLimit if the new context or its ARQs exceed a limit of the project.
 
-        The new context is already inserted, its ARQs are not. Raise ProjectRowMissing.
+        The new context is already inserted, its ARQs are not. Raise ProjectsMissing.
         """
         limit = self._conf.device_contexts.max_per_project
         arq_limit = self._conf.conductor.max_project_arqs
-        lock_project(tx, project)
+        project_limits.lock_projects(tx, [project])
         used = store.project_usage(tx, project, max(limit + 1, 0), max(arq_limit, 0))
         if 0 <= limit < used["contexts"]:
             raise OverLimit(
@@ -277,12 +261,14 @@ class DeviceContexts:
         self, tx: sa.Connection, uuid: str, values: Mapping[str, Any], scope: str | None
     ) -> dict[str, Any]:
         found = find_context(tx, uuid, scope)
+        # ARQs before contexts, as everywhere: the new config data changes their groups.
         arqs.lock_of_contexts(tx, [found["id"]])
         if not store.update(tx, found["id"], values):
             raise _wrong_state(find_context(tx, uuid, scope), "change", EDITABLE)
         context = find_context(tx, uuid, scope)
         if "config_data" in values:
-            groups = merge_config(parse_groups(context["groups"]), values["config_data"])
+            # The ARQs have copies of the groups, which jobs and restores read.
+            groups = core.merge_config(parse_groups(context["groups"]), values["config_data"])
             store.set_arq_groups(tx, context["id"], [group.to_dict() for group in groups])
         self._record(tx, Event.CONTEXT_UPDATED, [context])
         return to_response(context)

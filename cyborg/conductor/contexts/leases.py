@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from oslo_config import cfg
 
-from cyborg.conductor.binding import leases as engine
+from cyborg.conductor.binding import binding as engine
 from cyborg.conductor.binding.arqs import Arqs
 from cyborg.conductor.binding.claim_plan import BindContext, BindResult
 from cyborg.conductor.binding.context_states import follow_arqs, record_contexts
@@ -29,20 +29,7 @@ from cyborg.conductor.contexts.device_contexts import (
 from cyborg.conductor.notifications.notifications import ArqEventRecorder
 from cyborg.core.binding.arqs import BindRequest
 from cyborg.core.binding.states import Step, source_states
-from cyborg.core.contexts.leases import (
-    ContextBindRequest,
-    ContextFacts,
-    Decision,
-    ReserveRequest,
-    check_hosts,
-    check_unbind,
-    decide_bind,
-    decide_reserve,
-    parse_bind,
-    parse_reserve,
-    parse_unbind,
-    stale_lease,
-)
+from cyborg.core.contexts import leases as core
 from cyborg.core.errors import WrongState
 from cyborg.core.log import get_logger
 from cyborg.db.binding import write as arq_store
@@ -89,7 +76,9 @@ class ContextLeases:
         """
         context, scope = self._find(uuid, project_scope)
         conf = self._conf.device_contexts
-        request = parse_reserve(reservation, len(context["groups"]), conf.lease_ttl, conf.max_lease)
+        request = core.parse_reserve(
+            reservation, len(context["groups"]), conf.lease_ttl, conf.max_lease
+        )
 
         claim = replace(self._arqs.binder.make_context(), check_host=True)
         work = partial(self._reserve, uuid=context["uuid"], scope=scope, request=request)
@@ -118,7 +107,7 @@ class ContextLeases:
         NotFound, WrongState, Conflict, OverLimit, NoHandle, Unavailable.
         """
         context, scope = self._find(uuid, project_scope)
-        request = parse_bind(target, len(context["groups"]))
+        request = core.parse_bind(target, len(context["groups"]))
         # The caller does not decide which project has the instance, not even with a token of it.
         claim = self._arqs.binder.make_instance_context(request.instance, None)
         claim = replace(claim, check_host=True)
@@ -141,12 +130,12 @@ class ContextLeases:
         both. Raise Invalid, NotFound, Conflict, WrongState if it is attached to a server.
         """
         found, scope = self._find(uuid, project_scope)
-        request = parse_unbind(use)
+        request = core.parse_unbind(use)
 
         def work(tx: sa.Connection) -> tuple[ReleaseResult, dict[str, Any]]:
             context, rows = _lock(tx, found["uuid"], scope)
             refuse_attached(tx, context, rows)
-            check_unbind(_facts(context, rows), request, elevated=elevated)
+            core.check_unbind(_facts(context, rows), request, elevated=elevated)
             todo = [row for row in rows if row["state"] in source_states(Step.UNBIND)]
             result = self._arqs.release_arqs(tx, todo, keep=True)
             return result, to_response(find_context(tx, context["uuid"], scope))
@@ -208,16 +197,16 @@ class ContextLeases:
         *,
         uuid: str,
         scope: str | None,
-        request: ReserveRequest,
+        request: core.ReserveRequest,
     ) -> tuple[BindResult, dict[str, Any]]:
         context, rows = _lock(tx, uuid, scope)
         claim = self._arqs.binder.refresh(claim)  # the locks may have taken long
         expires_at = claim.now + timedelta(seconds=request.seconds)
         result = BindResult()
-        if decide_reserve(_facts(context, rows), request, claim.now) is Decision.RENEW:
+        if core.decide_reserve(_facts(context, rows), request, claim.now) is core.Decision.RENEW:
             id_, epoch = context["id"], context["epoch"]
             if not states.renew_lease(tx, id_, epoch, expires_at, claim.now):
-                raise stale_lease(uuid, context["state"], epoch, request.epoch)
+                raise core.stale_lease(uuid, context["state"], epoch, request.epoch)
         else:
             _check_providers(tx, request.hostname, request.providers)
             context, rows = self._renew_arqs(tx, context, claim.now)
@@ -242,16 +231,16 @@ class ContextLeases:
         *,
         uuid: str,
         scope: str | None,
-        request: ContextBindRequest,
+        request: core.ContextBindRequest,
     ) -> tuple[BindResult, dict[str, Any]]:
         context, rows = _lock(tx, uuid, scope)
         claim = self._arqs.binder.refresh(claim)
         facts, result = _facts(context, rows), BindResult()
-        decision = decide_bind(facts, request, claim.now)
-        if decision is not Decision.UNCHANGED:
+        decision = core.decide_bind(facts, request, claim.now)
+        if decision is not core.Decision.UNCHANGED:
             # A bind with a lease may leave out the providers: the lease has them.
             providers = request.providers or tuple(str(p) for p in facts.providers)
-            if decision is Decision.BIND:
+            if decision is core.Decision.BIND:
                 _check_providers(tx, request.hostname, providers)
                 context, rows = self._renew_arqs(tx, context, claim.now)
             bind_requests = [
@@ -307,10 +296,10 @@ def _lock(
     raise WrongState(f"device context {uuid} is being deleted", device_context=uuid)
 
 
-def _facts(context: store.ContextRow, rows: Sequence[arq_store.ArqRow]) -> ContextFacts:
+def _facts(context: store.ContextRow, rows: Sequence[arq_store.ArqRow]) -> core.ContextFacts:
     """Return the facts about a context; all ARQs of a group have the same provider."""
     by_group = {row["device_profile_group_id"]: row["device_rp_uuid"] for row in rows}
-    return ContextFacts(
+    return core.ContextFacts(
         context["uuid"],
         context["state"],
         context["epoch"],
@@ -322,4 +311,4 @@ def _facts(context: store.ContextRow, rows: Sequence[arq_store.ArqRow]) -> Conte
 
 
 def _check_providers(tx: sa.Connection, hostname: str, providers: Sequence[str]) -> None:
-    check_hosts(hostname, providers, store.hosts(tx, providers))
+    core.check_hosts(hostname, providers, store.hosts(tx, providers))

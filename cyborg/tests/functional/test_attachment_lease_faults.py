@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.binding import binding
-from cyborg.conductor.binding.limits import LimitEnforcer, UnifiedLimits
+from cyborg.conductor.binding.limits import UnifiedLimits
 from cyborg.conductor.jobs.reboot import enqueue_restores
 from cyborg.core.errors import Unavailable
 from cyborg.core.inventory.device import Health
@@ -145,7 +145,7 @@ def test_lease_is_attached_without_the_limits_of_the_project(env: LeaseEnv, leas
         env.reserve()
         env.finish_jobs()
     source = UnifiedLimits(env.conf, StoppedKeystone(), {})
-    env.enforcer = LimitEnforcer(UnitOfWork(env.engine), source)
+    env.limit_source = source
     env.start_conductor()
     env.attach_context()
     env.runner.run_once()

@@ -8,11 +8,10 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from cyborg.conductor.binding.limits import LimitEnforcer, StaticLimits
+from cyborg.conductor.binding.limits import StaticLimits
 from cyborg.core.errors import NotFound, OverLimit
 from cyborg.db import schema
 from cyborg.db.attachments import write as records
-from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.testing.fake_nova import FakeNova
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.attachment_setup import PROJECT, Env
@@ -58,7 +57,7 @@ def test_detach_gives_room_for_another_attachment(env: Env) -> None:
 def test_member_attaches_within_the_units_of_its_project_only(env: Env) -> None:
     """A caller with a scope, as a member whom the policy allows to attach."""
     env.conf.set_override("project_limits", [f"{PROJECT}:FPGA:2"], group="quota")
-    env.enforcer = LimitEnforcer(UnitOfWork(env.engine), StaticLimits(env.conf))
+    env.limit_source = StaticLimits(env.conf)
     env.start_conductor()
     env.attach(PROJECT)
     env.settle()

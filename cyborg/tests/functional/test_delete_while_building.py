@@ -233,7 +233,7 @@ def test_bind_after_concurrent_orphan_release_takes_a_free_handle(
         cloud.delete_while_building(leaked)
     first, second = cloud.schedule(), cloud.schedule()
     other = cloud.make_conductor()
-    check = other.arqs.binder._orphans
+    check = other.arqs.binder.orphans
     assert check is not None
     release_at = check.release_at
 

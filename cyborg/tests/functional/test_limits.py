@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.binding.arqs import Arqs
-from cyborg.conductor.binding.limits import LimitEnforcer, make_source
+from cyborg.conductor.binding.limits import make_source
 from cyborg.core.errors import OverLimit
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
@@ -49,7 +49,7 @@ def make_arqs(engine: sa.Engine) -> Arqs:
     conf, uow = make_conf(quota=quota), UnitOfWork(engine)
     source = make_source(conf)
     assert source is not None
-    return Arqs(conf, uow, enforcer=LimitEnforcer(uow, source))
+    return Arqs(conf, uow, limit_source=source)
 
 
 def test_kill_before_commit_leaves_no_units_and_no_lock(engine: sa.Engine) -> None:

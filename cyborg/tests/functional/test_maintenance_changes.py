@@ -336,8 +336,8 @@ def test_delete_of_a_context_during_the_release_says_so(env: MaintenanceEnv) -> 
 
 def test_bind_wakes_jobs_and_messages(env: MaintenanceEnv) -> None:
     woken: list[str] = []
-    env.runner._devices._wake_jobs = lambda: woken.append("jobs")
-    env.runner._devices._wake_outbox = lambda: woken.append("outbox")
+    env.runner._devices.wake_jobs = lambda: woken.append("jobs")
+    env.runner._devices.wake_outbox = lambda: woken.append("outbox")
     env.begin()
     env.run_until("prepare")
     assert woken == ["jobs", "outbox"]

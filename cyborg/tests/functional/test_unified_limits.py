@@ -13,7 +13,7 @@ from oslo_config import cfg
 
 from cyborg import conf as options
 from cyborg.conductor.binding.arqs import Arqs
-from cyborg.conductor.binding.limits import RETRY_DELAY, LimitEnforcer, make_source
+from cyborg.conductor.binding.limits import RETRY_DELAY, make_source
 from cyborg.core.errors import Misconfigured, OverLimit, Unavailable
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.clouds.keystone_stack import OTHER, OWN, REGION, Keystone
@@ -92,7 +92,7 @@ def make_arqs(
         conf = read_conf(tmp_path, quota or {}, {**login, **section})
         uow, source = UnitOfWork(sqlite_engine), make_source(conf)
         assert source is not None
-        return Arqs(conf, uow, enforcer=LimitEnforcer(uow, source))
+        return Arqs(conf, uow, limit_source=source)
 
     return make
 

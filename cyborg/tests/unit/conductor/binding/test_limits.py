@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.binding.arqs import Arqs
 from cyborg.conductor.binding.binder import InstanceAllocations
-from cyborg.conductor.binding.limits import LimitEnforcer, StaticLimits, make_source
+from cyborg.conductor.binding.limits import StaticLimits, make_source
 from cyborg.conductor.service import ConductorService
 from cyborg.core.binding.limits import Limits
 from cyborg.core.errors import Misconfigured, OverLimit, Unavailable
@@ -54,7 +54,7 @@ def make_arqs(
     source = make_source(conf)
     assert source is not None
     owners = None if owner is None else Owners(owner)
-    return Arqs(conf, uow, owners=owners, enforcer=LimitEnforcer(uow, source), now=now)
+    return Arqs(conf, uow, owners=owners, limit_source=source, now=now)
 
 
 def bind(arqs: Arqs, card: rows.Card, *uuids: str, **changed: Any) -> str:
@@ -357,7 +357,7 @@ class ChangingSource:
 def test_create_fails_if_the_limits_are_unavailable(sqlite_engine: sa.Engine) -> None:
     rows.insert_profile(sqlite_engine)
     uow, source = UnitOfWork(sqlite_engine), ChangingSource()
-    arqs = Arqs(make_conf(), uow, enforcer=LimitEnforcer(uow, source))
+    arqs = Arqs(make_conf(), uow, limit_source=source)
     with pytest.raises(Unavailable):
         arqs.create("fpga", PROJECT, PROJECT)
     assert rows.read(sqlite_engine, schema.arqs) == []
@@ -370,7 +370,7 @@ def test_bind_finds_the_limits_of_projects_that_only_the_arqs_name(engine: sa.En
     card = rows.insert_card(engine, handles=8)
     uuids = [rows.insert_arq(engine, profile, project_id=f"p{n}") for n in range(4)]
     uow, source = UnitOfWork(engine), ChangingSource()
-    arqs = Arqs(make_conf(), uow, enforcer=LimitEnforcer(uow, source))
+    arqs = Arqs(make_conf(), uow, limit_source=source)
     with pytest.raises(Unavailable):
         bind(arqs, card, *uuids)
     assert states(engine) == ["Initial"] * 4

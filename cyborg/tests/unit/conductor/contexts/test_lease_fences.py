@@ -10,7 +10,6 @@ import sqlalchemy as sa
 
 from cyborg.conductor.binding.arqs import Arqs
 from cyborg.conductor.binding.binder import InstanceAllocations
-from cyborg.conductor.binding.limits import LimitEnforcer
 from cyborg.conductor.contexts import leases
 from cyborg.core.binding.limits import Limits
 from cyborg.core.errors import (
@@ -163,7 +162,7 @@ class NoLimits:
 def test_only_a_new_lease_needs_the_limits(sqlite_env: ContextEnv) -> None:
     env, context = sqlite_env, sqlite_env.create()
     env.reserve(context)
-    env.arqs = Arqs(env.conf, env.uow, enforcer=LimitEnforcer(env.uow, NoLimits()), now=env.now)
+    env.arqs = Arqs(env.conf, env.uow, limit_source=NoLimits(), now=env.now)
     env.leases = env.new_leases()
     assert env.reserve(context, epoch=1)["epoch"] == 1
     assert env.bind_lease(context, str(uuid4()), epoch=1)["state"] == "bound"

@@ -217,14 +217,7 @@ def build_conductor(
     contexts = DeviceContexts(conf, uow, placement, notices, arqs=arqs, limit_source=limits)
     context_leases = ContextLeases(conf, uow, arqs, ArqEventRecorder(conf, notices))
     attached_devices = AttachedDevices(
-        conf,
-        uow,
-        arqs,
-        limits,
-        recorder,
-        jobs_task.wake,
-        outbox_task.wake,
-        uow.clock,
+        uow, arqs, limits, jobs_task.wake, outbox_task.wake, uow.clock
     )
     attachment_runner = AttachmentRunner(conf, uow, placement, nova, attached_devices)
     attachment_task = PeriodicTask("attachments", ATTACHMENT_INTERVAL, attachment_runner.run_once)

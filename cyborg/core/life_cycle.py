@@ -69,6 +69,7 @@ class LifeCycle(Generic[S, E]):
 
     def transition(self, event: E) -> Transition[S, E]:
         """Return the transition of an event."""
+        # There is one: ``__post_init__`` refuses a table without it.
         return next(found for found in self.transitions if found.event is event)
 
     def sources(self, event: E) -> tuple[S, ...]:
@@ -80,6 +81,7 @@ class LifeCycle(Generic[S, E]):
 
         With ``among``, its sources are those of these states only.
         """
+        # Several events may lead from one state to the target: it is one condition of the UPDATE.
         sources = dict.fromkeys(
             state
             for transition in self.transitions

@@ -96,6 +96,7 @@ def check_limit(tx: sa.Connection, project: str, limit: int) -> None:
         return
     # An attachment needs requests to Nova and Placement: one more statement does not matter.
     lock_projects(tx, [project])
+    # Counted up to the limit only; in full for the error.
     if store.count(tx, project, limit) >= limit:
         used = store.count(tx, project)
         raise OverLimit(

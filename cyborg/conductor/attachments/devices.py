@@ -8,20 +8,16 @@ from functools import partial
 from typing import cast
 
 import sqlalchemy as sa
-from oslo_config import cfg
 from oslo_db import exception as db_exc
 
 from cyborg.conductor.attachments.checks import check_claimed, check_live
 from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
-from cyborg.conductor.binding import binding
 from cyborg.conductor.binding.arqs import Arqs
 from cyborg.conductor.binding.binder import MAX_ATTEMPTS
 from cyborg.conductor.binding.claim_plan import BindContext, BindResult
 from cyborg.conductor.binding.claims import Retry
-from cyborg.conductor.binding.context_states import record_claimed
 from cyborg.conductor.binding.limits import LimitSource, ProjectLimits, run_with_limits
 from cyborg.conductor.binding.release import ReleaseResult
-from cyborg.conductor.notifications.notifications import ArqEventRecorder
 from cyborg.core.attachments.allocation import count_units, required_amounts
 from cyborg.core.attachments.attachment import Mode
 from cyborg.core.attachments.server import has_mediated_device
@@ -48,11 +44,9 @@ class AttachedDevices:
     ``limit_source``, projects have no limits of units.
     """
 
-    conf: cfg.ConfigOpts
     uow: UnitOfWork
     arqs: Arqs
     limit_source: LimitSource | None
-    events: ArqEventRecorder
     wake_jobs: Callable[[], None]
     wake_outbox: Callable[[], None]
     now: Callable[[], datetime]
@@ -133,15 +127,9 @@ class AttachedDevices:
             )
             for row in rows
         ]
-        result = binding.bind(
-            tx, requests, None, context, wait=wait, append=True, subject=work.consumer
+        return self.arqs.bind_locked(
+            tx, requests, None, context, wait, append=True, subject=work.consumer
         )
-        if result.host_work_pending:
-            self.events.record_bind_started(tx, result.arqs)
-        else:
-            self.events.record_bound(tx, result.arqs)
-        record_claimed(tx, result.arqs, self.events)
-        return result
 
     def prepare(self, work: LeasedAttachment) -> Wait | None:
         """Wait until all ARQs are Bound and no job restores their devices.
@@ -280,8 +268,7 @@ class AttachedDevices:
 
     def make_context(self, project: str) -> BindContext:
         """Return the context of a bind for a project, without limits."""
-        timeout = self.conf.conductor.prepare_timeout
-        return BindContext(now=self.now(), prepare_timeout=timeout, project=project)
+        return replace(self.arqs.binder.make_context(), project=project)
 
 
 def find_host(tx: sa.Connection, providers: Sequence[str]) -> str:

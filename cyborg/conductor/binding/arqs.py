@@ -92,7 +92,6 @@ class Arqs:
         self.binder = Binder(
             conf,
             uow,
-            self._event_recorder,
             wake_outbox,
             wake_jobs,
             owners,
@@ -307,10 +306,18 @@ class Arqs:
         scope: str | None,
         context: BindContext,
         wait: bool,
+        *,
+        append: bool = False,
+        subject: str | None = None,
     ) -> BindResult:
         """Bind within a transaction, and record the events. Raise as ``binding.bind``."""
-        result = binding.bind(tx, bind_requests, scope, context, wait=wait)
-        self.binder.record(tx, result)
+        result = binding.bind(
+            tx, bind_requests, scope, context, wait=wait, append=append, subject=subject
+        )
+        if result.host_work_pending:
+            self._event_recorder.record_bind_started(tx, result.arqs)
+        else:
+            self._event_recorder.record_bound(tx, result.arqs)
         record_claimed(tx, result.arqs, self._event_recorder)
         return result
 

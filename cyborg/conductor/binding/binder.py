@@ -23,7 +23,6 @@ from cyborg.conductor.binding import limits as project_limits
 from cyborg.conductor.binding.claim_plan import AllocationsUnread, BindContext, BindResult
 from cyborg.conductor.binding.claims import Retry
 from cyborg.conductor.binding.context_states import record_refusal
-from cyborg.conductor.notifications.notifications import ArqEventRecorder
 from cyborg.core.errors import CyborgError, NoHandle, Unavailable
 from cyborg.core.log import get_logger
 from cyborg.core.orphans.orphans import providers_to_check
@@ -93,7 +92,6 @@ class Binder:
 
     conf: cfg.ConfigOpts
     uow: UnitOfWork
-    recorder: ArqEventRecorder
     wake_outbox: Callable[[], None]
     wake_jobs: Callable[[], None]
     owners: OwnerLookup | None
@@ -186,13 +184,6 @@ class Binder:
                 self.uow.run(record)
             raise result
         return result
-
-    def record(self, tx: sa.Connection, result: BindResult) -> None:
-        """Record the events of bound ARQs."""
-        if result.host_work_pending:
-            self.recorder.record_bind_started(tx, result.arqs)
-        else:
-            self.recorder.record_bound(tx, result.arqs)
 
     def wake(self, result: BindResult) -> None:
         """Count a bind after its commit, and wake the loops that have work.

@@ -201,6 +201,7 @@ def _enqueue_prepare_job(
     """Enqueue the job that prepares the devices. Raise NoHandle if the agent is marked down."""
     demands = [demand for demand in plan.demands if demand.provider in plan.to_prepare]
     host = demands[0].host
+    # The job would wait until its deadline, and Nova with it, which may choose another host.
     if not agents.has_agent(tx, host):
         reason = f"the agent of host {host} is down and its devices must be prepared"
         failure = Failure(Predicate.HOST_DOWN, reason)

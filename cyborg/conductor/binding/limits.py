@@ -135,6 +135,7 @@ class UnifiedLimits:
                 self._entries.move_to_end(project)
                 if now < max(entry.next_read_at, self._retry_at):
                     return entry.limits
+                # Before the request: the other threads use the old limits until it has ended.
                 entry.next_read_at = now + RETRY_DELAY
             elif now < self._retry_at:
                 raise Unavailable(

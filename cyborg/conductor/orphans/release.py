@@ -336,6 +336,7 @@ class OrphanCheck:
     ) -> None:
         """``clock`` returns monotonic seconds."""
         self._uow = uow
+        # Short, because a bind waits for the answers.
         self._placement = placement.with_timeout(QUERY_SECONDS)
         self._nova = nova.with_timeout(QUERY_SECONDS)
         self._releaser = releaser

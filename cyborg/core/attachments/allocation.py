@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
 from cyborg.core.binding.profile import Group
+from cyborg.core.binding.request_groups import RequestGroup
 from cyborg.core.codec import Serializable
 from cyborg.core.naming import OWNER_TRAIT
 
@@ -56,11 +57,10 @@ def candidate_query(groups: Sequence[Group], root: str) -> str:
     for number, group in enumerate(groups):
         name = group_name(number)
         # Nova has providers of its own below the same compute node.
-        traits = sorted({*group.required, OWNER_TRAIT})
-        traits += [f"!{trait}" for trait in sorted(group.forbidden)]
-        resources = [f"{name_}:{units}" for name_, units in sorted(group.resources.items())]
-        query[f"resources{name}"] = ",".join(resources)
-        query[f"required{name}"] = ",".join(traits)
+        required = group.required | {OWNER_TRAIT}
+        request = RequestGroup(name, group.resources, required, group.forbidden)
+        query[f"resources{name}"] = request.resources_value()
+        query[f"required{name}"] = request.required_value()
         query[f"in_tree{name}"] = root
     return urlencode(query)
 
@@ -101,6 +101,7 @@ def is_extended(allocated: Amounts, intent: Intent) -> bool:
     if not intent.base or intent.shrinks:
         return False
     found, base = _flatten(allocated), _flatten(intent.base)
+    # At least these amounts: Nova may have added resources of the same classes meanwhile.
     return all(found[key] >= base[key] + units for key, units in _flatten(intent.added).items())
 
 
@@ -123,6 +124,7 @@ def is_shrunk(allocated: Amounts, intent: Intent, floor: Amounts) -> bool:
     if not intent.base or not intent.shrinks:
         return False
     found, base, least = _flatten(allocated), _flatten(intent.base), _flatten(floor)
+    # At most these amounts: Nova may have removed more of them meanwhile.
     return all(
         found[key] <= max(least[key], base[key] - units)
         for key, units in _flatten(intent.added).items()

@@ -73,6 +73,7 @@ class Selector:
 
     def profile_name(self, attachment: str) -> str:
         """Return the name of the profile with the groups; ``attachment`` is a uuid."""
+        # An accelerator has no profile: a hidden one of the attachment has its group.
         return f"{ATTACHMENT_PREFIX}{attachment}" if self.field == ACCELERATOR else self.key
 
 

@@ -56,6 +56,7 @@ def pair_units(
 
 def _by_group(units: Iterable[OwnedUnit]) -> defaultdict[int, list[OwnedUnit]]:
     found = defaultdict[int, list[OwnedUnit]](list)
+    # By id, so that each attempt makes the same pairs.
     for unit in sorted(units, key=lambda unit: unit.arq_id):
         found[unit.group].append(unit)
     return found
@@ -88,6 +89,7 @@ def describe_missing(
         failures = [(provider, find_first_failure(demand, provider)) for provider in others]
         if all(failure is not None for _, failure in failures):
             if device is None:
+                # A device with several providers counts once for each reason.
                 found = dict.fromkeys((public_text(f), p.device_uuid) for p, f in failures if f)
                 counts = Counter(text for text, _ in found)
                 texts = [f"{text} ({count} devices)" for text, count in counts.most_common()]

@@ -108,6 +108,7 @@ def _units(text: str, value: str, option: str) -> int:
     try:
         units = int(text)
     except ValueError:
+        # Out of the range: a text that is no number gets the same error.
         units = UNLIMITED - 1
     if not UNLIMITED <= units <= MAX_UNITS:
         raise _misconfigured(

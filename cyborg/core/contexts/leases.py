@@ -171,6 +171,7 @@ def decide_bind(context: ContextFacts, request: ContextBindRequest, now: datetim
             raise _in_use(context, "bind")
         return Decision.UNCHANGED
     if context.state in LEASED:
+        # Without its epoch, a former holder of a lease could take the lease of the next one.
         if request.epoch is None:
             raise _wrong_state(
                 context,
@@ -197,6 +198,7 @@ def check_unbind(context: ContextFacts, request: UnbindRequest, *, elevated: boo
     """
     if context.state not in OWNING:
         return
+    # Also for elevated callers: a late call must not end a use that it does not know.
     if request.epoch not in (None, context.epoch):
         raise _not_in_use_by(context, f"epoch {request.epoch}", "epoch")
     if request.instance not in (None, context.instance):

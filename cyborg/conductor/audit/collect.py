@@ -16,7 +16,7 @@ from oslo_config import cfg
 
 from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement, ProviderSummary
-from cyborg.conductor.placement import provider_rows
+from cyborg.conductor.placement import reconciler
 from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
 from cyborg.core import naming
 from cyborg.core.audit.compare import instances_to_verify
@@ -94,7 +94,7 @@ class SourceCollector:
             hardware=hardware,
             unreachable_reason=unreachable_reason,
             database=records,
-            desired=provider_rows.desired_providers(root, desired) if root is not None else {},
+            desired=reconciler.desired_providers(root, desired) if root is not None else {},
             placement=placement,
             # Without Nova there are no allocations, unless the configuration says otherwise.
             allocations_expected=self._conf.nova.send_events
@@ -142,7 +142,7 @@ class SourceCollector:
         for uuid, summary in own.items():
             self._renew_lease()
             inventories, traits = self._placement.inventories(uuid), self._placement.traits(uuid)
-            actual[uuid] = provider_rows.actual_provider(summary, inventories, traits)
+            actual[uuid] = reconciler.actual_provider(summary, inventories, traits)
             if (allocations := self._placement.allocations(uuid)) is not None:
                 consumers[uuid] = {c: sum(used.values()) for c, used in allocations.items()}
         return root.uuid, PlacementSnapshot(None, actual, consumers)

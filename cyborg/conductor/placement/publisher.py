@@ -18,10 +18,8 @@ from oslo_config import cfg
 from cyborg import tracing
 from cyborg.clients.placement import Placement, ProviderSummary
 from cyborg.conductor.common.work_lease import Leasing, WorkLease
-from cyborg.conductor.placement import provider_rows
+from cyborg.conductor.placement import reconciler
 from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
-from cyborg.conductor.placement.provider_rows import group_by_host
-from cyborg.conductor.placement.reconciler import ProviderReconciler, order_by_depth
 from cyborg.core.errors import CyborgError, InUse, NotFound, Unavailable
 from cyborg.core.log import get_logger, log_fields
 from cyborg.core.placement import Provider
@@ -102,7 +100,7 @@ class Publisher:
         self._uow = uow
         self._placement = placement
         self._compute_nodes = ComputeNodeResolver(placement, uow)
-        self._reconciler = ProviderReconciler(placement)
+        self._reconciler = reconciler.ProviderReconciler(placement)
         self._now = now or uow.clock
         self._clock = clock
         self._leasing = Leasing(
@@ -187,7 +185,7 @@ class Publisher:
         """
         result, rows, desired = _BatchResult(), batch.rows, batch.desired
         self._compute_nodes.preload({row["host"]: row["identity"] for row in desired.values()})
-        hosts = group_by_host(rows)
+        hosts = reconciler.group_by_host(rows)
         max_calls = self._conf.conductor.max_placement_calls
         # By host, not by provider: a child needs its parent first, and the writes of one tree would
         # conflict with each other.
@@ -244,8 +242,8 @@ class Publisher:
             result.hosts_without_compute_node.add(host)
         tree = self._read_tree(host, root, rows)
         desired_rows = [desired[row["uuid"]] for row in rows if row["uuid"] in desired]
-        providers = provider_rows.desired_providers(root.uuid, desired_rows) if root else {}
-        for row in order_by_depth(rows, tree, providers):
+        providers = reconciler.desired_providers(root.uuid, desired_rows) if root else {}
+        for row in reconciler.order_by_depth(rows, tree, providers):
             if self._must_stop(lease):
                 return
             uuid = row["uuid"]
@@ -329,9 +327,9 @@ class Publisher:
         self, row: DesiredProviderRow, summary: ProviderSummary | None, lease: WorkLease
     ) -> None:
         """Cordon an existing provider, without moving it, while the compute node is missing."""
-        if summary is None or not provider_rows.is_cordoned(row):
+        if summary is None or not reconciler.is_cordoned(row):
             return
-        (desired,) = provider_rows.desired_providers(summary.uuid, [row]).values()
+        (desired,) = reconciler.desired_providers(summary.uuid, [row]).values()
         desired = replace(desired, name=summary.name, parent_uuid=summary.parent_uuid)
         self._reconciler.reconcile(
             summary.uuid, desired, summary, lease_expired=lambda: not lease.has_time()

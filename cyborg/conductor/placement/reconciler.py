@@ -2,22 +2,27 @@
 """Reconcile single resource providers: compare with the desired state and write the difference.
 
 A provider is read at most once, unless another client writes to it concurrently: a write carries
-the generation that was read, and after a conflict the provider is read again.
+the generation that was read, and after a conflict the provider is read again. The functions at the
+end convert rows of providers to bodies of Placement's API, and back.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from operator import itemgetter
+from typing import Any, TypeVar
 
 from cyborg.clients.placement import Placement, ProviderSummary
-from cyborg.conductor.placement import provider_rows
 from cyborg.core import naming
 from cyborg.core import placement as core
 from cyborg.core.errors import Conflict, CyborgError, InUse, Stale, Unavailable
+from cyborg.core.inventory import device_state
 from cyborg.core.log import get_logger
-from cyborg.core.placement import Inventory, Provider
+from cyborg.core.placement import DeployableState, Inventory, Provider
 from cyborg.core.text import join_limited
-from cyborg.db.providers.write import LeasedProviderRow, PlacementState
+from cyborg.db.deployables.write import DesiredProviderRow
+from cyborg.db.providers.write import LeasedProviderRow, PlacementState, VerifiedProviderRow
 
 LOG = get_logger(__name__)
 
@@ -108,10 +113,10 @@ class ProviderReconciler:
         if summary is None:
             return None, {}
         if desired is None:
-            return provider_rows.actual_provider(summary, {}, frozenset()), {}
+            return actual_provider(summary, {}, frozenset()), {}
         inventories = self._placement.inventories(summary.uuid)
         traits = self._placement.traits(summary.uuid)
-        return provider_rows.actual_provider(summary, inventories, traits), inventories
+        return actual_provider(summary, inventories, traits), inventories
 
     def _write(
         self,
@@ -161,7 +166,7 @@ class ProviderReconciler:
         units may be the same hardware as units of the new inventories. So the same number of units
         is reserved in the new inventories, too.
         """
-        body = provider_rows.inventories_body(desired)
+        body = inventories_body(desired)
         try:
             return self._placement.set_inventories(uuid, generation, body)
         except InUse as exc:
@@ -303,3 +308,60 @@ def order_by_depth(
         return is_removal, -depth(row["uuid"]) if is_removal else depth(row["uuid"])
 
     return sorted(rows, key=sort_key)
+
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(Inventory))
+
+
+def desired_providers(root_uuid: str, rows: Iterable[DesiredProviderRow]) -> dict[str, Provider]:
+    """Return the providers of ``deployables.write.desired_state`` below a compute node, by uuid."""
+    return core.build_providers(root_uuid, [_to_deployable(row) for row in rows])
+
+
+def actual_provider(
+    summary: ProviderSummary, inventories: Mapping[str, Mapping[str, Any]], traits: frozenset[str]
+) -> Provider:
+    """Convert a provider as Placement returns it to a value that can be compared."""
+    return Provider(
+        uuid=summary.uuid,
+        name=summary.name,
+        parent_uuid=summary.parent_uuid,
+        inventories={
+            name: Inventory(**{field: body[field] for field in _FIELDS})
+            for name, body in inventories.items()
+        },
+        traits=traits,
+    )
+
+
+def inventories_body(inventories: Mapping[str, Inventory]) -> dict[str, dict[str, Any]]:
+    """Convert inventories to the body of Placement's API."""
+    return {name: dataclasses.asdict(inventory) for name, inventory in inventories.items()}
+
+
+def is_cordoned(row: DesiredProviderRow) -> bool:
+    """Return whether new allocations of a deployable must be prevented, for any reason."""
+    return not device_state.evaluate_row(row).schedulable
+
+
+def _to_deployable(row: DesiredProviderRow) -> DeployableState:
+    return DeployableState(
+        uuid=row["uuid"],
+        name=row["name"],
+        resource_class=row["resource_class"],
+        traits=frozenset(row["traits"]),
+        total=row["total"],
+        cordoned=is_cordoned(row),
+        uncleanable=row["stuck"],
+        parent_uuid=row["parent"],
+    )
+
+
+ProviderRow = TypeVar("ProviderRow", LeasedProviderRow, VerifiedProviderRow)
+
+
+def group_by_host(rows: Iterable[ProviderRow]) -> list[tuple[str, list[ProviderRow]]]:
+    """Return the hosts, sorted, each with its rows."""
+    by_host = itemgetter("host")
+    ordered = sorted(rows, key=by_host)
+    return [(host, list(group)) for host, group in itertools.groupby(ordered, by_host)]

@@ -19,9 +19,8 @@ from oslo_config import cfg
 
 from cyborg.clients.placement import Placement, ProviderSummary
 from cyborg.conductor.common.work_lease import Leasing, WorkLease
-from cyborg.conductor.placement import provider_rows
+from cyborg.conductor.placement import reconciler
 from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
-from cyborg.conductor.placement.provider_rows import group_by_host
 from cyborg.core import placement as core
 from cyborg.core.errors import CyborgError, Invalid, NotFound, Unavailable
 from cyborg.core.hosts import NO_IDENTITY, Identity
@@ -216,7 +215,7 @@ class ProviderVerifier:
 
         A host without an answer stays leased, so that the next rounds do not begin with it.
         """
-        hosts = group_by_host(batch.rows)
+        hosts = reconciler.group_by_host(batch.rows)
         # One call for each host, however many providers it has: the generation says whether the
         # contents may have changed.
         states = self._map(lambda item: self._read_host(batch, *item), hosts)
@@ -313,7 +312,7 @@ class ProviderVerifier:
         uuids = [suspect.row["uuid"] for suspect in suspects]
         rows = self._uow.run(lambda tx: deployables.desired_state(tx, uuids))
         # The parent was compared already.
-        desired = provider_rows.desired_providers("", rows)
+        desired = reconciler.desired_providers("", rows)
         # Without a desired state the provider was removed meanwhile: it is stale.
         known = [suspect for suspect in suspects if suspect.row["uuid"] in desired]
         actuals = self._map(lambda suspect: self._read_provider(batch, suspect), known)
@@ -340,7 +339,7 @@ class ProviderVerifier:
         if failure is not None:
             batch.add_failure(suspect.row["host"], failure)
             return None
-        return provider_rows.actual_provider(suspect.summary, inventories, traits)
+        return reconciler.actual_provider(suspect.summary, inventories, traits)
 
     def _record(self, tx: sa.Connection, batch: _Batch) -> None:
         now = self._now()

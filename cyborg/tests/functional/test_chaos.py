@@ -18,7 +18,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.clients.placement import Placement
-from cyborg.conductor.placement import provider_rows
+from cyborg.conductor.placement import reconciler
 from cyborg.db import schema
 from cyborg.db.deployables import write as deployables
 from cyborg.tests.fixtures.bus.tcp_relay import relay_broker
@@ -100,11 +100,11 @@ def differences(running: Cloud, engine: sa.Engine) -> list[str]:
         with engine.connect() as connection:
             uuids = [row["uuid"] for row in rows.read(engine, schema.providers, host=host)]
             desired = deployables.desired_state(connection, uuids)
-        expected = provider_rows.desired_providers(root.uuid, desired)
+        expected = reconciler.desired_providers(root.uuid, desired)
         tree = placement.tree(root.uuid)
         del tree[root.uuid]
         actual = {
-            uuid: provider_rows.actual_provider(
+            uuid: reconciler.actual_provider(
                 expected_state, placement.inventories(uuid), placement.traits(uuid)
             )
             for uuid, expected_state in tree.items()

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.binding.arqs import Arqs
-from cyborg.conductor.placement import provider_rows
+from cyborg.conductor.placement import reconciler
 from cyborg.core.errors import NoHandle
 from cyborg.core.inventory.device import Ability
 from cyborg.core.inventory.report import BackendState, BackendStatus
@@ -56,7 +56,7 @@ class Env:
         uuids = [row["rp_uuid"] for row in rows.read(self.engine, schema.deployables)]
         with self.engine.connect() as reader:
             states = deployables.desired_state(reader, uuids)
-        cordons = [provider_rows.is_cordoned(row) for row in states]
+        cordons = [reconciler.is_cordoned(row) for row in states]
         assert cordons == devices
         return cordons
 

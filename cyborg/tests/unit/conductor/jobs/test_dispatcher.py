@@ -253,11 +253,11 @@ def test_handle_whose_cleaning_fails_is_reserved_in_placement(sqlite_env: JobsEn
     sqlite_env.agents.answers["release"] = "failed"
 
     def provider() -> tuple[int, int]:
-        from cyborg.conductor.placement import provider_rows
+        from cyborg.conductor.placement import reconciler
         from cyborg.db.deployables import write as deployables
 
         with sqlite_env.engine.connect() as connection:
-            providers = provider_rows.desired_providers(
+            providers = reconciler.desired_providers(
                 "root", deployables.desired_state(connection, [card.provider])
             )
         (inventory,) = providers[card.provider].inventories.values()

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.hosts.heartbeats import Hosts
 from cyborg.conductor.jobs.partitioning import Partitions
-from cyborg.conductor.placement import provider_rows
+from cyborg.conductor.placement import reconciler
 from cyborg.core.errors import NoHandle
 from cyborg.core.inventory import device_state
 from cyborg.core.inventory.device import Ability, Layout
@@ -381,7 +381,7 @@ def test_failed_restore_cordons_its_device_alone(env: RebootEnv) -> None:
     (owner,) = rows.read(env.engine, schema.arqs, state="Bound")
     with env.engine.connect() as connection:
         desired = deployables.desired_state(connection, [env.card.provider, neighbour.provider])
-        assert [provider_rows.is_cordoned(row) for row in desired] == [True, False]
+        assert [reconciler.is_cordoned(row) for row in desired] == [True, False]
         (device, _) = devices.find(connection)
         (accelerator,) = accelerators.find(connection, instance_uuid=owner["instance_uuid"])
         cordoned = accelerators.find(connection, states=["cordoned"])

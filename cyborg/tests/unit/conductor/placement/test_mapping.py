@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from cyborg.conductor.placement import provider_rows
+from cyborg.conductor.placement import reconciler
 from cyborg.core.explain.selection import Candidate, Demand, explain_rejection
 from cyborg.core.inventory.device import Health
-from cyborg.core.inventory.device_state import DeviceFacts
+from cyborg.core.inventory.device_state import DeviceFacts, evaluate_row
 from cyborg.db import schema
 from cyborg.db.binding import claims as handle_claims
 from cyborg.db.deployables import write as deployables
@@ -99,7 +99,7 @@ def test_all_queries_agree_on_schedulable_deployables(engine: sa.Engine) -> None
     assert claimed == len(claimed_ids) > 0
     for uuid, combination in inserted.items():
         row: Mapping[str, Any] = claimable[uuid]
-        status = provider_rows.device_status(rendered[uuid])
+        status = evaluate_row(rendered[uuid])
         facts = DeviceFacts.from_row(row, host_down=False)
         candidate = Candidate(1, "h", uuid, "FPGA", facts=facts)
         rejections = explain_rejection(Demand("r", uuid, "h", "FPGA"), candidate)
@@ -108,8 +108,8 @@ def test_all_queries_agree_on_schedulable_deployables(engine: sa.Engine) -> None
         assert len(rejections) == len(reasons), combination
         assert (int(uuid) in claimed_ids) is (not rejections), combination
         assert ("host_down" in status.reasons) is (combination["host"] == "down"), combination
-        assert provider_rows.is_cordoned(rendered[uuid]) is bool(status.reasons), combination
-        (inventory,) = provider_rows.desired_providers("root", [rendered[uuid]])[
+        assert reconciler.is_cordoned(rendered[uuid]) is bool(status.reasons), combination
+        (inventory,) = reconciler.desired_providers("root", [rendered[uuid]])[
             uuid
         ].inventories.values()
         assert inventory.reserved == (1 if status.reasons else 0), combination

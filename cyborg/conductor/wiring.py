@@ -34,8 +34,7 @@ from cyborg.conductor.inventory.devices import Accelerators, Attributes, Devices
 from cyborg.conductor.inventory.report_handler import FunctionOwners
 from cyborg.conductor.jobs.completion import JobResult
 from cyborg.conductor.jobs.dispatcher import JobDispatcher
-from cyborg.conductor.jobs.partitioning import Partitions
-from cyborg.conductor.jobs.programming import Programs
+from cyborg.conductor.jobs.programming import Partitions, Programs
 from cyborg.conductor.jobs.reboot import LostValues
 from cyborg.conductor.maintenance.windows import MaintenanceWindows
 from cyborg.conductor.notifications.notifications import ArqEventRecorder, NotificationBuilder

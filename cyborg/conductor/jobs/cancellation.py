@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.inventory import report_handler
 from cyborg.conductor.inventory.report_handler import ReportResult
-from cyborg.conductor.jobs import partitioning
+from cyborg.conductor.jobs import programming
 from cyborg.conductor.jobs.completion import JobResult
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.errors import WrongState
@@ -53,7 +53,7 @@ def cancel(tx: sa.Connection, uuid: str, now: datetime) -> bool:
     desired_backends.lock_host(tx, job["host"])
     job = jobs.lock(tx, uuid)
     if job is not None and job["state"] == JobState.OPEN and DRAINS in job["arguments"]:
-        partitioning.end_drain(tx, job, JobState.CANCELLED, BY_OPERATOR, now)
+        programming.end_drain(tx, job, JobState.CANCELLED, BY_OPERATOR, now)
     elif job is not None and job["state"] == JobState.OPEN and AFTER_REBOOT in job["arguments"]:
         _give_up(tx, job, now)
     else:

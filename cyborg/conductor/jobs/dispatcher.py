@@ -21,7 +21,7 @@ from cyborg import tracing
 from cyborg.conductor.common.calls import check_epoch
 from cyborg.conductor.common.work_lease import Leasing, new_owner
 from cyborg.conductor.custody import entries
-from cyborg.conductor.jobs import answers, completion, partitioning
+from cyborg.conductor.jobs import answers, completion, programming
 from cyborg.conductor.jobs.answers import Answer, OpenJob
 from cyborg.conductor.jobs.cancellation import abandon_cleaning
 from cyborg.conductor.jobs.completion import JobResult
@@ -261,7 +261,7 @@ class JobDispatcher:
         """Check whether the job of a device that is being drained can begin."""
         now, notices = self._now(), self._event_recorder.notifications
         result = self._uow.run(
-            lambda tx: partitioning.advance_drain(tx, row, self._owner, now, notices)
+            lambda tx: programming.advance_drain(tx, row, self._owner, now, notices)
         )
         if result.count:
             LOG.info(

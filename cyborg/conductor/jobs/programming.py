@@ -1,25 +1,314 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programming of deployables: a job loads an image; no handle is claimed before its end."""
+"""Changes of devices by jobs, during which no handle is claimed: layouts and images.
 
-from collections.abc import Callable
+A partition job applies a layout to a device, a program job loads an image into a deployable.
+
+A device in use may drain first: it is cordoned until its partition job can begin
+(``db.backends.desired``). Its bound handles stay, reports and restores change it as usual, and no
+handle of it is claimed. The job is open meanwhile, so that any conductor continues it.
+
+Locks are taken in one order: the agent of the host, deployables, handles, the job.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
 from oslo_config import cfg
 
+from cyborg.conductor.jobs.completion import JobResult
 from cyborg.conductor.notifications.notifications import NotificationBuilder
-from cyborg.core.errors import InUse, NotFound, WrongState
-from cyborg.core.inventory.device import Ability
-from cyborg.core.jobs.job import AFTER_REBOOT, JobKind, WorkItem
+from cyborg.core.errors import CyborgError, InUse, Invalid, NotFound, WrongState
+from cyborg.core.inventory.device import MAX_TEXT, Ability
+from cyborg.core.jobs.job import AFTER_REBOOT, DRAINS, JobKind, JobState, WorkItem
 from cyborg.core.log import get_logger
-from cyborg.core.validation import parse_uuid
+from cyborg.core.text import join_limited
+from cyborg.core.validation import check_text, parse_uuid
+from cyborg.db.backends import desired as desired_backends
 from cyborg.db.deployables import programming as store
+from cyborg.db.devices import read as device_reads
+from cyborg.db.devices import write as devices
 from cyborg.db.jobs import write as jobs
 from cyborg.db.providers import write as providers
+from cyborg.db.services import write as services
 from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.threads.failures import JITTER, compute_delay
 
 LOG = get_logger(__name__)
+
+MAX_NAMED = 8  # layouts or ARQs in an error
+MAX_DELAY = 60.0  # seconds between two checks
+_FAILED = (JobState.FAILED, JobState.CANCELLED)
+
+
+def lock_target(
+    tx: sa.Connection, uuid: str, host: str, layout: str
+) -> Sequence[store.PartitionRow]:
+    """Return a device of a host with each of its deployables, which are locked.
+
+    Raise NotFound if the device was removed, WrongState if its driver cannot partition it, and
+    Invalid if it does not have the layout.
+    """
+    # A report must not add a deployable meanwhile: it would not be closed.
+    desired_backends.lock_host(tx, host)
+    rows = store.lock_device(tx, uuid)
+    if not rows:
+        raise NotFound(f"device {uuid} was removed", device=uuid)
+    row = rows[0]
+    if Ability.PARTITIONS not in row["abilities"]:
+        raise WrongState(
+            f"device {uuid} of backend {row['backend']} on host {row['host']} cannot be "
+            "partitioned: its driver does not support this",
+            device=uuid,
+        )
+    names = [known["name"] for known in row["layouts"]]
+    if layout not in names:
+        raise Invalid(
+            f"device {uuid} has no layout {layout!r}: expected one of "
+            f"{join_limited(names, MAX_NAMED)}",
+            field="layout",
+        )
+    return rows
+
+
+def find_job(
+    tx: sa.Connection, uuid: str, rows: Sequence[store.PartitionRow]
+) -> tuple[int, dict[str, Any]] | None:
+    """Return the id and the arguments of a job that changes or drains a device, or None.
+
+    A failed job is not returned, although the next report must still detach it from the device.
+    """
+    # No deployable has the job of a device that drains or that has no deployable.
+    for job in store.open_partitions(tx, rows[0]["host"]):
+        if job["subject"] == uuid:
+            return job["id"], job["arguments"]
+    for row in rows:
+        if row["job_id"] is not None and row["job_state"] not in _FAILED:
+            return row["job_id"], row["arguments"] or {}
+    return None
+
+
+def find_obstacle(
+    tx: sa.Connection, uuid: str, rows: Sequence[store.PartitionRow]
+) -> InUse | WrongState | None:
+    """Lock the handles of a device; return why its layout cannot be changed now, or None."""
+    ids, host = _deployable_ids(rows), rows[0]["host"]
+    # The locks block new claims of handles; earlier claims are visible.
+    if owners := store.lock_handles(tx, ids):
+        return InUse(
+            f"device {uuid} is in use by {len(owners)} request(s): "
+            f"{join_limited(owners, MAX_NAMED)}; delete them, or drain the device",
+            device=uuid,
+            requests=list(owners[:MAX_NAMED]),
+        )
+    if dirty := store.count_dirty(tx, ids):
+        return WrongState(
+            f"{dirty} handle(s) of device {uuid} are being cleaned: retry when this is done",
+            device=uuid,
+        )
+    if not services.has_agent(tx, host):
+        return WrongState(
+            f"device {uuid} cannot be partitioned: the agent of host {host} is down", device=uuid
+        )
+    return None
+
+
+def close_device(
+    tx: sa.Connection, uuid: str, rows: Sequence[store.PartitionRow], job: int
+) -> None:
+    """Prevent claims of the handles of a device until a job has ended. Raise WrongState."""
+    # A device offers nothing in some layouts, such as a network card of the host that has no
+    # virtual functions: then it has no deployable that could be closed.
+    ids = _deployable_ids(rows)
+    if any(row["job_state"] in _FAILED for row in rows):
+        store.detach(tx, ids)  # from a failed job that waits for a report
+    if not store.start(tx, ids, job):
+        raise WrongState(f"device {uuid} was changed concurrently, retry", device=uuid)
+
+
+def mark_stale(tx: sa.Connection, rows: Sequence[store.PartitionRow], now: datetime) -> int:
+    """Mark the providers of a device stale; return their number."""
+    stale = [provider for row in rows if (provider := row["rp_uuid"]) is not None]
+    providers.mark_stale_existing(tx, stale, now)
+    return len(stale)
+
+
+def _deployable_ids(rows: Sequence[store.PartitionRow]) -> list[int]:
+    return [id_ for row in rows if (id_ := row["deployable_id"]) is not None]
+
+
+def advance_drain(
+    tx: sa.Connection,
+    job: jobs.JobRow,
+    owner: str,
+    now: datetime,
+    notifications: NotificationBuilder,
+) -> JobResult:
+    """Start the job if nothing uses its device any more; else schedule another check.
+
+    After the deadline, or if the layout is not possible any more, end the job and uncordon the
+    device. Do nothing if the conductor ``owner`` no longer has the job.
+    """
+    uuid, arguments = job["subject"], job["arguments"]
+    waits: CyborgError | None = None
+    rows: Sequence[store.PartitionRow] = ()
+    try:
+        rows = lock_target(tx, uuid, job["host"], arguments["layout"])
+    except (NotFound, WrongState, Invalid) as exc:
+        waits = exc
+    if not rows:
+        device = devices.by_uuid(tx, uuid)
+        # Without layouts, the kernel driver of the device may not be bound yet.
+        if waits is not None and (device is None or device["layouts"]):
+            return _fail(tx, job, owner, waits.message, now, notifications)
+    elif any(row["job_id"] is not None for row in rows):
+        waits = WrongState(f"another job changes device {uuid}")
+    else:
+        waits = find_obstacle(tx, uuid, rows)
+    if waits is None:
+        # Without DRAINS the job is an ordinary one, which the dispatcher sends to the agent.
+        arguments = {name: value for name, value in arguments.items() if name != DRAINS}
+        # The layout may have changed since the request.
+        arguments["previous_layout"] = rows[0]["layout"]
+        if not jobs.end_drain(tx, job["id"], owner, arguments, now):
+            return JobResult()
+        # Closed by the job before the cordon ends: there is no moment in which a handle could be
+        # claimed.
+        close_device(tx, uuid, rows, job["id"])
+        desired_backends.sync_cordon(tx, [job["host"]], now)
+        return JobResult(1, jobs=1, providers=mark_stale(tx, rows, now))
+    if job["deadline"] is not None and now >= job["deadline"]:
+        return _fail(tx, job, owner, f"not drained in time: {waits.message}", now, notifications)
+    # Polled: the end of a use does not know which drains wait for it.
+    jitter = JITTER.uniform(0.0, 0.5)
+    until = now + timedelta(seconds=compute_delay(job["attempts"], MAX_DELAY, jitter))
+    if job["deadline"] is not None:
+        until = min(until, job["deadline"])
+    jobs.reschedule(tx, job["id"], owner, until=until, error=waits.message, activity=None)
+    return JobResult()
+
+
+def _fail(
+    tx: sa.Connection,
+    job: jobs.JobRow,
+    owner: str,
+    error: str,
+    now: datetime,
+    notifications: NotificationBuilder,
+) -> JobResult:
+    if jobs.reschedule(tx, job["id"], owner, until=now, error=error, activity=None):
+        notifications.record_layout_finished(tx, job["subject"], job["arguments"]["layout"], error)
+        return end_drain(tx, job, JobState.FAILED, error, now)
+    return JobResult()
+
+
+def end_drain(
+    tx: sa.Connection, job: jobs.JobRow, state: JobState, error: str, now: datetime
+) -> JobResult:
+    """End a job whose device drains, and uncordon the device. The caller has locked the job."""
+    jobs.end(tx, [job["id"]], state, error)
+    desired_backends.sync_cordon(tx, [job["host"]], now)
+    rows = store.lock_device(tx, job["subject"])
+    return JobResult(1, providers=mark_stale(tx, rows, now))
+
+
+class Partitions:
+    """Partitioning of devices by layouts."""
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        uow: UnitOfWork,
+        wake_jobs: Callable[[], None] = lambda: None,
+        wake_publisher: Callable[[], None] = lambda: None,
+        *,
+        now: Callable[[], datetime] | None = None,
+    ) -> None:
+        """``wake_jobs`` and ``wake_publisher`` are called after the commit of a new job."""
+        self._conf = conf
+        self._uow = uow
+        self._wake_jobs = wake_jobs
+        self._wake_publisher = wake_publisher
+        self._now = now or uow.clock
+
+    def start(self, uuid: str, layout: str, drain: bool = False) -> dict[str, str]:
+        """Enqueue a job that applies a layout to a device; return ``{"uuid": of the job}``.
+
+        If a job already applies this layout, return that job. With ``drain``, cordon the device,
+        and let the job wait until nothing uses it. Raise NotFound, Invalid for an unknown layout,
+        and WrongState if the device cannot be partitioned. Without ``drain``, raise InUse if an ARQ
+        owns a handle of the device, and WrongState if a handle is dirty or the agent is down.
+        """
+        uuid, layout = parse_uuid(uuid, "uuid"), check_text("layout", layout, MAX_TEXT)
+        return self._start(uuid, layout, {DRAINS: True} if drain else {})
+
+    def start_again(self, uuid: str, layout: str) -> None:
+        """Enqueue a job, as ``start`` does, that applies the layout that a reboot removed."""
+        self._start(uuid, layout, {AFTER_REBOOT: True})
+
+    def _start(self, uuid: str, layout: str, options: Mapping[str, bool]) -> dict[str, str]:
+        job = self._uow.run_once(
+            lambda tx: self._enqueue_job(tx, uuid, layout, options), lambda job: {"uuid": job}
+        )
+        LOG.info("Applying layout %s to device", layout, device=uuid)
+        self._wake_jobs()
+        self._wake_publisher()
+        return {"uuid": job}
+
+    def _enqueue_job(
+        self, tx: sa.Connection, uuid: str, layout: str, options: Mapping[str, bool]
+    ) -> str:
+        device = device_reads.get(tx, uuid)
+        if device is None:
+            raise NotFound(f"no device {uuid}", device=uuid)
+        rows = lock_target(tx, uuid, device["hostname"], layout)
+        row = rows[0]
+        if (open_job := find_job(tx, uuid, rows)) is not None:
+            id_, given = open_job
+            # A job that drains can still be cancelled: then what a reboot removed is not applied.
+            drains = DRAINS in given and AFTER_REBOOT in options
+            if given.get("layout") == layout and not drains:
+                return jobs.uuids(tx, [id_])[0]
+            change = "programmed"
+            if "layout" in given:
+                change = f"partitioned with layout {given['layout']}"
+            raise WrongState(
+                f"device {uuid} is being {change}: wait until the job has ended and the host has "
+                "reported the device",
+                device=uuid,
+            )
+        now = self._now()
+        obstacle = find_obstacle(tx, uuid, rows)
+        if obstacle is not None and DRAINS not in options:
+            raise obstacle
+        item = WorkItem(backend=row["backend"], device=row["address"], deployable="")
+        arguments: dict[str, Any] = {
+            "items": [item.to_dict()],
+            "layout": layout,
+            "previous_layout": row["layout"],
+            **options,
+        }
+        deadline = None
+        if obstacle is not None:
+            deadline = now + timedelta(seconds=self._conf.conductor.drain_timeout)
+        else:
+            arguments.pop(DRAINS, None)
+        job = jobs.enqueue(
+            tx,
+            kind=JobKind.PARTITION,
+            host=row["host"],
+            subject=uuid,
+            arguments=arguments,
+            now=now,
+            deadline=deadline,
+        )
+        if obstacle is None:
+            close_device(tx, uuid, rows, job)
+        else:
+            desired_backends.sync_cordon(tx, [row["host"]], now)
+        mark_stale(tx, rows, now)
+        return jobs.uuids(tx, [job])[0]
 
 
 class Programs:

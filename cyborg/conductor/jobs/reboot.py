@@ -20,8 +20,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from cyborg.conductor.jobs.partitioning import Partitions
-from cyborg.conductor.jobs.programming import Programs
+from cyborg.conductor.jobs.programming import Partitions, Programs
 from cyborg.core.binding.profile import parse_group
 from cyborg.core.errors import Conflict, CyborgError, InUse, Invalid, NotFound, WrongState
 from cyborg.core.inventory.device import Ability

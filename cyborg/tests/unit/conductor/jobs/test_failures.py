@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.inventory.devices import Devices
 from cyborg.conductor.jobs import completion
-from cyborg.conductor.jobs.partitioning import Partitions
+from cyborg.conductor.jobs.programming import Partitions
 from cyborg.core.errors import NoHandle
 from cyborg.db import schema
 from cyborg.db.binding import accelerators

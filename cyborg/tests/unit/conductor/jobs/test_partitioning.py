@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.hosts.heartbeats import Hosts
-from cyborg.conductor.jobs.partitioning import Partitions
+from cyborg.conductor.jobs.programming import Partitions
 from cyborg.core.errors import CyborgError, InUse, Invalid, NoHandle, NotFound, WrongState
 from cyborg.core.inventory.device import Ability, Layout
 from cyborg.core.jobs.job import JobState

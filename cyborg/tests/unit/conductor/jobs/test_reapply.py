@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.drivers.rollout_controller import RolloutController
 from cyborg.conductor.hosts.heartbeats import Hosts
-from cyborg.conductor.jobs.partitioning import Partitions
+from cyborg.conductor.jobs.programming import Partitions
 from cyborg.conductor.jobs.reboot import LostValues
 from cyborg.core.errors import WrongState
 from cyborg.core.inventory.device import Ability, Device, Layout

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.hosts.heartbeats import Hosts
-from cyborg.conductor.jobs.partitioning import Partitions
+from cyborg.conductor.jobs.programming import Partitions
 from cyborg.conductor.placement import reconciler
 from cyborg.core.errors import NoHandle
 from cyborg.core.inventory import device_state

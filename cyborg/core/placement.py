@@ -221,18 +221,18 @@ def _build_provider(root_uuid: str, deployable: DeployableState) -> Provider:
     )
 
 
+# Share of the interval after which a provider may be verified, to spread the calls evenly.
 EARLIEST = 0.75
-"""Share of the interval after which a provider may be verified, to spread the calls evenly."""
+# Share of the interval after which a provider is due.
 DUE = 0.85
-"""Share of the interval after which a provider is due."""
+# Share of the interval in which all providers are verified if all are due at once.
 DRAIN = 0.1
-"""Share of the interval in which all providers are verified if all are due at once."""
+# Rounds of an interval at least: DUE, DRAIN and the wait for a round are one interval.
 ROUNDS = 20
-"""Rounds of an interval at least: DUE, DRAIN and the wait for a round are one interval."""
+# Seconds between two rounds at most.
 MAX_PERIOD = 10.0
-"""Seconds between two rounds at most."""
+# Time after which the contents of a provider are read although its generation is the same.
 FULL_INTERVAL = timedelta(days=1)
-"""Time after which the contents of a provider are read although its generation is the same."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,13 @@ Nova's instances.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from cyborg.core.audit import sources
 from cyborg.core.audit.sources import (
-    SETTLE_TIME,
     ArqRecord,
     DeployableRecord,
-    DeviceRecord,
     Finding,
-    HandleRecord,
     HostSnapshot,
     Kind,
-    ProviderRecord,
     Repair,
 )
 from cyborg.core.binding.states import OWNING_STATES
@@ -25,8 +22,8 @@ from cyborg.core.inventory.report import Hardware, ObservedDeployable, ObservedD
 from cyborg.core.placement import Inventory, Provider
 from cyborg.core.text import format_number, join_limited
 
+# Names of a list in an explanation; of the others only the number is given.
 MAX_NAMES = 5
-"""Names of a list in an explanation; of the others only the number is given."""
 
 
 def compare(snapshot: HostSnapshot) -> tuple[Finding, ...]:
@@ -86,14 +83,14 @@ def compare_providers(snapshot: HostSnapshot) -> Iterator[Finding]:
             yield _leftover_finding(snapshot, uuid, actual.name, repair)
 
 
-def _not_published(snapshot: HostSnapshot, record: ProviderRecord) -> Iterator[Finding]:
+def _not_published(snapshot: HostSnapshot, record: sources.ProviderRecord) -> Iterator[Finding]:
     if record.stale_since is None:
         return
     since = f"since {record.stale_since.isoformat(timespec='seconds')}Z"
     if record.error is not None:
         text = f"database: not published {since}; Placement: {record.error}"
         yield _provider_finding(snapshot, Kind.PROVIDER_FAILING, record.uuid, record.name, text)
-    elif snapshot.now - record.stale_since >= SETTLE_TIME:
+    elif snapshot.now - record.stale_since >= sources.SETTLE_TIME:
         text = f"database: waiting to be published {since}"
         yield _provider_finding(snapshot, Kind.PROVIDER_STALE, record.uuid, record.name, text)
 
@@ -203,7 +200,7 @@ def compare_hardware(snapshot: HostSnapshot) -> Iterator[Finding]:
 
 
 def _compare_device(
-    snapshot: HostSnapshot, hardware: Hardware, device: DeviceRecord
+    snapshot: HostSnapshot, hardware: Hardware, device: sources.DeviceRecord
 ) -> Iterator[Finding]:
     observed = hardware.devices.get(device.address)
     name = f"device {device.address}"
@@ -220,7 +217,7 @@ def _compare_device(
 
 
 def _compare_deployables(
-    snapshot: HostSnapshot, device: DeviceRecord, observed: ObservedDevice
+    snapshot: HostSnapshot, device: sources.DeviceRecord, observed: ObservedDevice
 ) -> Iterator[Finding]:
     if observed.deployables is None:  # an agent of the previous release
         return
@@ -262,9 +259,9 @@ def _compare_deployable(
         yield snapshot.finding(Kind.HANDLES_DIFFER, name, text)
 
 
-def _drained_not_removed(snapshot: HostSnapshot, device: DeviceRecord) -> Iterator[Finding]:
+def _drained_not_removed(snapshot: HostSnapshot, device: sources.DeviceRecord) -> Iterator[Finding]:
     """Yield a finding if draining handles or deployables without an owner are still recorded."""
-    idle: list[HandleRecord] = []
+    idle: list[sources.HandleRecord] = []
     draining_deployables = 0
     for deployable in device.deployables:
         draining = [
@@ -285,7 +282,7 @@ def _drained_not_removed(snapshot: HostSnapshot, device: DeviceRecord) -> Iterat
         )
 
 
-def _is_programming(device: DeviceRecord) -> bool:
+def _is_programming(device: sources.DeviceRecord) -> bool:
     # Reports do not change such a device until the job has ended.
     return any(deployable.programming for deployable in device.deployables)
 
@@ -439,7 +436,11 @@ def _compare_units(
 
 
 def _arq_finding(
-    snapshot: HostSnapshot, arq: ArqRecord, kind: Kind, text: str, repair: Repair | None = None
+    snapshot: HostSnapshot,
+    arq: ArqRecord,
+    kind: Kind,
+    text: str,
+    repair: Repair | None = None,
 ) -> Finding:
     return snapshot.finding(
         kind,

@@ -200,8 +200,8 @@ def confirmed(first: Collection[Finding], second: Iterable[Finding]) -> tuple[Fi
     return tuple(finding for finding in second if finding.key in keys)
 
 
+# A change within this time may be in flight and is skipped.
 SETTLE_TIME = timedelta(seconds=60)
-"""A change within this time may be in flight and is skipped."""
 
 
 @dataclass(frozen=True, slots=True)

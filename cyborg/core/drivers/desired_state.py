@@ -36,8 +36,8 @@ class ManagedOption(DescribedEnum):
     RELEASE = "release", "release single devices"
 
 
+# Option of devices that are adopted although their hosts use them.
 ADOPT_IN_USE: str = ManagedOption.ADOPT_IN_USE.value
-"""Option of devices that are adopted although their hosts use them."""
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,254}$")
 

@@ -25,6 +25,7 @@ from cyborg.core.errors import Invalid
 from cyborg.core.text import sanitize
 from cyborg.core.validation import check_text, find_duplicate, optional, string
 
+# The driver of this service for each driver; None without a counterpart.
 COUNTERPARTS: Mapping[str, str | None] = {
     "fake_driver": "fake",
     "huawei_ascend_driver": "generic",
@@ -38,7 +39,6 @@ COUNTERPARTS: Mapping[str, str | None] = {
     "pci_driver": "generic",
     "xilinx_fpga_driver": "fpga",
 }
-"""The driver of this service for each driver; None without a counterpart."""
 
 
 def describe_counterpart(name: str) -> str | None:
@@ -112,8 +112,8 @@ def _numbers(version: str | None) -> list[int]:
     return [int(number[:18]) for number in re.findall(r"[0-9]+", version or "")]
 
 
+# The type of an option; ``list`` is one comma separated line, ``multi`` a line for each value.
 Kind = Literal["str", "int", "float", "bool", "list", "multi"]
-"""The type of an option; ``list`` is one comma separated line, ``multi`` a line for each value."""
 
 MAX_VALUE = 4096  # characters of one text
 MAX_VALUES = 256  # of a list

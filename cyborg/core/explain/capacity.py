@@ -12,18 +12,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cyborg.core.explain.explanation import (
-    GroupDemand,
-    ProviderState,
-    find_device_failure,
-    find_first_equals,
-)
+from cyborg.core.explain import explanation
+from cyborg.core.explain.explanation import GroupDemand, ProviderState
 from cyborg.core.explain.packing import Budget, Kind, pack
 from cyborg.core.explain.predicates import MATCHING, Predicate, device_failures, find_trait_failure
 from cyborg.core.inventory.device import Layout
 
+# Steps of the exact searches in one computation: together they take a few seconds at most.
 DEFAULT_EFFORT = 50_000
-"""Steps of the exact searches in one computation: together they take a few seconds at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +84,7 @@ def compute_capacity(
 def _make_kinds(demands: Sequence[GroupDemand]) -> dict[str | None, dict[int, Kind]]:
     """Return the kinds of distinct demands by resource class and index of the first such demand."""
     kinds: dict[str | None, dict[int, Kind]] = {}
-    for first, count in Counter(find_first_equals(demands)).items():
+    for first, count in Counter(explanation.find_first_equals(demands)).items():
         demand = demands[first]
         kinds.setdefault(demand.resource_class, {})[first] = Kind(demand.count, count)
     return kinds
@@ -133,7 +129,7 @@ def _count_provider(
     demands: Sequence[GroupDemand], provider: ProviderState, tally: _Tally
 ) -> tuple[int, ...]:
     """Count the handles of a provider; return its free handles by demand, empty without any."""
-    failures = [find_device_failure(demand, provider) for demand in demands]
+    failures = [explanation.find_device_failure(demand, provider) for demand in demands]
     predicates = [failure.predicate for failure in failures if failure is not None]
     if len(predicates) == len(demands):
         # The group that came nearest decides.

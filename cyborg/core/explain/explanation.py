@@ -9,21 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cyborg.core.binding.profile import (
-    REQUIRED_INFO,
-    AttachTarget,
-    Group,
-    expand_slots,
-    find_target,
-)
+from cyborg.core.binding import profile
 from cyborg.core.errors import Conflict
-from cyborg.core.explain.predicates import (
-    Failure,
-    Predicate,
-    device_failures,
-    fail,
-    find_trait_failure,
-)
+from cyborg.core.explain import predicates
+from cyborg.core.explain.predicates import Failure, Predicate, fail
 from cyborg.core.inventory.device import Layout
 from cyborg.core.inventory.device_state import READY, DeviceFacts
 from cyborg.core.inventory.reference_names import find_counterpart
@@ -44,7 +33,7 @@ class GroupDemand:
     units: Mapping[str, int]
     required: frozenset[str] = frozenset()
     forbidden: frozenset[str] = frozenset()
-    target: AttachTarget | None = AttachTarget.INSTANCE
+    target: profile.AttachTarget | None = profile.AttachTarget.INSTANCE
 
     @property
     def resource_class(self) -> str | None:
@@ -82,11 +71,11 @@ class HandleCounts:
         """Return the number of free handles."""
         return self.total - self.draining - self.taken - self.cleaning
 
-    def fitting(self, target: AttachTarget | None) -> int:
+    def fitting(self, target: profile.AttachTarget | None) -> int:
         """Return the number of free handles that can be attached to a target."""
         if target is None:
             return 0
-        return self.free - (self.without_info if REQUIRED_INFO[target] else 0)
+        return self.free - (self.without_info if profile.REQUIRED_INFO[target] else 0)
 
 
 _NO_HANDLES = HandleCounts()
@@ -166,11 +155,10 @@ class GroupSummary:
             self.taken[provider.uuid] = provider.handles.taken
 
 
+# A predicate of the caller that is evaluated last, such as the quota of its project.
+#
+# It does not depend on the number of the group.
 Check = Callable[[GroupDemand, ProviderState], Failure | None]
-"""A predicate of the caller that is evaluated last, such as the quota of its project.
-
-It does not depend on the number of the group.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +198,10 @@ def fail_quota(demand: GroupDemand, provider: ProviderState) -> Failure:
     return fail(Predicate.QUOTA)
 
 
-def make_demands(groups: Sequence[Group]) -> tuple[GroupDemand, ...]:
+def make_demands(groups: Sequence[profile.Group]) -> tuple[GroupDemand, ...]:
     """Return the demands of the groups of a profile or of a device context."""
     units: dict[int, Counter[str]] = {}
-    for slot in expand_slots(groups):
+    for slot in profile.expand_slots(groups):
         units.setdefault(slot.group_id, Counter())[slot.resource_class] += 1
     return tuple(
         GroupDemand(number, units[number], group.required, group.forbidden, _target(group))
@@ -311,7 +299,7 @@ def _device_failures(demand: GroupDemand, provider: ProviderState) -> Iterator[F
             is_same = find_counterpart(requested) == provider.resource_class
             remark = f" ({requested} of OpenStack Cyborg)" if is_same else ""
             yield fail(Predicate.RESOURCE_CLASS, f"{provider.resource_class}{remark}")
-    if failure := find_trait_failure(
+    if failure := predicates.find_trait_failure(
         demand.required, demand.forbidden, provider.traits, provider.numa_node
     ):
         yield failure
@@ -320,7 +308,7 @@ def _device_failures(demand: GroupDemand, provider: ProviderState) -> Iterator[F
             Predicate.TOO_FEW_HANDLES,
             f"{provider.handles.total}, group {demand.number} requests {demand.count}",
         )
-    for predicate in device_failures(provider.facts):
+    for predicate in predicates.device_failures(provider.facts):
         yield fail(predicate, provider.remarks.get(predicate, ""))
     if not provider.published:
         remark = provider.remarks.get(Predicate.UNPUBLISHED, "")
@@ -342,7 +330,9 @@ def _suitable_layouts(
         layout
         for layout in provider.other_layouts(resource_class)
         if layout.offers[resource_class] >= demand.count
-        and find_trait_failure(demand.required, demand.forbidden, provider.traits_in(layout))
+        and predicates.find_trait_failure(
+            demand.required, demand.forbidden, provider.traits_in(layout)
+        )
         is None
     ]
 
@@ -367,9 +357,9 @@ def _find_handle_failure(demand: GroupDemand, provider: ProviderState) -> Failur
     return None
 
 
-def _target(group: Group) -> AttachTarget | None:
+def _target(group: profile.Group) -> profile.AttachTarget | None:
     # An unknown value is no error here: the explanation shows it as a failure of each handle.
     try:
-        return find_target(group, "")
+        return profile.find_target(group, "")
     except Conflict:
         return None

@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 from math import gcd
 from typing import NamedTuple
 
+# Kinds of which all subsets are examined; with more kinds the upper bound is less tight.
 MAX_KINDS = 8
-"""Kinds of which all subsets are examined; with more kinds the upper bound is less tight."""
 
+# Bins of an exact search, which calls itself once for each of them.
 MAX_BINS = 64
-"""Bins of an exact search, which calls itself once for each of them."""
 
+# Steps of bounds for each step of an exact search.
 BOUND_STEPS = 100
-"""Steps of bounds for each step of an exact search."""
 
 _FIRST_FIT_STEPS = 8  # for each kind and bin
 

@@ -68,6 +68,10 @@ class Predicate(DescribedEnum):
 
 _POSITIONS: Mapping[Predicate, int] = {p: number for number, p in enumerate(Predicate)}
 
+# Predicates about what a device is: a device that fails one is not meant for the group.
+#
+# NUMA_NODE is none of them: the device is of the right kind, in the wrong place, so that its
+# handles are lost for the group.
 MATCHING = frozenset(
     {
         Predicate.RESOURCE_CLASS,
@@ -76,11 +80,6 @@ MATCHING = frozenset(
         Predicate.TRAIT_FORBIDDEN,
     }
 )
-"""Predicates about what a device is: a device that fails one is not meant for the group.
-
-NUMA_NODE is none of them: the device is of the right kind, in the wrong place, so that its handles
-are lost for the group.
-"""
 
 # Commands are those of an operator: a project cannot change a device.
 _REMEDIES: Mapping[Predicate, str] = {

@@ -21,21 +21,14 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import NamedTuple
 
-from cyborg.core.explain.explanation import (
-    Check,
-    GroupDemand,
-    GroupSummary,
-    ProviderState,
-    find_failures,
-    find_first_equals,
-    find_first_failure,
-)
+from cyborg.core.explain import explanation
+from cyborg.core.explain.explanation import GroupDemand, ProviderState
 from cyborg.core.explain.packing import Budget, Caps, Kind, fits_once
 from cyborg.core.explain.predicates import Failure, Predicate, fail
 
 TOGETHER = "groups {} together need more handles than host {} has"
+# Steps of the searches in one evaluation: a tenth of those of a capacity.
 EFFORT = 5000
-"""Steps of the searches in one evaluation: a tenth of those of a capacity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +42,7 @@ class RequestFit:
 
     demands: Sequence[GroupDemand]
     firsts: tuple[int, ...]
-    check: Check | None
+    check: explanation.Check | None
     alone: Sequence[tuple[ProviderState, Mapping[int, Failure | None]]]
     joint: Mapping[str, Mapping[int, Failure]]
     fitting_hosts: frozenset[str]
@@ -57,15 +50,15 @@ class RequestFit:
     def failures(self, provider: ProviderState) -> list[Failure | None]:
         """Return the first failure of a provider for each demand, with those of its host."""
         joint = self.joint.get(provider.host, {})
-        found = find_failures(self.demands, self.firsts, provider, self.check)
+        found = explanation.find_failures(self.demands, self.firsts, provider, self.check)
         return [own or joint.get(first) for own, first in zip(found, self.firsts, strict=True)]
 
-    def summarize(self) -> list[GroupSummary]:
+    def summarize(self) -> list[explanation.GroupSummary]:
         """Return for each group how many providers fit, and how many fail at which predicate.
 
         The summaries of equal groups share their counters.
         """
-        found = {first: GroupSummary(self.demands[first]) for first in self.firsts}
+        found = {first: explanation.GroupSummary(self.demands[first]) for first in self.firsts}
         for provider, alone in self.alone:
             joint = self.joint.get(provider.host, {})
             for first, own in alone.items():
@@ -79,7 +72,7 @@ class RequestFit:
 def evaluate_request(
     demands: Sequence[GroupDemand],
     providers: Iterable[ProviderState],
-    check: Check | None = None,
+    check: explanation.Check | None = None,
     effort: int = EFFORT,
 ) -> RequestFit:
     """Evaluate all groups of a request; ``providers`` are all providers of each host.
@@ -87,12 +80,15 @@ def evaluate_request(
     ``effort`` limits the searches for groups that compete, on all hosts together. A host whose
     search ends without a result counts as one that fits.
     """
-    firsts = find_first_equals(demands)
+    firsts = explanation.find_first_equals(demands)
     kinds = tuple(dict.fromkeys(firsts))
     alone: list[tuple[ProviderState, Mapping[int, Failure | None]]] = []
     hosts: dict[str, list[Caps]] = {}
     for provider in providers:
-        found = {first: find_first_failure(demands[first], provider, check) for first in kinds}
+        found = {
+            first: explanation.find_first_failure(demands[first], provider, check)
+            for first in kinds
+        }
         alone.append((provider, found))
         caps = tuple(
             provider.handles.fitting(demands[first].target) if failure is None else 0
@@ -269,7 +265,11 @@ def explain_rejections(
     # Only the chosen providers get texts.
     rejections = []
     for _, provider in distances[:limit]:
-        found = find_failures(demands, fit.firsts, provider) if reason else fit.failures(provider)
+        found = (
+            explanation.find_failures(demands, fit.firsts, provider)
+            if reason
+            else fit.failures(provider)
+        )
         fallback = f"{QUERY_REJECTED}: {reason}" if reason else NOT_RETURNED
         groups = tuple(
             GroupRejection(demand, failure, failure.text if failure else fallback)

@@ -11,14 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cyborg.core.binding.profile import (
-    HIDDEN_PREFIX,
-    REQUIRED_INFO,
-    AttachTarget,
-    describe_profile,
-    explain_missing_info,
-    is_hidden_profile_name,
-)
+from cyborg.core.binding import profile as device_profile
 from cyborg.core.errors import NoHandle
 from cyborg.core.explain.explanation import GroupDemand, ProviderState
 from cyborg.core.explain.predicates import Failure, Predicate, device_failures, fail, trait_failures
@@ -44,7 +37,7 @@ class Demand:
     required: frozenset[str] = frozenset()
     forbidden: frozenset[str] = frozenset()
     accel: Mapping[str, str] = field(default_factory=dict)
-    target: AttachTarget = AttachTarget.INSTANCE
+    target: device_profile.AttachTarget = device_profile.AttachTarget.INSTANCE
     profile: str = ""
     group: int = 0
     group_units: int = 1
@@ -105,7 +98,9 @@ def choose_handles(
     reasons: dict[str, list[dict[str, object]]] = {}
     # The handles that fit a demand with required info also fit one without: the demands without it
     # must not take them first.
-    for demand in sorted(demands, key=lambda demand: not REQUIRED_INFO[demand.target]):
+    for demand in sorted(
+        demands, key=lambda demand: not device_profile.REQUIRED_INFO[demand.target]
+    ):
         search = searches.setdefault(demand.kind, _Search(pools.get(demand.provider, [])))
         if (handle := search.next(demand, taken_ids)) is not None:
             chosen[demand.arq_uuid] = handle.handle_id
@@ -189,7 +184,7 @@ def _meets_requirements(candidate: Candidate) -> bool:
     return any(map(candidate.info.get, _REQUIRED_KEYS))
 
 
-_REQUIRED_KEYS = frozenset(key for keys in REQUIRED_INFO.values() for key in keys)
+_REQUIRED_KEYS = frozenset(key for keys in device_profile.REQUIRED_INFO.values() for key in keys)
 
 
 @dataclass(slots=True)
@@ -242,8 +237,10 @@ def explain_rejection(demand: Demand, candidate: Candidate) -> list[Failure]:
     reasons += [fail(predicate) for predicate in device_failures(candidate.facts)]
     reasons += [fail(Predicate.TAKEN)] if candidate.in_use else []
     reasons += [fail(Predicate.CLEANING)] if candidate.dirty else []
-    requester = describe_profile(demand.profile)
-    missing = explain_missing_info(demand.target, candidate.info, candidate.device, requester)
+    requester = device_profile.describe_profile(demand.profile)
+    missing = device_profile.explain_missing_info(
+        demand.target, candidate.info, candidate.device, requester
+    )
     reasons += [Failure(Predicate.ATTACH_TARGET, missing)] if missing else []
     return reasons
 
@@ -265,11 +262,13 @@ def make_no_handle_error(
         demand = refused[arq_uuid]
         name = f"group {demand.group}"
         if several:
-            name += f" of {describe_profile(demand.profile)}"
+            name += f" of {device_profile.describe_profile(demand.profile)}"
         texts = [f"{r['reason']} ({r['handles']} handles)" for r in rejected[:4]]
         messages[f"{name}: {'; '.join(texts) or 'no handle'}"] = None
     shown = join_limited(list(messages), 3, separator=". ", nouns="groups")
-    subject = "" if several or not profiles[0] else f" for {describe_profile(profiles[0])}"
+    subject = (
+        "" if several or not profiles[0] else f" for {device_profile.describe_profile(profiles[0])}"
+    )
     message = f"no free attach handle{subject}: {shown}"
     commands = [command for profile in profiles if (command := _explain_command(profile))]
     if commands:
@@ -279,7 +278,7 @@ def make_no_handle_error(
 
 def _explain_command(profile: str) -> str | None:
     """Return the command that shows each provider with a remedy, None if there is none."""
-    if not is_hidden_profile_name(profile):
+    if not device_profile.is_hidden_profile_name(profile):
         return f"cyborg device-profile-explain {profile}" if profile else None
-    context = profile.removeprefix(HIDDEN_PREFIX)
+    context = profile.removeprefix(device_profile.HIDDEN_PREFIX)
     return None if context == profile else f"cyborg device-context-explain {context}"

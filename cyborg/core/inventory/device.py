@@ -26,8 +26,8 @@ MAX_INFO_ENTRIES = 256  # in one of the maps of a device or deployable
 MAX_NUMA_NODE = 65535
 MAX_LAYOUTS = 64
 NO_REASON = "its driver gives no reason"
+# The key of ``vendor_board_info`` with the reason why a device or deployable is not offered.
 NOT_OFFERED = "not_offered"
-"""The key of ``vendor_board_info`` with the reason why a device or deployable is not offered."""
 
 
 class HandleType(StrEnum):
@@ -69,8 +69,8 @@ class Ability(StrEnum):
     MEASURES = "measures"
 
 
+# With any of these, a handle must be cleaned on its host before it is allocated again.
 CLEANING_ABILITIES = frozenset({Ability.PREPARES, Ability.SANITISES})
-"""With any of these, a handle must be cleaned on its host before it is allocated again."""
 
 
 def load_abilities(names: Any) -> frozenset[Ability]:

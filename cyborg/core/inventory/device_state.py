@@ -49,8 +49,8 @@ class DeviceCondition(DescribedEnum):
     DRAINING = "draining", "No longer present on the host; bound handles stay."
 
 
+# Status of a device that is not disabled by an operator; the other one is ``maintaining``.
 ENABLED = "enabled"
-"""Status of a device that is not disabled by an operator; the other one is ``maintaining``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,8 @@ class DeviceFacts:
         return cls(**facts)
 
 
+# The facts of a device that is schedulable.
 READY = DeviceFacts()
-"""The facts of a device that is schedulable."""
 
 FACTS = tuple(field.name for field in fields(DeviceFacts))
 

@@ -129,8 +129,8 @@ def _limits(resource_class: str, text: str) -> tuple[tuple[str, int], ...]:
     return tuple((".".join((root, *path)), limit) for path, limit in found.items())
 
 
+# Functions in one question to the conductor.
 MAX_FUNCTIONS = 4096
-"""Functions in one question to the conductor."""
 
 
 class FunctionOwner(StrEnum):
@@ -186,8 +186,8 @@ class GuestDecision:
         }
 
 
+# Owners of the functions of guests, by the uuid of the guest and the address of the function.
 Owners = Mapping[tuple[str, str], FunctionOwner | None]
-"""Owners of the functions of guests, by the uuid of the guest and the address of the function."""
 
 
 def list_questions(

@@ -50,8 +50,8 @@ class HandleKey(NamedTuple):
 # The tuples differ in length, so keys of different kinds are never equal.
 Key = DeviceKey | DeployableKey | HandleKey
 
+# One object without its children.
 Record = Device | Deployable | AttachHandle
-"""One object without its children."""
 
 
 @dataclass(frozen=True, slots=True)

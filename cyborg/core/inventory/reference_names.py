@@ -19,8 +19,8 @@ from dataclasses import replace
 from cyborg.core import naming
 from cyborg.core.inventory.device import Deployable, Device, DeviceType
 
+# The releases whose names can be published.
 RELEASES = tuple(range(12, 18))
-"""The releases whose names can be published."""
 
 _FIRST_WITH_PCI = 14
 _PCI_CLASS = "CUSTOM_PCI"
@@ -38,11 +38,11 @@ _NVIDIA, _INTEL, _INSPUR, _XILINX = "10DE", "8086", "1BD4", "10EE"
 _QAT_PRODUCTS = frozenset({"37C8", "37C9"})  # C62x, and its virtual function
 _NIC_PRODUCTS = frozenset({"158A", "158B", "1572", "154C"})  # 154C: their virtual function
 _PAC_ARRIA_10 = frozenset({"09C4", "09C5"})
+# Resource classes here, by those of OpenStack Cyborg.
 _CLASSES: Mapping[str, str] = {"CUSTOM_QAT": "CUSTOM_CRYPTO", "CUSTOM_SSD": "CUSTOM_NVME"}
-"""Resource classes here, by those of OpenStack Cyborg."""
 
+# Traits that no device has, whatever the release.
 UNPUBLISHED = frozenset({"CUSTOM_FPGA_XILINX"})
-"""Traits that no device has, whatever the release."""
 
 _COUNTERPARTS: tuple[tuple[str, str], ...] = (
     ("CUSTOM_GPU_NVIDIA", "CUSTOM_PCI_VENDOR_10DE"),

@@ -119,29 +119,28 @@ class JobKind(StrEnum):
     RELEASE = "release"  # undo a prepare and clean the handles
 
 
+# Kinds that are retried until they succeed. The others fail, and their work is undone.
 RETRIED_KINDS = frozenset({JobKind.RELEASE, JobKind.RESTORE, JobKind.UNPLUG})
-"""Kinds that are retried until they succeed. The others fail, and their work is undone."""
 
+# Kinds that change a running guest, not the device: no driver takes part.
 GUEST_KINDS = frozenset({JobKind.PLUG, JobKind.UNPLUG})
-"""Kinds that change a running guest, not the device: no driver takes part."""
 
+# Argument of a partition or program job that applies again what a device had before a reboot.
+#
+# No operator has requested it, so it is retried like a restore, until an operator cancels it.
 AFTER_REBOOT = "after_reboot"
-"""Argument of a partition or program job that applies again what a device had before a reboot.
 
-No operator has requested it, so it is retried like a restore, until an operator cancels it.
-"""
-
+# Failed attempts, in some minutes, after which such a job ends if it is impossible.
 GIVE_UP_ATTEMPTS = 8
-"""Failed attempts, in some minutes, after which such a job ends if it is impossible."""
 
+# Argument of a job that an operator has cancelled, and that ends with its running work.
 CANCELLED = "cancelled"
-"""Argument of a job that an operator has cancelled, and that ends with its running work."""
 
+# Argument of a partition job that waits until nothing uses its device; no agent has it yet.
 DRAINS = "drains"
-"""Argument of a partition job that waits until nothing uses its device; no agent has it yet."""
 
+# Kinds that change what a device reports: a discovery follows them.
 INVENTORY_KINDS = frozenset({JobKind.PROGRAM, JobKind.PARTITION})
-"""Kinds that change what a device reports: a discovery follows them."""
 
 
 class JobState(StrEnum):

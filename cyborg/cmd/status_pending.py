@@ -44,7 +44,8 @@ def main(conf: cfg.ConfigOpts, argv: Sequence[str]) -> int:
         try:
             with reader.connect() as connection:
                 counts = count(connection)
-            totals, now = read_totals(conf, reader, reader.clock), reader.clock()
+            now = reader.clock()
+            totals = read_totals(reader, now)
         finally:
             reader.close()
     except CyborgError as exc:

@@ -2,6 +2,7 @@
 """Create and delete device profiles. The API reads them directly from the database."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import uuid4
@@ -30,13 +31,12 @@ MAX_DESCRIPTION = 4096
 MAX_NAMED = 10  # ARQs listed in the error of a delete; the rest is counted
 
 
+@dataclass(frozen=True)
 class DeviceProfiles:
     """Operations on device profiles."""
 
-    def __init__(self, uow: UnitOfWork, notifications: NotificationBuilder | None = None) -> None:
-        """Without ``notifications``, no notifications are recorded."""
-        self._uow = uow
-        self._notifications = notifications
+    uow: UnitOfWork
+    notifications: NotificationBuilder
 
     def create(self, profile: Mapping[str, Any]) -> dict[str, Any]:
         """Create a profile from ``name``, ``groups`` and optional ``uuid`` and ``description``.
@@ -44,10 +44,10 @@ class DeviceProfiles:
         Return the row as plain values. Raise Invalid with the field, and Conflict if the name or
         the uuid exists.
         """
-        row = _parse_profile(profile, self._uow.clock())
+        row = _parse_profile(profile, self.uow.clock())
         created = {**row, "created_at": to_iso(row["created_at"]), "updated_at": None}
         try:
-            self._uow.run_once(lambda tx: self._insert(tx, row), lambda _: created)
+            self.uow.run_once(lambda tx: self._insert(tx, row), lambda _: created)
         except db_exc.DBDuplicateEntry as exc:
             raise _duplicate_error(row, exc) from exc
         return created
@@ -62,14 +62,13 @@ class DeviceProfiles:
             raise Invalid("expected the uuids or names of device profiles", field="value")
         keys = [check_text("value", key) for key in keys]
         try:
-            self._uow.run_once(lambda tx: self._delete(tx, keys))
+            self.uow.run_once(lambda tx: self._delete(tx, keys))
         except db_exc.DBReferenceError as exc:
             raise self._in_use(keys) from exc
 
     def _insert(self, tx: sa.Connection, row: store.NewProfileRow) -> None:
         store.insert(tx, row)
-        if self._notifications is not None:
-            outbox.add_all(tx, self._notifications.build_messages(Event.PROFILE_CREATED, [row]))
+        outbox.add_all(tx, self.notifications.build_messages(Event.PROFILE_CREATED, [row]))
 
     def _delete(self, tx: sa.Connection, keys: Sequence[str]) -> None:
         rows = store.find(tx, keys)
@@ -89,19 +88,18 @@ class DeviceProfiles:
             )
         # Read before the deletion, for the notification only: without listeners it costs no query.
         deleted: Sequence[read.DeviceProfileRow] = ()
-        if self._notifications is not None and self._notifications.enabled:
+        if self.notifications.enabled:
             uuids_to_delete = [row["uuid"] for row in rows if row["id"] in profile_ids]
             deleted = read.find(tx, uuids=uuids_to_delete)
         # The foreign key of ARQs is the check for use: a query before it could be outdated.
         if store.delete(tx, sorted(profile_ids)) != len(profile_ids):
             raise _not_found(sorted(ids))
-        if self._notifications is not None:
-            outbox.add_all(tx, self._notifications.build_messages(Event.PROFILE_DELETED, deleted))
+        outbox.add_all(tx, self.notifications.build_messages(Event.PROFILE_DELETED, deleted))
 
     def _in_use(self, keys: Sequence[str]) -> InUse:
         # Read in a new transaction, because the one that failed on the foreign key has ended. The
         # result is only for the message, not for the decision.
-        used, rows = self._uow.run(
+        used, rows = self.uow.run(
             lambda tx: (store.usage(tx, keys), store.users(tx, keys, MAX_NAMED))
         )
         if not used:

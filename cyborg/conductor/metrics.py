@@ -7,8 +7,11 @@ of this host count themselves are in ``cyborg.telemetry``.
 """
 
 import time
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib import resources
 from typing import Any
 
 from oslo_config import cfg
@@ -27,7 +30,7 @@ from cyborg.core.log import get_logger
 from cyborg.core.maintenance import SuccessorState
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db.engine import Reader
-from cyborg.db.totals import read as totals
+from cyborg.db.totals import read as totals_read
 from cyborg.db.totals.cache import CountCache
 from cyborg.db.totals.read import Counts, Totals
 from cyborg.telemetry.recorder import BINDS, LOOP_OVERDUE, NOTIFICATIONS, MetricRecorder
@@ -37,106 +40,39 @@ from cyborg.threads.locks import CachedValue
 LOG = get_logger(__name__)
 
 CACHE_SECONDS = 5.0  # seconds for which collected metrics are cached
+# Maximum number of resource classes in metrics.
 MAX_CLASSES = 200
-"""Maximum number of resource classes in metrics."""
 
+# Outcomes of binds that are shown before the first one, so that its increase is seen.
 EXPECTED_OUTCOMES = ("bound", "no_handle", "prepare_failed")
-"""Outcomes of binds that are shown before the first one, so that its increase is seen."""
 
+# Every metric from the database: its help text and its labels.
+_TABLE = resources.files("cyborg.conductor").joinpath("metrics.toml").read_text("utf-8")
 METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "cyborg_database_up": ("1 if the database answered; if 0, there are no other metrics.", ()),
-    "cyborg_count_age_seconds": (
-        "Seconds since the requests, device contexts, attachments, successors, handles, devices "
-        "and providers were counted.",
-        (),
-    ),
-    "cyborg_arqs": ("Accelerator requests.", ("state",)),
-    "cyborg_bind_oldest_seconds": ("Seconds since the oldest request entered BindStarted.", ()),
-    "cyborg_arqs_orphan_suspected": ("Bound requests whose instance has no allocation.", ()),
-    "cyborg_arqs_owner_unverified": (
-        "Bound requests whose instance's project is not verified yet.",
-        (),
-    ),
-    "cyborg_device_contexts": ("Device contexts.", ("state",)),
-    "cyborg_attachments": ("Attachments.", ("state",)),
-    "cyborg_maintenance_windows": ("Devices with a maintenance window.", ()),
-    "cyborg_device_successors": (
-        "Successors of device contexts whose device is under maintenance.",
-        ("state",),
-    ),
-    "cyborg_handles": (
-        "Attach handles: free, owned, dirty, draining, or cordoned (free, but the device is not "
-        "schedulable).",
-        ("state",),
-    ),
-    "cyborg_class_handles": (
-        "Attach handles by resource class; up to 200 classes, by name.",
-        ("resource_class", "state"),
-    ),
-    "cyborg_devices": ("Devices.", ("status", "health")),
-    "cyborg_device_unhealthy_seconds": (
-        "Seconds for which a device has been unhealthy; only unhealthy devices.",
-        ("host", "address"),
-    ),
-    "cyborg_devices_failing": (
-        "Devices that are failing and not schedulable, because their last prepare jobs failed.",
-        (),
-    ),
-    "cyborg_services": ("Daemons by liveness, from their last heartbeat.", ("binary", "state")),
-    "cyborg_hosts_cordoned": ("Hosts that are cordoned because their agent is down.", ()),
-    "cyborg_outbox_messages": (
-        "Outbox messages: pending or dead letters (dead).",
-        ("kind", "state"),
-    ),
-    "cyborg_outbox_oldest_seconds": ("Age of the oldest pending message in seconds.", ("kind",)),
-    "cyborg_jobs_open": ("Open jobs.", ("kind",)),
-    "cyborg_jobs_overdue": ("Open jobs past their deadline.", ("kind",)),
-    "cyborg_jobs_oldest_seconds": ("Age of the oldest open job in seconds.", ("kind",)),
-    "cyborg_providers": ("Resource providers that Cyborg publishes to Placement.", ()),
-    "cyborg_providers_stale": ("Resource providers that wait for publishing.", ()),
-    "cyborg_providers_failing": ("Resource providers whose last publishing failed.", ()),
-    "cyborg_placement_sync_lag_seconds": (
-        "Seconds for which the oldest stale provider has waited for publishing.",
-        (),
-    ),
-    "cyborg_placement_verification_age_seconds": (
-        "Seconds since the provider was verified whose verification is the oldest.",
-        (),
-    ),
-    "cyborg_audit_findings": (
-        "Findings of the last consistency check that is done; no sample without one.",
-        (),
-    ),
-    "cyborg_self_heal_actions_total": ("Self-healing actions of the conductors.", ("kind",)),
-    "cyborg_self_heal_last_timestamp_seconds": (
-        "Unix time of the last self-healing action of a kind.",
-        ("kind",),
-    ),
+    name: (metric["help"], tuple(metric.get("labels", ())))
+    for name, metric in tomllib.loads(_TABLE).items()
 }
-"""Every metric from the database: its help text and its labels."""
 
 
+@dataclass(eq=False)
 class DatabaseCollector(Collector):
-    """Collector of the metrics from the database; thread-safe."""
+    """Collector of the metrics from the database; thread-safe.
 
-    def __init__(
-        self,
-        conf: cfg.ConfigOpts,
-        reader: Reader,
-        *,
-        now: Callable[[], datetime] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """``now`` returns naive UTC, ``clock`` monotonic seconds."""
-        self._conf = conf
-        self._reader = reader
-        self._now = now or reader.clock
+    ``clock`` returns monotonic seconds.
+    """
+
+    conf: cfg.ConfigOpts
+    reader: Reader
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         # Counts of all objects grow with the cloud: they are read less often than pending work.
-        self._counts = CountCache(reader, clock)
-        self._metrics = CachedValue(self._collect_metrics, CACHE_SECONDS, clock)
+        self._counts = CountCache(self.reader, self.clock)
+        self._metrics = CachedValue(self._collect_metrics, CACHE_SECONDS, self.clock)
 
     def describe(self) -> Iterable[Metric]:
         """Return the metrics without samples, since the database may be down at the start."""
+        # The client library calls this at the registration, to find duplicate names.
         return _empty().values()
 
     def collect(self) -> Iterable[Metric]:
@@ -152,9 +88,10 @@ class DatabaseCollector(Collector):
     def _collect_metrics(self) -> list[Metric]:
         families = _empty()
         try:
-            self._reader.clock.refresh()
+            self.reader.clock.refresh()
             counts, counts_age = self._counts.read()
-            totals, now = read_totals(self._conf, self._reader, self._now), self._now()
+            now = self.reader.clock()
+            totals = read_totals(self.reader, now)
         except Unavailable as exc:
             return _report_down(exc.message)
         families["cyborg_database_up"].add_metric([], 1)
@@ -201,11 +138,10 @@ def make_server(
     )
 
 
-def read_totals(conf: cfg.ConfigOpts, reader: Reader, now: Callable[[], datetime]) -> Totals:
+def read_totals(reader: Reader, now: datetime) -> Totals:
     """Read pending and failing work from the database. Raise Unavailable."""
-    current = now()
     with reader.connect() as connection:
-        return totals.read(connection, now=current)
+        return totals_read.read(connection, now=now)
 
 
 def _report_down(error: str) -> list[Metric]:

@@ -18,7 +18,7 @@ from cyborg.conductor.common.sweeps import LoopWatch
 from cyborg.conductor.common.work_lease import process_owner
 from cyborg.conductor.manager import make_handlers
 from cyborg.conductor.metrics import make_server as make_metrics_server
-from cyborg.conductor.wiring import Conductor, build_conductor
+from cyborg.conductor.wiring import Conductor
 from cyborg.core import hosts
 from cyborg.core.errors import Unavailable
 from cyborg.core.log import get_logger
@@ -45,6 +45,7 @@ BINARY = hosts.CONDUCTOR
 MAX_RETRY_DELAY = 10.0  # seconds between two attempts to reach the broker at the start
 STOP_TIMEOUT = 10.0  # seconds for the whole of a stop
 CONNECTION_CLOSE_TIME = 2.0  # seconds of STOP_TIMEOUT that are reserved for closing connections
+# A heartbeat over a broker that is away takes up to [rpc] timeout.
 HEARTBEAT_JOIN_TIMEOUT = 0.5  # seconds of STOP_TIMEOUT for a running heartbeat
 
 
@@ -206,7 +207,7 @@ class ConductorService:
         agents = make_agent_client(transport, self._conf)
         stalls = self._detect_stalls()
         uow = UnitOfWork(engine, stalls=stalls)
-        conductor = build_conductor(
+        conductor = Conductor(
             self._conf,
             uow,
             agents,

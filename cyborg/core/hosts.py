@@ -154,11 +154,11 @@ class ServiceStatus(StrEnum):
     DEGRADED = "DEGRADED"  # a loop is stuck
 
 
+# Key of the versions in an agent's heartbeat: whether it attaches devices to running guests.
 LIVE_ATTACH = "live_attach"
-"""Key of the versions in an agent's heartbeat: whether it attaches devices to running guests."""
 
+# Key of the versions in an agent's heartbeat: whether it sends its epoch with each result.
 RESULT_EPOCHS = "result_epochs"
-"""Key of the versions in an agent's heartbeat: whether it sends its epoch with each result."""
 
 
 def is_current_epoch(epoch: str | None, current: str | None, versions: Mapping[str, Any]) -> bool:
@@ -175,15 +175,15 @@ def has_rebooted(previous: str | None, current: str | None) -> bool:
     return None not in (previous, current) and previous != current
 
 
+# CPU seconds that a conductor needs for a heartbeat without changes.
+#
+# ``tools/bench agents`` measures it. Alternative not taken: each conductor measures its own cost. A
+# process cannot tell the threads of the message bus that serve heartbeats from those that serve
+# other calls, and an interval that follows the load of the moment changes with every heartbeat.
 HEARTBEAT_COST = 0.003
-"""CPU seconds that a conductor needs for a heartbeat without changes.
 
-``tools/bench agents`` measures it. Alternative not taken: each conductor measures its own cost. A
-process cannot tell the threads of the message bus that serve heartbeats from those that serve other
-calls, and an interval that follows the load of the moment changes with every heartbeat."""
-
+# Cores of a conductor process that heartbeats may use.
 MAX_CORES = 0.5
-"""Cores of a conductor process that heartbeats may use."""
 
 
 def choose_interval(agents: int, processes: int, minimum: float, maximum: float) -> float:
@@ -215,28 +215,6 @@ def heartbeat_timeout(interval_seconds: float, missed: int) -> timedelta:
     due.
     """
     return timedelta(seconds=interval_seconds) * (missed + 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Deadlines:
-    """Times at which a service becomes late and down if no further heartbeat arrives."""
-
-    late_at: datetime
-    down_at: datetime
-
-
-def compute_deadlines(
-    now: datetime, interval_seconds: float, late_heartbeats: int, down_heartbeats: int
-) -> Deadlines:
-    """Return the deadlines that a heartbeat at ``now`` sets.
-
-    ``interval_seconds`` is the interval that its sender was given. ``late_heartbeats`` missed
-    heartbeats make a service late, ``down_heartbeats`` make it down.
-    """
-    return Deadlines(
-        now + heartbeat_timeout(interval_seconds, late_heartbeats),
-        now + heartbeat_timeout(interval_seconds, down_heartbeats),
-    )
 
 
 def evaluate(late_at: datetime, down_at: datetime, now: datetime) -> Liveness:

@@ -7,8 +7,7 @@ on the host; servers with a suspected inconsistency are read one by one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from datetime import datetime
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,19 +18,11 @@ from cyborg.clients.placement import Placement, ProviderSummary
 from cyborg.conductor.placement import reconciler
 from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
 from cyborg.core import naming
+from cyborg.core.audit import sources
 from cyborg.core.audit.compare import instances_to_verify
-from cyborg.core.audit.sources import (
-    DatabaseSnapshot,
-    Finding,
-    HostSnapshot,
-    Kind,
-    NovaSnapshot,
-    PlacementSnapshot,
-    Repair,
-)
+from cyborg.core.audit.sources import Finding
 from cyborg.core.errors import CyborgError, Invalid, NotFound
 from cyborg.core.inventory import report
-from cyborg.core.inventory.report import Hardware
 from cyborg.core.placement import Provider
 from cyborg.db.audits import read as view
 from cyborg.db.deployables import write as deployables
@@ -40,40 +31,28 @@ from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.contract import AgentAPI
 
 
+@dataclass(eq=False)
 class SourceCollector:
     """Collector of the sources of one audit.
 
-    ``nova_error`` is the first error of a call to Nova, None before it. After an error Nova is not
-    called again.
+    ``nova`` is None in an installation without Nova. ``renew_lease`` is called between calls that
+    may take long; its exceptions propagate. ``nova_error`` is the first error of a call to Nova,
+    None before it. After an error Nova is not called again.
     """
 
-    def __init__(
-        self,
-        conf: cfg.ConfigOpts,
-        uow: UnitOfWork,
-        agents: AgentAPI,
-        placement: Placement,
-        nova: Nova | None,
-        *,
-        now: Callable[[], datetime],
-        renew_lease: Callable[[], None],
-    ) -> None:
-        """``nova`` is None in an installation without Nova.
+    conf: cfg.ConfigOpts
+    uow: UnitOfWork
+    agents: AgentAPI
+    placement: Placement
+    nova: Nova | None
+    renew_lease: Callable[[], None]
 
-        ``renew_lease`` is called between calls that may take long; its exceptions propagate.
-        """
-        self._conf = conf
-        self._uow = uow
-        self._agents = agents
-        self._placement = placement
-        self._nova = nova
+    def __post_init__(self) -> None:
         # An own one: that of the publisher must only be used in the publisher's thread.
-        self._compute_nodes = ComputeNodeResolver(placement, uow)
-        self._now = now
-        self._renew_lease = renew_lease
+        self._compute_nodes = ComputeNodeResolver(self.placement, self.uow)
         self.nova_error: str | None = None
 
-    def collect(self, host: str, recheck: Sequence[Finding] | None = None) -> HostSnapshot:
+    def collect(self, host: str, recheck: Sequence[Finding] | None = None) -> sources.HostSnapshot:
         """Return the data of all sources about a host.
 
         If ``recheck`` has findings, read only the data that can confirm these findings. Raise
@@ -81,58 +60,59 @@ class SourceCollector:
         """
         hardware, unreachable_reason = None, None
         if recheck is None or any(
-            f.repair is Repair.REPORT or f.kind is Kind.BACKEND_UNAVAILABLE for f in recheck
+            f.repair is sources.Repair.REPORT or f.kind is sources.Kind.BACKEND_UNAVAILABLE
+            for f in recheck
         ):
             hardware, unreachable_reason = self._collect_hardware(host)
-        self._renew_lease()
+        self.renew_lease()
         # After the agent, so that the database has what the agent reported just before.
-        records, desired = self._uow.run(lambda tx: _read_records(tx, host))
+        records, desired = self.uow.run(lambda tx: _read_records(tx, host))
         root, placement = self._collect_placement(host, records, recheck)
-        snapshot = HostSnapshot(
+        snapshot = sources.HostSnapshot(
             host=host,
-            now=self._now(),
+            now=self.uow.clock(),
             hardware=hardware,
             unreachable_reason=unreachable_reason,
             database=records,
             desired=reconciler.desired_providers(root, desired) if root is not None else {},
             placement=placement,
             # Without Nova there are no allocations, unless the configuration says otherwise.
-            allocations_expected=self._conf.nova.send_events
-            or self._conf.conductor.orphan_grace is not None,
+            allocations_expected=self.conf.nova.send_events
+            or self.conf.conductor.orphan_grace is not None,
         )
         # Last: which instances Nova is asked about follows from the other three sources.
         instances = self._collect_instances(snapshot, recheck)
         return replace(snapshot, instances=instances)
 
-    def _collect_hardware(self, host: str) -> tuple[Hardware | None, str | None]:
+    def _collect_hardware(self, host: str) -> tuple[report.Hardware | None, str | None]:
         """Return the hardware that the agent found, or why the agent is unreachable."""
-        row = self._uow.run(lambda tx: find_agent(tx, host))
+        row = self.uow.run(lambda tx: find_agent(tx, host))
         if row is None:
             return None, "no agent of this host has ever sent a heartbeat"
         # Its deadline does not decide: after an outage of the conductors that of each agent has
         # passed, and the agents run.
         if row["down_since"] is not None:
             # Do not call the agent: each host that is down would cost a timeout.
-            age = (self._now() - row["last_seen_at"]).total_seconds()
+            age = (self.uow.clock() - row["last_seen_at"]).total_seconds()
             return None, f"the last heartbeat of the agent was {age:.0f} s ago"
         try:
-            return report.load_answer(self._agents.hardware(host)), None
+            return report.load_answer(self.agents.hardware(host)), None
         except CyborgError as exc:
             return None, exc.message
 
     def _collect_placement(
-        self, host: str, records: DatabaseSnapshot, recheck: Sequence[Finding] | None
-    ) -> tuple[str | None, PlacementSnapshot]:
+        self, host: str, records: sources.DatabaseSnapshot, recheck: Sequence[Finding] | None
+    ) -> tuple[str | None, sources.PlacementSnapshot]:
         """Return the compute node provider's uuid, or None, and Cyborg's providers in Placement."""
         try:
             root = self._compute_nodes.find(host)
-            tree = self._placement.tree(root.uuid)
+            tree = self.placement.tree(root.uuid)
             if not tree:  # the cached provider was deleted
                 self._compute_nodes.forget(host)
                 root = self._compute_nodes.find(host)
-                tree = self._placement.tree(root.uuid)
+                tree = self.placement.tree(root.uuid)
         except (NotFound, Invalid) as exc:  # no such provider, or a malformed host identity
-            return None, PlacementSnapshot(missing=exc.message)
+            return None, sources.PlacementSnapshot(missing=exc.message)
         own = self._own_providers(root.uuid, tree, host, records)
         if recheck is not None:
             doubtful = {finding.provider for finding in recheck}
@@ -140,22 +120,26 @@ class SourceCollector:
         actual: dict[str, Provider] = {}
         consumers: dict[str, dict[str, int]] = {}
         for uuid, summary in own.items():
-            self._renew_lease()
-            inventories, traits = self._placement.inventories(uuid), self._placement.traits(uuid)
+            self.renew_lease()
+            inventories, traits = self.placement.inventories(uuid), self.placement.traits(uuid)
             actual[uuid] = reconciler.actual_provider(summary, inventories, traits)
-            if (allocations := self._placement.allocations(uuid)) is not None:
+            if (allocations := self.placement.allocations(uuid)) is not None:
                 consumers[uuid] = {c: sum(used.values()) for c, used in allocations.items()}
-        return root.uuid, PlacementSnapshot(None, actual, consumers)
+        return root.uuid, sources.PlacementSnapshot(None, actual, consumers)
 
     def _own_providers(
-        self, root: str, tree: Mapping[str, ProviderSummary], host: str, records: DatabaseSnapshot
+        self,
+        root: str,
+        tree: Mapping[str, ProviderSummary],
+        host: str,
+        records: sources.DatabaseSnapshot,
     ) -> dict[str, ProviderSummary]:
         """Return Cyborg's providers, identified by the database, the owner trait or the name.
 
         Providers of other services are not read. An expected provider that is not in the tree is
         read by its uuid: it may have another parent.
         """
-        with_trait = self._placement.tree(root, naming.OWNER_TRAIT)
+        with_trait = self.placement.tree(root, naming.OWNER_TRAIT)
         deployable_providers = {
             deployable.provider for device in records.devices for deployable in device.deployables
         }
@@ -173,28 +157,28 @@ class SourceCollector:
         own.pop(root, None)
         published = {u for u, row in records.providers.items() if row.stale_since is None}
         for uuid in sorted((recorded & published) - set(tree)):
-            self._renew_lease()
+            self.renew_lease()
             # One by one: a provider outside of the tree is rare.
-            if (elsewhere := self._placement.get(uuid)) is not None:
+            if (elsewhere := self.placement.get(uuid)) is not None:
                 own[uuid] = elsewhere
         return own
 
     def _collect_instances(
-        self, snapshot: HostSnapshot, recheck: Sequence[Finding] | None
-    ) -> NovaSnapshot | None:
-        if self._nova is None or self.nova_error is not None:
+        self, snapshot: sources.HostSnapshot, recheck: Sequence[Finding] | None
+    ) -> sources.NovaSnapshot | None:
+        if self.nova is None or self.nova_error is not None:
             return None
         try:
             if recheck is not None:
                 doubtful = {f.instance for f in recheck if f.instance is not None}
-                return NovaSnapshot(frozenset(), self._get_servers(self._nova, doubtful))
+                return sources.NovaSnapshot(frozenset(), self._get_servers(self.nova, doubtful))
             # A list for each host costs one query, a query for each instance one for each ARQ.
             hosts = {r.hostname for r in snapshot.database.arqs if r.is_settled(snapshot.now)}
             listed = frozenset[str]().union(
-                *(self._nova.servers_on_host(name) for name in sorted(hosts))
+                *(self.nova.servers_on_host(name) for name in sorted(hosts))
             )
             to_verify = instances_to_verify(snapshot, listed)
-            return NovaSnapshot(listed, self._get_servers(self._nova, to_verify))
+            return sources.NovaSnapshot(listed, self._get_servers(self.nova, to_verify))
         except CyborgError as exc:
             self.nova_error = exc.message
             return None
@@ -202,14 +186,14 @@ class SourceCollector:
     def _get_servers(self, nova: Nova, uuids: set[str] | frozenset[str]) -> dict[str, Any]:
         servers = {}
         for uuid in sorted(uuids):
-            self._renew_lease()
+            self.renew_lease()
             servers[uuid] = nova.get_server(uuid)
         return servers
 
 
 def _read_records(
     tx: sa.Connection, host: str
-) -> tuple[DatabaseSnapshot, Sequence[deployables.DesiredProviderRow]]:
+) -> tuple[sources.DatabaseSnapshot, Sequence[deployables.DesiredProviderRow]]:
     records = view.read_snapshot(tx, host)
     uuids = [deployable.provider for device in records.devices for deployable in device.deployables]
     return records, deployables.desired_state(tx, uuids) if uuids else ()

@@ -6,6 +6,7 @@ findings of a host; only providers are deleted one by one.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -24,29 +25,19 @@ from cyborg.db.totals import write as self_heal
 from cyborg.db.unit_of_work import UnitOfWork
 
 
+@dataclass(frozen=True)
 class RepairExecutor:
-    """Executor of the repairs that findings allow."""
+    """Executor of the repairs that findings allow.
 
-    def __init__(
-        self,
-        uow: UnitOfWork,
-        placement: Placement,
-        wake_publisher: Callable[[], None],
-        wake_jobs: Callable[[], None],
-        *,
-        now: Callable[[], datetime],
-        release_timeout: float,
-    ) -> None:
-        """Each wake-up function is called after a commit that adds work for its task.
+    Each wake-up function is called after a commit that adds work for its task. ``release_timeout``
+    is [conductor] release_timeout, the seconds to clean a handle.
+    """
 
-        ``release_timeout`` is [conductor] release_timeout, the seconds to clean a handle.
-        """
-        self._uow = uow
-        self._placement = placement
-        self._wake_publisher = wake_publisher
-        self._wake_jobs = wake_jobs
-        self._now = now
-        self._release_timeout = release_timeout
+    uow: UnitOfWork
+    placement: Placement
+    wake_publisher: Callable[[], None]
+    wake_jobs: Callable[[], None]
+    release_timeout: float
 
     def apply(self, host: str, findings: Sequence[Finding]) -> list[dict[str, Any]]:
         """Run the repairs of the findings of a host; return each finding as a dictionary.
@@ -87,34 +78,34 @@ class RepairExecutor:
 
     def _repair(self, host: str, repair: Repair, findings: Sequence[Finding]) -> None:
         ids = sorted({id_ for finding in findings for id_ in finding.ids})
-        now = self._now()
+        now = self.uow.clock()
         match repair:
             case Repair.REPORT:
-                self._uow.run(lambda tx: services.request_report(tx, host))
+                self.uow.run(lambda tx: services.request_report(tx, host))
             case Repair.PUBLISH:
                 names = {f.provider: f.name for f in findings if f.provider and f.name}
-                self._uow.run(lambda tx: providers.mark_stale(tx, host, names, now))
-                self._wake_publisher()
+                self.uow.run(lambda tx: providers.mark_stale(tx, host, names, now))
+                self.wake_publisher()
             # Rows are read again in the transaction: what was repaired since is left out.
             case Repair.CLEAN:
-                self._uow.run(lambda tx: _clean(tx, ids, now, self._release_timeout))
-                self._wake_jobs()
+                self.uow.run(lambda tx: _clean(tx, ids, now, self.release_timeout))
+                self.wake_jobs()
             case Repair.RECONCILE:
-                self._uow.run(lambda tx: _mark_suspected(tx, ids, now))
+                self.uow.run(lambda tx: _mark_suspected(tx, ids, now))
 
     def _delete_provider(self, uuid: str | None) -> None:
         """Delete a provider of Placement. Raise InUse while it has allocations or children."""
         if uuid is None:
             raise AssertionError("the finding lacks the uuid of the provider to delete")
         # Placement refuses the deletion too, but does not say who has allocations.
-        if users := self._placement.allocations(uuid):
+        if users := self.placement.allocations(uuid):
             raise InUse(f"resource provider {uuid} now has allocations of {len(users)} consumers")
-        self._placement.delete(uuid)
+        self.placement.delete(uuid)
         # A report may have added the device since the audit, and the publisher be done with it:
         # mark the provider stale, so that it is created again.
-        now = self._now()
-        if self._uow.run(lambda tx: providers.mark_stale_existing(tx, [uuid], now)):
-            self._wake_publisher()
+        now = self.uow.clock()
+        if self.uow.run(lambda tx: providers.mark_stale_existing(tx, [uuid], now)):
+            self.wake_publisher()
 
 
 def _clean(tx: sa.Connection, ids: Sequence[int], now: datetime, timeout: float) -> None:

@@ -9,7 +9,8 @@ row of the audit has its lease, its progress and its findings.
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from oslo_config import cfg
@@ -42,35 +43,32 @@ PURGE_LIMIT = 100  # old audits that one sweep deletes
 MAX_OPEN_AUDITS = 100
 
 
+@dataclass(eq=False)
 class AuditLease:
-    """An audit that this conductor has leased and runs. Every write checks the lease."""
+    """An audit that this conductor has leased and runs. Every write checks the lease.
 
-    def __init__(
-        self,
-        uow: UnitOfWork,
-        row: store.LeasedAuditRow,
-        lease: WorkLease,
-        stopped: threading.Event,
-    ) -> None:
-        """``row`` is the audit's row before the lease."""
-        self._uow = uow
-        self._row = row
-        self._lease = lease
-        self._stopped = stopped
-        self._hosts_done = row["hosts_done"]
-        self._num_findings = row["num_findings"]
-        self._findings: list[Any] = list(row["findings"])
-        self.uuid = row["uuid"]
-        self.repair = row["repair"]
+    ``row`` is the audit's row before the lease.
+    """
+
+    uow: UnitOfWork
+    row: store.LeasedAuditRow
+    lease: WorkLease
+    stopped: threading.Event
+
+    def __post_init__(self) -> None:
+        self._hosts_done = self.row["hosts_done"]
+        self._num_findings = self.row["num_findings"]
+        self._findings: list[Any] = list(self.row["findings"])
+        self._uuid = self.row["uuid"]
 
     def remaining_hosts(self) -> Iterator[str]:
         """Iterate over the hosts that are not audited yet, by name."""
-        if self._row["host"] is not None:
+        if self.row["host"] is not None:
             if not self._hosts_done:
-                yield self._row["host"]
+                yield self.row["host"]
             return
-        last = self._row["last_host"] or ""
-        while names := self._uow.run(
+        last = self.row["last_host"] or ""
+        while names := self.uow.run(
             lambda tx, last=last: store.next_hosts(tx, last, PAGE_SIZE)  # type: ignore[misc]
         ):
             yield from names
@@ -78,13 +76,13 @@ class AuditLease:
 
     def renew_if_due(self) -> None:
         """Renew the lease if a third of its duration is over. Raise LeaseLost."""
-        if self._stopped.is_set():
-            self._uow.run(lambda tx: store.release(tx, self.uuid, self._lease.owner))
+        if self.stopped.is_set():
+            self.uow.run(lambda tx: store.release(tx, self._uuid, self.lease.owner))
             raise LeaseLost
-        if self._lease.needs_renewal():
-            owner = self._lease.owner
-            self._lease.renew(
-                lambda until: self._uow.run(lambda tx: store.renew(tx, self.uuid, owner, until))
+        if self.lease.needs_renewal():
+            owner = self.lease.owner
+            self.lease.renew(
+                lambda until: self.uow.run(lambda tx: store.renew(tx, self._uuid, owner, until))
             )
 
     def record(
@@ -104,12 +102,12 @@ class AuditLease:
         self._hosts_done += 1
         self._num_findings += len(findings)
         # Progress and renewal are one UPDATE: a conductor that has lost the lease records nothing.
-        self._lease.renew(
-            lambda until: self._uow.run(
+        self.lease.renew(
+            lambda until: self.uow.run(
                 lambda tx: store.record_progress(
                     tx,
-                    self.uuid,
-                    self._lease.owner,
+                    self._uuid,
+                    self.lease.owner,
                     host=host,
                     hosts_done=self._hosts_done,
                     num_findings=self._num_findings,
@@ -122,16 +120,16 @@ class AuditLease:
     def finish(self, state: State, error: str | None = None) -> bool:
         """Record the end of the audit; return False if the lease was lost."""
         if error is not None:
-            LOG.warning("Audit failed: %s", error, audit=self.uuid)
+            LOG.warning("Audit failed: %s", error, audit=self._uuid)
         else:
             LOG.info(
                 "Audit completed: %s hosts, %s findings",
                 self._hosts_done,
                 self._num_findings,
-                audit=self.uuid,
+                audit=self._uuid,
             )
-        self._lease.ended()
-        return self._uow.run(lambda tx: store.end(tx, self.uuid, self._lease.owner, state, error))
+        self.lease.ended()
+        return self.uow.run(lambda tx: store.end(tx, self._uuid, self.lease.owner, state, error))
 
     def _append_findings(self, host: str, results: Sequence[Mapping[str, Any]]) -> bool:
         """Append findings up to MAX_FINDINGS; return whether the list of findings has changed.
@@ -148,40 +146,32 @@ class AuditLease:
         return True
 
 
+@dataclass(eq=False)
 class AuditRunner:
-    """Runner of audits; safe to run in several conductors."""
+    """Runner of audits; safe to run in several conductors.
 
-    def __init__(
-        self,
-        conf: cfg.ConfigOpts,
-        uow: UnitOfWork,
-        agents: AgentAPI,
-        placement: Placement,
-        nova: Nova | None,
-        repairs: RepairExecutor,
-        *,
-        now: Callable[[], datetime] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        wait: Callable[[float], object] | None = None,
-    ) -> None:
-        """``nova`` is None in an installation without Nova.
+    ``nova`` is None in an installation without Nova. ``clock`` returns monotonic seconds. ``wait``
+    sleeps before a recheck.
+    """
 
-        ``now`` returns naive UTC, ``clock`` monotonic seconds. ``wait`` sleeps before a recheck.
-        """
-        self._conf = conf
-        self._uow = uow
-        self._agents = agents
-        self._placement = placement
-        self._nova = nova
-        self._repairs = repairs
-        self._now = now or uow.clock
+    conf: cfg.ConfigOpts
+    uow: UnitOfWork
+    agents: AgentAPI
+    placement: Placement
+    nova: Nova | None
+    repairs: RepairExecutor
+    clock: Callable[[], float] = time.monotonic
+    wait: Callable[[float], object] | None = None
+
+    def __post_init__(self) -> None:
         self._stopped = threading.Event()
-        self._wait = wait or self._stopped.wait
+        self._wait = self.wait or self._stopped.wait
+        conf, now = self.conf, self.uow.clock
         self._slowest = max(
             conf.placement.request_timeout, conf.rpc.timeout, conf.nova.request_timeout
         )
-        self._chains = ChainChecker(conf, uow, now=self._now)
-        self._leasing = Leasing(conf, "audits", now=self._now, clock=clock, requests=3)
+        self._chains = ChainChecker(conf, self.uow, now=now)
+        self._leasing = Leasing(conf, "audits", now=now, clock=self.clock, requests=3)
 
     def create(self, host: str | None, repair: bool) -> dict[str, Any]:
         """Enqueue an audit of a host, or of all hosts; return its uuid.
@@ -192,7 +182,7 @@ class AuditRunner:
         if not isinstance(repair, bool):
             raise Invalid("repair must be true or false", field="repair")
         sources = [
-            source for source in Source if source is not Source.NOVA or self._nova is not None
+            source for source in Source if source is not Source.NOVA or self.nova is not None
         ]
 
         def write(tx: Any) -> str:
@@ -204,14 +194,14 @@ class AuditRunner:
                 raise Conflict(f"{MAX_OPEN_AUDITS} audits are open; wait until one has ended")
             return store.add(tx, host, repair, sources)
 
-        return {"uuid": self._uow.run_once(write, lambda uuid: {"uuid": uuid})}
+        return {"uuid": self.uow.run_once(write, lambda uuid: {"uuid": uuid})}
 
     def run_once(self) -> int:
         """Run audits that are pending or whose lease has expired; return the number that ended."""
         ended = 0
         while not self._stopped.is_set():
             lease = self._leasing.begin(request_timeout=self._slowest)
-            row = self._uow.run(
+            row = self.uow.run(
                 lambda tx, lease=lease: store.lease(  # type: ignore[misc]
                     tx, owner=lease.owner, now=lease.start, until=lease.until
                 )
@@ -219,13 +209,14 @@ class AuditRunner:
             if row is None:
                 break
             lease.taken(1)
-            ended += self._run(AuditLease(self._uow, row, lease, self._stopped))
+            with log_fields(audit=row["uuid"]):
+                ended += self._run(AuditLease(self.uow, row, lease, self._stopped))
         return ended
 
     def sweep(self) -> int:
         """Delete old audits; return their number."""
-        updated_before = self._now() - RETENTION
-        return self._uow.run(lambda tx: old_rows.AUDITS.purge(tx, updated_before, PURGE_LIMIT))
+        updated_before = self.uow.clock() - RETENTION
+        return self.uow.run(lambda tx: old_rows.AUDITS.purge(tx, updated_before, PURGE_LIMIT))
 
     def stop(self) -> None:
         """Make ``run_once`` return soon; it releases the lease of the running audit."""
@@ -233,18 +224,13 @@ class AuditRunner:
 
     def _run(self, lease: AuditLease) -> bool:
         """Run an audit, or the rest of it; return whether it has ended."""
-        with log_fields(audit=lease.uuid):
-            return self._run_leased(lease)
-
-    def _run_leased(self, lease: AuditLease) -> bool:
         collector = SourceCollector(
-            self._conf,
-            self._uow,
-            self._agents,
-            self._placement,
-            self._nova,
-            now=self._now,
-            renew_lease=lease.renew_if_due,
+            self.conf,
+            self.uow,
+            self.agents,
+            self.placement,
+            self.nova,
+            lease.renew_if_due,
         )
         try:
             for host in lease.remaining_hosts():
@@ -254,7 +240,7 @@ class AuditRunner:
                 if collector.nova_error is not None and not failed_before:
                     message = f"Nova: {collector.nova_error}; its servers were not compared"
                     findings = [*findings, Finding(host, Kind.NOVA_UNAVAILABLE, "nova", message)]
-                repairs = self._repairs if lease.repair else None
+                repairs = self.repairs if lease.row["repair"] else None
                 lease.record(host, findings, repairs)
             return lease.finish(State.DONE)
         except LeaseLost:
@@ -262,7 +248,7 @@ class AuditRunner:
         except Exception as exc:
             if is_expected(exc):
                 return lease.finish(State.FAILED, str(exc))
-            LOG.exception("Unexpected error while running an audit", audit=lease.uuid)
+            LOG.exception("Unexpected error while running an audit", audit=lease.row["uuid"])
             return lease.finish(State.FAILED, "internal error: the conductor's log has it")
 
     def _audit_host(self, collector: SourceCollector, host: str) -> Sequence[Finding]:
@@ -271,7 +257,7 @@ class AuditRunner:
         Return none for a host that has only custody logs in the database: ``ChainChecker`` checks
         these.
         """
-        if not self._uow.run(lambda tx: store.has_inventory(tx, host)):
+        if not self.uow.run(lambda tx: store.has_inventory(tx, host)):
             return []
         first = compare(collector.collect(host))
         # An unreachable agent has missed a timeout or longer: a recheck would add nothing.

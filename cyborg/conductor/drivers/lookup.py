@@ -9,12 +9,12 @@ list.
 import threading
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 from oslo_config import cfg
 
 from cyborg.core.drivers import registry
-from cyborg.core.drivers.registry import DriverEntry, driver_uuid
 from cyborg.core.errors import CyborgError
 from cyborg.core.log import get_logger
 from cyborg.core.validation import check_text
@@ -25,17 +25,22 @@ from cyborg.threads.calls import FanOut
 
 LOG = get_logger(__name__)
 
+# An operator waits for the answer: an agent that hangs must not use up the time of the request.
 MAX_SECONDS = 5.0  # that a request waits for the answers of agents
+# The rest is for the transactions before and after the queries.
 _SHARE = 0.5  # of [rpc] timeout, which limits the whole request of the API
 
 
+@dataclass(eq=False)
 class DriverLookup:
     """Lookup of a driver on hosts where the database does not have it."""
 
-    def __init__(self, conf: cfg.ConfigOpts, uow: UnitOfWork, agents: AgentAPI) -> None:
-        self._seconds = min(MAX_SECONDS, _SHARE * conf.rpc.timeout)
-        self._uow = uow
-        self._agents = agents
+    conf: cfg.ConfigOpts
+    uow: UnitOfWork
+    agents: AgentAPI
+
+    def __post_init__(self) -> None:
+        self._seconds = min(MAX_SECONDS, _SHARE * self.conf.rpc.timeout)
         self._calls = FanOut("driver-lookup")
 
     def find(self, key: str, hosts: Collection[str] | None) -> list[str]:
@@ -45,13 +50,13 @@ class DriverLookup:
         reported the driver, are not queried. An agent that fails or does not answer in time is
         treated as if its host did not have the driver.
         """
-        missing = self._uow.run(lambda tx: _hosts_without_driver(tx, key, hosts))
+        missing = self.uow.run(lambda tx: _hosts_without_driver(tx, key, hosts))
         if not missing:
             return []
         entries_by_host = self._query_agents(key, missing)
         if entries_by_host:
             entries = {missing[host]: entry for host, entry in entries_by_host.items()}
-            self._uow.run(lambda tx: store.add(tx, entries))
+            self.uow.run(lambda tx: store.add(tx, entries))
             LOG.info(
                 "Driver lookup found the driver on %d hosts",
                 len(entries_by_host),
@@ -64,9 +69,9 @@ class DriverLookup:
         """Start no more calls."""
         self._calls.stop()
 
-    def _query_agents(self, key: str, hosts: Collection[str]) -> dict[str, DriverEntry]:
+    def _query_agents(self, key: str, hosts: Collection[str]) -> dict[str, registry.DriverEntry]:
         """Query agents in parallel; return the driver entries of the answers that came in time."""
-        entries: dict[str, DriverEntry] = {}
+        entries: dict[str, registry.DriverEntry] = {}
         pending, timed_out = len(hosts), False
         changed = threading.Condition()
 
@@ -86,6 +91,8 @@ class DriverLookup:
         with changed:
             while pending and (remaining := end - time.monotonic()) > 0:
                 changed.wait(remaining)
+            # Set under the lock: an answer that comes later must not change the result that is
+            # returned.
             timed_out = True
             if pending:
                 LOG.warning(
@@ -98,19 +105,21 @@ class DriverLookup:
                 )
             return dict(entries)
 
-    def _query_agent(self, key: str, host: str) -> DriverEntry | None:
+    def _query_agent(self, key: str, host: str) -> registry.DriverEntry | None:
         try:
-            body = self._agents.find_driver(host=host, driver=key)["driver"]
+            body = self.agents.find_driver(host=host, driver=key)["driver"]
             if body is None:
                 return None
             (entry,) = registry.load([body])
+        # An agent of another release may answer in another form: its host counts as without the
+        # driver.
         except (CyborgError, KeyError, TypeError, ValueError, AttributeError) as exc:
             LOG.info("Driver lookup failed on a host: %s", exc, host=host, driver=key)
             return None
         except Exception:
             LOG.exception("Unexpected error in a driver lookup", host=host, driver=key)
             return None
-        if key not in (entry.name, driver_uuid(entry.name)):
+        if key not in (entry.name, registry.driver_uuid(entry.name)):
             LOG.warning(
                 "Driver lookup: agent answered about driver %s instead, answer ignored",
                 entry.name,
@@ -129,7 +138,7 @@ def _hosts_without_driver(
     Raise Invalid if ``key`` cannot be a name.
     """
     check_text("driver", key, registry.MAX_NAME)
-    name = next((item for item in store.names(tx) if key == driver_uuid(item)), key)
+    name = next((item for item in store.names(tx) if key == registry.driver_uuid(item)), key)
     installed = store.installations(tx, name)
     return {
         row["host"]: row["id"]

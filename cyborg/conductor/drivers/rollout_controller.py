@@ -22,26 +22,11 @@ from oslo_config import cfg
 
 from cyborg.conductor.common.calls import make_stale_error
 from cyborg.conductor.common.work_lease import Leasing, new_owner
-from cyborg.conductor.drivers.rollout_steps import (
-    GenerationNotifier,
-    HostGeneration,
-    StepExecutor,
-    StepRevert,
-    agent_ids,
-)
+from cyborg.conductor.drivers import rollout_steps
 from cyborg.conductor.jobs import cancellation
-from cyborg.conductor.jobs.cancellation import BY_OPERATOR
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.drivers import desired_state, rollout
-from cyborg.core.drivers.desired_state import BackendOutcome
-from cyborg.core.drivers.rollout import (
-    FAILED_STATES,
-    PENDING_STATES,
-    Kind,
-    Step,
-    StepResult,
-    StepState,
-)
+from cyborg.core.drivers.rollout import Kind, StepState
 from cyborg.core.errors import NotFound, Unavailable, WrongState
 from cyborg.core.jobs.job import JobState
 from cyborg.core.log import get_logger, log_fields
@@ -57,7 +42,10 @@ from cyborg.rpc.contract import AgentAPI
 LOG = get_logger(__name__)
 
 BATCH_SIZE = 16  # jobs that are leased together
+# The outcome of an agent wakes the controller. Polling finds released handles, deadlines and
+# notifications that were lost.
 POLL_INTERVAL = 5.0  # seconds between two iterations of a job with steps in progress
+# Each rollback locks the row of an agent, so that one transaction must not take hundreds.
 MAX_OVERDUE = 64  # overdue steps that one iteration rolls back
 MAX_NAMED = 8  # hosts whose errors the job's error names
 
@@ -66,45 +54,38 @@ MAX_NAMED = 8  # hosts whose errors the job's error names
 class RolloutUpdate:
     """Actions after the commit of an iteration: notify hosts, wake the publisher, requeue a job."""
 
-    host_generations: Sequence[HostGeneration] = ()
+    host_generations: Sequence[rollout_steps.HostGeneration] = ()
     publish: bool = False
     requeue: bool = False
 
 
+@dataclass(eq=False)
 class RolloutController:
-    """Controller of driver jobs; safe to run in several conductors."""
+    """Controller of driver jobs; safe to run in several conductors.
 
-    def __init__(
-        self,
-        conf: cfg.ConfigOpts,
-        uow: UnitOfWork,
-        agents: AgentAPI,
-        wake: Callable[[], None] = lambda: None,
-        wake_publisher: Callable[[], None] = lambda: None,
-        notices: NotificationBuilder | None = None,
-        *,
-        now: Callable[[], datetime] | None = None,
-    ) -> None:
-        """``wake`` is called when an outcome of an agent may allow the next step."""
-        self._conf = conf
-        self._uow = uow
-        self._notifier = GenerationNotifier(agents)
-        self._wake = wake
-        self._wake_publisher = wake_publisher
-        self._now = now or uow.clock
-        self._step_executor = StepExecutor(
-            conf, notices or NotificationBuilder(conf, now=self._now), self._now
-        )
+    ``wake`` is called when an outcome of an agent may allow the next step.
+    """
+
+    conf: cfg.ConfigOpts
+    uow: UnitOfWork
+    agents: AgentAPI
+    notifications: NotificationBuilder
+    wake: Callable[[], None] = lambda: None
+    wake_publisher: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self._notifier = rollout_steps.GenerationNotifier(self.agents)
+        self._step_executor = rollout_steps.StepExecutor(self.conf, self.uow, self.notifications)
         # One owner for all rounds: a job that it had before is no job taken over from another.
-        self._owner = new_owner(conf.host)
-        self._leasing = Leasing(conf, "driver rollouts", now=self._now)
+        self._owner = new_owner(self.conf.host)
+        self._leasing = Leasing(self.conf, "driver rollouts", now=self.uow.clock)
         self._stopped = threading.Event()
 
     def run_once(self) -> int:
         """Process every job that is due; return their number."""
         count = 0
         while not self._stopped.is_set():
-            rows = self._uow.run(self._lease)
+            rows = self.uow.run(self._lease)
             requeue = False
             for row in rows:
                 requeue |= self._process(row)
@@ -129,15 +110,16 @@ class RolloutController:
         """
         try:
             with log_fields(job=row["uuid"]):
-                update = self._uow.run(lambda tx: self._advance(tx, row["id"]))
+                update = self.uow.run(lambda tx: self._advance(tx, row["id"]))
         except Unavailable:
             raise
         except Exception:
             LOG.exception("Unexpected error while processing a driver job", job=row["uuid"])
             return False
+        # After the commit: an agent that is notified fetches the desired state at once.
         self._notifier.notify(update.host_generations)
         if update.publish:
-            self._wake_publisher()
+            self.wake_publisher()
         return update.requeue
 
     def stop(self) -> None:
@@ -156,7 +138,7 @@ class RolloutController:
 
         def write(tx: sa.Connection) -> bool:
             # Jobs of devices and of drivers have one list and one command.
-            if cancellation.cancel(tx, job_uuid, self._now()):
+            if cancellation.cancel(tx, job_uuid, self.uow.clock()):
                 return True
             job = store.lock(tx, job_uuid)
             if job is None:
@@ -168,25 +150,25 @@ class RolloutController:
                     job=job_uuid,
                 )
             steps = store.steps_of_job(tx, job["id"])
-            pending = [step for step in steps if step["state"] in PENDING_STATES]
+            pending = [step for step in steps if step["state"] in rollout.PENDING_STATES]
             uncordoned = job["kind"] == Kind.UNINSTALL and self._step_executor.uncordon(tx, pending)
             store.update_steps(tx, {step["id"]: StepState.SKIPPED for step in pending})
             if any(step["state"] == StepState.IN_PROGRESS for step in steps):
                 store.update_arguments(
-                    tx, job["id"], {**job["arguments"], "cancelled": True}, self._now()
+                    tx, job["id"], {**job["arguments"], "cancelled": True}, self.uow.clock()
                 )
             else:
-                store.end(tx, job["id"], JobState.CANCELLED, BY_OPERATOR)
+                store.end(tx, job["id"], JobState.CANCELLED, cancellation.BY_OPERATOR)
             return uncordoned
 
-        if self._uow.run_once(write):
-            self._wake_publisher()
+        if self.uow.run_once(write):
+            self.wake_publisher()
         LOG.info("Cancelled job", job=job_uuid)
 
     def get_desired_state(self, host: str, epoch: str) -> dict[str, Any]:
         """Return the desired state of a host. Raise Invalid, and Stale if the epoch is unknown."""
         host, epoch = check_text("host", host), parse_uuid(epoch, "epoch")
-        state = self._uow.run(lambda tx: desired_backends.of_host(tx, host, epoch))
+        state = self.uow.run(lambda tx: desired_backends.of_host(tx, host, epoch))
         if state is None:
             raise make_stale_error(host, epoch)
         return state.to_dict()
@@ -197,7 +179,7 @@ class RolloutController:
         check_integer("generation", generation)
         reported = desired_state.load_outcomes(outcomes)
 
-        def write(tx: sa.Connection) -> tuple[list[int], list[HostGeneration], bool]:
+        def write(tx: sa.Connection) -> tuple[list[int], list[rollout_steps.HostGeneration], bool]:
             # Jobs before agents, as in ``_advance``.
             waiting = store.lock_waiting(tx, host)
             row = desired_backends.lock(tx, host, epoch)
@@ -206,10 +188,15 @@ class RolloutController:
             desired_backends.record_outcomes(tx, row["id"], reported)
             steps = store.pending_steps(tx, host, waiting) if waiting else []
             judged = _judge(steps, reported)
-            failed = [(step, result) for step, result in judged if result.state in FAILED_STATES]
+            failed = [
+                (step, result) for step, result in judged if result.state in rollout.FAILED_STATES
+            ]
             notified, changed = self._step_executor.roll_back(
                 tx,
-                [StepRevert(step, host, row["id"], result) for step, result in failed],
+                [
+                    rollout_steps.StepRevert(step, host, row["id"], result)
+                    for step, result in failed
+                ],
                 {row["id"]: row},
             )
             if any(step["kind"] == Kind.UNINSTALL for step, _ in failed):
@@ -220,13 +207,13 @@ class RolloutController:
                     store.finish_step(tx, step["id"], step["generation"], result.state)
             jobs = sorted({step["job_id"] for step, _ in judged})
             if jobs:
-                store.expedite(tx, jobs, self._now())
+                store.expedite(tx, jobs, self.uow.clock())
             # An ended job did not wait for this host, whose agent was down.
             for job in store.ended_jobs(tx, {step["job_id"] for step, _ in failed}):
                 self._end(tx, job, cancelled=job["state"] == JobState.CANCELLED)
             return jobs, notified, changed
 
-        jobs, notified, changed = self._uow.run(write)
+        jobs, notified, changed = self.uow.run(write)
         self._notifier.notify(notified)
         for outcome in reported:
             if outcome.error is not None:
@@ -237,9 +224,9 @@ class RolloutController:
                     backend=outcome.backend,
                 )
         if jobs:
-            self._wake()
+            self.wake()
         if changed:
-            self._wake_publisher()
+            self.wake_publisher()
 
     def _advance(self, tx: sa.Connection, job_id: int) -> RolloutUpdate:
         """Advance a job as far as possible now."""
@@ -270,23 +257,25 @@ class RolloutController:
         changed = self._step_executor.leave(tx, kind, lost, _forced_backends(row["arguments"]))
         if changed is None:
             return None
-        store.reschedule(tx, row["id"], self._now())
+        store.reschedule(tx, row["id"], self.uow.clock())
         return RolloutUpdate((), changed, requeue=True)
 
     def _roll_back_overdue(
         self, tx: sa.Connection, row: JobRow, in_progress: Sequence[store.StepRow]
     ) -> RolloutUpdate | None:
         """Roll back steps without an outcome at their deadline; return None if there are none."""
-        now = self._now()
+        now = self.uow.clock()
         overdue = [step for step in in_progress if _is_overdue(step, now)][:MAX_OVERDUE]
         if not overdue:
             return None
-        seconds = self._conf.conductor.driver_timeout
+        seconds = self.conf.conductor.driver_timeout
         error = f"the agent did not report an outcome within {seconds:g} s"
-        agents = desired_backends.lock_agents(tx, agent_ids(overdue))
+        agents = desired_backends.lock_agents(tx, rollout_steps.agent_ids(overdue))
         result = rollout.failure(Kind(row["kind"]), error)
         host_generations, changed = self._step_executor.roll_back(
-            tx, [StepRevert(s, s["host"], s["service_id"], result) for s in overdue], agents
+            tx,
+            [rollout_steps.StepRevert(s, s["host"], s["service_id"], result) for s in overdue],
+            agents,
         )
         store.reschedule(tx, row["id"], now)
         return RolloutUpdate(host_generations, changed, requeue=True)
@@ -295,13 +284,13 @@ class RolloutController:
         self, tx: sa.Connection, row: JobRow, rows: Sequence[store.StepRow]
     ) -> RolloutUpdate:
         """Plan the steps of a job, and write what the plan says; end the job if it is complete."""
-        now, kind, arguments = self._now(), Kind(row["kind"]), row["arguments"]
+        now, kind, arguments = self.uow.clock(), Kind(row["kind"]), row["arguments"]
         forced = _forced_backends(arguments)
         # Only an uninstallation waits for the release of bound handles.
-        pending = [(s["host"], s["backend"]) for s in rows if s["state"] in PENDING_STATES]
+        pending = [(s["host"], s["backend"]) for s in rows if s["state"] in rollout.PENDING_STATES]
         bound = store.count_handles_in_use(tx, pending) if kind is Kind.UNINSTALL else {}
         steps = [
-            Step(
+            rollout.Step(
                 s["host"],
                 s["backend"],
                 StepState(s["state"]),
@@ -339,14 +328,17 @@ class RolloutController:
 
     def _revert(
         self, tx: sa.Connection, steps: Sequence[store.StepRow]
-    ) -> tuple[list[HostGeneration], bool]:
+    ) -> tuple[list[rollout_steps.HostGeneration], bool]:
         """Restore the previous desired state of hosts whose agents are down, or returned just now.
 
         Return the hosts to notify, and whether devices have changed.
         """
-        agents = desired_backends.lock_agents(tx, agent_ids(steps))
-        result = StepResult(StepState.SKIPPED)
-        reverts = [StepRevert(step, step["host"], step["service_id"], result) for step in steps]
+        agents = desired_backends.lock_agents(tx, rollout_steps.agent_ids(steps))
+        result = rollout.StepResult(StepState.SKIPPED)
+        reverts = [
+            rollout_steps.StepRevert(step, step["host"], step["service_id"], result)
+            for step in steps
+        ]
         return self._step_executor.roll_back(tx, reverts, agents)
 
     def _end(self, tx: sa.Connection, job: JobRow, *, cancelled: bool) -> None:
@@ -354,7 +346,7 @@ class RolloutController:
         # Not the steps: many hosts that return may fail one after another, each with all of them.
         counts = store.count_steps(tx, job["id"])
         states = {StepState(row["state"]): row["steps"] for row in counts}
-        succeeded = not FAILED_STATES.intersection(states)
+        succeeded = not rollout.FAILED_STATES.intersection(states)
         summary = rollout.summarize(states)
         errors = [
             f"{row['host']} ({row['backend']}): {row['error']}"
@@ -365,7 +357,7 @@ class RolloutController:
         named = join_limited(errors, MAX_NAMED, num_errors, separator="; ")
         error = None if succeeded else f"{summary}; {named}"
         if cancelled:
-            state, error = JobState.CANCELLED, f"{BY_OPERATOR}: {error or summary}"
+            state, error = JobState.CANCELLED, f"{cancellation.BY_OPERATOR}: {error or summary}"
         store.end(tx, job["id"], state, error)
         LOG.log(
             logging.INFO if succeeded else logging.WARNING,
@@ -378,8 +370,8 @@ class RolloutController:
 
 
 def _judge(
-    steps: Sequence[store.PendingStepRow], reported: Sequence[BackendOutcome]
-) -> list[tuple[store.PendingStepRow, StepResult]]:
+    steps: Sequence[store.PendingStepRow], reported: Sequence[desired_state.BackendOutcome]
+) -> list[tuple[store.PendingStepRow, rollout.StepResult]]:
     """Return the steps that have a result with these outcomes, and their results."""
     outcomes = {outcome.backend: outcome for outcome in reported}
     results = [
@@ -401,6 +393,7 @@ def _is_overdue(step: store.StepRow, now: datetime) -> bool:
 
 def _forced_backends(arguments: Mapping[str, Any]) -> set[tuple[str, str]] | None:
     """Return the backends to force-uninstall; None means all of them."""
+    # A later request may force single backends of an open job, which the list then names.
     if arguments.get("force"):
         return None
     return {(host, backend) for host, backend in arguments.get("forced", ())}

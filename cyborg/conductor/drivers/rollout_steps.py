@@ -6,14 +6,14 @@ notification may be lost: an agent also learns the generation from the answer to
 """
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 from oslo_config import cfg
 
-from cyborg.conductor.inventory import report_handler
+from cyborg.conductor.inventory.report_handler import ReportHandler
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.drivers import rollout
 from cyborg.core.drivers.desired_state import DesiredBackend
@@ -24,20 +24,23 @@ from cyborg.db.backends import desired as desired_backends
 from cyborg.db.drivers import rollouts as store
 from cyborg.db.jobs.write import JobRow
 from cyborg.db.providers import write as providers
+from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.contract import AgentAPI
 from cyborg.threads.calls import FanOut
 
 LOG = get_logger(__name__)
 
+# A host and the generation of its desired state.
 HostGeneration = tuple[str, int]
-"""A host and the generation of its desired state."""
 
 
+@dataclass(eq=False)
 class GenerationNotifier:
     """Sender of generations to agents, in its own threads."""
 
-    def __init__(self, agents: AgentAPI) -> None:
-        self._agents = agents
+    agents: AgentAPI
+
+    def __post_init__(self) -> None:
         self._calls = FanOut("nudge")
         self._lock = threading.Lock()
         # One generation a host: the queue for agents that do not answer must not grow.
@@ -61,7 +64,7 @@ class GenerationNotifier:
             # The newest one: older ones of a host that did not answer are left out.
             generation = self._pending.pop(host)
         try:
-            self._agents.sync_backends(host=host, generation=generation)
+            self.agents.sync_backends(host=host, generation=generation)
         except CyborgError as exc:
             LOG.info(
                 "Cannot notify agent, it will sync with its next heartbeat: %s",
@@ -82,15 +85,13 @@ class StepRevert:
     result: StepResult
 
 
+@dataclass(frozen=True)
 class StepExecutor:
     """Writer of the desired state of hosts for the steps of a job."""
 
-    def __init__(
-        self, conf: cfg.ConfigOpts, notices: NotificationBuilder, now: Callable[[], datetime]
-    ) -> None:
-        self._conf = conf
-        self._notices = notices
-        self._now = now
+    conf: cfg.ConfigOpts
+    uow: UnitOfWork
+    notifications: NotificationBuilder
 
     def start(
         self,
@@ -106,10 +107,10 @@ class StepExecutor:
         """
         if not steps:
             return [], False
-        kind, arguments, now = Kind(job["kind"]), job["arguments"], self._now()
+        kind, arguments, now = Kind(job["kind"]), job["arguments"], self.uow.clock()
         agents = desired_backends.lock_agents(tx, agent_ids(steps))
         desired_backends.bump_generation(tx, agents)
-        deadline = now + timedelta(seconds=self._conf.conductor.driver_timeout)
+        deadline = now + timedelta(seconds=self.conf.conductor.driver_timeout)
         generations: dict[str, int] = {}
         host_generations: list[HostGeneration] = []
         removed: list[tuple[str, str]] = []
@@ -126,6 +127,8 @@ class StepExecutor:
             desired = rollout.desired_backend(
                 kind, job["subject"], arguments, backend, previous, generation
             )
+            # A name has one driver on a host; a job of another driver may have taken it since the
+            # request.
             if not desired_backends.write(tx, agent["id"], desired):
                 error = f"backend {backend} now has another driver; choose another name"
                 store.update_step(tx, step["id"], StepState.FAILED, error=error)
@@ -164,13 +167,12 @@ class StepExecutor:
             store.update_step(tx, step["id"], StepState.PENDING_AGENT, deadline=None)
             key = step["host"], step["backend"]
             if kind is Kind.UNINSTALL and (forced is None or key in forced):
-                changed |= self._remove_backend(tx, *key, self._now())
+                changed |= self._remove_backend(tx, *key, self.uow.clock())
         return changed if lost else None
 
     def _remove_backend(self, tx: sa.Connection, host: str, backend: str, now: datetime) -> bool:
-        keep_tombstones = self._conf.conductor.tombstone_ttl > 0
-        outcome = report_handler.remove_backend(
-            tx, host, backend, now, self._notices, keep_tombstones=keep_tombstones
+        outcome = ReportHandler(self.conf, self.notifications).remove_backend(
+            tx, host, backend, now
         )
         for remark in outcome.remarks:
             LOG.warning("%s", remark.text, host=host, **remark.fields)
@@ -213,6 +215,7 @@ class StepExecutor:
 
     def uncordon(self, tx: sa.Connection, steps: Sequence[store.StepRow]) -> bool:
         """Uncordon the backends of these steps; return whether this changed any device."""
+        # Agents are locked before the devices that they cordon, as in a report.
         desired_backends.lock_agents(tx, agent_ids(steps))
         desired_backends.uncordon(
             tx, [(s["service_id"], s["backend"], s["previous"]) for s in steps]
@@ -221,9 +224,9 @@ class StepExecutor:
 
     def _apply_cordon(self, tx: sa.Connection, hosts: Collection[str]) -> bool:
         """Apply the cordons of backends to the devices of hosts; return whether any changed."""
-        if not hosts or not desired_backends.sync_cordon(tx, hosts, self._now()):
+        if not hosts or not desired_backends.sync_cordon(tx, hosts, self.uow.clock()):
             return False
-        providers.mark_stale_of_hosts(tx, sorted(hosts), self._now())
+        providers.mark_stale_of_hosts(tx, sorted(hosts), self.uow.clock())
         return True
 
 

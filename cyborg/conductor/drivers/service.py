@@ -7,26 +7,15 @@ driver in the same transaction, so that none of their handles is claimed from th
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 from oslo_config import cfg
 from oslo_db import exception as db_exc
 
-from cyborg.conductor.drivers.targets import (
-    MAX_NAMED,
-    BackendTarget,
-    TargetResolver,
-    driver_busy,
-    driver_in_use,
-    ensure_unused,
-    initial_step_state,
-    read_address,
-    read_backend,
-    read_config,
-    read_hosts,
-)
+from cyborg.conductor.drivers import targets
+from cyborg.conductor.drivers.targets import BackendTarget, TargetResolver
 from cyborg.core.drivers import desired_state
 from cyborg.core.drivers.desired_state import DesiredStatus, ManagedOption
 from cyborg.core.drivers.rollout import PENDING_STATES, Kind
@@ -37,43 +26,32 @@ from cyborg.core.validation import check_text, parse_uuid
 from cyborg.db.backends import desired as desired_backends
 from cyborg.db.devices import write as devices
 from cyborg.db.drivers import rollouts as store
-from cyborg.db.drivers.rollouts import NewStep
 from cyborg.db.jobs.write import JobRow
 from cyborg.db.providers import write as providers
 from cyborg.db.unit_of_work import UnitOfWork
 
 LOG = get_logger(__name__)
 
+# A retry finds the job of the other request, so that a further one is seldom needed.
 MAX_ATTEMPTS = 3  # to record a job while others change the same driver
 
+# The row of a job that is already open, or id and uuid of a new one.
 OpenJob = JobRow | tuple[int, str]
-"""The row of a job that is already open, or id and uuid of a new one."""
 
 
+@dataclass(frozen=True)
 class Drivers:
-    """Operations on drivers and on the devices that they manage."""
+    """Operations on drivers and on the devices that they manage.
 
-    def __init__(
-        self,
-        conf: cfg.ConfigOpts,
-        uow: UnitOfWork,
-        wake: Callable[[], None] = lambda: None,
-        wake_publisher: Callable[[], None] = lambda: None,
-        *,
-        find: Callable[[str, Sequence[str] | None], Any] = lambda key, hosts: None,
-        now: Callable[[], datetime] | None = None,
-    ) -> None:
-        """``wake`` is called after the commit of a job, to wake the rollout controller.
+    ``wake`` is called after the commit of a job, to wake the rollout controller. ``find`` queries
+    agents for a driver that their hosts have not reported yet: those of the given hosts, or all.
+    """
 
-        ``find`` queries agents for a driver that their hosts have not reported yet: the agents of
-        the given hosts, or of all hosts.
-        """
-        self._conf = conf
-        self._uow = uow
-        self._wake = wake
-        self._wake_publisher = wake_publisher
-        self._find = find
-        self._now = now or uow.clock
+    conf: cfg.ConfigOpts
+    uow: UnitOfWork
+    wake: Callable[[], None] = lambda: None
+    wake_publisher: Callable[[], None] = lambda: None
+    find: Callable[[str, Sequence[str] | None], Any] = lambda key, hosts: None
 
     def install(
         self,
@@ -88,31 +66,33 @@ class Drivers:
         that name has another driver or configuration, and while another job for the driver is open.
         """
         key = check_text("driver", driver)
-        name, selected = read_backend(backend), read_hosts(hosts)
-        values = read_config(config)
+        name, selected = targets.read_backend(backend), targets.read_hosts(hosts)
+        values = targets.read_config(config)
 
         def write(tx: sa.Connection) -> str:
-            targets = TargetResolver.of_driver(tx, key)
+            resolver = TargetResolver.of_driver(tx, key)
             # The job first: its unique key excludes other jobs of the driver until the commit.
-            job = self._acquire_job(tx, Kind.INSTALL, targets.driver)
-            new_name = name or targets.driver
-            present = targets.backends_by_key(backend=new_name)
-            usable = targets.usable_hosts(selected, present, new_name)
-            parsed = {item.service_id: targets.parse(item, values) for item in usable}
-            targets.check_capacity(new_name, usable, present)
-            steps: list[NewStep] = []
+            job = self._acquire_job(tx, Kind.INSTALL, resolver.driver)
+            new_name = name or resolver.driver
+            present = resolver.backends_by_key(backend=new_name)
+            usable = resolver.usable_hosts(selected, present, new_name)
+            parsed = {item.service_id: resolver.parse(item, values) for item in usable}
+            resolver.check_capacity(new_name, usable, present)
+            steps: list[store.NewStep] = []
             for item in usable:
                 existing = present.get((item.service_id, new_name))
-                state = initial_step_state(targets.driver, new_name, item.host, existing, parsed)
+                state = targets.initial_step_state(
+                    resolver.driver, new_name, item.host, existing, parsed
+                )
                 previous = existing.previous if existing else None
-                steps.append(NewStep(item.host, new_name, state, previous))
+                steps.append(store.NewStep(item.host, new_name, state, previous))
             # Options are parsed alike on all hosts: the result of the first host is used for all.
             config_values = next(iter(parsed.values()), {})
             arguments = {"backend": new_name, "hosts": selected, "config": config_values}
-            return self._add(tx, job, Kind.INSTALL, targets.driver, arguments, steps)
+            return self._add(tx, job, Kind.INSTALL, resolver.driver, arguments, steps)
 
         # The package of the driver may have been installed since the last scan of the agents.
-        self._find(key, selected)
+        self.find(key, selected)
         return self._submit(write)
 
     def update(
@@ -130,8 +110,8 @@ class Drivers:
         the driver is open.
         """
         key = check_text("driver", driver)
-        name, selected = read_backend(backend), read_hosts(hosts)
-        values = read_config(config)
+        name, selected = targets.read_backend(backend), targets.read_hosts(hosts)
+        values = targets.read_config(config)
         if status not in (None, DesiredStatus.ENABLED, DesiredStatus.DISABLED):
             raise Invalid(
                 f"status {str(status)[:40]!r} is neither {DesiredStatus.ENABLED} nor "
@@ -142,15 +122,15 @@ class Drivers:
             raise Invalid("nothing to change: expected config, status or reload", field="body")
 
         def write(tx: sa.Connection) -> str:
-            targets = TargetResolver.of_driver(tx, key)
-            job = self._acquire_job(tx, Kind.UPDATE, targets.driver)
-            backends = targets.backends(selected, name)
+            resolver = TargetResolver.of_driver(tx, key)
+            job = self._acquire_job(tx, Kind.UPDATE, resolver.driver)
+            backends = resolver.backends(selected, name)
             parsed: dict[str, Any] = {}
             for service_id in sorted({target.service_id for target in backends}):
-                parsed = targets.parse(targets.host_driver(service_id), values, unset=True)
+                parsed = resolver.parse(resolver.host_drivers[service_id], values, unset=True)
             arguments = {"config": parsed, "status": status, "reload": bool(reload)}
             steps = [target.step() for target in backends]
-            return self._add(tx, job, Kind.UPDATE, targets.driver, arguments, steps)
+            return self._add(tx, job, Kind.UPDATE, resolver.driver, arguments, steps)
 
         return self._submit(write)
 
@@ -170,35 +150,37 @@ class Drivers:
         an agent is down or while another job for the driver is open.
         """
         key = check_text("driver", driver)
-        name, selected = read_backend(backend), read_hosts(hosts)
+        name, selected = targets.read_backend(backend), targets.read_hosts(hosts)
         leftover = (name, selected) if force and name is not None and selected is not None else None
 
         def write(tx: sa.Connection) -> str:
-            targets = TargetResolver.of_driver(tx, key, leftover)
-            job = self._acquire_job(tx, Kind.UNINSTALL, targets.driver)
-            backends = targets.backends(selected, name)
+            resolver = TargetResolver.of_driver(tx, key, leftover)
+            job = self._acquire_job(tx, Kind.UNINSTALL, resolver.driver)
+            backends = resolver.backends(selected, name)
             if force and isinstance(job, Mapping):
                 # A second request with force changes the open job: the operator need not cancel it
                 # first.
                 explicit = selected is not None or name is not None
                 return self._force_removal(
-                    tx, job["uuid"], targets.driver, backends, explicit=explicit
+                    tx, job["uuid"], resolver.driver, backends, explicit=explicit
                 )
             if not force and (down := sorted({t.host for t in backends if t.down})):
                 raise Conflict(
-                    f"the agents of {join_limited(down, MAX_NAMED)} are down: wait for them, or "
-                    "use force to abandon the devices of these hosts",
-                    hosts=down[:MAX_NAMED],
+                    f"the agents of {join_limited(down, targets.MAX_NAMED)} are down: wait for "
+                    "them, or use force to abandon the devices of these hosts",
+                    hosts=down[: targets.MAX_NAMED],
                 )
             keys = [(target.host, target.backend) for target in backends]
             arguments = {"drain": bool(drain), "force": bool(force)}
             steps = [target.step() for target in backends]
-            uuid = self._add(tx, job, Kind.UNINSTALL, targets.driver, arguments, steps)
+            uuid = self._add(tx, job, Kind.UNINSTALL, resolver.driver, arguments, steps)
             # Cordoned before the handles are counted: none can be claimed in between. An error
             # undoes both.
-            self._cordon(tx, targets.driver, backends)
+            self._cordon(tx, resolver.driver, backends)
             if not drain and not force and (in_use := store.count_handles_in_use(tx, keys)):
-                raise driver_in_use(targets.driver, in_use, store.holders(tx, keys, MAX_NAMED))
+                raise targets.driver_in_use(
+                    resolver.driver, in_use, store.holders(tx, keys, targets.MAX_NAMED)
+                )
             return uuid
 
         return self._submit(write, cordons=True)
@@ -219,16 +201,18 @@ class Drivers:
         """
         job, keys = store.lock(tx, uuid), {(target.host, target.backend) for target in backends}
         if job is None or job["mutex_key"] is None or job["kind"] != Kind.UNINSTALL:
-            raise driver_busy(driver, uuid)
+            raise targets.driver_busy(driver, uuid)
         steps = store.steps_of_job(tx, job["id"])
         waiting = {(s["host"], s["backend"]) for s in steps if s["state"] in PENDING_STATES}
         if not keys & waiting or (explicit and not keys <= waiting):
-            others = join_limited(sorted({host for host, _ in keys - waiting}), MAX_NAMED)
-            raise driver_busy(driver, uuid, f", which does not wait for a backend of {others}")
+            others = join_limited(sorted({host for host, _ in keys - waiting}), targets.MAX_NAMED)
+            raise targets.driver_busy(
+                driver, uuid, f", which does not wait for a backend of {others}"
+            )
         # Added to those of an earlier request: an operator may force one host after another.
         forced = {(host, backend) for host, backend in job["arguments"].get("forced", ())}
         arguments = {**job["arguments"], "forced": sorted(forced | (keys & waiting))}
-        store.update_arguments(tx, job["id"], arguments, self._now())
+        store.update_arguments(tx, job["id"], arguments, self.uow.clock())
         return uuid
 
     def adopt(self, host: str, address: str, backend: str, force: bool) -> dict[str, Any]:
@@ -240,7 +224,7 @@ class Drivers:
         return self._manage(
             check_text("host", host),
             check_text("backend", backend),
-            read_address(address),
+            targets.read_address(address),
             ManagedOption.ADOPT_IN_USE if force else ManagedOption.ADOPT,
         )
 
@@ -252,7 +236,7 @@ class Drivers:
         """
         device = parse_uuid(uuid, "uuid")
 
-        row = self._uow.run(lambda tx: devices.by_uuid(tx, device))
+        row = self.uow.run(lambda tx: devices.by_uuid(tx, device))
         if row is None:
             raise NotFound(f"no hardware {device}", uuid=device)
         return self._manage(
@@ -271,38 +255,32 @@ class Drivers:
 
         ``device`` is the uuid of a device that must be unused.
         """
-        return self._submit(
-            lambda tx: self._add_managed(tx, host, backend, address, option, device)
-        )
 
-    def _add_managed(
-        self,
-        tx: sa.Connection,
-        host: str,
-        backend: str,
-        address: str,
-        option: ManagedOption,
-        device: str | None,
-    ) -> str:
-        targets = TargetResolver.of_backend(tx, host, backend)
-        job = self._acquire_job(tx, Kind.UPDATE, targets.driver)
-        (target,) = targets.backends([host], backend)
-        if device is not None:
-            holders = devices.holders(tx, device)
-            ensure_unused(holders, devices.count_dirty_handles(tx, device), address, host)
-        host_driver = targets.host_driver(target.service_id)
-        if option not in {known.name for known in host_driver.options}:
-            raise Conflict(
-                f"driver {targets.driver} cannot {option.description}: it has no option {option}",
-                driver=targets.driver,
-            )
-        # Only a forced adoption has a time: repeating any other change must change nothing.
-        is_forced = option is ManagedOption.ADOPT_IN_USE
-        adopted_at = self._now().isoformat(timespec="seconds") if is_forced else ""
-        config = desired_state.managed_options(target.config, address, option, adopted_at)
-        config = targets.parse(host_driver, config)
-        arguments = {"config": config, "status": None, "reload": False}
-        return self._add(tx, job, Kind.UPDATE, targets.driver, arguments, [target.step()])
+        def write(tx: sa.Connection) -> str:
+            resolver = TargetResolver.of_backend(tx, host, backend)
+            job = self._acquire_job(tx, Kind.UPDATE, resolver.driver)
+            (target,) = resolver.backends([host], backend)
+            if device is not None:
+                holders = devices.holders(tx, device)
+                targets.ensure_unused(
+                    holders, devices.count_dirty_handles(tx, device), address, host
+                )
+            host_driver = resolver.host_drivers[target.service_id]
+            if option not in {known.name for known in host_driver.options}:
+                raise Conflict(
+                    f"driver {resolver.driver} cannot {option.description}: it has no option "
+                    f"{option}",
+                    driver=resolver.driver,
+                )
+            # Only a forced adoption has a time: repeating any other change must change nothing.
+            is_forced = option is ManagedOption.ADOPT_IN_USE
+            adopted_at = self.uow.clock().isoformat(timespec="seconds") if is_forced else ""
+            config = desired_state.managed_options(target.config, address, option, adopted_at)
+            config = resolver.parse(host_driver, config)
+            arguments = {"config": config, "status": None, "reload": False}
+            return self._add(tx, job, Kind.UPDATE, resolver.driver, arguments, [target.step()])
+
+        return self._submit(write)
 
     def _submit(
         self, write: Callable[[sa.Connection], str], *, cordons: bool = False
@@ -310,14 +288,14 @@ class Drivers:
         # No lock of a driver exists: the unique key of open jobs decides.
         for _ in range(MAX_ATTEMPTS):
             with contextlib.suppress(db_exc.DBDuplicateEntry):
-                uuid = self._uow.run_once(write, lambda job: {"uuid": job})
+                uuid = self.uow.run_once(write, lambda job: {"uuid": job})
                 break
             # Another job for the driver was recorded concurrently; the retry sees it.
         else:
             raise Conflict("another job for the driver is being created, retry")
-        self._wake()
+        self.wake()
         if cordons:
-            self._wake_publisher()
+            self.wake_publisher()
         return {"uuid": uuid}
 
     def _acquire_job(self, tx: sa.Connection, kind: Kind, driver: str) -> OpenJob:
@@ -326,9 +304,7 @@ class Drivers:
         Call this before reading the driver's backends: afterwards no other job can change them.
         """
         open_job = store.find_open(tx, driver)
-        return (
-            open_job if open_job is not None else store.enqueue(tx, kind, driver, {}, self._now())
-        )
+        return open_job or store.enqueue(tx, kind, driver, {}, self.uow.clock())
 
     def _add(
         self,
@@ -337,13 +313,13 @@ class Drivers:
         kind: Kind,
         driver: str,
         arguments: Mapping[str, Any],
-        steps: Sequence[NewStep],
+        steps: Sequence[store.NewStep],
     ) -> str:
         if isinstance(job, Mapping):
             same = job["kind"] == kind and job["arguments"] == dict(arguments)
             if same and kind is Kind.INSTALL:
                 return job["uuid"]
-            raise driver_busy(driver, job["uuid"], f" ({job['kind']})")
+            raise targets.driver_busy(driver, job["uuid"], f" ({job['kind']})")
         id_, uuid = job
         store.set_steps(tx, id_, arguments, steps)
         LOG.info("Driver job (%s) started, %s backends", kind, len(steps), job=uuid, driver=driver)
@@ -354,7 +330,7 @@ class Drivers:
         desired_backends.lock_agents(tx, {target.service_id for target in backends})
         desired_backends.cordon(tx, driver, desired_backends.find(tx, driver=driver), keys)
         hosts = sorted({target.host for target in backends})
-        desired_backends.sync_cordon(tx, hosts, self._now())
+        desired_backends.sync_cordon(tx, hosts, self.uow.clock())
         # From now on nobody could prepare or clean a device for a server in build.
         devices.end_grace(tx, [(target.host, target.backend) for target in backends])
-        providers.mark_stale_of_hosts(tx, hosts, self._now())
+        providers.mark_stale_of_hosts(tx, hosts, self.uow.clock())

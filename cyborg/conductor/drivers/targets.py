@@ -15,13 +15,6 @@ from cyborg.core.address import PciAddress
 from cyborg.core.binding.arqs import describe_user
 from cyborg.core.drivers import desired_state, registry
 from cyborg.core.drivers.desired_state import DesiredStatus
-from cyborg.core.drivers.registry import (
-    Option,
-    closest_names,
-    describe_unknown,
-    driver_uuid,
-    format_hint,
-)
 from cyborg.core.drivers.rollout import StepState
 from cyborg.core.errors import Conflict, InUse, Invalid, NotFound
 from cyborg.core.text import join_limited
@@ -75,7 +68,7 @@ class HostDriver:
     down: bool
     installed: bool = False
     error: str | None = None
-    options: tuple[Option, ...] = ()
+    options: tuple[registry.Option, ...] = ()
     installable: bool = True
 
     @property
@@ -108,24 +101,18 @@ class Leftover:
     agents: frozenset[int] = frozenset()
 
 
+@dataclass(frozen=True)
 class TargetResolver:
     """Resolver of the hosts and backends of one driver, within one transaction.
 
-    Create it with ``of_driver`` or ``of_backend``. ``driver`` is the name of the driver.
+    Create it with ``of_driver`` or ``of_backend``. ``driver`` is the name of the driver,
+    ``host_drivers`` has the driver on each host, by the row id of the agent.
     """
 
-    def __init__(
-        self,
-        tx: sa.Connection,
-        driver: str,
-        host_drivers: Mapping[int, HostDriver],
-        leftover: Leftover = Leftover(),
-    ) -> None:
-        """``host_drivers`` has the driver on each host, by the row id of the agent."""
-        self._tx = tx
-        self._host_drivers = host_drivers
-        self._leftover = leftover
-        self.driver = driver
+    tx: sa.Connection
+    driver: str
+    host_drivers: Mapping[int, HostDriver]
+    leftover: Leftover = Leftover()
 
     @classmethod
     def of_driver(
@@ -138,7 +125,7 @@ class TargetResolver:
         names.
         """
         names = store.names(tx)
-        by_uuid = {driver_uuid(name): name for name in names}
+        by_uuid = {registry.driver_uuid(name): name for name in names}
         # The uuid of a driver follows from its name: no table has it.
         name = key if key in names else by_uuid.get(key.lower())
         left = Leftover()
@@ -147,7 +134,9 @@ class TargetResolver:
         if name is None and left.agents:
             name = key
         if name is None:
-            raise NotFound(describe_unknown(key, names), near=closest_names(key, names))
+            raise NotFound(
+                registry.describe_unknown(key, names), near=registry.closest_names(key, names)
+            )
         return cls(tx, name, _read_host_drivers(tx, name), left)
 
     @classmethod
@@ -165,10 +154,6 @@ class TargetResolver:
         if name is None:
             raise NotFound(f"host {host} has no backend {backend}", field="backend")
         return cls.of_driver(tx, name)
-
-    def host_driver(self, service_id: int) -> HostDriver:
-        """Return the driver on one host."""
-        return self._host_drivers[service_id]
 
     def usable_hosts(
         self,
@@ -207,7 +192,7 @@ class TargetResolver:
         """
         if not config:
             return {}
-        if not target.installed or target.error is not None:
+        if not target.usable:
             raise Conflict(
                 f"the options of driver {self.driver} are unknown on host {target.host}: "
                 f"{target.error or 'it is not installed there'}",
@@ -222,11 +207,11 @@ class TargetResolver:
 
         The key is the row id of the agent and the name of the backend.
         """
-        reported = store.reported_backends(self._tx, driver, backend)
-        stored = desired_backends.find(self._tx, driver, backend)
+        reported = store.reported_backends(self.tx, driver, backend)
+        stored = desired_backends.find(self.tx, driver, backend)
         targets: dict[tuple[int, str], BackendTarget] = {}
         for key in sorted({*reported, *stored}):
-            host_driver = self._host_drivers.get(key[0])
+            host_driver = self.host_drivers.get(key[0])
             if host_driver is None:
                 continue
             # Only in the configuration file of the host, unless there is a desired state.
@@ -255,9 +240,9 @@ class TargetResolver:
             and target.driver == self.driver
         ]
         targets += [
-            host_driver.target(self._leftover.backend, driver=self.driver)
-            for host_driver in self._host_drivers.values()
-            if host_driver.service_id in self._leftover.agents & selected
+            host_driver.target(self.leftover.backend, driver=self.driver)
+            for host_driver in self.host_drivers.values()
+            if host_driver.service_id in self.leftover.agents & selected
         ]
         if not targets:
             suffix = "" if hosts is None else f" of {join_limited(sorted(hosts), MAX_NAMED)}"
@@ -278,7 +263,7 @@ class TargetResolver:
             if target is not None and target.previous is not None:
                 del new[id_]
         if full := sorted(
-            new[id_] for id_ in desired_backends.agents_at_limit(self._tx, new, MAX_BACKENDS)
+            new[id_] for id_ in desired_backends.agents_at_limit(self.tx, new, MAX_BACKENDS)
         ):
             raise Conflict(
                 f"{join_limited(full, MAX_NAMED)}: limit of {MAX_BACKENDS} backend names is "
@@ -287,7 +272,7 @@ class TargetResolver:
             )
 
     def _select_hosts(self, hosts: Collection[str] | None) -> list[HostDriver]:
-        all_hosts = sorted(self._host_drivers.values(), key=lambda item: item.host)
+        all_hosts = sorted(self.host_drivers.values(), key=lambda item: item.host)
         if hosts is None:
             return all_hosts
         names = {item.host for item in all_hosts}
@@ -311,15 +296,15 @@ def _read_host_drivers(tx: sa.Connection, driver: str) -> dict[int, HostDriver]:
             down,
             installed=True,
             error=row["error"],
-            options=tuple(Option.from_dict(body) for body in row["options"]),
+            options=tuple(registry.Option.from_dict(body) for body in row["options"]),
             installable=row["installable"],
         )
     return host_drivers
 
 
 def _unknown_host(unknown: Sequence[str], names: Collection[str]) -> NotFound:
-    near = closest_names(unknown[0], names)
-    message = f"no agent on host {unknown[0][:255]!r}{format_hint(near)}"
+    near = registry.closest_names(unknown[0], names)
+    message = f"no agent on host {unknown[0][:255]!r}{registry.format_hint(near)}"
     return NotFound(message, field="hosts", near=near)
 
 
@@ -408,6 +393,7 @@ def read_config(config: Any) -> Mapping[str, Any]:
     """Return options and their values, which only a driver can validate. Raise Invalid."""
     if config is None:
         return {}
+    # Only the size is checked here: what a value may be is known to the drivers of the hosts.
     if not isinstance(config, Mapping) or len(str(config)) > MAX_CONFIG:
         raise Invalid(
             f"config must be an object of at most {MAX_CONFIG} characters", field="config"

@@ -4,8 +4,9 @@
 import contextlib
 import difflib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -31,6 +32,7 @@ RETENTION = timedelta(days=1)  # how long discoveries can be looked up
 HOST_DOWN = "the agent of the host is down"
 PURGE_LIMIT = 1000  # rows of old discoveries that one transaction deletes
 MAX_PURGES = 100  # transactions of one sweep
+# The calls of each one take threads of this process.
 MAX_OPEN_DISCOVERIES = 100
 MAX_ATTEMPTS = 5  # of a creation, after concurrent ones with the same filters
 _OUTCOMES: Mapping[BackendStatus, str] = {
@@ -39,21 +41,15 @@ _OUTCOMES: Mapping[BackendStatus, str] = {
 }
 
 
+@dataclass(eq=False)
 class Discoveries:
     """Discoveries: start, complete, expire."""
 
-    def __init__(
-        self,
-        conf: cfg.ConfigOpts,
-        uow: UnitOfWork,
-        agents: AgentAPI,
-        *,
-        now: Callable[[], datetime] | None = None,
-    ) -> None:
-        self._conf = conf
-        self._uow = uow
-        self._agents = agents
-        self._now = now or uow.clock
+    conf: cfg.ConfigOpts
+    uow: UnitOfWork
+    agents: AgentAPI
+
+    def __post_init__(self) -> None:
         self._calls = FanOut("discovery")
 
     def create(self, host: str | None = None, driver: str | None = None) -> dict[str, Any]:
@@ -98,7 +94,7 @@ class Discoveries:
 
         for _ in range(MAX_ATTEMPTS):
             with contextlib.suppress(db_exc.DBDuplicateEntry):
-                hosts = self._uow.run_once(write, lambda _: {"uuid": uuid})
+                hosts = self.uow.run_once(write, lambda _: {"uuid": uuid})
                 break
             # Another one with the same filters was recorded concurrently; the retry sees it.
         else:
@@ -133,7 +129,7 @@ class Discoveries:
             check_epoch(tx, host, epoch)
             return store.record_outcomes(tx, uuid, host, outcomes)
 
-        if ignored := len(outcomes) - self._uow.run(write):
+        if ignored := len(outcomes) - self.uow.run(write):
             LOG.info(
                 "%d results ignored, because the discovery does not wait for them: it is unknown, "
                 "or the backend has a result",
@@ -145,11 +141,11 @@ class Discoveries:
     def sweep(self) -> int:
         """Fail discoveries at their timeout, delete old discoveries; return the number of rows."""
         seconds = self._timeout()
-        created_before = self._now() - timedelta(seconds=seconds)
+        created_before = self.uow.clock() - timedelta(seconds=seconds)
         error = f"no answer in {seconds:g} s: is the agent of this host running?"
-        failed = self._uow.run(lambda tx: store.fail_older(tx, created_before, error))
-        cutoff = self._now() - RETENTION
-        purged = old_rows.DISCOVERIES.purge_batches(self._uow, cutoff, PURGE_LIMIT, MAX_PURGES)
+        failed = self.uow.run(lambda tx: store.fail_older(tx, created_before, error))
+        cutoff = self.uow.clock() - RETENTION
+        purged = old_rows.DISCOVERIES.purge_batches(self.uow, cutoff, PURGE_LIMIT, MAX_PURGES)
         return failed + purged
 
     def stop(self) -> None:
@@ -159,11 +155,11 @@ class Discoveries:
     def _timeout(self) -> float:
         """Return the timeout of a discovery in seconds."""
         # The call to the agent, the discovery itself, and the call back.
-        return float(2 * self._conf.rpc.timeout + self._conf.agent.discovery_timeout)
+        return float(2 * self.conf.rpc.timeout + self.conf.agent.discovery_timeout)
 
     def _start(self, uuid: str, host: str, driver: str | None) -> None:
         try:
-            self._agents.discovery(host=host, driver=driver, discovery_id=uuid)
+            self.agents.discovery(host=host, driver=driver, discovery_id=uuid)
         except CyborgError as exc:
             error = exc.message
         except Exception:
@@ -177,7 +173,7 @@ class Discoveries:
         LOG.warning("Discovery failed: %s", error, discovery=uuid, host=host)
         store_error: str | None = None
         try:
-            self._uow.run(lambda tx: store.fail_host(tx, uuid, host, error))
+            self.uow.run(lambda tx: store.fail_host(tx, uuid, host, error))
         except CyborgError as exc:
             store_error = exc.message
         if store_error is not None:

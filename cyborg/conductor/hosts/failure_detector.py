@@ -12,9 +12,9 @@ sets: that cordons its host, and any decision about a host takes the mark. After
 conductors or the broker, the deadlines of all agents have passed, and none is marked.
 """
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -23,7 +23,6 @@ from oslo_config import cfg
 
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core import hosts as core
-from cyborg.core.hosts import choose_interval, compute_deadlines
 from cyborg.core.log import get_logger
 from cyborg.core.notification import Event
 from cyborg.core.text import join_limited, to_iso
@@ -44,38 +43,34 @@ BATCH_SIZE = 1000  # agents that one transaction marks down
 MAX_NAMED = 20  # hosts that one log line names
 
 
+@dataclass(eq=False)
 class HeartbeatInterval:
-    """Interval that this conductor gives to agents. It follows the numbers of the daemons."""
+    """Interval that this conductor gives to agents. It follows the numbers of the daemons.
 
-    def __init__(
-        self,
-        conf: cfg.ConfigOpts,
-        uow: UnitOfWork,
-        *,
-        now: Callable[[], datetime] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """``now`` returns naive UTC; ``clock`` returns monotonic seconds."""
-        self._options = conf.conductor
-        self._uow = uow
-        self._now = now or uow.clock
-        self._clock = clock
+    ``clock`` returns monotonic seconds; ``seconds`` is the time between two heartbeats of an agent.
+    """
+
+    conf: cfg.ConfigOpts
+    uow: UnitOfWork
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._options = self.conf.conductor
         self._counted_at = float("-inf")
         self.seconds: float = self._options.hello_interval
-        """Seconds between two heartbeats of an agent."""
 
     def sweep(self) -> int:
         """Count the daemons if the last count is old; return 1 if the interval has changed."""
-        if self._clock() - self._counted_at < MAX_COUNT_AGE:
+        if self.clock() - self._counted_at < MAX_COUNT_AGE:
             return 0
-        now, options = self._now(), self._options
-        daemons = self._uow.run(lambda tx: services.count_up(tx, now))
-        self._counted_at = self._clock()
+        now, options = self.uow.clock(), self._options
+        daemons = self.uow.run(lambda tx: services.count_up(tx, now))
+        self._counted_at = self.clock()
         # The workers of one host share one service; all hosts are expected to run as many.
         processes = daemons["conductors"] * options.workers
         minimum, maximum = options.hello_interval, options.max_hello_interval
         previous = self.seconds
-        self.seconds = choose_interval(daemons["agents"], processes, minimum, maximum)
+        self.seconds = core.choose_interval(daemons["agents"], processes, minimum, maximum)
         if self.seconds == previous:
             return 0
         LOG.info(
@@ -98,44 +93,35 @@ class HeartbeatInterval:
 
     def _times(self, now: datetime, interval: float) -> HeartbeatTimes:
         options = self._options
-        deadlines = compute_deadlines(
-            now, interval, options.late_heartbeats, options.down_heartbeats
-        )
-        return {
-            "last_seen_at": now,
-            "late_at": deadlines.late_at,
-            "down_at": deadlines.down_at,
-        }
+        late_at = now + core.heartbeat_timeout(interval, options.late_heartbeats)
+        down_at = now + core.heartbeat_timeout(interval, options.down_heartbeats)
+        return {"last_seen_at": now, "late_at": late_at, "down_at": down_at}
 
 
+@dataclass(eq=False)
 class FailureDetector:
-    """Failure detector of one conductor, with the check of its own heartbeats."""
+    """Failure detector of one conductor, with the check of its own heartbeats.
 
-    def __init__(
-        self,
-        conf: cfg.ConfigOpts,
-        uow: UnitOfWork,
-        wake_publisher: Callable[[], None] = lambda: None,
-        notices: NotificationBuilder | None = None,
-        *,
-        now: Callable[[], datetime] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """``now`` returns the database's time (naive UTC), ``clock`` monotonic seconds."""
-        options = conf.conductor
-        self._uow = uow
-        self._wake_publisher = wake_publisher
-        self._now = now or uow.clock
-        self._notices = notices or NotificationBuilder(conf, now=self._now)
-        self._clock = clock
+    ``clock`` returns monotonic seconds.
+    """
+
+    conf: cfg.ConfigOpts
+    uow: UnitOfWork
+    notifications: NotificationBuilder
+    wake_publisher: Callable[[], None] = lambda: None
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        options = self.conf.conductor
         self._gap = core.heartbeat_timeout(
             options.hello_interval, options.late_heartbeats
         ).total_seconds()
         self._step = max(1.0, options.hello_interval)
         self._grace = timedelta(seconds=options.broker_reconnect_grace)
-        self._lock = threading.Lock()
+        # Written by the thread of the heartbeats, read by that of the sweeps: a value that does not
+        # change, so that to read it once needs no lock.
         self._self_check: core.SelfCheck | None = None
-        self._rate_limited_log = RateLimitedLogger(clock, LOG)
+        self._rate_limited_log = RateLimitedLogger(self.clock, LOG)
 
     def self_heartbeat(self, send: Callable[[], Mapping[str, Any]]) -> None:
         """Send this conductor's own heartbeat over the bus and record whether it arrived.
@@ -143,20 +129,20 @@ class FailureDetector:
         ``send`` returns the answer, whose ``now`` is the time of the conductor that received the
         heartbeat. Raise any exception of ``send``.
         """
-        sent_at = self._now()
+        sent_at = self.uow.clock()
         try:
             answer = send()
         # Also for the end of the process: a heartbeat that did not arrive proves nothing about the
         # bus.
         except BaseException:
-            self._set_self_check(None)
+            self._self_check = None
             raise
-        received_at, clock = self._now(), self._clock()
+        received_at, clock = self.uow.clock(), self.clock()
         # That conductor receives heartbeats of agents too. If its clock differs from this one,
         # agents that are up would look unreachable.
         skew = _clock_skew(answer.get("now"), sent_at, received_at)
         if skew > self._step:
-            self._set_self_check(None)
+            self._self_check = None
             self._rate_limited_log.warn(
                 f"The clock of another conductor differs by {skew:.0f} s, more than one heartbeat "
                 "interval: no agent is marked down; check the time synchronisation of the database "
@@ -164,10 +150,7 @@ class FailureDetector:
             )
             return
         self._rate_limited_log.recovered("Clock synchronisation of the conductors")
-        with self._lock:
-            self._self_check = core.record(
-                self._self_check, clock, received_at, self._gap, self._step
-            )
+        self._self_check = core.record(self._self_check, clock, received_at, self._gap, self._step)
 
     def sweep(self) -> int:
         """Mark unreachable agents down and return their number.
@@ -175,19 +158,19 @@ class FailureDetector:
         Executes one statement if there are no such agents, else a fixed number for each BATCH_SIZE
         agents.
         """
-        now, clock = self._now(), self._clock()
-        with self._lock:
-            self_check = self._self_check
+        now, clock = self.uow.clock(), self.clock()
         # Each agent has the deadline of the interval that it was given. It is marked down only if
         # this conductor could have received its heartbeats for as long.
-        observed = core.observed_seconds(self_check, clock, now, self._gap, self._step)
+        observed = core.observed_seconds(self._self_check, clock, now, self._gap, self._step)
         max_timeout = timedelta(seconds=observed) - self._grace
+        # Nothing can be concluded yet: this conductor has just started, or was cut off from the
+        # broker.
         if max_timeout <= timedelta():
             return 0
         marked: list[services.DaemonRow] = []
         # In batches: after an outage of the broker thousands of agents may be down, and one
         # transaction would lock all of their devices.
-        while batch := self._uow.run(lambda tx: self._mark_down(tx, now, max_timeout)):
+        while batch := self.uow.run(lambda tx: self._mark_down(tx, now, max_timeout)):
             marked += batch
         if marked:
             hosts = sorted(row["host"] for row in marked)
@@ -198,12 +181,8 @@ class FailureDetector:
                 join_limited(hosts, MAX_NAMED),
                 host=hosts,
             )
-            self._wake_publisher()
+            self.wake_publisher()
         return len(marked)
-
-    def _set_self_check(self, self_check: core.SelfCheck | None) -> None:
-        with self._lock:
-            self._self_check = self_check
 
     def _mark_down(
         self, tx: sa.Connection, now: datetime, max_timeout: timedelta
@@ -212,7 +191,7 @@ class FailureDetector:
         if marked:
             providers.mark_stale_of_hosts(tx, [row["host"] for row in marked], now)
             payloads = [_payload(row, row["last_seen_at"]) for row in marked]
-            outbox.add_all(tx, self._notices.build_messages(Event.SERVICE_DOWN, payloads))
+            outbox.add_all(tx, self.notifications.build_messages(Event.SERVICE_DOWN, payloads))
         return marked
 
 
@@ -224,6 +203,7 @@ def mark_up(
     The caller has locked the agent's row, marks the providers of the host stale and wakes
     the publisher.
     """
+    # In the transaction of the heartbeat, so that no heartbeat leaves its host cordoned.
     services.mark_up(tx, row["id"])
     outbox.add_all(tx, notices.build_messages(Event.SERVICE_UP, [_payload(row, now)]))
 

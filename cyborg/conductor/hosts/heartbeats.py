@@ -14,8 +14,7 @@ from oslo_config import cfg
 from oslo_db import exception as db_exc
 
 from cyborg.conductor.hosts import failure_detector
-from cyborg.conductor.hosts.failure_detector import HeartbeatInterval
-from cyborg.conductor.inventory import report_handler
+from cyborg.conductor.inventory.report_handler import ReportHandler, ReportResult
 from cyborg.conductor.jobs import cancellation, reboot
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.conf.conductor import reference_release
@@ -42,8 +41,10 @@ LOG = get_logger(__name__)
 
 T = TypeVar("T")
 
+# The versions are stored and compared at each heartbeat.
 MAX_VERSIONS = 16384  # characters of the versions in a heartbeat
 MAX_NAMED = 8  # provider names in one message
+# Each removal is a transaction of its own: the next sweep does the rest.
 MAX_REMOVALS = 64  # uninstalled backends of down hosts that one sweep removes
 
 
@@ -73,32 +74,22 @@ class _Registration:
     expedited: int
 
 
+@dataclass(eq=False)
 class Hosts:
-    """Registry of daemons and of the inventory of their hosts."""
+    """Registry of daemons and of the inventory of their hosts.
 
-    def __init__(
-        self,
-        conf: cfg.ConfigOpts,
-        uow: UnitOfWork,
-        wake_publisher: Callable[[], None] = lambda: None,
-        wake_jobs: Callable[[], None] = lambda: None,
-        notices: NotificationBuilder | None = None,
-        *,
-        now: Callable[[], datetime] | None = None,
-        interval: HeartbeatInterval | None = None,
-    ) -> None:
-        """``wake_publisher`` is called after a commit that changes resource providers.
+    ``wake_publisher`` is called after a commit that changes resource providers, ``wake_jobs`` when
+    an agent restarts that has open jobs. ``interval`` is the interval of the agents.
+    """
 
-        ``wake_jobs`` is called when an agent restarts that has open jobs. ``interval`` is the
-        interval of the agents, by default a new one.
-        """
-        self._conf = conf
-        self._uow = uow
-        self._wake_publisher = wake_publisher
-        self._wake_jobs = wake_jobs
-        self._now = now or uow.clock
-        self.interval = interval or HeartbeatInterval(conf, uow, now=self._now)
-        self._notices = notices or NotificationBuilder(conf, now=self._now)
+    conf: cfg.ConfigOpts
+    uow: UnitOfWork
+    notifications: NotificationBuilder
+    wake_publisher: Callable[[], None] = lambda: None
+    wake_jobs: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self.interval = failure_detector.HeartbeatInterval(self.conf, self.uow)
 
     def heartbeat(
         self,
@@ -131,11 +122,11 @@ class Hosts:
         observed = None
         if observed_generation is not None:
             observed = check_integer("observed_generation", observed_generation)
-        now, interval = self._now(), self.interval.seconds
+        now, interval = self.uow.clock(), self.interval.seconds
         times = self.interval.agent_times(now)
         answer = {"interval": interval, "report": False, "desired_generation": observed or 0}
         # The usual case, one UPDATE: its guards compare everything that could call for more.
-        if digest is not None and self._uow.run(
+        if digest is not None and self.uow.run(
             lambda tx: store.heartbeat_if_unchanged(
                 tx, AGENT, host, epoch, digest, times, fields, observed
             )
@@ -149,9 +140,9 @@ class Hosts:
         if (down := done.row["down_since"]) is not None:
             LOG.info("Agent is up again after %.0f s", (now - down).total_seconds(), host=host)
         if done.expedited:
-            self._wake_jobs()
+            self.wake_jobs()
         if done.stale:
-            self._wake_publisher()
+            self.wake_publisher()
         answer["report"] = digest is not None and done.row["digest"] != digest
         answer["desired_generation"] = done.row["desired_generation"]
         return answer
@@ -177,7 +168,7 @@ class Hosts:
         stale += _sync_cordons(tx, host, stored.changed_cordons, now)
         if row["down_since"] is not None:
             # Not added: all providers of the host are stale now, those counted before among them.
-            failure_detector.mark_up(tx, row, self._notices, now)
+            failure_detector.mark_up(tx, row, self.notifications, now)
             stale = providers.mark_stale_of_hosts(tx, [host], now)
         if previous is None:
             return _Registration(row, None, stale, 0)
@@ -201,7 +192,7 @@ class Hosts:
         of its provider names.
         """
         inventory = self._parse_report(report)
-        now = self._now()
+        now = self.uow.clock()
         times = self.interval.agent_times(now)
 
         outcome, marked = self._run_report(
@@ -218,12 +209,12 @@ class Hosts:
                 host=inventory.host,
             )
         if outcome.stale_providers or marked:
-            self._wake_publisher()
+            self.wake_publisher()
         return {"accepted": True}
 
     def _record_report(
         self, tx: sa.Connection, inventory: Report, times: store.HeartbeatTimes, now: datetime
-    ) -> tuple[report_handler.ReportResult, int]:
+    ) -> tuple[ReportResult, int]:
         """Record a report; return the result, and how many other providers to publish.
 
         The order of the steps: the agent's row first, which locks out other reports of the host;
@@ -244,14 +235,8 @@ class Hosts:
         marked += _store_agent(tx, inventory, stored, now)
         if stored.has_failed_changes:
             cancellation.give_up_impossible(tx, inventory, now)
-        result = report_handler.record_report(
-            tx,
-            inventory,
-            now,
-            self._notices,
-            keep_tombstones=self._conf.conductor.tombstone_ttl > 0,
-            has_overrides=stored.has_overrides,
-        )
+        handler = ReportHandler(self.conf, self.notifications)
+        result = handler.record_report(tx, inventory, now, has_overrides=stored.has_overrides)
         return result, marked
 
     def service_heartbeat(
@@ -268,6 +253,7 @@ class Hosts:
         """
         binary, host = check_text("binary", binary, 64), check_text("host", host)
         epoch = parse_uuid(epoch, "epoch")
+        # An agent has an inventory, whose digest only ``hello`` carries.
         if binary == AGENT:
             raise Invalid("binary cyborg-agent must use hello, not service_hello", field="binary")
         if status not in (None, *ServiceStatus):
@@ -278,12 +264,12 @@ class Hosts:
             "status": status or ServiceStatus.READY,
             "versions": _check_versions(versions),
         }
-        now = self._now()
+        now = self.uow.clock()
         times = self.interval.service_times(now)
         self._retry_on_duplicate(
             lambda tx: store.upsert_heartbeat(tx, binary, host, epoch, times, fields)
         )
-        return {"interval": self._conf.conductor.hello_interval, "now": now.isoformat()}
+        return {"interval": self.conf.conductor.hello_interval, "now": now.isoformat()}
 
     def sweep(self) -> int:
         """Schedule work that no other event triggers; return the number of objects.
@@ -291,10 +277,10 @@ class Hosts:
         Request a report from hosts that still have drained, unowned handles. Remove such handles
         if the host is down and the backend was force-uninstalled.
         """
-        requested = self._uow.run(store.request_stale_reports)
-        removed, stale = self._remove_abandoned_backends(self._now())
+        requested = self.uow.run(store.request_stale_reports)
+        removed, stale = self._remove_abandoned_backends(self.uow.clock())
         if stale:
-            self._wake_publisher()
+            self.wake_publisher()
         return requested + removed
 
     def _remove_abandoned_backends(self, now: datetime) -> tuple[int, int]:
@@ -304,17 +290,13 @@ class Hosts:
         transaction, so that a failure affects no other backend.
         """
         removed = stale = 0
-        for host, backend in self._uow.run(
+        handler = ReportHandler(self.conf, self.notifications)
+        for host, backend in self.uow.run(
             lambda tx: wanted_store.removed_with_drained_handles(tx, MAX_REMOVALS)
         ):
-            outcome = self._uow.run(
+            outcome = self.uow.run(
                 lambda tx, host=host, backend=backend: cancellation.remove_abandoned_backend(  # type: ignore[misc]
-                    tx,
-                    host,
-                    backend,
-                    now,
-                    self._notices,
-                    keep_tombstones=self._conf.conductor.tombstone_ttl > 0,
+                    tx, host, backend, now, handler
                 )
             )
             if outcome is not None and outcome.stale_providers:
@@ -340,10 +322,10 @@ class Hosts:
         # Once more only: a second duplicate is no race but a conflict that somebody must resolve.
         for attempt in range(2):
             try:
-                return self._uow.run(work)
+                return self.uow.run(work)
             except db_exc.DBDuplicateEntry as exc:
                 duplicate = exc
-            conflicts = self._uow.run(
+            conflicts = self.uow.run(
                 lambda tx: deployable_store.find_name_conflicts(tx, inventory.host, addresses)
             )
             if conflicts:
@@ -374,14 +356,16 @@ class Hosts:
         # Both conductors found no row. An INSERT that ignores the duplicate would hide that the
         # other one has written newer values.
         try:
-            return self._uow.run(work)
+            return self.uow.run(work)
         except db_exc.DBDuplicateEntry:
-            return self._uow.run(work)
+            return self.uow.run(work)
 
     def _parse_report(self, body: Mapping[str, Any]) -> Report:
         inventory = Report.load(body)
         inventory.check_limits()
-        if (release := reference_release(self._conf)) is not None:
+        # In the conductor and not in the agent: one option for the cloud, and agents need no
+        # restart.
+        if (release := reference_release(self.conf)) is not None:
             devices = tuple(add_reference_names(d, release) for d in inventory.devices)
             inventory = replace(inventory, devices=devices)
         return replace(
@@ -392,7 +376,7 @@ class Hosts:
 
     def _digest(self, reported: str) -> str:
         """Return the digest to store: it changes with the option that changes reported devices."""
-        release = reference_release(self._conf)
+        release = reference_release(self.conf)
         if release is None:
             return reported
         return hashlib.sha256(f"{release} {reported}".encode()).hexdigest()

@@ -15,8 +15,7 @@ from oslo_db.exception import DBDuplicateEntry
 
 from cyborg.conductor.binding.arqs import Arqs
 from cyborg.conductor.binding.release import ReleaseResult
-from cyborg.conductor.inventory import report_handler
-from cyborg.conductor.inventory.report_handler import ReportResult
+from cyborg.conductor.inventory.report_handler import ReportHandler, ReportResult
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.errors import InUse, Invalid, NotFound, WrongState
 from cyborg.core.hosts import AGENT
@@ -39,24 +38,17 @@ PURGE_LIMIT = 64  # daemons that one sweep deletes
 DAY = 86400.0  # seconds
 
 
+@dataclass(frozen=True)
 class Services:
-    """Operations of operators on services (daemons)."""
+    """Operations of operators on services (daemons).
 
-    def __init__(
-        self,
-        conf: cfg.ConfigOpts,
-        uow: UnitOfWork,
-        wake_publisher: Callable[[], None] = lambda: None,
-        notices: NotificationBuilder | None = None,
-        *,
-        now: Callable[[], datetime] | None = None,
-    ) -> None:
-        """``wake_publisher`` is called after a commit that changes resource providers."""
-        self._conf = conf
-        self._uow = uow
-        self._wake_publisher = wake_publisher
-        self._now = now or uow.clock
-        self._notices = notices or NotificationBuilder(conf, now=self._now)
+    ``wake_publisher`` is called after a commit that changes resource providers.
+    """
+
+    conf: cfg.ConfigOpts
+    uow: UnitOfWork
+    notifications: NotificationBuilder
+    wake_publisher: Callable[[], None] = lambda: None
 
     def delete(self, uuid: str) -> None:
         """Delete a daemon that is down; for an agent, also delete the devices of its host.
@@ -66,7 +58,7 @@ class Services:
         Raise Invalid, NotFound, WrongState while the daemon is up or late or a job is about its
         host, and InUse while a request holds a device of the host.
         """
-        service, now = parse_uuid(uuid, "uuid"), self._now()
+        service, now = parse_uuid(uuid, "uuid"), self.uow.clock()
 
         # Read without a lock: the guards of the deletion compare the time of the last heartbeat
         # again.
@@ -86,12 +78,10 @@ class Services:
                 raise WrongState(f"{name} is not down; {_advice(row['binary'])}", service=service)
             if row["binary"] != AGENT:
                 return row, ReportResult(0, "no inventory")
-            inventory = remove_inventory(
-                tx, row["host"], name, "deleted", now, self._conf, self._notices
-            )
-            return row, inventory
+            handler = ReportHandler(self.conf, self.notifications)
+            return row, remove_inventory(tx, row["host"], name, "deleted", now, handler)
 
-        row, outcome = self._uow.run_once(write)
+        row, outcome = self.uow.run_once(write)
         LOG.info(
             "Deleted service %s: %s; %s resource providers to publish",
             row["binary"],
@@ -103,24 +93,24 @@ class Services:
         for remark in outcome.remarks:
             LOG.warning("%s", remark.text, host=row["host"], **remark.fields)
         if outcome.stale_providers:
-            self._wake_publisher()
+            self.wake_publisher()
 
     def sweep(self) -> int:
         """Delete daemons not seen for ``[conductor] service_ttl`` seconds; return their number.
 
         The inventory of a host is deleted only by an operator: an agent with devices is kept.
         """
-        ttl = self._conf.conductor.service_ttl
+        ttl = self.conf.conductor.service_ttl
         if not ttl:
             return 0
-        cutoff = self._now() - timedelta(seconds=ttl)
+        cutoff = self.uow.clock() - timedelta(seconds=ttl)
 
         def write(tx: sa.Connection) -> list[store.DaemonRow]:
             rows = store.purge(tx, cutoff, PURGE_LIMIT)
             rollouts.skip_pending_agent(tx, {r["host"] for r in rows if r["binary"] == AGENT})
             return rows
 
-        rows = self._uow.run(write)
+        rows = self.uow.run(write)
         for row in rows:
             LOG.info(
                 "Deleted service %s, which sent no heartbeat for %g days",
@@ -137,18 +127,16 @@ def remove_inventory(
     name: str,
     verb: str,
     now: datetime,
-    conf: cfg.ConfigOpts,
-    notices: NotificationBuilder,
+    handler: ReportHandler,
 ) -> ReportResult:
     """Remove the inventory of a host whose agent is down, and fail its jobs on devices.
 
     ``name`` and ``verb`` say in errors what is removed and how. Raise InUse while a request holds a
     device of the host.
     """
-    keep_tombstones = conf.conductor.tombstone_ttl > 0
-    outcome = report_handler.remove_backend(
-        tx, host, None, now, notices, keep_tombstones=keep_tombstones
-    )
+    outcome = handler.remove_backend(tx, host, None, now)
+    # After the removal: no free handle is left that could be claimed between this check and the
+    # commit.
     if owners := store.holders(tx, host):
         raise InUse(
             f"{name} cannot be {verb}: {len(owners)} requests hold devices of this host, such as "
@@ -177,26 +165,18 @@ class HostRemovalResult:
     release: ReleaseResult
 
 
+@dataclass(frozen=True)
 class HostRemoval:
-    """Removal of hosts by operators."""
+    """Removal of hosts by operators.
 
-    def __init__(
-        self,
-        conf: cfg.ConfigOpts,
-        uow: UnitOfWork,
-        arqs: Arqs,
-        wake_publisher: Callable[[], None] = lambda: None,
-        notices: NotificationBuilder | None = None,
-        *,
-        now: Callable[[], datetime] | None = None,
-    ) -> None:
-        """``wake_publisher`` is called after a commit that changes resource providers."""
-        self._conf = conf
-        self._uow = uow
-        self._arqs = arqs
-        self._wake_publisher = wake_publisher
-        self._now = now or uow.clock
-        self._notices = notices or NotificationBuilder(conf, now=self._now)
+    ``wake_publisher`` is called after a commit that changes resource providers.
+    """
+
+    conf: cfg.ConfigOpts
+    uow: UnitOfWork
+    arqs: Arqs
+    notifications: NotificationBuilder
+    wake_publisher: Callable[[], None] = lambda: None
 
     def forget(self, host: str, force: bool, dry_run: bool | None = None) -> dict[str, Any]:
         """Remove the daemons of a host that are down, its inventory and its resource providers.
@@ -211,7 +191,7 @@ class HostRemoval:
         nothing is stored of the host, WrongState while a daemon is up or late or a job is about the
         host, and InUse while a request holds a device and ``force`` is False.
         """
-        host, now = check_text("host", host), self._now()
+        host, now = check_text("host", host), self.uow.clock()
         if not isinstance(force, bool):
             raise Invalid("force: expected true or false", field="force")
         if not isinstance(dry_run, bool | None):
@@ -219,7 +199,7 @@ class HostRemoval:
         if dry_run:
             return self._count(host, force, now)
         try:
-            result = self._uow.run_once(lambda tx: self._forget(tx, host, force, now), _to_dict)
+            result = self.uow.run_once(lambda tx: self._forget(tx, host, force, now), _to_dict)
         except DBDuplicateEntry as exc:
             raise _returned(host) from exc
         LOG.info(
@@ -235,9 +215,9 @@ class HostRemoval:
         )
         for remark in result.report.remarks:
             LOG.warning("%s", remark.text, host=host, **remark.fields)
-        self._arqs.finish_release(result.release, deleted=True)
+        self.arqs.finish_release(result.release, deleted=True)
         if result.providers:
-            self._wake_publisher()
+            self.wake_publisher()
         return _to_dict(result)
 
     def _count(self, host: str, force: bool, now: datetime) -> dict[str, Any]:
@@ -248,8 +228,9 @@ class HostRemoval:
         def undo(tx: sa.Connection) -> None:
             raise _RolledBackError(self._forget(tx, host, force, now))
 
+        # A deliberate error is the only way to end a unit of work without a commit.
         try:
-            self._uow.run(undo)
+            self.uow.run(undo)
         except _RolledBackError as exc:
             return _to_dict(exc.result)
         raise AssertionError("the transaction was committed")
@@ -274,9 +255,8 @@ class HostRemoval:
         released = self._release(tx, host) if force else ReleaseResult(0)
         uuids = devices.uuids_of_host(tx, host)
         tombstone_devices = tombstones.uuids_of_host(tx, host)
-        report = remove_inventory(
-            tx, host, f"host {host}", "removed", now, self._conf, self._notices
-        )
+        handler = ReportHandler(self.conf, self.notifications)
+        report = remove_inventory(tx, host, f"host {host}", "removed", now, handler)
         if store.delete_of_host(tx, ids, now) != len(ids):
             raise _returned(host)
         # Not all: a device with dirty handles must be cleaned if it ever returns.
@@ -299,7 +279,7 @@ class HostRemoval:
     def _release(self, tx: sa.Connection, host: str) -> ReleaseResult:
         """Delete the ARQs that hold devices of a host; unbind those of device contexts."""
         rows = arq_store.lock(tx, store.holders(tx, host))
-        return self._arqs.release_arqs(tx, rows, keep=False) if rows else ReleaseResult(0)
+        return self.arqs.release_arqs(tx, rows, keep=False) if rows else ReleaseResult(0)
 
 
 class _RolledBackError(Exception):

@@ -15,8 +15,11 @@ from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.binding.arqs import describe_user
 from cyborg.core.custody import Entry
 from cyborg.core.custody import Event as CustodyEvent
+from cyborg.core.custody.record import Entry
+from cyborg.core.custody.record import Event as CustodyEvent
+from cyborg.core.inventory import plan
 from cyborg.core.inventory.device import Device, Health
-from cyborg.core.inventory.plan import Add, Change, DeviceKey, Drain, HandleKey, Remove, Step
+from cyborg.core.inventory.plan import Step
 from cyborg.core.log import Remark
 from cyborg.core.notification import Event
 from cyborg.core.text import join_limited
@@ -41,6 +44,7 @@ def record_changes(
     ``added`` has the uuids of new devices by address; ``state`` is the state before the steps.
     Executes one statement, and none without such a step.
     """
+    # One statement for all devices: a new host may report hundreds.
     records.add(
         tx,
         [entry for step in steps if (entry := _to_entry(host, state, step, added)) is not None],
@@ -49,17 +53,17 @@ def record_changes(
 
 
 def _to_entry(host: str, state: HostState, step: Step, added: Mapping[str, str]) -> Entry | None:
-    if not isinstance(step.key, DeviceKey):
+    if not isinstance(step.key, plan.DeviceKey):
         return None
     address = step.key.device
-    if isinstance(step, Remove):
+    if isinstance(step, plan.Remove):
         return Entry(
             state.devices[address]["uuid"], host, CustodyEvent.DEVICE_REMOVED, {"address": address}
         )
-    if not isinstance(step, Add | Change) or not isinstance(step.value, Device):
+    if not isinstance(step, plan.Add | plan.Change) or not isinstance(step.value, Device):
         return None
     device = step.value
-    if isinstance(step, Add):
+    if isinstance(step, plan.Add):
         details = {
             "address": address,
             "backend": device.backend,
@@ -120,7 +124,10 @@ def record_health_changes(
 
 
 def record_removed_devices(
-    tx: sa.Connection, state: HostState, steps: Sequence[Step], notifications: NotificationBuilder
+    tx: sa.Connection,
+    state: HostState,
+    steps: Sequence[Step],
+    notifications: NotificationBuilder,
 ) -> list[Remark]:
     """Write notifications of bound devices and handles that the host no longer has.
 
@@ -129,13 +136,13 @@ def record_removed_devices(
     ARQ waits only for its cleaning and causes no notification. Return a text for the log for each
     device. Execute at most two statements, and none if nothing begins to drain.
     """
-    drained = {step.key for step in steps if isinstance(step, Drain)}
+    drained = {step.key for step in steps if isinstance(step, plan.Drain)}
     if not drained:
         return []
-    removed = {key.device for key in drained if isinstance(key, DeviceKey)}
+    removed = {key.device for key in drained if isinstance(key, plan.DeviceKey)}
     # A device may be removed after its handles: its ARQs were notified then.
     handles = {key for key in state.bound if key.device in removed}
-    handles |= {key for key in drained if isinstance(key, HandleKey)}
+    handles |= {key for key in drained if isinstance(key, plan.HandleKey)}
     keys = {state.ids[key]: key for key in handles}
     owners = attach_handles.owners(tx, keys)
     affected = [row for row in owners if keys[row["handle"]] in drained]
@@ -163,7 +170,7 @@ def _changed_health(state: HostState, steps: Sequence[Step]) -> dict[str, Device
     """Return the devices that became unhealthy or healthy, by address."""
     changed: dict[str, Device] = {}
     for step in steps:
-        if not isinstance(step, Add | Change) or not isinstance(step.value, Device):
+        if not isinstance(step, plan.Add | plan.Change) or not isinstance(step.value, Device):
             continue
         stored = state.stored.get(step.key)
         was_unhealthy = (

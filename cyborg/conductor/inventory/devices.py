@@ -6,6 +6,7 @@ written, and devices are restored from them, by reports, and deleted here when t
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -38,11 +39,11 @@ MAINTAINING = "maintaining"
 BATCH = 256  # tombstones deleted in one sweep
 
 
+@dataclass(frozen=True)
 class Accelerators:
     """Operations on accelerators."""
 
-    def __init__(self, uow: UnitOfWork) -> None:
-        self._uow = uow
+    uow: UnitOfWork
 
     def update(
         self, uuid: str, label: Mapping[str, Any], project_scope: str | None
@@ -72,7 +73,7 @@ class Accelerators:
                 )
             return row
 
-        row = self._uow.run_once(write, _plain)
+        row = self.uow.run_once(write, _plain)
         LOG.info(
             "Updated label of accelerator: %s",
             ", ".join(sorted(changes)),
@@ -87,11 +88,11 @@ def _plain(row: accelerators.AcceleratorRow) -> dict[str, Any]:
     return {k: to_iso(v) if isinstance(v, datetime) else v for k, v in row.items()}
 
 
+@dataclass(frozen=True)
 class Attributes:
     """Operations on attributes of deployables."""
 
-    def __init__(self, uow: UnitOfWork) -> None:
-        self._uow = uow
+    uow: UnitOfWork
 
     def create(self, deployable: str, key: str, value: str) -> dict[str, Any]:
         """Add an attribute to the deployable with this uuid; return its row as plain values.
@@ -100,7 +101,7 @@ class Attributes:
         Invalid, NotFound, and Conflict if an operator has already added this key.
         """
         owner = parse_uuid(deployable, "deployable_id")
-        now = self._uow.clock()
+        now = self.uow.clock()
         row: dict[str, str | datetime] = {
             "uuid": str(uuid4()),
             "key": check_text("key", key),
@@ -115,7 +116,8 @@ class Attributes:
                 raise _no_deployable(owner)
 
         try:
-            self._uow.run_once(write, lambda _: made)
+            self.uow.run_once(write, lambda _: made)
+        # A query before the INSERT could be outdated: the unique key decides.
         except db_exc.DBDuplicateEntry as exc:
             raise Conflict(
                 f"deployable {owner} already has an attribute {key!r}, delete it first",
@@ -135,7 +137,7 @@ class Attributes:
             if not deployables.delete_attribute(tx, attribute):
                 raise NotFound(f"no attribute {attribute}", attribute=attribute)
 
-        self._uow.run_once(write)
+        self.uow.run_once(write)
         LOG.info("Deleted attribute %s", attribute)
 
 
@@ -146,22 +148,16 @@ def _no_deployable(uuid: str) -> NotFound:
     )
 
 
+@dataclass(frozen=True)
 class Devices:
-    """Operations on devices."""
+    """Operations on devices.
 
-    def __init__(
-        self,
-        uow: UnitOfWork,
-        wake_publisher: Callable[[], None] = lambda: None,
-        notifications: NotificationBuilder | None = None,
-        *,
-        now: Callable[[], datetime] | None = None,
-    ) -> None:
-        """``wake_publisher`` is called after a commit that changes resource providers."""
-        self._uow = uow
-        self._notifications = notifications
-        self._wake_publisher = wake_publisher
-        self._now = now or uow.clock
+    ``wake_publisher`` is called after a commit that changes resource providers.
+    """
+
+    uow: UnitOfWork
+    notifications: NotificationBuilder
+    wake_publisher: Callable[[], None] = lambda: None
 
     def set_status(self, uuid: str, status: str) -> None:
         """Allow new binds of a device (enabled) or cordon it (maintaining).
@@ -176,9 +172,10 @@ class Devices:
                 field="status",
             )
         device = parse_uuid(uuid, "device uuid")
-        now = self._now()
+        now = self.uow.clock()
 
         def write(tx: sa.Connection) -> bool:
+            # The window of the device has the same lock: its end must not undo this status.
             store.lock_status(tx, device)
             changed = store.set_status(tx, device, status, now)
             if changed is None:
@@ -186,41 +183,35 @@ class Devices:
             if status == MAINTAINING:
                 store.set_next_status(tx, device, status)
             elif store.delete_window(tx, device):
-                self._record_event(tx, device, Event.MAINTENANCE_ENDED)
+                record_event(tx, device, Event.MAINTENANCE_ENDED, self.notifications)
             if changed:
                 providers.mark_stale_of_devices(tx, [device], now)
-                is_enabled = status == ENABLED
-                self._record_event(
-                    tx, device, Event.DEVICE_ENABLED if is_enabled else Event.DEVICE_DISABLED
-                )
+                event = Event.DEVICE_ENABLED if status == ENABLED else Event.DEVICE_DISABLED
+                record_event(tx, device, event, self.notifications)
             return changed
 
-        if self._uow.run_once(write):
+        if self.uow.run_once(write):
             LOG.info("Set status of device to %s", status, device=device)
-            self._wake_publisher()
-
-    def _record_event(self, tx: sa.Connection, device: str, event: Event) -> None:
-        if self._notifications is not None and self._notifications.enabled:
-            outbox.add_all(
-                tx, self._notifications.build_messages(event, read.find(tx, uuids=[device]))
-            )
+            self.wake_publisher()
 
 
+def record_event(
+    tx: sa.Connection, device: str, event: Event, notifications: NotificationBuilder
+) -> None:
+    """Write the notification of an event of a device."""
+    # The row is read for the notification only: without listeners it costs no query.
+    if notifications.enabled:
+        outbox.add_all(tx, notifications.build_messages(event, read.find(tx, uuids=[device])))
+
+
+@dataclass(frozen=True)
 class Tombstones:
     """Tombstones of removed devices."""
 
-    def __init__(
-        self,
-        conf: cfg.ConfigOpts,
-        uow: UnitOfWork,
-        *,
-        now: Callable[[], datetime] | None = None,
-    ) -> None:
-        self._conf = conf
-        self._uow = uow
-        self._now = now or uow.clock
+    conf: cfg.ConfigOpts
+    uow: UnitOfWork
 
     def sweep(self) -> int:
         """Delete tombstones older than [conductor] tombstone_ttl seconds; return their number."""
-        expires_before = self._now() - timedelta(seconds=self._conf.conductor.tombstone_ttl)
-        return self._uow.run(lambda tx: old_rows.TOMBSTONES.purge(tx, expires_before, BATCH))
+        expires_before = self.uow.clock() - timedelta(seconds=self.conf.conductor.tombstone_ttl)
+        return self.uow.run(lambda tx: old_rows.TOMBSTONES.purge(tx, expires_before, BATCH))

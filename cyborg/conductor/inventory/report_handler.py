@@ -16,10 +16,10 @@ from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
+from oslo_config import cfg
 
 from cyborg.conductor.custody import entries
 from cyborg.conductor.inventory import device_events, sync
-from cyborg.conductor.inventory.sync import HostState
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core import naming
 from cyborg.core.address import PciAddress
@@ -28,18 +28,7 @@ from cyborg.core.inventory import plan
 from cyborg.core.inventory.device import AttachHandle, Device, HandleType
 from cyborg.core.inventory.device_state import BootCheck
 from cyborg.core.inventory.functions import MAX_FUNCTIONS, FunctionOwner
-from cyborg.core.inventory.plan import (
-    Add,
-    Change,
-    DeployableKey,
-    DeviceKey,
-    HandleKey,
-    Key,
-    Record,
-    Remove,
-    Step,
-    Stored,
-)
+from cyborg.core.inventory.plan import DeployableKey, DeviceKey, HandleKey, Key, Step
 from cyborg.core.inventory.report import BackendState, BackendStatus, Report
 from cyborg.core.log import Remark
 from cyborg.core.migration.import_plan import BACKEND as IMPORTED
@@ -48,32 +37,28 @@ from cyborg.core.validation import check_text, parse_uuid
 from cyborg.db.backends import desired as desired_backends
 from cyborg.db.deployables import programming
 from cyborg.db.handles import write as attach_handles
-from cyborg.db.handles.write import OwnedHandleRow
 from cyborg.db.providers import write as providers
 from cyborg.db.unit_of_work import UnitOfWork
 
 MAX_NAMED = 8  # handles listed in one log line
 
 
+@dataclass(frozen=True)
 class FunctionOwners:
     """Look-up of the ARQs that own PCI functions."""
 
-    def __init__(self, uow: UnitOfWork) -> None:
-        self._uow = uow
+    uow: UnitOfWork
 
     def find(self, host: str, functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the owner of each function; see ``rpc.contract``. Raise Invalid."""
         host = check_text("host", host)
         pairs = _parse(functions)
 
-        def read(tx: sa.Connection) -> list[OwnedHandleRow]:
-            return attach_handles.owned(tx, host)
-
-        instances = _list_instances(self._uow.run(read))
+        instances = _list_instances(self.uow.run(lambda tx: attach_handles.owned(tx, host)))
         return {"owners": [_owner(instances, instance, at) for instance, at in pairs]}
 
 
-def _list_instances(rows: Sequence[OwnedHandleRow]) -> dict[str, str | None]:
+def _list_instances(rows: Sequence[attach_handles.OwnedHandleRow]) -> dict[str, str | None]:
     """Return the instance of each function that an ARQ needs, None if it is of no guest.
 
     No guest may have the parent of a mediated device, or the physical function of a virtual one.
@@ -116,7 +101,7 @@ def _parse(functions: Any) -> list[tuple[str, str]]:
     return pairs
 
 
-def _address_of(row: OwnedHandleRow) -> str:
+def _address_of(row: attach_handles.OwnedHandleRow) -> str:
     """Return the address of the PCI function of a handle; for a mediated device, of its parent.
 
     The address of a handle is that of its function, except for some external drivers.
@@ -143,165 +128,150 @@ class ReportResult:
     abandoned: int = 0
 
 
-def record_report(
-    tx: sa.Connection,
-    report: Report,
-    now: datetime,
-    notifications: NotificationBuilder,
-    *,
-    keep_tombstones: bool,
-    has_overrides: bool = False,
-) -> ReportResult:
-    """Update the tables from a report, mark changed providers stale and record notifications.
+@dataclass(frozen=True)
+class ReportHandler:
+    """Writer of the inventory of hosts, from reports and for removals.
 
-    If ``keep_tombstones`` is True, keep tombstones of removed devices, and restore returning
-    devices from them. ``has_overrides`` is whether operators have set desired backends of the host.
+    Tombstones are written, and returning devices restored from them, unless [conductor]
+    tombstone_ttl is 0.
     """
-    # Everything of the host, in a few statements: a plan for a part could not see that a function
-    # moved from one deployable to another.
-    state = sync.read_host_state(tx, report.host)
-    kept = _kept_devices(state, report)
-    # A device in programming may leave the bus or be reported incompletely, and must not become
-    # schedulable before the end. It stays unchanged; its host is asked for a report at the end.
-    excluded = state.programming | kept.keys()
-    devices = [device for device in report.devices if device.address not in excluded]
-    relevant = _exclude_failed_backends(state.stored, report.backends, devices, state.programming)
-    result = _apply_plan(
-        tx,
-        report.host,
-        state,
-        devices,
-        relevant,
-        now,
-        notifications,
-        keep_tombstones=keep_tombstones,
-        has_overrides=has_overrides,
-    )
-    result = replace(result, remarks=(*result.remarks, *kept.values()))
-    if any(row["boot_check"] == BootCheck.AWAITING_REPORT for row in state.devices.values()):
-        programming.end_boot_checks(tx, report.host, {device.address for device in devices})
-    if not state.partitioned:
-        return result
-    # This report was requested at the end of the job, so it has the new layout.
-    changed = programming.detach(tx, state.partitioned)
-    providers.mark_stale_existing(tx, changed, now)
-    return replace(result, stale_providers=result.stale_providers + len(changed))
 
+    conf: cfg.ConfigOpts
+    notifications: NotificationBuilder
 
-def _apply_plan(
-    tx: sa.Connection,
-    host: str,
-    state: HostState,
-    devices: Sequence[Device],
-    relevant: Mapping[Key, Stored],
-    now: datetime,
-    notifications: NotificationBuilder,
-    *,
-    keep_tombstones: bool,
-    has_overrides: bool = False,
-) -> ReportResult:
-    # Planned without locks, since most reports remove nothing; only what is to be removed is
-    # locked, and planned again if it was claimed meanwhile.
-    steps: Sequence[Step] = plan.plan(devices, relevant, state.bound)
-    removals = {
-        state.ids[step.key]
-        for step in steps
-        if isinstance(step, Remove) and isinstance(step.key, HandleKey)
-    }
-    bound = state.bound
-    if owned := attach_handles.lock(tx, removals):
-        # Claimed since they were read. The locks prevent further claims, so the new plan is valid.
-        bound = bound | {
-            key for key, id_ in state.ids.items() if isinstance(key, HandleKey) and id_ in owned
+    def record_report(
+        self, tx: sa.Connection, report: Report, now: datetime, *, has_overrides: bool
+    ) -> ReportResult:
+        """Update the tables from a report, mark changed providers stale and record notifications.
+
+        ``has_overrides`` is whether operators have set desired backends of the host.
+        """
+        # Everything of the host, in a few statements: a plan for a part could not see that a
+        # function moved from one deployable to another.
+        state = sync.read_host_state(tx, report.host)
+        kept = _kept_devices(state, report)
+        # A device in programming may leave the bus or be reported incompletely, and must not become
+        # schedulable before the end. It stays unchanged; its host is asked for a report at the end.
+        excluded = state.programming | kept.keys()
+        devices = [device for device in report.devices if device.address not in excluded]
+        relevant = _exclude_failed_backends(
+            state.stored, report.backends, devices, state.programming
+        )
+        result = self._apply_plan(
+            tx, report.host, state, devices, relevant, now, has_overrides=has_overrides
+        )
+        result = replace(result, remarks=(*result.remarks, *kept.values()))
+        # After the plan was applied: the check compares what is stored now with what was desired.
+        if any(row["boot_check"] == BootCheck.AWAITING_REPORT for row in state.devices.values()):
+            programming.end_boot_checks(tx, report.host, {device.address for device in devices})
+        if not state.partitioned:
+            return result
+        # This report was requested at the end of the job, so it has the new layout.
+        changed = programming.detach(tx, state.partitioned)
+        providers.mark_stale_existing(tx, changed, now)
+        return replace(result, stale_providers=result.stale_providers + len(changed))
+
+    def _apply_plan(
+        self,
+        tx: sa.Connection,
+        host: str,
+        state: sync.HostState,
+        devices: Sequence[Device],
+        relevant: Mapping[Key, plan.Stored],
+        now: datetime,
+        *,
+        has_overrides: bool = False,
+    ) -> ReportResult:
+        # Planned without locks, since most reports remove nothing; only what is to be removed is
+        # locked, and planned again if it was claimed meanwhile.
+        steps: Sequence[Step] = plan.plan(devices, relevant, state.bound)
+        removals = {
+            state.ids[step.key]
+            for step in steps
+            if isinstance(step, plan.Remove) and isinstance(step.key, HandleKey)
         }
-        steps = plan.plan(devices, relevant, bound)
-    steps, remarks = _defer_conflicting_addresses(state.stored, steps)
-    steps, deferred = _defer_owned_functions(state.stored, steps, bound)
-    remarks += deferred
-    if not steps:
-        return ReportResult(0, "no changes", remarks)
-    target = plan.apply(state.stored, steps)
-    names = {
-        address: naming.provider_name(host, address)
-        for address in sorted(_stale_addresses(steps, {*state.stored, *target}))
-    }
-    # A new deployable may have a provider, which is not deleted yet, of a former one.
-    unknown = {address: name for address, name in names.items() if address not in state.providers}
-    existing = providers.find_uuids(tx, unknown.values())
-    # The uuid of a provider is chosen here only: that of the existing one, which allocations name,
-    # else one that follows from host and address, so that a retry creates the same.
-    for address, name in unknown.items():
-        state.providers[address] = existing.get(name) or naming.provider_uuid(host, address)
-    writer = sync.Writer(tx, host, state, now, keep_tombstones=keep_tombstones)
-    # Before the events, which read the rows as they are after the report.
-    writer.write(steps, target)
-    device_events.record_changes(tx, host, state, steps, writer.added, now)
-    if has_overrides and any(_backend_changed(state, step) for step in steps):
-        desired_backends.sync_cordon(tx, [host], now)
-    remarks += device_events.record_removed_devices(tx, state, steps, notifications)
-    remarks += device_events.record_health_changes(tx, host, state, steps, notifications)
-    stale = {state.providers[address]: name for address, name in names.items()}
-    providers.mark_stale(tx, host, stale, now)
-    return ReportResult(len(stale), _summarize(steps), remarks)
+        bound = state.bound
+        if owned := attach_handles.lock(tx, removals):
+            # Claimed since they were read. The locks prevent further claims, so the new plan is
+            # valid.
+            bound = bound | {
+                key for key, id_ in state.ids.items() if isinstance(key, HandleKey) and id_ in owned
+            }
+            steps = plan.plan(devices, relevant, bound)
+        steps, remarks = _defer_conflicting_addresses(state.stored, steps)
+        steps, deferred = _defer_owned_functions(state.stored, steps, bound)
+        remarks += deferred
+        if not steps:
+            return ReportResult(0, "no changes", remarks)
+        target = plan.apply(state.stored, steps)
+        names = {
+            address: naming.provider_name(host, address)
+            for address in sorted(_stale_addresses(steps, {*state.stored, *target}))
+        }
+        # A new deployable may have a provider, which is not deleted yet, of a former one.
+        unknown = {
+            address: name for address, name in names.items() if address not in state.providers
+        }
+        existing = providers.find_uuids(tx, unknown.values())
+        # The uuid of a provider is chosen here only: that of the existing one, which allocations
+        # name, else one that follows from host and address, so that a retry creates the same.
+        for address, name in unknown.items():
+            state.providers[address] = existing.get(name) or naming.provider_uuid(host, address)
+        keep_tombstones = self.conf.conductor.tombstone_ttl > 0
+        writer = sync.Writer(tx, host, state, now, keep_tombstones)
+        # Before the events, which read the rows as they are after the report.
+        writer.write(steps, target)
+        device_events.record_changes(tx, host, state, steps, writer.added, now)
+        if has_overrides and any(_backend_changed(state, step) for step in steps):
+            desired_backends.sync_cordon(tx, [host], now)
+        remarks += device_events.record_removed_devices(tx, state, steps, self.notifications)
+        remarks += device_events.record_health_changes(tx, host, state, steps, self.notifications)
+        stale = {state.providers[address]: name for address, name in names.items()}
+        providers.mark_stale(tx, host, stale, now)
+        return ReportResult(len(stale), _summarize(steps), remarks)
+
+    def remove_backend(
+        self, tx: sa.Connection, host: str, backend: str | None, now: datetime
+    ) -> ReportResult:
+        """Remove the inventory of a backend (None: of all) as if it was no longer reported.
+
+        Dirty handles are removed, too, unless another handle of the same deployable is bound. Their
+        tombstones mark them as dirty, so they are cleaned first if they return.
+        """
+        state = sync.read_host_state(tx, host)
+        addresses = {
+            key.device
+            for key, stored in state.stored.items()
+            if isinstance(stored.value, Device) and backend in (None, stored.value.backend)
+        }
+        relevant = {key: stored for key, stored in state.stored.items() if key.device in addresses}
+        # This plan counts no dirty handle as bound, to find the deployables that can be removed.
+        # ``_apply_plan`` plans again: a dirty handle of a deployable that stays is drained then,
+        # and cleaned, because its deployable is still there to name it.
+        steps = plan.plan(reported=(), stored=relevant, bound=state.bound - state.dirty)
+        removed = {step.key for step in steps if isinstance(step, plan.Remove)}
+        state.abandoned = {key for key in state.dirty if key.deployable_key in removed}
+        # Before the plan is applied: a removal deletes only handles that need no cleaning.
+        attach_handles.force_clean(tx, [state.ids[key] for key in state.abandoned])
+        abandoned = [
+            entries.AbandonedHandle(state.devices[key.device]["uuid"], key.deployable, key.handle)
+            for key in sorted(state.abandoned)
+        ]
+        entries.record_abandoned(tx, host, abandoned, now)
+        state.bound -= state.abandoned
+        result = self._apply_plan(tx, host, state, (), relevant, now)
+        if not state.abandoned:
+            return result
+        dirty = [f"{key.handle} of {key.deployable}" for key in sorted(state.abandoned)]
+        remark = Remark(
+            f"{len(state.abandoned)} dirty handles were removed without cleaning: "
+            f"{join_limited(dirty, MAX_NAMED)}",
+            {"device": sorted({key.device for key in state.abandoned})},
+        )
+        return replace(result, abandoned=len(state.abandoned), remarks=(*result.remarks, remark))
 
 
-def remove_backend(
-    tx: sa.Connection,
-    host: str,
-    backend: str | None,
-    now: datetime,
-    notifications: NotificationBuilder,
-    *,
-    keep_tombstones: bool,
-) -> ReportResult:
-    """Remove the inventory of a backend (None: of all backends) as if it was no longer reported.
-
-    Dirty handles are removed, too, unless another handle of the same deployable is bound. Their
-    tombstones mark them as dirty, so they are cleaned first if they return.
-    """
-    state = sync.read_host_state(tx, host)
-    addresses = {
-        key.device
-        for key, stored in state.stored.items()
-        if isinstance(stored.value, Device) and backend in (None, stored.value.backend)
-    }
-    relevant = {key: stored for key, stored in state.stored.items() if key.device in addresses}
-    # This plan counts no dirty handle as bound, to find the deployables that can be removed.
-    # ``_apply_plan`` plans again: a dirty handle of a deployable that stays is drained then, and
-    # cleaned, because its deployable is still there to name it.
-    steps = plan.plan(reported=(), stored=relevant, bound=state.bound - state.dirty)
-    removed = {step.key for step in steps if isinstance(step, Remove)}
-    state.abandoned = {key for key in state.dirty if key.deployable_key in removed}
-    # Before the plan is applied: a removal deletes only handles that need no cleaning.
-    attach_handles.force_clean(tx, [state.ids[key] for key in state.abandoned])
-    abandoned = [
-        entries.AbandonedHandle(state.devices[key.device]["uuid"], key.deployable, key.handle)
-        for key in sorted(state.abandoned)
-    ]
-    entries.record_abandoned(tx, host, abandoned, now)
-    state.bound -= state.abandoned
-    result = _apply_plan(
-        tx,
-        host,
-        state,
-        devices=(),
-        relevant=relevant,
-        now=now,
-        notifications=notifications,
-        keep_tombstones=keep_tombstones,
-    )
-    if not state.abandoned:
-        return result
-    dirty = [f"{key.handle} of {key.deployable}" for key in sorted(state.abandoned)]
-    remark = Remark(
-        f"{len(state.abandoned)} dirty handles were removed without cleaning: "
-        f"{join_limited(dirty, MAX_NAMED)}",
-        {"device": sorted({key.device for key in state.abandoned})},
-    )
-    return replace(result, abandoned=len(state.abandoned), remarks=(*result.remarks, remark))
-
-
-def _kept_devices(state: HostState, report: Report) -> dict[str, Remark]:
+def _kept_devices(state: sync.HostState, report: Report) -> dict[str, Remark]:
     """Return a remark for each device, by address, that another backend reports too early.
 
     A device with prepared handles stays with the backend that prepared them: no other driver can
@@ -330,11 +300,11 @@ def _kept_devices(state: HostState, report: Report) -> dict[str, Remark]:
 
 
 def _exclude_failed_backends(
-    stored: Mapping[Key, Stored],
+    stored: Mapping[Key, plan.Stored],
     backends: Sequence[BackendState],
     devices: Sequence[Device],
     programming: Collection[str],
-) -> dict[Key, Stored]:
+) -> dict[Key, plan.Stored]:
     """Return the stored records that the report may change.
 
     Two kinds of devices are left out: devices that are being programmed, and devices of a backend
@@ -355,14 +325,14 @@ def _exclude_failed_backends(
 
 
 def _defer_conflicting_addresses(
-    stored: Mapping[Key, Stored], steps: Sequence[Step]
+    stored: Mapping[Key, plan.Stored], steps: Sequence[Step]
 ) -> tuple[Sequence[Step], list[Remark]]:
     """Skip new deployables whose address is still used by a deployable of another device.
 
     The name of a provider is unique. The other deployable is draining, or of a failed backend; when
     it is removed, the host reports again.
     """
-    new = {step.key for step in steps if isinstance(step, Add)}
+    new = {step.key for step in steps if isinstance(step, plan.Add)}
     devices_by_address = {
         key.deployable: key.device
         for key in plan.apply(stored, steps)
@@ -390,7 +360,9 @@ def _defer_conflicting_addresses(
 
 
 def _defer_owned_functions(
-    stored: Mapping[Key, Stored], steps: Sequence[Step], bound: Collection[HandleKey]
+    stored: Mapping[Key, plan.Stored],
+    steps: Sequence[Step],
+    bound: Collection[HandleKey],
 ) -> tuple[Sequence[Step], list[Remark]]:
     """Skip new handles of PCI functions that have an owner through a draining handle.
 
@@ -400,7 +372,9 @@ def _defer_owned_functions(
     added = {
         step.key
         for step in steps
-        if isinstance(step, Add) and isinstance(step.key, HandleKey) and _is_function(step.value)
+        if isinstance(step, plan.Add)
+        and isinstance(step.key, HandleKey)
+        and _is_function(step.value)
     }
     if not added:  # most reports: spare a walk over all records of the host
         return steps, []
@@ -424,14 +398,14 @@ def _defer_owned_functions(
     return [step for step in steps if step.key not in deferred], remarks
 
 
-def _is_function(value: Record) -> bool:
+def _is_function(value: plan.Record) -> bool:
     """Return whether a record is the handle of a PCI function."""
     return isinstance(value, AttachHandle) and value.type is HandleType.PCI
 
 
-def _backend_changed(state: HostState, step: Step) -> bool:
+def _backend_changed(state: sync.HostState, step: Step) -> bool:
     """Return whether a device is new or moves to another backend, which may be cordoned."""
-    if not isinstance(step, Add | Change) or not isinstance(step.value, Device):
+    if not isinstance(step, plan.Add | plan.Change) or not isinstance(step.value, Device):
         return False
     stored = state.stored.get(step.key)
     return not (

@@ -14,25 +14,9 @@ from typing import Any, cast
 import sqlalchemy as sa
 
 from cyborg.core.errors import Conflict
-from cyborg.core.inventory import capability
+from cyborg.core.inventory import capability, plan
 from cyborg.core.inventory.device import AttachHandle, Deployable, Device, HandleType
-from cyborg.core.inventory.plan import (
-    Add,
-    Change,
-    DeployableKey,
-    DeployableTombstone,
-    DeviceKey,
-    Drain,
-    HandleKey,
-    Key,
-    Record,
-    Remove,
-    RestorePlan,
-    Step,
-    Stored,
-    Tombstone,
-    plan_restore,
-)
+from cyborg.core.inventory.plan import DeployableKey, DeviceKey, HandleKey, Key, Step, Stored
 from cyborg.core.jobs.job import DRAINS, JobState
 from cyborg.core.naming import handle_uuid
 from cyborg.db.backends import write as backends
@@ -95,6 +79,7 @@ def read_host_state(tx: sa.Connection, host: str) -> HostState:
         handle_key = HandleKey(handle["device"], handle["deployable"], handle["address"])
         state.stored[handle_key] = Stored(attach_handles.to_handle(handle), handle["draining"])
         state.ids[handle_key] = handle["id"]
+        # A dirty handle counts as bound: its device must stay until the host has cleaned it.
         if handle["arq_id"] is not None or handle["needs_cleaning"]:
             state.bound.add(handle_key)
         if handle["needs_cleaning"]:
@@ -104,30 +89,25 @@ def read_host_state(tx: sa.Connection, host: str) -> HostState:
     return state
 
 
+@dataclass(eq=False)
 class Writer:
     """Writer of the steps of a plan, kind by kind.
 
     Removals precede additions, because a deployable that moves to another device keeps its unique
     name.
+
+    ``keep_tombstones``: write tombstones of removed objects, restore objects from them.
     """
 
-    def __init__(
-        self,
-        tx: sa.Connection,
-        host: str,
-        state: HostState,
-        now: datetime,
-        *,
-        keep_tombstones: bool,
-    ) -> None:
-        """``keep_tombstones``: write tombstones of removed objects, restore objects from them."""
-        self._tx = tx
-        self._host = host
-        self._state = state
-        self._ids = dict(state.ids)
-        self._now = now
-        self._keep_tombstones = keep_tombstones
-        self._restore_plan = RestorePlan({}, {}, {})
+    tx: sa.Connection
+    host: str
+    state: HostState
+    now: datetime
+    keep_tombstones: bool
+
+    def __post_init__(self) -> None:
+        self._ids = dict(self.state.ids)
+        self._restore_plan = plan.RestorePlan({}, {}, {})
         self.added: dict[str, str] = {}  # uuids of new devices by address
 
     def write(self, steps: Sequence[Step], target: Mapping[Key, Stored]) -> None:
@@ -137,8 +117,8 @@ class Writer:
             (DeployableKey, deployables.mark_draining),
             (DeviceKey, devices.mark_draining),
         ):
-            if ids := self._row_ids(steps, Drain, kind):
-                drain(self._tx, ids)
+            if ids := self._row_ids(steps, plan.Drain, kind):
+                drain(self.tx, ids)
         counts = Counter(key.deployable_key for key in target if isinstance(key, HandleKey))
         # Before the removals: tombstones are made of rows that are deleted next.
         self._restore_tombstones(steps, target)
@@ -149,88 +129,88 @@ class Writer:
         self._set_handle_counts(target, counts)
         # Compared first: most reports change handles only, and the functions of a backend follow
         # from its deployables.
-        if _functions(self._state.stored) != _functions(target):
-            backends.sync_functions(self._tx, self._host)
+        if _functions(self.state.stored) != _functions(target):
+            backends.sync_functions(self.tx, self.host)
 
     def _row_ids(self, steps: Sequence[Step], action: type[Step], kind: type[Key]) -> list[int]:
         return [
-            self._state.ids[step.key]
+            self.state.ids[step.key]
             for step in steps
             if isinstance(step, action) and isinstance(step.key, kind)
         ]
 
     def _restore_tombstones(self, steps: Sequence[Step], target: Mapping[Key, Stored]) -> None:
         """Read and write tombstones if devices or deployables are added or removed."""
-        removed, added = _owner_keys(steps, Remove), _owner_keys(steps, Add)
+        removed, added = _owner_keys(steps, plan.Remove), _owner_keys(steps, plan.Add)
         addresses = {key.device for key in (*removed, *added)}
         if not addresses:
             return
         removed_deployables = [key for key in removed if isinstance(key, DeployableKey)]
         operator_attributes = attributes.of_deployables(
-            self._tx, [self._ids[key] for key in removed_deployables]
+            self.tx, [self._ids[key] for key in removed_deployables]
         )
         new_tombstones = {}
         for address in sorted({key.device for key in removed}):
-            row = self._state.devices[address]
+            row = self.state.devices[address]
             deployable_tombstones = {
-                key.deployable: DeployableTombstone(
-                    self._state.uuids[key],
+                key.deployable: plan.DeployableTombstone(
+                    self.state.uuids[key],
                     operator_attributes.get(self._ids[key], ()),
                     tuple(
-                        sorted(h.handle for h in self._state.abandoned if h.deployable_key == key)
+                        sorted(h.handle for h in self.state.abandoned if h.deployable_key == key)
                     ),
                 )
                 for key in removed_deployables
                 if key.device == address
             }
-            new_tombstones[address] = Tombstone(row["uuid"], row["status"], deployable_tombstones)
-        stored: Mapping[str, Tombstone] = {}
-        if self._keep_tombstones:
-            stored = tombstones.of_host(self._tx, self._host, addresses)
-        self._restore_plan = plan_restore(
+            new_tombstones[address] = plan.Tombstone(
+                row["uuid"], row["status"], deployable_tombstones
+            )
+        stored: Mapping[str, plan.Tombstone] = {}
+        if self.keep_tombstones:
+            stored = tombstones.of_host(self.tx, self.host, addresses)
+        self._restore_plan = plan.plan_restore(
             stored,
             new_tombstones,
             [key for key in added if isinstance(key, DeployableKey)],
             {key.device for key in target if isinstance(key, DeviceKey)},
         )
-        if self._keep_tombstones:
-            tombstones.replace(
-                self._tx, self._host, stored, self._restore_plan.tombstones, self._now
-            )
+        if self.keep_tombstones:
+            tombstones.replace(self.tx, self.host, stored, self._restore_plan.tombstones, self.now)
 
     def _remove(self, steps: Sequence[Step]) -> None:
-        if handles := self._row_ids(steps, Remove, HandleKey):
-            deleted = attach_handles.delete_clean(self._tx, handles)
+        if handles := self._row_ids(steps, plan.Remove, HandleKey):
+            deleted = attach_handles.delete_clean(self.tx, handles)
             if deleted != len(handles):
                 raise Conflict(
-                    f"{len(handles) - deleted} handles that the report of host {self._host} "
+                    f"{len(handles) - deleted} handles that the report of host {self.host} "
                     "removes were claimed meanwhile"
                 )
-        if deployable_ids := self._row_ids(steps, Remove, DeployableKey):
-            deployables.delete(self._tx, deployable_ids)
-        if device_ids := self._row_ids(steps, Remove, DeviceKey):
-            devices.delete(self._tx, device_ids)
+        if deployable_ids := self._row_ids(steps, plan.Remove, DeployableKey):
+            deployables.delete(self.tx, deployable_ids)
+        if device_ids := self._row_ids(steps, plan.Remove, DeviceKey):
+            devices.delete(self.tx, device_ids)
 
     def _change(self, steps: Sequence[Step]) -> None:
-        new = _values(steps, Change)
+        new = _values(steps, plan.Change)
         devices.update(
-            self._tx,
+            self.tx,
             {self._ids[k]: v for k, v in new.items() if isinstance(v, Device)},
-            {row["id"]: row for row in self._state.devices.values()},
-            self._now,
+            {row["id"]: row for row in self.state.devices.values()},
+            self.now,
         )
         deployables.update(
-            self._tx, {self._ids[k]: v for k, v in new.items() if isinstance(v, Deployable)}
+            self.tx, {self._ids[k]: v for k, v in new.items() if isinstance(v, Deployable)}
         )
         attach_handles.update(
-            self._tx, {self._ids[k]: v for k, v in new.items() if isinstance(v, AttachHandle)}
+            self.tx, {self._ids[k]: v for k, v in new.items() if isinstance(v, AttachHandle)}
         )
 
     def _add(self, steps: Sequence[Step], counts: Counter[DeployableKey]) -> None:
-        new = _values(steps, Add)
+        new = _values(steps, plan.Add)
         if new_devices := [v for v in new.values() if isinstance(v, Device)]:
-            self.added = devices.add(self._tx, self._host, new_devices, self._restore_plan.devices)
-            for address, id_ in devices.ids_by_address(self._tx, self._host).items():
+            self.added = devices.add(self.tx, self.host, new_devices, self._restore_plan.devices)
+            for address, id_ in devices.ids_by_address(self.tx, self.host).items():
                 self._ids[DeviceKey(address)] = id_
         if new_deployables := [
             (self._ids[DeviceKey(key.device)], value, counts[key])
@@ -239,11 +219,11 @@ class Writer:
         ]:
             restored = self._restore_plan.deployables
             uuids = {key.deployable: tombstone.uuid for key, tombstone in restored.items()}
-            deployables.add(self._tx, self._host, new_deployables, uuids, self._state.providers)
-            for addresses, id_ in deployables.ids_by_address(self._tx, self._host).items():
+            deployables.add(self.tx, self.host, new_deployables, uuids, self.state.providers)
+            for addresses, id_ in deployables.ids_by_address(self.tx, self.host).items():
                 self._ids[DeployableKey(*addresses)] = id_
             tombstones.restore_attributes(
-                self._tx, [(self._ids[key], tombstone) for key, tombstone in restored.items()]
+                self.tx, [(self._ids[key], tombstone) for key, tombstone in restored.items()]
             )
         handles = {
             key: value
@@ -251,7 +231,7 @@ class Writer:
             if isinstance(key, HandleKey) and isinstance(value, AttachHandle)
         }
         attach_handles.add(
-            self._tx,
+            self.tx,
             [(self._ids[key.deployable_key], value) for key, value in handles.items()],
             {
                 (self._ids[key], address)
@@ -261,7 +241,7 @@ class Writer:
             # Nova takes the uuid of such a handle as the uuid of the mediated device.
             {
                 (self._ids[key.deployable_key], key.handle): handle_uuid(
-                    self._host, key.deployable, key.handle
+                    self.host, key.deployable, key.handle
                 )
                 for key, value in handles.items()
                 if value.type is HandleType.MDEV
@@ -273,7 +253,7 @@ class Writer:
         moved = {
             step.key.device
             for step in steps
-            if isinstance(step, Add | Change) and isinstance(step.key, DeployableKey)
+            if isinstance(step, plan.Add | plan.Change) and isinstance(step.key, DeployableKey)
         }
         parents: dict[int, tuple[int | None, int]] = {}
         for key, record in target.items():
@@ -281,15 +261,15 @@ class Writer:
                 chain = _chain(key, target)
                 parent = self._ids[chain[1]] if len(chain) > 1 else None
                 parents[self._ids[key]] = (parent, self._ids[chain[-1]])
-        deployables.set_parents(self._tx, parents)
+        deployables.set_parents(self.tx, parents)
 
     def _set_handle_counts(
         self, target: Mapping[Key, Stored], counts: Counter[DeployableKey]
     ) -> None:
         """Write the number of handles of existing deployables where it has changed."""
-        stored = self._state.counts
+        stored = self.state.counts
         deployables.set_handle_counts(
-            self._tx,
+            self.tx,
             {
                 self._ids[key]: counts[key]
                 for key in stored
@@ -299,7 +279,7 @@ class Writer:
 
 
 def _owner_keys(
-    steps: Sequence[Step], action: type[Add] | type[Remove]
+    steps: Sequence[Step], action: type[plan.Add] | type[plan.Remove]
 ) -> list[DeviceKey | DeployableKey]:
     """Return the keys of the devices and deployables of one kind of steps."""
     return [
@@ -309,7 +289,9 @@ def _owner_keys(
     ]
 
 
-def _values(steps: Sequence[Step], action: type[Add] | type[Change]) -> dict[Key, Record]:
+def _values(
+    steps: Sequence[Step], action: type[plan.Add] | type[plan.Change]
+) -> dict[Key, plan.Record]:
     return {s.key: cast(Any, s).value for s in steps if isinstance(s, action)}
 
 

@@ -7,27 +7,25 @@ from typing import Any
 from cyborg.conductor.jobs.completion import NOT_IN_TIME
 from cyborg.core.binding.profile import KEY, AttachTarget
 from cyborg.core.errors import Invalid
-from cyborg.core.jobs.job import (
-    AFTER_REBOOT,
-    MAX_ERROR,
-    AgentJobStatus,
-    JobKind,
-)
+from cyborg.core.jobs.job import AFTER_REBOOT, MAX_ERROR, AgentJobStatus, JobKind
 from cyborg.core.jobs.progress import Activity
 from cyborg.core.log import MAX_TRACED_ATTEMPTS
 from cyborg.core.text import sanitize
 from cyborg.db.jobs.write import JobRow
 from cyborg.threads.failures import JITTER, compute_delay
 
+# Rare, because the agent calls when the job ends: a query only replaces a lost call.
 POLL_INTERVAL = 15.0  # seconds between two queries about a running job
+# Shorter intervals: an operator looks at the activity of the job.
 POLL_INTERVALS = {JobKind.PROGRAM: 5.0}
-"""Shorter intervals: an operator looks at the activity of the job."""
+# Maximum seconds between two attempts of a job; a server may wait for a restored device.
 MAX_RETRY_DELAYS = {JobKind.RELEASE: 600.0, JobKind.RESTORE: 60.0, JobKind.UNPLUG: 60.0}
-"""Maximum seconds between two attempts of a job; a server may wait for a restored device."""
+# Short: a server or an operator waits for the end of such a job.
 MAX_DELAY = 10.0  # the same for a job with a deadline
 AFTER_REBOOT_DELAY = 60.0  # the same for a layout or image that is applied again
 NO_AGENT_REASON = "the agent gave no reason"
 
+# Log fields of the subjects of jobs.
 _SUBJECTS = {
     str(JobKind.PREPARE): "instance",
     str(JobKind.PROGRAM): "deployable",
@@ -36,7 +34,6 @@ _SUBJECTS = {
     str(JobKind.PLUG): "instance",
     str(JobKind.UNPLUG): "instance",
 }
-"""Log fields of the subjects of jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +99,7 @@ def job_fields(row: JobRow) -> dict[str, Any]:
     """Return the log fields of a job: itself, its host and its subject."""
     fields = {"job": row["uuid"], "host": row["host"]}
     subject = _SUBJECTS.get(row["kind"])
+    # Under a lease or for a host there is no instance: the subject is what the ARQ belongs to.
     if subject == "instance" and row["arguments"].get("instance") is None:
         items = row["arguments"].get("items") or [{}]
         is_of_host = items[0].get("accel", {}).get(KEY) == AttachTarget.HOST

@@ -16,22 +16,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from cyborg.conductor.inventory import report_handler
-from cyborg.conductor.inventory.report_handler import ReportResult
+from cyborg.conductor.inventory.report_handler import ReportHandler, ReportResult
 from cyborg.conductor.jobs import programming
 from cyborg.conductor.jobs.completion import JobResult
-from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.errors import WrongState
 from cyborg.core.inventory.device import Device
 from cyborg.core.inventory.report import BackendStatus, Report
-from cyborg.core.jobs.job import (
-    AFTER_REBOOT,
-    CANCELLED,
-    DRAINS,
-    GIVE_UP_ATTEMPTS,
-    INVENTORY_KINDS,
-    JobState,
-)
+from cyborg.core.jobs import job as rules
 from cyborg.core.log import Remark
 from cyborg.db.backends import desired as desired_backends
 from cyborg.db.drivers import rollouts
@@ -47,14 +38,18 @@ def cancel(tx: sa.Connection, uuid: str, now: datetime) -> bool:
     ends when the work in progress ends. Raise WrongState for other jobs.
     """
     job = jobs.get(tx, uuid)
-    if job is None or job["kind"] not in INVENTORY_KINDS:
+    if job is None or job["kind"] not in rules.INVENTORY_KINDS:
         return False
     # The agent before the job, as in every transaction; then the job again, which may have ended.
     desired_backends.lock_host(tx, job["host"])
     job = jobs.lock(tx, uuid)
-    if job is not None and job["state"] == JobState.OPEN and DRAINS in job["arguments"]:
-        programming.end_drain(tx, job, JobState.CANCELLED, BY_OPERATOR, now)
-    elif job is not None and job["state"] == JobState.OPEN and AFTER_REBOOT in job["arguments"]:
+    if job is not None and job["state"] == rules.JobState.OPEN and rules.DRAINS in job["arguments"]:
+        programming.end_drain(tx, job, rules.JobState.CANCELLED, BY_OPERATOR, now)
+    elif (
+        job is not None
+        and job["state"] == rules.JobState.OPEN
+        and rules.AFTER_REBOOT in job["arguments"]
+    ):
         _give_up(tx, job, now)
     else:
         raise WrongState(
@@ -78,8 +73,9 @@ def give_up_impossible(tx: sa.Connection, report: Report, now: datetime) -> int:
     reported = {device.address: device for device in report.devices}
     count = 0
     for job in jobs.failed_changes(tx, report.host):
-        if job["attempts"] < GIVE_UP_ATTEMPTS:
+        if job["attempts"] < rules.GIVE_UP_ATTEMPTS:
             continue
+        # A partition or program job has one item.
         (item,) = job["arguments"]["items"]
         device = reported.get(item["device"])
         if device is None:
@@ -104,7 +100,7 @@ def _lacks(device: Device, arguments: Mapping[str, Any], item: Mapping[str, Any]
 
 
 def _give_up(tx: sa.Connection, job: jobs.JobRow, now: datetime) -> None:
-    rollouts.update_arguments(tx, job["id"], {**job["arguments"], CANCELLED: True}, now)
+    rollouts.update_arguments(tx, job["id"], {**job["arguments"], rules.CANCELLED: True}, now)
 
 
 def abandon_cleaning(
@@ -112,9 +108,7 @@ def abandon_cleaning(
     row: jobs.JobRow,
     error: str | None,
     now: datetime,
-    notices: NotificationBuilder,
-    *,
-    keep_tombstones: bool,
+    handler: ReportHandler,
 ) -> tuple[JobResult, list[Remark]]:
     """Abandon the handles of a failed release job whose backend was removed; then end the job.
 
@@ -127,30 +121,22 @@ def abandon_cleaning(
         return JobResult(), []
     desired_backends.lock_host(tx, host)
     # Compared again under the lock: the backend may have been installed since.
-    outcomes: list[ReportResult] = [
-        report_handler.remove_backend(
-            tx, host, backend, now, notices, keep_tombstones=keep_tombstones
-        )
+    outcomes = [
+        handler.remove_backend(tx, host, backend, now)
         for backend in sorted(desired_backends.removed_backends(tx, host, backends))
     ]
     # The handles of a host that is down were abandoned with the uninstallation.
     if not any(outcome.abandoned for outcome in outcomes) and jobs.providers_of(tx, row["id"]):
         return JobResult(), []
     reason = f"abandoned, its backend is uninstalled: {error}"
-    ended = jobs.end(tx, [row["id"]], JobState.FAILED, reason)
+    ended = jobs.end(tx, [row["id"]], rules.JobState.FAILED, reason)
     stale = sum(outcome.stale_providers for outcome in outcomes)
     remarks = [remark for outcome in outcomes for remark in outcome.remarks]
     return JobResult(ended, providers=stale), remarks
 
 
 def remove_abandoned_backend(
-    tx: sa.Connection,
-    host: str,
-    backend: str,
-    now: datetime,
-    notices: NotificationBuilder,
-    *,
-    keep_tombstones: bool,
+    tx: sa.Connection, host: str, backend: str, now: datetime, handler: ReportHandler
 ) -> ReportResult | None:
     """Remove the unbound inventory of a force-uninstalled backend from a host that is down.
 
@@ -159,6 +145,4 @@ def remove_abandoned_backend(
     desired_backends.lock_host(tx, host)
     if not desired_backends.removed_backends(tx, host, {backend}):
         return None
-    return report_handler.remove_backend(
-        tx, host, backend, now, notices, keep_tombstones=keep_tombstones
-    )
+    return handler.remove_backend(tx, host, backend, now)

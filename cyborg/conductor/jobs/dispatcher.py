@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -21,23 +22,14 @@ from cyborg import tracing
 from cyborg.conductor.common.calls import check_epoch
 from cyborg.conductor.common.work_lease import Leasing, new_owner
 from cyborg.conductor.custody import entries
-from cyborg.conductor.jobs import answers, completion, programming
+from cyborg.conductor.inventory.report_handler import ReportHandler
+from cyborg.conductor.jobs import answers, cancellation, programming
 from cyborg.conductor.jobs.answers import Answer, OpenJob
-from cyborg.conductor.jobs.cancellation import abandon_cleaning
-from cyborg.conductor.jobs.completion import JobResult
-from cyborg.conductor.notifications.notifications import ArqEventRecorder, NotificationBuilder
+from cyborg.conductor.jobs.completion import NOT_IN_TIME, Completion, JobResult
+from cyborg.conductor.notifications.notifications import ArqEventRecorder
 from cyborg.core.errors import CyborgError, NotFound, Unavailable
-from cyborg.core.jobs.job import (
-    AFTER_REBOOT,
-    DRAINS,
-    GIVE_UP_ATTEMPTS,
-    AgentJobStatus,
-    JobDecision,
-    JobKind,
-    JobState,
-    decide,
-    is_retried,
-)
+from cyborg.core.jobs import job as jobs
+from cyborg.core.jobs.job import AFTER_REBOOT, AgentJobStatus, JobKind, is_retried
 from cyborg.core.jobs.progress import parse_activity
 from cyborg.core.log import Remark, get_logger, log_fields
 from cyborg.core.self_heal import CorrectiveAction
@@ -55,44 +47,32 @@ LOG = get_logger(__name__)
 
 MAX_HOSTS = 64  # hosts whose agents are queried at the same time
 BATCH_SIZE = 64  # jobs that are leased together
+# A round that waits longer would lease the next jobs of other hosts later.
 ROUND_TIMEOUT = 2.0  # seconds that a round waits for answers
 RETENTION = timedelta(days=1)  # how long jobs that have ended can be looked up
 PURGE_LIMIT = 1000  # ended jobs that one sweep deletes
 
 
+@dataclass(eq=False)
 class JobDispatcher:
-    """Dispatcher of jobs to agents; safe to run in several conductors."""
+    """Dispatcher of jobs to agents; safe to run in several conductors.
 
-    def __init__(
-        self,
-        conf: cfg.ConfigOpts,
-        uow: UnitOfWork,
-        agents: AgentAPI,
-        on_result: Callable[[JobResult], None] = lambda _: None,
-        notices: NotificationBuilder | None = None,
-        *,
-        now: Callable[[], datetime] | None = None,
-        max_hosts: int = MAX_HOSTS,
-        metrics: MetricRecorder | None = None,
-    ) -> None:
-        """``on_result`` is called after the commit of each result.
+    ``on_result`` is called after the commit of each result. ``max_hosts`` limits the hosts whose
+    agents are queried at the same time; with 1, no thread is started.
+    """
 
-        ``max_hosts`` limits the hosts whose agents are queried at the same time; with 1, no thread
-        is started.
-        """
-        self._conf = conf
-        self._uow = uow
-        self._agents = agents
-        self._on_result = on_result
-        self._now = now or uow.clock
-        self._event_recorder = ArqEventRecorder(
-            conf, notices or NotificationBuilder(conf, now=self._now)
-        )
-        self._max_hosts = max_hosts
-        self._metrics = metrics or MetricRecorder()
+    conf: cfg.ConfigOpts
+    uow: UnitOfWork
+    agents: AgentAPI
+    recorder: ArqEventRecorder
+    on_result: Callable[[JobResult], None] = lambda _: None
+    max_hosts: int = MAX_HOSTS
+    metrics: MetricRecorder = field(default_factory=MetricRecorder)
+
+    def __post_init__(self) -> None:
         # One owner for all rounds: a job that it had before is no job taken over from another.
-        self._owner = new_owner(conf.host)
-        self._leasing = Leasing(conf, "jobs", now=self._now)
+        self._owner = new_owner(self.conf.host)
+        self._leasing = Leasing(self.conf, "jobs", now=self.uow.clock)
         self._stopped = threading.Event()
         self._lock = threading.Lock()
         self._queues: dict[str, deque[store.JobRow]] = {}
@@ -134,13 +114,15 @@ class JobDispatcher:
             check_epoch(tx, host, epoch)
             return store.get(tx, uuid)
 
-        row = self._uow.run(read)
+        row = self.uow.run(read)
         if row is None or row["host"] != host:
             raise NotFound(f"host {host} has no job {uuid}", job=uuid)
-        if row["state"] != JobState.OPEN:
+        if row["state"] != jobs.JobState.OPEN:
             LOG.info(
                 "Result %s ignored, because the job has ended", status, **answers.job_fields(row)
             )
+        # Another conductor may have the lease now: the UPDATE that ends the job is guarded by its
+        # state.
         elif status is not AgentJobStatus.RUNNING:
             fields = answers.job_fields(row)
             with tracing.remote_span(
@@ -150,13 +132,13 @@ class JobDispatcher:
 
     def sweep(self) -> int:
         """Repair objects without an open job, purge old jobs; return the number of objects."""
-        now = self._now()
-        result = self._uow.run(lambda tx: completion.sweep(tx, now, recorder=self._event_recorder))
+        now = self.uow.clock()
+        result = self.uow.run(lambda tx: Completion(tx, self.recorder, now).sweep())
         if result.binds:
-            self._metrics.count(BINDS, "prepare_failed", amount=result.binds)
+            self.metrics.count(BINDS, "prepare_failed", amount=result.binds)
         if result.jobs or result.events or result.providers:
-            self._on_result(result)
-        purged = self._uow.run(lambda tx: old_rows.JOBS.purge(tx, now - RETENTION, PURGE_LIMIT))
+            self.on_result(result)
+        purged = self.uow.run(lambda tx: old_rows.JOBS.purge(tx, now - RETENTION, PURGE_LIMIT))
         return result.count + purged
 
     def stop(self) -> None:
@@ -165,7 +147,7 @@ class JobDispatcher:
 
     def _free_slots(self) -> int:
         with self._lock:
-            return BATCH_SIZE if len(self._queues) < self._max_hosts else 0
+            return BATCH_SIZE if len(self._queues) < self.max_hosts else 0
 
     def _lease(self, limit: int) -> Sequence[store.JobRow]:
         lease = self._leasing.begin(owner=self._owner)
@@ -187,12 +169,12 @@ class JobDispatcher:
                 )
             return rows
 
-        return self._uow.run(take)
+        return self.uow.run(take)
 
     def _start(self, row: store.JobRow) -> threading.Thread | None:
         """Process a job in the thread of its host; without threads if ``max_hosts`` is 1."""
         # Tests, which need the order of the calls.
-        if self._max_hosts == 1:
+        if self.max_hosts == 1:
             self._process(row)
             return None
         host = row["host"]
@@ -201,6 +183,7 @@ class JobDispatcher:
                 queue.append(row)
                 return None
             self._queues[host] = deque([row])
+        # A daemon: a call that hangs must not hold the process at its end. The job is leased again.
         thread = threading.Thread(target=self._process_queue, args=(host,), name="job", daemon=True)
         try:
             thread.start()
@@ -240,7 +223,7 @@ class JobDispatcher:
     def _process_leased(self, row: store.JobRow, unreachable_reason: str | None) -> str | None:
         store_error: str | None = None
         try:
-            if DRAINS in row["arguments"]:
+            if jobs.DRAINS in row["arguments"]:
                 self._drain(row)
                 return None
             unreachable = unreachable_reason is not None
@@ -259,33 +242,34 @@ class JobDispatcher:
 
     def _drain(self, row: store.JobRow) -> None:
         """Check whether the job of a device that is being drained can begin."""
-        now, notices = self._now(), self._event_recorder.notifications
-        result = self._uow.run(
+        now, notices = self.uow.clock(), self.recorder.notifications
+        result = self.uow.run(
             lambda tx: programming.advance_drain(tx, row, self._owner, now, notices)
         )
         if result.count:
             LOG.info(
                 "Draining of the device for another layout has ended", **answers.job_fields(row)
             )
-            self._on_result(result)
+            self.on_result(result)
 
     def _query_agent(self, row: store.JobRow) -> Answer:
-        options, retried = self._conf.conductor, is_retried(JobKind(row["kind"]), row["arguments"])
+        options, retried = (
+            self.conf.conductor,
+            is_retried(JobKind(row["kind"]), row["arguments"]),
+        )
         program = row["kind"] == JobKind.PROGRAM
         seconds = options.program_timeout if program else options.prepare_timeout
         if row["deadline"] is not None and not retried:
             # Query a job without time left too: it may have succeeded.
-            seconds = max(1.0, (row["deadline"] - self._now()).total_seconds())
+            seconds = max(1.0, (row["deadline"] - self.uow.clock()).total_seconds())
         try:
-            answer: Any = self._agents.job(
+            answer: Any = self.agents.job(
                 row["host"], row["uuid"], row["kind"], row["arguments"], seconds
             )
             if not isinstance(answer, Mapping):
                 return Answer(AgentJobStatus.FAILED, "malformed answer of the agent: not an object")
-            status, error = (
-                answers.parse_state(answer.get("state")),
-                answers.clean_error(answer.get("error")),
-            )
+            status = answers.parse_state(answer.get("state"))
+            error = answers.clean_error(answer.get("error"))
             return Answer(status, error, parse_activity(answer.get("activity")))
         except Unavailable as exc:
             return Answer(error=answers.clean_error(exc.message))
@@ -312,46 +296,42 @@ class JobDispatcher:
             LOG.warning(
                 "Device is failing and not schedulable for %g s, because its last prepare "
                 "jobs failed; repair the device and enable it to end this earlier",
-                self._conf.conductor.device_cordon_time,
+                self.conf.conductor.device_cordon_time,
                 device=result.closed,
                 host=row["host"],
             )
         if kind is JobKind.PREPARE and result.binds:
             outcome = "bound" if succeeded else "prepare_failed"
-            self._metrics.count(BINDS, outcome, amount=result.binds)
+            self.metrics.count(BINDS, outcome, amount=result.binds)
             seconds = (now - row["created_at"]).total_seconds()
-            self._metrics.observe(BIND_SECONDS, seconds, "prepare")
+            self.metrics.observe(BIND_SECONDS, seconds, "prepare")
 
     def _record(self, row: store.JobRow, answer: Answer, owner: str | None) -> None:
         """Record the answer of an agent about a job that ``owner``, a conductor, has leased."""
-        now, kind = self._now(), JobKind(row["kind"])
+        now, kind = self.uow.clock(), JobKind(row["kind"])
         overdue = row["deadline"] is not None and now >= row["deadline"]
         retried = is_retried(kind, row["arguments"])
-        match decide(kind, answer.status, overdue=overdue, retried=retried):
-            case JobDecision.FINISH:
+        match jobs.decide(kind, answer.status, overdue=overdue, retried=retried):
+            case jobs.JobDecision.FINISH:
                 self._end(row, answer, now, succeeded=True)
-            case JobDecision.UNDO:
+            case jobs.JobDecision.UNDO:
                 self._end(row, answer, now, succeeded=False)
-            case JobDecision.WAIT:
+            case jobs.JobDecision.WAIT:
                 self._reschedule(OpenJob(row, answer, retried=False, overdue=overdue), owner, now)
-            case JobDecision.RETRY:
+            case jobs.JobDecision.RETRY:
                 self._reschedule(OpenJob(row, answer, retried=True, overdue=overdue), owner, now)
 
     def _end(self, row: store.JobRow, answer: Answer, now: datetime, *, succeeded: bool) -> None:
-        reason = answer.error or (None if succeeded else completion.NOT_IN_TIME)
-        result = self._uow.run(
-            lambda tx: completion.complete_job(
-                tx,
-                row,
-                succeeded,
-                reason,
-                now,
-                recorder=self._event_recorder,
-                reported=answer.status is AgentJobStatus.FAILED,
-            )
-        )
+        reason = answer.error or (None if succeeded else NOT_IN_TIME)
+        reported = answer.status is AgentJobStatus.FAILED
+
+        def complete(tx: sa.Connection) -> JobResult:
+            completion = Completion(tx, self.recorder, now)
+            return completion.complete(row, succeeded, reason, reported=reported)
+
+        result = self.uow.run(complete)
         self._report_end(row, succeeded, reason, result, now)
-        self._on_result(result)
+        self.on_result(result)
 
     def _reschedule(self, job: OpenJob, owner: str | None, now: datetime) -> None:
         """Set the next query of a job that stays open, and record the failure of an attempt."""
@@ -359,13 +339,13 @@ class JobDispatcher:
         until = now + timedelta(seconds=delay)
         if row["deadline"] is not None and not job.overdue:
             until = min(until, row["deadline"])
-        abandoned, remarks = self._uow.run(
+        abandoned, remarks = self.uow.run(
             lambda tx: self._write_open(tx, job, owner, now=now, until=until)
         )
         for remark in remarks:
             LOG.warning("%s", remark.text, host=row["host"], **remark.fields)
         if abandoned.count:
-            self._on_result(abandoned)
+            self.on_result(abandoned)
         elif job.retried:
             LOG.warning(
                 "Job (%s) failed, retrying in %.0f s: %s",
@@ -376,15 +356,20 @@ class JobDispatcher:
             )
 
     def _write_open(
-        self, tx: sa.Connection, job: OpenJob, owner: str | None, *, now: datetime, until: datetime
+        self,
+        tx: sa.Connection,
+        job: OpenJob,
+        owner: str | None,
+        *,
+        now: datetime,
+        until: datetime,
     ) -> tuple[JobResult, list[Remark]]:
         """Write a job that stays open; return what was abandoned instead, and remarks to log."""
-        row, answer, recorder = job.row, job.answer, self._event_recorder
+        row, answer, recorder = job.row, job.answer, self.recorder
+        result = Completion(tx, recorder, now)
         if job.kind is JobKind.RELEASE and job.retried:
-            keeps = self._conf.conductor.tombstone_ttl > 0
-            abandoned, remarks = abandon_cleaning(
-                tx, row, answer.error, now, recorder.notifications, keep_tombstones=keeps
-            )
+            handler = ReportHandler(self.conf, recorder.notifications)
+            abandoned, remarks = cancellation.abandon_cleaning(tx, row, answer.error, now, handler)
             if abandoned.count:
                 return abandoned, remarks
         # ARQs are locked before jobs, as in every transaction.
@@ -397,13 +382,15 @@ class JobDispatcher:
         if job.kind is JobKind.RELEASE and answer.status is AgentJobStatus.FAILED:
             entries.record_cleaning_failed(tx, row, answer.error, now)
         if job.first_failure:
-            completion.record_first_failure(tx, row, waiting, str(message), now, recorder=recorder)
-        if job.failed and AFTER_REBOOT in row["arguments"] and row["attempts"] >= GIVE_UP_ATTEMPTS:
+            result.record_first_failure(row, waiting, str(message))
+        if (
+            job.failed
+            and AFTER_REBOOT in row["arguments"]
+            and row["attempts"] >= jobs.GIVE_UP_ATTEMPTS
+        ):
             # It shows whether the job is impossible: ``cancellation.give_up_impossible``.
             services.request_report(tx, row["host"])
-        if job.late and completion.fail_unbinds(
-            tx, row, waiting, str(message), now, recorder=recorder
-        ):
+        if job.late and result.fail_unbinds(row, waiting, str(message)):
             text = f"ARQs are UnbindFailed until their handles are clean: {message}"
             return JobResult(), [Remark(text, {"arq": [arq["uuid"] for arq in waiting]})]
         return JobResult(), []

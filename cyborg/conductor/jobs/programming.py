@@ -11,6 +11,7 @@ Locks are taken in one order: the agent of the host, deployables, handles, the j
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -93,7 +94,7 @@ def find_obstacle(
     tx: sa.Connection, uuid: str, rows: Sequence[store.PartitionRow]
 ) -> InUse | WrongState | None:
     """Lock the handles of a device; return why its layout cannot be changed now, or None."""
-    ids, host = _deployable_ids(rows), rows[0]["host"]
+    ids, host = deployable_ids(rows), rows[0]["host"]
     # The locks block new claims of handles; earlier claims are visible.
     if owners := store.lock_handles(tx, ids):
         return InUse(
@@ -120,7 +121,7 @@ def close_device(
     """Prevent claims of the handles of a device until a job has ended. Raise WrongState."""
     # A device offers nothing in some layouts, such as a network card of the host that has no
     # virtual functions: then it has no deployable that could be closed.
-    ids = _deployable_ids(rows)
+    ids = deployable_ids(rows)
     if any(row["job_state"] in _FAILED for row in rows):
         store.detach(tx, ids)  # from a failed job that waits for a report
     if not store.start(tx, ids, job):
@@ -134,8 +135,33 @@ def mark_stale(tx: sa.Connection, rows: Sequence[store.PartitionRow], now: datet
     return len(stale)
 
 
-def _deployable_ids(rows: Sequence[store.PartitionRow]) -> list[int]:
+def deployable_ids(rows: Sequence[store.PartitionRow]) -> list[int]:
+    """Return the row ids of the deployables of a device, which may have none."""
     return [id_ for row in rows if (id_ := row["deployable_id"]) is not None]
+
+
+def enqueue_partition(
+    tx: sa.Connection,
+    uuid: str,
+    row: store.PartitionRow,
+    layout: str,
+    previous_layout: str | None,
+    options: Mapping[str, bool],
+    now: datetime,
+    deadline: datetime | None = None,
+) -> int:
+    """Enqueue a job that applies a layout to a device; return the id of the job."""
+    item = WorkItem(backend=row["backend"], device=row["address"], deployable="")
+    arguments = {"items": [item.to_dict()], "layout": layout, "previous_layout": previous_layout}
+    return jobs.enqueue(
+        tx,
+        kind=JobKind.PARTITION,
+        host=row["host"],
+        subject=uuid,
+        arguments={**arguments, **options},
+        now=now,
+        deadline=deadline,
+    )
 
 
 def advance_drain(
@@ -213,24 +239,17 @@ def end_drain(
     return JobResult(1, providers=mark_stale(tx, rows, now))
 
 
+@dataclass(frozen=True)
 class Partitions:
-    """Partitioning of devices by layouts."""
+    """Partitioning of devices by layouts.
 
-    def __init__(
-        self,
-        conf: cfg.ConfigOpts,
-        uow: UnitOfWork,
-        wake_jobs: Callable[[], None] = lambda: None,
-        wake_publisher: Callable[[], None] = lambda: None,
-        *,
-        now: Callable[[], datetime] | None = None,
-    ) -> None:
-        """``wake_jobs`` and ``wake_publisher`` are called after the commit of a new job."""
-        self._conf = conf
-        self._uow = uow
-        self._wake_jobs = wake_jobs
-        self._wake_publisher = wake_publisher
-        self._now = now or uow.clock
+    ``wake_jobs`` and ``wake_publisher`` are called after the commit of a new job.
+    """
+
+    conf: cfg.ConfigOpts
+    uow: UnitOfWork
+    wake_jobs: Callable[[], None] = lambda: None
+    wake_publisher: Callable[[], None] = lambda: None
 
     def start(self, uuid: str, layout: str, drain: bool = False) -> dict[str, str]:
         """Enqueue a job that applies a layout to a device; return ``{"uuid": of the job}``.
@@ -248,12 +267,12 @@ class Partitions:
         self._start(uuid, layout, {AFTER_REBOOT: True})
 
     def _start(self, uuid: str, layout: str, options: Mapping[str, bool]) -> dict[str, str]:
-        job = self._uow.run_once(
+        job = self.uow.run_once(
             lambda tx: self._enqueue_job(tx, uuid, layout, options), lambda job: {"uuid": job}
         )
         LOG.info("Applying layout %s to device", layout, device=uuid)
-        self._wake_jobs()
-        self._wake_publisher()
+        self.wake_jobs()
+        self.wake_publisher()
         return {"uuid": job}
 
     def _enqueue_job(
@@ -278,57 +297,30 @@ class Partitions:
                 "reported the device",
                 device=uuid,
             )
-        now = self._now()
+        now = self.uow.clock()
         obstacle = find_obstacle(tx, uuid, rows)
         if obstacle is not None and DRAINS not in options:
             raise obstacle
-        item = WorkItem(backend=row["backend"], device=row["address"], deployable="")
-        arguments: dict[str, Any] = {
-            "items": [item.to_dict()],
-            "layout": layout,
-            "previous_layout": row["layout"],
-            **options,
-        }
-        deadline = None
-        if obstacle is not None:
-            deadline = now + timedelta(seconds=self._conf.conductor.drain_timeout)
-        else:
-            arguments.pop(DRAINS, None)
-        job = jobs.enqueue(
-            tx,
-            kind=JobKind.PARTITION,
-            host=row["host"],
-            subject=uuid,
-            arguments=arguments,
-            now=now,
-            deadline=deadline,
-        )
         if obstacle is None:
+            arguments = {name: value for name, value in options.items() if name != DRAINS}
+            job = enqueue_partition(tx, uuid, row, layout, row["layout"], arguments, now)
             close_device(tx, uuid, rows, job)
         else:
+            deadline = now + timedelta(seconds=self.conf.conductor.drain_timeout)
+            job = enqueue_partition(tx, uuid, row, layout, row["layout"], options, now, deadline)
             desired_backends.sync_cordon(tx, [row["host"]], now)
         mark_stale(tx, rows, now)
         return jobs.uuids(tx, [job])[0]
 
 
+@dataclass(frozen=True)
 class Programs:
-    """Programming of deployables with images."""
+    """Programming of deployables with images; ``wake_jobs`` is called after the commit of a job."""
 
-    def __init__(
-        self,
-        conf: cfg.ConfigOpts,
-        uow: UnitOfWork,
-        wake_jobs: Callable[[], None] = lambda: None,
-        notices: NotificationBuilder | None = None,
-        *,
-        now: Callable[[], datetime] | None = None,
-    ) -> None:
-        """``wake_jobs`` is called after the commit of a new job."""
-        self._conf = conf
-        self._uow = uow
-        self._wake_jobs = wake_jobs
-        self._now = now or uow.clock
-        self._notices = notices or NotificationBuilder(conf, now=self._now)
+    conf: cfg.ConfigOpts
+    uow: UnitOfWork
+    notifications: NotificationBuilder
+    wake_jobs: Callable[[], None] = lambda: None
 
     def start(self, uuid: str, image_uuid: str) -> None:
         """Enqueue a job that loads an image into a deployable; do not wait for its end.
@@ -345,9 +337,9 @@ class Programs:
         self._start(uuid, image, after_reboot=True)
 
     def _start(self, uuid: str, image: str, *, after_reboot: bool) -> None:
-        self._uow.run_once(lambda tx: self._enqueue_job(tx, uuid, image, after_reboot))
+        self.uow.run_once(lambda tx: self._enqueue_job(tx, uuid, image, after_reboot))
         LOG.info("Programming deployable with image %s", image, deployable=uuid)
-        self._wake_jobs()
+        self.wake_jobs()
 
     def _enqueue_job(self, tx: sa.Connection, uuid: str, image: str, after_reboot: bool) -> None:
         row = store.lock(tx, uuid)
@@ -376,13 +368,13 @@ class Programs:
                 requests=list(owners),
             )
         item = WorkItem(backend=row["backend"], device=row["device"], deployable=row["address"])
-        now, deadline = self._now(), None
+        now, deadline = self.uow.clock(), None
         arguments: dict[str, Any] = {"items": [item.to_dict()], "image": image}
         if after_reboot:
             # No deadline: such a job is retried until it succeeds.
             arguments[AFTER_REBOOT] = True
         else:
-            deadline = now + timedelta(seconds=self._conf.conductor.program_timeout)
+            deadline = now + timedelta(seconds=self.conf.conductor.program_timeout)
         job = jobs.enqueue(
             tx,
             kind=JobKind.PROGRAM,
@@ -396,4 +388,4 @@ class Programs:
         if not store.start(tx, [row["id"]], job):
             raise WrongState(f"deployable {uuid} was changed concurrently, retry", deployable=uuid)
         providers.mark_stale_existing(tx, [row["rp_uuid"]], now)
-        self._notices.record_program_started(tx, uuid, image)
+        self.notifications.record_program_started(tx, uuid, image)

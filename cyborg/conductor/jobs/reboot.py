@@ -15,26 +15,27 @@ cancels it, or the device is removed.
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
 
-from cyborg.conductor.jobs.programming import Partitions, Programs
+from cyborg.conductor.jobs import programming
 from cyborg.core.binding.profile import parse_group
 from cyborg.core.errors import Conflict, CyborgError, InUse, Invalid, NotFound, WrongState
 from cyborg.core.inventory.device import Ability
-from cyborg.core.jobs.job import AFTER_REBOOT, JobKind, WorkItem
+from cyborg.core.jobs.job import AFTER_REBOOT, WorkItem
 from cyborg.core.log import get_logger
-from cyborg.db.deployables import programming
+from cyborg.db.deployables import programming as store
 from cyborg.db.devices.write import DeviceRow
 from cyborg.db.jobs import write as jobs
-from cyborg.db.providers import write as providers
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.threads.failures import RateLimitedLogger
 
 LOG = get_logger(__name__)
 
+# Each device takes several transactions, and other work of the sweep waits.
 MAX_DEVICES = 64  # devices of one sweep
 
 
@@ -75,8 +76,8 @@ def enqueue_layouts(tx: sa.Connection, host: str, now: datetime) -> int:
     The caller has locked the ARQs of ``enqueue_restores`` and then the host's agent.
     """
     count = 0
-    for uuid in programming.devices_in_use(tx, host):
-        rows = programming.lock_device(tx, uuid)
+    for uuid in store.devices_in_use(tx, host):
+        rows = store.lock_device(tx, uuid)
         row = rows[0]
         known = [layout["name"] for layout in row["layouts"]]
         if any(row["job_id"] is not None for row in rows):
@@ -85,46 +86,35 @@ def enqueue_layouts(tx: sa.Connection, host: str, now: datetime) -> int:
             continue
         if len(known) < 2:
             continue  # such as a card without virtual functions: there is nothing to apply
-        item = WorkItem(backend=row["backend"], device=row["address"], deployable="")
-        # No previous layout: after an error, the device keeps what it has after the boot.
-        arguments = {
-            "items": [item.to_dict()],
-            "layout": row["layout"],
-            "previous_layout": None,
-            AFTER_REBOOT: True,
-        }
-        job = jobs.enqueue(
-            tx,
-            kind=JobKind.PARTITION,
-            host=host,
-            subject=uuid,
-            arguments=arguments,
-            now=now,
-            deadline=None,
-        )
-        ids = [id_ for r in rows if (id_ := r["deployable_id"]) is not None]
-        if not programming.start(tx, ids, job):
+        # No previous layout: after an error, the device keeps what it has after the boot. No
+        # deadline either: such a job is retried until it succeeds.
+        options = {AFTER_REBOOT: True}
+        job = programming.enqueue_partition(tx, uuid, row, row["layout"], None, options, now)
+        if not store.start(tx, programming.deployable_ids(rows), job):
             raise Conflict(f"device {uuid} was changed concurrently", device=uuid)
-        stale = [provider for r in rows if (provider := r["rp_uuid"]) is not None]
-        providers.mark_stale_existing(tx, stale, now)
+        programming.mark_stale(tx, rows, now)
         count += 1
     return count
 
 
+@dataclass(eq=False)
 class LostValues:
     """Sweep of the devices that lost their layout or images; safe to run in several conductors."""
 
-    def __init__(self, uow: UnitOfWork, partitions: Partitions, programs: Programs) -> None:
-        self._uow = uow
-        self._partitions = partitions
-        self._programs = programs
-        self._log = RateLimitedLogger(logger=LOG)
-        self._last = 0  # id of the last device of the previous sweep; devices that wait stay found
+    uow: UnitOfWork
+    partitions: programming.Partitions
+    programs: programming.Programs
+    _log: RateLimitedLogger = field(
+        init=False, default_factory=lambda: RateLimitedLogger(logger=LOG)
+    )
+    # Id of the last device of the previous sweep. Devices that must wait are found each time: a
+    # sweep that began with the first would never reach those behind MAX_DEVICES of them.
+    _last: int = field(init=False, default=0)
 
     def sweep(self) -> int:
         """Create the jobs that are possible now; return the number of devices with new jobs."""
         after = self._last
-        devices = self._uow.run(lambda tx: programming.find_lost(tx, MAX_DEVICES, after))
+        devices = self.uow.run(lambda tx: store.find_lost(tx, MAX_DEVICES, after))
         self._last = devices[-1]["id"] if len(devices) == MAX_DEVICES else 0
         return sum(map(self._apply, devices))
 
@@ -137,13 +127,13 @@ class LostValues:
         layout = device["desired_layout"]
         if layout is not None and layout != device["layout"]:
             attempts: list[Callable[[], object]] = [
-                lambda: self._partitions.start_again(device["uuid"], layout)
+                lambda: self.partitions.start_again(device["uuid"], layout)
             ]
             text = f"layout {layout}"
         else:
-            images = self._uow.run(lambda tx: programming.lost_images(tx, device["id"]))
+            images = self.uow.run(lambda tx: store.lost_images(tx, device["id"]))
             attempts = [
-                functools.partial(self._programs.start_again, deployable, image)
+                functools.partial(self.programs.start_again, deployable, image)
                 for deployable, image in images.items()
             ]
             text = "an image"
@@ -160,5 +150,5 @@ class LostValues:
                 self._log.warn("Cannot apply %s again yet, will retry: %s", text, waits, **fields)
                 return False
             LOG.info("Applying %s again after the reboot of the host", text, **fields)
-        self._uow.run(lambda tx: programming.clear_boot_check(tx, device["id"]))
+        self.uow.run(lambda tx: store.clear_boot_check(tx, device["id"]))
         return True

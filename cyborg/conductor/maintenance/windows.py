@@ -6,6 +6,7 @@ device has afterwards, in one transaction that is guarded by the end of the wind
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -13,7 +14,7 @@ from uuid import uuid4
 import sqlalchemy as sa
 from oslo_config import cfg
 
-from cyborg.conductor.inventory.devices import MAINTAINING
+from cyborg.conductor.inventory.devices import MAINTAINING, record_event
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.attachments.attachment import AttachmentState, Mode, Step
 from cyborg.core.errors import Conflict, Invalid, NotFound, WrongState
@@ -23,43 +24,30 @@ from cyborg.core.notification import Event
 from cyborg.core.validation import check_optional_text, parse_uuid
 from cyborg.db.attachments import successors
 from cyborg.db.attachments.write import restart
-from cyborg.db.devices import read
 from cyborg.db.devices import write as store
-from cyborg.db.outbox import write as outbox
 from cyborg.db.providers import write as providers
 from cyborg.db.unit_of_work import UnitOfWork
 
 LOG = get_logger(__name__)
 
+# Each device has its own transaction; the next sweep does the rest.
 BATCH = 100  # windows that one sweep ends, and devices whose successors it plans
 
 
+@dataclass(eq=False)
 class MaintenanceWindows:
-    """Operations on maintenance windows."""
+    """Operations on maintenance windows.
 
-    def __init__(
-        self,
-        conf: cfg.ConfigOpts,
-        uow: UnitOfWork,
-        wake_publisher: Callable[[], None] = lambda: None,
-        notifications: NotificationBuilder | None = None,
-        *,
-        wake_attachments: Callable[[], None] = lambda: None,
-        has_nova: bool = True,
-        now: Callable[[], datetime] | None = None,
-    ) -> None:
-        """``wake_publisher`` is called after a commit that changes resource providers.
+    ``wake_publisher`` is called after a commit that changes resource providers,
+    ``wake_attachments`` after one that adds successors. Without Nova there are no successors.
+    """
 
-        ``wake_attachments`` is called after a commit that adds successors. Without Nova there are
-        no successors.
-        """
-        self._conf = conf
-        self._uow = uow
-        self._wake_publisher = wake_publisher
-        self._notifications = notifications
-        self._wake_attachments = wake_attachments
-        self._has_nova = has_nova
-        self._now = now or uow.clock
+    conf: cfg.ConfigOpts
+    uow: UnitOfWork
+    notifications: NotificationBuilder
+    wake_publisher: Callable[[], None] = lambda: None
+    wake_attachments: Callable[[], None] = lambda: None
+    has_nova: bool = True
 
     def begin(self, request: Mapping[str, Any]) -> None:
         """Begin the window of a device, or change the one that it has.
@@ -70,11 +58,11 @@ class MaintenanceWindows:
         """
         if not isinstance(request, Mapping):
             raise Invalid("expected an object", field="body")
-        now = self._now()
-        longest = timedelta(seconds=self._conf.conductor.max_maintenance)
+        now = self.uow.clock()
+        longest = timedelta(seconds=self.conf.conductor.max_maintenance)
         window = parse_window(request, now, longest)
         user = check_optional_text("user_id", request.get("user_id"))
-        if window.successor is SuccessorMode.AUTO and not self._has_nova:
+        if window.successor is SuccessorMode.AUTO and not self.has_nova:
             raise Conflict(
                 "successor: a successor needs Nova, and this installation has none: [nova] "
                 "send_events is false",
@@ -93,13 +81,13 @@ class MaintenanceWindows:
             if store.set_status(tx, window.device, MAINTAINING, now):
                 providers.mark_stale_of_devices(tx, [window.device], now)
             if is_new:
-                self._record_event(tx, window.device, Event.MAINTENANCE_STARTED)
+                record_event(tx, window.device, Event.MAINTENANCE_STARTED, self.notifications)
             self._plan_successors(tx, window.device, now, is_due=True)
 
-        self._uow.run_once(write)
+        self.uow.run_once(write)
         LOG.info("Maintenance until %sZ", window.until.isoformat(), device=window.device)
-        self._wake_publisher()
-        self._wake_attachments()
+        self.wake_publisher()
+        self.wake_attachments()
 
     def end(self, uuid: str) -> None:
         """End the window of a device now. Raise Invalid, NotFound, WrongState if it has none."""
@@ -115,26 +103,26 @@ class MaintenanceWindows:
                     device=device,
                 )
 
-        self._uow.run_once(write)
-        self._wake_publisher()
+        self.uow.run_once(write)
+        self.wake_publisher()
 
     def sweep(self) -> int:
         """End the windows whose time has passed; plan missing successors in the open windows.
 
         Return the number of changes.
         """
-        now = self._now()
+        now = self.uow.clock()
         # A transaction for each device: those before one that fails leave maintenance.
-        due = self._uow.run(lambda tx: store.find_due_windows(tx, now, BATCH))
+        due = self.uow.run(lambda tx: store.find_due_windows(tx, now, BATCH))
         ended = 0
         for device in due:
-            if self._uow.run(lambda tx, device=device: self._end_due(tx, device, now)):  # type: ignore[misc]
+            if self.uow.run(lambda tx, device=device: self._end_due(tx, device, now)):  # type: ignore[misc]
                 ended += 1
                 LOG.info("Maintenance window has ended", device=device)
         if ended:
-            self._wake_publisher()
+            self.wake_publisher()
         planned = self._sweep_successors(now)
-        return ended + planned + self._uow.run(lambda tx: self._purge(tx, now))
+        return ended + planned + self.uow.run(lambda tx: self._purge(tx, now))
 
     def _purge(self, tx: sa.Connection, now: datetime) -> int:
         return store.purge_windows(tx, now, BATCH) + successors.purge(tx, SuccessorMode.AUTO, BATCH)
@@ -142,7 +130,7 @@ class MaintenanceWindows:
     def _sweep_successors(self, now: datetime) -> int:
         """Plan successors for contexts bound since the window began; retry failed successors."""
         mode = SuccessorMode.AUTO
-        devices = self._uow.run(lambda tx: successors.devices_to_plan(tx, now, mode, BATCH))
+        devices = self.uow.run(lambda tx: successors.devices_to_plan(tx, now, mode, BATCH))
         planned = 0
         for device in devices:
             # The device is locked first: concurrent plans would insert the same successor.
@@ -151,9 +139,9 @@ class MaintenanceWindows:
                     return 0
                 return self._plan_successors(tx, device, now)
 
-            planned += self._uow.run(plan)
+            planned += self.uow.run(plan)
         if planned:
-            self._wake_attachments()
+            self.wake_attachments()
         return planned
 
     def _plan_successors(
@@ -169,7 +157,7 @@ class MaintenanceWindows:
             return 0
         bound = {_to_key(row): row for row in successors.bound_contexts(tx, device)}
         known = {_to_key(row): row for row in successors.recorded(tx, device)}
-        deadline = now + timedelta(seconds=self._conf.conductor.attachment_timeout)
+        deadline = now + timedelta(seconds=self.conf.conductor.attachment_timeout)
         new = [
             {
                 **row,
@@ -204,19 +192,15 @@ class MaintenanceWindows:
 
     def _end(self, tx: sa.Connection, device: str, due_by: datetime | None = None) -> bool:
         """Delete the window of a locked device and set its status; return False if it has none."""
+        # Read under the lock of the device: an operator may have changed its end.
         window = store.find_window(tx, device)
         if window is None or not store.delete_window(tx, device, due_by):
             return False
-        now = self._now()
+        now = self.uow.clock()
         if store.set_status(tx, device, window["next_status"], now):
             providers.mark_stale_of_devices(tx, [device], now)
-        self._record_event(tx, device, Event.MAINTENANCE_ENDED)
+        record_event(tx, device, Event.MAINTENANCE_ENDED, self.notifications)
         return True
-
-    def _record_event(self, tx: sa.Connection, device: str, event: Event) -> None:
-        if self._notifications is not None and self._notifications.enabled:
-            rows = read.find(tx, uuids=[device])
-            outbox.add_all(tx, self._notifications.build_messages(event, rows))
 
 
 class _ContextInstance(NamedTuple):

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,9 +24,7 @@ from cyborg.clients.placement import Placement, ProviderSummary
 from cyborg.core import hosts as core
 from cyborg.core import placement as compute_nodes
 from cyborg.core.errors import Invalid, NotFound, Unavailable
-from cyborg.core.hosts import NO_IDENTITY, Identity
 from cyborg.core.log import get_logger
-from cyborg.core.placement import ComputeNode
 from cyborg.core.text import join_limited
 from cyborg.core.validation import parse_uuid
 from cyborg.db.providers import write as store
@@ -36,11 +33,11 @@ from cyborg.db.unit_of_work import UnitOfWork
 
 LOG = get_logger(__name__)
 
+# Seconds for which the list of all root providers is cached: it is a large answer.
 LIST_TTL = 60.0
-"""Seconds for which the list of all root providers is cached: it is a large answer."""
 
+# Seconds for which a result is cached. Later a better match may exist, such as the host's name.
 RESULT_TTL = 600.0
-"""Seconds for which a result is cached. Later a better match may exist, such as the host's name."""
 
 MAX_HOSTS = 16384  # cache entries, each of some hundred bytes
 
@@ -50,24 +47,22 @@ MAX_NAMED = 10  # hosts listed in one log line
 @dataclass(frozen=True, slots=True)
 class _CacheEntry:
     provider: ProviderSummary
-    identity: Identity
+    identity: core.Identity
     found_at: float
 
 
+@dataclass(eq=False)
 class ComputeNodeResolver:
-    """Cached lookup of compute node providers; several threads may look up different hosts."""
+    """Cached lookup of compute node providers; several threads may look up different hosts.
 
-    def __init__(
-        self,
-        placement: Placement,
-        uow: UnitOfWork,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """``clock`` returns monotonic seconds."""
-        self._placement = placement
-        self._uow = uow
-        self._clock = clock
+    ``clock`` returns monotonic seconds.
+    """
+
+    placement: Placement
+    uow: UnitOfWork
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._cache: dict[str, _CacheEntry] = {}
         self._identities: dict[str, object] = {}
         self._last_error: dict[str, str] = {}
@@ -78,7 +73,7 @@ class ComputeNodeResolver:
 
     def load_identities(self, hosts: Collection[str]) -> None:
         """Read the identities of these hosts for ``find``, in one statement."""
-        identities = self._uow.run(lambda tx: services.identities(tx, hosts))
+        identities = self.uow.run(lambda tx: services.identities(tx, hosts))
         self.preload({host: identities.get(host) for host in hosts})
 
     def preload(self, identities: Mapping[str, object]) -> None:
@@ -95,9 +90,9 @@ class ComputeNodeResolver:
         if host not in self._identities:
             self.load_identities([host])
         # Parsed here, so that an unreadable identity of a newer release affects only its host.
-        identity = _identity(self._identities.pop(host))
+        identity = parse_identity(self._identities.pop(host))
         cached = self._cache.get(host)
-        if cached and cached.identity == identity and self._clock() - cached.found_at < RESULT_TTL:
+        if cached and cached.identity == identity and self.clock() - cached.found_at < RESULT_TTL:
             return cached.provider
         # Before the calls: if they fail, the next ones must not use the old result.
         self.forget(host)
@@ -105,7 +100,7 @@ class ComputeNodeResolver:
         # The oldest first: dictionaries keep the order of insertion.
         while len(self._cache) >= MAX_HOSTS:
             self._cache.pop(next(iter(self._cache), host), None)
-        self._cache[host] = _CacheEntry(provider, identity, self._clock())
+        self._cache[host] = _CacheEntry(provider, identity, self.clock())
         if self._last_error.pop(host, None) is not None:
             LOG.info(
                 "Found compute node resource provider %s",
@@ -119,15 +114,15 @@ class ComputeNodeResolver:
         """Remove the cached result of a host."""
         self._cache.pop(host, None)
 
-    def _resolve(self, host: str, identity: Identity) -> ProviderSummary:
+    def _resolve(self, host: str, identity: core.Identity) -> ProviderSummary:
         if identity.provider is not None:
             return self._find_configured(host, identity.provider)
         if identity.compute_id is not None:
-            summary = self._placement.get(identity.compute_id)
+            summary = self.placement.get(identity.compute_id)
             if summary is not None and summary.parent_uuid is None:
                 return summary
         # By name, one call with a small answer. Only if it fails, all root providers are listed.
-        summary = self._placement.find(host)
+        summary = self.placement.find(host)
         if summary is not None and summary.parent_uuid is None:
             return summary
         return self._match_by_name(host, identity)
@@ -135,9 +130,9 @@ class ComputeNodeResolver:
     def _find_configured(self, host: str, provider: str) -> ProviderSummary:
         """Return the configured provider, without fallback: the operator's choice is binding."""
         try:
-            summary = self._placement.get(parse_uuid(provider, "resource_provider"))
+            summary = self.placement.get(parse_uuid(provider, "resource_provider"))
         except Invalid:
-            summary = self._placement.find(provider)
+            summary = self.placement.find(provider)
         if summary is None:
             raise self._not_found(
                 host,
@@ -153,12 +148,12 @@ class ComputeNodeResolver:
             )
         return summary
 
-    def _match_by_name(self, host: str, identity: Identity) -> ProviderSummary:
+    def _match_by_name(self, host: str, identity: core.Identity) -> ProviderSummary:
         providers = self._list_roots()
         candidates = core.matching_nodes([host, *identity.names], providers)
         if candidates:
             # A name that is the host name of another agent belongs to that host.
-            others = self._uow.run(lambda tx: services.existing_hosts(tx, candidates)) - {host}
+            others = self.uow.run(lambda tx: services.existing_hosts(tx, candidates)) - {host}
             candidates = tuple(name for name in candidates if name not in others)
         if len(candidates) == 1:
             return providers[candidates[0]]
@@ -205,10 +200,10 @@ class ComputeNodeResolver:
         """
         # The answer is large: hosts that need it at the same time wait for one answer.
         with self._list_lock:
-            if self._clock() - self._listed_at >= LIST_TTL:
-                self._listed_at = self._clock()
+            if self.clock() - self._listed_at >= LIST_TTL:
+                self._listed_at = self.clock()
                 try:
-                    self._all_roots = {root.name: root for root in self._placement.root_providers()}
+                    self._all_roots = {root.name: root for root in self.placement.root_providers()}
                     self._list_error = None
                 except Unavailable as exc:
                     # Placement has just answered for one name, so only this answer may be too
@@ -217,28 +212,24 @@ class ComputeNodeResolver:
             return self._all_roots
 
 
-def _identity(stored: object) -> Identity:
-    """Parse the stored identity of an agent; return NO_IDENTITY if there is none."""
-    return Identity.from_dict(stored) if isinstance(stored, dict) else NO_IDENTITY
+def parse_identity(stored: object) -> core.Identity:
+    """Return the stored identity of an agent, NO_IDENTITY if there is none. Raise Invalid."""
+    return core.Identity.from_dict(stored) if isinstance(stored, dict) else core.NO_IDENTITY
 
 
+@dataclass(eq=False)
 class ComputeNodeWatch:
-    """Watch of the list of compute nodes; ``run_once`` is the work of a periodic task."""
+    """Watch of the list of compute nodes; ``run_once`` is the work of a periodic task.
 
-    def __init__(
-        self,
-        uow: UnitOfWork,
-        placement: Placement,
-        wake_publisher: Callable[[], None],
-        *,
-        now: Callable[[], datetime] | None = None,
-    ) -> None:
-        """``now`` returns naive UTC."""
-        self._uow = uow
-        self._placement = placement
-        self._wake_publisher = wake_publisher
-        self._now = now or uow.clock
-        self._nodes: Mapping[str, ComputeNode] | None = None
+    ``now`` returns naive UTC.
+    """
+
+    uow: UnitOfWork
+    placement: Placement
+    wake_publisher: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self._nodes: Mapping[str, compute_nodes.ComputeNode] | None = None
 
     def run_once(self) -> int:
         """Schedule verification of hosts with a changed compute node; return their number.
@@ -246,8 +237,8 @@ class ComputeNodeWatch:
         The first call only stores the list. Raise Unavailable if Placement is unavailable.
         """
         nodes = {
-            node.uuid: ComputeNode(node.name, node.generation)
-            for node in self._placement.compute_nodes()
+            node.uuid: compute_nodes.ComputeNode(node.name, node.generation)
+            for node in self.placement.compute_nodes()
         }
         # The first list shows no changes: another conductor, or the verification, finds what
         # changed before.
@@ -255,9 +246,7 @@ class ComputeNodeWatch:
             self._nodes = nodes
             return 0
         changed = compute_nodes.changed_nodes(self._nodes, nodes)
-        hosts = (
-            self._uow.run(lambda tx: self._schedule_verification(tx, changed)) if changed else []
-        )
+        hosts = self.uow.run(lambda tx: self._schedule_verification(tx, changed)) if changed else []
         # Set after the write, so that a change is found again if the write fails.
         self._nodes = nodes
         if hosts:
@@ -268,23 +257,23 @@ class ComputeNodeWatch:
                 join_limited(hosts, MAX_NAMED),
                 host=hosts,
             )
-            self._wake_publisher()
+            self.wake_publisher()
         return len(hosts)
 
     def _schedule_verification(
-        self, tx: sa.Connection, changed: Mapping[str, ComputeNode]
+        self, tx: sa.Connection, changed: Mapping[str, compute_nodes.ComputeNode]
     ) -> list[str]:
         hosts = store.hosts(tx)
         rows = services.identities(tx, hosts)
         affected = compute_nodes.affected_hosts(
-            changed, {h: _read_identity(rows.get(h)) for h in hosts}
+            changed, {host: _read_identity(rows.get(host)) for host in hosts}
         )
-        store.schedule_verification_of_hosts(tx, affected, self._now())
+        store.schedule_verification_of_hosts(tx, affected, self.uow.clock())
         return affected
 
 
-def _read_identity(row: Any) -> Identity:
+def _read_identity(row: Any) -> core.Identity:
     try:
-        return Identity.from_dict(row) if isinstance(row, dict) else NO_IDENTITY
+        return parse_identity(row)
     except (Invalid, KeyError, TypeError, ValueError):
-        return NO_IDENTITY  # of another release: the host name is sufficient
+        return core.NO_IDENTITY  # of another release: the host name is sufficient

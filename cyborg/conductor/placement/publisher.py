@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import sqlalchemy as sa
 from oslo_config import cfg
@@ -25,9 +25,7 @@ from cyborg.core.log import get_logger, log_fields
 from cyborg.core.placement import Provider
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db.deployables import write as deployables
-from cyborg.db.deployables.write import DesiredProviderRow
 from cyborg.db.providers import write as store
-from cyborg.db.providers.write import LeasedProviderRow, PlacementState, Published
 from cyborg.db.totals import write as self_heal
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.threads.calls import map_parallel
@@ -38,8 +36,10 @@ LOG = get_logger(__name__)
 MAX_RUN = 10.0  # seconds of one run, and up to one batch more
 BATCH = 64  # providers of one lease
 MAX_RETRY_DELAY = 60.0  # seconds; nova-compute creates the compute node when it first starts
+# Placement may answer the probe and still fail for everything that is written.
 MAX_CONSECUTIVE_FAILURES = 16  # consecutive providers without an answer that end a run
 INTERNAL = "internal error, see the log of cyborg-conductor"
+# A name that no provider has: the answer is empty.
 PROBE_NAME = "no-such-resource-provider"  # query that checks whether Placement answers
 
 
@@ -47,9 +47,9 @@ PROBE_NAME = "no-such-resource-provider"  # query that checks whether Placement 
 class _BatchResult:
     """Results of a batch: published providers by uuid, and errors by row."""
 
-    published: dict[str, Published] = field(default_factory=dict)
+    published: dict[str, store.Published] = field(default_factory=dict)
     deleted: dict[str, int] = field(default_factory=dict)
-    failed: list[tuple[LeasedProviderRow, str, float]] = field(default_factory=list)
+    failed: list[tuple[store.LeasedProviderRow, str, float]] = field(default_factory=list)
     unanswered: dict[str, str] = field(default_factory=dict)
     hosts_without_compute_node: set[str] = field(default_factory=set)
     repaired: int = 0
@@ -63,7 +63,7 @@ class _BatchResult:
         self.hosts_without_compute_node |= other.hosts_without_compute_node
         self.repaired += other.repaired
 
-    def has_result(self, row: LeasedProviderRow) -> bool:
+    def has_result(self, row: store.LeasedProviderRow) -> bool:
         """Return whether the batch has a result for the row, which may be a failure."""
         uuid = row["uuid"]
         return (
@@ -79,40 +79,35 @@ class _Batch:
     """Leased rows with their desired state."""
 
     lease: WorkLease
-    rows: Sequence[LeasedProviderRow]
-    desired: Mapping[str, DesiredProviderRow]
+    rows: Sequence[store.LeasedProviderRow]
+    desired: Mapping[str, deployables.DesiredProviderRow]
 
 
+@dataclass(eq=False)
 class Publisher:
-    """Publisher of resource providers. Safe to run in several conductors."""
+    """Publisher of resource providers. Safe to run in several conductors.
 
-    def __init__(
-        self,
-        conf: cfg.ConfigOpts,
-        uow: UnitOfWork,
-        placement: Placement,
-        *,
-        now: Callable[[], datetime] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """``now`` returns naive UTC; ``clock`` returns monotonic seconds."""
-        self._conf = conf
-        self._uow = uow
-        self._placement = placement
-        self._compute_nodes = ComputeNodeResolver(placement, uow)
-        self._reconciler = reconciler.ProviderReconciler(placement)
-        self._now = now or uow.clock
-        self._clock = clock
+    ``now`` returns naive UTC; ``clock`` returns monotonic seconds.
+    """
+
+    conf: cfg.ConfigOpts
+    uow: UnitOfWork
+    placement: Placement
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._compute_nodes = ComputeNodeResolver(self.placement, self.uow)
+        self._reconciler = reconciler.ProviderReconciler(self.placement)
         self._leasing = Leasing(
-            conf, "providers to publish", now=self._now, clock=clock, requests=3
+            self.conf, "providers to publish", now=self.uow.clock, clock=self.clock, requests=3
         )
-        self._failure_log = RateLimitedLogger(clock, LOG)
+        self._failure_log = RateLimitedLogger(self.clock, LOG)
         self._failure_lock = threading.Lock()  # of the next two
         self._consecutive_failures = 0
         self._placement_down = False
         self._stopped = threading.Event()
+        # Whether the last run ended before all due providers were published.
         self.unfinished = False
-        """Whether the last run ended before all due providers were published."""
 
     def stop(self) -> None:
         """Make ``run_once`` return after the current providers."""
@@ -126,26 +121,26 @@ class Publisher:
         providers could extend a run without end. So a run ends after MAX_RUN seconds;
         ``unfinished`` is True if it was ended so.
         """
-        count, end = 0, self._clock() + MAX_RUN
+        count, end = 0, self.clock() + MAX_RUN
         self.unfinished = False
         self._consecutive_failures, self._placement_down = 0, False
         unanswered: list[tuple[str, str, str]] = []
         # The next batch is leased in the transaction that records the last one: a run of many
         # batches costs half the transactions.
-        batch = self._uow.run(self._lease_batch)
+        batch = self.uow.run(self._lease_batch)
         while batch is not None:
             result = self._publish_batch(batch)
             unanswered += [
                 (batch.lease.owner, uuid, error) for uuid, error in result.unanswered.items()
             ]
             count += len(result.published) + len(result.deleted)
-            batch = self._uow.run(
+            batch = self.uow.run(
                 lambda tx, batch=batch, result=result: self._record_and_lease(  # type: ignore[misc]
                     tx, batch, result, end
                 )
             )
         if unanswered:
-            self._uow.run(lambda tx: store.release_unanswered(tx, unanswered))
+            self.uow.run(lambda tx: store.release_unanswered(tx, unanswered))
         return count
 
     def _lease_batch(self, tx: sa.Connection) -> _Batch | None:
@@ -156,7 +151,7 @@ class Publisher:
         """
         if self._stopped.is_set():
             return None
-        lease = self._leasing.begin(request_timeout=self._placement.timeout)
+        lease = self._leasing.begin(request_timeout=self.placement.timeout)
         rows = store.lease(tx, owner=lease.owner, now=lease.start, until=lease.until, limit=BATCH)
         if not rows:
             return None
@@ -174,7 +169,7 @@ class Publisher:
         self._record(tx, batch, result)
         if self._placement_down:
             return None
-        self.unfinished = self._clock() >= end
+        self.unfinished = self.clock() >= end
         return None if self.unfinished else self._lease_batch(tx)
 
     def _publish_batch(self, batch: _Batch) -> _BatchResult:
@@ -186,7 +181,7 @@ class Publisher:
         result, rows, desired = _BatchResult(), batch.rows, batch.desired
         self._compute_nodes.preload({row["host"]: row["identity"] for row in desired.values()})
         hosts = reconciler.group_by_host(rows)
-        max_calls = self._conf.conductor.max_placement_calls
+        max_calls = self.conf.conductor.max_placement_calls
         # By host, not by provider: a child needs its parent first, and the writes of one tree would
         # conflict with each other.
         for host_result in map_parallel(
@@ -200,7 +195,7 @@ class Publisher:
         return result
 
     def _publish_host_safely(
-        self, host: str, rows: Sequence[LeasedProviderRow], batch: _Batch
+        self, host: str, rows: Sequence[store.LeasedProviderRow], batch: _Batch
     ) -> _BatchResult:
         """Publish the rows of a host and record its errors; other hosts are not affected."""
         result = _BatchResult()
@@ -217,18 +212,19 @@ class Publisher:
                 "Unexpected error while publishing the resource providers of a host", host=host
             )
             failure = CyborgError(INTERNAL)
+        rest = [row for row in rows if not result.has_result(row)]
         if isinstance(failure, Unavailable):
-            unpublished = [row for row in rows if not result.has_result(row)]
-            self._record_unreachable(unpublished, failure, result)
+            self._record_unreachable(rest, failure, result)
         elif failure is not None:
-            self._record_host_failure(rows, failure.message, result)
+            for row in rest:
+                self._record_failure(result, row, failure.message)
         return result
 
     def _publish_host(
         self,
         host: str,
-        rows: Sequence[LeasedProviderRow],
-        desired: Mapping[str, DesiredProviderRow],
+        rows: Sequence[store.LeasedProviderRow],
+        desired: Mapping[str, deployables.DesiredProviderRow],
         lease: WorkLease,
         result: _BatchResult,
     ) -> None:
@@ -236,10 +232,14 @@ class Publisher:
             return
         root, missing_node = None, None
         if any(row["uuid"] in desired for row in rows):
-            refresh = any(row["verify_only"] for row in rows)
-            root, missing_node = self._find_compute_node(host, refresh=refresh)
-        if missing_node is not None:
-            result.hosts_without_compute_node.add(host)
+            # A verification must not trust the cache: the compute node may have been replaced.
+            if any(row["verify_only"] for row in rows):
+                self._compute_nodes.forget(host)
+            try:
+                root = self._compute_nodes.find(host)
+            except NotFound as exc:
+                missing_node = exc
+                result.hosts_without_compute_node.add(host)
         tree = self._read_tree(host, root, rows)
         desired_rows = [desired[row["uuid"]] for row in rows if row["uuid"] in desired]
         providers = reconciler.desired_providers(root.uuid, desired_rows) if root else {}
@@ -258,7 +258,7 @@ class Publisher:
             if isinstance(outcome, CyborgError):
                 self._record_refusal(host, root, row, outcome, result, missing_node)
             elif uuid in desired:
-                result.published[uuid] = Published(row["revision"], outcome)
+                result.published[uuid] = store.Published(row["revision"], outcome)
             else:
                 result.deleted[uuid] = row["revision"]
             # A refusal is an answer too: Placement runs, and the run need not end.
@@ -269,7 +269,7 @@ class Publisher:
         self,
         host: str,
         root: ProviderSummary | None,
-        row: LeasedProviderRow,
+        row: store.LeasedProviderRow,
         failure: CyborgError,
         result: _BatchResult,
         missing_node: NotFound | None,
@@ -278,7 +278,7 @@ class Publisher:
         if not isinstance(failure, InUse) and failure.message != INTERNAL:
             # The cached compute node provider may no longer exist.
             self._compute_nodes.forget(host)
-            if root is not None and self._placement.get(root.uuid) is None:
+            if root is not None and self.placement.get(root.uuid) is None:
                 result.hosts_without_compute_node.add(host)
         self._record_failure(
             result, row, failure.message, missing_node if failure is missing_node else None
@@ -287,22 +287,8 @@ class Publisher:
     def _must_stop(self, lease: WorkLease) -> bool:
         return self._stopped.is_set() or self._placement_down or not lease.has_time()
 
-    def _find_compute_node(
-        self, host: str, *, refresh: bool
-    ) -> tuple[ProviderSummary | None, NotFound | None]:
-        """Return the compute node provider and None, or None and the error.
-
-        If ``refresh`` is True, ignore the cache.
-        """
-        if refresh:
-            self._compute_nodes.forget(host)
-        try:
-            return self._compute_nodes.find(host), None
-        except NotFound as exc:
-            return None, exc
-
     def _read_tree(
-        self, host: str, root: ProviderSummary | None, rows: Sequence[LeasedProviderRow]
+        self, host: str, root: ProviderSummary | None, rows: Sequence[store.LeasedProviderRow]
     ) -> dict[str, ProviderSummary]:
         """Read the providers of these rows and their tree, with the fewest calls.
 
@@ -314,17 +300,17 @@ class Publisher:
         tree: dict[str, ProviderSummary] = {}
         if len(published) > 1:
             # Without a compute node, any published provider identifies the tree.
-            tree = self._placement.tree(root.uuid if root else published[0]["uuid"])
+            tree = self.placement.tree(root.uuid if root else published[0]["uuid"])
             if not tree:
                 self._compute_nodes.forget(host)
         for row in published:
             # Another client may have moved it to another tree.
-            if row["uuid"] not in tree and (summary := self._placement.get(row["uuid"])):
+            if row["uuid"] not in tree and (summary := self.placement.get(row["uuid"])):
                 tree[summary.uuid] = summary
         return tree
 
     def _cordon_in_place(
-        self, row: DesiredProviderRow, summary: ProviderSummary | None, lease: WorkLease
+        self, row: deployables.DesiredProviderRow, summary: ProviderSummary | None, lease: WorkLease
     ) -> None:
         """Cordon an existing provider, without moving it, while the compute node is missing."""
         if summary is None or not reconciler.is_cordoned(row):
@@ -337,23 +323,33 @@ class Publisher:
 
     def _try_publish(
         self,
-        row: LeasedProviderRow,
-        desired_row: DesiredProviderRow | None,
-        provider: Provider | None,
+        row: store.LeasedProviderRow,
+        desired_row: deployables.DesiredProviderRow | None,
+        desired: Provider | None,
         tree: Mapping[str, ProviderSummary],
         missing_node: NotFound | None,
         result: _BatchResult,
         lease: WorkLease,
-    ) -> PlacementState | CyborgError:
+    ) -> store.PlacementState | CyborgError:
         """Publish a provider; return its state in Placement, or the error.
 
         The provider of a device whose host has no compute node is only cordoned.
         """
+        uuid = row["uuid"]
         try:
             if desired_row is not None and missing_node is not None:
-                self._cordon_in_place(desired_row, tree.get(row["uuid"]), lease)
+                self._cordon_in_place(desired_row, tree.get(uuid), lease)
                 return missing_node
-            return self._publish_provider(row, provider, tree, result, lease)
+            outcome = self._reconciler.reconcile(
+                uuid,
+                desired,
+                tree.get(uuid),
+                verify_only=row["verify_only"],
+                may_evict=lambda: (
+                    row["evict"] and self.uow.run(lambda tx: store.may_evict(tx, uuid))
+                ),
+                lease_expired=lambda: not lease.has_time(),
+            )
         except CyborgError as exc:
             return exc
         except Exception:
@@ -361,28 +357,9 @@ class Publisher:
                 "Unexpected error while publishing resource provider %s",
                 row["name"],
                 host=row["host"],
-                provider=row["uuid"],
+                provider=uuid,
             )
             return CyborgError(INTERNAL)
-
-    def _publish_provider(
-        self,
-        row: LeasedProviderRow,
-        desired: Provider | None,
-        tree: Mapping[str, ProviderSummary],
-        result: _BatchResult,
-        lease: WorkLease,
-    ) -> PlacementState:
-        outcome = self._reconciler.reconcile(
-            row["uuid"],
-            desired,
-            tree.get(row["uuid"]),
-            verify_only=row["verify_only"],
-            may_evict=lambda: (
-                row["evict"] and self._uow.run(lambda tx: store.may_evict(tx, row["uuid"]))
-            ),
-            lease_expired=lambda: not lease.has_time(),
-        )
         if outcome.drift:
             result.repaired += 1
             LOG.warning(
@@ -390,12 +367,12 @@ class Publisher:
                 row["name"],
                 "; ".join(outcome.drift),
                 host=row["host"],
-                provider=row["uuid"],
+                provider=uuid,
             )
         return outcome.state
 
     def _record_unreachable(
-        self, rows: Sequence[LeasedProviderRow], exc: Unavailable, result: _BatchResult
+        self, rows: Sequence[store.LeasedProviderRow], exc: Unavailable, result: _BatchResult
     ) -> None:
         """Record rows for which Placement gave no answer; check whether Placement is down."""
         result.unanswered |= {row["uuid"]: exc.message for row in rows}
@@ -413,24 +390,17 @@ class Publisher:
 
     def _placement_answers(self) -> bool:
         try:
-            self._placement.find(PROBE_NAME)
+            self.placement.find(PROBE_NAME)
         except Unavailable:
             return False
         except CyborgError:
             return True  # a refusal is an answer
         return True
 
-    def _record_host_failure(
-        self, rows: Sequence[LeasedProviderRow], error: str, result: _BatchResult
-    ) -> None:
-        """Record an error of a whole host for all rows of the host that have no result yet."""
-        for row in [row for row in rows if not result.has_result(row)]:
-            self._record_failure(result, row, error)
-
     def _record_failure(
         self,
         result: _BatchResult,
-        row: LeasedProviderRow,
+        row: store.LeasedProviderRow,
         error: str,
         cause: NotFound | None = None,
     ) -> None:
@@ -454,7 +424,7 @@ class Publisher:
         result.failed.append((row, error, delay))
 
     def _record(self, tx: sa.Connection, batch: _Batch, result: _BatchResult) -> None:
-        now, owner = self._now(), batch.lease.owner
+        now, owner = self.uow.clock(), batch.lease.owner
         store.record_published(tx, owner, result.published, now)
         store.delete_published(tx, owner, result.deleted)
         store.record_failures(

@@ -19,7 +19,6 @@ from cyborg.core import placement as core
 from cyborg.core.errors import Conflict, CyborgError, InUse, Stale, Unavailable
 from cyborg.core.inventory import device_state
 from cyborg.core.log import get_logger
-from cyborg.core.placement import DeployableState, Inventory, Provider
 from cyborg.core.text import join_limited
 from cyborg.db.deployables.write import DesiredProviderRow
 from cyborg.db.providers.write import LeasedProviderRow, PlacementState, VerifiedProviderRow
@@ -38,16 +37,16 @@ class Outcome:
     state: PlacementState
 
 
+@dataclass(frozen=True)
 class ProviderReconciler:
     """Reconciler of single resource providers."""
 
-    def __init__(self, placement: Placement) -> None:
-        self._placement = placement
+    placement: Placement
 
     def reconcile(
         self,
         uuid: str,
-        desired: Provider | None,
+        desired: core.Provider | None,
         summary: ProviderSummary | None,
         *,
         verify_only: bool = False,
@@ -67,7 +66,7 @@ class ProviderReconciler:
         """
         if desired is None:
             # It may be in a tree that is no longer the tree of the host.
-            summary = summary or self._placement.get(uuid)
+            summary = summary or self.placement.get(uuid)
             _check_lease(lease_expired)
         drift: tuple[str, ...] = ()
         reserved: InUse | None = None
@@ -92,7 +91,7 @@ class ProviderReconciler:
                 # The concurrent writer may have a newer desired state.
                 _check_lease(lease_expired)
                 # By uuid, without the tree: the provider may have been moved to another one.
-                summary = self._placement.get(uuid)
+                summary = self.placement.get(uuid)
                 if desired is not None and (summary is None or summary.name != desired.name):
                     drift += self._replace_foreign_provider(desired)
             else:
@@ -107,23 +106,23 @@ class ProviderReconciler:
         )
 
     def _read(
-        self, summary: ProviderSummary | None, desired: Provider | None
-    ) -> tuple[Provider | None, dict[str, dict[str, Any]]]:
+        self, summary: ProviderSummary | None, desired: core.Provider | None
+    ) -> tuple[core.Provider | None, dict[str, dict[str, Any]]]:
         """Read a provider; return it as a value, and its inventories as Placement returns them."""
         if summary is None:
             return None, {}
         if desired is None:
             return actual_provider(summary, {}, frozenset()), {}
-        inventories = self._placement.inventories(summary.uuid)
-        traits = self._placement.traits(summary.uuid)
+        inventories = self.placement.inventories(summary.uuid)
+        traits = self.placement.traits(summary.uuid)
         return actual_provider(summary, inventories, traits), inventories
 
     def _write(
         self,
         uuid: str,
-        desired: Provider | None,
+        desired: core.Provider | None,
         summary: ProviderSummary | None,
-        actual: Provider | None,
+        actual: core.Provider | None,
         inventories: Mapping[str, Mapping[str, Any]],
     ) -> int:
         """Execute the calls that write the difference between the actual and the desired state.
@@ -131,7 +130,7 @@ class ProviderReconciler:
         The first write carries the generation of ``summary``. Return the generation after the last
         write: a later one means that another client has written.
         """
-        placement = self._placement
+        placement = self.placement
         generation = summary.generation if summary else 0
         if summary is not None and desired is not None and _needs_move(summary, desired):
             generation = placement.rename(uuid, desired.name, desired.parent_uuid)
@@ -157,7 +156,7 @@ class ProviderReconciler:
         self,
         uuid: str,
         generation: int,
-        desired: Mapping[str, Inventory],
+        desired: Mapping[str, core.Inventory],
         actual: Mapping[str, Mapping[str, Any]],
     ) -> int:
         """Set the inventories of a provider; return its new generation.
@@ -168,17 +167,17 @@ class ProviderReconciler:
         """
         body = inventories_body(desired)
         try:
-            return self._placement.set_inventories(uuid, generation, body)
+            return self.placement.set_inventories(uuid, generation, body)
         except InUse as exc:
             obsolete = {name: values for name, values in actual.items() if name not in body}
-            allocations = (self._placement.allocations(uuid) or {}).values()
+            allocations = (self.placement.allocations(uuid) or {}).values()
             used = sum(resources.get(name, 0) for resources in allocations for name in obsolete)
             reserved = _fully_reserved(obsolete) | {
                 name: {**values, "reserved": min(values["total"], values["reserved"] + used)}
                 for name, values in body.items()
             }
             if actual != reserved:
-                self._placement.set_inventories(uuid, generation, reserved)
+                self.placement.set_inventories(uuid, generation, reserved)
             raise InUse(
                 f"inventory of {', '.join(sorted(obsolete))} still has allocations; reserved in "
                 f"full, will be removed when they are released ({exc.message})"
@@ -187,13 +186,13 @@ class ProviderReconciler:
     def _delete(self, uuid: str) -> None:
         """Delete a provider, or reserve its inventories in full while it has allocations."""
         try:
-            self._placement.delete(uuid)
+            self.placement.delete(uuid)
         except InUse as exc:
-            summary = self._placement.get(uuid)
-            inventories = self._placement.inventories(uuid)
+            summary = self.placement.get(uuid)
+            inventories = self.placement.inventories(uuid)
             reserved = _fully_reserved(inventories)
             if summary is not None and reserved != inventories:
-                self._placement.set_inventories(uuid, summary.generation, reserved)
+                self.placement.set_inventories(uuid, summary.generation, reserved)
             raise InUse(
                 "removed from the host but still has allocations; reserved in full, will be "
                 f"deleted when they are released ({exc.message})"
@@ -215,7 +214,7 @@ class ProviderReconciler:
         failures = []
         # One by one: Placement has no call that deletes what several consumers have of one
         # provider.
-        for consumer in sorted(self._placement.allocations(uuid) or {}):
+        for consumer in sorted(self.placement.allocations(uuid) or {}):
             _check_lease(lease_expired)
             if not may_evict():
                 raise reserved
@@ -236,11 +235,11 @@ class ProviderReconciler:
             ) from exc
 
     def _evict(self, consumer: str, uuid: str) -> None:
-        known = self._placement.consumer(consumer)
+        known = self.placement.consumer(consumer)
         if known is None or uuid not in known.amounts:
             return
         others = {key: amounts for key, amounts in known.amounts.items() if key != uuid}
-        self._placement.set_consumer(consumer, others, known)
+        self.placement.set_consumer(consumer, others, known)
         LOG.warning(
             "Deleted the allocation %s of a consumer: the host of the resource provider was "
             "removed",
@@ -249,18 +248,18 @@ class ProviderReconciler:
             provider=uuid,
         )
 
-    def _replace_foreign_provider(self, desired: Provider) -> tuple[str, ...]:
+    def _replace_foreign_provider(self, desired: core.Provider) -> tuple[str, ...]:
         """Delete another provider that has the desired name; return a description of the drift.
 
         A provider with the same parent and the trait OWNER_CYBORG represents the same device: an
         earlier installation created it. For any other provider an operator must decide: raise
         Conflict.
         """
-        other = self._placement.find(desired.name)
+        other = self.placement.find(desired.name)
         if other is None or other.uuid == desired.uuid:
             return ()
         same_parent = other.parent_uuid == desired.parent_uuid
-        if not same_parent or naming.OWNER_TRAIT not in self._placement.traits(other.uuid):
+        if not same_parent or naming.OWNER_TRAIT not in self.placement.traits(other.uuid):
             raise Conflict(
                 f"resource provider {other.uuid} has the name {desired.name!r} but was not "
                 "created by Cyborg: rename or delete it"
@@ -275,7 +274,7 @@ class ProviderReconciler:
         return (f"resource provider {other.uuid} had the same name",)
 
 
-def _needs_move(actual: ProviderSummary | Provider, desired: Provider) -> bool:
+def _needs_move(actual: ProviderSummary | core.Provider, desired: core.Provider) -> bool:
     return (actual.name, actual.parent_uuid) != (desired.name, desired.parent_uuid)
 
 
@@ -291,7 +290,7 @@ def _fully_reserved(inventories: Mapping[str, Mapping[str, Any]]) -> dict[str, d
 def order_by_depth(
     rows: Sequence[LeasedProviderRow],
     tree: Mapping[str, ProviderSummary],
-    desired: Mapping[str, Provider],
+    desired: Mapping[str, core.Provider],
 ) -> list[LeasedProviderRow]:
     """Sort rows: desired providers, parents first; then providers to delete, children first."""
     parents = {uuid: summary.parent_uuid for uuid, summary in tree.items()}
@@ -310,31 +309,33 @@ def order_by_depth(
     return sorted(rows, key=sort_key)
 
 
-_FIELDS = tuple(field.name for field in dataclasses.fields(Inventory))
+_FIELDS = tuple(field.name for field in dataclasses.fields(core.Inventory))
 
 
-def desired_providers(root_uuid: str, rows: Iterable[DesiredProviderRow]) -> dict[str, Provider]:
+def desired_providers(
+    root_uuid: str, rows: Iterable[DesiredProviderRow]
+) -> dict[str, core.Provider]:
     """Return the providers of ``deployables.write.desired_state`` below a compute node, by uuid."""
     return core.build_providers(root_uuid, [_to_deployable(row) for row in rows])
 
 
 def actual_provider(
     summary: ProviderSummary, inventories: Mapping[str, Mapping[str, Any]], traits: frozenset[str]
-) -> Provider:
+) -> core.Provider:
     """Convert a provider as Placement returns it to a value that can be compared."""
-    return Provider(
+    return core.Provider(
         uuid=summary.uuid,
         name=summary.name,
         parent_uuid=summary.parent_uuid,
         inventories={
-            name: Inventory(**{field: body[field] for field in _FIELDS})
+            name: core.Inventory(**{field: body[field] for field in _FIELDS})
             for name, body in inventories.items()
         },
         traits=traits,
     )
 
 
-def inventories_body(inventories: Mapping[str, Inventory]) -> dict[str, dict[str, Any]]:
+def inventories_body(inventories: Mapping[str, core.Inventory]) -> dict[str, dict[str, Any]]:
     """Convert inventories to the body of Placement's API."""
     return {name: dataclasses.asdict(inventory) for name, inventory in inventories.items()}
 
@@ -344,8 +345,8 @@ def is_cordoned(row: DesiredProviderRow) -> bool:
     return not device_state.evaluate_row(row).schedulable
 
 
-def _to_deployable(row: DesiredProviderRow) -> DeployableState:
-    return DeployableState(
+def _to_deployable(row: DesiredProviderRow) -> core.DeployableState:
+    return core.DeployableState(
         uuid=row["uuid"],
         name=row["name"],
         resource_class=row["resource_class"],

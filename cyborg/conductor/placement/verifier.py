@@ -20,15 +20,12 @@ from oslo_config import cfg
 from cyborg.clients.placement import Placement, ProviderSummary
 from cyborg.conductor.common.work_lease import Leasing, WorkLease
 from cyborg.conductor.placement import reconciler
-from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
+from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver, parse_identity
 from cyborg.core import placement as core
 from cyborg.core.errors import CyborgError, Invalid, NotFound, Unavailable
-from cyborg.core.hosts import NO_IDENTITY, Identity
 from cyborg.core.log import get_logger, log_fields
-from cyborg.core.placement import Provider
 from cyborg.db.deployables import write as deployables
 from cyborg.db.providers import write as store
-from cyborg.db.providers.write import PlacementState, VerifiedProviderRow
 from cyborg.db.services import write as services
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.threads.calls import map_parallel
@@ -41,6 +38,7 @@ R = TypeVar("R")
 
 BATCH = 512  # providers of one lease, of 64 hosts with 8 providers
 MAX_FAILURES = 8  # failed hosts of a batch that end it if Placement answered for no other host
+# A count reads the rows of all providers.
 MAX_COUNT_AGE = 600.0  # seconds for which the number of providers is used
 
 
@@ -56,35 +54,29 @@ class _HostState:
 class _Suspect:
     """A provider whose contents must be read."""
 
-    row: VerifiedProviderRow
+    row: store.VerifiedProviderRow
     summary: ProviderSummary
 
 
+@dataclass(eq=False)
 class _Batch:
-    """Leased providers and what became of them; thread-safe."""
+    """Leased providers and what became of them; thread-safe.
 
-    def __init__(
-        self,
-        lease: WorkLease,
-        rows: Sequence[VerifiedProviderRow],
-        identities: Mapping[str, object],
-    ) -> None:
-        """``identities`` are those of the hosts."""
-        self.lease = lease
-        self.rows = rows
-        self._identities = identities
+    ``identities`` are those of the hosts.
+    """
+
+    lease: WorkLease
+    rows: Sequence[store.VerifiedProviderRow]
+    identities: Mapping[str, object]
+
+    def __post_init__(self) -> None:
         self.unchanged: list[int] = []
-        self.compared: dict[int, PlacementState] = {}
+        self.compared: dict[int, store.PlacementState] = {}
         self.different: list[int] = []
         self.failure: CyborgError | None = None
         self.failed_hosts: set[str] = set()
         self._lock = threading.Lock()
         self._answers = 0
-
-    def identity(self, host: str) -> Identity:
-        """Return the identity of a host. Raise Invalid for one of another release."""
-        stored = self._identities.get(host)
-        return Identity.from_dict(stored) if isinstance(stored, dict) else NO_IDENTITY
 
     def add_failure(self, host: str, exc: CyborgError) -> None:
         """Record that Placement gave no useful answer for a host."""
@@ -110,31 +102,27 @@ class _Batch:
             return self._answers > 0
 
 
+@dataclass(eq=False)
 class ProviderVerifier:
-    """Verifier of published resource providers. Safe to run in several conductors."""
+    """Verifier of published resource providers. Safe to run in several conductors.
 
-    def __init__(
-        self,
-        conf: cfg.ConfigOpts,
-        uow: UnitOfWork,
-        placement: Placement,
-        wake_publisher: Callable[[], None] = lambda: None,
-        *,
-        now: Callable[[], datetime] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """``now`` returns naive UTC; ``clock`` returns monotonic seconds."""
-        self._conf = conf
-        self._uow = uow
-        self._placement = placement
-        self._wake_publisher = wake_publisher
-        self._now = now or uow.clock
-        self._clock = clock
-        self._leasing = Leasing(conf, "providers to verify", now=self._now, clock=clock, requests=3)
-        self._compute_nodes = ComputeNodeResolver(placement, uow)
+    ``now`` returns naive UTC; ``clock`` returns monotonic seconds.
+    """
+
+    conf: cfg.ConfigOpts
+    uow: UnitOfWork
+    placement: Placement
+    wake_publisher: Callable[[], None] = lambda: None
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._leasing = Leasing(
+            self.conf, "providers to verify", now=self.uow.clock, clock=self.clock, requests=3
+        )
+        self._compute_nodes = ComputeNodeResolver(self.placement, self.uow)
         self._stopped = threading.Event()
-        self._late_log = RateLimitedLogger(clock, LOG)
-        self._failure_log = RateLimitedLogger(clock, LOG)
+        self._late_log = RateLimitedLogger(self.clock, LOG)
+        self._failure_log = RateLimitedLogger(self.clock, LOG)
         self._count = 0
         self._counted_at = float("-inf")
         self._started_at: float | None = None
@@ -148,8 +136,8 @@ class ProviderVerifier:
 
         Raise Unavailable if Placement does not answer.
         """
-        interval = self._conf.conductor.placement_verify_interval
-        start, previous = self._clock(), self._started_at
+        interval = self.conf.conductor.placement_verify_interval
+        start, previous = self.clock(), self._started_at
         self._started_at = start
         elapsed = 0.0 if previous is None else min(start - previous, interval)
         # A round takes its share of the interval, so that the load on Placement is even.
@@ -157,13 +145,13 @@ class ProviderVerifier:
         taken, oldest = 0, timedelta()
         while not self._stopped.is_set() and (limits := plan.next_batch(taken)) is not None:
             age, limit = limits
-            batch = self._uow.run(
+            batch = self.uow.run(
                 lambda tx, age=age, limit=limit: self._lease_batch(tx, age, min(limit, BATCH))  # type: ignore[misc]
             )
             if batch is None:
                 break
             taken += len(batch.rows)
-            oldest = max(oldest, self._now() - min(row["verified_at"] for row in batch.rows))
+            oldest = max(oldest, self.uow.clock() - min(row["verified_at"] for row in batch.rows))
             self._verify_batch(batch)
         if taken:
             self._report_age(oldest.total_seconds(), interval)
@@ -171,10 +159,10 @@ class ProviderVerifier:
 
     def _count_providers(self, interval: float) -> int:
         """Return the number of providers, counted again before a new one can be due."""
-        now = self._clock()
+        now = self.clock()
         max_age = min(MAX_COUNT_AGE, core.EARLIEST * interval)
         if now - self._counted_at >= max_age:
-            self._count = self._uow.run(store.count_verified)
+            self._count = self.uow.run(store.count_verified)
             self._counted_at = now
         return self._count
 
@@ -188,11 +176,11 @@ class ProviderVerifier:
             "can serve more, run more conductors, or increase the interval",
             age,
             interval,
-            self._conf.conductor.max_placement_calls,
+            self.conf.conductor.max_placement_calls,
         )
 
     def _lease_batch(self, tx: sa.Connection, age: timedelta, limit: int) -> _Batch | None:
-        lease = self._leasing.begin(request_timeout=self._placement.timeout)
+        lease = self._leasing.begin(request_timeout=self.placement.timeout)
         rows = store.lease_for_verification(
             tx,
             owner=lease.owner,
@@ -220,7 +208,7 @@ class ProviderVerifier:
         # contents may have changed.
         states = self._map(lambda item: self._read_host(batch, *item), hosts)
         suspects: list[_Suspect] = []
-        now = self._now()
+        now = self.uow.clock()
         for (_, rows), state in zip(hosts, states, strict=True):
             if state is not None:
                 for row in rows:
@@ -229,9 +217,9 @@ class ProviderVerifier:
         # seldom, for the others.
         if suspects and not batch.is_unanswered:
             self._compare(batch, suspects)
-        self._uow.run(lambda tx: self._record(tx, batch))
+        self.uow.run(lambda tx: self._record(tx, batch))
         if batch.different:
-            self._wake_publisher()
+            self.wake_publisher()
         if batch.failure is not None and not batch.has_answers:
             raise Unavailable(batch.failure.message)
         if batch.failure is not None:
@@ -240,13 +228,13 @@ class ProviderVerifier:
             )
 
     def _map(self, func: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        return map_parallel("verification", func, items, self._conf.conductor.max_placement_calls)
+        return map_parallel("verification", func, items, self.conf.conductor.max_placement_calls)
 
     def _must_stop(self, batch: _Batch) -> bool:
         return self._stopped.is_set() or not batch.lease.has_time() or batch.is_unanswered
 
     def _read_host(
-        self, batch: _Batch, host: str, rows: Sequence[VerifiedProviderRow]
+        self, batch: _Batch, host: str, rows: Sequence[store.VerifiedProviderRow]
     ) -> _HostState | None:
         """Read the providers of a host; return None if there is no answer."""
         if self._must_stop(batch):
@@ -256,29 +244,22 @@ class ProviderVerifier:
         # Placement returns the whole tree for any of its providers. The parent, a compute node,
         # still exists if one of ours was deleted.
         anchor = next((uuid for uuid in sorted(filter(None, parents)) if uuid not in own), None)
-        failure: CyborgError | None = None
         with log_fields(host=host):
             try:
-                tree = self._placement.tree(anchor or rows[0]["uuid"])
-                root = next(
-                    (summary for summary in tree.values() if summary.parent_uuid is None), None
-                )
-                state = _HostState(
-                    tree, root is not None and self._is_compute_node(batch, host, root)
-                )
+                tree = self.placement.tree(anchor or rows[0]["uuid"])
+                root = next((found for found in tree.values() if found.parent_uuid is None), None)
+                has_root = root is not None and self._is_compute_node(batch, host, root)
             except CyborgError as exc:
-                failure = exc
-        if failure is not None:
-            batch.add_failure(host, failure)
-            return None
+                batch.add_failure(host, exc)
+                return None
         batch.add_answer()
-        return state
+        return _HostState(tree, has_root)
 
     def _is_compute_node(self, batch: _Batch, host: str, root: ProviderSummary) -> bool:
         """Return whether a root provider is the compute node of a host."""
         try:
             # Without a call, for nearly all hosts.
-            if core.is_certain(host, batch.identity(host), root.uuid, root.name):
+            if core.is_certain(host, parse_identity(batch.identities[host]), root.uuid, root.name):
                 return True
             return self._compute_nodes.find(host).uuid == root.uuid
         except (NotFound, Invalid):
@@ -287,7 +268,7 @@ class ProviderVerifier:
     def _judge(
         self,
         batch: _Batch,
-        row: VerifiedProviderRow,
+        row: store.VerifiedProviderRow,
         state: _HostState,
         now: datetime,
         suspects: list[_Suspect],
@@ -310,7 +291,7 @@ class ProviderVerifier:
     def _compare(self, batch: _Batch, suspects: Sequence[_Suspect]) -> None:
         """Compare the contents of providers with the desired state."""
         uuids = [suspect.row["uuid"] for suspect in suspects]
-        rows = self._uow.run(lambda tx: deployables.desired_state(tx, uuids))
+        rows = self.uow.run(lambda tx: deployables.desired_state(tx, uuids))
         # The parent was compared already.
         desired = reconciler.desired_providers("", rows)
         # Without a desired state the provider was removed meanwhile: it is stale.
@@ -324,25 +305,22 @@ class ProviderVerifier:
                 batch.different.append(suspect.row["id"])
                 continue
             # The generation that was read first: a later change is found by the next verification.
-            state = PlacementState(suspect.summary.generation, suspect.summary.parent_uuid)
+            state = store.PlacementState(suspect.summary.generation, suspect.summary.parent_uuid)
             batch.compared[suspect.row["id"]] = state
 
-    def _read_provider(self, batch: _Batch, suspect: _Suspect) -> Provider | None:
+    def _read_provider(self, batch: _Batch, suspect: _Suspect) -> core.Provider | None:
         if self._must_stop(batch):
             return None
-        failure: CyborgError | None = None
         uuid = suspect.summary.uuid
         try:
-            inventories, traits = self._placement.inventories(uuid), self._placement.traits(uuid)
+            inventories, traits = self.placement.inventories(uuid), self.placement.traits(uuid)
         except CyborgError as exc:
-            failure = exc
-        if failure is not None:
-            batch.add_failure(suspect.row["host"], failure)
+            batch.add_failure(suspect.row["host"], exc)
             return None
         return reconciler.actual_provider(suspect.summary, inventories, traits)
 
     def _record(self, tx: sa.Connection, batch: _Batch) -> None:
-        now = self._now()
+        now = self.uow.clock()
         store.record_unchanged(tx, batch.lease.owner, batch.unchanged, now)
         store.record_compared(tx, batch.lease.owner, batch.compared, now)
         store.schedule_verification_of_leased(tx, batch.lease.owner, batch.different, now)

@@ -19,6 +19,7 @@ from cyborg.testing.fake_nova import FakeNova
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.attachment_setup import PROJECT, Crash, Env
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
+from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.machine.tiers import pick_points, sample
 
 __all__ = ["node", "placement_adapter"]
@@ -99,7 +100,7 @@ def test_hidden_profile_is_found_by_nobody(env: AcceleratorEnv) -> None:
             assert profiles_read.get(connection, key) is None
         assert profiles_read.find(connection, names=[name], uuids=[uuid]) == []
         assert [row["name"] for row in profiles_read.find(connection)] == ["fpga"]
-    profiles = DeviceProfiles(UnitOfWork(env.engine))
+    profiles = build(DeviceProfiles, UnitOfWork(env.engine))
     with pytest.raises(NotFound):
         profiles.delete([name])
     with pytest.raises(NotFound):
@@ -286,7 +287,7 @@ def test_detach_by_accelerator_finds_the_attachment_of_a_profile(env: Accelerato
 
 def test_attachment_with_several_accelerators_is_not_split(env: AcceleratorEnv) -> None:
     groups = [{"resources:FPGA": "2", f"trait:{rows.TRAIT}": "required"}]
-    DeviceProfiles(UnitOfWork(env.engine)).create({"name": "two", "groups": groups})
+    build(DeviceProfiles, UnitOfWork(env.engine)).create({"name": "two", "groups": groups})
     free = set(env.free())
     env.attach(device_profile="two")
     env.settle()

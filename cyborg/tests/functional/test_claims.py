@@ -18,6 +18,7 @@ from cyborg.core.errors import Conflict, CyborgError, InUse, NoHandle, NotFound
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.machine.options import make_conf
 
 
@@ -171,7 +172,7 @@ def test_concurrent_unbind_and_bind_leak_no_handle(env: Env) -> None:
 
 
 def test_profile_deleted_during_arq_create_leaves_no_partial_arqs(env: Env) -> None:
-    profiles = DeviceProfiles(env.uow)
+    profiles = build(DeviceProfiles, env.uow)
     for n in range(4):
         name = f"short-{n}"
         rows.insert_profile(env.engine, name)
@@ -186,7 +187,7 @@ def test_profile_deleted_during_arq_create_leaves_no_partial_arqs(env: Env) -> N
 
 
 def test_profile_create_from_eight_threads_succeeds_once(env: Env) -> None:
-    profiles = DeviceProfiles(env.uow)
+    profiles = build(DeviceProfiles, env.uow)
     body = {"name": "one", "groups": rows.GROUPS}
     outcomes = Counter(at_once([lambda: profiles.create(body)] * 8, 8))
     assert outcomes == {"ok": 1, Conflict.__name__: 7}

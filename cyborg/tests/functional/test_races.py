@@ -13,6 +13,7 @@ from cyborg.core.errors import Conflict, InUse, NoHandle, NotFound, ServiceToken
 from cyborg.db import schema
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.interleave import Race
+from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.hosts.host_work import JobsEnv
 
 POINTS = (
@@ -80,7 +81,7 @@ def test_bind_concurrent_with_disable(env: JobsEnv, at: str) -> None:
         env.engine,
         lambda: env.bind(card, request),
         at,
-        lambda: Devices(env.uow).set_status(device["uuid"], "maintaining"),
+        lambda: build(Devices, env.uow).set_status(device["uuid"], "maintaining"),
     )
     assert race.reached
     assert_invariants(env)
@@ -146,7 +147,7 @@ def test_profile_delete_concurrent_with_arq_create(env: JobsEnv, at: str) -> Non
         env.engine,
         lambda: env.arqs.create("fpga", None),
         at,
-        lambda: DeviceProfiles(env.uow).delete(["fpga"]),
+        lambda: build(DeviceProfiles, env.uow).delete(["fpga"]),
     )
     _one_of_the_two(env, race.first, race.second)
 
@@ -155,7 +156,7 @@ def test_profile_delete_concurrent_with_arq_create(env: JobsEnv, at: str) -> Non
 def test_arq_create_concurrent_with_profile_delete(env: JobsEnv, at: str) -> None:
     race = Race(
         env.engine,
-        lambda: DeviceProfiles(env.uow).delete(["fpga"]),
+        lambda: build(DeviceProfiles, env.uow).delete(["fpga"]),
         at,
         lambda: env.arqs.create("fpga", None),
     )

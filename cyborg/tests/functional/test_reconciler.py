@@ -18,6 +18,7 @@ from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
 from cyborg.tests.fixtures.databases.publisher_setup import Clock, PublishedCard
+from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.machine.options import make_conf
 
 __all__ = ["node", "placement_adapter"]
@@ -83,7 +84,7 @@ def test_server_in_build_gets_its_device_after_a_cordon(
     building, late = str(uuid4()), str(uuid4())
     cloud.allocate(building, "project-1")
     (device,) = rows.read(cloud.engine, schema.devices)
-    Devices(UnitOfWork(cloud.engine)).set_status(device["uuid"], "maintaining")
+    build(Devices, UnitOfWork(cloud.engine)).set_status(device["uuid"], "maintaining")
     cloud.bind(cloud.requests, cloud.create("project-1"), building, **caller)
     assert cloud.of(building)["state"] == "Bound"
     with pytest.raises(NoHandle, match="under maintenance"):

@@ -10,18 +10,19 @@ from cyborg.core.errors import Conflict, InUse, Invalid, NotFound
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.services import build
 
 GROUPS = [{"resources:FPGA": 2, "trait:CUSTOM_FAKE_DEVICE": "required"}]
 
 
 @pytest.fixture
 def profiles(engine: sa.Engine) -> DeviceProfiles:
-    return DeviceProfiles(UnitOfWork(engine))
+    return build(DeviceProfiles, UnitOfWork(engine))
 
 
 @pytest.fixture
 def sqlite_profiles(sqlite_engine: sa.Engine) -> DeviceProfiles:
-    return DeviceProfiles(UnitOfWork(sqlite_engine))
+    return build(DeviceProfiles, UnitOfWork(sqlite_engine))
 
 
 def names(engine: sa.Engine) -> list[str]:

@@ -32,6 +32,7 @@ from cyborg.telemetry.server import MetricsServer
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.databases.databases import engine_of
+from cyborg.tests.fixtures.databases.services import at
 from cyborg.tests.fixtures.machine.log_lines import warnings_of
 from cyborg.tests.fixtures.machine.options import make_conf
 from cyborg.tests.fixtures.machine.processes import free_port
@@ -137,7 +138,7 @@ def test_ages_are_those_of_pending_objects(sqlite_engine: sa.Engine) -> None:
     rows.insert(sqlite_engine, schema.jobs, **job, created_at=created_at)
     with sqlite_engine.begin() as tx:
         self_heal.increment(tx, CorrectiveAction.JOBS_UNDONE, 1, datetime(1970, 1, 2))
-    samples = collect(DatabaseCollector(make_conf(), Reader(sqlite_engine), now=lambda: NOW))
+    samples = collect(DatabaseCollector(make_conf(), at(Reader(sqlite_engine), lambda: NOW)))
     assert samples["cyborg_outbox_messages", ("nova-event", "pending")] == 1
     assert samples["cyborg_outbox_messages", ("nova-event", "dead")] == 1
     assert samples["cyborg_outbox_oldest_seconds", ("nova-event",)] == 90
@@ -248,7 +249,7 @@ def test_scrape_does_not_wait_for_ever_for_another_one(
         assert go_on.wait(30)
         return NOW
 
-    collector = DatabaseCollector(make_conf(), Reader(sqlite_engine), now=now)
+    collector = DatabaseCollector(make_conf(), at(Reader(sqlite_engine), now))
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(collect, collector)
         assert started.wait(30)
@@ -274,7 +275,7 @@ def test_scrapes_while_the_database_hangs_wait_for_one_timeout(sqlite_engine: sa
         seconds[0] += 2 * CACHE_SECONDS
         raise Unavailable("no answer")
 
-    collector = DatabaseCollector(make_conf(), Reader(sqlite_engine), now=hang, clock=clock)
+    collector = DatabaseCollector(make_conf(), at(Reader(sqlite_engine), hang), clock=clock)
     with ThreadPoolExecutor(4) as pool:
         calls = [pool.submit(collect, collector) for _ in range(4)]
         assert [call.result() for call in calls] == [{("cyborg_database_up", ()): 0}] * 4

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from cyborg.core.hosts import (
     Liveness,
     SelfCheck,
-    compute_deadlines,
     evaluate,
+    heartbeat_timeout,
     observed_seconds,
     record,
 )
@@ -22,8 +22,8 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 def evaluate_after(seconds: float) -> Liveness:
     """Return the liveness some seconds after a heartbeat, with an interval of 10 s."""
-    deadlines = compute_deadlines(NOW, 10.0, 2, 6)
-    return evaluate(deadlines.late_at, deadlines.down_at, NOW + timedelta(seconds=seconds))
+    late_at, down_at = (NOW + heartbeat_timeout(10.0, missed) for missed in (2, 6))
+    return evaluate(late_at, down_at, NOW + timedelta(seconds=seconds))
 
 
 @pytest.mark.parametrize(
@@ -47,10 +47,10 @@ def test_evaluate_counts_missed_intervals_of_the_service(
     interval: float, late: int, more: int, gap: float
 ) -> None:
     """A service that was given a longer interval has later deadlines."""
-    deadlines = compute_deadlines(NOW, interval, late, late + more)
+    late_at, down_at = (NOW + heartbeat_timeout(interval, n) for n in (late, late + more))
     now = NOW + timedelta(seconds=gap)
     missed = (now - NOW) / timedelta(seconds=interval) - 1
-    found = evaluate(deadlines.late_at, deadlines.down_at, now)
+    found = evaluate(late_at, down_at, now)
     if abs(missed - round(missed)) > 1e-3:
         up, down = missed < late, missed >= late + more
         assert found is (Liveness.UP if up else Liveness.DOWN if down else Liveness.LATE)

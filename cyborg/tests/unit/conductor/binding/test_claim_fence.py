@@ -8,6 +8,7 @@ from cyborg.core.errors import NoHandle
 from cyborg.db import schema
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.interleave import Race
+from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.hosts.host_work import JobsEnv
 
 
@@ -21,7 +22,7 @@ def test_bind_to_a_device_that_is_disabled_before_the_claim_binds_nothing(
         engine,
         lambda: env.bind(card, *arqs),
         "UPDATE attach_handles SET",
-        lambda: Devices(env.uow).set_status(device["uuid"], "maintaining"),
+        lambda: build(Devices, env.uow).set_status(device["uuid"], "maintaining"),
     )
     assert (race.reached, race.second) == (True, None)
     # On SQLite the change of the device waits for the bind; elsewhere it waits only if the machine

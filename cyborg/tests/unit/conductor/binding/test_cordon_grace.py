@@ -23,6 +23,7 @@ from cyborg.db.backends import desired as desired_backends
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.publisher_setup import Clock
+from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.machine.options import make_conf
 
 PROJECT = "project-1"
@@ -51,7 +52,7 @@ class Env:
         self.conf = make_conf()
         self.profile = rows.insert_profile(engine)
         self.card = rows.insert_card(engine, handles=4, **card)
-        self.devices = Devices(self.uow, now=self.clock)
+        self.devices = build(Devices, self.uow, now=self.clock)
         (self.device,) = rows.read(engine, schema.devices)
 
     def set_status(self, status: str) -> None:

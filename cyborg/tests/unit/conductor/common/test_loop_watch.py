@@ -15,6 +15,7 @@ from cyborg.core.errors import Invalid
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.machine.options import make_conf
 from cyborg.threads.periodic import OVERDUE_SECONDS, PeriodicTask
 
@@ -66,7 +67,7 @@ def test_task_with_short_interval_is_overdue_after_minimum() -> None:
 
 
 def test_heartbeat_records_degraded_status(sqlite_engine: sa.Engine) -> None:
-    hosts, epoch = Hosts(make_conf(), UnitOfWork(sqlite_engine)), str(uuid4())
+    hosts, epoch = build(Hosts, make_conf(), UnitOfWork(sqlite_engine)), str(uuid4())
 
     def status(reported: Any) -> str:
         hosts.service_heartbeat("cyborg-conductor", "c1", epoch, {}, reported)

@@ -25,6 +25,7 @@ from cyborg.db import schema
 from cyborg.db.orphans.write import assign_project
 from cyborg.rpc.notifiers import is_enabled
 from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.hosts.context_work import BODY, PROJECT, ContextEnv
 from cyborg.tests.fixtures.machine.options import make_conf
 
@@ -367,7 +368,7 @@ def test_profile_that_is_too_large_with_the_owner_trait(env: ContextEnv) -> None
 
 
 def test_profile_is_copied(env: ContextEnv) -> None:
-    profiles = DeviceProfiles(env.uow)
+    profiles = build(DeviceProfiles, env.uow)
     profile = profiles.create({"name": "gzip", "groups": [{"resources:FPGA": "1"}]})
     by_name = env.contexts.create({"device_profile": "gzip"}, PROJECT)
     by_uuid = env.contexts.create({"device_profile": profile["uuid"]}, PROJECT)
@@ -420,7 +421,7 @@ def test_update_changes_the_config_data_of_the_arqs(env: ContextEnv) -> None:
 
 
 def test_hidden_profile_cannot_be_made_or_deleted(env: ContextEnv) -> None:
-    context, profiles = env.create(), DeviceProfiles(env.uow)
+    context, profiles = env.create(), build(DeviceProfiles, env.uow)
     name = hidden_profile_name(context)
     for key in (name, rows.read(env.engine, schema.device_profiles, name=name)[0]["uuid"]):
         with pytest.raises(InUse, match=f"belongs to device context {context}"):

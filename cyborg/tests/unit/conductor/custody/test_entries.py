@@ -14,6 +14,7 @@ from cyborg.core.errors import NoHandle
 from cyborg.db import schema
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
+from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.hosts.host_work import UNREACHABLE, JobsEnv
 from cyborg.tests.fixtures.hosts.hosts import Host, card
 
@@ -214,7 +215,7 @@ def test_change_of_layout_is_recorded_with_its_result(env: JobsEnv, error: str |
 
 
 def test_devices_are_recorded_when_they_come_move_and_go(env: JobsEnv) -> None:
-    hosts, host = Hosts(env.conf, env.uow, now=env.now), Host("compute-1")
+    hosts, host = build(Hosts, env.conf, env.uow, now=env.now), Host("compute-1")
     host.send(hosts, card(0), card(1))
     first = {row["address"]: row["uuid"] for row in rows.read(env.engine, schema.devices)}
     assert events(env) == ["device_added", "device_added"]

@@ -15,6 +15,7 @@ from cyborg.core.drivers.registry import DriverEntry, driver_uuid
 from cyborg.core.errors import Conflict, NotFound, TimedOut
 from cyborg.db import schema
 from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.hosts.rollouts import FAKE, OTHER, Cloud
 from cyborg.tests.fixtures.machine.log_lines import texts_of
 
@@ -51,7 +52,7 @@ def agents() -> Iterator[FakeAgents]:
 def drivers(cloud: Cloud, agents: FakeAgents, timeout: float = 60) -> Drivers:
     cloud.conf.set_override("timeout", timeout, group="rpc")
     lookup = DriverLookup(cloud.conf, cloud.uow, agents)  # type: ignore[arg-type]
-    return Drivers(cloud.conf, cloud.uow, find=lookup.find, now=cloud.now)
+    return build(Drivers, cloud.conf, cloud.uow, find=lookup.find, now=cloud.now)
 
 
 def hosts_of(cloud: Cloud, job: str) -> list[str]:

@@ -22,6 +22,7 @@ from cyborg.db.clock import DatabaseClock
 from cyborg.db.engine import Reader
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.hosts.host_time import host_clock_off
 from cyborg.tests.fixtures.hosts.hosts import Host, card
 from cyborg.tests.fixtures.machine.options import make_conf
@@ -48,9 +49,9 @@ class Machine:
         clock = DatabaseClock(Reader(engine).connect, monotonic)
         uow = UnitOfWork(engine, clock=clock)
         agents: Any = None
-        self.hosts = Hosts(conf, uow)
-        self.watch = FailureDetector(conf, uow, clock=monotonic)
-        self.jobs = JobDispatcher(conf, uow, agents, lambda settled: None)
+        self.hosts = build(Hosts, conf, uow)
+        self.watch = build(FailureDetector, conf, uow, clock=monotonic)
+        self.jobs = build(JobDispatcher, conf, uow, agents, lambda settled: None)
         self.requests = Arqs(conf, uow)
         reader = Reader(engine)
         reader.clock = clock

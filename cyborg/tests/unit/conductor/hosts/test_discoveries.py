@@ -16,6 +16,7 @@ from cyborg.core.inventory.report import BackendState, BackendStatus
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.hosts.hosts import READY, Host, make_hosts
 from cyborg.tests.fixtures.machine.options import make_conf
 
@@ -58,7 +59,8 @@ def add_hosts(engine: sa.Engine) -> None:
 def make_discoveries(
     engine: sa.Engine, agents: FakeAgents, now: datetime | None = None
 ) -> Discoveries:
-    return Discoveries(
+    return build(
+        Discoveries,
         make_conf(),
         UnitOfWork(engine),
         agents,  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ from cyborg.rpc.notifiers import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.databases.outbox import Clock
+from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.hosts.hosts import Host, card
 from cyborg.tests.fixtures.machine.options import make_conf
 from cyborg.tests.fixtures.machine.tiers import scale
@@ -36,12 +37,17 @@ class Conductor:
         conf.set_override("driver", ["messagingv2"], group=GROUP)
         self.clock, self.woken, self.ahead = clock, 0, 0.0
         uow, notices = UnitOfWork(engine), NotificationBuilder(conf, now=self.now)
-        self.interval = HeartbeatInterval(conf, uow, now=self.now)
-        self.hosts = Hosts(
-            conf, uow, self._wake, notices=notices, now=self.now, interval=self.interval
-        )
-        self.detector = FailureDetector(
-            conf, uow, self._wake, notices, now=self.now, clock=lambda: self.clock.seconds
+        self.interval = build(HeartbeatInterval, conf, uow, now=self.now)
+        self.hosts = build(Hosts, conf, uow, self._wake, notices, now=self.now)
+        self.hosts.interval = self.interval
+        self.detector = build(
+            FailureDetector,
+            conf,
+            uow,
+            self._wake,
+            notices,
+            now=self.now,
+            clock=lambda: self.clock.seconds,
         )
 
     def now(self) -> datetime:
@@ -91,7 +97,7 @@ def two_hosts(conductor: Conductor) -> tuple[Host, Host]:
 def mark_published(conductor: Conductor) -> None:
     """Mark all providers as published and empty the outbox."""
     conductor.woken = 0
-    with conductor.hosts._uow._engine.begin() as tx:
+    with conductor.hosts.uow._engine.begin() as tx:
         tx.execute(
             sa.update(schema.providers).values(
                 published_revision=schema.providers.c.revision, stale_since=None

@@ -16,6 +16,7 @@ from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.databases.outbox import Clock
+from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.hosts.hosts import Host, card
 from cyborg.tests.fixtures.machine.options import make_conf
 
@@ -27,8 +28,11 @@ class Env:
         self.engine, self.clock = engine, Clock()
         conf = make_conf(conductor={"workers": workers})
         uow, now = UnitOfWork(engine), self.clock.now
-        self.interval = HeartbeatInterval(conf, uow, now=now, clock=lambda: self.clock.seconds)
-        self.hosts = Hosts(conf, uow, now=now, interval=self.interval)
+        self.interval = build(
+            HeartbeatInterval, conf, uow, now=now, clock=lambda: self.clock.seconds
+        )
+        self.hosts = build(Hosts, conf, uow, now=now)
+        self.hosts.interval = self.interval
 
     def add(self, count: int, binary: str = AGENT, age: float = 0.0, **values: object) -> None:
         """Insert daemons that sent a heartbeat some seconds ago."""

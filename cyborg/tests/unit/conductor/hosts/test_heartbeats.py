@@ -17,6 +17,7 @@ from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
+from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.hosts.hosts import READY, Host, card, make_hosts
 from cyborg.tests.fixtures.machine.options import make_conf
 
@@ -54,7 +55,7 @@ def test_unchanged_heartbeat_runs_one_statement_at_any_size(
 
 def test_heartbeat_updates_last_seen(engine: sa.Engine) -> None:
     now = timeutils.utcnow()
-    hosts = Hosts(make_conf(), UnitOfWork(engine), now=lambda: now)
+    hosts = build(Hosts, make_conf(), UnitOfWork(engine), now=lambda: now)
     host = Host()
     host.send(hosts, card())
     now += timedelta(seconds=7)
@@ -81,7 +82,7 @@ def test_option_for_reference_traits_requests_reports_anew(sqlite_engine: sa.Eng
         card(), type=DeviceType.GPU, std_board_info={"vendor_id": "10de", "product_id": "1eb8"}
     )
     for release, is_known in (("none", False), ("12", True), ("17", True), ("none", False)):
-        hosts = Hosts(make_conf(conductor={"reference_traits": release}), uow)
+        hosts = build(Hosts, make_conf(conductor={"reference_traits": release}), uow)
         host.devices = [device]
         assert host.hello(hosts)["report"] is True
         host.report(hosts)
@@ -290,7 +291,7 @@ def test_sweep_requests_reports_of_hosts_with_drained_handles(engine: sa.Engine)
 def test_heartbeat_keeps_settings_and_remarks_of_the_report(
     sqlite_engine: sa.Engine,
 ) -> None:
-    hosts = Hosts(make_conf(), UnitOfWork(sqlite_engine))
+    hosts = build(Hosts, make_conf(), UnitOfWork(sqlite_engine))
     setting = Setting("count", 2, Source.API)
     state = BackendState("fake", "fake", BackendStatus.READY, None, ("a remark",), (setting,))
     host = Host(backends=(state,))
@@ -311,7 +312,7 @@ def test_heartbeat_keeps_settings_and_remarks_of_the_report(
 
 
 def test_report_with_too_large_settings_is_refused(sqlite_engine: sa.Engine) -> None:
-    hosts = Hosts(make_conf(), UnitOfWork(sqlite_engine))
+    hosts = build(Hosts, make_conf(), UnitOfWork(sqlite_engine))
     many = tuple(Setting(f"o{n}", 1, Source.API) for n in range(257))
     for state in (
         BackendState("f", "f", BackendStatus.READY, None, (), many),

@@ -12,12 +12,13 @@ from oslo_utils import timeutils
 
 from cyborg.conductor.binding.arqs import Arqs
 from cyborg.conductor.hosts.services import HostRemoval
-from cyborg.conductor.inventory import report_handler
+from cyborg.conductor.inventory.report_handler import ReportHandler
 from cyborg.core.errors import CyborgError, InUse, Invalid, NotFound, WrongState
 from cyborg.core.hosts import AGENT, CONDUCTOR
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.machine.options import make_conf
 
 NOW = timeutils.utcnow()
@@ -40,7 +41,7 @@ def forget(
 ) -> dict[str, Any]:
     conf, uow = make_conf(), UnitOfWork(engine)
     arqs = Arqs(conf, uow, now=lambda: NOW)
-    return HostRemoval(conf, uow, arqs, now=lambda: NOW).forget(host, force, dry_run)
+    return build(HostRemoval, conf, uow, arqs, now=lambda: NOW).forget(host, force, dry_run)
 
 
 def add_agent(engine: sa.Engine, host: str, *, down: bool) -> None:
@@ -242,7 +243,7 @@ def test_agent_that_registers_meanwhile_waits_for_the_end(
 ) -> None:
     """An imported host has devices but no agent, so that there is no row of an agent to lock."""
     rows.insert_card(engine)
-    real = report_handler.remove_backend
+    real = ReportHandler.remove_backend
     with ThreadPoolExecutor(1) as pool:
         agents: list[Future[int]] = []
 
@@ -251,7 +252,7 @@ def test_agent_that_registers_meanwhile_waits_for_the_end(
             assert wait(agents, timeout=0.5).done == set()
             return real(*arguments, **options)
 
-        monkeypatch.setattr(report_handler, "remove_backend", remove_while_agent_registers)
+        monkeypatch.setattr(ReportHandler, "remove_backend", remove_while_agent_registers)
         removed = forget(engine)
         assert (removed["devices"], removed["services"]) == (1, 0)
         agents[0].result()

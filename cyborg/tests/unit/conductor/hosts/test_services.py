@@ -16,6 +16,7 @@ from cyborg.db import schema
 from cyborg.db.jobs import write as jobs
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.machine.options import make_conf
 
 NOW = timeutils.utcnow()
@@ -23,7 +24,7 @@ HOST = "compute-1"
 
 
 def services(engine: sa.Engine) -> Services:
-    return Services(make_conf(), UnitOfWork(engine), now=lambda: NOW)
+    return build(Services, make_conf(), UnitOfWork(engine), now=lambda: NOW)
 
 
 def add_down_agent(engine: sa.Engine, host: str = HOST, /, **values: object) -> str:
@@ -192,5 +193,5 @@ def test_sweep_deletes_services_without_heartbeats(engine: sa.Engine) -> None:
 def test_sweep_keeps_services_if_their_age_is_not_limited(engine: sa.Engine) -> None:
     insert_daemon(engine, "api-old", timedelta(days=4000), "cyborg-api")
     conf = make_conf(conductor={"service_ttl": 0})
-    assert Services(conf, UnitOfWork(engine), now=lambda: NOW).sweep() == 0
+    assert build(Services, conf, UnitOfWork(engine), now=lambda: NOW).sweep() == 0
     assert len(rows.read(engine, schema.services)) == 1

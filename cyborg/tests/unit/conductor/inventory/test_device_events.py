@@ -16,6 +16,7 @@ from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.notifiers import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
+from cyborg.tests.fixtures.databases.services import at, build
 from cyborg.tests.fixtures.hosts.hosts import Host, card
 from cyborg.tests.fixtures.machine.options import make_conf
 
@@ -45,7 +46,7 @@ def make_service(engine: sa.Engine, clock: Clock, *drivers: str) -> Hosts:
     conf = make_conf()
     is_enabled(conf)
     conf.set_override("driver", list(drivers), group=GROUP)
-    return Hosts(conf, UnitOfWork(engine), now=clock)
+    return build(Hosts, conf, UnitOfWork(engine), now=clock)
 
 
 @pytest.fixture
@@ -183,7 +184,7 @@ def test_each_unhealthy_device_has_a_metric(sqlite_engine: sa.Engine) -> None:
         started = START - timedelta(seconds=90)
         address = f"0000:0{n}:00.0"
         rows.insert_card(sqlite_engine, address=address, health=health, health_since=started)
-    collector = DatabaseCollector(make_conf(), Reader(sqlite_engine), now=lambda: START)
+    collector = DatabaseCollector(make_conf(), at(Reader(sqlite_engine), lambda: START))
     (family,) = (f for f in collector.collect() if f.name == "cyborg_device_unhealthy_seconds")
     assert [(sample.labels, sample.value) for sample in family.samples] == [
         ({"host": "compute-1", "address": "0000:01:00.0"}, 90.0)

@@ -12,6 +12,7 @@ from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.notifiers import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
+from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.hosts.hosts import Host, card, handles
 from cyborg.tests.fixtures.machine.options import make_conf
 
@@ -22,7 +23,7 @@ def hosts(engine: sa.Engine) -> Hosts:
     conf = make_conf()
     assert not is_enabled(conf)
     conf.set_override("driver", ["log"], group=GROUP)
-    return Hosts(conf, UnitOfWork(engine))
+    return build(Hosts, conf, UnitOfWork(engine))
 
 
 def bind_handles(engine: sa.Engine, *positions: int) -> list[tuple[int, str]]:

@@ -9,12 +9,13 @@ from cyborg.core.errors import Invalid, NotFound
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.services import build
 
 
 def test_set_status_marks_providers_stale_once(engine: sa.Engine) -> None:
     card, other = rows.insert_card(engine), rows.insert_card(engine, "compute-2")
     woken: list[None] = []
-    devices = Devices(UnitOfWork(engine), lambda: woken.append(None))
+    devices = build(Devices, UnitOfWork(engine), lambda: woken.append(None))
     (device,) = rows.read(engine, schema.devices, id=card.device_id)
     for _ in range(2):
         devices.set_status(device["uuid"], "maintaining")
@@ -28,7 +29,7 @@ def test_set_status_marks_providers_stale_once(engine: sa.Engine) -> None:
 
 def test_set_status_of_unknown_device_or_status_raises(engine: sa.Engine) -> None:
     rows.insert_card(engine)
-    devices = Devices(UnitOfWork(engine))
+    devices = build(Devices, UnitOfWork(engine))
     (device,) = rows.read(engine, schema.devices)
     with pytest.raises(NotFound):
         devices.set_status(str(uuid4()), "enabled")

@@ -13,6 +13,7 @@ from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
+from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.hosts.hosts import Host, card, make_hosts
 from cyborg.tests.fixtures.machine.options import make_conf
 
@@ -110,8 +111,8 @@ def test_removal_and_return_statement_counts_are_constant(engine: sa.Engine) -> 
 def test_sweep_deletes_expired_tombstones_in_batches(engine: sa.Engine) -> None:
     clock = [timeutils.utcnow()]
     conf, uow = make_conf(), UnitOfWork(engine)
-    hosts = Hosts(conf, uow, now=lambda: clock[0])
-    tombstones = Tombstones(conf, uow, now=lambda: clock[0])
+    hosts = build(Hosts, conf, uow, now=lambda: clock[0])
+    tombstones = build(Tombstones, conf, uow, now=lambda: clock[0])
     for name in ("a", "b"):
         host = Host(name)
         host.send(hosts, *[card(n) for n in range(BATCH // 2 + 1)])
@@ -128,18 +129,18 @@ def test_sweep_deletes_expired_tombstones_in_batches(engine: sa.Engine) -> None:
 def test_sweep_deletes_at_most_one_batch(sqlite_engine: sa.Engine) -> None:
     clock = [timeutils.utcnow()]
     conf, uow = make_conf(), UnitOfWork(sqlite_engine)
-    hosts = Hosts(conf, uow, now=lambda: clock[0])
+    hosts = build(Hosts, conf, uow, now=lambda: clock[0])
     host = Host()
     host.send(hosts, *[replace(card(0), address=f"{n}", deployables=()) for n in range(BATCH + 1)])
     host.send(hosts)
     clock[0] += timedelta(days=31)
-    tombstones = Tombstones(conf, uow, now=lambda: clock[0])
+    tombstones = build(Tombstones, conf, uow, now=lambda: clock[0])
     assert [tombstones.sweep() for _ in range(3)] == [BATCH, 1, 0]
 
 
 def test_remember_of_zero_keeps_no_tombstones(engine: sa.Engine) -> None:
     conf, uow = make_conf(conductor={"tombstone_ttl": 0}), UnitOfWork(engine)
-    hosts, host = Hosts(conf, uow), Host()
+    hosts, host = build(Hosts, conf, uow), Host()
     report_and_customize(engine, make_hosts(engine), host)
     before = inventory(engine)
     host.send(make_hosts(engine), card(0))

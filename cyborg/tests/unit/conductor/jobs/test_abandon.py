@@ -12,6 +12,7 @@ from cyborg.conductor.jobs.dispatcher import JobDispatcher
 from cyborg.core.errors import InUse, NotFound
 from cyborg.db import schema
 from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.hosts.host_work import UNREACHABLE, AgentsDouble
 from cyborg.tests.fixtures.hosts.hosts import card
 from cyborg.tests.fixtures.hosts.rollouts import Cloud
@@ -43,7 +44,7 @@ def run_jobs(cloud: Cloud, workers: AgentsDouble) -> RunJobs:
 
     def work() -> None:
         cloud.advance(700)
-        jobs = JobDispatcher(cloud.conf, cloud.uow, workers, now=cloud.now, max_hosts=1)  # type: ignore[arg-type]
+        jobs = build(JobDispatcher, cloud.conf, cloud.uow, workers, now=cloud.now, max_hosts=1)  # type: ignore[arg-type]
         jobs.sweep()
         jobs.run_once()
 

@@ -16,6 +16,7 @@ from cyborg.telemetry.recorder import BIND_SECONDS, BINDS, MetricRecorder
 from cyborg.telemetry.worker_files import MemoryValues
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
+from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.hosts.host_work import UNREACHABLE, JobsEnv
 
 
@@ -426,7 +427,8 @@ def test_unreachable_host_does_not_delay_others(
 
 def test_jobs_of_one_host_run_in_one_round(sqlite_env: JobsEnv) -> None:
     cards = [sqlite_env.add_card(address=f"0000:{n:02x}:00.0", handles=4) for n in range(16)]
-    sqlite_env.jobs = JobDispatcher(
+    sqlite_env.jobs = build(
+        JobDispatcher,
         sqlite_env.conf,
         sqlite_env.uow,
         sqlite_env.agents,  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from cyborg.db import schema
 from cyborg.db.backends import desired as desired_backends
 from cyborg.rpc.notifiers import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.unit.conductor.jobs.test_partitioning import ONE, PartitionEnv
 
 
@@ -28,7 +29,7 @@ class DrainEnv(PartitionEnv):
         self.jobs = self.new_dispatcher()
         self.arq = self.add_arq()
         self.bind(self.card, self.arq)
-        self.rollouts = RolloutController(self.conf, self.uow, self.agents, now=self.now)  # type: ignore[arg-type]
+        self.rollouts = build(RolloutController, self.conf, self.uow, self.agents, now=self.now)  # type: ignore[arg-type]
 
     def drain(self) -> str:
         """Start to drain the card for its other layout; return the uuid of the job."""

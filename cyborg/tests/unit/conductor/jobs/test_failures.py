@@ -21,6 +21,7 @@ from cyborg.db.devices import read as devices
 from cyborg.db.devices import write as store
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
+from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.hosts.host_work import START, UNREACHABLE, JobsEnv
 
 CARD, NEIGHBOUR = "0000:01:00.0", "0000:02:00.0"
@@ -159,7 +160,7 @@ def test_failed_layout_and_program_are_shown_until_they_succeed(env: FailureEnv)
     abilities = ["partitions", "programs"]
     rows.update(env.engine, schema.devices, row["id"], abilities=abilities, layouts=[layout])
     (part,) = rows.read(env.engine, schema.deployables, device_id=row["id"])
-    partitions = Partitions(env.conf, env.uow, now=env.now)
+    partitions = build(Partitions, env.conf, env.uow, now=env.now)
 
     def run(**answers: str) -> list[str]:
         env.agents.answers = answers
@@ -214,7 +215,7 @@ def test_device_closes_after_failures_in_a_row_and_opens_by_itself(env: FailureE
 
 def test_operator_opens_a_failing_device(env: FailureEnv) -> None:
     env.fail_bind(3)
-    service = Devices(env.uow, now=env.now)
+    service = build(Devices, env.uow, now=env.now)
     service.set_status(env.device()["uuid"], "maintaining")
     assert env.is_closed()
     service.set_status(env.device()["uuid"], "enabled")

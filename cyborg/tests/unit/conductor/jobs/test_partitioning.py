@@ -16,6 +16,7 @@ from cyborg.core.inventory.device import Ability, Layout
 from cyborg.core.jobs.job import JobState
 from cyborg.db import schema
 from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.hosts.host_work import UNREACHABLE, JobsEnv
 from cyborg.tests.fixtures.hosts.hosts import Host, card
 
@@ -28,10 +29,11 @@ class PartitionEnv(JobsEnv):
 
     def __init__(self, engine: sa.Engine) -> None:
         super().__init__(engine)
-        self.hosts = Hosts(self.conf, self.uow, now=self.now)
+        self.hosts = build(Hosts, self.conf, self.uow, now=self.now)
         self.card = self.add_card(abilities=["partitions", "sanitises"])
         self.wakes: list[str] = []
-        self.partitions = Partitions(
+        self.partitions = build(
+            Partitions,
             self.conf,
             self.uow,
             lambda: self.wakes.append("jobs"),

@@ -21,6 +21,7 @@ from cyborg.db.engine import Reader
 from cyborg.rpc.notifiers import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
+from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.hosts.host_work import UNREACHABLE, JobsEnv
 from cyborg.tests.fixtures.hosts.hosts import Host, card
 
@@ -38,8 +39,8 @@ class BootEnv(JobsEnv):
         is_enabled(self.conf)  # registers the options of notifications
         self.conf.set_override("driver", ["log"], group=GROUP)
         self.jobs = self.new_dispatcher()
-        self.hosts = Hosts(self.conf, self.uow, now=self.now)
-        self.partitions = Partitions(self.conf, self.uow, now=self.now)
+        self.hosts = build(Hosts, self.conf, self.uow, now=self.now)
+        self.partitions = build(Partitions, self.conf, self.uow, now=self.now)
         self.lost = LostValues(self.uow, self.partitions, self.programs)
         self.host = Host(boot_id="boot 1")
         self.report("4")
@@ -305,7 +306,7 @@ def test_cancelled_retry_ends_with_the_next_failure(
     sqlite_env: BootEnv, kind: str, layout: str
 ) -> None:
     env = sqlite_env
-    rollouts = RolloutController(env.conf, env.uow, env.agents, now=env.now)  # type: ignore[arg-type]
+    rollouts = build(RolloutController, env.conf, env.uow, env.agents, now=env.now)  # type: ignore[arg-type]
     if kind == "program":
         env.program()
     else:

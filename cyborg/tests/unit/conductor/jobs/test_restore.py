@@ -21,6 +21,7 @@ from cyborg.db.deployables import write as deployables
 from cyborg.db.devices import read as devices
 from cyborg.rpc.notifiers import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.hosts.host_work import UNREACHABLE, JobsEnv
 from cyborg.tests.fixtures.hosts.hosts import Host, card
 
@@ -30,7 +31,7 @@ class RebootEnv(JobsEnv):
 
     def __init__(self, engine: sa.Engine) -> None:
         super().__init__(engine)
-        self.hosts = Hosts(self.conf, self.uow, now=self.now)
+        self.hosts = build(Hosts, self.conf, self.uow, now=self.now)
         self.card = self.add_card()
         self.agent = Host(self.card.host, boot_id=str(uuid4()))
         self.agent.hello(self.hosts)
@@ -172,7 +173,9 @@ def test_device_that_drains_gets_its_old_layout_after_a_reboot(env: RebootEnv) -
     (arq, card_) = (env.add_arq(), add_partitioned(env))
     env.bind(card_, arq)
     (device,) = rows.read(env.engine, schema.devices, address="0000:02:00.0")
-    drain = Partitions(env.conf, env.uow, now=env.now).start(device["uuid"], "1", True)["uuid"]
+    drain = build(Partitions, env.conf, env.uow, now=env.now).start(device["uuid"], "1", True)[
+        "uuid"
+    ]
     env.reboot()
     assert env.open_jobs() == ["partition"] * 2
     env.jobs.run_once()

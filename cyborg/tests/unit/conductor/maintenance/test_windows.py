@@ -17,6 +17,7 @@ from cyborg.db.devices import read
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.notifiers import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.machine.options import make_conf
 
 START = datetime(2026, 3, 1, 12)
@@ -36,12 +37,17 @@ class Env:
         conf.set_override("driver", ["messagingv2"], group=GROUP)
         self.windows = self.make_windows(conf)
         notices = NotificationBuilder(conf, now=lambda: self.now)
-        self.devices = Devices(UnitOfWork(engine), self.wake, notices, now=lambda: self.now)
+        self.devices = build(Devices, UnitOfWork(engine), self.wake, notices, now=lambda: self.now)
 
     def make_windows(self, conf: Any) -> MaintenanceWindows:
         notices = NotificationBuilder(conf, now=lambda: self.now)
-        return MaintenanceWindows(
-            conf, UnitOfWork(self.engine), self.wake, notices, now=lambda: self.now
+        return build(
+            MaintenanceWindows,
+            conf,
+            UnitOfWork(self.engine),
+            self.wake,
+            notices,
+            now=lambda: self.now,
         )
 
     def wake(self) -> None:

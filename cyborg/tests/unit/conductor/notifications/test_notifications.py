@@ -31,6 +31,7 @@ from cyborg.rpc.notifiers import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.databases.outbox import START, Env, env, sqlite_env
+from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.machine.options import make_conf
 
 __all__ = ["env", "sqlite_env"]
@@ -118,7 +119,10 @@ def test_disabled_notifications_write_nothing(sqlite_engine: sa.Engine, driver: 
     uow = UnitOfWork(sqlite_engine)
 
     def work(builder: NotificationBuilder | None) -> list[str]:
-        profiles, devices = DeviceProfiles(uow, builder), Devices(uow, notifications=builder)
+        profiles, devices = (
+            build(DeviceProfiles, uow, builder),
+            build(Devices, uow, notifications=builder),
+        )
         with count_statements(sqlite_engine) as count:
             profiles.create({"name": "p", "groups": [{"resources:FPGA": "1"}]})
             profiles.delete(["p"])
@@ -131,7 +135,7 @@ def test_disabled_notifications_write_nothing(sqlite_engine: sa.Engine, driver: 
 
 
 def test_profile_changes_are_notified(engine: sa.Engine) -> None:
-    profiles = DeviceProfiles(UnitOfWork(engine), make_builder())
+    profiles = build(DeviceProfiles, UnitOfWork(engine), make_builder())
     groups = [{"resources:FPGA": "1"}]
     created = profiles.create({"name": "p", "groups": groups, "description": "d"})
     rows.insert_arq(engine, rows.insert_profile(engine, "used"))
@@ -148,7 +152,7 @@ def test_profile_changes_are_notified(engine: sa.Engine) -> None:
 def test_device_status_changes_are_notified_once(engine: sa.Engine) -> None:
     card = rows.insert_card(engine)
     (device,) = rows.read(engine, schema.devices, id=card.device_id)
-    devices = Devices(UnitOfWork(engine), notifications=make_builder())
+    devices = build(Devices, UnitOfWork(engine), notifications=make_builder())
     for status in ("maintaining", "maintaining", "enabled"):
         devices.set_status(device["uuid"], status)
     disabled, enabled = written(engine)

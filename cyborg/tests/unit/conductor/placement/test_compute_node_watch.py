@@ -13,6 +13,7 @@ from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import publisher_setup, rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
 from cyborg.tests.fixtures.databases.publisher_setup import Clock, RecordingPlacement
+from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.hosts.host_time import host_clock_off
 from cyborg.tests.fixtures.hosts.hosts import card
 
@@ -33,7 +34,9 @@ class Env:
         self.publisher = publisher_setup.make_publisher(engine, node.placement, self.clock)
         assert self.publisher.run_once() == 3
         self.woken = 0
-        self.watch = ComputeNodeWatch(UnitOfWork(engine), self.placement, self.wake, now=self.clock)
+        self.watch = build(
+            ComputeNodeWatch, UnitOfWork(engine), self.placement, self.wake, now=self.clock
+        )
         assert self.watch.run_once() == 0
 
     def wake(self) -> None:

@@ -241,7 +241,7 @@ def test_changed_identity_moves_providers_of_the_host(
     host.send(hosts, card(), card(1))
     publish = make_publisher(engine, Placement(placement_adapter))
     assert publish.run_once() == 2
-    tree = publish._placement.tree
+    tree = publish.placement.tree
     assert len(tree(first)) == 3
     woken.clear()
     host.identity = Identity(compute_id=second)

@@ -22,6 +22,7 @@ from cyborg.tests.fixtures.databases.publisher_setup import (
     provider_uuid,
     report_devices,
 )
+from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.hosts.hosts import card
 
 __all__ = ["node", "placement_adapter"]
@@ -85,7 +86,7 @@ def test_device_in_maintenance_is_reserved_until_enabled(
 ) -> None:
     report_devices(sqlite_engine, node, card())
     (device,) = rows.read(sqlite_engine, schema.devices)
-    devices = Devices(UnitOfWork(sqlite_engine))
+    devices = build(Devices, UnitOfWork(sqlite_engine))
     for status, reserved in (("maintaining", 2), ("enabled", 0)):
         devices.set_status(device["uuid"], status)
         assert make_publisher(sqlite_engine, node.placement).run_once() == 1

@@ -26,6 +26,7 @@ from cyborg.tests.fixtures.databases.publisher_setup import (
     provider_uuid,
     report_devices,
 )
+from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.hosts.hosts import Host, card
 from cyborg.tests.fixtures.machine.options import make_conf
 
@@ -152,8 +153,8 @@ def test_conductor_with_expired_lease_overwrites_nothing(engine: sa.Engine, node
     host = report_devices(engine, node, card(0, 4))
     other.run_once()
     interrupted = InterruptedPlacement(node.client)
-    publish = Publisher(
-        make_conf(), UnitOfWork(engine), interrupted, now=clock, clock=lambda: seconds[0]
+    publish = build(
+        Publisher, make_conf(), UnitOfWork(engine), interrupted, now=clock, clock=lambda: seconds[0]
     )
     report_devices(engine, node, card(0, 5), host=host)
 

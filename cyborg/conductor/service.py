@@ -135,6 +135,7 @@ class ConductorService:
         if self._stopping.is_set():
             self._stopped.wait(STOP_TIMEOUT)
             return
+        # Before anything is stopped: the starting thread checks it between its steps.
         self._stopping.set()
         self._ready.clear()
         try:

@@ -138,6 +138,7 @@ class Instance:
 
     def is_on(self, hostname: str) -> bool:
         """Return whether the server is on a host; the case of the name does not matter."""
+        # Nova has two names of a host, and they may differ from ours in case.
         names = {name.casefold() for name in (self.host, self.node) if name}
         return hostname.casefold() in names
 
@@ -193,6 +194,7 @@ def choose_interval(agents: int, processes: int, minimum: float, maximum: float)
     interval is the shortest one with which the heartbeats use MAX_CORES of each process, within
     ``minimum`` and ``maximum``. ``minimum`` takes precedence if it is the larger one.
     """
+    # At least one process: a conductor that has just started has not counted itself yet.
     needed = agents * HEARTBEAT_COST / (max(1, processes) * MAX_CORES)
     return max(minimum, min(needed, maximum))
 

@@ -77,6 +77,7 @@ def retry_time(begun_at: datetime, now: datetime) -> datetime:
     The delay is the time since the successor was planned. So each delay is about twice the previous
     delay.
     """
+    # No counter is stored: the time since the plan is the sum of the delays so far.
     return now + min(max(now - begun_at, MIN_RETRY_DELAY), MAX_RETRY_DELAY)
 
 

@@ -302,6 +302,7 @@ def changed_nodes(
     A lower generation than before means that the provider was recreated with the same uuid, which
     nova-compute keeps in a file: the generation of one provider only rises.
     """
+    # A removed compute node took the providers below it along.
     removed = {uuid: node for uuid, node in previous.items() if uuid not in current}
     # A higher generation alone is no change: Nova raises it with each update of its inventory.
     return removed | {

@@ -166,6 +166,7 @@ class SourceCollector:
     def _collect_instances(
         self, snapshot: sources.HostSnapshot, recheck: Sequence[Finding] | None
     ) -> sources.NovaSnapshot | None:
+        # One error is enough: each further call would wait for its timeout.
         if self.nova is None or self.nova_error is not None:
             return None
         try:
@@ -185,6 +186,7 @@ class SourceCollector:
 
     def _get_servers(self, nova: Nova, uuids: set[str] | frozenset[str]) -> dict[str, Any]:
         servers = {}
+        # Each call may take as long as its timeout.
         for uuid in sorted(uuids):
             self.renew_lease()
             servers[uuid] = nova.get_server(uuid)

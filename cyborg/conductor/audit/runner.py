@@ -137,6 +137,7 @@ class AuditLease:
         If there are more, append one finding of the kind TOO_MANY in place of the rest.
         """
         free = MAX_FINDINGS - len(self._findings)
+        # One more than the limit is stored already: the finding TOO_MANY.
         if not results or free < 0:
             return False
         self._findings += results[:free]
@@ -245,6 +246,7 @@ class AuditRunner:
             return lease.finish(State.DONE)
         except LeaseLost:
             return False
+        # The audit ends with an error: left open, it would be run again by each conductor in turn.
         except Exception as exc:
             if is_expected(exc):
                 return lease.finish(State.FAILED, str(exc))

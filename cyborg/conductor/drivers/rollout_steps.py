@@ -71,6 +71,7 @@ class GenerationNotifier:
                 exc.message,
                 host=host,
             )
+        # The thread notifies further hosts.
         except Exception:
             LOG.exception("Unexpected error while notifying an agent", host=host)
 

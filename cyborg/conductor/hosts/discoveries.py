@@ -62,6 +62,7 @@ class Discoveries:
         """
         host = check_optional_text("host", host)
         driver = check_optional_text("driver", driver)
+        # The key is UNIQUE: of two requests with the same filters, the second INSERT fails.
         uuid, key = str(uuid4()), store.mutex_key(host, driver)
 
         def write(tx: sa.Connection) -> list[str]:

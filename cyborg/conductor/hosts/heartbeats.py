@@ -323,6 +323,7 @@ class Hosts:
         for attempt in range(2):
             try:
                 return self.uow.run(work)
+            # Kept for the cause: Python deletes the name of the exception at the end of this block.
             except db_exc.DBDuplicateEntry as exc:
                 duplicate = exc
             conflicts = self.uow.run(

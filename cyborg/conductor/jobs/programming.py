@@ -223,6 +223,7 @@ def _fail(
     now: datetime,
     notifications: NotificationBuilder,
 ) -> JobResult:
+    # Guarded by the owner: another conductor may have taken the job over and ended its drain.
     if jobs.reschedule(tx, job["id"], owner, until=now, error=error, activity=None):
         notifications.record_layout_finished(tx, job["subject"], job["arguments"]["layout"], error)
         return end_drain(tx, job, JobState.FAILED, error, now)

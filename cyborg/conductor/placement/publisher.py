@@ -275,6 +275,7 @@ class Publisher:
         missing_node: NotFound | None,
     ) -> None:
         """Record the error of a provider whose changes Placement rejected."""
+        # Neither error depends on the parent of the provider.
         if not isinstance(failure, InUse) and failure.message != INTERNAL:
             # The cached compute node provider may no longer exist.
             self._compute_nodes.forget(host)

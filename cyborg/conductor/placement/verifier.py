@@ -139,6 +139,7 @@ class ProviderVerifier:
         interval = self.conf.conductor.placement_verify_interval
         start, previous = self.clock(), self._started_at
         self._started_at = start
+        # At most one interval: this decides the share of all providers that the round takes.
         elapsed = 0.0 if previous is None else min(start - previous, interval)
         # A round takes its share of the interval, so that the load on Placement is even.
         plan = core.plan_round(self._count_providers(interval), interval, elapsed)

@@ -78,6 +78,7 @@ def compare_providers(snapshot: HostSnapshot) -> Iterator[Finding]:
                 yield _leftover_finding(snapshot, uuid, record.name, Repair.PUBLISH)
     for uuid, actual in snapshot.placement.actual.items():
         if uuid not in snapshot.desired and uuid not in records:
+            # Known to be empty: a provider whose allocations were not read must not be deleted.
             unused = snapshot.placement.consumers.get(uuid) == {}
             repair = Repair.DELETE_PROVIDER if unused else None
             yield _leftover_finding(snapshot, uuid, actual.name, repair)
@@ -377,6 +378,8 @@ def _compare_allocations(
 
     Skip instances that Nova or an ARQ is changing, and ``misplaced`` instances.
     """
+    # Placement and the database are read one after the other: a bind in between would be a
+    # mismatch.
     moving = {arq.consumer for arq in snapshot.database.arqs if not arq.is_settled(snapshot.now)}
     bound: dict[str, dict[str, list[ArqRecord]]] = {}
     for arq in settled:
@@ -420,6 +423,7 @@ def _compare_units(
         kind = Kind.ALLOCATION_SHORT if units else Kind.ALLOCATION_MISSING
     else:
         return
+    # The others are suspected already.
     suspects = tuple(arq.id for arq in bound_arqs if arq.orphan_since is None)
     repair = (
         Repair.RECONCILE if kind is Kind.ALLOCATION_MISSING and suspects and is_instance else None

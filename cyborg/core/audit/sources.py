@@ -66,6 +66,7 @@ class Kind(StrEnum):
     def __new__(cls, value: str, advice: str, repair: Repair | None = None) -> Self:
         """Return the member of a value."""
         member = str.__new__(cls, value)
+        # Without this the value would be the whole tuple.
         member._value_ = value
         member.advice, member.repair = advice, repair
         return member

@@ -74,6 +74,7 @@ class DesiredHostState(Serializable):
 
 
 def _load_error(error: Any) -> str | None:
+    # Never an empty text, which would look like success.
     return None if error is None else sanitize(string(error))[:MAX_ERROR] or "no message"
 
 
@@ -110,6 +111,7 @@ def managed_options(
     option hides its value in the configuration file.
     """
     lists: dict[str, list[str]] = {}
+    # An address is in one list at most: the lists contradict each other.
     for name in map(str, ManagedOption):
         current = list(config.get(name, ()))
         others = [listed for listed in current if listed.partition("@")[0] != address]
@@ -277,5 +279,6 @@ def _is_running(backend: str, applied: DesiredBackend | None, configured: Collec
 
 def _is_equivalent(left: DesiredBackend, right: DesiredBackend) -> bool:
     """Return whether two desired states lead to the same running backend."""
+    # Enabled and disabled backends run alike: the conductor cordons the devices of a disabled one.
     absent = [status is DesiredStatus.ABSENT for status in (left.status, right.status)]
     return absent[0] is absent[1] and left.driver == right.driver and left.config == right.config

@@ -90,6 +90,7 @@ def newest_row(rows: Sequence[R]) -> R | None:
 
 def closest_names(name: str, names: Iterable[str]) -> list[str]:
     """Return up to MAX_SUGGESTIONS of ``names`` that are similar to ``name``, best first."""
+    # Cut, because the time of a comparison grows with the square of the length.
     return difflib.get_close_matches(name[:255], sorted(set(names)), n=MAX_SUGGESTIONS)
 
 
@@ -251,6 +252,7 @@ def _str(value: Any) -> str:
 
 
 def _int(value: Any) -> int:
+    # True is an integer in Python, and no number of an option.
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise TypeError
     return int(value)
@@ -260,6 +262,7 @@ def _float(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise TypeError
     number = float(value)
+    # NaN and infinity cannot be sent as JSON.
     if not math.isfinite(number):
         raise ValueError
     return number
@@ -281,6 +284,7 @@ def _values(value: Any) -> list[str]:
 
 
 def _list(value: Any) -> list[str]:
+    # On the command line a list is one text.
     if isinstance(value, str):
         return _values([item.strip() for item in value.split(",") if item.strip()])
     return _values(value)
@@ -381,5 +385,6 @@ def load(body: Any) -> tuple[DriverEntry, ...]:
 
 def fingerprint(entries: Sequence[DriverEntry]) -> str:
     """Return the SHA-256 of a host's drivers; their order does not matter."""
+    # One canonical text, as for the digest of a report.
     text = json.dumps(dump(entries), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -71,6 +71,8 @@ def compute_capacity(
     capacities = []
     for host, states in sorted(by_host.items()):
         tally, bins = _count_handles(demands, states)
+        # Most hosts of a cloud are equal, whatever the order of their providers: each kind is
+        # computed once.
         key = tuple(sorted(Counter(bins).items()))
         if key not in cache:
             cache[key] = _fit_servers(kinds, bins, budget)

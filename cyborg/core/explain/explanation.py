@@ -239,6 +239,7 @@ def find_failures(
         first: find_first_failure(demands[first], provider, check)
         for first in dict.fromkeys(firsts)
     }
+    # A text with the number of a group is valid for this group only.
     return [
         find_first_failure(demand, provider, check)
         if index != first and _names_group(demand, found[first])
@@ -269,6 +270,7 @@ def describe_holders(holders: Sequence[Holder], project: str | None) -> str:
             else "taken by another project"
             for holder in holders
         ]
+    # Each text once: an owner may have several handles of the provider.
     return join_limited(list(dict.fromkeys(texts)), MAX_HOLDERS_SHOWN, separator="; ")
 
 

@@ -120,6 +120,7 @@ def _upper_bound(kinds: Sequence[Kind], bins: Sequence[Caps], budget: Budget) ->
     """Return an upper bound of the sets, and whether it takes all subsets of kinds into account."""
     columns = [tuple(caps[n] for caps in bins) for n in range(len(kinds))]
     largest = tuple(max(caps) for caps in bins)
+    # Items fill a bin in multiples of this: the rest of a bin is no room.
     size = gcd(*(kind.size for kind in kinds))
     units = sum(kind.size * kind.count for kind in kinds)
     high = _available(largest, size) // units
@@ -165,6 +166,7 @@ def _room(kinds: Sequence[Kind], caps: Caps, content: Sequence[int], number: int
     """Return how many more items of a kind fit into a bin that has these numbers of items."""
     size, limit = kinds[number].size, caps[number]
     room = limit
+    # Units of smaller capacities are part of the larger ones: the kind must fit into each of these.
     for cap in set(caps):
         if cap >= limit:
             used = 0

@@ -188,6 +188,7 @@ def find_trait_failure(
     numa_node: int | None = None,
 ) -> Failure | None:
     """Return the first of ``trait_failures``, in less time; None if there is none."""
+    # The usual case without building texts: this runs for each provider and group.
     if not required - traits - _OWN_TRAITS and not (
         forbidden and forbidden & (traits | _OWN_TRAITS)
     ):

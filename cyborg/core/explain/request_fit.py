@@ -260,6 +260,8 @@ def explain_rejections(
             failures = {first: own for first, own in alone.items() if own is not None}
             failing = sum(weights[first] for first in failures)
             last = max((own.predicate.position for own in failures.values()), default=0)
+            # Of equal numbers, first the provider that fails at the latest predicate: it came
+            # nearest.
             distances.append(((failing, -last), provider))
     distances.sort(key=itemgetter(0))
     # Only the chosen providers get texts.

@@ -19,6 +19,7 @@ from cyborg.core.naming import make_custom_name
 MAX_DEPTH = 6  # levels of nested objects
 MAX_BYTES = 16 * 1024  # of the tree as compact JSON in UTF-8
 MAX_TRAITS = 128
+# An integer, so that a limit and its absence can be compared.
 UNLIMITED = sys.maxsize
 COUNT = "num"
 INFO_KEY = "acc_capability"
@@ -120,6 +121,7 @@ def _check(tree: Mapping[str, Any], path: tuple[str, ...]) -> None:
                 f"{_format_path(key_path)} is a {type(value).__name__}; expected an object, "
                 "number, string, true, false or null"
             )
+        # True is an integer in Python, and no count.
         elif key == COUNT and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
             raise _invalid(
                 f"{_format_path(key_path)} is {str(value)[:40]!r}: expected an integer of at "
@@ -153,6 +155,7 @@ def _is_function(key: str, value: Any) -> bool:
 
 
 def _text(tree: Mapping[str, Any], *, ascii_only: bool = True) -> str:
+    # NaN and infinity are refused: they are no JSON, and other parsers fail on them.
     return json.dumps(tree, separators=(",", ":"), ensure_ascii=ascii_only, allow_nan=False)
 
 

@@ -150,6 +150,7 @@ class Layout(Serializable):
 
     def matches(self, device: "Device") -> bool:
         """Return whether the device has this layout."""
+        # A layout may name a class of which it has no handle; the counts of a device do not.
         offers = {name: count for name, count in self.offers.items() if count}
         return offers == count_handles(device) and all(
             self.traits <= deployable.traits for deployable in device.deployables
@@ -205,6 +206,7 @@ class Device(Serializable):
         for name in ("serial", "health_reason"):
             # Another type is not refused here: the agent names it to the driver.
             if isinstance(text := getattr(self, name), str):
+                # The way to set a field of a frozen dataclass while it is created.
                 object.__setattr__(self, name, sanitize(text, MAX_TEXT) or None)
         if self.deliverable:
             object.__setattr__(self, "undeliverable_reason", None)

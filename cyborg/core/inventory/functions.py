@@ -42,6 +42,7 @@ from cyborg.core.inventory import capability
 MAX_NAME = 255
 _NAME = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)*")
 _CUSTOM = "CUSTOM_"
+# PGPU is a standard class of Placement, without the prefix CUSTOM_.
 _CLASS_ALIASES = {"PGPU": "gpu"}
 
 
@@ -225,9 +226,12 @@ def decide(
         if not guest.functions:
             continue
         owned = before.owned & guest.functions
+        # Not those that a stopped guest had with an ARQ: Nova writes a new definition at its next
+        # start.
         foreign = before.foreign & guest.functions - (owned - guest.running)
         for address in guest.functions:
             if (guest.uuid, address) not in owners:
+                # Without an answer, what was known of the function stays.
                 unknown |= address not in owned | foreign
                 continue
             owner = owners[guest.uuid, address]

@@ -264,6 +264,8 @@ def plan_restore(
         if device in tombstones:
             deployables = {**tombstones[device].deployables, **deployables}
         tombstones[device] = replace(tombstone, deployables=deployables)
+    # By address alone: a host has one deployable of an address, as the name of a provider is
+    # unique.
     moved = {a: device for device, tombstone in removed.items() for a in tombstone.deployables}
     restored: dict[DeployableKey, DeployableTombstone] = {}
     for key in sorted(added):
@@ -275,6 +277,7 @@ def plan_restore(
             continue
         restored[key] = deployables.pop(address)
         tombstones[source] = replace(tombstones[source], deployables=deployables)
+        # The device has an older tombstone of the same deployable: it must not be restored later.
         if source != device and device in tombstones:
             others = {a: d for a, d in tombstones[device].deployables.items() if a != address}
             tombstones[device] = replace(tombstones[device], deployables=others)

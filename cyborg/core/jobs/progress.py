@@ -64,6 +64,7 @@ class ActivityRecorder:
             _recorder.reset(token)
 
 
+# A context variable, so that the code of a driver needs no parameter for the job.
 _recorder: ContextVar[ActivityRecorder] = ContextVar("cyborg_activity")
 
 
@@ -91,6 +92,7 @@ def show_activity(
     try:
         yield set_done
     finally:
+        # Another thread may show a later step of the job meanwhile.
         if recorder.current is shown:
             recorder.current = previous
 

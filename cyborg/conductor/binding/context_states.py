@@ -28,7 +28,6 @@ from cyborg.core.contexts.states import (
 from cyborg.core.errors import Conflict, NoHandle, Unavailable, WrongState
 from cyborg.core.notification import Event
 from cyborg.db.binding.write import ArqRow
-from cyborg.db.contexts import states
 from cyborg.db.contexts import write as store
 from cyborg.db.outbox import write as outbox
 
@@ -76,7 +75,7 @@ def claim_contexts(
     if not contexts:
         return
     instance = user.instance
-    changed = states.start_bind(tx, list(contexts), state, host, instance, check_host=check_host)
+    changed = store.start_bind(tx, list(contexts), state, host, instance, check_host=check_host)
     if changed != len(contexts):
         unused = [row for row in contexts.values() if row["state"] in USABLE]
         if check_host and len(unused) == len(contexts):
@@ -96,7 +95,7 @@ def lock_contexts(
     given = _count_by_context(rows)
     if not given:
         return {}
-    for context_id, count in states.count_arqs(tx, given).items():
+    for context_id, count in store.count_arqs(tx, given).items():
         if given[context_id] != count:
             uuid = ", ".join(row["uuid"] for row in store.lock(tx, [context_id]))
             raise Conflict(
@@ -153,7 +152,7 @@ def follow_arqs(
         return
     contexts = store.lock(tx, ids)
     facts = defaultdict[int, list[ArqFacts]](list)
-    for row in states.arq_states(tx, ids):
+    for row in store.arq_states(tx, ids):
         has_user = row["instance_uuid"] is not None or is_for_host(row["group"])
         arq = ArqFacts(row["state"], row["job_id"] is not None, has_user)
         facts[row["context_id"]].append(arq)
@@ -167,13 +166,13 @@ def follow_arqs(
         else:
             unchanged.append(context["id"])
     if failure is not None:
-        states.set_failure(tx, unchanged, failure)
+        store.set_failure(tx, unchanged, failure)
     expires_at = expiry(now, recorder.conf.device_contexts.unbound_ttl)
     for (state, lease_ends), changed in by_state.items():
         values = _values_of(state, failure)
         if lease_ends:
             values["lease_expires_at"] = None
-        states.set_state(tx, [context["id"] for context in changed], state, values)
+        store.set_state(tx, [context["id"] for context in changed], state, values)
         if state is ContextState.UNBOUND and expires_at is not None:
             _postpone_expiry(tx, changed, expires_at)
         updated: list[Any] = [{**context, "state": state, **values} for context in changed]
@@ -201,7 +200,7 @@ def expiry(now: datetime, seconds: float) -> datetime | None:
 
 def _values_of(state: ContextState, failure: ContextFailure | None) -> dict[str, Any]:
     """Return the columns that change with the state, other than the state."""
-    values: dict[str, Any] = {} if failure is None else {**states.failure_values(failure)}
+    values: dict[str, Any] = {} if failure is None else {**store.failure_values(failure)}
     if state in (ContextState.CLEANING, ContextState.UNBOUND):
         values["instance_uuid"] = None
     if state is ContextState.UNBOUND:
@@ -249,10 +248,10 @@ def record_refusal(
     ARQs. A context that has been bound or leased since then is left as it is.
     """
     reasons = no_handle.details["reasons"]
-    epochs_by_uuid = dict(epochs) or states.unbound_of_arqs(tx, list(reasons))
+    epochs_by_uuid = dict(epochs) or store.unbound_of_arqs(tx, list(reasons))
     if not epochs_by_uuid:
         return
     providers = {item["provider"] for rejected in reasons.values() for item in rejected}
     refusal = make_refusal(no_handle.message, reasons, store.hosts(tx, providers), now)
     for uuid, epoch in sorted(epochs_by_uuid.items()):
-        states.set_refusal(tx, uuid, epoch, refusal)
+        store.set_refusal(tx, uuid, epoch, refusal)

@@ -33,7 +33,6 @@ from cyborg.core.contexts import leases as core
 from cyborg.core.errors import WrongState
 from cyborg.core.log import get_logger
 from cyborg.db.binding import write as arq_store
-from cyborg.db.contexts import states
 from cyborg.db.contexts import write as store
 from cyborg.db.unit_of_work import UnitOfWork
 
@@ -205,7 +204,7 @@ class ContextLeases:
         result = BindResult()
         if core.decide_reserve(_facts(context, rows), request, claim.now) is core.Decision.RENEW:
             id_, epoch = context["id"], context["epoch"]
-            if not states.renew_lease(tx, id_, epoch, expires_at, claim.now):
+            if not store.renew_lease(tx, id_, epoch, expires_at, claim.now):
                 raise core.stale_lease(uuid, context["state"], epoch, request.epoch)
         else:
             _check_providers(tx, request.hostname, request.providers)
@@ -269,12 +268,12 @@ class ContextLeases:
         Start after row id ``after``.
         """
         now = self._now()
-        ids = states.expired_leases(tx, now, after, BATCH)
+        ids = store.expired_leases(tx, now, after, BATCH)
         if not ids:
             return 0, ids, ReleaseResult(0)
         arq_store.lock_of_contexts(tx, ids)
         # Checked again under the lock: a lease may have just been bound or renewed.
-        ended = states.lock_expired_leases(tx, ids, now)
+        ended = store.lock_expired_leases(tx, ids, now)
         rows = arq_store.lock_of_contexts(tx, ended)
         leased = [row for row in rows if engine.is_leased(row)]
         result = self._arqs.release_arqs(tx, leased, keep=True)

@@ -19,7 +19,7 @@ from cyborg.core.contexts.states import ContextState
 from cyborg.db import schema
 from cyborg.db.binding import claims as handle_claims
 from cyborg.db.binding import project_units
-from cyborg.db.contexts import states
+from cyborg.db.contexts import write as device_contexts
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.interleave import Race
@@ -81,15 +81,15 @@ def add_context(engine: sa.Engine, epoch: int) -> int:
 
 
 def consume(tx: sa.Connection, context: int, instance: str, epoch: int) -> bool:
-    return states.consume_lease(tx, context, ContextState.BOUND, instance, epoch, NOW)
+    return device_contexts.consume_lease(tx, context, ContextState.BOUND, instance, epoch, NOW)
 
 
 def test_consume_of_a_lease_that_a_later_lease_replaces_changes_nothing(engine: sa.Engine) -> None:
     context, instance = add_context(engine, epoch=1), str(uuid4())
 
     def start_next_lease(tx: sa.Connection) -> bool:
-        states.set_state(tx, [context], ContextState.UNBOUND, {"lease_expires_at": None})
-        return states.start_lease(tx, context, ContextState.RESERVED, HOST, 2, LATER)
+        device_contexts.set_state(tx, [context], ContextState.UNBOUND, {"lease_expires_at": None})
+        return device_contexts.start_lease(tx, context, ContextState.RESERVED, HOST, 2, LATER)
 
     results = run_second_during_first(
         engine, start_next_lease, partial(consume, context=context, instance=instance, epoch=1)
@@ -109,8 +109,8 @@ def test_ended_lease_is_neither_consumed_nor_renewed(engine: sa.Engine) -> None:
     def use(tx: sa.Connection) -> list[bool]:
         bound = ContextState.BOUND
         return [
-            states.consume_lease(tx, context, bound, str(uuid4()), 1, LATER),
-            states.renew_lease(tx, context, 1, LATER + timedelta(seconds=60), LATER),
+            device_contexts.consume_lease(tx, context, bound, str(uuid4()), 1, LATER),
+            device_contexts.renew_lease(tx, context, 1, LATER + timedelta(seconds=60), LATER),
         ]
 
     assert UnitOfWork(engine).run(use) == [False, False]

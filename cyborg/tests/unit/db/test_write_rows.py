@@ -18,7 +18,6 @@ from cyborg.db.audits import write as audits
 from cyborg.db.backends import desired as desired_backends
 from cyborg.db.binding import claims as handle_claims
 from cyborg.db.binding import write as arqs
-from cyborg.db.contexts import states
 from cyborg.db.contexts import write as device_contexts
 from cyborg.db.custody import chains
 from cyborg.db.custody import write as records
@@ -156,7 +155,7 @@ FINDERS: Mapping[type, Callable[[sa.Connection], Any]] = {
     device_contexts.ContextRow: lambda tx: device_contexts.lock(tx, [1]),
     device_contexts.ProjectUsageRow: lambda tx: [device_contexts.project_usage(tx, "p", 5, 5)],
     device_contexts.SuccessorWorkRow: lambda tx: [_find_successor(tx)],
-    states.ArqStateRow: lambda tx: states.arq_states(tx, [1]),
+    device_contexts.ArqStateRow: lambda tx: device_contexts.arq_states(tx, [1]),
     device_profiles.ProfileRow: lambda tx: device_profiles.by_name(tx, "fpga"),
     devices.DeviceRow: _devices,
     devices.WindowRow: lambda tx: [devices.find_window(tx, DEVICE)],

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Life cycles: tables of the states of an object and of the events that change them.
 
-One table per kind of object says which change is allowed. ``cyborg.db.life_cycle`` makes it the
+One table per kind of object says which change is allowed. ``cyborg.db.bulk`` makes it the
 condition of an UPDATE, and the documentation draws it (``doc/source/_ext/life_cycles.py``), so that
 neither can differ from it.
 """

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
+from cyborg.core.life_cycle import Transition
+
 MAX_PARAMETERS = 30_000
 """Maximum values of one statement: SQLite allows 32766, PostgreSQL's protocol 65535."""
 
@@ -143,3 +145,22 @@ def delete(tx: sa.Connection, table: sa.Table, ids: Collection[int]) -> int:
     return sum(
         tx.execute(sa.delete(table).where(table.c.id.in_(chunk))).rowcount for chunk in chunks(ids)
     )
+
+
+def change_state(
+    tx: sa.Connection,
+    table: sa.Table,
+    transition: Transition[Any, Any],
+    *conditions: sa.ColumnElement[bool],
+    **values: Any,
+) -> int:
+    """Apply a transition to the rows that meet the conditions; return how many were changed.
+
+    ``values`` are the columns that change with the state. The condition of the UPDATE is the table
+    of ``cyborg.core.life_cycle``, and the count of changed rows decides.
+    """
+    # Not a SELECT before the UPDATE: another transaction can change the state in between, also if
+    # this one holds no lock on the row.
+    guard = table.c.state.in_(transition.sources)
+    change = sa.update(table).where(guard, *conditions).values(state=transition.target, **values)
+    return tx.execute(change).rowcount

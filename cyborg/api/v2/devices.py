@@ -18,7 +18,7 @@ from cyborg.core.inventory.device import Health
 from cyborg.core.inventory.device_state import DeviceCondition
 from cyborg.core.jobs.job import JobKind
 from cyborg.core.maintenance import SuccessorMode
-from cyborg.db.devices import drains, read
+from cyborg.db.devices import read
 from cyborg.db.handles import usage
 
 STATUS_SINCE = (2, 3)
@@ -101,7 +101,7 @@ class DeviceV25(
     layouts = wtypes.wsattr([str], mandatory=True)
 
 
-class HandleOwner(types.JsonObject, row=drains.OwnerRow):
+class HandleOwner(types.JsonObject, row=read.OwnerRow):
     """An ARQ that owns a handle of a device under maintenance.
 
     ``device_context`` is the uuid of its device context, or null. ``successor`` is the state of the
@@ -113,7 +113,7 @@ class HandleOwner(types.JsonObject, row=drains.OwnerRow):
     device_context = wtypes.wsattr(types.Uuid())
 
 
-class Maintenance(types.JsonObject, row=drains.MaintenanceRow):
+class Maintenance(types.JsonObject, row=read.MaintenanceRow):
     """The maintenance window of a device: who set it, when, until when, and how far it is drained.
 
     ``owned`` handles belong to ARQs, of which ``owners`` are the first 64; ``cleaning`` handles

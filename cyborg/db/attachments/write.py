@@ -21,8 +21,8 @@ from cyborg.core.attachments.attachment import (
     Step,
 )
 from cyborg.core.binding.states import OWNING_STATES
+from cyborg.db import bulk
 from cyborg.db.binding.write import ArqRow
-from cyborg.db.life_cycle import change_state
 from cyborg.db.rows import StoredRow, fetch_all, fetch_first
 from cyborg.db.schema import arqs, attach_handles, attachments, deployables
 
@@ -251,7 +251,7 @@ def _apply(
     **values: Any,
 ) -> int:
     transition = ATTACHMENT_LIFE_CYCLE.transition(event)
-    return change_state(tx, attachments, transition, *conditions, **values)
+    return bulk.change_state(tx, attachments, transition, *conditions, **values)
 
 
 def delete_failed(tx: sa.Connection, ids: Collection[int]) -> int:

@@ -23,7 +23,6 @@ from cyborg.core.binding.states import (
 )
 from cyborg.core.jobs.job import JobState
 from cyborg.db import bulk
-from cyborg.db.life_cycle import change_state
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import (
     arqs,
@@ -291,7 +290,7 @@ def bind(
         values["project_id"] = _case_by_id(projects, otherwise=arqs.c.project_id)
     # The claim of a handle is part of this transition: a BindStarted ARQ already owns a handle.
     unclaimed = ARQ_LIFE_CYCLE.to(state, among=source_states(Step.START))
-    return change_state(tx, arqs, unclaimed, arqs.c.id.in_(ids), **values)
+    return bulk.change_state(tx, arqs, unclaimed, arqs.c.id.in_(ids), **values)
 
 
 def _bind_one(tx: sa.Connection, **values: Any) -> int:
@@ -467,7 +466,7 @@ def _transition(
     **values: Any,
 ) -> int:
     transition = ARQ_LIFE_CYCLE.transition(step)
-    return change_state(tx, arqs, transition, arqs.c.id.in_(ids), *conditions, **values)
+    return bulk.change_state(tx, arqs, transition, arqs.c.id.in_(ids), *conditions, **values)
 
 
 def _slots(ids: Sequence[int], first: int) -> Any:

@@ -23,7 +23,6 @@ from cyborg.core.hosts import AGENT
 from cyborg.db import bulk
 from cyborg.db.binding.write import ArqRow, lock_of_contexts
 from cyborg.db.contexts import read
-from cyborg.db.life_cycle import change_state
 from cyborg.db.rows import fetch_all, fetch_first
 from cyborg.db.schema import arqs, attachments, deployables, device_profiles, devices, services
 from cyborg.db.schema import device_contexts as contexts
@@ -248,7 +247,7 @@ def start_bind(
     With ``check_host``, none is bound if the agent of the host is down. ``instance`` is None for a
     host. ``state`` is bound, or binding if host work follows. The epoch rises, as with a lease.
     """
-    return change_state(
+    return bulk.change_state(
         tx,
         contexts,
         CONTEXT_LIFE_CYCLE.to(state, among=USABLE),
@@ -277,7 +276,7 @@ def start_lease(
     reserved, or reserving if host work follows. ``expires_at`` is the end of the lease; the time at
     which the unbound context expires does not change.
     """
-    changed = change_state(
+    changed = bulk.change_state(
         tx,
         contexts,
         CONTEXT_LIFE_CYCLE.to(state, among=USABLE),
@@ -320,7 +319,7 @@ def consume_lease(
     ``state`` is bound, or binding while the host prepares the devices. ``epoch`` is None for a
     caller that does not know it.
     """
-    changed = change_state(
+    changed = bulk.change_state(
         tx,
         contexts,
         CONTEXT_LIFE_CYCLE.to(state, among=LEASED),
@@ -353,7 +352,7 @@ def set_state(
 ) -> int:
     """Change contexts to a state from the states that lead to it; return how many were changed."""
     transition = CONTEXT_LIFE_CYCLE.to(state)
-    return change_state(tx, contexts, transition, contexts.c.id.in_(sorted(ids)), **values)
+    return bulk.change_state(tx, contexts, transition, contexts.c.id.in_(sorted(ids)), **values)
 
 
 def set_failure(tx: sa.Connection, ids: Collection[int], failure: ContextFailure) -> None:

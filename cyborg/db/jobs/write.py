@@ -29,7 +29,6 @@ from cyborg.core.jobs.job import (
 from cyborg.core.jobs.progress import Activity
 from cyborg.db import bulk
 from cyborg.db.binding.claims import DIRTY_COLUMNS, DirtyHandleRow
-from cyborg.db.life_cycle import change_state
 from cyborg.db.rows import StoredRow, fetch_all, fetch_first
 from cyborg.db.schema import (
     HANDLES,
@@ -318,7 +317,7 @@ def _end(
 ) -> int:
     transition = JOB_LIFE_CYCLE.to(state)
     values = {"error": error, "owner": None, "lease_until": None}
-    return change_state(tx, jobs, transition, *conditions, **values)
+    return bulk.change_state(tx, jobs, transition, *conditions, **values)
 
 
 def get(tx: sa.Connection, uuid: str) -> JobRow | None:

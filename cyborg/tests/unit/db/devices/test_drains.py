@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from cyborg.db import schema
 from cyborg.db.devices import read
-from cyborg.db.devices.drains import MAX_OWNERS
+from cyborg.db.devices.read import MAX_OWNERS
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 

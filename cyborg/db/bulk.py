@@ -11,11 +11,11 @@ import sqlalchemy as sa
 
 from cyborg.core.life_cycle import Transition
 
+# Maximum values of one statement: SQLite allows 32766, PostgreSQL's protocol 65535.
 MAX_PARAMETERS = 30_000
-"""Maximum values of one statement: SQLite allows 32766, PostgreSQL's protocol 65535."""
 
+# Maximum rows of a table that is a parameter: MariaDB accepts statements of 16 MiB by default.
 MAX_ROWS = 5000
-"""Maximum rows of a table that is a parameter: MariaDB accepts statements of 16 MiB by default."""
 
 T = TypeVar("T")
 

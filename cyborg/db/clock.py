@@ -27,20 +27,20 @@ from cyborg.core.log import get_logger
 
 LOG = get_logger(__name__)
 
+# Seconds between two measurements.
 INTERVAL = 20.0
-"""Seconds between two measurements."""
 
+# Maximum number of statements of one measurement. Another follows only a long round trip.
 SAMPLES = 3
-"""Maximum number of statements of one measurement. Another follows only a long round trip."""
 
+# Seconds; the largest error of a time that bounds the work of another process.
 MAX_ERROR = 1.0
-"""Seconds; the largest error of a time that bounds the work of another process."""
 
+# Seconds since the last measurement after which no such time is given.
 MAX_AGE = 3 * INTERVAL
-"""Seconds since the last measurement after which no such time is given."""
 
+# Largest backward correction that is hidden: the clock stops instead of going back.
 MAX_HOLD = timedelta(seconds=1)
-"""Largest backward correction that is hidden: the clock stops instead of going back."""
 
 
 class utcnow(FunctionElement[datetime]):
@@ -68,8 +68,8 @@ def _sqlite(element: Any, compiler: Any, **options: Any) -> str:
     return "strftime('%Y-%m-%d %H:%M:%f000', 'now')"
 
 
+# The execution option that marks the statement of a measurement.
 MEASUREMENT = "cyborg_clock"
-"""The execution option that marks the statement of a measurement."""
 
 _QUERY = sa.select(utcnow()).execution_options(**{MEASUREMENT: True})
 

@@ -33,26 +33,24 @@ from cyborg.db.schema import services
 from cyborg.db.timeouts import StallDetector, Timeouts
 from cyborg.threads.failures import Backoff, RateLimitedLogger
 
+# Seconds that a writer waits for another writer on SQLite.
 BUSY_SECONDS = 10
-"""Seconds that a writer waits for another writer on SQLite."""
 
+# Connection timeout of PostgreSQL's client; MySQL's client has the same default.
 CONNECT_SECONDS = 10
-"""Connection timeout of PostgreSQL's client; MySQL's client has the same default."""
 
+# A connection that was idle for longer is pinged before use.
 IDLE_SECONDS = 5.0
-"""A connection that was idle for longer is pinged before use."""
 
+# Timeout of that ping. A request waits for the ping and then for a new connection.
 PING_SECONDS = 1.0
-"""Timeout of that ping. A request waits for the ping and then for a new connection."""
 
+# Time limits of a probe: 1.5 s for a new connection, which is the first step of a probe.
+# The limits of the detection and of the API's own work together are less than 6 seconds.
 PROBE_LIMITS = Timeouts(statement=2.25)
-"""Time limits of a probe: 1.5 s for a new connection, which is the first step of a probe.
 
-The limits of the detection and of the API's own work together are less than 6 seconds.
-"""
-
+# Loggers of errors at the end of a connection, which the loss of the connection causes.
 _POOL_LOGGERS = ("sqlalchemy.pool.impl.QueuePool",)
-"""Loggers of errors at the end of a connection, which the loss of the connection causes."""
 
 _POOL = ("max_pool_size", "max_overflow", "pool_timeout", "connection_recycle_time")
 _SERVER = (

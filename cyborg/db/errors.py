@@ -15,11 +15,11 @@ from oslo_db import exception as oslo
 
 from cyborg.core.errors import Unavailable
 
+# Message of Unavailable if no connection to the database works.
 NO_ANSWER = "the database does not answer"
-"""Message of Unavailable if no connection to the database works."""
 
+# All exceptions that SQLAlchemy and oslo.db raise.
 FAILURES = (oslo.DBError, sa.exc.SQLAlchemyError)
-"""All exceptions that SQLAlchemy and oslo.db raise."""
 
 # Serialization failure, deadlock, lock not available.
 _TRANSIENT_STATES = frozenset({"40001", "40P01", "55P03"})
@@ -47,8 +47,8 @@ _MISSING_TABLE_NUMBER = 1146
 _MISSING_TABLE_STATE = "42P01"
 
 
+# Messages of SQLite, and of MySQL and MariaDB; PostgreSQL has a field for the name.
 _DUPLICATE = re.compile(r"UNIQUE constraint failed: (.+)$|for key '([^']+)'")
-"""Messages of SQLite, and of MySQL and MariaDB; PostgreSQL has a field for the name."""
 
 
 def is_transient(error: BaseException) -> bool:

@@ -21,8 +21,8 @@ from cyborg.db.paging import Page
 
 R = TypeVar("R")
 
+# A column that has the value, or one of the values if it is a collection; or a condition of it.
 Filter = sa.ColumnElement[Any] | Callable[[Any], sa.ColumnElement[bool]]
-"""A column that has the value, or one of the values if it is a collection; or a condition of it."""
 
 
 def columns_of(table: sa.FromClause, *names: str) -> dict[str, sa.ColumnElement[Any]]:

@@ -22,15 +22,15 @@ from alembic.util import CommandError
 from cyborg.core.errors import Conflict, Invalid
 from cyborg.db import errors, migrations
 
+# Callback that gets each progress line of an upgrade.
 Report = Callable[[str], object]
-"""Callback that gets each progress line of an upgrade."""
 
 # Alembic's ``op`` and ``context`` are global to the process.
 _ALEMBIC = threading.Lock()
 _SCRIPTS_DIR = str(Path(migrations.__file__).parent)
 
+# Seconds to wait for another upgrade of the same database.
 LOCK_SECONDS = 300
-"""Seconds to wait for another upgrade of the same database."""
 
 
 def _quiet(line: str) -> None:

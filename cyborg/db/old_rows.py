@@ -31,8 +31,8 @@ from cyborg.db.schema import (
 )
 from cyborg.db.unit_of_work import UnitOfWork
 
+# State of a message of the outbox that is no longer sent.
 DEAD = "dead"
-"""State of a message of the outbox that is no longer sent."""
 
 _ENDED_JOBS = sorted(state for state in JobState if state is not JobState.OPEN)
 
@@ -139,6 +139,7 @@ SERVICES = OldRows(
     _skip_steps_without_agent,
 )
 
+# The kinds of old rows by their name.
 KINDS: Mapping[str, OldRows] = {
     "jobs": JOBS,
     "audits": AUDITS,
@@ -148,4 +149,3 @@ KINDS: Mapping[str, OldRows] = {
     "tombstones": TOMBSTONES,
     "services": SERVICES,
 }
-"""The kinds of old rows by their name."""

@@ -19,8 +19,8 @@ Row = Mapping[str, Any]
 R = TypeVar("R", bound=Row)
 
 
+# Maximum of the number of rows of a list: a database needs no longer to count a larger one.
 MAX_COUNT = 10_000
-"""Maximum of the number of rows of a list: a database needs no longer to count a larger one."""
 
 
 @dataclass(slots=True)

@@ -58,8 +58,8 @@ _LIMITS = "cyborg_limits"  # the execution option of an engine that has its limi
 
 _SERVER_SHARE = 0.9  # of the client's limit: the server gives up first, and keeps the connection
 
+# PyMySQL reads it before each read from its socket; there is no public way to change it.
 _PYMYSQL_LIMIT = "_read_timeout"
-"""PyMySQL reads it before each read from its socket; there is no public way to change it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,8 @@ class Timeouts:
         return max(MIN_TRANSACTION_SECONDS, 1.5 * self.statement)
 
 
+# Limits of an engine without limits, such as that of migrations; MySQL knows no infinity.
 UNLIMITED = Timeouts(86400.0)
-"""Limits of an engine without limits, such as that of migrations; MySQL knows no infinity."""
 
 
 def with_server_limit(seconds: float) -> Timeouts:
@@ -264,11 +264,11 @@ def _ready(descriptor: int, events: int, seconds: float | None) -> bool:
             return False
 
 
+# Seconds between two calls of ``run_once``.
 PROBE_INTERVAL = 0.5
-"""Seconds between two calls of ``run_once``."""
 
+# Seconds of a transaction after which the database is probed.
 PROBE_AFTER = 2.0
-"""Seconds of a transaction after which the database is probed."""
 
 
 @dataclass(eq=False, slots=True)

@@ -27,8 +27,8 @@ from cyborg.db.schema import idempotency_keys
 from cyborg.db.timeouts import StallDetector
 from cyborg.threads.failures import JITTER
 
+# Maximum characters of an answer as JSON: the limit of a message.
 MAX_ANSWER = 1024 * 1024
-"""Maximum characters of an answer as JSON: the limit of a message."""
 
 # Built once: SQLAlchemy needs more time to build such a statement than a database to run it.
 _INSERT_ANSWER = sa.insert(idempotency_keys)
@@ -95,11 +95,11 @@ def unwrap_answer(body: dict[str, Any]) -> Any:
 
 T = TypeVar("T")
 
+# Maximum attempts of a transaction that fails with transient errors.
 MAX_ATTEMPTS = 10
-"""Maximum attempts of a transaction that fails with transient errors."""
 
+# Seconds after which a transaction is not retried, whatever the number of attempts.
 RETRY_DEADLINE = 30.0
-"""Seconds after which a transaction is not retried, whatever the number of attempts."""
 
 _pause = threading.Event().wait
 

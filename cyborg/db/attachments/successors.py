@@ -50,8 +50,8 @@ _BOUND = (
     arqs.c.instance_uuid.is_not(None),
     arqs.c.attachment_id.is_(None),
 )
+# The work on the successor has not exchanged the handles: there is no other one meanwhile.
 _RECORDED = attachments.c.state.in_([AttachmentState.ATTACHING, AttachmentState.ERROR])
-"""The work on the successor has not exchanged the handles: there is no other one meanwhile."""
 
 
 def record_key(context: str, device: str, instance: str) -> str:

@@ -27,8 +27,8 @@ class LeasedAuditRow(AuditRow):
     lease_until: datetime | None
 
 
+# Hosts that one statement counts.
 COUNT_PAGE = 500
-"""Hosts that one statement counts."""
 
 # Hosts with an agent, and hosts of which only devices or providers are left.
 _INVENTORY = (

@@ -60,8 +60,8 @@ class AgentBackendRow(BackendRow):
     backends: list[BackendRow]
 
 
+# The row id, and the columns of BackendRow: a page of agents has thousands of these rows.
 COLUMNS = tuple(table.c[name] for name in ("id", "uuid", "name", "driver", "status", "error"))
-"""The row id, and the columns of BackendRow: a page of agents has thousands of these rows."""
 _SERVICE_KEYS = ("binary", "host", "last_seen_at")
 SORTABLE = {
     **columns_of(services, *_SERVICE_KEYS),

@@ -55,8 +55,8 @@ class AcceleratorRow(TypedDict):
     state_reasons: list[str]
 
 
+# The condition that a device or its deployable is draining, with all handles.
 DEVICE_DRAINING = sa.or_(deployables.c.draining, devices.c.draining)
-"""The condition that a device or its deployable is draining, with all handles."""
 _DRAINING = sa.or_(table.c.draining, DEVICE_DRAINING)
 _CLEANING = jobs.alias("cleaning")
 _OWNER_JOB = jobs.alias("owner_job")
@@ -87,15 +87,15 @@ COLUMNS = [
     facts.HOST_DOWN.label("host_down"),
 ]
 _INTERNAL = {*device_state.FACTS, "holder", "needs_cleaning", "row_id"}
+# The condition that joins devices with the agents of their hosts, which may be missing.
 AGENT_OF_DEVICE = sa.and_(services.c.host == devices.c.host, services.c.binary == AGENT)
-"""The condition that joins devices with the agents of their hosts, which may be missing."""
 _BACKEND_OF_DEVICE = sa.and_(
     backends.c.service_id == services.c.id, backends.c.name == devices.c.backend
 )
+# UNSCHEDULABLE without the condition that the host is down, which is one of another table.
 BLOCKED = sa.or_(*facts.conditions("draining"))
-"""UNSCHEDULABLE without the condition that the host is down, which is one of another table."""
+# The condition that a device that is not draining is not schedulable (``device_state``).
 UNSCHEDULABLE = sa.or_(BLOCKED, facts.HOST_DOWN)
-"""The condition that a device that is not draining is not schedulable (``device_state``)."""
 
 
 def _join_details(source: sa.FromClause) -> sa.FromClause:
@@ -164,8 +164,8 @@ _CONDITIONS_OF_DEPLOYABLES: Mapping[AcceleratorState, sa.ColumnElement[bool]] = 
 _CLEAN_INDEX = "ix_attach_handles_needs_cleaning_arq_id_id"
 _CLEAN_COLUMNS = (table.c.needs_cleaning, table.c.arq_id)
 _DEPLOYABLE_ORDER = (table.c.deployable_id, table.c.id)
+# Maximum number of deployables whose accelerators one statement reads.
 MAX_CHUNK = 2000
-"""Maximum number of deployables whose accelerators one statement reads."""
 
 
 @dataclass(frozen=True, slots=True)

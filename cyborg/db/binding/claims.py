@@ -124,16 +124,14 @@ _DEVICE_OF_HANDLE = (
         *map(sa.not_, facts.conditions("status", "cordoned", "restore_failed")),
     )
 )
+# The device is cordoned, and could be used otherwise.
 _USABLE = sa.exists(_DEVICE_OF_HANDLE.where(devices.c.cordoned_since.is_not(None)))
-"""The device is cordoned, and could be used otherwise."""
+# The device is schedulable: the guard of a claim, equal to ``core.inventory.device_state``.
+# The guard omits ``restore_failed``: if the restore fails after the candidates were read, the new
+# bind has to prepare its own handle, and fails too. MariaDB would lock the jobs that it reads here.
 _SCHEDULABLE = sa.exists(
     _DEVICE_OF_HANDLE.where(*(sa.not_(facts.CONDITIONS[n]) for n in ("status", "cordoned")))
 )
-"""The device is schedulable: the guard of a claim, equal to ``core.inventory.device_state``.
-
-The guard omits ``restore_failed``: if the restore fails after the candidates were read, the new
-bind has to prepare its own handle, and fails too. MariaDB would lock the jobs that it reads here.
-"""
 _PUBLISHED = sa.exists(
     sa.select(published_providers.c.id).where(
         published_providers.c.uuid == deployables.c.rp_uuid,

@@ -36,6 +36,7 @@ class UsageRow(TypedDict):
 
 
 _PROJECT = sa.bindparam("project", type_=sa.String)
+# The number of ARQs of ``project``, in any state, counted up to ``max_count``.
 NUM_ARQS = (
     sa.select(sa.func.count())
     .select_from(
@@ -46,7 +47,6 @@ NUM_ARQS = (
     )
     .scalar_subquery()
 )
-"""The number of ARQs of ``project``, in any state, counted up to ``max_count``."""
 # UPDATE project_locks SET generation = generation + 1 WHERE project_id = :project
 # The row stays locked until the end of the transaction, so that only one counts at a time.
 _LOCK = (

@@ -39,12 +39,13 @@ _DRAINING = sa.or_(deployables.c.draining, devices.c.draining)
 _COMPUTED = {"programming": _PROGRAMMING, "draining": _DRAINING, "restore_failed": RESTORE_FAILED}
 HOST_DOWN = services.c.down_since.is_not(None)
 
+# The column of each fact.
 COLUMNS: Mapping[str, Column] = {
     name: _COMPUTED[name].label(name) if name in _COMPUTED else devices.c[name]
     for name in DeviceFactsColumns.__annotations__
 }
-"""The column of each fact."""
 
+# The condition of each fact that makes the deployable unschedulable: ``evaluate`` in SQL.
 CONDITIONS: Mapping[str, sa.ColumnElement[bool]] = {
     "status": devices.c.status != ENABLED,
     "health": devices.c.health == Health.UNHEALTHY,
@@ -55,7 +56,6 @@ CONDITIONS: Mapping[str, sa.ColumnElement[bool]] = {
     "cordoned": devices.c.cordoned,
     **_COMPUTED,
 }
-"""The condition of each fact that makes the deployable unschedulable: ``evaluate`` in SQL."""
 
 
 def columns(*omitted: str) -> list[Column]:

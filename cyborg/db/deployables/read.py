@@ -19,6 +19,8 @@ from cyborg.db.listing import Listing, columns_of
 from cyborg.db.schema import arqs, devices, jobs, providers
 from cyborg.db.schema import deployables as table
 
+# The providers of the deployables with a bound handle that the host failed to prepare again.
+# They are found by the open restore jobs after a reboot.
 # Not a column, which could keep an outdated value after the ARQ of such a job is released. The
 # subquery starts at the few open jobs, and does not depend on the outer query: it is run once.
 FAILED_RESTORES: sa.Select[Any] = (
@@ -32,13 +34,9 @@ FAILED_RESTORES: sa.Select[Any] = (
         arqs.c.device_rp_uuid.is_not(None),
     )
 )
-"""The providers of the deployables with a bound handle that the host failed to prepare again.
 
-They are found by the open restore jobs after a reboot.
-"""
-
+# The condition that a deployable is one of these.
 RESTORE_FAILED: sa.ColumnElement[bool] = table.c.rp_uuid.in_(FAILED_RESTORES)
-"""The condition that a deployable is one of these."""
 
 
 def failed_restores(connection: sa.Connection) -> set[str]:

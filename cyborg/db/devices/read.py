@@ -48,11 +48,11 @@ from cyborg.db.schema import (
 )
 from cyborg.db.schema import devices as table
 
+# Maximum number of errors of one device.
 MAX_JOB_ERRORS = 16
-"""Maximum number of errors of one device."""
 
+# Maximum number of owners of one device that are shown.
 MAX_OWNERS = 64
-"""Maximum number of owners of one device that are shown."""
 
 
 class OwnerRow(TypedDict):

@@ -93,8 +93,8 @@ class _Counts:
     unused: int = 0
 
 
+# The hosts whose entries count; None is all hosts.
 Hosts = Sequence[HostRow] | None
-"""The hosts whose entries count; None is all hosts."""
 
 SORTABLE = ("name", "uuid")
 

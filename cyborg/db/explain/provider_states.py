@@ -20,8 +20,8 @@ from cyborg.db.deployables.read import failed_restores
 from cyborg.db.schema import HANDLES, arqs, deployables, devices, providers, services
 from cyborg.db.schema import attach_handles as handles
 
+# Maximum number of owners of one provider.
 MAX_HOLDERS = 16
-"""Maximum number of owners of one provider."""
 MAX_REMARK = 255
 
 

@@ -16,8 +16,8 @@ from cyborg.db.binding.write import ArqRow
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import arqs
 
+# The states of ARQs without a handle and without an instance.
 EXPIRING = (ArqState.INITIAL, ArqState.UNBOUND)
-"""The states of ARQs without a handle and without an instance."""
 
 _LAST_CHANGE = sa.func.coalesce(arqs.c.updated_at, arqs.c.created_at)
 # An ARQ without an instance is under a lease, which has an end of its own, or attached to its host.

@@ -24,8 +24,8 @@ from cyborg.db.schema import outbox
 
 PENDING = "pending"
 
+# A kind, a subject and a payload.
 Message = tuple[str, str, Mapping[str, Any]]
-"""A kind, a subject and a payload."""
 
 
 class LeasedMessageRow(MessageRow):
@@ -39,6 +39,7 @@ class LeasedMessageRow(MessageRow):
 
 
 _other = outbox.alias("other")
+# The number of older pending messages of the same subject and kind.
 _OLDER = (
     sa.select(sa.func.count())
     .where(
@@ -50,7 +51,6 @@ _OLDER = (
     .scalar_subquery()
     .label("older")
 )
-"""The number of older pending messages of the same subject and kind."""
 # Built once: SQLAlchemy needs more time to build such a statement than a database to run it.
 #
 # SELECT outbox.*, (SELECT count(*) ... older ones of the subject) AS older FROM outbox

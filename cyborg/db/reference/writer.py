@@ -26,8 +26,8 @@ from cyborg.db.devices import tombstones
 from cyborg.db.devices import write as devices
 from cyborg.db.handles import write as attach_handles
 
+# Number of objects by their kind.
 Counts = Counter[str]
-"""Number of objects by their kind."""
 
 
 def write_profiles(

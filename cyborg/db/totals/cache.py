@@ -18,14 +18,14 @@ from cyborg.db.totals.read import Counts
 
 LOG = get_logger(__name__)
 
+# Counts are used for this many times the seconds that counting took.
 SHARE = 100
-"""Counts are used for this many times the seconds that counting took."""
+# Seconds after which counts are always counted again.
 MAX_AGE = 600.0
-"""Seconds after which counts are always counted again."""
+# If counting takes no longer than this, it is not done in the background.
 INLINE_SECONDS = 0.05
-"""If counting takes no longer than this, it is not done in the background."""
+# Seconds that ``stop`` waits for counting in the background.
 STOP_SECONDS = 5.0
-"""Seconds that ``stop`` waits for counting in the background."""
 
 
 class CountCache:

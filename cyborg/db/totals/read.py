@@ -55,8 +55,8 @@ def find_self_heal(connection: sa.Connection) -> list[SelfHealRow]:
 
 
 UNDELIVERABLE = "undeliverable"
+# Maximum number of unhealthy devices in the list; those unhealthy for longest come first.
 MAX_UNHEALTHY = 1000
-"""Maximum number of unhealthy devices in the list; those unhealthy for longest come first."""
 
 
 class UnhealthyRow(TypedDict):

@@ -15,20 +15,8 @@ from cyborg.core.audit.sources import OPEN as OPEN_AUDITS
 from cyborg.core.drivers.rollout import StepState
 from cyborg.core.hosts import AGENT
 from cyborg.core.jobs.job import JobState
+from cyborg.db import schema
 from cyborg.db.drivers import rollouts
-from cyborg.db.schema import (
-    arqs,
-    audits,
-    deployables,
-    device_tombstones,
-    devices,
-    discoveries,
-    idempotency_keys,
-    job_steps,
-    jobs,
-    outbox,
-    services,
-)
 from cyborg.db.unit_of_work import UnitOfWork
 
 # State of a message of the outbox that is no longer sent.
@@ -93,9 +81,13 @@ class OldRows:
 
 def _skip_steps_without_agent(tx: sa.Connection) -> None:
     """Set the steps that wait for the return of deleted agents to SKIPPED."""
-    has_agent = sa.exists().where(services.c.host == job_steps.c.host, services.c.binary == AGENT)
-    waiting = job_steps.c.state == str(StepState.PENDING_AGENT)
-    hosts = tx.scalars(sa.select(job_steps.c.host).distinct().where(waiting, ~has_agent)).all()
+    has_agent = sa.exists().where(
+        schema.services.c.host == schema.job_steps.c.host, schema.services.c.binary == AGENT
+    )
+    waiting = schema.job_steps.c.state == str(StepState.PENDING_AGENT)
+    hosts = tx.scalars(
+        sa.select(schema.job_steps.c.host).distinct().where(waiting, ~has_agent)
+    ).all()
     rollouts.skip_pending_agent(tx, hosts)
 
 
@@ -103,38 +95,42 @@ def _skip_steps_without_agent(tx: sa.Connection) -> None:
 # deployable without its job would be offered before it was reported again. Nor is one with a step
 # that waits for the return of an agent: a change that fails then is rolled back by the step.
 JOBS = OldRows(
-    jobs,
+    schema.jobs,
     lambda cutoff: sa.and_(
-        jobs.c.state.in_(_ENDED_JOBS),
-        jobs.c.next_try_at < cutoff,
-        ~sa.exists().where(arqs.c.job_id == jobs.c.id),
-        ~sa.exists().where(deployables.c.job_id == jobs.c.id),
+        schema.jobs.c.state.in_(_ENDED_JOBS),
+        schema.jobs.c.next_try_at < cutoff,
+        ~sa.exists().where(schema.arqs.c.job_id == schema.jobs.c.id),
+        ~sa.exists().where(schema.deployables.c.job_id == schema.jobs.c.id),
         ~sa.exists().where(
-            job_steps.c.job_id == jobs.c.id,
-            job_steps.c.state == str(StepState.PENDING_AGENT),
-            services.c.host == job_steps.c.host,
-            services.c.binary == AGENT,
+            schema.job_steps.c.job_id == schema.jobs.c.id,
+            schema.job_steps.c.state == str(StepState.PENDING_AGENT),
+            schema.services.c.host == schema.job_steps.c.host,
+            schema.services.c.binary == AGENT,
         ),
     ),
 )
 AUDITS = OldRows(
-    audits,
+    schema.audits,
     lambda cutoff: sa.and_(
-        audits.c.state.not_in(sorted(OPEN_AUDITS)), audits.c.updated_at < cutoff
+        schema.audits.c.state.not_in(sorted(OPEN_AUDITS)), schema.audits.c.updated_at < cutoff
     ),
 )
-DISCOVERIES = OldRows(discoveries)
+DISCOVERIES = OldRows(schema.discoveries)
 DEAD_LETTERS = OldRows(
-    outbox, lambda cutoff: sa.and_(outbox.c.state == DEAD, outbox.c.updated_at < cutoff)
+    schema.outbox,
+    lambda cutoff: sa.and_(schema.outbox.c.state == DEAD, schema.outbox.c.updated_at < cutoff),
 )
-CALL_RECORDS = OldRows(idempotency_keys)
-TOMBSTONES = OldRows(device_tombstones)
+CALL_RECORDS = OldRows(schema.idempotency_keys)
+TOMBSTONES = OldRows(schema.device_tombstones)
 # Only an operator deletes the inventory of a host.
 SERVICES = OldRows(
-    services,
+    schema.services,
     lambda cutoff: sa.and_(
-        services.c.last_seen_at < cutoff,
-        sa.or_(services.c.binary != AGENT, ~sa.exists().where(devices.c.host == services.c.host)),
+        schema.services.c.last_seen_at < cutoff,
+        sa.or_(
+            schema.services.c.binary != AGENT,
+            ~sa.exists().where(schema.devices.c.host == schema.services.c.host),
+        ),
     ),
     _skip_steps_without_agent,
 )

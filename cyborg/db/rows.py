@@ -54,6 +54,21 @@ class DeviceColumns(TypedDict):
     retry_at: datetime | None
 
 
+def row_columns(
+    kind: Any, *tables: sa.FromClause, **others: sa.ColumnElement[Any]
+) -> list[sa.ColumnElement[Any]]:
+    """Return the columns of a query for rows of ``kind``, a TypedDict, in the order of its keys.
+
+    A key is a column of the first of the tables that has it, or what ``others`` has for the key.
+    """
+    # From the keys, so that no list of columns can differ from the type of its rows.
+    columns = {column.name: column for table in reversed(tables) for column in table.c}
+    for name, other in others.items():
+        same = isinstance(other, sa.Column) and other.name == name
+        columns[name] = other if same else other.label(name)
+    return [columns[name] for name in kind.__annotations__]
+
+
 def fetch_all(kind: Callable[..., R], result: sa.CursorResult[Any]) -> list[R]:
     """Return the rows of a query whose columns are the keys of ``kind``, a TypedDict."""
     names = tuple(result.keys())

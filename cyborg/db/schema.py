@@ -380,14 +380,4 @@ providers = _table(
     sa.Column("evict", sa.Boolean, nullable=False, default=False),
 )
 
-# Joins that many queries need: up from a handle, or from the ARQ that owns the handle.
-HANDLES = attach_handles.join(deployables, deployables.c.id == attach_handles.c.deployable_id).join(
-    devices, devices.c.id == deployables.c.device_id
-)
-OWNED_HANDLES = (
-    arqs.join(attach_handles, attach_handles.c.arq_id == arqs.c.id)
-    .join(deployables, deployables.c.id == attach_handles.c.deployable_id)
-    .join(devices, devices.c.id == deployables.c.device_id)
-)
-
 TABLES: Sequence[sa.Table] = tuple(metadata.sorted_tables)

@@ -14,16 +14,9 @@ from cyborg.core.attachments.attachment import AttachmentState, Mode
 from cyborg.core.binding.states import OWNING_STATES, ArqState
 from cyborg.core.hosts import AGENT, LIVE_ATTACH
 from cyborg.core.jobs.job import JobState
-from cyborg.db.rows import fetch_all
-from cyborg.db.schema import (
-    arqs,
-    attach_handles,
-    attachments,
-    deployables,
-    devices,
-    jobs,
-    services,
-)
+from cyborg.db import joins
+from cyborg.db.rows import fetch_all, row_columns
+from cyborg.db.schema import arqs, attach_handles, attachments, deployables, devices, jobs, services
 
 
 def of_accelerator(tx: sa.Connection, uuid: str) -> set[str]:
@@ -105,18 +98,18 @@ class GuestDeviceRow(TypedDict):
 _OPEN_JOB = sa.exists().where(jobs.c.id == arqs.c.job_id, jobs.c.state == JobState.OPEN)
 _QUERY = (
     sa.select(
-        arqs.c.uuid,
-        arqs.c.state,
-        attachments.c.instance_uuid,
-        attach_handles.c.type.label("attach_handle_type"),
-        attach_handles.c.uuid.label("attach_handle_uuid"),
-        attach_handles.c.info.label("attach_handle_info"),
-        attach_handles.c.address.label("handle"),
-        deployables.c.address.label("deployable"),
-        devices.c.address.label("device"),
-        devices.c.backend,
-        devices.c.host,
-        sa.not_(_OPEN_JOB).label("ready"),
+        *row_columns(
+            GuestDeviceRow,
+            arqs,
+            devices,
+            instance_uuid=attachments.c.instance_uuid,
+            attach_handle_type=attach_handles.c.type,
+            attach_handle_uuid=attach_handles.c.uuid,
+            attach_handle_info=attach_handles.c.info,
+            handle=attach_handles.c.address,
+            **joins.ADDRESSES,
+            ready=sa.not_(_OPEN_JOB),
+        )
     )
     .join(attachments, attachments.c.id == arqs.c.attachment_id)
     .join(attach_handles, attach_handles.c.arq_id == arqs.c.id)
@@ -167,7 +160,4 @@ def live_hosts(tx: sa.Connection, names: Collection[str]) -> dict[str, bool]:
 
 def is_current_agent(tx: sa.Connection, host: str, epoch: str) -> bool:
     """Return whether the agent of a host has this epoch."""
-    query = sa.select(services.c.id).where(
-        services.c.binary == AGENT, services.c.host == host, services.c.epoch == epoch
-    )
-    return tx.scalar(query) is not None
+    return tx.scalar(sa.select(services.c.id).where(joins.agent_of(host, epoch))) is not None

@@ -16,16 +16,10 @@ from cyborg.db import bulk
 from cyborg.db.attachments import write as records
 from cyborg.db.attachments.write import AttachmentRow
 from cyborg.db.binding.write import ArqRow
-from cyborg.db.rows import fetch_all
-from cyborg.db.schema import (
-    arqs,
-    attach_handles,
-    attachments,
-    deployables,
-    device_contexts,
-    device_maintenances,
-    devices,
-)
+from cyborg.db.rows import fetch_all, row_columns
+from cyborg.db.schema import arqs, attach_handles, attachments, deployables, devices
+from cyborg.db.schema import device_contexts as contexts
+from cyborg.db.schema import device_maintenances as windows
 
 _OWNED = (
     attach_handles.join(deployables, deployables.c.id == attach_handles.c.deployable_id)
@@ -64,18 +58,16 @@ def bound_contexts(tx: sa.Connection, device: str) -> list[BoundContextRow]:
 
     Attached contexts are not among them.
     """
+    of_context = {
+        "successor_of": contexts.c.uuid,
+        "project_id": contexts.c.project_id,
+    }
     query = (
-        sa.select(
-            device_contexts.c.uuid.label("successor_of"),
-            device_contexts.c.project_id,
-            arqs.c.instance_uuid,
-            arqs.c.hostname,
-            arqs.c.device_profile_name,
-        )
+        sa.select(*row_columns(BoundContextRow, arqs, **of_context))
         .select_from(_OWNED)
-        .join(device_contexts, device_contexts.c.id == arqs.c.context_id)
+        .join(contexts, contexts.c.id == arqs.c.context_id)
         .where(devices.c.uuid == device, *_BOUND)
-        .order_by(device_contexts.c.uuid)
+        .order_by(contexts.c.uuid)
         .distinct()
     )
     return fetch_all(BoundContextRow, tx.execute(query))
@@ -93,17 +85,17 @@ def devices_to_plan(tx: sa.Connection, now: datetime, mode: str, limit: int) -> 
     They have an open window with this mode, and a bound context without a successor, or a failed
     successor that is due.
     """
-    opened = (device_maintenances.c.until > now, device_maintenances.c.successor == mode)
+    opened = (windows.c.until > now, windows.c.successor == mode)
     missing = (
         sa.select(devices.c.uuid)
         .select_from(_OWNED)
-        .join(device_contexts, device_contexts.c.id == arqs.c.context_id)
-        .join(device_maintenances, device_maintenances.c.device_uuid == devices.c.uuid)
+        .join(contexts, contexts.c.id == arqs.c.context_id)
+        .join(windows, windows.c.device_uuid == devices.c.uuid)
         .where(
             *opened,
             *_BOUND,
             ~sa.exists().where(
-                attachments.c.successor_of == device_contexts.c.uuid,
+                attachments.c.successor_of == contexts.c.uuid,
                 attachments.c.maintained_device == devices.c.uuid,
                 attachments.c.instance_uuid == arqs.c.instance_uuid,
                 _RECORDED,
@@ -112,7 +104,7 @@ def devices_to_plan(tx: sa.Connection, now: datetime, mode: str, limit: int) -> 
     )
     due = (
         sa.select(devices.c.uuid)
-        .join(device_maintenances, device_maintenances.c.device_uuid == devices.c.uuid)
+        .join(windows, windows.c.device_uuid == devices.c.uuid)
         .join(attachments, attachments.c.maintained_device == devices.c.uuid)
         .where(
             *opened,
@@ -135,16 +127,16 @@ def purge(tx: sa.Connection, mode: str, limit: int) -> int:
     device belongs to the context for the instance.
     """
     window = sa.exists().where(
-        device_maintenances.c.device_uuid == attachments.c.maintained_device,
-        device_maintenances.c.successor == mode,
+        windows.c.device_uuid == attachments.c.maintained_device,
+        windows.c.successor == mode,
     )
     bound = (
         sa.select(arqs.c.id)
         .select_from(_OWNED)
-        .join(device_contexts, device_contexts.c.id == arqs.c.context_id)
+        .join(contexts, contexts.c.id == arqs.c.context_id)
         .where(
             devices.c.uuid == attachments.c.maintained_device,
-            device_contexts.c.uuid == attachments.c.successor_of,
+            contexts.c.uuid == attachments.c.successor_of,
             arqs.c.instance_uuid == attachments.c.instance_uuid,
             *_BOUND,
         )
@@ -165,8 +157,8 @@ def lock_replaced(tx: sa.Connection, context: str, device: str) -> list[ArqRow]:
     ids = tx.scalars(
         sa.select(arqs.c.id)
         .select_from(_OWNED)
-        .join(device_contexts, device_contexts.c.id == arqs.c.context_id)
-        .where(devices.c.uuid == device, device_contexts.c.uuid == context)
+        .join(contexts, contexts.c.id == arqs.c.context_id)
+        .where(devices.c.uuid == device, contexts.c.uuid == context)
     ).all()
     if not ids:
         return []

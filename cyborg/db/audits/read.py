@@ -18,16 +18,9 @@ from cyborg.core.audit.sources import (
 )
 from cyborg.core.binding.states import OWNING_STATES, ArqState
 from cyborg.core.jobs.job import JobState
+from cyborg.db import joins
 from cyborg.db.listing import Listing, columns_of
-from cyborg.db.schema import (
-    HANDLES,
-    arqs,
-    attachments,
-    deployables,
-    devices,
-    jobs,
-    providers,
-)
+from cyborg.db.schema import arqs, attachments, deployables, devices, jobs, providers
 from cyborg.db.schema import attach_handles as handles
 from cyborg.db.schema import audits as table
 
@@ -108,7 +101,7 @@ def _handles(tx: sa.Connection, host: str) -> dict[int, list[HandleRecord]]:
             r.state.label("owner_state"),
             r.device_rp_uuid.label("owner_provider"),
         )
-        .select_from(HANDLES)
+        .select_from(joins.HANDLES)
         .outerjoin(arqs, r.id == h.arq_id)
         .outerjoin(jobs, jobs.c.id == h.job_id)
         .where(devices.c.host == host)

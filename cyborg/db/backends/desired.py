@@ -23,9 +23,9 @@ from cyborg.core.hosts import AGENT
 from cyborg.core.inventory.device import CLEANING_ABILITIES
 from cyborg.core.inventory.device_state import ENABLED
 from cyborg.core.jobs.job import DRAINS, JobKind, JobState
-from cyborg.db import bulk
+from cyborg.db import bulk, joins
 from cyborg.db.columns import Moment
-from cyborg.db.rows import fetch_all, fetch_first
+from cyborg.db.rows import fetch_all, fetch_first, row_columns
 from cyborg.db.schema import attach_handles, backends, deployables, devices, jobs, services
 from cyborg.db.schema import desired_backends as table
 
@@ -51,23 +51,18 @@ class AgentRow(TypedDict):
 
 
 _COLUMNS = tuple(table.c[name] for name in ("backend", "driver", "status", "generation", "config"))
-AGENT_COLUMNS = [services.c[name] for name in AgentRow.__annotations__]
+AGENT_COLUMNS = row_columns(AgentRow, services)
 
 
 def lock(tx: sa.Connection, host: str, epoch: str) -> AgentRow | None:
     """Return a host's agent, locked; None if it has another epoch."""
-    query = (
-        sa.select(*AGENT_COLUMNS)
-        .where(services.c.binary == AGENT, services.c.host == host, services.c.epoch == epoch)
-        .with_for_update()
-    )
+    query = sa.select(*AGENT_COLUMNS).where(joins.agent_of(host, epoch)).with_for_update()
     return fetch_first(AgentRow, tx.execute(query))
 
 
 def lock_host(tx: sa.Connection, host: str) -> None:
     """Lock the row of a host's agent, whatever its epoch."""
-    condition = sa.and_(services.c.binary == AGENT, services.c.host == host)
-    tx.execute(sa.select(services.c.id).where(condition).with_for_update()).first()
+    tx.execute(sa.select(services.c.id).where(joins.agent_of(host)).with_for_update()).first()
 
 
 def lock_agents(tx: sa.Connection, agents: Collection[int]) -> dict[int, AgentRow]:
@@ -90,15 +85,12 @@ def lock_agents(tx: sa.Connection, agents: Collection[int]) -> dict[int, AgentRo
 
 def of_host(tx: sa.Connection, host: str, epoch: str) -> DesiredHostState | None:
     """Return the desired state of a host, None if its agent has another epoch."""
-    same_agent = sa.and_(
-        services.c.binary == AGENT, services.c.host == host, services.c.epoch == epoch
-    )
     # One statement, so that the generation matches the returned backends.
     query = (
         sa.select(services.c.desired_generation, *_COLUMNS)
         # A backend that is only cordoned has generation 0 and is not for the agent.
         .outerjoin(table, sa.and_(table.c.service_id == services.c.id, table.c.generation > 0))
-        .where(same_agent)
+        .where(joins.agent_of(host, epoch))
         .order_by(table.c.backend)
     )
     rows = tx.execute(query).mappings().all()
@@ -146,8 +138,7 @@ def removed_backends(tx: sa.Connection, host: str, backends: Collection[str]) ->
         sa.select(table.c.backend)
         .join(services, services.c.id == table.c.service_id)
         .where(
-            services.c.binary == AGENT,
-            services.c.host == host,
+            joins.agent_of(host),
             table.c.backend.in_(sorted(backends)),
             table.c.status == str(DesiredStatus.ABSENT),
         )
@@ -353,10 +344,7 @@ def _cordoned(tx: sa.Connection, hosts: Collection[str]) -> list[int]:
     query = (
         sa.select(devices.c.id, devices.c.abilities)
         .join(services, services.c.host == devices.c.host)
-        .join(
-            backends,
-            sa.and_(backends.c.service_id == services.c.id, backends.c.name == devices.c.backend),
-        )
+        .join(backends, joins.BACKEND_OF_DEVICE)
         .where(services.c.binary == AGENT, services.c.host.in_(hosts), backends.c.cordoned)
         .order_by(devices.c.id)
     )

@@ -13,16 +13,9 @@ from cyborg.core.inventory import capability
 from cyborg.core.inventory import functions as core_functions
 from cyborg.core.inventory.report import BackendState, BackendStatus
 from cyborg.core.jobs.job import INVENTORY_KINDS, JobState
-from cyborg.db import bulk
-from cyborg.db.schema import (
-    backend_functions,
-    backends,
-    deployables,
-    desired_backends,
-    devices,
-    jobs,
-    services,
-)
+from cyborg.db import bulk, joins
+from cyborg.db.schema import backend_functions, backends, deployables, devices, jobs, services
+from cyborg.db.schema import desired_backends as desired
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +48,7 @@ def replace(tx: sa.Connection, host: str, states: Sequence[BackendState]) -> Rep
             services.c.identity,
             services.c.drivers_digest,
             sa.exists()
-            .where(desired_backends.c.service_id == services.c.id)
+            .where(desired.c.service_id == services.c.id)
             .correlate(services)
             .label("has_overrides"),
             sa.exists()
@@ -66,7 +59,7 @@ def replace(tx: sa.Connection, host: str, states: Sequence[BackendState]) -> Rep
             *(backends.c[name] for name in ("driver", "status", "error", "remarks", "settings")),
         )
         .outerjoin(backends, backends.c.service_id == services.c.id)
-        .where(services.c.binary == AGENT, services.c.host == host)
+        .where(joins.agent_of(host))
     )
     rows = tx.execute(query).mappings().all()
     stored = {row["name"]: row for row in rows if row["id"] is not None}

@@ -19,7 +19,7 @@ from cyborg.core.binding.accelerator import AcceleratorState
 from cyborg.core.binding.states import ArqState
 from cyborg.core.hosts import AGENT
 from cyborg.core.inventory import device_state
-from cyborg.db import paging
+from cyborg.db import joins, paging
 from cyborg.db.deployables import facts
 from cyborg.db.paging import Page
 from cyborg.db.schema import arqs, backends, deployables, devices, jobs, services
@@ -87,11 +87,6 @@ COLUMNS = [
     facts.HOST_DOWN.label("host_down"),
 ]
 _INTERNAL = {*device_state.FACTS, "holder", "needs_cleaning", "row_id"}
-# The condition that joins devices with the agents of their hosts, which may be missing.
-AGENT_OF_DEVICE = sa.and_(services.c.host == devices.c.host, services.c.binary == AGENT)
-_BACKEND_OF_DEVICE = sa.and_(
-    backends.c.service_id == services.c.id, backends.c.name == devices.c.backend
-)
 # UNSCHEDULABLE without the condition that the host is down, which is one of another table.
 BLOCKED = sa.or_(*facts.conditions("draining"))
 # The condition that a device that is not draining is not schedulable (``device_state``).
@@ -107,8 +102,8 @@ def _join_details(source: sa.FromClause) -> sa.FromClause:
     return (
         source.outerjoin(deployables, deployables.c.id == table.c.deployable_id)
         .outerjoin(devices, devices.c.id == deployables.c.device_id)
-        .outerjoin(services, AGENT_OF_DEVICE)
-        .outerjoin(backends, _BACKEND_OF_DEVICE)
+        .outerjoin(services, joins.AGENT_OF_DEVICE)
+        .outerjoin(backends, joins.BACKEND_OF_DEVICE)
         .outerjoin(_CLEANING, _CLEANING.c.id == table.c.job_id)
         .outerjoin(_OWNER_JOB, _OWNER_JOB.c.id == arqs.c.job_id)
     )
@@ -369,8 +364,8 @@ def _find_deployables(
     d = deployables.c
     source = (
         deployables.outerjoin(devices, devices.c.id == d.device_id)
-        .outerjoin(services, AGENT_OF_DEVICE)
-        .outerjoin(backends, _BACKEND_OF_DEVICE)
+        .outerjoin(services, joins.AGENT_OF_DEVICE)
+        .outerjoin(backends, joins.BACKEND_OF_DEVICE)
     )
     query = sa.select(d.id).select_from(source).where(*filters.of_device())
     if start is not None:

@@ -30,12 +30,12 @@ from typing import Any, TypedDict
 
 import sqlalchemy as sa
 
-from cyborg.core.hosts import AGENT
+from cyborg.db import joins
 from cyborg.db.deployables import facts
 from cyborg.db.deployables.facts import DeviceFactsColumns
 from cyborg.db.providers import write as publishing
-from cyborg.db.rows import fetch_all
-from cyborg.db.schema import HANDLES, arqs, deployables, devices, jobs, services
+from cyborg.db.rows import fetch_all, row_columns
+from cyborg.db.schema import arqs, deployables, devices, jobs, services
 from cyborg.db.schema import attach_handles as handles
 from cyborg.db.schema import providers as published_providers
 
@@ -92,14 +92,7 @@ class DirtyHandleRow(TypedDict):
     host: str
 
 
-DIRTY_COLUMNS = (
-    handles.c.id,
-    handles.c.address,
-    deployables.c.address.label("deployable"),
-    devices.c.address.label("device"),
-    devices.c.backend,
-    devices.c.host,
-)
+DIRTY_COLUMNS = row_columns(DirtyHandleRow, handles, devices, **joins.ADDRESSES)
 
 
 class ReleasedHandleRow(DirtyHandleRow):
@@ -111,6 +104,9 @@ class ReleasedHandleRow(DirtyHandleRow):
     rp_uuid: str
 
 
+_RELEASED_COLUMNS = row_columns(
+    ReleasedHandleRow, handles, devices, deployables, **joins.ADDRESSES, owner_id=handles.c.arq_id
+)
 _UNCLAIMED = (
     handles.c.arq_id.is_(None),
     sa.not_(handles.c.needs_cleaning),
@@ -179,7 +175,7 @@ def providers(tx: sa.Connection, uuids: Collection[str]) -> list[ClaimedProvider
 #  LIMIT :max_handles FOR UPDATE SKIP LOCKED
 _CLAIM_INDEX = "ix_attach_handles_deployable_id_arq_id_needs_cleaning_draining"
 _CHOOSE_UNCLAIMED = (
-    sa.select(handles.c.id, handles.c.uuid, handles.c.address, handles.c.info)
+    sa.select(*row_columns(FreeHandleRow, handles))
     # Otherwise MariaDB scans the free handles of the whole cloud and filters by deployable: a scan
     # that grows with the cloud and locks handles that concurrent claims then skip.
     .with_hint(handles, f"FORCE INDEX ({_CLAIM_INDEX})", "mysql")
@@ -294,16 +290,7 @@ def release(tx: sa.Connection, arq_ids: Collection[int], now: datetime) -> list[
         return []
     owned = handles.c.arq_id.in_(arq_ids)
     query = (
-        sa.select(
-            *DIRTY_COLUMNS,
-            handles.c.arq_id.label("owner_id"),
-            handles.c.needs_cleaning,
-            handles.c.draining,
-            deployables.c.rp_uuid,
-        )
-        .select_from(HANDLES)
-        .where(owned)
-        .order_by(handles.c.id)
+        sa.select(*_RELEASED_COLUMNS).select_from(joins.HANDLES).where(owned).order_by(handles.c.id)
     )
     rows = fetch_all(ReleasedHandleRow, tx.execute(query))
     if not rows:
@@ -339,19 +326,9 @@ def any_cleaning(tx: sa.Connection, uuids: Collection[str], now: datetime) -> bo
 def all_handles(tx: sa.Connection, deployable_ids: Collection[int]) -> list[HandleStateRow]:
     """Return every handle of the deployables with the reasons why it cannot be claimed, if any."""
     owned = handles.c.arq_id.is_not(None)
-    query = (
-        sa.select(
-            handles.c.id,
-            handles.c.uuid,
-            handles.c.deployable_id,
-            handles.c.info,
-            owned.label("taken"),
-            sa.and_(handles.c.needs_cleaning, sa.not_(owned)).label("dirty"),
-            handles.c.draining,
-        )
-        .where(handles.c.deployable_id.in_(deployable_ids))
-        .order_by(handles.c.id)
-    )
+    dirty = sa.and_(handles.c.needs_cleaning, sa.not_(owned))
+    query = sa.select(*row_columns(HandleStateRow, handles, taken=owned, dirty=dirty))
+    query = query.where(handles.c.deployable_id.in_(deployable_ids)).order_by(handles.c.id)
     return fetch_all(HandleStateRow, tx.execute(query))
 
 
@@ -360,7 +337,7 @@ def any_unavailable(tx: sa.Connection, uuids: Collection[str]) -> bool:
     query = (
         sa.select(deployables.c.id)
         .join(devices, devices.c.id == deployables.c.device_id)
-        .outerjoin(services, sa.and_(services.c.host == devices.c.host, services.c.binary == AGENT))
+        .outerjoin(services, joins.AGENT_OF_DEVICE)
         .where(
             deployables.c.rp_uuid.in_(sorted(uuids)),
             sa.or_(services.c.down_since.is_not(None), sa.not_(_PUBLISHED)),

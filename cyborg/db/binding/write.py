@@ -24,11 +24,7 @@ from cyborg.core.binding.states import (
 from cyborg.core.jobs.job import JobState
 from cyborg.db import bulk
 from cyborg.db.rows import fetch_all
-from cyborg.db.schema import (
-    arqs,
-    attach_handles,
-    jobs,
-)
+from cyborg.db.schema import arqs, attach_handles, jobs
 
 
 class NewArqRow(TypedDict):

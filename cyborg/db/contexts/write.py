@@ -23,7 +23,7 @@ from cyborg.core.hosts import AGENT
 from cyborg.db import bulk
 from cyborg.db.binding.write import ArqRow, lock_of_contexts
 from cyborg.db.contexts import read
-from cyborg.db.rows import fetch_all, fetch_first
+from cyborg.db.rows import fetch_all, fetch_first, row_columns
 from cyborg.db.schema import arqs, attachments, deployables, device_profiles, devices, services
 from cyborg.db.schema import device_contexts as contexts
 
@@ -221,7 +221,7 @@ def count_arqs(tx: sa.Connection, ids: Collection[int]) -> dict[int, int]:
 
 def arq_states(tx: sa.Connection, ids: Collection[int]) -> list[ArqStateRow]:
     """Return the states of the ARQs of contexts, which the caller must have locked."""
-    query = sa.select(*(arqs.c[name] for name in ArqStateRow.__annotations__))
+    query = sa.select(*row_columns(ArqStateRow, arqs))
     rows = tx.execute(query.where(arqs.c.context_id.in_(sorted(ids))).order_by(arqs.c.id))
     return fetch_all(ArqStateRow, rows)
 

@@ -17,7 +17,7 @@ from cyborg.core.custody import START, Link, find_head_fault, serialize_head, se
 from cyborg.db import bulk
 from cyborg.db.custody.read import ChainRow, RecordRow, to_head
 from cyborg.db.custody.write import keys_of
-from cyborg.db.rows import fetch_all
+from cyborg.db.rows import fetch_all, row_columns
 from cyborg.db.schema import custody_heads as heads
 from cyborg.db.schema import custody_records as table
 from cyborg.db.schema import devices
@@ -36,7 +36,7 @@ class HeadRow(ChainRow):
     oldest_at: datetime | None
 
 
-_HEAD = ("id", "oldest_at", *ChainRow.__annotations__)
+_HEAD = (heads.c.id, heads.c.oldest_at, *row_columns(ChainRow, heads))
 _UNSEALED = table.c.sequence.is_(None)
 _DEVICES: sa.BindParameter[Any] = sa.bindparam("devices", expanding=True)
 # SELECT id, sequence, hash, ... FROM custody_heads
@@ -44,12 +44,12 @@ _DEVICES: sa.BindParameter[Any] = sa.bindparam("devices", expanding=True)
 # Skipped: another conductor seals the records of that device now.
 # Built once: SQLAlchemy needs more time to build such a statement than a database to run it.
 _LOCK_HEADS = (
-    sa.select(*(heads.c[name] for name in _HEAD))
+    sa.select(*_HEAD)
     .where(heads.c.device_uuid.in_(_DEVICES))
     .order_by(heads.c.device_uuid)
     .with_for_update(skip_locked=True)
 )
-_UNSEALED_ROWS = sa.select(*(table.c[name] for name in ("id", *RecordRow.__annotations__)))
+_UNSEALED_ROWS = sa.select(table.c.id, *row_columns(RecordRow, table))
 _FIND_UNSEALED = (
     _UNSEALED_ROWS.where(_UNSEALED, table.c.device_uuid.in_(_DEVICES))
     .order_by(table.c.id)
@@ -232,7 +232,7 @@ def lock_unanchored(tx: sa.Connection, cutoff: datetime, limit: int) -> list[Hea
     Skip heads that another transaction has locked.
     """
     query = (
-        sa.select(*(heads.c[name] for name in _HEAD))
+        sa.select(*_HEAD)
         .where(heads.c.anchored_at < cutoff)
         .order_by(heads.c.anchored_at)
         .limit(limit)

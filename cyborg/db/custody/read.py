@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from cyborg.core.custody import Head, Link, NewRecord, Record, SealedRecord
 from cyborg.db.listing import Listing, columns_of
-from cyborg.db.rows import fetch_all, fetch_first
+from cyborg.db.rows import fetch_all, fetch_first, row_columns
 from cyborg.db.schema import custody_heads, devices
 from cyborg.db.schema import custody_records as table
 
@@ -54,7 +54,7 @@ class LateRow(TypedDict):
     oldest_at: datetime
 
 
-COLUMNS = [table.c[name] for name in RecordRow.__annotations__]
+COLUMNS = row_columns(RecordRow, table)
 SORTABLE = columns_of(table, "sequence", "recorded_at", "event")
 RECORDS = Listing(
     row=RecordRow,
@@ -64,7 +64,7 @@ RECORDS = Listing(
     filters=columns_of(table, "device_uuid", "event"),
 )
 find = RECORDS.find
-_CHAINS = sa.select(*(custody_heads.c[name] for name in ChainRow.__annotations__))
+_CHAINS = sa.select(*row_columns(ChainRow, custody_heads))
 
 
 def chain(connection: sa.Connection, device_uuid: str) -> ChainRow | None:
@@ -151,12 +151,9 @@ def new_records(connection: sa.Connection, host: str, limit: int) -> list[NewRec
 
 def late(connection: sa.Connection, host: str, cutoff: datetime) -> list[LateRow]:
     """Return the devices of a host with unsealed records from before ``cutoff``."""
+    oldest = sa.func.min(table.c.recorded_at)
     query = (
-        sa.select(
-            table.c.device_uuid,
-            sa.func.count().label("count"),
-            sa.func.min(table.c.recorded_at).label("oldest_at"),
-        )
+        sa.select(*row_columns(LateRow, table, count=sa.func.count(), oldest_at=oldest))
         .where(table.c.sequence.is_(None), table.c.host == host, table.c.recorded_at < cutoff)
         .group_by(table.c.device_uuid)
         .order_by(table.c.device_uuid)

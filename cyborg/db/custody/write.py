@@ -4,7 +4,7 @@
 The engine of the transaction has the keys of ``[conductor] custody_key_file``.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from datetime import datetime
 from pathlib import Path
 from typing import TypedDict
@@ -15,10 +15,10 @@ from oslo_config import cfg
 
 from cyborg.core.custody import NO_KEYS, Entry, Keys, Record, parse_keys, serialize_new
 from cyborg.core.errors import Invalid, Misconfigured
-from cyborg.db import bulk
-from cyborg.db.rows import fetch_all, fetch_first
-from cyborg.db.schema import HANDLES, custody_records, deployables, devices
+from cyborg.db import bulk, joins
+from cyborg.db.rows import fetch_all, fetch_first, row_columns
 from cyborg.db.schema import attach_handles as handles
+from cyborg.db.schema import custody_records, deployables, devices
 
 _OPTION = "cyborg_custody_keys"
 
@@ -68,17 +68,12 @@ class DeviceHostRow(TypedDict):
     deployable: str
 
 
-_COLUMNS: Sequence[sa.ColumnElement[object]] = (
-    handles.c.uuid,
-    handles.c.address,
-    handles.c.arq_id,
-    handles.c.needs_cleaning,
-    deployables.c.address.label("deployable"),
-    devices.c.uuid.label("device"),
-    devices.c.host,
-    devices.c.abilities,
+_PLACE = {"device": devices.c.uuid, "deployable": deployables.c.address}
+_HANDLES = (
+    sa.select(*row_columns(HandleRow, handles, devices, **_PLACE))
+    .select_from(joins.HANDLES)
+    .order_by(handles.c.id)
 )
-_HANDLES = sa.select(*_COLUMNS).select_from(HANDLES).order_by(handles.c.id)
 # SELECT h.uuid, h.address, ..., dev.uuid, dev.host, dev.abilities
 #   FROM attach_handles h JOIN deployables d ... JOIN devices dev ...
 #  WHERE h.arq_id IN (:arq_ids)       -- or h.job_id = :job_id AND h.arq_id IS NULL
@@ -127,11 +122,7 @@ def handles_to_clean(tx: sa.Connection, job_id: int) -> list[HandleRow]:
 def device_of(tx: sa.Connection, deployable_uuid: str) -> DeviceHostRow | None:
     """Return the device of a deployable, None if the deployable does not exist."""
     query = (
-        sa.select(
-            devices.c.uuid.label("device"),
-            devices.c.host,
-            deployables.c.address.label("deployable"),
-        )
+        sa.select(*row_columns(DeviceHostRow, devices, **_PLACE))
         .join(deployables, deployables.c.device_id == devices.c.id)
         .where(deployables.c.uuid == deployable_uuid)
     )

@@ -10,12 +10,11 @@ from typing import Any, TypedDict
 
 import sqlalchemy as sa
 
-from cyborg.core.hosts import AGENT
 from cyborg.core.inventory.device_state import BootCheck
 from cyborg.core.jobs.job import JobKind, JobState
-from cyborg.db import bulk
+from cyborg.db import bulk, joins
 from cyborg.db.devices.write import DeviceRow
-from cyborg.db.rows import fetch_all, fetch_first
+from cyborg.db.rows import fetch_all, fetch_first, row_columns
 from cyborg.db.schema import arqs, attach_handles, deployables, devices, jobs, services
 
 
@@ -75,17 +74,9 @@ def lock_device(tx: sa.Connection, uuid: str) -> list[PartitionRow]:
         .order_by(deployables.c.id)
         .with_for_update(of=deployables)
     ).all()
+    of_job = {"deployable_id": deployables.c.id, "job_state": jobs.c.state}
     query = (
-        sa.select(
-            *(devices.c[name] for name in ("address", "host", "backend", "abilities")),
-            devices.c.layout,
-            devices.c.layouts,
-            deployables.c.id.label("deployable_id"),
-            deployables.c.rp_uuid,
-            deployables.c.job_id,
-            jobs.c.state.label("job_state"),
-            jobs.c.arguments,
-        )
+        sa.select(*row_columns(PartitionRow, devices, deployables, jobs, **of_job))
         .outerjoin(
             deployables,
             sa.and_(deployables.c.device_id == devices.c.id, deployables.c.id.in_(ids)),
@@ -105,7 +96,7 @@ def open_partitions(tx: sa.Connection, host: str) -> list[OpenPartitionRow]:
     adds a job.
     """
     query = (
-        sa.select(jobs.c.id, jobs.c.subject, devices.c.address.label("device"), jobs.c.arguments)
+        sa.select(*row_columns(OpenPartitionRow, jobs, device=devices.c.address))
         .join(devices, devices.c.uuid == jobs.c.subject)
         .where(
             jobs.c.host == host,
@@ -146,18 +137,9 @@ def lock(tx: sa.Connection, uuid: str) -> ProgramRow | None:
         is None
     ):
         return None
+    of_device = {"device": devices.c.address, "host": devices.c.host}
     query = (
-        sa.select(
-            deployables.c.id,
-            deployables.c.address,
-            deployables.c.rp_uuid,
-            deployables.c.job_id,
-            jobs.c.arguments,
-            devices.c.address.label("device"),
-            devices.c.backend,
-            devices.c.host,
-            devices.c.abilities,
-        )
+        sa.select(*row_columns(ProgramRow, deployables, jobs, devices, **of_device))
         .join(devices, devices.c.id == deployables.c.device_id)
         .outerjoin(jobs, jobs.c.id == deployables.c.job_id)
         .where(deployables.c.uuid == uuid)
@@ -334,10 +316,9 @@ def find_lost(tx: sa.Connection, limit: int, after: int = 0) -> list[DeviceRow]:
         )
         .correlate(devices)
     )
-    agent = sa.and_(services.c.host == devices.c.host, services.c.binary == AGENT)
     query = (
         sa.select(devices)
-        .join(services, agent)
+        .join(services, joins.AGENT_OF_DEVICE)
         .where(
             devices.c.boot_check == BootCheck.LOST,
             devices.c.id > after,

@@ -9,9 +9,8 @@ from uuid import uuid4
 import sqlalchemy as sa
 
 from cyborg.core import naming
-from cyborg.core.hosts import AGENT
 from cyborg.core.inventory.device import Deployable
-from cyborg.db import bulk
+from cyborg.db import bulk, joins
 from cyborg.db.deployables import facts
 from cyborg.db.deployables.facts import DeviceFactsColumns
 from cyborg.db.rows import StoredRow, fetch_all
@@ -255,7 +254,7 @@ def desired_state(tx: sa.Connection, providers: Collection[str]) -> list[Desired
         )
         .join(devices, devices.c.id == deployables.c.device_id)
         .outerjoin(parents, parents.c.id == deployables.c.parent_id)
-        .outerjoin(services, sa.and_(services.c.host == devices.c.host, services.c.binary == AGENT))
+        .outerjoin(services, joins.AGENT_OF_DEVICE)
         .where(deployables.c.rp_uuid.in_(sorted(providers)))
         .order_by(deployables.c.id)
     )

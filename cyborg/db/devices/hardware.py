@@ -5,8 +5,8 @@ from typing import Any, TypedDict, cast
 
 import sqlalchemy as sa
 
-from cyborg.core.hosts import AGENT
 from cyborg.core.inventory.report import dump_row
+from cyborg.db import joins
 from cyborg.db.listing import Listing, columns_of
 from cyborg.db.schema import attach_handles, backends, deployables, services
 from cyborg.db.schema import devices as table
@@ -48,9 +48,9 @@ _NUM = (
     .scalar_subquery()
     .label("num")
 )
-_AGENT = sa.and_(services.c.host == table.c.host, services.c.binary == AGENT)
-_BACKEND = sa.and_(backends.c.service_id == services.c.id, backends.c.name == table.c.backend)
-_FROM = table.outerjoin(services, _AGENT).outerjoin(backends, _BACKEND)
+_FROM = table.outerjoin(services, joins.AGENT_OF_DEVICE).outerjoin(
+    backends, joins.BACKEND_OF_DEVICE
+)
 _FACTS = (
     *("uuid", "host", "address", "type", "vendor", "backend", "std_board_info", "numa_node"),
     *("serial", "health", "setup_required", "reboot_required", "vendor_board_info"),

@@ -25,27 +25,18 @@ from typing import Any, TypedDict, cast
 import sqlalchemy as sa
 
 from cyborg.core.attachments.attachment import AttachmentState, describe_target
-from cyborg.core.hosts import AGENT
 from cyborg.core.jobs.job import JobKind, JobState
 from cyborg.core.jobs.progress import Failure
 from cyborg.core.maintenance import SuccessorState, successor_state
+from cyborg.db import joins
 from cyborg.db.deployables.read import RESTORE_FAILED
-from cyborg.db.handles import usage as handles
+from cyborg.db.handles import usage
 from cyborg.db.listing import Listing, columns_of
 from cyborg.db.rows import DeviceColumns
-from cyborg.db.schema import (
-    HANDLES,
-    OWNED_HANDLES,
-    arqs,
-    attach_handles,
-    attachments,
-    deployables,
-    device_contexts,
-    device_maintenances,
-    jobs,
-    providers,
-    services,
-)
+from cyborg.db.schema import arqs, attachments, deployables, jobs, providers, services
+from cyborg.db.schema import attach_handles as handles
+from cyborg.db.schema import device_contexts as contexts
+from cyborg.db.schema import device_maintenances as windows
 from cyborg.db.schema import devices as table
 
 # Maximum number of errors of one device.
@@ -121,10 +112,10 @@ _WORST_PROVIDER = (
 )
 # The columns of a maintenance window, which an outer join adds to the device.
 _WINDOW: list[sa.ColumnElement[Any]] = [
-    device_maintenances.c.created_at.label("window_since"),
-    device_maintenances.c.until.label("window_until"),
-    device_maintenances.c.user_id.label("window_user_id"),
-    device_maintenances.c.successor.label("window_successor"),
+    windows.c.created_at.label("window_since"),
+    windows.c.until.label("window_until"),
+    windows.c.user_id.label("window_user_id"),
+    windows.c.successor.label("window_successor"),
 ]
 COLUMNS = [
     table.c.id.label("row_id"),
@@ -144,9 +135,9 @@ COLUMNS = [
 ]
 _INTERNAL = {"row_id", *(column.name for column in _WINDOW)}
 _PLACEMENT = {None: None, 0: "in_sync", 1: "stale", 2: "error"}
-_FROM = table.outerjoin(
-    services, sa.and_(services.c.host == table.c.host, services.c.binary == AGENT)
-).outerjoin(device_maintenances, device_maintenances.c.device_uuid == table.c.uuid)
+_FROM = table.outerjoin(services, joins.AGENT_OF_DEVICE).outerjoin(
+    windows, windows.c.device_uuid == table.c.uuid
+)
 SORTABLE = {
     "hostname": table.c.host,
     **columns_of(
@@ -159,9 +150,9 @@ SORTABLE = {
 
 def _complete(connection: sa.Connection, rows: list[dict[str, Any]]) -> list[DeviceRow]:
     """Add what other tables have: three statements, and two if a device has a window."""
-    windows = _find_windows(connection, rows)
+    maintenances = _find_windows(connection, rows)
     errors = _job_errors(connection, [row["uuid"] for row in rows])
-    uses = handles.of_devices(connection, [row["row_id"] for row in rows])
+    uses = usage.of_devices(connection, [row["row_id"] for row in rows])
     # The columns of DEVICES are all columns of the table, and a spread has no types: mypy cannot
     # compare them with DeviceRow. ``test_read_rows.py`` does, in both directions.
     return [
@@ -169,7 +160,7 @@ def _complete(connection: sa.Connection, rows: list[dict[str, Any]]) -> list[Dev
             DeviceRow,
             {
                 **{name: value for name, value in row.items() if name not in _INTERNAL},
-                "maintenance": windows.get(row["uuid"]),
+                "maintenance": maintenances.get(row["uuid"]),
                 "job_errors": [*_failures(row), *errors.get(row["uuid"], [])][:MAX_JOB_ERRORS],
                 "placement": _PLACEMENT[row["placement"]],
                 "use": uses[row["row_id"]],
@@ -212,9 +203,9 @@ def _job_errors(connection: sa.Connection, uuids: Collection[str]) -> dict[str, 
     """Return the errors of open jobs on devices and their handles, by the uuid of the device."""
     if not uuids:
         return {}
-    j, h = jobs.c, attach_handles.c
-    cleaned = jobs.join(attach_handles, sa.and_(h.job_id == j.id, h.arq_id.is_(None)))
-    restored = jobs.join(arqs, arqs.c.job_id == j.id).join(attach_handles, h.arq_id == arqs.c.id)
+    j, h = jobs.c, handles.c
+    cleaned = jobs.join(handles, sa.and_(h.job_id == j.id, h.arq_id.is_(None)))
+    restored = jobs.join(arqs, arqs.c.job_id == j.id).join(handles, h.arq_id == arqs.c.id)
     failed = sa.and_(j.state == JobState.OPEN, j.error.is_not(None), table.c.uuid.in_(uuids))
     queries = [
         sa.select(table.c.uuid, h.id, h.address, j.kind, j.uuid.label("job"), j.error)
@@ -256,11 +247,11 @@ def _find_windows(
         return {}
     uuids = [row["uuid"] for row in with_window]
     owners, counts = _owners(connection, uuids), _count_handles(connection, uuids)
-    windows: dict[str, MaintenanceRow] = {}
+    maintenances: dict[str, MaintenanceRow] = {}
     for row in with_window:
         uuid = row["uuid"]
         owned, cleaning = counts.get(uuid, (0, 0))
-        windows[uuid] = {
+        maintenances[uuid] = {
             "since": row["window_since"],
             "until": row["window_until"],
             "user_id": row["window_user_id"],
@@ -269,7 +260,7 @@ def _find_windows(
             "cleaning": cleaning,
             "owners": owners[uuid],
         }
-    return windows
+    return maintenances
 
 
 def _owners(connection: sa.Connection, uuids: Collection[str]) -> dict[str, list[OwnerRow]]:
@@ -277,7 +268,7 @@ def _owners(connection: sa.Connection, uuids: Collection[str]) -> dict[str, list
     number = sa.func.row_number().over(partition_by=table.c.id, order_by=arqs.c.id)
     numbered = (
         sa.select(arqs.c.id, table.c.uuid.label("device"), number.label("number"))
-        .select_from(OWNED_HANDLES)
+        .select_from(joins.OWNED_HANDLES)
         .where(table.c.uuid.in_(sorted(uuids)))
         .subquery()
     )
@@ -290,7 +281,7 @@ def _owners(connection: sa.Connection, uuids: Collection[str]) -> dict[str, list
             arqs.c.state,
             arqs.c.instance_uuid,
             arqs.c.project_id,
-            sa.func.coalesce(device_contexts.c.uuid, own.c.successor_of).label("device_context"),
+            sa.func.coalesce(contexts.c.uuid, own.c.successor_of).label("device_context"),
             own.c.uuid.label("attachment"),
             own.c.hostname.label("own_host"),
             own.c.maintained_device.label("own_device"),
@@ -303,12 +294,12 @@ def _owners(connection: sa.Connection, uuids: Collection[str]) -> dict[str, list
         )
         .select_from(numbered)
         .join(arqs, arqs.c.id == numbered.c.id)
-        .outerjoin(device_contexts, device_contexts.c.id == arqs.c.context_id)
+        .outerjoin(contexts, contexts.c.id == arqs.c.context_id)
         .outerjoin(own, own.c.id == arqs.c.attachment_id)
         .outerjoin(
             other,
             sa.and_(
-                other.c.successor_of == device_contexts.c.uuid,
+                other.c.successor_of == contexts.c.uuid,
                 other.c.maintained_device == numbered.c.device,
                 other.c.instance_uuid == arqs.c.instance_uuid,
                 other.c.state.in_([AttachmentState.ATTACHING, AttachmentState.ERROR]),
@@ -356,14 +347,14 @@ def _count_handles(connection: sa.Connection, uuids: Collection[str]) -> dict[st
 
     A handle to clean is dirty and has no owner.
     """
-    owned, cleaning = attach_handles.c.arq_id.is_not(None), attach_handles.c.needs_cleaning
+    owned, cleaning = handles.c.arq_id.is_not(None), handles.c.needs_cleaning
     query = (
         sa.select(
             table.c.uuid,
             sa.func.sum(sa.case((owned, 1), else_=0)),
             sa.func.sum(sa.case((sa.and_(sa.not_(owned), cleaning), 1), else_=0)),
         )
-        .select_from(HANDLES)
+        .select_from(joins.HANDLES)
         .where(table.c.uuid.in_(sorted(uuids)))
         .group_by(table.c.uuid)
     )

@@ -15,17 +15,10 @@ import sqlalchemy as sa
 
 from cyborg.core.inventory.device import Device, DeviceType, Health, Layout, load_abilities
 from cyborg.core.inventory.plan import Tombstone
-from cyborg.db import bulk
+from cyborg.db import bulk, joins
 from cyborg.db.columns import Moment
 from cyborg.db.rows import DeviceColumns, StoredRow, fetch_all, fetch_first
-from cyborg.db.schema import (
-    HANDLES,
-    OWNED_HANDLES,
-    arqs,
-    attach_handles,
-    device_tombstones,
-    devices,
-)
+from cyborg.db.schema import arqs, attach_handles, device_tombstones, devices
 from cyborg.db.schema import device_maintenances as windows
 
 ENABLED = "enabled"  # the status of a new device
@@ -152,7 +145,7 @@ def holders(tx: sa.Connection, uuid: str) -> list[str]:
     """Return the uuids of the ARQs that own handles of a device."""
     query = (
         sa.select(arqs.c.uuid)
-        .select_from(OWNED_HANDLES)
+        .select_from(joins.OWNED_HANDLES)
         .where(devices.c.uuid == uuid)
         .order_by(arqs.c.id)
     )
@@ -163,7 +156,7 @@ def count_dirty_handles(tx: sa.Connection, uuid: str) -> int:
     """Return the number of handles of a device that need cleaning and have no owner."""
     query = (
         sa.select(sa.func.count())
-        .select_from(HANDLES)
+        .select_from(joins.HANDLES)
         .where(
             devices.c.uuid == uuid,
             attach_handles.c.needs_cleaning,

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from cyborg.db import paging
 from cyborg.db.paging import NameRow, Page
-from cyborg.db.rows import fetch_all
+from cyborg.db.rows import fetch_all, row_columns
 from cyborg.db.schema import discoveries as table
 
 
@@ -35,9 +35,7 @@ class SummaryRow(TypedDict):
     updated_at: datetime | None
 
 
-_BACKENDS = sa.select(*(table.c[name] for name in BackendRow.__annotations__)).order_by(
-    table.c.host, table.c.backend
-)
+_BACKENDS = sa.select(*row_columns(BackendRow, table)).order_by(table.c.host, table.c.backend)
 _IN_PROGRESS, _FAILED = (
     sa.func.sum(sa.case((table.c.state == state, 1), else_=0))
     for state in ("IN-PROGRESS", "FAILED")

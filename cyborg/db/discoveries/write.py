@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from cyborg.core.hosts import AGENT
 from cyborg.db import bulk
-from cyborg.db.rows import fetch_all
+from cyborg.db.rows import fetch_all, row_columns
 from cyborg.db.schema import backends, discoveries, services
 
 IN_PROGRESS = "IN-PROGRESS"
@@ -38,12 +38,10 @@ def targets(tx: sa.Connection, host: str | None, driver: str | None) -> list[Tar
 
     ``driver`` is the name of a driver or of a backend.
     """
+    down = services.c.down_since.is_not(None)
     query = (
         sa.select(
-            services.c.host,
-            backends.c.name.label("backend"),
-            backends.c.driver,
-            services.c.down_since.is_not(None).label("host_down"),
+            *row_columns(TargetRow, services, backends, backend=backends.c.name, host_down=down)
         )
         .join(services, services.c.id == backends.c.service_id)
         .where(services.c.binary == AGENT)

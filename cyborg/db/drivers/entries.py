@@ -14,8 +14,7 @@ import sqlalchemy as sa
 
 from cyborg.core.drivers.desired_state import DesiredStatus
 from cyborg.core.drivers.registry import version_of
-from cyborg.core.hosts import AGENT
-from cyborg.db import paging
+from cyborg.db import joins, paging
 from cyborg.db.paging import Page
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import backends, desired_backends, services
@@ -175,8 +174,7 @@ def find_effective_options(
 def hosts_named(connection: sa.Connection, host: str) -> list[HostRow]:
     """Return the host of this name, or nothing if it has no agent."""
     query = sa.select(services.c.id, services.c.host.label("uuid"))
-    query = query.where(services.c.binary == AGENT, services.c.host == host)
-    return fetch_all(HostRow, connection.execute(query))
+    return fetch_all(HostRow, connection.execute(query.where(joins.agent_of(host))))
 
 
 def entries_by_driver(

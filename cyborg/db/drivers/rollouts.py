@@ -15,11 +15,11 @@ import sqlalchemy as sa
 from cyborg.core.drivers.rollout import AWAITING_OUTCOME, Kind, StepState
 from cyborg.core.hosts import AGENT
 from cyborg.core.jobs.job import JobState
-from cyborg.db import bulk
+from cyborg.db import bulk, joins
 from cyborg.db.jobs import read
 from cyborg.db.jobs.write import JobRow
-from cyborg.db.rows import fetch_all, fetch_first
-from cyborg.db.schema import HANDLES, arqs, attach_handles, devices, jobs, services
+from cyborg.db.rows import fetch_all, fetch_first, row_columns
+from cyborg.db.schema import arqs, attach_handles, devices, jobs, services
 from cyborg.db.schema import job_steps as steps
 
 
@@ -225,7 +225,7 @@ def count_steps(tx: sa.Connection, job_id: int) -> list[StepCountRow]:
 
 def find_errors(tx: sa.Connection, job_id: int, limit: int) -> list[read.StepRow]:
     """Return up to ``limit`` steps of a job with errors, in the order of execution."""
-    query = sa.select(*(steps.c[name] for name in read.StepRow.__annotations__))
+    query = sa.select(*row_columns(read.StepRow, steps))
     query = query.where(steps.c.job_id == job_id, steps.c.error.is_not(None))
     query = query.order_by(steps.c.host, steps.c.backend).limit(limit)
     return fetch_all(read.StepRow, tx.execute(query))
@@ -295,7 +295,7 @@ def count_handles_in_use(
     for chunk in bulk.chunks(sorted({host for host, _ in backends})):
         query = (
             sa.select(devices.c.host, devices.c.backend, sa.func.count().label("n"))
-            .select_from(HANDLES)
+            .select_from(joins.HANDLES)
             .where(devices.c.host.in_(chunk), _IN_USE)
             .group_by(devices.c.host, devices.c.backend)
         )
@@ -311,8 +311,8 @@ def holders(tx: sa.Connection, keys: Collection[tuple[str, str]], limit: int) ->
     size = bulk.MAX_PARAMETERS // 2
     for start in range(0, len(pairs), size):
         query = (
-            sa.select(arqs.c.uuid, arqs.c.instance_uuid, devices.c.host, devices.c.backend)
-            .select_from(HANDLES.join(arqs, arqs.c.id == attach_handles.c.arq_id))
+            sa.select(*row_columns(HolderRow, arqs, host=devices.c.host, backend=devices.c.backend))
+            .select_from(joins.HANDLES.join(arqs, arqs.c.id == attach_handles.c.arq_id))
             .where(sa.tuple_(devices.c.host, devices.c.backend).in_(pairs[start : start + size]))
             .order_by(devices.c.host, arqs.c.id)
             .limit(limit - len(found))

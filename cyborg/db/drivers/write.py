@@ -10,7 +10,7 @@ from cyborg.core.drivers.registry import DriverEntry, fingerprint
 from cyborg.core.hosts import AGENT
 from cyborg.db import bulk
 from cyborg.db.backends.desired import AGENT_COLUMNS, AgentRow
-from cyborg.db.rows import fetch_all
+from cyborg.db.rows import fetch_all, row_columns
 from cyborg.db.schema import backends, desired_backends, devices, drivers, services
 
 
@@ -69,8 +69,7 @@ def agents(tx: sa.Connection) -> list[AgentRow]:
 
 def installations(tx: sa.Connection, name: str) -> dict[int, InstallationRow]:
     """Return the installations of a driver, by the row id of the agent that reported it."""
-    columns = (drivers.c.options, drivers.c.error, drivers.c.installable)
-    query = sa.select(drivers.c.service_id, *columns).where(drivers.c.name == name)
+    query = sa.select(*row_columns(InstallationRow, drivers)).where(drivers.c.name == name)
     return {row["service_id"]: row for row in fetch_all(InstallationRow, tx.execute(query))}
 
 

@@ -12,12 +12,12 @@ import sqlalchemy as sa
 from cyborg.core.binding.profile import REQUIRED_INFO, AttachTarget
 from cyborg.core.explain.explanation import HandleCounts, Holder, ProviderState
 from cyborg.core.explain.predicates import Predicate
-from cyborg.core.hosts import AGENT
 from cyborg.core.inventory.device import Layout
 from cyborg.core.inventory.device_state import DeviceFacts
+from cyborg.db import joins
 from cyborg.db.deployables import facts
 from cyborg.db.deployables.read import failed_restores
-from cyborg.db.schema import HANDLES, arqs, deployables, devices, providers, services
+from cyborg.db.schema import arqs, deployables, devices, providers, services
 from cyborg.db.schema import attach_handles as handles
 
 # Maximum number of owners of one provider.
@@ -140,7 +140,7 @@ _STATES = (
     )
     .select_from(deployables)
     .join(devices, devices.c.id == deployables.c.device_id)
-    .outerjoin(services, sa.and_(services.c.host == devices.c.host, services.c.binary == AGENT))
+    .outerjoin(services, joins.AGENT_OF_DEVICE)
     .outerjoin(providers, providers.c.uuid == deployables.c.rp_uuid)
     .order_by(devices.c.host, deployables.c.id)
 )
@@ -183,7 +183,7 @@ def _count_handles(
     ).label("handle_use")
     # The outer GROUP BY is over a subquery: some databases do not accept a bound parameter in the
     # expression of a group.
-    uses = sa.select(h.deployable_id, use).select_from(HANDLES).where(*where).subquery()
+    uses = sa.select(h.deployable_id, use).select_from(joins.HANDLES).where(*where).subquery()
     query = sa.select(uses.c.deployable_id, uses.c.handle_use, sa.func.count()).group_by(
         uses.c.deployable_id, uses.c.handle_use
     )

@@ -12,6 +12,7 @@ from typing import Any, TypedDict, cast
 
 import sqlalchemy as sa
 
+from cyborg.db import joins
 from cyborg.db.binding import accelerators
 from cyborg.db.paging import id_in
 from cyborg.db.schema import attach_handles, deployables, devices, services
@@ -96,7 +97,7 @@ def of_hosts(connection: sa.Connection, hosts: Sequence[str]) -> dict[str, list[
         accelerators.UNSCHEDULABLE.label("closed"),
     )
     query = query.join_from(deployables, devices, devices.c.id == d.device_id)
-    query = query.outerjoin(services, accelerators.AGENT_OF_DEVICE)
+    query = query.outerjoin(services, joins.AGENT_OF_DEVICE)
     found: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
     for row in _with_handles(connection, query.where(devices.c.host.in_(hosts))):
         name = row["resource_class"]

@@ -8,10 +8,10 @@ from uuid import uuid4
 import sqlalchemy as sa
 
 from cyborg.core.inventory.device import AttachHandle, HandleType
-from cyborg.db import bulk
+from cyborg.db import bulk, joins
 from cyborg.db.binding.write import ArqRow
-from cyborg.db.rows import fetch_all
-from cyborg.db.schema import HANDLES, arqs, deployables, devices
+from cyborg.db.rows import fetch_all, row_columns
+from cyborg.db.schema import arqs, deployables, devices
 from cyborg.db.schema import attach_handles as handles
 
 
@@ -50,34 +50,16 @@ class OwnerRow(ArqRow):
 
 def of_host(tx: sa.Connection, host: str) -> list[HandleRow]:
     """Return every handle of a host."""
-    query = (
-        sa.select(
-            handles.c.id,
-            handles.c.address,
-            handles.c.type,
-            handles.c.info,
-            handles.c.draining,
-            handles.c.arq_id,
-            handles.c.needs_cleaning,
-            deployables.c.address.label("deployable"),
-            devices.c.address.label("device"),
-        )
-        .select_from(HANDLES)
-        .where(devices.c.host == host)
+    query = sa.select(*row_columns(HandleRow, handles, **joins.ADDRESSES)).select_from(
+        joins.HANDLES
     )
-    return fetch_all(HandleRow, tx.execute(query))
+    return fetch_all(HandleRow, tx.execute(query.where(devices.c.host == host)))
 
 
 def owned(tx: sa.Connection, host: str) -> list[OwnedHandleRow]:
     """Return the handles of a host that ARQs own."""
     query = (
-        sa.select(
-            handles.c.address,
-            devices.c.address.label("device"),
-            handles.c.type,
-            handles.c.info,
-            arqs.c.instance_uuid,
-        )
+        sa.select(*row_columns(OwnedHandleRow, handles, arqs, device=devices.c.address))
         .join(arqs, arqs.c.id == handles.c.arq_id)
         .join(deployables, deployables.c.id == handles.c.deployable_id)
         .join(devices, devices.c.id == deployables.c.device_id)

@@ -11,7 +11,7 @@ from cyborg.core.jobs.job import JobState
 from cyborg.db import paging
 from cyborg.db.listing import Listing, columns_of
 from cyborg.db.paging import NameRow, Page
-from cyborg.db.rows import fetch_all
+from cyborg.db.rows import fetch_all, row_columns
 from cyborg.db.schema import job_steps as steps
 from cyborg.db.schema import jobs as table
 
@@ -44,7 +44,7 @@ class StepRow(TypedDict):
     error: str | None
 
 
-_STEPS = sa.select(*(steps.c[name] for name in StepRow.__annotations__))
+_STEPS = sa.select(*row_columns(StepRow, steps))
 # Row ids are the order of creation and have an index. The other columns have few values.
 SORTABLE = {**columns_of(table, "uuid", "host", "subject"), "created_at": table.c.id}
 

@@ -27,20 +27,11 @@ from cyborg.core.jobs.job import (
     WorkItem,
 )
 from cyborg.core.jobs.progress import Activity
-from cyborg.db import bulk
+from cyborg.db import bulk, joins
 from cyborg.db.binding.claims import DIRTY_COLUMNS, DirtyHandleRow
-from cyborg.db.rows import StoredRow, fetch_all, fetch_first
-from cyborg.db.schema import (
-    HANDLES,
-    OWNED_HANDLES,
-    arqs,
-    attach_handles,
-    attachments,
-    deployables,
-    device_contexts,
-    devices,
-    jobs,
-)
+from cyborg.db.rows import StoredRow, fetch_all, fetch_first, row_columns
+from cyborg.db.schema import arqs, attach_handles, attachments, deployables, devices, jobs
+from cyborg.db.schema import device_contexts as contexts
 
 
 class JobRow(StoredRow):
@@ -152,11 +143,7 @@ def enqueue(
 def lock_bound_without_job(tx: sa.Connection, host: str) -> list[BoundHandleRow]:
     """Return the Bound ARQs of a host's devices that wait for no open job, locked."""
     open_ = sa.exists().where(jobs.c.id == arqs.c.job_id, jobs.c.state == JobState.OPEN)
-    context = (
-        sa.select(device_contexts.c.uuid)
-        .where(device_contexts.c.id == arqs.c.context_id)
-        .scalar_subquery()
-    )
+    context = sa.select(contexts.c.uuid).where(contexts.c.id == arqs.c.context_id).scalar_subquery()
     attachment = (
         sa.select(attachments.c.uuid)
         .where(attachments.c.id == arqs.c.attachment_id)
@@ -164,18 +151,17 @@ def lock_bound_without_job(tx: sa.Connection, host: str) -> list[BoundHandleRow]
     )
     query = (
         sa.select(
-            arqs.c.id,
-            arqs.c.instance_uuid,
-            context.label("context"),
-            attachment.label("attachment"),
-            arqs.c.group,
-            attach_handles.c.address.label("handle"),
-            deployables.c.address.label("deployable"),
-            devices.c.address.label("device"),
-            devices.c.backend,
-            devices.c.abilities,
+            *row_columns(
+                BoundHandleRow,
+                arqs,
+                devices,
+                context=context,
+                attachment=attachment,
+                handle=attach_handles.c.address,
+                **joins.ADDRESSES,
+            )
         )
-        .select_from(OWNED_HANDLES)
+        .select_from(joins.OWNED_HANDLES)
         .where(devices.c.host == host, arqs.c.state == ArqState.BOUND, sa.not_(open_))
         .order_by(arqs.c.id)
         .with_for_update(of=arqs)
@@ -423,7 +409,7 @@ def unassigned_dirty(
     h = attach_handles.c
     query = (
         sa.select(*DIRTY_COLUMNS)
-        .select_from(HANDLES)
+        .select_from(joins.HANDLES)
         .outerjoin(jobs, jobs.c.id == h.job_id)
         .where(
             h.needs_cleaning,

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from cyborg.core.binding.states import ArqState
 from cyborg.core.orphans.orphans import BoundArqRow
 from cyborg.db.binding.write import ArqRow
-from cyborg.db.rows import fetch_all
+from cyborg.db.rows import fetch_all, row_columns
 from cyborg.db.schema import arqs
 
 # The states of ARQs without a handle and without an instance.
@@ -25,7 +25,7 @@ _BOUND = sa.and_(arqs.c.state == ArqState.BOUND, arqs.c.instance_uuid.is_not(Non
 # The ARQs of a device context live as long as the context, which has a time of its own.
 _OWN_LIFE = arqs.c.context_id.is_(None)
 # Few columns: a scan reads all bound ARQs of a cloud.
-_COLUMNS = [arqs.c[name] for name in BoundArqRow.__annotations__]
+_COLUMNS = row_columns(BoundArqRow, arqs)
 
 
 def next_bound(tx: sa.Connection, provider: str, after: int, limit: int) -> list[BoundArqRow]:

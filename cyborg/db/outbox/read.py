@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any, TypedDict
 
 from cyborg.db.listing import Listing, columns_of
+from cyborg.db.rows import row_columns
 from cyborg.db.schema import outbox as table
 
 
@@ -30,7 +31,7 @@ SORTABLE = columns_of(
 MESSAGES = Listing(
     row=MessageRow,
     table=table,
-    columns=[table.c[name] for name in MessageRow.__annotations__],
+    columns=row_columns(MessageRow, table),
     sortable=SORTABLE,
     filters=columns_of(table, "state", "kind", "subject"),
 )

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from cyborg.db.listing import Listing, columns_of
 from cyborg.db.paging import Page
-from cyborg.db.rows import fetch_first
+from cyborg.db.rows import fetch_first, row_columns
 from cyborg.db.schema import device_contexts
 from cyborg.db.schema import device_profiles as table
 
@@ -34,7 +34,7 @@ class DeviceProfileRow(NewProfileRow):
     updated_at: datetime | None
 
 
-COLUMNS = [table.c[name] for name in DeviceProfileRow.__annotations__]
+COLUMNS = row_columns(DeviceProfileRow, table)
 SORTABLE = columns_of(table, "uuid", "name", "created_at", "updated_at")
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypedDict
 import sqlalchemy as sa
 
 from cyborg.db import bulk
-from cyborg.db.rows import fetch_all
+from cyborg.db.rows import fetch_all, row_columns
 from cyborg.db.schema import deployables, devices, providers
 
 
@@ -191,7 +191,7 @@ def lease_for_verification(
     found_hosts = sorted(set(tx.scalars(oldest)))
     if not found_hosts:
         return []
-    columns = [p[name] for name in VerifiedProviderRow.__annotations__]
+    columns = row_columns(VerifiedProviderRow, providers)
     leasable = sa.and_(p.verified_at.is_not(None), free)
     query = sa.select(*columns).where(p.host.in_(found_hosts), leasable).order_by(p.id)
     query = query.with_for_update(skip_locked=True)
@@ -311,7 +311,7 @@ def lease(
     # SELECT ... FROM providers WHERE stale_since IS NOT NULL AND (next_try_at IS NULL OR <= :now)
     #    AND (lease_until IS NULL OR < :now) ORDER BY stale_since, id LIMIT :limit
     #    FOR UPDATE SKIP LOCKED           -- publishers share the stale providers without waiting
-    columns = [providers.c[name] for name in LeasedProviderRow.__annotations__]
+    columns = row_columns(LeasedProviderRow, providers)
     select = sa.select(*columns).where(due).order_by(providers.c.stale_since, providers.c.id)
     select = select.limit(limit).with_for_update(skip_locked=True)
     found = fetch_all(LeasedProviderRow, tx.execute(select))

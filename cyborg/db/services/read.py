@@ -18,7 +18,7 @@ from cyborg.db.handles import usage as handles
 from cyborg.db.handles.usage import ClassUseRow
 from cyborg.db.listing import Listing, columns_of
 from cyborg.db.paging import Page, Row
-from cyborg.db.rows import fetch_all
+from cyborg.db.rows import fetch_all, row_columns
 from cyborg.db.schema import backends, devices
 from cyborg.db.schema import services as table
 
@@ -114,8 +114,7 @@ def find(
 
 def find_down(connection: sa.Connection, *, now: datetime, limit: int) -> list[DownServiceRow]:
     """Return up to ``limit`` services that are down, those that are down for longest first."""
-    columns = (table.c[name] for name in DownServiceRow.__annotations__)
-    query = sa.select(*columns).where(table.c.down_at <= now)
+    query = sa.select(*row_columns(DownServiceRow, table)).where(table.c.down_at <= now)
     query = query.order_by(table.c.down_at, table.c.id).limit(limit)
     return fetch_all(DownServiceRow, connection.execute(query))
 

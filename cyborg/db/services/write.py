@@ -15,19 +15,10 @@ import sqlalchemy as sa
 from cyborg.core.hosts import AGENT, CONDUCTOR
 from cyborg.core.inventory.report import BackendStatus
 from cyborg.core.jobs.job import JobKind, JobState
-from cyborg.db import bulk, old_rows
+from cyborg.db import bulk, joins, old_rows
 from cyborg.db.rows import StoredRow, fetch_all, fetch_first
-from cyborg.db.schema import (
-    OWNED_HANDLES,
-    arqs,
-    attach_handles,
-    backends,
-    deployables,
-    devices,
-    job_steps,
-    jobs,
-    services,
-)
+from cyborg.db.schema import arqs, attach_handles, backends, deployables, devices, jobs, services
+from cyborg.db.schema import job_steps as steps
 
 
 class HeartbeatFields(TypedDict):
@@ -119,8 +110,7 @@ def heartbeat_if_unchanged(
 
 def find_agent(tx: sa.Connection, host: str) -> DaemonRow | None:
     """Return a host's agent, None if it never sent a heartbeat."""
-    query = sa.select(services).where(services.c.binary == AGENT, services.c.host == host)
-    return fetch_first(DaemonRow, tx.execute(query))
+    return fetch_first(DaemonRow, tx.execute(sa.select(services).where(joins.agent_of(host))))
 
 
 def previous_incarnation(tx: sa.Connection, binary: str, host: str, epoch: str) -> DaemonRow | None:
@@ -214,8 +204,7 @@ def insert_absent_agent(tx: sa.Connection, host: str, now: datetime) -> int:
     times = dict.fromkeys(("started_at", "last_seen_at", "late_at", "down_at", "down_since"), now)
     values = {"binary": AGENT, "host": host, "epoch": "", "status": "", **times}
     tx.execute(sa.insert(services).values(uuid=str(uuid4()), **values))
-    same_agent = sa.and_(services.c.binary == AGENT, services.c.host == host)
-    return int(tx.execute(sa.select(services.c.id).where(same_agent)).scalar_one())
+    return int(tx.execute(sa.select(services.c.id).where(joins.agent_of(host))).scalar_one())
 
 
 def delete_of_host(tx: sa.Connection, ids: Collection[int], now: datetime) -> int:
@@ -233,12 +222,12 @@ def open_jobs(tx: sa.Connection, host: str, *, programs: bool = True) -> Sequenc
     Jobs of the host without a deadline do not count: they end with the removal of the host. Without
     ``programs``, count only the jobs that have a step.
     """
-    steps = sa.exists().where(job_steps.c.job_id == jobs.c.id, job_steps.c.host == host)
+    has_step = sa.exists().where(steps.c.job_id == jobs.c.id, steps.c.host == host)
     of_device = sa.and_(
         jobs.c.host == host, jobs.c.kind == str(JobKind.PROGRAM), jobs.c.deadline.is_not(None)
     )
     query = sa.select(jobs.c.uuid).where(
-        jobs.c.state == str(JobState.OPEN), sa.or_(steps, of_device) if programs else steps
+        jobs.c.state == str(JobState.OPEN), sa.or_(has_step, of_device) if programs else has_step
     )
     return tx.scalars(query).all()
 
@@ -247,7 +236,7 @@ def holders(tx: sa.Connection, host: str) -> Sequence[str]:
     """Return the uuids of the ARQs that own handles of a host."""
     query = (
         sa.select(arqs.c.uuid)
-        .select_from(OWNED_HANDLES)
+        .select_from(joins.OWNED_HANDLES)
         .where(devices.c.host == host)
         .order_by(arqs.c.id)
     )
@@ -303,12 +292,10 @@ def accept_report(
     #  WHERE binary = 'cyborg-agent' AND host = :host AND epoch = :epoch
     #    AND generation < :generation AND down_since IS NULL
     # The first statement of each report: its row lock serializes the reports of a host.
-    same_agent = sa.and_(
-        services.c.binary == AGENT, services.c.host == host, services.c.epoch == epoch
-    )
+    is_new = services.c.generation < generation
     result = tx.execute(
         sa.update(services)
-        .where(same_agent, services.c.generation < generation, services.c.down_since.is_(None))
+        .where(joins.agent_of(host, epoch), is_new, services.c.down_since.is_(None))
         .values(generation=generation, digest=digest, **times)
     )
     return bool(result.rowcount)
@@ -319,8 +306,7 @@ def set_identity(tx: sa.Connection, host: str, identity: Mapping[str, Any]) -> N
 
     The caller must hold a lock on the agent's row.
     """
-    same_agent = sa.and_(services.c.binary == AGENT, services.c.host == host)
-    tx.execute(sa.update(services).where(same_agent).values(identity=dict(identity)))
+    tx.execute(sa.update(services).where(joins.agent_of(host)).values(identity=dict(identity)))
 
 
 def identities(tx: sa.Connection, hosts: Collection[str]) -> dict[str, object]:
@@ -346,8 +332,7 @@ def has_agent(tx: sa.Connection, host: str) -> bool:
     passed. Then Placement still offers the devices, and calls for them must not be rejected until
     the next heartbeat of each agent.
     """
-    same_agent = sa.and_(services.c.binary == AGENT, services.c.host == host)
-    running = sa.select(services.c.id).where(same_agent, services.c.down_since.is_(None))
+    running = sa.select(services.c.id).where(joins.agent_of(host), services.c.down_since.is_(None))
     return tx.scalar(running) is not None
 
 
@@ -365,11 +350,7 @@ def count_up(tx: sa.Connection, now: datetime) -> UpCountRow:
 
 def request_report(tx: sa.Connection, host: str) -> None:
     """Make a host send a new report, even if its inventory has not changed."""
-    tx.execute(
-        sa.update(services)
-        .where(services.c.binary == AGENT, services.c.host == host)
-        .values(digest=None)
-    )
+    tx.execute(sa.update(services).where(joins.agent_of(host)).values(digest=None))
 
 
 def request_stale_reports(tx: sa.Connection) -> int:
@@ -384,10 +365,7 @@ def request_stale_reports(tx: sa.Connection) -> int:
         .join(devices, devices.c.host == services.c.host)
         .join(deployables, deployables.c.device_id == devices.c.id)
         .join(attach_handles, attach_handles.c.deployable_id == deployables.c.id)
-        .outerjoin(
-            backends,
-            sa.and_(backends.c.service_id == services.c.id, backends.c.name == devices.c.backend),
-        )
+        .outerjoin(backends, joins.BACKEND_OF_DEVICE)
         .where(
             # A report deletes no handles of a failed backend. A backend without a row was removed,
             # so a report deletes its handles.

@@ -18,25 +18,12 @@ from cyborg.core.binding.states import ArqState
 from cyborg.core.inventory.device import Health
 from cyborg.core.jobs.job import JobState
 from cyborg.core.maintenance import successor_state
+from cyborg.db import joins, schema
 from cyborg.db.binding import accelerators
 from cyborg.db.handles import usage as handles
 from cyborg.db.handles.usage import count_if
 from cyborg.db.paging import Row
-from cyborg.db.rows import fetch_all
-from cyborg.db.schema import (
-    arqs,
-    attachments,
-    audits,
-    deployables,
-    device_contexts,
-    device_maintenances,
-    devices,
-    jobs,
-    outbox,
-    providers,
-    self_heal_counters,
-    services,
-)
+from cyborg.db.rows import fetch_all, row_columns
 
 
 class SelfHealRow(TypedDict):
@@ -49,9 +36,10 @@ class SelfHealRow(TypedDict):
 
 def find_self_heal(connection: sa.Connection) -> list[SelfHealRow]:
     """Return all self-heal counters, ordered by kind."""
-    c = self_heal_counters.c
-    query = sa.select(c.kind, c.count, c.last_at).order_by(c.kind)
-    return fetch_all(SelfHealRow, connection.execute(query))
+    query = sa.select(*row_columns(SelfHealRow, schema.self_heal_counters))
+    return fetch_all(
+        SelfHealRow, connection.execute(query.order_by(schema.self_heal_counters.c.kind))
+    )
 
 
 UNDELIVERABLE = "undeliverable"
@@ -145,7 +133,7 @@ class Totals:
 
 def count(connection: sa.Connection) -> Counts:
     """Return the numbers of objects, in seven statements."""
-    r = arqs.c
+    r = schema.arqs.c
     arqs_by_state = _all(
         connection,
         sa.select(
@@ -155,9 +143,9 @@ def count(connection: sa.Connection) -> Counts:
             count_if(sa.not_(r.owner_verified)).label("unverified"),
         ).group_by(r.state),
     )
-    d = devices.c
+    d = schema.devices.c
     # A device that is not offered at all, such as the disk of the root file system, has none.
-    offered = sa.exists().where(deployables.c.device_id == d.id).correlate(devices)
+    offered = sa.exists().where(schema.deployables.c.device_id == d.id).correlate(schema.devices)
     devices_by_state = _all(
         connection,
         sa.select(
@@ -176,15 +164,15 @@ def count(connection: sa.Connection) -> Counts:
         arqs={row["state"]: row["count"] for row in arqs_by_state},
         orphans_suspected=sum(row["suspected"] for row in arqs_by_state),
         owners_unverified=sum(row["unverified"] for row in arqs_by_state),
-        device_contexts=_by_state(connection, device_contexts),
+        device_contexts=_by_state(connection, schema.device_contexts),
         # Subtracted, since an index on the state alone counts all rows.
-        attachments=dict(Counter(_by_state(connection, attachments)) - not_attachments),
+        attachments=dict(Counter(_by_state(connection, schema.attachments)) - not_attachments),
         successors=_count_successors(successors),
         handles={key: number for key, number in uses.items() if key[1] != UNDELIVERABLE},
         handles_undeliverable={name: n for (name, use), n in uses.items() if use == UNDELIVERABLE},
         devices={(row["status"], row["health"]): row["count"] for row in devices_by_state},
         devices_undeliverable=sum(row["undeliverable"] for row in devices_by_state),
-        providers=_count_rows(connection, providers),
+        providers=_count_rows(connection, schema.providers),
     )
 
 
@@ -193,10 +181,10 @@ def read(connection: sa.Connection, *, now: datetime, max_unhealthy: int = MAX_U
 
     ``max_unhealthy`` limits the list of unhealthy devices.
     """
-    r, p = arqs.c, providers.c
+    r, p = schema.arqs.c, schema.providers.c
     started = sa.select(sa.func.min(sa.func.coalesce(r.updated_at, r.created_at)))
     changed = sa.case((sa.not_(p.verify_only), p.stale_since))
-    oldest_verified = sa.select(sa.func.min(providers.alias().c.verified_at))
+    oldest_verified = sa.select(sa.func.min(schema.providers.alias().c.verified_at))
     # A provider whose publishing failed stays stale, so that the index on stale_since finds it.
     (stale,) = _all(
         connection,
@@ -207,11 +195,11 @@ def read(connection: sa.Connection, *, now: datetime, max_unhealthy: int = MAX_U
             oldest_verified.scalar_subquery().label("oldest_verified"),
         ).where(p.stale_since.is_not(None)),
     )
-    windows = sa.select(sa.func.count()).select_from(device_maintenances)
+    windows = sa.select(sa.func.count()).select_from(schema.device_maintenances)
     # An index has the devices that are closed until a time.
-    failing = sa.select(sa.func.count()).where(devices.c.retry_at.is_not(None))
-    audit = sa.select(audits.c.num_findings).where(audits.c.state == State.DONE)
-    audit = audit.order_by(audits.c.id.desc()).limit(1)
+    failing = sa.select(sa.func.count()).where(schema.devices.c.retry_at.is_not(None))
+    audit = sa.select(schema.audits.c.num_findings).where(schema.audits.c.state == State.DONE)
+    audit = audit.order_by(schema.audits.c.id.desc()).limit(1)
     (closed,) = _all(
         connection,
         sa.select(
@@ -251,7 +239,7 @@ def _by_state(connection: sa.Connection, table: sa.Table) -> dict[str, int]:
 
 def _successors(connection: sa.Connection) -> list[Row]:
     """Return the number of successors by the state and step of their attachments."""
-    a = attachments.c
+    a = schema.attachments.c
     query = sa.select(a.state, a.step, sa.func.count().label("count"))
     query = query.where(a.maintained_device.is_not(None)).group_by(a.state, a.step)
     return _all(connection, query)
@@ -268,18 +256,18 @@ def _count_successors(found: Iterable[Row]) -> dict[str, int]:
 def _handles(connection: sa.Connection) -> dict[tuple[str, str], int]:
     # Grouped before the join, which then has a row for each deployable and not for each handle.
     by_deployable = handles.by_deployable()
-    d, c = deployables.c, by_deployable.c
+    d, c = schema.deployables.c, by_deployable.c
     state = sa.case(
         (accelerators.DEVICE_DRAINING, "draining"),
-        (sa.and_(accelerators.UNSCHEDULABLE, sa.not_(devices.c.deliverable)), UNDELIVERABLE),
+        (sa.and_(accelerators.UNSCHEDULABLE, sa.not_(schema.devices.c.deliverable)), UNDELIVERABLE),
         (accelerators.UNSCHEDULABLE, "cordoned"),
         else_="free",
     ).label("device_state")
     sums = (sa.func.sum(c[name]).label(name) for name in ("owned", "draining", "dirty", "clean"))
     query = sa.select(d.resource_class, state, *sums)
-    query = query.join_from(by_deployable, deployables, d.id == c.deployable_id)
-    query = query.join(devices, devices.c.id == d.device_id)
-    query = query.outerjoin(services, accelerators.AGENT_OF_DEVICE)
+    query = query.join_from(by_deployable, schema.deployables, d.id == c.deployable_id)
+    query = query.join(schema.devices, schema.devices.c.id == d.device_id)
+    query = query.outerjoin(schema.services, joins.AGENT_OF_DEVICE)
     found = Counter[tuple[str, str]]()
     for row in _all(connection, query.group_by(d.resource_class, "device_state")):
         name, device = row["resource_class"], row["device_state"]
@@ -294,14 +282,14 @@ def _handles(connection: sa.Connection) -> dict[tuple[str, str], int]:
 
 
 def _unhealthy(connection: sa.Connection, limit: int) -> list[UnhealthyRow]:
-    d = devices.c
+    d = schema.devices.c
     query = sa.select(d.host, d.address, d.health_since).where(d.health == Health.UNHEALTHY)
     query = query.order_by(d.health_since, d.id).limit(limit)
     return fetch_all(UnhealthyRow, connection.execute(query))
 
 
 def _services(connection: sa.Connection, now: datetime) -> list[Row]:
-    s = services.c
+    s = schema.services.c
     state = sa.case(
         (s.down_at <= now, "down"),
         (s.late_at <= now, "late"),
@@ -317,14 +305,9 @@ def _services(connection: sa.Connection, now: datetime) -> list[Row]:
 
 
 def _outbox(connection: sa.Connection) -> list[OutboxCountRow]:
-    o = outbox.c
+    o, oldest = schema.outbox.c, sa.func.min(schema.outbox.c.created_at)
     query = (
-        sa.select(
-            o.kind,
-            o.state,
-            sa.func.count().label("count"),
-            sa.func.min(o.created_at).label("oldest"),
-        )
+        sa.select(*row_columns(OutboxCountRow, schema.outbox, count=sa.func.count(), oldest=oldest))
         .group_by(o.kind, o.state)
         .order_by(o.kind, o.state)
     )
@@ -332,14 +315,14 @@ def _outbox(connection: sa.Connection) -> list[OutboxCountRow]:
 
 
 def _jobs(connection: sa.Connection, now: datetime) -> list[JobCountRow]:
-    j = jobs.c
+    j = schema.jobs.c
+    counts = {
+        "count": sa.func.count(),
+        "overdue": count_if(sa.func.coalesce(j.deadline < now, sa.false())),
+        "oldest": sa.func.min(j.created_at),
+    }
     query = (
-        sa.select(
-            j.kind,
-            sa.func.count().label("count"),
-            count_if(sa.func.coalesce(j.deadline < now, sa.false())).label("overdue"),
-            sa.func.min(j.created_at).label("oldest"),
-        )
+        sa.select(*row_columns(JobCountRow, schema.jobs, **counts))
         .where(j.state == JobState.OPEN)
         .group_by(j.kind)
         .order_by(j.kind)

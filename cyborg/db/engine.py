@@ -62,6 +62,7 @@ _SERVER = (
     "connection_parameters",
 )
 _RETURNED_AT = "cyborg-returned-at"  # key of the time at which a connection returned to its pool
+_URL = "a URL such as mysql+pymysql://user:password@host/cyborg"
 _PLUGIN, _READ_ONLY_PLUGIN = "cyborg", "cyborg-reading"
 
 
@@ -140,11 +141,7 @@ def make_engine(
     replica = conf.database.slave_connection if read_only and use_replica else None
     text = replica or conf.database.connection
     if not text:
-        raise Misconfigured(
-            "[database] connection is not set: expected a URL such as "
-            "mysql+pymysql://user:password@host/cyborg",
-            option="[database] connection",
-        )
+        raise _misconfigured(f"is not set: expected {_URL}")
     url = _parse(text)
     if url.get_backend_name() == "sqlite":
         return _sqlite(url, conf, read_only)
@@ -214,28 +211,26 @@ def answers(engine: sa.Engine) -> bool:
     return True
 
 
+def _misconfigured(fault: str) -> Misconfigured:
+    option = "[database] connection"
+    return Misconfigured(f"{option} {fault}", option=option)
+
+
 def _parse(text: str) -> sa.URL:
     try:
         url = sa.make_url(text)
         url.get_dialect()
     except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ImportError) as exc:
         # Without the URL: it may contain a password.
-        raise Misconfigured(
-            f"[database] connection is not usable ({type(exc).__name__}): expected a URL such as "
-            "mysql+pymysql://user:password@host/cyborg",
-            option="[database] connection",
-        ) from None
+        raise _misconfigured(f"is not usable ({type(exc).__name__}): expected {_URL}") from None
     if url.get_backend_name() not in ("mysql", "mariadb", "postgresql", "sqlite"):
-        raise Misconfigured(
-            f"[database] connection names {url.get_backend_name()}: expected mysql+pymysql, "
-            "postgresql+psycopg2 or sqlite",
-            option="[database] connection",
+        raise _misconfigured(
+            f"names {url.get_backend_name()}: expected mysql+pymysql, postgresql+psycopg2 or sqlite"
         )
     if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
-        raise Misconfigured(
-            "[database] connection names SQLite in memory, which threads cannot share: expected a "
-            "file, as in sqlite:////var/lib/cyborg/cyborg.db",
-            option="[database] connection",
+        raise _misconfigured(
+            "names SQLite in memory, which threads cannot share: expected a file, as in "
+            "sqlite:////var/lib/cyborg/cyborg.db"
         )
     return url
 
@@ -256,10 +251,9 @@ def _tuned(url: sa.URL, read_only: bool, limits: Timeouts | None) -> sa.URL:
         timeout = url.query.get("connect_timeout", str(CONNECT_SECONDS))
         return url.update_query_dict({"options": options, "connect_timeout": timeout})
     if "init_command" in url.query:
-        raise Misconfigured(
-            "[database] connection sets init_command, which this service sets for the isolation "
-            "level: remove init_command from the URL",
-            option="[database] connection",
+        raise _misconfigured(
+            "sets init_command, which this service sets for the isolation level: remove "
+            "init_command from the URL"
         )
     characteristics = "ISOLATION LEVEL READ COMMITTED" + (", READ ONLY" if read_only else "")
     charset = url.query.get("charset", "utf8mb4")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Typed rows: dictionaries with the keys of a TypedDict, so that mypy finds a wrong column name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, TypedDict, TypeVar
 
@@ -67,6 +67,11 @@ def row_columns(
         same = isinstance(other, sa.Column) and other.name == name
         columns[name] = other if same else other.label(name)
     return [columns[name] for name in kind.__annotations__]
+
+
+def equal(values: Mapping[Any, Any]) -> list[sa.ColumnElement[bool]]:
+    """Return the conditions that columns have these values; None selects all."""
+    return [column == value for column, value in values.items() if value is not None]
 
 
 def fetch_all(kind: Callable[..., R], result: sa.CursorResult[Any]) -> list[R]:

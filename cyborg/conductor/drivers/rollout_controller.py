@@ -34,7 +34,7 @@ from cyborg.core.text import join_limited
 from cyborg.core.validation import check_integer, check_text, parse_uuid
 from cyborg.db.backends import desired as desired_backends
 from cyborg.db.drivers import rollouts as store
-from cyborg.db.jobs.write import JobRow
+from cyborg.db.jobs import write as job_store
 from cyborg.db.services import write as services
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.contract import AgentAPI
@@ -94,7 +94,7 @@ class RolloutController:
                 break
         return count
 
-    def _lease(self, tx: sa.Connection) -> Sequence[JobRow]:
+    def _lease(self, tx: sa.Connection) -> Sequence[job_store.JobRow]:
         lease = self._leasing.begin(owner=self._owner)
         rows = store.lease(
             tx, owner=lease.owner, now=lease.start, until=lease.until, limit=BATCH_SIZE
@@ -103,7 +103,7 @@ class RolloutController:
             lease.taken(len(rows))
         return rows
 
-    def _process(self, row: JobRow) -> bool:
+    def _process(self, row: job_store.JobRow) -> bool:
         """Run one iteration of a job; return whether to requeue it. Raise Unavailable.
 
         An unreadable job is logged and does not block other jobs.
@@ -140,7 +140,7 @@ class RolloutController:
             # Jobs of devices and of drivers have one list and one command.
             if cancellation.cancel(tx, job_uuid, self.uow.clock()):
                 return True
-            job = store.lock(tx, job_uuid)
+            job = job_store.lock(tx, job_uuid)
             if job is None:
                 raise NotFound(f"no job {job_uuid}", job=job_uuid)
             if job["mutex_key"] is None:
@@ -246,7 +246,7 @@ class RolloutController:
         )
 
     def _leave_lost(
-        self, tx: sa.Connection, row: JobRow, in_progress: Sequence[store.StepRow]
+        self, tx: sa.Connection, row: job_store.JobRow, in_progress: Sequence[store.StepRow]
     ) -> RolloutUpdate | None:
         """Leave the steps of hosts whose agents are down; return None if there are none."""
         kind = Kind(row["kind"])
@@ -261,7 +261,7 @@ class RolloutController:
         return RolloutUpdate((), changed, requeue=True)
 
     def _roll_back_overdue(
-        self, tx: sa.Connection, row: JobRow, in_progress: Sequence[store.StepRow]
+        self, tx: sa.Connection, row: job_store.JobRow, in_progress: Sequence[store.StepRow]
     ) -> RolloutUpdate | None:
         """Roll back steps without an outcome at their deadline; return None if there are none."""
         now = self.uow.clock()
@@ -281,7 +281,7 @@ class RolloutController:
         return RolloutUpdate(host_generations, changed, requeue=True)
 
     def _follow_plan(
-        self, tx: sa.Connection, row: JobRow, rows: Sequence[store.StepRow]
+        self, tx: sa.Connection, row: job_store.JobRow, rows: Sequence[store.StepRow]
     ) -> RolloutUpdate:
         """Plan the steps of a job, and write what the plan says; end the job if it is complete."""
         now, kind, arguments = self.uow.clock(), Kind(row["kind"]), row["arguments"]
@@ -341,7 +341,7 @@ class RolloutController:
         ]
         return self._step_executor.roll_back(tx, reverts, agents)
 
-    def _end(self, tx: sa.Connection, job: JobRow, *, cancelled: bool) -> None:
+    def _end(self, tx: sa.Connection, job: job_store.JobRow, *, cancelled: bool) -> None:
         """Record the outcome of a job whose steps have ended, or of an ended job anew."""
         # Not the steps: many hosts that return may fail one after another, each with all of them.
         counts = store.count_steps(tx, job["id"])

@@ -26,7 +26,7 @@ from cyborg.core.validation import check_text, parse_uuid
 from cyborg.db.backends import desired as desired_backends
 from cyborg.db.devices import write as devices
 from cyborg.db.drivers import rollouts as store
-from cyborg.db.jobs.write import JobRow
+from cyborg.db.jobs import write as job_store
 from cyborg.db.providers import write as providers
 from cyborg.db.unit_of_work import UnitOfWork
 
@@ -36,7 +36,7 @@ LOG = get_logger(__name__)
 MAX_ATTEMPTS = 3  # to record a job while others change the same driver
 
 # The row of a job that is already open, or id and uuid of a new one.
-OpenJob = JobRow | tuple[int, str]
+OpenJob = job_store.JobRow | tuple[int, str]
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class Drivers:
         Raise Conflict if the job waits for none of these backends. If the operator named the
         backends (``explicit``), also raise Conflict if the job does not wait for all of them.
         """
-        job, keys = store.lock(tx, uuid), {(target.host, target.backend) for target in backends}
+        job, keys = job_store.lock(tx, uuid), {(target.host, target.backend) for target in backends}
         if job is None or job["mutex_key"] is None or job["kind"] != Kind.UNINSTALL:
             raise targets.driver_busy(driver, uuid)
         steps = store.steps_of_job(tx, job["id"])

@@ -4,6 +4,7 @@
 The lease guards every write of a conductor: a conductor that has lost the lease changes nothing.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
@@ -22,8 +23,9 @@ from cyborg.core.attachments.attachment import (
 )
 from cyborg.core.binding.states import OWNING_STATES
 from cyborg.db import bulk
+from cyborg.db.attachments.read import AttachmentColumns
 from cyborg.db.binding.write import ArqRow
-from cyborg.db.rows import StoredRow, fetch_all, fetch_first
+from cyborg.db.rows import StoredRow, equal, fetch_all, fetch_first
 from cyborg.db.schema import arqs, attach_handles, attachments, deployables
 
 # Attached, although its ARQs are all deleted or unbound.
@@ -37,23 +39,11 @@ _LOST = sa.and_(
 )
 
 
-class AttachmentRow(StoredRow):
+class AttachmentRow(StoredRow, AttachmentColumns):
     """All columns of an attachment."""
 
-    uuid: str
     request_key: str | None
-    project_id: str
-    instance_uuid: str | None
-    hostname: str
-    device_profile_name: str
-    device_context: str | None
-    accelerator: str | None
     context_epoch: int | None
-    mode: str
-    reboot: bool
-    state: str
-    step: str | None
-    error: str | None
     failure: str | None
     intent: dict[str, Any] | None
     allocation_key: str | None
@@ -75,11 +65,8 @@ def insert(tx: sa.Connection, values: Mapping[str, Any]) -> int:
 
     Raise oslo.db's DBDuplicateEntry if its uuid or key exists.
     """
-    query = sa.insert(attachments).values(**values, trace_context=tracing.current_context())
-    key = tx.execute(query).inserted_primary_key
-    if key is None:
-        raise TypeError("the insert returned no key")
-    return int(key[0])
+    trace = tracing.current_context()
+    return bulk.insert_row(tx, attachments, **values, trace_context=trace)
 
 
 def count(tx: sa.Connection, project: str, limit: int | None = None) -> int:
@@ -93,12 +80,9 @@ def find_request(
     tx: sa.Connection, uuid: str | None, request_key: str | None
 ) -> AttachmentRow | None:
     """Return the attachment of a repeated request, by the caller's uuid or by the key, or None."""
-    query = sa.select(attachments)
-    if uuid is not None:
-        query = query.where(attachments.c.uuid == uuid)
-    else:
-        query = query.where(attachments.c.request_key == request_key)
-    return fetch_first(AttachmentRow, tx.execute(query))
+    a = attachments.c
+    is_repeated = a.uuid == uuid if uuid is not None else a.request_key == request_key
+    return fetch_first(AttachmentRow, tx.execute(sa.select(attachments).where(is_repeated)))
 
 
 def lock(
@@ -118,12 +102,11 @@ def lock(
     Successors are not among them: no caller can detach one. ``project_scope`` is the only project
     whose attachments the caller may see, None for all.
     """
-    query = sa.select(attachments).where(attachments.c.maintained_device.is_(None))
-    query = query.order_by(attachments.c.id).with_for_update()
-    if uuid is not None:
-        query = query.where(attachments.c.uuid == uuid)
-    if instance is not None:
-        query = query.where(attachments.c.instance_uuid == instance)
+    a = attachments.c
+    query = sa.select(attachments).where(
+        a.maintained_device.is_(None), *equal({a.uuid: uuid, a.instance_uuid: instance})
+    )
+    query = query.order_by(a.id).with_for_update()
     if hostname is not None:
         query = query.where(attachments.c.hostname == hostname, attachments.c.mode == Mode.HOST)
     if accelerator is not None:
@@ -135,8 +118,7 @@ def lock(
         query = query.where(
             sa.or_(attachments.c.accelerator == accelerator, attachments.c.id.in_(holds))
         )
-    if project_scope is not None:
-        query = query.where(attachments.c.project_id == project_scope)
+    query = query.where(*equal({a.project_id: project_scope}))
     return fetch_all(AttachmentRow, tx.execute(query))
 
 
@@ -147,10 +129,10 @@ def accelerators_of(tx: sa.Connection, ids: Collection[int]) -> dict[int, list[s
         .join(arqs, arqs.c.id == attach_handles.c.arq_id)
         .where(arqs.c.attachment_id.in_(sorted(ids)))
     )
-    found: dict[int, list[str]] = {}
+    found = defaultdict[int, list[str]](list)
     for attachment, uuid in tx.execute(query):
-        found.setdefault(attachment, []).append(uuid)
-    return found
+        found[attachment].append(uuid)
+    return dict(found)
 
 
 def state_of(tx: sa.Connection, id_: int) -> str | None:
@@ -365,10 +347,10 @@ def owned_units(
         )
         .group_by(arqs.c.device_rp_uuid, arqs.c.resource_class)
     )
-    units: dict[str, dict[str, int]] = {}
+    units = defaultdict[str, dict[str, int]](dict)
     for provider, name, count in tx.execute(query):
-        units.setdefault(provider, {})[name] = int(count)
-    return units
+        units[provider][name] = int(count)
+    return dict(units)
 
 
 def any_lost(tx: sa.Connection, instances: Collection[str]) -> bool:

@@ -25,7 +25,7 @@ from cyborg.core.inventory.device_state import ENABLED
 from cyborg.core.jobs.job import DRAINS, JobKind, JobState
 from cyborg.db import bulk, joins
 from cyborg.db.columns import Moment
-from cyborg.db.rows import fetch_all, fetch_first, row_columns
+from cyborg.db.rows import equal, fetch_all, fetch_first, row_columns
 from cyborg.db.schema import attach_handles, backends, deployables, devices, jobs, services
 from cyborg.db.schema import desired_backends as table
 
@@ -108,10 +108,7 @@ def find(
     The keys are the agent's row id and the backend's name.
     """
     query = sa.select(table.c.service_id, table.c.applied, *_COLUMNS)
-    if driver is not None:
-        query = query.where(table.c.driver == driver)
-    if backend is not None:
-        query = query.where(table.c.backend == backend)
+    query = query.where(*equal({table.c.driver: driver, table.c.backend: backend}))
     return {
         (r["service_id"], r["backend"]): DesiredRecord(_value(r), bool(r["applied"]))
         for r in tx.execute(query).mappings()

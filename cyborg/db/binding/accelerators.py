@@ -22,6 +22,7 @@ from cyborg.core.inventory import device_state
 from cyborg.db import joins, paging
 from cyborg.db.deployables import facts
 from cyborg.db.paging import Page
+from cyborg.db.rows import equal
 from cyborg.db.schema import arqs, backends, deployables, devices, jobs, services
 from cyborg.db.schema import attach_handles as table
 
@@ -182,18 +183,22 @@ class Filters:
 
     def of_owner(self) -> list[sa.ColumnElement[bool]]:
         """Return the conditions on ARQs."""
-        return _equal(
-            (arqs.c.project_id, self.project_id),
-            (arqs.c.instance_uuid, self.instance_uuid),
-            (arqs.c.label_name, self.name),
+        return equal(
+            {
+                arqs.c.project_id: self.project_id,
+                arqs.c.instance_uuid: self.instance_uuid,
+                arqs.c.label_name: self.name,
+            }
         )
 
     def of_device(self) -> list[sa.ColumnElement[bool]]:
         """Return the conditions on deployables, their devices and backends."""
-        found = _equal(
-            (devices.c.host, self.hostname),
-            (devices.c.uuid, self.device_uuid),
-            (deployables.c.resource_class, self.resource_class),
+        found = equal(
+            {
+                devices.c.host: self.hostname,
+                devices.c.uuid: self.device_uuid,
+                deployables.c.resource_class: self.resource_class,
+            }
         )
         if self.driver is not None:
             names = (backends.c.driver, devices.c.backend)
@@ -292,10 +297,6 @@ def find(
     rows = {row["row_id"]: row for row in connection.execute(query).mappings()}
     # A row may have been deleted between the two statements.
     return [_row(rows[id_]) for id_ in ids if id_ in rows]
-
-
-def _equal(*pairs: tuple[sa.ColumnElement[Any], Any]) -> list[sa.ColumnElement[bool]]:
-    return [column == value for column, value in pairs if value is not None]
 
 
 def _find_ids(

@@ -23,7 +23,7 @@ from cyborg.core.binding.states import (
 )
 from cyborg.core.jobs.job import JobState
 from cyborg.db import bulk
-from cyborg.db.rows import fetch_all
+from cyborg.db.rows import equal, fetch_all
 from cyborg.db.schema import arqs, attach_handles, jobs
 
 
@@ -446,9 +446,7 @@ def write_label(tx: sa.Connection, handle: str, label: Label, project_scope: str
     ``updated_at`` does not change: the orphan collector uses it as the time of the bind.
     """
     owner = sa.select(attach_handles.c.arq_id).where(attach_handles.c.uuid == handle)
-    guard = [arqs.c.id == owner.scalar_subquery()]
-    if project_scope is not None:
-        guard.append(arqs.c.project_id == project_scope)
+    guard = equal({arqs.c.id: owner.scalar_subquery(), arqs.c.project_id: project_scope})
     values = {f"label_{name}": value for name, value in label.items()}
     change = sa.update(arqs).where(*guard)
     return bool(tx.execute(change.values(**values, updated_at=arqs.c.updated_at)).rowcount)

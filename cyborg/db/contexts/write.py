@@ -23,7 +23,7 @@ from cyborg.core.hosts import AGENT
 from cyborg.db import bulk
 from cyborg.db.binding.write import ArqRow, lock_of_contexts
 from cyborg.db.contexts import read
-from cyborg.db.rows import fetch_all, fetch_first, row_columns
+from cyborg.db.rows import equal, fetch_all, fetch_first, row_columns
 from cyborg.db.schema import arqs, attachments, deployables, device_profiles, devices, services
 from cyborg.db.schema import device_contexts as contexts
 
@@ -86,10 +86,8 @@ def find(tx: sa.Connection, uuid: str, project_scope: str | None = None) -> Cont
 
     ``project_scope`` is the only project whose contexts the caller may see, None for all projects.
     """
-    query = sa.select(contexts).where(contexts.c.uuid == uuid)
-    if project_scope is not None:
-        query = query.where(contexts.c.project_id == project_scope)
-    return fetch_first(ContextRow, tx.execute(query))
+    is_visible = equal({contexts.c.uuid: uuid, contexts.c.project_id: project_scope})
+    return fetch_first(ContextRow, tx.execute(sa.select(contexts).where(*is_visible)))
 
 
 def lock(tx: sa.Connection, ids: Collection[int]) -> list[ContextRow]:

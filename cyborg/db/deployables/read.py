@@ -44,8 +44,8 @@ def failed_restores(connection: sa.Connection) -> set[str]:
     return set(connection.scalars(FAILED_RESTORES))
 
 
-class DeployableRow(TypedDict):
-    """A deployable, its parent, root and device, and the state of its provider."""
+class DeployableColumns(TypedDict):
+    """The columns of a deployable that a list shows as they are, except its times."""
 
     uuid: str
     address: str
@@ -56,6 +56,11 @@ class DeployableRow(TypedDict):
     attributes: dict[str, str]
     bitstream_id: str | None
     num_accelerators: int
+
+
+class DeployableRow(DeployableColumns):
+    """A deployable, its parent, root and device, and the state of its provider."""
+
     created_at: datetime
     updated_at: datetime | None
     parent_uuid: str | None

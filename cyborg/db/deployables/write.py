@@ -13,27 +13,19 @@ from cyborg.core.inventory.device import Deployable
 from cyborg.db import bulk, joins
 from cyborg.db.deployables import facts
 from cyborg.db.deployables.facts import DeviceFactsColumns
+from cyborg.db.deployables.read import DeployableColumns
 from cyborg.db.rows import StoredRow, fetch_all
 from cyborg.db.schema import attach_handles, attributes, deployables, devices, jobs, services
 
 
-class DeployableRow(StoredRow):
+class DeployableRow(StoredRow, DeployableColumns):
     """All columns of a deployable, and the addresses of its device and its parent."""
 
-    uuid: str
     device_id: int
     host: str
     parent_id: int | None
     root_id: int | None
-    address: str
-    name: str
-    rp_uuid: str
-    resource_class: str
-    traits: list[str]
-    attributes: dict[str, Any]
-    bitstream_id: str | None
     desired_image: str | None
-    num_accelerators: int
     draining: bool
     job_id: int | None
     device: str

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from cyborg.core.hosts import AGENT
 from cyborg.db import bulk
-from cyborg.db.rows import fetch_all, row_columns
+from cyborg.db.rows import equal, fetch_all, row_columns
 from cyborg.db.schema import backends, discoveries, services
 
 IN_PROGRESS = "IN-PROGRESS"
@@ -47,8 +47,7 @@ def targets(tx: sa.Connection, host: str | None, driver: str | None) -> list[Tar
         .where(services.c.binary == AGENT)
         .order_by(services.c.host, backends.c.name)
     )
-    if host is not None:
-        query = query.where(services.c.host == host)
+    query = query.where(*equal({services.c.host: host}))
     if driver is not None:
         query = query.where(sa.or_(backends.c.driver == driver, backends.c.name == driver))
     return fetch_all(TargetRow, tx.execute(query))

@@ -8,14 +8,14 @@ host or of a page of hosts are read.
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 import sqlalchemy as sa
 
 from cyborg.core.drivers.desired_state import DesiredStatus
 from cyborg.core.drivers.registry import version_of
 from cyborg.db import joins, paging
-from cyborg.db.paging import Page
+from cyborg.db.paging import Page, Row
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import backends, desired_backends, services
 from cyborg.db.schema import drivers as table
@@ -56,25 +56,6 @@ class EffectiveOptionsRow(TypedDict):
     options: list[dict[str, Any]]
 
 
-class _SourceRow(TypedDict):
-    """A row of one of the tables of entries, with the host; only its own columns are there."""
-
-    host: str
-    last_seen_at: datetime
-    late_at: datetime
-    down_at: datetime
-    driver: NotRequired[str]
-    version: NotRequired[str | None]
-    backend: NotRequired[str]
-    status: NotRequired[str]
-    error: NotRequired[str | None]
-    remarks: NotRequired[list[str] | None]
-    versions: NotRequired[dict[str, Any]]
-    applied: NotRequired[bool]
-    desired_status: NotRequired[str]
-    settings: NotRequired[list[dict[str, Any]] | None]
-
-
 _HOST = [services.c[name] for name in ("host", "last_seen_at", "late_at", "down_at")]
 HOST_SORTABLE = {"host": services.c.host}
 INSTALLED = "INSTALLED"  # no backend uses it
@@ -84,6 +65,17 @@ UNKNOWN = "UNKNOWN"  # its agent is down
 
 PRESENT = desired_backends.c.status != DesiredStatus.ABSENT
 _USED, _DESIRED = backends.c, desired_backends.c
+# The columns of the entries of each table; all have those of the host as well.
+_INSTALLED = [table.c.name.label("driver"), table.c.version, table.c.error]
+_REPORTED = [
+    *(_USED[name] for name in ("driver", "status", "error", "remarks")),
+    _USED.name.label("backend"),
+    services.c.versions,
+]
+_STATE = [
+    *(_DESIRED[name] for name in ("driver", "backend", "applied", "error")),
+    _DESIRED.status.label("desired_status"),
+]
 # The rules of ``entries_by_driver`` in SQL: a desired backend that is not reported, and a driver
 # that is installed without a backend on its host.
 MISSING = sa.and_(
@@ -162,8 +154,8 @@ def find_effective_options(
     """Return the options of the backends of a driver on a page of hosts, in their order."""
     if not hosts:
         return []
-    columns = [backends.c.name.label("backend"), backends.c.settings]
-    rows = _read(connection, backends, backends.c.driver, columns, [driver], hosts)
+    columns = [_USED.name.label("backend"), _USED.settings]
+    rows = _read(connection, _USED.driver, columns, [driver], hosts)
     return [
         {"host": row["host"], "backend": row["backend"], "options": row["settings"]}
         for row in paging.sort_by_page(rows, hosts, lambda row: (row["host"], row["backend"]))
@@ -181,16 +173,16 @@ def entries_by_driver(
     connection: sa.Connection, drivers: Collection[str], hosts: Sequence[HostRow]
 ) -> dict[str, list[HostDriverRow]]:
     """Return the entries of each driver on hosts, in their order, in three statements."""
-    installations = {name: list[_SourceRow]() for name in drivers}
+    installations = {name: list[Row]() for name in drivers}
     entries: dict[str, dict[tuple[str, str], HostDriverRow]] = {name: {} for name in drivers}
-    for installed in _installed(connection, drivers, hosts):
+    for installed in _read(connection, table.c.name, _INSTALLED, drivers, hosts):
         installations[installed["driver"]].append(installed)
-    for row in _used(connection, drivers, hosts):
+    for row in _read(connection, _USED.driver, _REPORTED, drivers, hosts):
         version = version_of(row["driver"], row["versions"])
         entry = _entry(row, row["backend"], row["status"], row["error"], version)
         entry["remarks"] = list(row["remarks"] or ())
         entries[row["driver"]][row["host"], row["backend"]] = entry
-    for desired in _desired(connection, drivers, hosts):
+    for desired in _read(connection, _DESIRED.driver, _STATE, drivers, hosts):
         by_backend, key = entries[desired["driver"]], (desired["host"], desired["backend"])
         if key not in by_backend and desired["desired_status"] == DesiredStatus.ABSENT:
             continue
@@ -221,7 +213,7 @@ def _status(entry: HostDriverRow, now: datetime) -> str:
 
 
 def _merge(
-    installations: Collection[_SourceRow],
+    installations: Collection[Row],
     entries: dict[tuple[str, str], HostDriverRow],
     hosts: Sequence[HostRow],
 ) -> list[HostDriverRow]:
@@ -244,7 +236,7 @@ def _merge(
 
 
 def _entry(
-    row: _SourceRow, backend: str | None, status: str, error: str | None, version: str | None
+    row: Row, backend: str | None, status: str, error: str | None, version: str | None
 ) -> HostDriverRow:
     return {
         "host": row["host"],
@@ -261,48 +253,19 @@ def _entry(
     }
 
 
-def _installed(
-    connection: sa.Connection, drivers: Collection[str], hosts: Sequence[HostRow]
-) -> list[_SourceRow]:
-    facts = ("version", "error")
-    columns = [table.c.name.label("driver"), *(table.c[fact] for fact in facts)]
-    return _read(connection, table, table.c.name, columns, drivers, hosts)
-
-
-def _used(
-    connection: sa.Connection, drivers: Collection[str], hosts: Sequence[HostRow]
-) -> list[_SourceRow]:
-    columns = [
-        *(backends.c[fact] for fact in ("driver", "status", "error", "remarks")),
-        backends.c.name.label("backend"),
-        services.c.versions,
-    ]
-    return _read(connection, backends, backends.c.driver, columns, drivers, hosts)
-
-
-def _desired(
-    connection: sa.Connection, drivers: Collection[str], hosts: Sequence[HostRow]
-) -> list[_SourceRow]:
-    w = desired_backends.c
-    columns = [
-        *(w[fact] for fact in ("driver", "backend", "applied", "error")),
-        w.status.label("desired_status"),
-    ]
-    return _read(connection, desired_backends, w.driver, columns, drivers, hosts)
-
-
 def _read(
     connection: sa.Connection,
-    source: sa.Table,
-    name: sa.ColumnElement[str],
-    columns: Collection[sa.ColumnElement[Any]],
+    name: sa.Column[str],
+    columns: Sequence[sa.ColumnElement[Any]],
     drivers: Collection[str],
     hosts: Sequence[HostRow],
-) -> list[_SourceRow]:
+) -> list[Row]:
+    """Return these columns of the rows of drivers on hosts; ``name`` is that of the driver."""
+    service = name.table.c.service_id
     query = (
         sa.select(*_HOST, *columns)
-        .select_from(source)
-        .join(services, services.c.id == source.c.service_id)
-        .where(name.in_(drivers), paging.id_in(source.c.service_id, [row["id"] for row in hosts]))
+        .select_from(name.table)
+        .join(services, services.c.id == service)
+        .where(name.in_(drivers), paging.id_in(service, [row["id"] for row in hosts]))
     )
-    return fetch_all(_SourceRow, connection.execute(query))
+    return [dict(row) for row in connection.execute(query).mappings()]

@@ -8,37 +8,18 @@ have different versions. A driver that no host has installed, uses or desires ha
 """
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 import sqlalchemy as sa
 
-from cyborg.core.drivers.registry import (
-    Support,
-    common_version,
-    driver_uuid,
-    newest_row,
-    version_of,
-)
+from cyborg.core.drivers import registry
 from cyborg.db import paging
-from cyborg.db.drivers.entries import (
-    IMPORT_FAILED,
-    MISSING,
-    MISSING_STATUS,
-    PRESENT,
-    UNKNOWN,
-    UNUSED,
-    UNUSED_STATUS,
-    HostDriverRow,
-    HostRow,
-    entries_by_driver,
-    hosts_named,
-)
-from cyborg.db.paging import Page
-from cyborg.db.rows import fetch_all
+from cyborg.db.drivers import entries
+from cyborg.db.paging import Page, Row
 from cyborg.db.schema import backends, desired_backends, services
 from cyborg.db.schema import drivers as table
 
@@ -61,24 +42,13 @@ class DriverRow(_SummaryRow):
     of one host, None for a driver on all hosts. The uuid is derived from the name of the driver.
     """
 
-    hosts: list[HostDriverRow] | None
+    hosts: list[entries.HostDriverRow] | None
 
 
 class DriverDetailsRow(_SummaryRow):
     """A driver with its options; an option is {name, kind, default, help, ...}."""
 
     options: list[dict[str, Any]]
-
-
-class _InstalledRow(TypedDict):
-    """An installed driver: its version, or its facts."""
-
-    id: int
-    driver: NotRequired[str]
-    version: NotRequired[str | None]
-    type: NotRequired[str | None]
-    support: NotRequired[str]
-    abilities: NotRequired[list[str]]
 
 
 @dataclass(slots=True)
@@ -94,7 +64,7 @@ class _Counts:
 
 
 # The hosts whose entries count; None is all hosts.
-Hosts = Sequence[HostRow] | None
+Hosts = Sequence[entries.HostRow] | None
 
 SORTABLE = ("name", "uuid")
 
@@ -117,17 +87,17 @@ def find(
     ``host`` selects the drivers and entries of this host. A driver's uuid is not a column, so this
     function reads all names, which are few, and paginates them in memory.
     """
-    hosts = None if host is None else hosts_named(connection, host)
+    hosts = None if host is None else entries.hosts_named(connection, host)
     all_names = _names(connection, hosts, type)
-    drivers = [{"uuid": driver_uuid(name), "name": name} for name in all_names]
+    drivers = [{"uuid": registry.driver_uuid(name), "name": name} for name in all_names]
     chosen = [row["name"] for row in paging.paginate_rows(drivers, page, SORTABLE)]
     if not chosen:
         return []
     summaries = _summaries(connection, chosen, hosts, now)
     if hosts is None:
         return [{**summary, "hosts": None} for summary in summaries]
-    entries = entries_by_driver(connection, chosen, hosts)
-    return [{**summary, "hosts": entries[summary["name"]]} for summary in summaries]
+    by_driver = entries.entries_by_driver(connection, chosen, hosts)
+    return [{**summary, "hosts": by_driver[summary["name"]]} for summary in summaries]
 
 
 def get(
@@ -139,11 +109,11 @@ def get(
     """
     all_names = names(connection)
     # A driver's name may look like the uuid of another driver: the name takes precedence.
-    by_uuid = (name for name in all_names if driver_uuid(name) == key.lower())
+    by_uuid = (name for name in all_names if registry.driver_uuid(name) == key.lower())
     driver = key if key in all_names else next(by_uuid, None)
     if driver is None:
         return None
-    hosts = None if host is None else hosts_named(connection, host)
+    hosts = None if host is None else entries.hosts_named(connection, host)
     (summary,) = _summaries(connection, [driver], hosts, now)
     return {**summary, "options": _options(connection, driver)}
 
@@ -154,7 +124,7 @@ def _names(connection: sa.Connection, hosts: Hosts, type_: str | None) -> list[s
         installed = installed.where(table.c.type == type_)
     used = sa.select(backends.c.driver).where(*_on(backends, hosts))
     w = desired_backends.c
-    desired = sa.select(w.driver).where(PRESENT, *_on(desired_backends, hosts))
+    desired = sa.select(w.driver).where(entries.PRESENT, *_on(desired_backends, hosts))
     # Only an installed driver has a known type.
     sources = (installed, used, desired) if type_ is None else (installed,)
     # Distinct in each: the rows of all hosts are then not copied to a temporary table.
@@ -180,12 +150,12 @@ def _summaries(
         facts = newest.get(name)
         rows.append(
             {
-                "uuid": driver_uuid(name),
+                "uuid": registry.driver_uuid(name),
                 "name": name,
                 "type": facts["type"] if facts else None,
-                "support": facts["support"] if facts else Support.UNKNOWN,
+                "support": facts["support"] if facts else registry.Support.UNKNOWN,
                 "abilities": facts["abilities"] if facts else [],
-                "version": common_version(counts[name].versions),
+                "version": registry.common_version(counts[name].versions),
                 "num_hosts": used.get(name, 0) + counts[name].unused,
                 "statuses": dict(sorted(counts[name].statuses.items())),
             }
@@ -201,8 +171,8 @@ def _counts(
     versions = sa.cast(services.c.versions, sa.Text)
     branches = (
         (backends, b.driver, b.status, versions, 0, ()),
-        (desired_backends, w.driver, MISSING_STATUS, sa.null(), 0, (MISSING,)),
-        (table, table.c.name, UNUSED_STATUS, sa.null(), 1, (UNUSED,)),
+        (desired_backends, w.driver, entries.MISSING_STATUS, sa.null(), 0, (entries.MISSING,)),
+        (table, table.c.name, entries.UNUSED_STATUS, sa.null(), 1, (entries.UNUSED,)),
     )
     queries = []
     for source, driver, status, reported, unused, conditions in branches:
@@ -229,11 +199,11 @@ def _counts(
     found = {name: _Counts() for name in drivers}
     for row in connection.execute(sa.union_all(*queries)):
         counts = found[row.driver]
-        counts.statuses[UNKNOWN if row.down else row.entry_status] += row.entries
+        counts.statuses[entries.UNKNOWN if row.down else row.entry_status] += row.entries
         counts.unused += row.entries if row.unused else 0
-        if row.entry_status != IMPORT_FAILED:
+        if row.entry_status != entries.IMPORT_FAILED:
             reported_versions = json.loads(row.reported) if row.reported else None
-            counts.versions.add(version_of(row.driver, reported_versions) or row.version)
+            counts.versions.add(registry.version_of(row.driver, reported_versions) or row.version)
     return found
 
 
@@ -243,7 +213,7 @@ def _num_used(connection: sa.Connection, drivers: Collection[str], hosts: Hosts)
     used = sa.union_all(
         sa.select(b.driver, b.service_id).where(b.driver.in_(drivers), *_on(backends, hosts)),
         sa.select(w.driver, w.service_id).where(
-            w.driver.in_(drivers), PRESENT, *_on(desired_backends, hosts)
+            w.driver.in_(drivers), entries.PRESENT, *_on(desired_backends, hosts)
         ),
     ).subquery("used")
     count = sa.func.count(used.c.service_id.distinct()).label("hosts")
@@ -251,23 +221,21 @@ def _num_used(connection: sa.Connection, drivers: Collection[str], hosts: Hosts)
     return {row.driver: row.hosts for row in connection.execute(query)}
 
 
-def _newest(
-    connection: sa.Connection, drivers: Collection[str], hosts: Hosts
-) -> dict[str, _InstalledRow]:
+def _newest(connection: sa.Connection, drivers: Collection[str], hosts: Hosts) -> dict[str, Row]:
     """Return the facts of the newest version of each driver that a host can import."""
     # Cheaper than the rows of all hosts: hosts with one version have the same facts.
     query = sa.select(
         table.c.name.label("driver"), sa.func.min(table.c.id).label("id"), table.c.version
     ).where(table.c.name.in_(drivers), table.c.error.is_(None), *_on(table, hosts))
     query = query.group_by(table.c.name, table.c.version).order_by(sa.func.min(table.c.id))
-    rows_by_driver: dict[str, list[_InstalledRow]] = {}
-    for row in fetch_all(_InstalledRow, connection.execute(query)):
-        rows_by_driver.setdefault(row["driver"], []).append(row)
-    best = {name: newest_row(rows) for name, rows in rows_by_driver.items()}
+    rows_by_driver = defaultdict[str, list[Row]](list)
+    for row in connection.execute(query).mappings():
+        rows_by_driver[row["driver"]].append({**row})
+    best = {name: registry.newest_row(rows) for name, rows in rows_by_driver.items()}
     ids = {name: row["id"] for name, row in best.items() if row is not None}
     facts = (table.c[name] for name in ("id", "type", "support", "abilities"))
     chosen = sa.select(*facts).where(paging.id_in(table.c.id, ids.values()))
-    by_id = {row["id"]: row for row in fetch_all(_InstalledRow, connection.execute(chosen))}
+    by_id: dict[int, Row] = {row["id"]: {**row} for row in connection.execute(chosen).mappings()}
     # A report may have replaced the row since then.
     return {name: by_id[id_] for name, id_ in ids.items() if id_ in by_id}
 

@@ -163,12 +163,6 @@ def lock_leased(tx: sa.Connection, job_id: int, owner: str) -> JobRow | None:
     return fetch_first(JobRow, tx.execute(query.with_for_update()))
 
 
-def lock(tx: sa.Connection, uuid: str) -> JobRow | None:
-    """Return the row of a job of any kind, locked, or None."""
-    query = sa.select(jobs).where(jobs.c.uuid == uuid).with_for_update()
-    return fetch_first(JobRow, tx.execute(query))
-
-
 def reschedule(tx: sa.Connection, job_id: int, until: datetime) -> None:
     """Set the next try of a job to ``until``. The caller must hold a lock on the job."""
     tx.execute(

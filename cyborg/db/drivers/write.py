@@ -10,7 +10,7 @@ from cyborg.core.drivers.registry import DriverEntry, fingerprint
 from cyborg.core.hosts import AGENT
 from cyborg.db import bulk
 from cyborg.db.backends.desired import AGENT_COLUMNS, AgentRow
-from cyborg.db.rows import fetch_all, row_columns
+from cyborg.db.rows import equal, fetch_all, row_columns
 from cyborg.db.schema import backends, desired_backends, devices, drivers, services
 
 
@@ -81,10 +81,7 @@ def reported_backends(
     ``driver`` and ``backend`` limit the result to this driver and to backends of this name.
     """
     query = sa.select(backends.c.service_id, backends.c.name, backends.c.driver)
-    if driver is not None:
-        query = query.where(backends.c.driver == driver)
-    if backend is not None:
-        query = query.where(backends.c.name == backend)
+    query = query.where(*equal({backends.c.driver: driver, backends.c.name: backend}))
     return {(row.service_id, row.name): row.driver for row in tx.execute(query)}
 
 

@@ -32,13 +32,18 @@ class DownServiceRow(TypedDict):
     last_seen_at: datetime
 
 
-class ServiceRow(DownServiceRow):
-    """A daemon with its backends, ordered by name; only an agent has any."""
+class ServiceColumns(DownServiceRow):
+    """The columns of a daemon that a list shows, except the time of its creation."""
 
     status: str
     late_at: datetime
     down_at: datetime
     down_since: datetime | None
+
+
+class ServiceRow(ServiceColumns):
+    """A daemon with its backends, ordered by name; only an agent has any."""
+
     created_at: datetime
     backends: list[BackendRow]
 

@@ -19,6 +19,7 @@ from cyborg.db import bulk, joins, old_rows
 from cyborg.db.rows import StoredRow, fetch_all, fetch_first
 from cyborg.db.schema import arqs, attach_handles, backends, deployables, devices, jobs, services
 from cyborg.db.schema import job_steps as steps
+from cyborg.db.services.read import ServiceColumns
 
 
 class HeartbeatFields(TypedDict):
@@ -41,27 +42,19 @@ class HeartbeatTimes(TypedDict):
     down_at: datetime
 
 
-class DaemonRow(StoredRow):
+class DaemonRow(StoredRow, ServiceColumns):
     """All columns of a daemon.
 
     One type for all lookups: a heartbeat, a removal and an audit read single rows, in which a few
     columns more cost nothing.
     """
 
-    uuid: str
-    binary: str
-    host: str
     epoch: str
     endpoint: str | None
-    status: str
     digest: str | None
     generation: int
     versions: dict[str, Any]
     started_at: datetime
-    last_seen_at: datetime
-    late_at: datetime
-    down_at: datetime
-    down_since: datetime | None
     identity: dict[str, Any]
     drivers_digest: str | None
     boot_id: str | None

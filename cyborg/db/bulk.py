@@ -140,11 +140,37 @@ def _format_time(value: object) -> str:
     raise TypeError(f"found {type(value).__name__}, expected a value that a column can have")
 
 
+def update_where(
+    tx: sa.Connection,
+    column: sa.Column[Any],
+    chosen: Collection[Any],
+    *conditions: sa.ColumnElement[bool],
+    **values: Any,
+) -> int:
+    """Give all rows whose column has a chosen value the same values; return their number."""
+    change = sa.update(column.table).values(**values)
+    return sum(
+        tx.execute(change.where(column.in_(chunk), *conditions)).rowcount
+        for chunk in chunks(chosen)
+    )
+
+
+def delete_where(
+    tx: sa.Connection,
+    column: sa.Column[Any],
+    chosen: Collection[Any],
+    *conditions: sa.ColumnElement[bool],
+) -> int:
+    """Delete the rows whose column has a chosen value; return their number."""
+    query = sa.delete(column.table)
+    return sum(
+        tx.execute(query.where(column.in_(chunk), *conditions)).rowcount for chunk in chunks(chosen)
+    )
+
+
 def delete(tx: sa.Connection, table: sa.Table, ids: Collection[int]) -> int:
     """Delete rows by id and return how many were deleted."""
-    return sum(
-        tx.execute(sa.delete(table).where(table.c.id.in_(chunk))).rowcount for chunk in chunks(ids)
-    )
+    return delete_where(tx, table.c.id, ids)
 
 
 def change_state(

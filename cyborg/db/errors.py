@@ -62,7 +62,9 @@ def to_unavailable(error: BaseException) -> Unavailable | None:
     """Return the error for a caller if the database is unavailable, None for any other error."""
     if is_transient(error):
         return Unavailable("database is busy: too many concurrent changes to the same rows, retry")
-    if _has_no_tables(error):
+    number, state = _number(error), _state(error)
+    has_no_tables = number == _MISSING_TABLE_NUMBER or state == _MISSING_TABLE_STATE
+    if has_no_tables or isinstance(error, oslo.DBNonExistentTable):
         return Unavailable("database has no tables: run 'cyborg-dbsync upgrade'")
     if isinstance(error, oslo.DBNonExistentDatabase):
         return Unavailable("database does not exist: check [database] connection")
@@ -75,9 +77,9 @@ def to_unavailable(error: BaseException) -> Unavailable | None:
         return Unavailable(NO_ANSWER)
     if not isinstance(_wrapped(error), sa.exc.OperationalError):
         return None
-    if _number(error) in _READ_ONLY_NUMBERS:
+    if number in _READ_ONLY_NUMBERS:
         return Unavailable("the database is read-only")
-    if _number(error) in _SLOW_NUMBERS or _state(error) == _SLOW_STATE:
+    if number in _SLOW_NUMBERS or state == _SLOW_STATE:
         return Unavailable("database statement timed out")
     if _is_access_denied(error):
         return Unavailable(
@@ -119,21 +121,13 @@ def translate() -> Iterator[None]:
         raise
 
 
-def _has_no_tables(error: BaseException) -> bool:
-    return (
-        isinstance(error, oslo.DBNonExistentTable)
-        or _number(error) == _MISSING_TABLE_NUMBER
-        or _state(error) == _MISSING_TABLE_STATE
-    )
-
-
 def _is_access_denied(error: BaseException) -> bool:
-    number, state, origin = _number(error), _state(error), _origin(error)
+    number, state, text = _number(error), _state(error), str(_origin(error))
     if number is not None:
         return number in _DENIED_NUMBERS
     if state is not None:
         return state.startswith(_DENIED_CLASS)
-    return any(text in str(origin) for text in _DENIED_TEXTS) and not _is_sqlite(error)
+    return any(part in text for part in _DENIED_TEXTS) and not _is_sqlite(error)
 
 
 def _is_full(error: BaseException) -> bool:

@@ -162,17 +162,13 @@ def _upgrade_lock(engine: sa.Engine, report: Report) -> Iterator[None]:
                 number = int.from_bytes(name.digest()[:8], "big", signed=True)
                 key = sa.literal(number, sa.BigInteger)
                 connection.execute(sa.text(f"SET lock_timeout = '{LOCK_SECONDS}s'"))
-                try_lock, wait_lock = (
-                    sa.func.pg_try_advisory_lock(key),
-                    sa.func.pg_advisory_lock(key),
-                )
+                try_lock = sa.func.pg_try_advisory_lock(key)
+                wait_lock = sa.func.pg_advisory_lock(key)
             else:
                 # MySQL's locks have names of up to 64 characters and belong to the whole server.
                 text = name.hexdigest()
-                try_lock, wait_lock = (
-                    sa.func.get_lock(text, 0),
-                    sa.func.get_lock(text, LOCK_SECONDS),
-                )
+                try_lock = sa.func.get_lock(text, 0)
+                wait_lock = sa.func.get_lock(text, LOCK_SECONDS)
             if not connection.scalar(sa.select(try_lock)):
                 report("Waiting for another upgrade of this database.")
                 if not _wait_for_lock(connection, wait_lock):

@@ -60,7 +60,9 @@ def _complete(connection: sa.Connection, rows: list[dict[str, Any]]) -> list[Att
     ids = [row["id"] for row in rows]
     for attachment, uuid in connection.execute(query.where(arqs.c.attachment_id.in_(ids))):
         owned[attachment].append(uuid)
-    return [cast(AttachmentRow, {**row, "arqs": owned[row.pop("id")]}) for row in rows]
+    for row in rows:
+        row["arqs"] = owned[row.pop("id")]
+    return cast(list[AttachmentRow], rows)
 
 
 ATTACHMENTS = Listing(

@@ -303,7 +303,6 @@ def take_arqs(tx: sa.Connection, id_: int, arq_ids: Collection[int]) -> int:
 def set_hidden(tx: sa.Connection, id_: int, hidden: bool) -> int:
     """Hide the ARQs of an attachment from Nova, or show them to Nova; return their number."""
     query = sa.update(arqs).where(arqs.c.attachment_id == id_)
-    # The orphan collector uses updated_at as the time of the bind.
     return tx.execute(query.values(hidden=hidden, updated_at=arqs.c.updated_at)).rowcount
 
 

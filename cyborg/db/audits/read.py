@@ -8,14 +8,7 @@ from typing import Any, NotRequired, TypedDict
 
 import sqlalchemy as sa
 
-from cyborg.core.audit.sources import (
-    ArqRecord,
-    DatabaseSnapshot,
-    DeployableRecord,
-    DeviceRecord,
-    HandleRecord,
-    ProviderRecord,
-)
+from cyborg.core.audit import sources
 from cyborg.core.binding.states import OWNING_STATES, ArqState
 from cyborg.core.jobs.job import JobState
 from cyborg.db import joins
@@ -56,38 +49,29 @@ find = AUDITS.find
 get = AUDITS.get
 
 
-def read_snapshot(tx: sa.Connection, host: str) -> DatabaseSnapshot:
+def read_snapshot(tx: sa.Connection, host: str) -> sources.DatabaseSnapshot:
     """Return devices with their deployables and handles, providers, and their ARQs."""
     handles_by_deployable = _handles(tx, host)
-    deployables_by_device: dict[int, list[DeployableRecord]] = defaultdict(list)
+    deployables_by_device = defaultdict[int, list[sources.DeployableRecord]](list)
     query = sa.select(deployables).join(devices, devices.c.id == deployables.c.device_id)
     for row in tx.execute(query.where(devices.c.host == host).order_by(deployables.c.id)):
-        deployables_by_device[row.device_id].append(
-            DeployableRecord(
-                row.address,
-                row.resource_class,
-                row.rp_uuid,
-                row.name,
-                bool(row.draining),
-                row.job_id is not None,
-                tuple(handles_by_deployable.get(row.id, ())),
-            )
-        )
+        facts = (row.address, row.resource_class, row.rp_uuid, row.name, row.draining)
+        owned = tuple(handles_by_deployable[row.id])
+        record = sources.DeployableRecord(*facts, row.job_id is not None, owned)
+        deployables_by_device[row.device_id].append(record)
     d = devices.c
     found = sa.select(d.id, d.address, d.backend, d.draining).where(d.host == host).order_by(d.id)
-    return DatabaseSnapshot(
+    return sources.DatabaseSnapshot(
         tuple(
-            DeviceRecord(
-                row.address, row.backend, bool(row.draining), tuple(deployables_by_device[row.id])
-            )
-            for row in tx.execute(found)
+            sources.DeviceRecord(address, backend, draining, tuple(deployables_by_device[id_]))
+            for id_, address, backend, draining in tx.execute(found)
         ),
         _providers(tx, host),
         tuple(_arqs(tx, host)),
     )
 
 
-def _handles(tx: sa.Connection, host: str) -> dict[int, list[HandleRecord]]:
+def _handles(tx: sa.Connection, host: str) -> dict[int, list[sources.HandleRecord]]:
     h, r = handles.c, arqs.c
     query = (
         sa.select(
@@ -107,31 +91,22 @@ def _handles(tx: sa.Connection, host: str) -> dict[int, list[HandleRecord]]:
         .where(devices.c.host == host)
         .order_by(h.id)
     )
-    found: dict[int, list[HandleRecord]] = defaultdict(list)
+    found = defaultdict[int, list[sources.HandleRecord]](list)
     for row in tx.execute(query):
         state = None if row.owner_state is None else ArqState(row.owner_state)
-        found[row.deployable_id].append(
-            HandleRecord(
-                row.id,
-                row.address,
-                bool(row.draining),
-                bool(row.needs_cleaning),
-                bool(row.cleaning),
-                row.owner,
-                state,
-                row.owner_provider,
-            )
-        )
+        facts = (row.id, row.address, row.draining, row.needs_cleaning, bool(row.cleaning))
+        record = sources.HandleRecord(*facts, row.owner, state, row.owner_provider)
+        found[row.deployable_id].append(record)
     return found
 
 
-def _providers(tx: sa.Connection, host: str) -> dict[str, ProviderRecord]:
+def _providers(tx: sa.Connection, host: str) -> dict[str, sources.ProviderRecord]:
     p = providers.c
     query = sa.select(p.uuid, p.name, p.stale_since, p.error).where(p.host == host).order_by(p.id)
-    return {row.uuid: ProviderRecord(*row) for row in tx.execute(query)}
+    return {row.uuid: sources.ProviderRecord(*row) for row in tx.execute(query)}
 
 
-def _arqs(tx: sa.Connection, host: str) -> Iterable[ArqRecord]:
+def _arqs(tx: sa.Connection, host: str) -> Iterable[sources.ArqRecord]:
     r = arqs.c
     query = (
         sa.select(
@@ -154,15 +129,7 @@ def _arqs(tx: sa.Connection, host: str) -> Iterable[ArqRecord]:
         .order_by(r.id)
     )
     for row in tx.execute(query):
-        yield ArqRecord(
-            row.id,
-            row.uuid,
-            ArqState(row.state),
-            row.hostname or "",
-            row.device_rp_uuid,
-            row.instance_uuid or "",
-            row.touched,
-            bool(row.has_handle),
-            row.orphan_since,
-            row.attachment or "",
-        )
+        place = (row.hostname or "", row.device_rp_uuid, row.instance_uuid or "")
+        facts = (row.touched, row.has_handle, row.orphan_since)
+        owner = (row.id, row.uuid, ArqState(row.state))
+        yield sources.ArqRecord(*owner, *place, *facts, row.attachment or "")

@@ -6,6 +6,7 @@ agent fetch the desired state. The UPDATE also locks the row, so that changes of
 serialized.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -201,12 +202,8 @@ def cordon(
 
 def bump_generation(tx: sa.Connection, agents: Collection[int]) -> None:
     """Raise the generation of the desired state of hosts, by their agents' row ids."""
-    for chunk in bulk.chunks(sorted(set(agents))):
-        tx.execute(
-            sa.update(services)
-            .where(services.c.id.in_(chunk))
-            .values(desired_generation=services.c.desired_generation + 1)
-        )
+    generation = services.c.desired_generation + 1
+    bulk.update_where(tx, services.c.id, sorted(set(agents)), desired_generation=generation)
 
 
 def write(tx: sa.Connection, service_id: int, desired: DesiredBackend) -> bool:
@@ -219,14 +216,7 @@ def write(tx: sa.Connection, service_id: int, desired: DesiredBackend) -> bool:
     available = sa.or_(
         table.c.driver == desired.driver, table.c.status == str(DesiredStatus.ABSENT)
     )
-    values = {
-        "driver": desired.driver,
-        "status": str(desired.status),
-        "config": dict(desired.config),
-        "generation": desired.generation,
-        "applied": False,
-        "error": None,
-    }
+    values = _to_columns(desired)
     if tx.execute(sa.update(table).where(same_backend, available).values(**values)).rowcount:
         return True
     if tx.execute(sa.select(table.c.id).where(same_backend)).first():
@@ -254,15 +244,8 @@ def revert(
     )
     if previous is None:
         return tx.execute(sa.delete(table).where(condition)).rowcount > 0
-    restored = sa.update(table).values(
-        driver=previous.driver,
-        status=str(previous.status),
-        config=dict(previous.config),
-        generation=previous.generation,
-        applied=False,
-        error=None,
-    )
-    return tx.execute(restored.where(condition)).rowcount > 0
+    restored = sa.update(table).where(condition).values(**_to_columns(previous))
+    return tx.execute(restored).rowcount > 0
 
 
 def uncordon(
@@ -360,9 +343,9 @@ def _groups(
     items: Iterable[tuple[int, str, str | None]],
 ) -> list[tuple[sa.ColumnElement[bool], str | None]]:
     """Group (agent, backend, value) by backend and value; return a condition for each group."""
-    agents: dict[tuple[str, str | None], list[int]] = {}
+    agents = defaultdict[tuple[str, str | None], list[int]](list)
     for agent, backend, value in items:
-        agents.setdefault((backend, value), []).append(agent)
+        agents[backend, value].append(agent)
     return [
         (sa.and_(table.c.backend == backend, table.c.service_id.in_(chunk)), value)
         for (backend, value), ids in sorted(agents.items(), key=str)
@@ -370,11 +353,18 @@ def _groups(
     ]
 
 
+def _to_columns(desired: DesiredBackend) -> dict[str, Any]:
+    # Not applied: the agent reports its outcome for each generation.
+    return {
+        "driver": desired.driver,
+        "status": str(desired.status),
+        "config": dict(desired.config),
+        "generation": desired.generation,
+        "applied": False,
+        "error": None,
+    }
+
+
 def _value(row: sa.RowMapping) -> DesiredBackend:
-    return DesiredBackend(
-        row["backend"],
-        row["driver"],
-        DesiredStatus(row["status"]),
-        row["generation"],
-        row["config"],
-    )
+    status = DesiredStatus(row["status"])
+    return DesiredBackend(row["backend"], row["driver"], status, row["generation"], row["config"])

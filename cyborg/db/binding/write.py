@@ -343,7 +343,6 @@ def clear_job(tx: sa.Connection, ids: Collection[int]) -> None:
     tx.execute(
         sa.update(arqs)
         .where(arqs.c.id.in_(ids), arqs.c.state == ArqState.BOUND)
-        # The orphan collector uses updated_at as the time of the bind.
         .values(job_id=None, updated_at=arqs.c.updated_at)
     )
 

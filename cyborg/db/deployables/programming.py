@@ -227,12 +227,7 @@ def detach_ended_jobs(tx: sa.Connection) -> int:
         .distinct()
     ).all()
     # An ended job stays ended, so that the second statement need not check it again.
-    return sum(
-        tx.execute(
-            sa.update(deployables).where(deployables.c.job_id.in_(chunk)).values(job_id=None)
-        ).rowcount
-        for chunk in bulk.chunks(found)
-    )
+    return bulk.update_where(tx, deployables.c.job_id, found, job_id=None)
 
 
 def set_desired_layout(tx: sa.Connection, device: str, layout: str) -> None:
@@ -290,12 +285,8 @@ def end_boot_checks(tx: sa.Connection, host: str, addresses: Collection[str]) ->
     )
     found = [row for row in tx.execute(query) if row.address in addresses]
     for lost in (False, True):
-        for chunk in bulk.chunks([row.id for row in found if bool(row.lost) is lost]):
-            tx.execute(
-                sa.update(devices)
-                .where(devices.c.id.in_(chunk))
-                .values(boot_check=BootCheck.LOST if lost else None)
-            )
+        ids = [row.id for row in found if bool(row.lost) is lost]
+        bulk.update_where(tx, devices.c.id, ids, boot_check=BootCheck.LOST if lost else None)
     return sum(bool(row.lost) for row in found)
 
 

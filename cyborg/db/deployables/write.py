@@ -169,12 +169,8 @@ def set_parents(tx: sa.Connection, parents: Mapping[int, tuple[int | None, int]]
     """Write the row ids of the parent and the root of deployables, by row id of the deployable."""
     # Nearly all deployables have no parent: these need only one statement.
     without_parent = [id_ for id_, (parent, _) in parents.items() if parent is None]
-    for chunk in bulk.chunks(without_parent):
-        tx.execute(
-            sa.update(deployables)
-            .where(deployables.c.id.in_(chunk))
-            .values(parent_id=None, root_id=deployables.c.id)
-        )
+    id_ = deployables.c.id
+    bulk.update_where(tx, id_, without_parent, parent_id=None, root_id=id_)
     bulk.update(
         tx,
         deployables,
@@ -193,8 +189,7 @@ def set_handle_counts(tx: sa.Connection, counts: Mapping[int, int]) -> None:
 
 def mark_draining(tx: sa.Connection, ids: Collection[int]) -> None:
     """Mark deployables, by row id, that were removed from the host but have a bound handle."""
-    for chunk in bulk.chunks(ids):
-        tx.execute(sa.update(deployables).where(deployables.c.id.in_(chunk)).values(draining=True))
+    bulk.update_where(tx, deployables.c.id, ids, draining=True)
 
 
 def delete(tx: sa.Connection, ids: Collection[int]) -> None:

@@ -134,6 +134,7 @@ COLUMNS = [
     *_WINDOW,
 ]
 _INTERNAL = {"row_id", *(column.name for column in _WINDOW)}
+_OWNER = ("arq", "state", "instance_uuid", "project_id", "device_context")
 _PLACEMENT = {None: None, 0: "in_sync", 1: "stale", 2: "error"}
 _FROM = table.outerjoin(services, joins.AGENT_OF_DEVICE).outerjoin(
     windows, windows.c.device_uuid == table.c.uuid
@@ -311,17 +312,8 @@ def _owners(connection: sa.Connection, uuids: Collection[str]) -> dict[str, list
     owners = defaultdict[str, list[OwnerRow]](list)
     for row in connection.execute(query):
         successor, error = _successor_of(row)
-        owners[row.device].append(
-            {
-                "arq": row.arq,
-                "state": row.state,
-                "instance_uuid": row.instance_uuid,
-                "project_id": row.project_id,
-                "device_context": row.device_context,
-                "successor": successor,
-                "error": error,
-            }
-        )
+        shown = {name: row._mapping[name] for name in _OWNER}
+        owners[row.device].append(cast(OwnerRow, {**shown, "successor": successor, "error": error}))
     return owners
 
 

@@ -5,6 +5,7 @@ No column is written by both the operator (``status``) and the host's reports. T
 is locked before that of its window, so that its status and its window change together.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
@@ -168,8 +169,7 @@ def count_dirty_handles(tx: sa.Connection, uuid: str) -> int:
 
 def mark_draining(tx: sa.Connection, ids: Collection[int]) -> None:
     """Mark devices, by row id, that were removed from the host but have a bound handle."""
-    for chunk in bulk.chunks(ids):
-        tx.execute(sa.update(devices).where(devices.c.id.in_(chunk)).values(draining=True))
+    bulk.update_where(tx, devices.c.id, ids, draining=True)
 
 
 def delete(tx: sa.Connection, ids: Collection[int]) -> None:
@@ -225,13 +225,12 @@ def open_due(tx: sa.Connection, now: datetime, limit: int) -> list[str]:
 
 def end_grace(tx: sa.Connection, backends: Collection[tuple[str, str]]) -> None:
     """Let no server in build get a device of these cordoned backends, given as (host, name)."""
-    by_name: dict[str, list[str]] = {}
+    by_name = defaultdict[str, list[str]](list)
     for host, name in backends:
-        by_name.setdefault(name, []).append(host)
+        by_name[name].append(host)
     for name, hosts in sorted(by_name.items()):
-        for chunk in bulk.chunks(sorted(hosts)):
-            selected = sa.and_(devices.c.host.in_(chunk), devices.c.backend == name)
-            tx.execute(sa.update(devices).where(selected).values(cordoned_since=None))
+        is_backend = devices.c.backend == name
+        bulk.update_where(tx, devices.c.host, sorted(hosts), is_backend, cordoned_since=None)
 
 
 def set_status(tx: sa.Connection, uuid: str, status: str, now: datetime) -> bool | None:
@@ -316,10 +315,7 @@ def delete_window(tx: sa.Connection, device: str, due_by: datetime | None = None
 
 def delete_windows(tx: sa.Connection, uuids: Collection[str]) -> int:
     """Delete the windows of these devices; return their number."""
-    return sum(
-        tx.execute(sa.delete(windows).where(windows.c.device_uuid.in_(chunk))).rowcount
-        for chunk in bulk.chunks(sorted(uuids))
-    )
+    return bulk.delete_where(tx, windows.c.device_uuid, sorted(uuids))
 
 
 def find_due_windows(tx: sa.Connection, now: datetime, limit: int) -> list[str]:

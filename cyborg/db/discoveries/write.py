@@ -155,11 +155,4 @@ def fail_older(tx: sa.Connection, cutoff: datetime, error: str) -> int:
     late = (discoveries.c.state == IN_PROGRESS, discoveries.c.created_at < cutoff)
     # A SELECT first: on MariaDB an UPDATE without a match still locks the rows that it scans.
     ids = tx.scalars(sa.select(discoveries.c.id).where(*late).order_by(discoveries.c.id)).all()
-    return sum(
-        tx.execute(
-            sa.update(discoveries)
-            .where(discoveries.c.id.in_(chunk), *late)
-            .values(state=FAILED, error=error)
-        ).rowcount
-        for chunk in bulk.chunks(ids)
-    )
+    return bulk.update_where(tx, discoveries.c.id, ids, *late, state=FAILED, error=error)

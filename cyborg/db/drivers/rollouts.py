@@ -5,7 +5,7 @@ A driver has at most one open job: ``jobs.mutex_key`` is unique and is cleared w
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, TypedDict
 from uuid import uuid4
@@ -124,17 +124,7 @@ def set_steps(
     """Write the arguments and steps of a new job."""
     query = sa.update(jobs).where(jobs.c.id == job_id)
     tx.execute(query.values(arguments=dict(arguments)))
-    rows = [
-        {
-            "job_id": job_id,
-            "host": step.host,
-            "backend": step.backend,
-            "state": step.state,
-            "previous": step.previous,
-        }
-        for step in new_steps
-    ]
-    bulk.insert(tx, steps, rows)
+    bulk.insert(tx, steps, [{"job_id": job_id, **asdict(step)} for step in new_steps])
 
 
 def lease(
@@ -348,8 +338,8 @@ def follow_revert(
 def update_steps(tx: sa.Connection, changed: Mapping[int, StepState]) -> None:
     """Write the states of steps, by row id. The caller must hold a lock on their job."""
     for state in sorted(set(changed.values())):
-        for chunk in bulk.chunks([id_ for id_, new in changed.items() if new == state]):
-            tx.execute(sa.update(steps).where(steps.c.id.in_(chunk)).values(state=str(state)))
+        ids = [id_ for id_, new in changed.items() if new == state]
+        bulk.update_where(tx, steps.c.id, ids, state=str(state))
 
 
 def _pending_agent(*conditions: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:

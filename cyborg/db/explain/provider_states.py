@@ -4,7 +4,8 @@
 The handles are counted by the database, because a cloud can have more than a hundred thousand.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -58,23 +59,20 @@ def find_holders(
 
     Execute one statement.
     """
-    number = (
-        sa.func.row_number()
-        .over(partition_by=handles.c.deployable_id, order_by=handles.c.id)
-        .label("number")
-    )
-    owned = (
-        sa.select(deployables.c.rp_uuid, *_HOLDER, number)
-        .select_from(_OWNED)
-        .where(deployables.c.rp_uuid.in_(sorted(provider_uuids)))
-        .subquery()
-    )
-    query = sa.select(owned).where(owned.c.number <= MAX_HOLDERS)
-    found: dict[str, list[Holder]] = {}
-    for row in connection.execute(query.order_by(owned.c.rp_uuid, owned.c.number)):
-        holder = Holder(row.uuid, row.instance_uuid, row.project_id)
-        found.setdefault(row.rp_uuid, []).append(holder)
-    return found
+    number = sa.func.row_number().over(partition_by=handles.c.deployable_id, order_by=handles.c.id)
+    query = sa.select(deployables.c.rp_uuid, *_HOLDER, number.label("number"))
+    query = query.where(deployables.c.rp_uuid.in_(sorted(provider_uuids)))
+    found = defaultdict[str, list[Holder]](list)
+    for row in _first_owners(connection, query):
+        found[row.rp_uuid].append(Holder(row.uuid, row.instance_uuid, row.project_id))
+    return dict(found)
+
+
+def _first_owners(connection: sa.Connection, query: sa.Select[Any]) -> Iterable[Any]:
+    """Return the rows of a query of owned handles whose ``number`` is at most MAX_HOLDERS."""
+    owned = query.select_from(_OWNED).subquery()
+    first = sa.select(owned).where(owned.c.number <= MAX_HOLDERS)
+    return connection.execute(first.order_by(owned.c.rp_uuid, owned.c.number))
 
 
 class OwnHolders(NamedTuple):
@@ -93,24 +91,18 @@ def find_own_holders(
     by resource class, because there can be too many providers for the parameters of a statement.
     """
     uuid = deployables.c.rp_uuid
-    owned = (
-        sa.select(
-            uuid,
-            *_HOLDER,
-            sa.func.row_number().over(partition_by=uuid, order_by=arqs.c.id).label("number"),
-            sa.func.count().over(partition_by=uuid).label("total"),
-        )
-        .select_from(_OWNED)
-        .where(
-            arqs.c.project_id == project,
-            deployables.c.resource_class.in_(sorted(resource_classes)),
-            handles.c.draining.is_(sa.false()),
-        )
-        .subquery()
+    query = sa.select(
+        uuid,
+        *_HOLDER,
+        sa.func.row_number().over(partition_by=uuid, order_by=arqs.c.id).label("number"),
+        sa.func.count().over(partition_by=uuid).label("total"),
+    ).where(
+        arqs.c.project_id == project,
+        deployables.c.resource_class.in_(sorted(resource_classes)),
+        handles.c.draining.is_(sa.false()),
     )
-    query = sa.select(owned).where(owned.c.number <= MAX_HOLDERS)
     found: dict[str, OwnHolders] = {}
-    for row in connection.execute(query.order_by(owned.c.rp_uuid, owned.c.number)):
+    for row in _first_owners(connection, query):
         holder = Holder(row.uuid, row.instance_uuid, row.project_id)
         found.setdefault(row.rp_uuid, OwnHolders([], row.total)).first.append(holder)
     return found

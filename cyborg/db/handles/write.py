@@ -117,8 +117,7 @@ def update(tx: sa.Connection, changed: Mapping[int, AttachHandle]) -> None:
 
 def mark_draining(tx: sa.Connection, ids: Collection[int]) -> None:
     """Mark handles, by row id, that were removed from the host but are still owned or dirty."""
-    for chunk in bulk.chunks(ids):
-        tx.execute(sa.update(handles).where(handles.c.id.in_(chunk)).values(draining=True))
+    bulk.update_where(tx, handles.c.id, ids, draining=True)
 
 
 def lock(tx: sa.Connection, ids: Collection[int]) -> set[int]:
@@ -148,23 +147,14 @@ def force_clean(tx: sa.Connection, ids: Collection[int]) -> None:
 
     The caller must delete them in the same transaction, so that no ARQ can claim them.
     """
-    for chunk in bulk.chunks(ids):
-        unowned = sa.and_(handles.c.id.in_(chunk), handles.c.arq_id.is_(None))
-        tx.execute(sa.update(handles).where(unowned).values(needs_cleaning=False, job_id=None))
+    unowned = handles.c.arq_id.is_(None)
+    bulk.update_where(tx, handles.c.id, ids, unowned, needs_cleaning=False, job_id=None)
 
 
 def delete_clean(tx: sa.Connection, ids: Collection[int]) -> int:
     """Delete the handles, by row id, that are clean and not owned; return their number."""
-    return sum(
-        tx.execute(
-            sa.delete(handles).where(
-                handles.c.id.in_(chunk),
-                handles.c.arq_id.is_(None),
-                sa.not_(handles.c.needs_cleaning),
-            )
-        ).rowcount
-        for chunk in bulk.chunks(ids)
-    )
+    clean = (handles.c.arq_id.is_(None), sa.not_(handles.c.needs_cleaning))
+    return bulk.delete_where(tx, handles.c.id, ids, *clean)
 
 
 def owners(tx: sa.Connection, ids: Collection[int]) -> list[OwnerRow]:

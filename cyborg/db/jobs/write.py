@@ -89,7 +89,6 @@ class BoundHandleRow(TypedDict):
 
 
 OPEN = jobs.c.state == JobState.OPEN
-# As a list, not as "not open", for which an index on the state is of no use.
 
 # In the order of the declaration of JobKind: what an instance waits for comes first.
 _PRIORITY = sa.case({kind: number for number, kind in enumerate(JobKind)}, value=jobs.c.kind)
@@ -202,7 +201,6 @@ def enqueue_restores(
         .where(arqs.c.id.in_(uuids_by_arq))
         .values(
             job_id=sa.case({arq: ids[uuid] for arq, uuid in uuids_by_arq.items()}, value=arqs.c.id),
-            # The orphan collector uses updated_at as the time of the bind.
             updated_at=arqs.c.updated_at,
         )
     )

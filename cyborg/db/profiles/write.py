@@ -50,10 +50,13 @@ def by_name(
     return fetch_first(ProfileRow, tx.execute(_BY_NAME, values))
 
 
+def _named(keys: Collection[str]) -> sa.ColumnElement[bool]:
+    return sa.or_(profiles.c.uuid.in_(keys), profiles.c.name.in_(keys))
+
+
 def find(tx: sa.Connection, keys: Collection[str]) -> list[ProfileRow]:
     """Return the profiles with these uuids or names, except those of attachments."""
-    named = sa.or_(profiles.c.uuid.in_(keys), profiles.c.name.in_(keys))
-    query = sa.select(profiles).where(named, profiles.c.attachment_id.is_(None))
+    query = sa.select(profiles).where(_named(keys), profiles.c.attachment_id.is_(None))
     return fetch_all(ProfileRow, tx.execute(query.order_by(profiles.c.id)))
 
 
@@ -86,7 +89,7 @@ def usage(tx: sa.Connection, keys: Collection[str]) -> Mapping[str, int]:
     query = (
         sa.select(profiles.c.name, sa.func.count())
         .join(arqs, arqs.c.profile_id == profiles.c.id)
-        .where(sa.or_(profiles.c.uuid.in_(keys), profiles.c.name.in_(keys)))
+        .where(_named(keys))
         .group_by(profiles.c.name)
         .order_by(profiles.c.name)
     )
@@ -98,7 +101,7 @@ def users(tx: sa.Connection, keys: Collection[str], limit: int) -> list[ArqRow]:
     query = (
         sa.select(arqs)
         .join(profiles, arqs.c.profile_id == profiles.c.id)
-        .where(sa.or_(profiles.c.uuid.in_(keys), profiles.c.name.in_(keys)))
+        .where(_named(keys))
         .order_by(arqs.c.id)
         .limit(limit)
     )

@@ -204,13 +204,8 @@ def lease_for_verification(
 
 def record_unchanged(tx: sa.Connection, owner: str, ids: Collection[int], now: datetime) -> None:
     """Record that leased providers have the generation of their last comparison."""
-    p = providers.c
-    for chunk in bulk.chunks(sorted(ids)):
-        tx.execute(
-            sa.update(providers)
-            .where(p.id.in_(chunk), p.owner == owner)
-            .values(verified_at=now, owner=None, lease_until=None)
-        )
+    values = {"verified_at": now, "owner": None, "lease_until": None}
+    bulk.update_where(tx, providers.c.id, sorted(ids), providers.c.owner == owner, **values)
 
 
 def record_compared(

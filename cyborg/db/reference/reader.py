@@ -4,27 +4,13 @@
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import sqlalchemy as sa
 
 from cyborg.core.errors import Conflict, NotFound
 from cyborg.core.migration import reference
-from cyborg.core.migration.reference import (
-    ArqRow,
-    AttributeRow,
-    ControlPathRow,
-    DeployableRow,
-    DeviceRow,
-    Drop,
-    HandleRow,
-    HostRows,
-    ProfileRow,
-    Row,
-)
 from cyborg.db import bulk
-
-R = TypeVar("R", bound=Row)
 
 _tables = sa.MetaData()
 
@@ -52,14 +38,14 @@ arqs = _table(
 )
 _version = sa.Table("alembic_version", _tables, sa.Column("version_num"))
 
-TABLES: Mapping[type[Row], sa.Table] = {
-    ProfileRow: profiles,
-    DeviceRow: devices,
-    ControlPathRow: control_paths,
-    DeployableRow: deployables,
-    AttributeRow: attributes,
-    HandleRow: handles,
-    ArqRow: arqs,
+TABLES: Mapping[type[reference.Row], sa.Table] = {
+    reference.ProfileRow: profiles,
+    reference.DeviceRow: devices,
+    reference.ControlPathRow: control_paths,
+    reference.DeployableRow: deployables,
+    reference.AttributeRow: attributes,
+    reference.HandleRow: handles,
+    reference.ArqRow: arqs,
 }
 
 
@@ -102,34 +88,38 @@ def read_hosts(connection: sa.Connection) -> dict[str, list[int]]:
     return dict(sorted(hosts.items()))
 
 
-def read_profiles(connection: sa.Connection) -> tuple[list[ProfileRow], list[Drop]]:
+def read_profiles(
+    connection: sa.Connection,
+) -> tuple[list[reference.ProfileRow], list[reference.Drop]]:
     """Return all device profiles, and the malformed ones among them."""
     loader = _Loader(connection)
-    loader.load(ProfileRow)
-    return loader.rows(ProfileRow), loader.drops
+    loader.load(reference.ProfileRow)
+    return loader.found.get(reference.ProfileRow, []), loader.drops
 
 
-def read_host(connection: sa.Connection, ids: Collection[int]) -> HostRows:
+def read_host(connection: sa.Connection, ids: Collection[int]) -> reference.HostRows:
     """Return the rows of devices, in a number of statements that does not depend on theirs."""
     loader = _Loader(connection)
-    loader.load(DeviceRow, devices.c.id, ids)
-    loader.load(ControlPathRow, control_paths.c.device_id, ids)
-    loader.load_parts(loader.load(DeployableRow, deployables.c.device_id, ids))
+    loader.load(reference.DeviceRow, devices.c.id, ids)
+    loader.load(reference.ControlPathRow, control_paths.c.device_id, ids)
+    loader.load_parts(loader.load(reference.DeployableRow, deployables.c.device_id, ids))
     return loader.to_host_rows()
 
 
-def read_orphans(connection: sa.Connection) -> HostRows:
+def read_orphans(connection: sa.Connection) -> reference.HostRows:
     """Return the rows whose device, deployable or attach handle does not exist, with their parts.
 
     A request without an attach handle is one of them.
     """
     loader = _Loader(connection)
-    loader.load(ControlPathRow, where=_lacks(control_paths.c.device_id, devices))
-    loader.load(AttributeRow, where=_lacks(attributes.c.deployable_id, deployables))
-    found = loader.load(HandleRow, where=_lacks(handles.c.deployable_id, deployables))
-    loader.load(ArqRow, arqs.c.attach_handle_id, found)
-    loader.load_parts(loader.load(DeployableRow, where=_lacks(deployables.c.device_id, devices)))
-    loader.load(ArqRow, where=_lacks(arqs.c.attach_handle_id, handles))
+    loader.load(reference.ControlPathRow, where=_lacks(control_paths.c.device_id, devices))
+    loader.load(reference.AttributeRow, where=_lacks(attributes.c.deployable_id, deployables))
+    found = loader.load(reference.HandleRow, where=_lacks(handles.c.deployable_id, deployables))
+    loader.load(reference.ArqRow, arqs.c.attach_handle_id, found)
+    loader.load_parts(
+        loader.load(reference.DeployableRow, where=_lacks(deployables.c.device_id, devices))
+    )
+    loader.load(reference.ArqRow, where=_lacks(arqs.c.attach_handle_id, handles))
     return loader.to_host_rows()
 
 
@@ -143,12 +133,12 @@ class _Loader:
     """Loads rows, and collects them by table."""
 
     connection: sa.Connection
-    found: dict[type[Row], list[Any]] = field(default_factory=dict)
-    drops: list[Drop] = field(default_factory=list)
+    found: dict[type[reference.Row], list[Any]] = field(default_factory=dict)
+    drops: list[reference.Drop] = field(default_factory=list)
 
     def load(
         self,
-        kind: type[Row],
+        kind: type[reference.Row],
         key: sa.Column[Any] | None = None,
         ids: Collection[int] = (),
         *,
@@ -166,7 +156,7 @@ class _Loader:
             for values in self.connection.execute(part):
                 loaded.append(values[0])
                 row = reference.load_row(kind, values)
-                if isinstance(row, Drop):
+                if isinstance(row, reference.Drop):
                     self.drops.append(row)
                 else:
                     self.found.setdefault(kind, []).append(row)
@@ -174,9 +164,9 @@ class _Loader:
 
     def load_parts(self, ids: Collection[int]) -> None:
         """Load attributes, handles and ARQs of the deployables with these row ids."""
-        self.load(AttributeRow, attributes.c.deployable_id, ids)
-        own = self.load(HandleRow, handles.c.deployable_id, ids)
-        self.load(ArqRow, arqs.c.attach_handle_id, own)
+        self.load(reference.AttributeRow, attributes.c.deployable_id, ids)
+        own = self.load(reference.HandleRow, handles.c.deployable_id, ids)
+        self.load(reference.ArqRow, arqs.c.attach_handle_id, own)
 
     def _columns(self, table: sa.Table) -> list[sa.ColumnElement[Any]]:
         if table is devices and not self._has_state():
@@ -187,18 +177,9 @@ class _Loader:
         names = {column["name"] for column in sa.inspect(self.connection).get_columns(devices.name)}
         return "device_state" in names
 
-    def rows(self, kind: type[R]) -> list[R]:
-        """Return the rows of a table."""
-        return self.found.get(kind, [])
-
-    def to_host_rows(self) -> HostRows:
+    def to_host_rows(self) -> reference.HostRows:
         """Return what was loaded."""
-        return HostRows(
-            tuple(self.rows(DeviceRow)),
-            tuple(self.rows(ControlPathRow)),
-            tuple(self.rows(DeployableRow)),
-            tuple(self.rows(AttributeRow)),
-            tuple(self.rows(HandleRow)),
-            tuple(self.rows(ArqRow)),
-            tuple(self.drops),
-        )
+        # TABLES has the order of the fields, after the profiles, which belong to no host.
+        kinds = [kind for kind in TABLES if kind is not reference.ProfileRow]
+        found = [tuple(self.found.get(kind, ())) for kind in kinds]
+        return reference.HostRows(*found, tuple(self.drops))

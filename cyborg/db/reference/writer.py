@@ -136,10 +136,7 @@ def _write_devices(
     )
     _write_providers(tx, host, new, now)
     records.add(tx, [_to_entry(host, device) for device in new], now)
-    counts: Counts = Counter()
-    for device in new:
-        counts.update(device.rows)
-    return counts
+    return sum((Counter(device.rows) for device in new), Counter())
 
 
 def _write_handles(
@@ -197,9 +194,7 @@ def _write_arqs(
     tx: sa.Connection, plan: HostImport, profile_ids: Mapping[int, int], now: datetime
 ) -> Counts:
     arqs, handles = schema.arqs, schema.attach_handles
-    stored: set[str] = set()
-    for chunk in bulk.chunks([arq.uuid for arq in plan.arqs]):
-        stored |= set(tx.scalars(sa.select(arqs.c.uuid).where(arqs.c.uuid.in_(chunk))))
+    stored = _read_ids(tx, arqs, [arq.uuid for arq in plan.arqs])
     new = [arq for arq in plan.arqs if arq.uuid not in stored]
     slots = _read_slots(tx, new)
     rows = []
@@ -225,14 +220,8 @@ def _write_arqs(
             }
         )
     bulk.insert(tx, arqs, rows)
-    ids: dict[str, int] = {}
-    handle_ids: dict[str, int] = {}
-    for chunk in bulk.chunks([arq.uuid for arq in new]):
-        found = tx.execute(sa.select(arqs.c.uuid, arqs.c.id).where(arqs.c.uuid.in_(chunk)))
-        ids |= {row.uuid: row.id for row in found}
-    for chunk in bulk.chunks([arq.handle for arq in new]):
-        found = tx.execute(sa.select(handles.c.uuid, handles.c.id).where(handles.c.uuid.in_(chunk)))
-        handle_ids |= {row.uuid: row.id for row in found}
+    ids = _read_ids(tx, arqs, [arq.uuid for arq in new])
+    handle_ids = _read_ids(tx, handles, [arq.handle for arq in new])
     # Cleaned after its release, whether or not the driver can: an agent without this ability has
     # nothing to do, and the former service has not recorded what the device can.
     bulk.update(
@@ -252,6 +241,15 @@ def _write_arqs(
     return Counter({reference.ARQ: len(new)})
 
 
+def _read_ids(tx: sa.Connection, table: sa.Table, uuids: Collection[str]) -> dict[str, int]:
+    """Return the row ids of the rows of a table that have these uuids, by uuid."""
+    found: dict[str, int] = {}
+    for chunk in bulk.chunks(uuids):
+        query = sa.select(table.c.uuid, table.c.id).where(table.c.uuid.in_(chunk))
+        found |= {row.uuid: row.id for row in tx.execute(query)}
+    return found
+
+
 def _verify(tx: sa.Connection, plan: HostImport) -> None:
     """Raise Conflict unless each object of a plan is in the database."""
     identities = [i for device in plan.devices for i in device.deployables.values()]
@@ -263,11 +261,9 @@ def _verify(tx: sa.Connection, plan: HostImport) -> None:
         schema.arqs: [arq.uuid for arq in plan.arqs],
     }
     for table, uuids in expected.items():
-        found = sum(
-            tx.scalar(sa.select(sa.func.count()).select_from(table).where(table.c.uuid.in_(chunk)))
-            or 0
-            for chunk in bulk.chunks(uuids)
-        )
+        count = sa.select(sa.func.count()).select_from(table)
+        chunks = bulk.chunks(uuids)
+        found = sum(tx.scalar(count.where(table.c.uuid.in_(chunk))) or 0 for chunk in chunks)
         if found != len(uuids):
             raise Conflict(
                 f"host {plan.host}: {len(uuids)} rows of {table.name} are expected, {found} exist: "

@@ -6,7 +6,6 @@ indexes: its cost grows with the cloud.
 """
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TypedDict
@@ -155,11 +154,15 @@ def count(connection: sa.Connection) -> Counts:
             count_if(sa.and_(sa.not_(d.deliverable), offered)).label("undeliverable"),
         ).group_by(d.status, d.health),
     )
-    successors = _successors(connection)
-    not_attachments = Counter[str]()
-    for row in successors:
+    a = schema.attachments.c
+    query = sa.select(a.state, a.step, sa.func.count().label("count"))
+    query = query.where(a.maintained_device.is_not(None)).group_by(a.state, a.step)
+    successors, not_attachments = Counter[str](), Counter[str]()
+    for row in _all(connection, query):
+        successors[successor_state(row["state"], row["step"])] += row["count"]
         not_attachments[row["state"]] += row["count"]
     uses = _handles(connection)
+    num_providers = sa.select(sa.func.count()).select_from(schema.providers)
     return Counts(
         arqs={row["state"]: row["count"] for row in arqs_by_state},
         orphans_suspected=sum(row["suspected"] for row in arqs_by_state),
@@ -167,12 +170,12 @@ def count(connection: sa.Connection) -> Counts:
         device_contexts=_by_state(connection, schema.device_contexts),
         # Subtracted, since an index on the state alone counts all rows.
         attachments=dict(Counter(_by_state(connection, schema.attachments)) - not_attachments),
-        successors=_count_successors(successors),
+        successors=dict(successors),
         handles={key: number for key, number in uses.items() if key[1] != UNDELIVERABLE},
         handles_undeliverable={name: n for (name, use), n in uses.items() if use == UNDELIVERABLE},
         devices={(row["status"], row["health"]): row["count"] for row in devices_by_state},
         devices_undeliverable=sum(row["undeliverable"] for row in devices_by_state),
-        providers=_count_rows(connection, schema.providers),
+        providers=connection.scalar(num_providers) or 0,
     )
 
 
@@ -227,30 +230,10 @@ def read(connection: sa.Connection, *, now: datetime, max_unhealthy: int = MAX_U
     )
 
 
-def _count_rows(connection: sa.Connection, table: sa.Table) -> int:
-    return connection.scalar(sa.select(sa.func.count()).select_from(table)) or 0
-
-
 def _by_state(connection: sa.Connection, table: sa.Table) -> dict[str, int]:
     """Return the number of rows by state; each table has an index that begins with the state."""
     query = sa.select(table.c.state, sa.func.count().label("count")).group_by(table.c.state)
     return {row["state"]: row["count"] for row in _all(connection, query)}
-
-
-def _successors(connection: sa.Connection) -> list[Row]:
-    """Return the number of successors by the state and step of their attachments."""
-    a = schema.attachments.c
-    query = sa.select(a.state, a.step, sa.func.count().label("count"))
-    query = query.where(a.maintained_device.is_not(None)).group_by(a.state, a.step)
-    return _all(connection, query)
-
-
-def _count_successors(found: Iterable[Row]) -> dict[str, int]:
-    """Return the number of successors by ``core.maintenance.SuccessorState``."""
-    counts = Counter[str]()
-    for row in found:
-        counts[successor_state(row["state"], row["step"])] += row["count"]
-    return dict(counts)
 
 
 def _handles(connection: sa.Connection) -> dict[tuple[str, str], int]:
@@ -290,17 +273,9 @@ def _unhealthy(connection: sa.Connection, limit: int) -> list[UnhealthyRow]:
 
 def _services(connection: sa.Connection, now: datetime) -> list[Row]:
     s = schema.services.c
-    state = sa.case(
-        (s.down_at <= now, "down"),
-        (s.late_at <= now, "late"),
-        else_="up",
-    ).label("liveness")
-    query = sa.select(
-        s.binary,
-        state,
-        sa.func.count().label("count"),
-        sa.func.count(s.down_since).label("cordoned"),
-    )
+    state = sa.case((s.down_at <= now, "down"), (s.late_at <= now, "late"), else_="up")
+    counts = (sa.func.count().label("count"), sa.func.count(s.down_since).label("cordoned"))
+    query = sa.select(s.binary, state.label("liveness"), *counts)
     return _all(connection, query.group_by(s.binary, "liveness"))
 
 

@@ -115,6 +115,7 @@ def _postgresql_source(types: Mapping[str, str]) -> str:
 
 
 def _sqlite_source(types: Mapping[str, str]) -> str:
+    # No CAST: json_extract returns numbers and texts as such, and a column of SQLite takes both.
     columns = ", ".join(f"json_extract(r.value, '$.{name}') AS \"{name}\"" for name in types)
     return f"SELECT {columns} FROM json_each(:rows) AS r"  # noqa: S608
 
@@ -148,6 +149,7 @@ def update_where(
     **values: Any,
 ) -> int:
     """Give all rows whose column has a chosen value the same values; return their number."""
+    # In chunks: the values would be too many for the parameters of one statement.
     change = sa.update(column.table).values(**values)
     return sum(
         tx.execute(change.where(column.in_(chunk), *conditions)).rowcount

@@ -90,6 +90,7 @@ class DatabaseClock:
         self._connect = connect
         self._monotonic = monotonic
         self._lock = threading.Lock()
+        # One thread measures at a time; the lock of the estimate is not held meanwhile.
         self._measuring = threading.Lock()
         self._estimate: Estimate | None = None
         self._last = datetime.min
@@ -103,6 +104,7 @@ class DatabaseClock:
             current = self.measure()
         with self._lock:
             now = current.time_at(self._monotonic())
+            # A larger step back is a clock that was set: to hide it would stop the clock for long.
             if timedelta() < self._last - now <= MAX_HOLD:
                 return self._last
             self._last = now
@@ -166,6 +168,7 @@ class DatabaseClock:
             self.measure()
         except Unavailable as exc:
             error = exc.message
+        # After the except block: in it oslo.log would show the exception a second time.
         if error is not None:
             LOG.warning("Cannot measure the database's clock, keeping the last estimate: %s", error)
 

@@ -189,6 +189,7 @@ def wait_until_ready(engine: sa.Engine, stop: threading.Event, log: FieldLogger)
 def check(engine: sa.Engine) -> None:
     """Raise Unavailable unless the database answers and has tables."""
     with errors.translate(), engine.connect() as connection:
+        # No row is read: only whether the table exists is of interest.
         connection.execute(sa.text("SELECT 1 FROM services WHERE 1 = 0"))
 
 

@@ -129,6 +129,7 @@ def _missing(scripts: ScriptDirectory, current: str | None, goal: str) -> list[s
             "database. A migration cannot be undone: install that release again, or restore the "
             "backup that was made before the upgrade"
         )
+    # Not by comparing revisions: they are random, and only the scripts have an order.
     passed = {script.revision for script in scripts.iterate_revisions(current, "base")}
     steps = (script.revision for script in scripts.iterate_revisions(goal, "base"))
     return [step for step in steps if step not in passed]

@@ -22,6 +22,7 @@ from cyborg.db.unit_of_work import UnitOfWork
 # State of a message of the outbox that is no longer sent.
 DEAD = "dead"
 
+# As a list, not as "not open", for which an index on the state is of no use.
 _ENDED_JOBS = sorted(state for state in JobState if state is not JobState.OPEN)
 
 
@@ -81,6 +82,7 @@ class OldRows:
 
 def _skip_steps_without_agent(tx: sa.Connection) -> None:
     """Set the steps that wait for the return of deleted agents to SKIPPED."""
+    # By the host, not by the deleted rows: the host may have got a new agent meanwhile.
     has_agent = sa.exists().where(
         schema.services.c.host == schema.job_steps.c.host, schema.services.c.binary == AGENT
     )

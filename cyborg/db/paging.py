@@ -34,6 +34,7 @@ class Total:
     ) -> None:
         """Count the rows of a query that has the column, in one statement."""
         one = query.with_only_columns(column.label("counted"))
+        # Without the order, which would cost a sort and does not change the number.
         found = one.order_by(None).limit(MAX_COUNT).subquery()
         self.rows = connection.scalar(sa.select(sa.func.count()).select_from(found)) or 0
 
@@ -125,6 +126,7 @@ def paginate_rows(rows: Sequence[R], page: Page | None, sortable: Sequence[str])
         found.sort(key=lambda row: row[key])
     if page.total is not None:
         page.total.rows = min(len(found), MAX_COUNT)
+    # Reversed after a stable sort, so that equal rows are in descending order as well.
     if not is_ascending(page):
         found.reverse()
     if page.marker is not None and page.sort_key == "uuid":

@@ -68,6 +68,7 @@ def bound_contexts(tx: sa.Connection, device: str) -> list[BoundContextRow]:
         .join(contexts, contexts.c.id == arqs.c.context_id)
         .where(devices.c.uuid == device, *_BOUND)
         .order_by(contexts.c.uuid)
+        # A context may own several handles of the device.
         .distinct()
     )
     return fetch_all(BoundContextRow, tx.execute(query))
@@ -149,6 +150,7 @@ def purge(tx: sa.Connection, mode: str, limit: int) -> int:
         sa.or_(sa.not_(window), sa.not_(bound)),
     )
     ids = tx.scalars(sa.select(attachments.c.id).where(*failed).limit(limit)).all()
+    # It checks the state again: the work on a successor may have begun again.
     return records.delete_failed(tx, ids) if ids else 0
 
 

@@ -106,6 +106,7 @@ def lock(
     query = sa.select(attachments).where(
         a.maintained_device.is_(None), *equal({a.uuid: uuid, a.instance_uuid: instance})
     )
+    # All requests lock in this order: no deadlock.
     query = query.order_by(a.id).with_for_update()
     if hostname is not None:
         query = query.where(attachments.c.hostname == hostname, attachments.c.mode == Mode.HOST)
@@ -164,6 +165,7 @@ def start_detach(
         event,
         attachments.c.id.in_(ids),
         **({} if step is None else {"step": step}),
+        # The key is free again: the same may be attached while this one is still being detached.
         request_key=None,
         reboot=reboot,
         reboot_marker=None,
@@ -194,6 +196,7 @@ def schedule_reboot(tx: sa.Connection, id_: int, now: datetime, deadline: dateti
         sa.not_(attachments.c.reboot),
     )
     is_attach = (attachments.c.state == AttachmentState.ATTACHING, attachments.c.failure.is_(None))
+    # The work has not come to the step yet: it finds the flag when it does.
     early = sa.update(attachments).where(*guard, *is_attach).values(reboot=True)
     if changed := tx.execute(early).rowcount:
         return changed
@@ -296,6 +299,7 @@ def lock_arqs(tx: sa.Connection, id_: int) -> list[ArqRow]:
 def take_arqs(tx: sa.Connection, id_: int, arq_ids: Collection[int]) -> int:
     """Give existing ARQs to an attachment, hidden from Nova; return how many were changed."""
     free = (arqs.c.id.in_(sorted(arq_ids)), arqs.c.attachment_id.is_(None))
+    # The orphan collector uses updated_at as the time of the bind.
     values = {"attachment_id": id_, "hidden": True, "updated_at": arqs.c.updated_at}
     return tx.execute(sa.update(arqs).where(*free).values(**values)).rowcount
 
@@ -303,6 +307,7 @@ def take_arqs(tx: sa.Connection, id_: int, arq_ids: Collection[int]) -> int:
 def set_hidden(tx: sa.Connection, id_: int, hidden: bool) -> int:
     """Hide the ARQs of an attachment from Nova, or show them to Nova; return their number."""
     query = sa.update(arqs).where(arqs.c.attachment_id == id_)
+    # The orphan collector uses updated_at as the time of the bind.
     return tx.execute(query.values(hidden=hidden, updated_at=arqs.c.updated_at)).rowcount
 
 
@@ -370,5 +375,6 @@ def purge(tx: sa.Connection, cutoff: datetime, limit: int) -> int:
     """Delete up to ``limit`` attachments that failed before ``cutoff``; return their number."""
     failed = attachments.c.state == AttachmentState.ERROR
     old = sa.select(attachments.c.id).where(failed, attachments.c.updated_at < cutoff).limit(limit)
+    # Then by id and state: an attachment of a successor may have begun again meanwhile.
     ids: Sequence[int] = tx.scalars(old).all()
     return delete_failed(tx, ids) if ids else 0

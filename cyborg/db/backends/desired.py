@@ -73,6 +73,7 @@ def lock_agents(tx: sa.Connection, agents: Collection[int]) -> dict[int, AgentRo
     caller waits for a report in progress, and the next report sees the change.
     """
     found: dict[int, AgentRow] = {}
+    # Sorted: two callers that lock the same agents do not wait for each other.
     for chunk in bulk.chunks(sorted(set(agents))):
         query = (
             sa.select(*AGENT_COLUMNS)
@@ -219,6 +220,7 @@ def write(tx: sa.Connection, service_id: int, desired: DesiredBackend) -> bool:
     values = _to_columns(desired)
     if tx.execute(sa.update(table).where(same_backend, available).values(**values)).rowcount:
         return True
+    # No other transaction inserts the row meanwhile: it would need the lock of the agent's row.
     if tx.execute(sa.select(table.c.id).where(same_backend)).first():
         return False
     tx.execute(sa.insert(table).values(service_id=service_id, backend=desired.backend, **values))
@@ -307,6 +309,7 @@ def sync_cordon(tx: sa.Connection, hosts: Collection[str], now: datetime) -> int
             (sa.or_(removed, failing), None),
             else_=sa.func.coalesce(devices.c.cordoned_since, sa.literal(now, Moment)),
         )
+        # The status of the device cordons it as well: then the time of that remains.
         kept = sa.case((devices.c.status != ENABLED, devices.c.cordoned_since), else_=None)
         to_cordon = sa.update(devices).where(on_hosts, sa.not_(devices.c.cordoned), cordoned)
         to_uncordon = sa.update(devices).where(on_hosts, devices.c.cordoned, sa.not_(cordoned))
@@ -328,6 +331,7 @@ def _cordoned(tx: sa.Connection, hosts: Collection[str]) -> list[int]:
         .where(services.c.binary == AGENT, services.c.host.in_(hosts), backends.c.cordoned)
         .order_by(devices.c.id)
     )
+    # Here, not in the statement: the databases have no common operator for a list in JSON.
     return [row.id for row in tx.execute(query) if CLEANING_ABILITIES & set(row.abilities)]
 
 
@@ -336,6 +340,7 @@ def _draining(tx: sa.Connection, hosts: Collection[str]) -> list[str]:
     query = sa.select(jobs.c.subject, jobs.c.arguments).where(
         jobs.c.state == JobState.OPEN, jobs.c.kind == JobKind.PARTITION, jobs.c.host.in_(hosts)
     )
+    # Here, not in the statement: the databases have no common operator for keys in JSON.
     return [row.subject for row in tx.execute(query) if DRAINS in row.arguments]
 
 

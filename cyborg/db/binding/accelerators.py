@@ -270,6 +270,7 @@ def find(
     conditions = chosen.conditions()
     if uuids is not None:
         conditions.append(table.c.uuid.in_(uuids))
+    # All rows: one statement, since there is no page to find first.
     if page.limit is None:
         query = paging.paginate(connection, _ALL.where(*conditions), table, page, SORTABLE)
         return [_row(row) for row in connection.execute(query).mappings()]

@@ -131,6 +131,7 @@ _SCHEDULABLE = sa.exists(
 _PUBLISHED = sa.exists(
     sa.select(published_providers.c.id).where(
         published_providers.c.uuid == deployables.c.rp_uuid,
+        # A revision of 0: no publisher has written it to Placement yet.
         published_providers.c.published_revision > 0,
     )
 )
@@ -286,6 +287,7 @@ def release(tx: sa.Connection, arq_ids: Collection[int], now: datetime) -> list[
     (``services.write.request_stale_reports`` requests it); its provider is marked stale.
     """
     freed = tx.execute(_RELEASE_CLEAN, {"arq_ids": sorted(arq_ids)}).rowcount
+    # All were clean, as for most servers: no further statement.
     if freed == len(arq_ids):
         return []
     owned = handles.c.arq_id.in_(arq_ids)

@@ -197,6 +197,7 @@ def other_arqs_of_instance(
         arqs.c.uuid.not_in(uuids),
         sa.not_(sa.and_(arqs.c.hidden, arqs.c.attachment_id.is_not(None))),
     )
+    # They are named in the text of an error.
     return fetch_all(ArqRow, tx.execute(query.limit(3)))
 
 
@@ -343,6 +344,7 @@ def clear_job(tx: sa.Connection, ids: Collection[int]) -> None:
     tx.execute(
         sa.update(arqs)
         .where(arqs.c.id.in_(ids), arqs.c.state == ArqState.BOUND)
+        # The orphan collector uses updated_at as the time of the bind.
         .values(job_id=None, updated_at=arqs.c.updated_at)
     )
 
@@ -445,6 +447,7 @@ def write_label(tx: sa.Connection, handle: str, label: Label, project_scope: str
     ``updated_at`` does not change: the orphan collector uses it as the time of the bind.
     """
     owner = sa.select(attach_handles.c.arq_id).where(attach_handles.c.uuid == handle)
+    # By the handle: a label whose accelerator has changed its owner meanwhile is not written.
     guard = equal({arqs.c.id: owner.scalar_subquery(), arqs.c.project_id: project_scope})
     values = {f"label_{name}": value for name, value in label.items()}
     change = sa.update(arqs).where(*guard)

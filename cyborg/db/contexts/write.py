@@ -49,6 +49,7 @@ def project_usage(
     tx: sa.Connection, project: str, max_contexts: int, max_arqs: int
 ) -> ProjectUsageRow:
     """Return the number of contexts and of ARQs of a project; a maximum of 0 counts nothing."""
+    # Up to a maximum: the cost of a limit does not grow with what the project has.
     counts = [
         sa.select(sa.func.count())
         .select_from(
@@ -130,6 +131,7 @@ def set_arq_groups(tx: sa.Connection, id_: int, groups: Sequence[Mapping[str, st
     number, kind = arqs.c.device_profile_group_id, arqs.c.group.type
     copies = {n: sa.literal(dict(group), kind) for n, group in enumerate(groups)}
     group = sa.case(copies, value=number)
+    # CASE has no branch for other numbers, and would set their group to NULL.
     where = (arqs.c.context_id == id_, number < len(groups))
     tx.execute(sa.update(arqs).where(*where).values(group=group, updated_at=arqs.c.updated_at))
 

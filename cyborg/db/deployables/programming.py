@@ -67,6 +67,7 @@ def lock_device(tx: sa.Connection, uuid: str) -> list[PartitionRow]:
 
     A device without deployables has one row. The result is empty if there is no such device.
     """
+    # Locked first: PostgreSQL rejects FOR UPDATE of the nullable side of an outer join.
     ids = tx.scalars(
         sa.select(deployables.c.id)
         .join(devices, devices.c.id == deployables.c.device_id)
@@ -189,6 +190,7 @@ def end(tx: sa.Connection, job_id: int, image: str | None) -> Sequence[str]:
     Return a list with the provider uuid of the deployable.
     """
     programmed = deployables.c.job_id == job_id
+    # Before the UPDATE, after which no column refers to the job.
     providers = tx.scalars(sa.select(deployables.c.rp_uuid).where(programmed)).all()
     values = {"job_id": None, "bitstream_id": image}
     if image is not None:
@@ -284,6 +286,7 @@ def end_boot_checks(tx: sa.Connection, host: str, addresses: Collection[str]) ->
         devices.c.host == host, devices.c.boot_check == BootCheck.AWAITING_REPORT
     )
     found = [row for row in tx.execute(query) if row.address in addresses]
+    # Two statements, whatever the number of devices.
     for lost in (False, True):
         ids = [row.id for row in found if bool(row.lost) is lost]
         bulk.update_where(tx, devices.c.id, ids, boot_check=BootCheck.LOST if lost else None)

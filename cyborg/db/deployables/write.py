@@ -135,6 +135,7 @@ def find_name_conflicts(
 ) -> Sequence[tuple[str, str]]:
     """Return (provider name, other host) of names of this host that another host already uses."""
     found: set[tuple[str, str]] = set()
+    # Names are unique in the cloud, and two pairs of a host and an address can give the same one.
     for chunk in bulk.chunks(sorted({naming.provider_name(host, a) for a in addresses})):
         found |= {
             (str(name), str(other))

@@ -217,6 +217,7 @@ def open_due(tx: sa.Connection, now: datetime, limit: int) -> list[str]:
         return []
     tx.execute(
         sa.update(devices)
+        # Checked again: one more failure may have set a later time since the SELECT.
         .where(devices.c.id.in_([row.id for row in found]), devices.c.retry_at <= now)
         .values(_OPENED)
     )
@@ -290,6 +291,7 @@ def put_window(tx: sa.Connection, device: str, next_status: str, values: Mapping
     change = sa.update(windows).where(windows.c.device_uuid == device)
     if tx.execute(change.values(**values)).rowcount:
         return False
+    # No other transaction inserts it meanwhile: the caller has locked the device.
     row = {"device_uuid": device, "next_status": next_status, **values}
     tx.execute(sa.insert(windows), [row])
     return True
@@ -335,6 +337,7 @@ def purge_windows(tx: sa.Connection, now: datetime, limit: int) -> int:
     gone = sa.and_(
         windows.c.until <= now,
         ~sa.exists().where(devices.c.uuid == windows.c.device_uuid),
+        # A device with a tombstone may return: its window continues then.
         ~sa.exists().where(device_tombstones.c.uuid == windows.c.device_uuid),
     )
     ids: Collection[int] = tx.scalars(sa.select(windows.c.id).where(gone).limit(limit)).all()

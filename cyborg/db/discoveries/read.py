@@ -75,6 +75,7 @@ def find_summaries(
     if host is not None:
         on_host = sa.select(table.c.uuid).where(table.c.host == host)
         query = query.where(table.c.uuid.in_(on_host))
+    # The state of a discovery follows from its rows: it can be compared only after the grouping.
     grouped = query.subquery()
     listed = sa.select(grouped)
     if state is not None:

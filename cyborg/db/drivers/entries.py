@@ -184,6 +184,7 @@ def entries_by_driver(
         entries[row["driver"]][row["host"], row["backend"]] = entry
     for desired in _read(connection, _DESIRED.driver, _STATE, drivers, hosts):
         by_backend, key = entries[desired["driver"]], (desired["host"], desired["backend"])
+        # It was removed, and its agent does not report it any more: no entry is left.
         if key not in by_backend and desired["desired_status"] == DesiredStatus.ABSENT:
             continue
         missing = _entry(desired, desired["backend"], NOT_REPORTED, None, None)

@@ -109,6 +109,7 @@ def enqueue(
         jobs,
         uuid=uuid,
         kind=kind,
+        # On many hosts: the column is not null, and no host has this name.
         host="",
         subject=driver,
         arguments=dict(arguments),
@@ -180,6 +181,7 @@ def end(tx: sa.Connection, job_id: int, state: JobState, error: str | None) -> N
 
     A job that has ended gets another outcome. The caller must hold a lock on the job.
     """
+    # The key is free for the next job of the driver.
     values = {"state": state, "error": error, "owner": None, "lease_until": None}
     tx.execute(sa.update(jobs).where(jobs.c.id == job_id).values(mutex_key=None, **values))
 

@@ -25,11 +25,13 @@ class InstallationRow(TypedDict):
 
 def replace(tx: sa.Connection, service_id: int, entries: Sequence[DriverEntry]) -> None:
     """Replace the installed drivers of a host. The caller must hold a lock on the agent's row."""
+    # All of them: they are few, and sent only if their fingerprint has changed.
     tx.execute(sa.delete(drivers).where(drivers.c.service_id == service_id))
     bulk.insert(tx, drivers, [{"service_id": service_id, **entry.to_dict()} for entry in entries])
     tx.execute(
         sa.update(services)
         .where(services.c.id == service_id)
+        # Of the rows as written: an agent that reports the same changes nothing.
         .values(drivers_digest=fingerprint(entries))
     )
 

@@ -147,6 +147,7 @@ def force_clean(tx: sa.Connection, ids: Collection[int]) -> None:
 
     The caller must delete them in the same transaction, so that no ARQ can claim them.
     """
+    # The owner is the guard: an owned handle keeps its mark until its release.
     unowned = handles.c.arq_id.is_(None)
     bulk.update_where(tx, handles.c.id, ids, unowned, needs_cleaning=False, job_id=None)
 

@@ -89,6 +89,7 @@ class BoundHandleRow(TypedDict):
 
 
 OPEN = jobs.c.state == JobState.OPEN
+# As a list, not as "not open", for which an index on the state is of no use.
 
 # In the order of the declaration of JobKind: what an instance waits for comes first.
 _PRIORITY = sa.case({kind: number for number, kind in enumerate(JobKind)}, value=jobs.c.kind)
@@ -201,6 +202,7 @@ def enqueue_restores(
         .where(arqs.c.id.in_(uuids_by_arq))
         .values(
             job_id=sa.case({arq: ids[uuid] for arq, uuid in uuids_by_arq.items()}, value=arqs.c.id),
+            # The orphan collector uses updated_at as the time of the bind.
             updated_at=arqs.c.updated_at,
         )
     )
@@ -365,6 +367,7 @@ def assign_cleaning(tx: sa.Connection, ids: Collection[int], job_id: int) -> int
 def mark_cleaned(tx: sa.Connection, job_id: int) -> Sequence[str]:
     """Mark the handles of a cleaning job as clean; return their providers' uuids."""
     h = attach_handles.c
+    # Before the UPDATE, after which no handle refers to the job.
     providers = providers_of(tx, job_id)
     tx.execute(
         sa.update(attach_handles)

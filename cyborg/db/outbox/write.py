@@ -194,6 +194,7 @@ def release(tx: sa.Connection, owner: str, ids: Collection[int] | None = None) -
 def retry(tx: sa.Connection, uuid: str, now: datetime) -> bool:
     """Make a dead letter pending and due, reset its failures; return whether it was dead."""
     dead = sa.and_(outbox.c.uuid == uuid, outbox.c.state == DEAD)
+    # Only a dead one: a pending message may be in delivery now.
     values = {"state": PENDING, "attempts": 0, "next_try_at": now}
     return tx.execute(sa.update(outbox).where(dead).values(values)).rowcount == 1
 

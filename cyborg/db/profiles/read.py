@@ -85,6 +85,7 @@ def get(
     query = (
         sa.select(*COLUMNS)
         .where(sa.or_(table.c.uuid == key, table.c.name == key), table.c.attachment_id.is_(None))
+        # A name may look like the uuid of another profile: the uuid takes precedence.
         .order_by(sa.case((table.c.uuid == key, 0), else_=1))
         .limit(1)
     )

@@ -69,6 +69,7 @@ def find_visible(tx: sa.Connection, key: str) -> ProfileRow | None:
             profiles.c.context_id.is_(None),
             profiles.c.attachment_id.is_(None),
         )
+        # A name may look like the uuid of another profile: the uuid takes precedence.
         .order_by(sa.case((profiles.c.uuid == key, 0), else_=1))
         .limit(1)
     )

@@ -317,6 +317,7 @@ def lease(
     if tx.execute(query).rowcount == len(found):
         # The rows are unchanged: they are locked, or SQLite allows only this writer.
         return sorted(found, key=lambda row: row["id"])
+    # Another publisher has taken some: only the rows with the owner of this call are leased.
     leased = sa.select(*columns).where(providers.c.owner == owner, chosen)
     return fetch_all(LeasedProviderRow, tx.execute(leased.order_by(providers.c.id)))
 
@@ -340,6 +341,7 @@ def record_published(
         "generation": p.placement_generation,
         "parent": p.placement_parent,
     }
+    # With a type: PostgreSQL cannot know that of a parameter in CASE.
     time = sa.literal(now, p.stale_since.type)
     for published in bulk.make_tables(tx, columns, rows):
         is_current = p.revision == published.c.revision
@@ -373,6 +375,7 @@ def delete_published(tx: sa.Connection, owner: str, revisions: Mapping[str, int]
     tx.execute(
         sa.delete(providers).where(p.uuid.in_(sorted(revisions)), p.owner == owner, unchanged)
     )
+    # Those that have changed meanwhile remain, and are due at once.
     release(tx, owner, revisions)
 
 

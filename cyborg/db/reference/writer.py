@@ -194,6 +194,7 @@ def _write_arqs(
     tx: sa.Connection, plan: HostImport, profile_ids: Mapping[int, int], now: datetime
 ) -> Counts:
     arqs, handles = schema.arqs, schema.attach_handles
+    # An import that was interrupted continues with what is missing.
     stored = _read_ids(tx, arqs, [arq.uuid for arq in plan.arqs])
     new = [arq for arq in plan.arqs if arq.uuid not in stored]
     slots = _read_slots(tx, new)

@@ -73,6 +73,7 @@ SERVICES = Listing(
 
 def has_host(connection: sa.Connection, host: str) -> bool:
     """Return whether a host has a daemon or a device."""
+    # Not OR of two tables, for which a database uses no index.
     known = sa.union_all(
         sa.select(table.c.id).where(table.c.host == host),
         sa.select(devices.c.id).where(devices.c.host == host),

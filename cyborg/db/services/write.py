@@ -264,6 +264,7 @@ def mark_down(
         sa.update(services).where(selected, unreachable).values(down_since=now)
     ).rowcount:
         return []
+    # By the time: another conductor may have marked some of these agents before.
     marked = sa.select(services).where(selected, s.down_since == now)
     return fetch_all(DaemonRow, tx.execute(marked.order_by(s.host)))
 

@@ -81,11 +81,13 @@ class CountCache:
             self._count()
         except Unavailable as exc:
             error = exc.message
+        # After the except block: in it oslo.log would show the exception a second time.
         if error is not None:
             LOG.warning("Cannot count objects, older counts are shown: %s", error)
 
     def _count(self) -> Counts:
         start = self._clock()
+        # Without the lock: a call that finds older counts does not wait for the new ones.
         with self._reader.connect() as connection:
             counts = totals.count(connection)
         end = self._clock()

@@ -13,9 +13,8 @@ from cyborg.core.binding.states import OWNING_STATES, ArqState
 from cyborg.core.jobs.job import JobState
 from cyborg.db import joins
 from cyborg.db.listing import Listing, columns_of
-from cyborg.db.schema import arqs, attachments, deployables, devices, jobs, providers
+from cyborg.db.schema import arqs, attachments, audits, deployables, devices, jobs, providers
 from cyborg.db.schema import attach_handles as handles
-from cyborg.db.schema import audits as table
 
 
 class AuditRow(TypedDict):
@@ -35,15 +34,15 @@ class AuditRow(TypedDict):
     findings: NotRequired[list[dict[str, Any]]]
 
 
-SORTABLE = columns_of(table, "uuid", "host", "state", "created_at", "updated_at")
+SORTABLE = columns_of(audits, "uuid", "host", "state", "created_at", "updated_at")
 AUDITS = Listing(
     row=AuditRow,
-    table=table,
-    columns=[table.c[name] for name in AuditRow.__annotations__ if name != "findings"],
+    table=audits,
+    columns=[audits.c[name] for name in AuditRow.__annotations__ if name != "findings"],
     # Up to megabytes: only the page of one audit shows them.
-    details=[table.c.findings],
+    details=[audits.c.findings],
     sortable=SORTABLE,
-    filters=columns_of(table, "host", "state"),
+    filters=columns_of(audits, "host", "state"),
 )
 find = AUDITS.find
 get = AUDITS.get

@@ -183,23 +183,14 @@ class Filters:
 
     def of_owner(self) -> list[sa.ColumnElement[bool]]:
         """Return the conditions on ARQs."""
-        return equal(
-            {
-                arqs.c.project_id: self.project_id,
-                arqs.c.instance_uuid: self.instance_uuid,
-                arqs.c.label_name: self.name,
-            }
-        )
+        owner, instance = arqs.c.project_id, arqs.c.instance_uuid
+        values = {owner: self.project_id, instance: self.instance_uuid}
+        return equal({**values, arqs.c.label_name: self.name})
 
     def of_device(self) -> list[sa.ColumnElement[bool]]:
         """Return the conditions on deployables, their devices and backends."""
-        found = equal(
-            {
-                devices.c.host: self.hostname,
-                devices.c.uuid: self.device_uuid,
-                deployables.c.resource_class: self.resource_class,
-            }
-        )
+        values = {devices.c.host: self.hostname, devices.c.uuid: self.device_uuid}
+        found = equal({**values, deployables.c.resource_class: self.resource_class})
         if self.driver is not None:
             names = (backends.c.driver, devices.c.backend)
             found.append(sa.or_(*(name == self.driver for name in names)))

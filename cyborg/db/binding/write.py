@@ -262,17 +262,17 @@ def bind(
     """
     ids = sorted(providers)
     if len(ids) == 1:
-        return _bind_one(
-            tx,
-            old_id=ids[0],
-            new_state=state,
-            new_hostname=hostname,
-            new_instance_uuid=instance,
-            new_instance_slot=None if instance is None else first_slot,
-            new_device_rp_uuid=providers[ids[0]],
-            new_owner_verified=owner_verified,
-            new_project_id=projects.get(ids[0]),
-        )
+        one = {
+            "old_id": ids[0],
+            "new_state": state,
+            "new_hostname": hostname,
+            "new_instance_uuid": instance,
+            "new_instance_slot": None if instance is None else first_slot,
+            "new_device_rp_uuid": providers[ids[0]],
+            "new_owner_verified": owner_verified,
+            "new_project_id": projects.get(ids[0]),
+        }
+        return tx.execute(_BIND_ONE, one).rowcount
     values: dict[str, Any] = {
         "hostname": hostname,
         "owner_verified": owner_verified,
@@ -288,10 +288,6 @@ def bind(
     # The claim of a handle is part of this transition: a BindStarted ARQ already owns a handle.
     unclaimed = ARQ_LIFE_CYCLE.to(state, among=source_states(Step.START))
     return bulk.change_state(tx, arqs, unclaimed, arqs.c.id.in_(ids), **values)
-
-
-def _bind_one(tx: sa.Connection, **values: Any) -> int:
-    return tx.execute(_BIND_ONE, values).rowcount
 
 
 def assign_instance(

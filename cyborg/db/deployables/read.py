@@ -16,8 +16,7 @@ import sqlalchemy as sa
 from cyborg.core.jobs.job import JobKind, JobState
 from cyborg.db.deployables import attributes
 from cyborg.db.listing import Listing, columns_of
-from cyborg.db.schema import arqs, devices, jobs, providers
-from cyborg.db.schema import deployables as table
+from cyborg.db.schema import arqs, deployables, devices, jobs, providers
 
 # The providers of the deployables with a bound handle that the host failed to prepare again.
 # They are found by the open restore jobs after a reboot.
@@ -36,7 +35,7 @@ FAILED_RESTORES: sa.Select[Any] = (
 )
 
 # The condition that a deployable is one of these.
-RESTORE_FAILED: sa.ColumnElement[bool] = table.c.rp_uuid.in_(FAILED_RESTORES)
+RESTORE_FAILED: sa.ColumnElement[bool] = deployables.c.rp_uuid.in_(FAILED_RESTORES)
 
 
 def failed_restores(connection: sa.Connection) -> set[str]:
@@ -74,13 +73,13 @@ class DeployableRow(DeployableColumns):
     error: str | None
 
 
-_parent = table.alias("parents")
-_root = table.alias("roots")
+_parent = deployables.alias("parents")
+_root = deployables.alias("roots")
 _INTERNAL = ("device_id", "host", "parent_id", "root_id", "job_id", "draining", "desired_image")
 SORTABLE = {
-    "hostname": table.c.host,
+    "hostname": deployables.c.host,
     **columns_of(
-        table,
+        deployables,
         *("uuid", "name", "rp_uuid", "resource_class", "num_accelerators"),
         *("created_at", "updated_at"),
     ),
@@ -89,7 +88,7 @@ SORTABLE = {
 
 def _of_device(uuid: str) -> sa.ColumnElement[bool]:
     device = sa.select(devices.c.id).where(devices.c.uuid == uuid)
-    return table.c.device_id == device.scalar_subquery()
+    return deployables.c.device_id == device.scalar_subquery()
 
 
 def _complete(connection: sa.Connection, rows: list[dict[str, Any]]) -> list[DeployableRow]:
@@ -102,19 +101,19 @@ def _complete(connection: sa.Connection, rows: list[dict[str, Any]]) -> list[Dep
 
 DEPLOYABLES = Listing(
     row=DeployableRow,
-    table=table,
-    source=table.join(devices, devices.c.id == table.c.device_id)
-    .outerjoin(_parent, _parent.c.id == table.c.parent_id)
-    .outerjoin(_root, _root.c.id == table.c.root_id)
-    .outerjoin(providers, providers.c.uuid == table.c.rp_uuid),
+    table=deployables,
+    source=deployables.join(devices, devices.c.id == deployables.c.device_id)
+    .outerjoin(_parent, _parent.c.id == deployables.c.parent_id)
+    .outerjoin(_root, _root.c.id == deployables.c.root_id)
+    .outerjoin(providers, providers.c.uuid == deployables.c.rp_uuid),
     columns=[
-        *(column for column in table.c if column.name not in _INTERNAL),
+        *(column for column in deployables.c if column.name not in _INTERNAL),
         _parent.c.uuid.label("parent_uuid"),
         _root.c.uuid.label("root_uuid"),
         devices.c.uuid.label("device_uuid"),
-        table.c.host.label("hostname"),
+        deployables.c.host.label("hostname"),
         devices.c.backend.label("driver_name"),
-        sa.or_(table.c.draining, devices.c.draining).label("draining"),
+        sa.or_(deployables.c.draining, devices.c.draining).label("draining"),
         # A deployable without a provider is not published yet.
         sa.func.coalesce(providers.c.published_revision < providers.c.revision, sa.true()).label(
             "stale"
@@ -125,8 +124,8 @@ DEPLOYABLES = Listing(
     sortable=SORTABLE,
     filters={
         "device_uuid": _of_device,
-        "hostname": table.c.host,
-        "rp_uuid": table.c.rp_uuid,
+        "hostname": deployables.c.host,
+        "rp_uuid": deployables.c.rp_uuid,
     },
     ids_first=True,
     complete=_complete,
@@ -151,8 +150,8 @@ def read_names(connection: sa.Connection, imported: str) -> Names:
     ``imported`` is the backend of devices that were imported and not reported yet.
     """
     query = sa.select(
-        devices.c.backend, table.c.resource_class, table.c.traits, devices.c.layouts
-    ).join(devices, devices.c.id == table.c.device_id)
+        devices.c.backend, deployables.c.resource_class, deployables.c.traits, devices.c.layouts
+    ).join(devices, devices.c.id == deployables.c.device_id)
     reported, offered = set[str](), set[str]()
     for row in connection.execute(query):
         names = offered if row.backend == imported else reported

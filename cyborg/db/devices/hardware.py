@@ -8,8 +8,7 @@ import sqlalchemy as sa
 from cyborg.core.inventory.report import dump_row
 from cyborg.db import joins
 from cyborg.db.listing import Listing, columns_of
-from cyborg.db.schema import attach_handles, backends, deployables, services
-from cyborg.db.schema import devices as table
+from cyborg.db.schema import attach_handles, backends, deployables, devices, services
 
 
 class HardwareRow(TypedDict):
@@ -40,15 +39,15 @@ _NUM = (
         attach_handles.join(deployables, deployables.c.id == attach_handles.c.deployable_id)
     )
     .where(
-        deployables.c.device_id == table.c.id,
+        deployables.c.device_id == devices.c.id,
         sa.not_(attach_handles.c.draining),
         sa.not_(deployables.c.draining),
     )
-    .correlate(table)
+    .correlate(devices)
     .scalar_subquery()
     .label("num")
 )
-_FROM = table.outerjoin(services, joins.AGENT_OF_DEVICE).outerjoin(
+_FROM = devices.outerjoin(services, joins.AGENT_OF_DEVICE).outerjoin(
     backends, joins.BACKEND_OF_DEVICE
 )
 _FACTS = (
@@ -56,12 +55,12 @@ _FACTS = (
     *("serial", "health", "setup_required", "reboot_required", "vendor_board_info"),
 )
 _DOWN = services.c.down_since.is_not(None).label("host_down")
-SORTABLE = columns_of(table, "uuid", "host", "address", "numa_node", "health", "serial")
+SORTABLE = columns_of(devices, "uuid", "host", "address", "numa_node", "health", "serial")
 
 
 def _of_driver(name: str) -> sa.ColumnElement[bool]:
     """Return the condition on the name of a driver or of a backend."""
-    return sa.or_(backends.c.driver == name, table.c.backend == name)
+    return sa.or_(backends.c.driver == name, devices.c.backend == name)
 
 
 def _complete(connection: sa.Connection, rows: list[dict[str, Any]]) -> list[HardwareRow]:
@@ -70,12 +69,12 @@ def _complete(connection: sa.Connection, rows: list[dict[str, Any]]) -> list[Har
 
 HARDWARE = Listing(
     row=HardwareRow,
-    table=table,
+    table=devices,
     source=_FROM,
-    columns=[*(table.c[name] for name in _FACTS), backends.c.driver, _NUM, _DOWN],
+    columns=[*(devices.c[name] for name in _FACTS), backends.c.driver, _NUM, _DOWN],
     sortable=SORTABLE,
-    filters={"host": table.c.host, "driver": _of_driver},
-    conditions=[sa.not_(table.c.draining)],
+    filters={"host": devices.c.host, "driver": _of_driver},
+    conditions=[sa.not_(devices.c.draining)],
     ids_first=True,
     joined=frozenset({"driver"}),
     complete=_complete,

@@ -33,11 +33,10 @@ from cyborg.db.deployables.read import RESTORE_FAILED
 from cyborg.db.handles import usage
 from cyborg.db.listing import Listing, columns_of
 from cyborg.db.rows import DeviceColumns
-from cyborg.db.schema import arqs, attachments, deployables, jobs, providers, services
+from cyborg.db.schema import arqs, attachments, deployables, devices, jobs, providers, services
 from cyborg.db.schema import attach_handles as handles
 from cyborg.db.schema import device_contexts as contexts
 from cyborg.db.schema import device_maintenances as windows
-from cyborg.db.schema import devices as table
 
 # Maximum number of errors of one device.
 MAX_JOB_ERRORS = 16
@@ -106,8 +105,8 @@ _WORST_PROVIDER = (
         )
     )
     .select_from(_deployables.outerjoin(providers, providers.c.uuid == _deployables.c.rp_uuid))
-    .where(_deployables.c.device_id == table.c.id)
-    .correlate(table)
+    .where(_deployables.c.device_id == devices.c.id)
+    .correlate(devices)
     .scalar_subquery()
 )
 # The columns of a maintenance window, which an outer join adds to the device.
@@ -118,16 +117,16 @@ _WINDOW: list[sa.ColumnElement[Any]] = [
     windows.c.successor.label("window_successor"),
 ]
 COLUMNS = [
-    table.c.id.label("row_id"),
-    table.c.host.label("hostname"),
-    *(column for column in table.c if column.name not in ("id", "host")),
+    devices.c.id.label("row_id"),
+    devices.c.host.label("hostname"),
+    *(column for column in devices.c if column.name not in ("id", "host")),
     sa.exists()
-    .where(deployables.c.device_id == table.c.id, deployables.c.job_id.is_not(None))
-    .correlate(table)
+    .where(deployables.c.device_id == devices.c.id, deployables.c.job_id.is_not(None))
+    .correlate(devices)
     .label("programming"),
     sa.exists()
-    .where(deployables.c.device_id == table.c.id, RESTORE_FAILED)
-    .correlate(table)
+    .where(deployables.c.device_id == devices.c.id, RESTORE_FAILED)
+    .correlate(devices)
     .label("restore_failed"),
     services.c.down_since.is_not(None).label("host_down"),
     _WORST_PROVIDER.label("placement"),
@@ -136,13 +135,13 @@ COLUMNS = [
 _INTERNAL = {"row_id", *(column.name for column in _WINDOW)}
 _OWNER = ("arq", "state", "instance_uuid", "project_id", "device_context")
 _PLACEMENT = {None: None, 0: "in_sync", 1: "stale", 2: "error"}
-_FROM = table.outerjoin(services, joins.AGENT_OF_DEVICE).outerjoin(
-    windows, windows.c.device_uuid == table.c.uuid
+_FROM = devices.outerjoin(services, joins.AGENT_OF_DEVICE).outerjoin(
+    windows, windows.c.device_uuid == devices.c.uuid
 )
 SORTABLE = {
-    "hostname": table.c.host,
+    "hostname": devices.c.host,
     **columns_of(
-        table,
+        devices,
         *("uuid", "type", "vendor", "model", "address", "health", "status"),
         *("created_at", "updated_at"),
     ),
@@ -173,14 +172,14 @@ def _complete(connection: sa.Connection, rows: list[dict[str, Any]]) -> list[Dev
 
 DEVICES = Listing(
     row=DeviceRow,
-    table=table,
+    table=devices,
     source=_FROM,
     columns=COLUMNS,
     sortable=SORTABLE,
     filters={
-        "hostname": table.c.host,
+        "hostname": devices.c.host,
         **columns_of(
-            table,
+            devices,
             *("type", "vendor", "status", "health", "deliverable", "address", "model", "backend"),
         ),
     },
@@ -207,12 +206,12 @@ def _job_errors(connection: sa.Connection, uuids: Collection[str]) -> dict[str, 
     j, h = jobs.c, handles.c
     cleaned = jobs.join(handles, sa.and_(h.job_id == j.id, h.arq_id.is_(None)))
     restored = jobs.join(arqs, arqs.c.job_id == j.id).join(handles, h.arq_id == arqs.c.id)
-    failed = sa.and_(j.state == JobState.OPEN, j.error.is_not(None), table.c.uuid.in_(uuids))
+    failed = sa.and_(j.state == JobState.OPEN, j.error.is_not(None), devices.c.uuid.in_(uuids))
     queries = [
-        sa.select(table.c.uuid, h.id, h.address, j.kind, j.uuid.label("job"), j.error)
+        sa.select(devices.c.uuid, h.id, h.address, j.kind, j.uuid.label("job"), j.error)
         .select_from(
             source.join(deployables, deployables.c.id == h.deployable_id).join(
-                table, table.c.id == deployables.c.device_id
+                devices, devices.c.id == deployables.c.device_id
             )
         )
         .where(failed)
@@ -220,13 +219,13 @@ def _job_errors(connection: sa.Connection, uuids: Collection[str]) -> dict[str, 
     ]
     programmed = jobs.join(deployables, deployables.c.job_id == j.id)
     # Jobs of the whole device or of a deployable come first.
-    first = (table.c.uuid, sa.literal(0).label("id"), table.c.address, j.kind, j.uuid, j.error)
+    first = (devices.c.uuid, sa.literal(0).label("id"), devices.c.address, j.kind, j.uuid, j.error)
     queries += [
         sa.select(*first)
-        .select_from(jobs.join(table, table.c.uuid == j.subject))
+        .select_from(jobs.join(devices, devices.c.uuid == j.subject))
         .where(failed, j.kind == JobKind.PARTITION),
         sa.select(*first)
-        .select_from(programmed.join(table, table.c.id == deployables.c.device_id))
+        .select_from(programmed.join(devices, devices.c.id == deployables.c.device_id))
         .where(failed, j.kind == JobKind.PROGRAM),
     ]
     found = defaultdict[str, list[str]](list)
@@ -266,11 +265,11 @@ def _find_windows(
 
 def _owners(connection: sa.Connection, uuids: Collection[str]) -> dict[str, list[OwnerRow]]:
     """Return the first MAX_OWNERS owners of handles of these devices, by the uuid of the device."""
-    number = sa.func.row_number().over(partition_by=table.c.id, order_by=arqs.c.id)
+    number = sa.func.row_number().over(partition_by=devices.c.id, order_by=arqs.c.id)
     numbered = (
-        sa.select(arqs.c.id, table.c.uuid.label("device"), number.label("number"))
+        sa.select(arqs.c.id, devices.c.uuid.label("device"), number.label("number"))
         .select_from(joins.OWNED_HANDLES)
-        .where(table.c.uuid.in_(sorted(uuids)))
+        .where(devices.c.uuid.in_(sorted(uuids)))
         .subquery()
     )
     own, other = attachments.alias("own"), attachments.alias("other")
@@ -342,12 +341,12 @@ def _count_handles(connection: sa.Connection, uuids: Collection[str]) -> dict[st
     owned, cleaning = handles.c.arq_id.is_not(None), handles.c.needs_cleaning
     query = (
         sa.select(
-            table.c.uuid,
+            devices.c.uuid,
             sa.func.sum(sa.case((owned, 1), else_=0)),
             sa.func.sum(sa.case((sa.and_(sa.not_(owned), cleaning), 1), else_=0)),
         )
         .select_from(joins.HANDLES)
-        .where(table.c.uuid.in_(sorted(uuids)))
-        .group_by(table.c.uuid)
+        .where(devices.c.uuid.in_(sorted(uuids)))
+        .group_by(devices.c.uuid)
     )
     return {uuid: (int(count), int(dirty)) for uuid, count, dirty in connection.execute(query)}

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from cyborg.db import paging
 from cyborg.db.paging import NameRow, Page
-from cyborg.db.rows import fetch_all, row_columns
+from cyborg.db.rows import equal, fetch_all, row_columns
 from cyborg.db.schema import discoveries as table
 
 
@@ -69,17 +69,13 @@ def find_summaries(
     failed), created_at, updated_at (the last change) and progress: the number of backends by
     state. ``host`` selects the discoveries that include this host.
     """
-    query = _SUMMARY
-    if uuid is not None:
-        query = query.where(table.c.uuid == uuid)
+    query = _SUMMARY.where(*equal({table.c.uuid: uuid}))
     if host is not None:
         on_host = sa.select(table.c.uuid).where(table.c.host == host)
         query = query.where(table.c.uuid.in_(on_host))
     # The state of a discovery follows from its rows: it can be compared only after the grouping.
     grouped = query.subquery()
-    listed = sa.select(grouped)
-    if state is not None:
-        listed = listed.where(grouped.c.state == state)
+    listed = sa.select(grouped).where(*equal({grouped.c.state: state}))
     sortable = {name: grouped.c[name] for name in SUMMARY_SORTABLE}
     listed = paging.paginate(connection, listed, grouped, page, sortable)
     return [_summary(dict(row)) for row in connection.execute(listed).mappings()]

@@ -20,6 +20,7 @@ from cyborg.core.drivers import registry
 from cyborg.db import paging
 from cyborg.db.drivers import entries
 from cyborg.db.paging import Page, Row
+from cyborg.db.rows import equal
 from cyborg.db.schema import backends, desired_backends, services
 from cyborg.db.schema import drivers as table
 
@@ -120,8 +121,7 @@ def get(
 
 def _names(connection: sa.Connection, hosts: Hosts, type_: str | None) -> list[str]:
     installed = sa.select(table.c.name).where(*_on(table, hosts))
-    if type_ is not None:
-        installed = installed.where(table.c.type == type_)
+    installed = installed.where(*equal({table.c.type: type_}))
     used = sa.select(backends.c.driver).where(*_on(backends, hosts))
     w = desired_backends.c
     desired = sa.select(w.driver).where(entries.PRESENT, *_on(desired_backends, hosts))

@@ -11,8 +11,7 @@ from cyborg.core.inventory.device import AttachHandle, HandleType
 from cyborg.db import bulk, joins
 from cyborg.db.binding.write import ArqRow
 from cyborg.db.rows import fetch_all, row_columns
-from cyborg.db.schema import arqs, deployables, devices
-from cyborg.db.schema import attach_handles as handles
+from cyborg.db.schema import arqs, attach_handles, deployables, devices
 
 
 class HandleRow(TypedDict):
@@ -50,7 +49,7 @@ class OwnerRow(ArqRow):
 
 def of_host(tx: sa.Connection, host: str) -> list[HandleRow]:
     """Return every handle of a host."""
-    query = sa.select(*row_columns(HandleRow, handles, **joins.ADDRESSES)).select_from(
+    query = sa.select(*row_columns(HandleRow, attach_handles, **joins.ADDRESSES)).select_from(
         joins.HANDLES
     )
     return fetch_all(HandleRow, tx.execute(query.where(devices.c.host == host)))
@@ -59,9 +58,9 @@ def of_host(tx: sa.Connection, host: str) -> list[HandleRow]:
 def owned(tx: sa.Connection, host: str) -> list[OwnedHandleRow]:
     """Return the handles of a host that ARQs own."""
     query = (
-        sa.select(*row_columns(OwnedHandleRow, handles, arqs, device=devices.c.address))
-        .join(arqs, arqs.c.id == handles.c.arq_id)
-        .join(deployables, deployables.c.id == handles.c.deployable_id)
+        sa.select(*row_columns(OwnedHandleRow, attach_handles, arqs, device=devices.c.address))
+        .join(arqs, arqs.c.id == attach_handles.c.arq_id)
+        .join(deployables, deployables.c.id == attach_handles.c.deployable_id)
         .join(devices, devices.c.id == deployables.c.device_id)
         .where(devices.c.host == host)
     )
@@ -87,7 +86,7 @@ def add(
     """
     bulk.insert(
         tx,
-        handles,
+        attach_handles,
         [
             {
                 "uuid": (uuids or {}).get((deployable_id, h.address)) or str(uuid4()),
@@ -107,7 +106,7 @@ def update(tx: sa.Connection, changed: Mapping[int, AttachHandle]) -> None:
     """Write the reported values of handles, by row id; draining handles become available again."""
     bulk.update(
         tx,
-        handles,
+        attach_handles,
         [
             {"id": id_, "type": str(h.type), "info": dict(h.info), "draining": False}
             for id_, h in changed.items()
@@ -117,7 +116,7 @@ def update(tx: sa.Connection, changed: Mapping[int, AttachHandle]) -> None:
 
 def mark_draining(tx: sa.Connection, ids: Collection[int]) -> None:
     """Mark handles, by row id, that were removed from the host but are still owned or dirty."""
-    bulk.update_where(tx, handles.c.id, ids, draining=True)
+    bulk.update_where(tx, attach_handles.c.id, ids, draining=True)
 
 
 def lock(tx: sa.Connection, ids: Collection[int]) -> set[int]:
@@ -133,9 +132,9 @@ def lock(tx: sa.Connection, ids: Collection[int]) -> set[int]:
     for chunk in bulk.chunks(ids):
         # In the order of ids, as in a claim that waits: else both could wait for each other.
         query = (
-            sa.select(handles.c.id, handles.c.arq_id, handles.c.needs_cleaning)
-            .where(handles.c.id.in_(chunk))
-            .order_by(handles.c.id)
+            sa.select(attach_handles.c.id, attach_handles.c.arq_id, attach_handles.c.needs_cleaning)
+            .where(attach_handles.c.id.in_(chunk))
+            .order_by(attach_handles.c.id)
             .with_for_update()
         )
         pinned |= {r.id for r in tx.execute(query) if r.arq_id is not None or r.needs_cleaning}
@@ -148,14 +147,14 @@ def force_clean(tx: sa.Connection, ids: Collection[int]) -> None:
     The caller must delete them in the same transaction, so that no ARQ can claim them.
     """
     # The owner is the guard: an owned handle keeps its mark until its release.
-    unowned = handles.c.arq_id.is_(None)
-    bulk.update_where(tx, handles.c.id, ids, unowned, needs_cleaning=False, job_id=None)
+    unowned = attach_handles.c.arq_id.is_(None)
+    bulk.update_where(tx, attach_handles.c.id, ids, unowned, needs_cleaning=False, job_id=None)
 
 
 def delete_clean(tx: sa.Connection, ids: Collection[int]) -> int:
     """Delete the handles, by row id, that are clean and not owned; return their number."""
-    clean = (handles.c.arq_id.is_(None), sa.not_(handles.c.needs_cleaning))
-    return bulk.delete_where(tx, handles.c.id, ids, *clean)
+    clean = (attach_handles.c.arq_id.is_(None), sa.not_(attach_handles.c.needs_cleaning))
+    return bulk.delete_where(tx, attach_handles.c.id, ids, *clean)
 
 
 def owners(tx: sa.Connection, ids: Collection[int]) -> list[OwnerRow]:
@@ -166,9 +165,9 @@ def owners(tx: sa.Connection, ids: Collection[int]) -> list[OwnerRow]:
     found: list[OwnerRow] = []
     for chunk in bulk.chunks(ids):
         query = (
-            sa.select(arqs, handles.c.id.label("handle"))
-            .join(handles, handles.c.arq_id == arqs.c.id)
-            .where(handles.c.id.in_(chunk))
+            sa.select(arqs, attach_handles.c.id.label("handle"))
+            .join(attach_handles, attach_handles.c.arq_id == arqs.c.id)
+            .where(attach_handles.c.id.in_(chunk))
             .order_by(arqs.c.id)
         )
         found += fetch_all(OwnerRow, tx.execute(query))

@@ -173,6 +173,7 @@ def record_failure(
         "error": error,
     }
     if dead:
+        # One UPDATE for both outcomes, with a CASE for the rows of each.
         values["state"] = sa.case((outbox.c.id.in_(dead), DEAD), else_=outbox.c.state)
     if next_tries:
         values["next_try_at"] = sa.case(next_tries, value=outbox.c.id, else_=outbox.c.next_try_at)

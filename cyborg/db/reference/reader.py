@@ -181,5 +181,5 @@ class _Loader:
         """Return what was loaded."""
         # TABLES has the order of the fields, after the profiles, which belong to no host.
         kinds = [kind for kind in TABLES if kind is not reference.ProfileRow]
-        found = [tuple(self.found.get(kind, ())) for kind in kinds]
-        return reference.HostRows(*found, tuple(self.drops))
+        loaded: list[list[Any]] = [*(self.found.get(kind, []) for kind in kinds), self.drops]
+        return reference.HostRows(*map(tuple, loaded))

@@ -142,6 +142,7 @@ class DatabaseClock:
                     samples.append(self._sample(connection))
                     if 2 * samples[-1].error <= MAX_ROUND_TRIP:
                         break
+            # The shortest round trip has the smallest error.
             best = min(samples, key=lambda sample: sample.error)
             previous = self._estimate
             if previous is not None and not is_better(best, previous):

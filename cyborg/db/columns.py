@@ -11,6 +11,8 @@ from cyborg.db.clock import utcnow
 
 metadata = sa.MetaData(
     naming_convention={
+        # Names of our own: a migration can drop a constraint only by its name, and each database
+        # would give another one.
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
         "uq": "uq_%(table_name)s_%(column_0_N_name)s",
         "fk": "fk_%(table_name)s_%(column_0_name)s",
@@ -36,7 +38,9 @@ def table(name: str, *columns: Any) -> sa.Table:
         sa.Column("updated_at", Moment, onupdate=utcnow()),
         mysql_engine="InnoDB",
         mysql_charset="utf8mb4",
+        # Names that differ only in case are different, as on the other databases.
         mysql_collate="utf8mb4_bin",
+        # No id is given twice: the order of the ids is that of creation.
         sqlite_autoincrement=True,
     )
 
@@ -50,6 +54,7 @@ def foreign_key(
     name: str, target: str, ondelete: str = "CASCADE", **options: Any
 ) -> sa.Column[int]:
     """Return an indexed column that refers to the row id of another table."""
+    # With an index: a delete in the other table would read this whole table otherwise.
     return sa.Column(name, sa.ForeignKey(f"{target}.id", ondelete=ondelete), index=True, **options)
 
 

@@ -92,6 +92,7 @@ class ConnectionTuning(sa.engine.CreateEnginePlugin):
             record.info[_RETURNED_AT] = time.monotonic()
 
         def ping_if_idle(connection: Any, record: Any, proxy: Any) -> None:
+            # A new connection has no such time, and needs no ping.
             if time.monotonic() - record.info.get(_RETURNED_AT, float("inf")) < IDLE_SECONDS:
                 return
             try:
@@ -100,6 +101,8 @@ class ConnectionTuning(sa.engine.CreateEnginePlugin):
             except engine.dialect.loaded_dbapi.Error:
                 alive = False
             if not alive:
+                # All of the pool: what has closed this connection has closed the older ones as
+                # well.
                 raise sa.exc.InvalidatePoolError
 
         sa.event.listen(engine, "checkin", note_return)
@@ -280,6 +283,7 @@ def _sqlite(url: sa.URL, conf: cfg.ConfigOpts, read_only: bool) -> sa.Engine:
     )
     if read_only:
         engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+    # The exceptions are those of oslo.db, as on the other databases.
     exc_filters.register_engine(engine)
     synchronous = "FULL" if conf.database.sqlite_synchronous else "OFF"
 

@@ -110,6 +110,7 @@ class Listing(Generic[R]):
     def _complete(self, connection: sa.Connection, columns: list[dict[str, Any]]) -> list[R]:
         if self.complete is None:
             return [self.row(**row) for row in columns]
+        # No statement for an empty page.
         return self.complete(connection, columns) if columns else []
 
     def _condition(self, name: str, value: Any) -> sa.ColumnElement[bool]:

@@ -154,6 +154,7 @@ def find_names(
     """
     page = page or Page()
     if page.sort_key == sort_key:
+        # The names are in this order already, and unique: no second sort key is needed.
         page = replace(page, sort_key=None)
     query = sa.select(column.label("name")).where(condition).distinct()
     query, page = start_after_name(query, column, page)
@@ -260,6 +261,7 @@ def _check_sort_key(sort_key: str | None, sortable: Collection[str]) -> str:
 
 def unknown_marker(marker: str) -> Invalid:
     """Return the error for a marker that is not in the list."""
+    # Cut: the text is what a caller has sent.
     return Invalid(f"marker: {marker[:60]!r} is not in this list, start without it", field="marker")
 
 

@@ -228,6 +228,7 @@ def _psycopg2_factory(connect_seconds: float) -> type:
     libpq itself waits without limit. psycopg2 accepts a callback that replaces this wait. The
     callback is global to the process, so it also serves connections of other code, without a limit.
     """
+    # Here: the driver is installed only where PostgreSQL is used.
     import psycopg2
     from psycopg2 import extensions
 
@@ -343,6 +344,7 @@ def abort(connection: Any) -> None:
     """Shut down the socket of a driver's connection: a thread that waits for it gets an error."""
     socket_or_connection = getattr(connection, "_sock", connection)  # PyMySQL has no fileno()
     with contextlib.suppress(Exception):  # it was closed meanwhile; each driver has its own error
+        # A duplicate, whose close leaves the descriptor of the driver open.
         copy = socket.socket(fileno=os.dup(socket_or_connection.fileno()))
         with copy:
             copy.shutdown(socket.SHUT_RDWR)

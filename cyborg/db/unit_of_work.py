@@ -70,6 +70,7 @@ def record_answer(tx: sa.Connection, key: str, answer: Any) -> None:
     """
     body = {"error": answer.to_wire()} if isinstance(answer, CyborgError) else {"ok": answer}
     if len(json.dumps(body)) > MAX_ANSWER:
+        # The change stays: only a copy of the call gets no answer.
         too_large = Unavailable("the call succeeded, but its answer is too large to be stored")
         body = {"error": too_large.to_wire()}
     try:

@@ -55,6 +55,7 @@ def _of_host(hostname: str) -> sa.ColumnElement[bool]:
 
 
 def _complete(connection: sa.Connection, rows: list[dict[str, Any]]) -> list[AttachmentRow]:
+    # One statement for the page, not one for each attachment.
     owned = defaultdict[int, list[str]](list)
     query = sa.select(arqs.c.attachment_id, arqs.c.uuid).order_by(arqs.c.id)
     ids = [row["id"] for row in rows]

@@ -280,6 +280,7 @@ def write(
     another attachment changes the instance's allocation.
     """
     leased = [attachments.c.id == id_, attachments.c.owner == owner]
+    # In the guard, not read first: a request changes the row without the lease.
     leased += [attachments.c[name] == value for name, value in expected.items()]
     return bool(tx.execute(sa.update(attachments).where(*leased).values(**values)).rowcount)
 

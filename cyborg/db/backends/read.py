@@ -102,6 +102,7 @@ def functions(
             continue
         total, rest = divmod(counts or 0, _TOTAL)
         used, free = divmod(rest, _USED)
+        # No handle of a host that is down can be claimed.
         if backend.host_down:
             free = 0
         of_backend = usages.setdefault(backend.id, {})

@@ -75,6 +75,7 @@ def replace(tx: sa.Connection, host: str, states: Sequence[BackendState]) -> Rep
         state.name: _values(state, stored.get(state.name)) | {"cordoned": state.name in cordoned}
         for state in states
     }
+    # Only what differs is written: most reports change no backend.
     bulk.delete(tx, backends, [row["id"] for name, row in stored.items() if name not in reported])
     bulk.update(
         tx,

@@ -202,6 +202,7 @@ def lock_unclaimed(
     """
     query = _LOCK_UNCLAIMED_WAITING if wait else _LOCK_UNCLAIMED
     if handle is not None:
+        # Not built once: seldom does a caller ask for one accelerator.
         query = query.where(handles.c.uuid == handle)
     values = {"deployable_id": deployable_id, "max_handles": limit}
     return fetch_all(FreeHandleRow, tx.execute(query, values))

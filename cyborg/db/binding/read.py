@@ -92,6 +92,7 @@ def of_instance(
 
 def of_context(connection: sa.Connection, context: str) -> list[ArqRow]:
     """Return the ARQs of a device context, by its uuid, in the order of its groups."""
+    # A subquery of one row, so that the index on the context serves the query.
     context_id = sa.select(contexts.c.id).where(contexts.c.uuid == context).scalar_subquery()
     query = _ALL.where(table.c.context_id == context_id)
     query = query.order_by(table.c.device_profile_group_id, table.c.id)

@@ -92,6 +92,7 @@ def successors(connection: sa.Connection, uuids: Collection[str]) -> dict[str, S
             attachments.c.successor_of.in_(sorted(uuids)),
             attachments.c.instance_uuid == table.c.instance_uuid,
         )
+        # The dictionary keeps the last row of a context, which is that of the oldest successor.
         .order_by(attachments.c.id.desc())
     )
     return {

@@ -302,6 +302,7 @@ def renew_lease(
         contexts.c.epoch == epoch,
         contexts.c.lease_expires_at > now,
     )
+    # The time is in the guard: a lease that has ended may not have been swept yet.
     change = sa.update(contexts).where(*guard).values(lease_expires_at=expires_at)
     return bool(tx.execute(change).rowcount)
 

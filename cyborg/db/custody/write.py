@@ -105,6 +105,7 @@ def add(tx: sa.Connection, entries: Collection[Entry], now: datetime) -> None:
             "details": record.details,
         }
         signature = keys.sign(serialize_new(record)) if keys.secrets else None
+        # With keys or without, all rows have the same columns, as an INSERT of many rows needs.
         rows.append(row if signature is None else {**row, "signature": signature})
     bulk.insert(tx, custody_records, rows)
 

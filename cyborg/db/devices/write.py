@@ -193,6 +193,8 @@ def lock_history(tx: sa.Connection, host: str, addresses: Collection[str]) -> li
     """Return devices, locked, to change the failures of their jobs."""
     query = (
         sa.select(devices)
+        # In the order of the ids: two transactions that lock some devices do not wait for each
+        # other.
         .where(devices.c.host == host, devices.c.address.in_(sorted(addresses)))
         .order_by(devices.c.id)
         .with_for_update()

@@ -55,6 +55,7 @@ def targets(tx: sa.Connection, host: str | None, driver: str | None) -> list[Tar
 
 def mutex_key(host: str | None, driver: str | None) -> str:
     """Return the key of the filters of a discovery: 64 characters."""
+    # A hash: two names are longer than the column may be.
     return hashlib.sha256(json.dumps([host, driver]).encode()).hexdigest()
 
 
@@ -89,6 +90,7 @@ def add(
     A target with an error has failed already; without other targets, the discovery has no key.
     Raise oslo.db's DBDuplicateEntry if another discovery has the key.
     """
+    # For the first row that is in progress: the column is unique.
     keys = iter([key])
     bulk.insert(
         tx,

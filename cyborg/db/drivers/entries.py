@@ -227,6 +227,7 @@ def _merge(
     for (host, _), entry in entries.items():
         entry["version"] = entry["version"] or versions.get(host)
     for row in installations:
+        # A driver that is installed and used has only the entries of its backends.
         if row["host"] not in hosts_with_backends:
             status = INSTALLED if row["error"] is None else IMPORT_FAILED
             entry = _entry(row, None, status, row["error"], row["version"])

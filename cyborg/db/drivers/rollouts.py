@@ -71,6 +71,7 @@ class HolderRow(TypedDict):
 _STEP = [
     steps.c[name] for name in ("id", "host", "backend", "state", "error", "generation", "previous")
 ]
+# The jobs of host work are in the same table: the kind tells them apart.
 OPEN = sa.and_(jobs.c.state == JobState.OPEN, jobs.c.kind.in_(sorted(Kind)))
 
 

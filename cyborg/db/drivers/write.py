@@ -44,6 +44,7 @@ def add(tx: sa.Connection, entries: Mapping[int, DriverEntry]) -> None:
     """
     ids = sorted(entries)
     for chunk in bulk.chunks(ids):
+        # In the order of the ids, as all that lock several agents: no deadlock.
         agents = sa.select(services.c.id).where(services.c.id.in_(chunk)).order_by(services.c.id)
         tx.execute(agents.with_for_update()).all()
     stored: set[tuple[int, str]] = set()

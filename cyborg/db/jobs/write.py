@@ -201,6 +201,7 @@ def enqueue_restores(
         sa.update(arqs)
         .where(arqs.c.id.in_(uuids_by_arq))
         .values(
+            # One UPDATE, whatever the number of ARQs.
             job_id=sa.case({arq: ids[uuid] for arq, uuid in uuids_by_arq.items()}, value=arqs.c.id),
             # The orphan collector uses updated_at as the time of the bind.
             updated_at=arqs.c.updated_at,
@@ -217,6 +218,7 @@ def lease(
     failed, since the handle does not exist without the layout. Return the previous rows, in which
     ``owner`` is the last owner.
     """
+    # Not the jobs of rollouts, which are in the same table.
     due = sa.and_(OPEN, jobs.c.kind.in_(sorted(JobKind)), jobs.c.next_try_at <= now)
     query = (
         sa.select(jobs)
@@ -294,6 +296,7 @@ def end(tx: sa.Connection, ids: Collection[int], state: JobState, error: str | N
 
 def fail_host_jobs(tx: sa.Connection, host: str, error: str) -> int:
     """Fail a host's open jobs on devices and handles; return their number."""
+    # Not the jobs of rollouts, which are in the same table.
     of_host = (jobs.c.host == host, jobs.c.kind.in_(sorted(JobKind)))
     return _end(tx, *of_host, state=JobState.FAILED, error=error)
 

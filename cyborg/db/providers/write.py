@@ -77,6 +77,7 @@ def mark_stale(tx: sa.Connection, host: str, changed: Mapping[str, str], now: da
     for chunk in bulk.chunks(sorted(changed)):
         # The UPDATE comes first, so that a publisher cannot delete a row that is marked here.
         if _update_stale(tx, providers.c.uuid.in_(chunk), now) == len(chunk):
+            # All have a row, as usual: no SELECT is needed.
             stored |= set(chunk)
             continue
         stored |= set(tx.scalars(sa.select(providers.c.uuid).where(providers.c.uuid.in_(chunk))))
@@ -157,6 +158,7 @@ def mark_removed(tx: sa.Connection, host: str, now: datetime, *, evict: bool) ->
     """
     marked = _update_stale(tx, providers.c.host == host, now)
     if marked and evict:
+        # After the other UPDATE, which clears the mark.
         tx.execute(sa.update(providers).where(providers.c.host == host).values(evict=True))
     return marked
 

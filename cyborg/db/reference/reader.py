@@ -170,6 +170,7 @@ class _Loader:
 
     def _columns(self, table: sa.Table) -> list[sa.ColumnElement[Any]]:
         if table is devices and not self._has_state():
+            # An older release of the source has no such column.
             return [c for c in table.c if c.name != "device_state"] + [sa.null()]
         return list(table.c)
 

@@ -99,6 +99,7 @@ def _write_devices(
         return Counter()
     identities = {d.value.address: Tombstone(d.uuid, d.status) for d in new}
     devices.add(tx, host, [d.value.without_deployables() for d in new], identities)
+    # Devices, then deployables, then handles: each needs the row ids of those before.
     device_ids = devices.ids_by_address(tx, host)
     deployables.add(
         tx,

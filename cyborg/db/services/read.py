@@ -203,6 +203,7 @@ def find_hosts(
 
     ``state`` selects hosts by the liveness of their agents at ``now``.
     """
+    # A condition instead of a column: which deadline decides depends on the state.
     liveness = None if state is None else _liveness(now)[Liveness(state)]
     return HOSTS.find(connection, page=page, hostname=hostname, liveness=liveness)
 

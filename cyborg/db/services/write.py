@@ -140,6 +140,7 @@ def delete(tx: sa.Connection, uuid: str, now: datetime) -> bool:
 
     This also deletes its backends, their desired state and its drivers.
     """
+    # In the guard of the DELETE: the daemon may send a heartbeat meanwhile.
     down = sa.and_(services.c.uuid == uuid, _is_down(now))
     return bool(tx.execute(sa.delete(services).where(down)).rowcount)
 
@@ -337,6 +338,7 @@ def count_up(tx: sa.Connection, now: datetime) -> UpCountRow:
 
 def request_report(tx: sa.Connection, host: str) -> None:
     """Make a host send a new report, even if its inventory has not changed."""
+    # Without a digest the next heartbeat does not match, and the conductor asks for a report.
     tx.execute(sa.update(services).where(joins.agent_of(host)).values(digest=None))
 
 

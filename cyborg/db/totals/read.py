@@ -187,6 +187,7 @@ def read(connection: sa.Connection, *, now: datetime, max_unhealthy: int = MAX_U
     r, p = schema.arqs.c, schema.providers.c
     started = sa.select(sa.func.min(sa.func.coalesce(r.updated_at, r.created_at)))
     changed = sa.case((sa.not_(p.verify_only), p.stale_since))
+    # An alias, since SQLAlchemy would correlate the table with that of the query around it.
     oldest_verified = sa.select(sa.func.min(schema.providers.alias().c.verified_at))
     # A provider whose publishing failed stays stale, so that the index on stale_since finds it.
     (stale,) = _all(

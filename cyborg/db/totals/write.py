@@ -42,6 +42,7 @@ def acquire_turn(
     a period. Raise oslo.db's DBDuplicateEntry if two conductors insert the counter concurrently:
     the other conductor has the turn.
     """
+    # The UPDATE first: of two conductors only one changes the row, and has the turn.
     if tx.execute(
         sa.update(table)
         .where(table.c.kind == kind, table.c.last_at <= cutoff)

@@ -23,9 +23,8 @@ from cyborg.core.errors import DriverFailed, Invalid, Misconfigured
 from cyborg.core.inventory.device import Device
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
-from cyborg.drivers.base import ABILITY_INTERFACES, Driver
+from cyborg.drivers.base import ABILITY_INTERFACES, Driver, ImageStore, NoImageStore
 from cyborg.drivers.host_use.domains import ReadDomains, read_nothing
-from cyborg.drivers.images import ImageStore, NoImageStore
 from cyborg.drivers.replay.host import ReplayedHost
 from cyborg.drivers.replay.recorder import load_capture
 

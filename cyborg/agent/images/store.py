@@ -19,7 +19,7 @@ from cyborg.core import errors
 from cyborg.core.image import ImageMetadata, ensure_loadable, select_image
 from cyborg.core.log import get_logger
 from cyborg.core.validation import parse_uuid
-from cyborg.drivers.images import CheckProperties, Image, ImageStore, NoImageStore
+from cyborg.drivers.base import CheckProperties, Image, ImageStore, NoImageStore
 from cyborg.threads.calls import BoundedCalls
 
 LOG = get_logger(__name__)

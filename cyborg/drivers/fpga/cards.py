@@ -200,7 +200,7 @@ AWS = "1d0f"
 
 
 class ProgrammerName(StrEnum):
-    """Ways to load an image; ``programmers`` has a class for each except AUTO and NONE."""
+    """Ways to load an image; ``images`` has a class for each except AUTO and NONE."""
 
     AUTO = "auto"
     FIRMWARE = "firmware"  # attribute "firmware" of the FPGA manager

@@ -22,12 +22,18 @@ from typing import Any
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import CyborgError, DriverFailed, Invalid
 from cyborg.core.log import get_logger
-from cyborg.drivers.base import Memory
+from cyborg.drivers.base import Image, ImageStore, Memory
 from cyborg.drivers.fpga import cards
 from cyborg.drivers.fpga.cards import MANAGERS, ProgrammerName, Region, find_family, read_regions
-from cyborg.drivers.fpga.images import FUNCTION, REGION, check_properties, parse_id
-from cyborg.drivers.fpga.programmers import PROGRAMMERS, Programmer, Target
-from cyborg.drivers.images import Image, ImageStore
+from cyborg.drivers.fpga.images import (
+    FUNCTION,
+    PROGRAMMERS,
+    REGION,
+    Programmer,
+    Target,
+    check_properties,
+    parse_id,
+)
 from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 

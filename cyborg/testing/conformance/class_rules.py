@@ -13,10 +13,10 @@ from types import ModuleType
 from typing import Any, get_args
 
 from cyborg.core.drivers import registry
-from cyborg.core.drivers.registry import LISTS, Option, Support
+from cyborg.core.drivers.registry import LISTS, Kind, Option, Support
 from cyborg.core.errors import CyborgError
 from cyborg.core.inventory.device import Ability, DeviceType
-from cyborg.drivers.base import ABILITY_INTERFACES, Driver, Kind
+from cyborg.drivers.base import ABILITY_INTERFACES, Driver
 from cyborg.testing.conformance.environment import Environment, RuleViolated, describe_failure, rule
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")

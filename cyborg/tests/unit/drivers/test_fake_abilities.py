@@ -13,9 +13,8 @@ import pytest
 from cyborg.core.errors import DriverFailed, Misconfigured
 from cyborg.core.inventory.device import Ability, count_handles
 from cyborg.core.jobs.job import WorkItem
-from cyborg.drivers.base import PartitionInterface, SanitiseInterface
+from cyborg.drivers.base import CheckProperties, Image, PartitionInterface, SanitiseInterface
 from cyborg.drivers.fake import FakeDriver
-from cyborg.drivers.images import CheckProperties, Image
 
 CARD, SECOND_CARD = "0000:0c:00.0", "0000:0d:00.0"
 HANDLE = WorkItem("fake", CARD, CARD, "0000:0c:00.3")

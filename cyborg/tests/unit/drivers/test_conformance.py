@@ -26,7 +26,7 @@ from cyborg.drivers.nic.driver import NicDriver
 from cyborg.drivers.nvme.driver import NvmeDriver
 from cyborg.drivers.pci.health import CHECKS
 from cyborg.testing.conformance import environment
-from cyborg.testing.conformance.command import main
+from cyborg.testing.conformance.__main__ import main
 from cyborg.testing.conformance.environment import RULES
 from cyborg.testing.conformance.kit import Outcome, Result, conformance, format_table, run_rules
 from cyborg.testing.machine import HostTree

@@ -11,7 +11,7 @@ import pytest
 
 from cyborg.core.errors import Misconfigured, TimedOut
 from cyborg.testing.conformance import environment
-from cyborg.testing.conformance.command import main
+from cyborg.testing.conformance.__main__ import main
 from cyborg.testing.conformance.kit import Outcome, Result, run_rules_on_external
 from cyborg.tests.fixtures.hosts import external_drivers
 

@@ -19,16 +19,16 @@ from cyborg.core.inventory.device import Device
 from cyborg.drivers.base import Driver, MeasureInterface, PartitionInterface
 from cyborg.drivers.replay.recorder import record_host, save_capture
 from cyborg.testing import captures, machine
-from cyborg.testing.conformance.command import main
+from cyborg.testing.conformance.__main__ import main
 from cyborg.testing.conformance.environment import RULES
-from cyborg.testing.conformance.hosts import (
+from cyborg.testing.conformance.kit import (
+    Outcome,
     find_hosts,
     options_of_host,
     packaged_hosts,
     run_rules_on_tree,
     sysfs_of,
 )
-from cyborg.testing.conformance.kit import Outcome
 from cyborg.tests.unit.drivers import bad_drivers
 
 DRIVERS: Sequence[type[Driver]] = [

@@ -15,28 +15,14 @@ from cyborg.agent.backends.catalogue import NAMESPACE
 from cyborg.agent.backends.factory import options_of
 from cyborg.core import external
 from cyborg.core.errors import Misconfigured, TimedOut
-from cyborg.testing.conformance.environment import RULES, DriverUnderTest, Environment
-from cyborg.testing.conformance.kit import (
-    HostResults,
-    Outcome,
-    Result,
-    find_hosts,
-    format_hosts,
-    format_table,
-    options_of_host,
-    packaged_hosts,
-    run_rules,
-    run_rules_on_external,
-    run_rules_on_tree,
-    sysfs_of,
-)
+from cyborg.testing.conformance import environment, kit
 
 
 def main(argv: list[str] | None = None) -> int:
     """Test a driver, print the table of results and return the exit code."""
     args = _parser().parse_args(argv)
     if args.list:
-        for rule in RULES:
+        for rule in environment.RULES:
             sys.stdout.write(f"{rule.name}  {rule.sentence} [{rule.source}]\n")
         return 0
     try:
@@ -46,9 +32,9 @@ def main(argv: list[str] | None = None) -> int:
     except (Misconfigured, TimedOut) as exc:
         sys.stderr.write(f"cyborg.testing.conformance: {exc.message}\n")
         return 2
-    for line in format_table(results):
+    for line in kit.format_table(results):
         sys.stdout.write(f"{line}\n")
-    failures = (Outcome.FAILED, Outcome.BLOCKED)
+    failures = (kit.Outcome.FAILED, kit.Outcome.BLOCKED)
     return 1 if any(result.outcome in failures for result in results) else 0
 
 
@@ -61,35 +47,26 @@ def _test_on_hosts(args: argparse.Namespace) -> int:
         )
     driver, entry_point = _load(args.driver)
     given = _options(driver, args.option)
-    files = packaged_hosts() if args.all_captures else []
-    found: list[HostResults] = []
-    for path in [*files, *find_hosts(args.capture)]:
-        with sysfs_of(path) as root:
-            options = given or options_of_host(driver, root)
+    files = kit.packaged_hosts() if args.all_captures else []
+    found: list[kit.HostResults] = []
+    for path in [*files, *kit.find_hosts(args.capture)]:
+        with kit.sysfs_of(path) as root:
+            options = given or kit.options_of_host(driver, root)
             if options:
                 _check_options(driver, options, str(root))
-            found.append(
-                run_rules_on_tree(
-                    driver,
-                    options,
-                    path.name,
-                    root,
-                    limit=args.limit,
-                    allow=args.allow,
-                    entry_point=entry_point,
-                )
-            )
-    for line in format_hosts(found):
+            limits = {"limit": args.limit, "allow": args.allow, "entry_point": entry_point}
+            found.append(kit.run_rules_on_tree(driver, options, path.name, root, **limits))
+    for line in kit.format_hosts(found):
         sys.stdout.write(f"{line}\n")
     return 1 if any(item.failures for item in found) else 0
 
 
-def _test_class(args: argparse.Namespace) -> list[Result]:
+def _test_class(args: argparse.Namespace) -> list[kit.Result]:
     driver, entry_point = _load(args.driver)
     options = _options(driver, args.option)
     if options:
         _check_options(driver, options, args.sysfs_root)
-    return run_rules(
+    return kit.run_rules(
         driver,
         options,
         sysfs_root=args.sysfs_root,
@@ -101,7 +78,7 @@ def _test_class(args: argparse.Namespace) -> list[Result]:
     )
 
 
-def _test_external(args: argparse.Namespace) -> list[Result]:
+def _test_external(args: argparse.Namespace) -> list[kit.Result]:
     folder, file = os.path.split(os.path.abspath(args.socket))
     name = file.removesuffix(external.SUFFIX)
     if not external.is_driver_name(name) or file == name:
@@ -109,7 +86,7 @@ def _test_external(args: argparse.Namespace) -> list[Result]:
             f"--socket: found {args.socket!r}; expected <folder>/<name>{external.SUFFIX}"
         )
     work = args.work or args.image is not None
-    return run_rules_on_external(
+    return kit.run_rules_on_external(
         folder,
         name,
         limit=args.limit,
@@ -207,7 +184,9 @@ def _load(name: str) -> tuple[Any, str | None]:
 
 def _check_options(driver: Any, options: Mapping[str, Any], sysfs_root: str) -> None:
     """Raise Misconfigured if the driver rejects the options, which is no violation of a rule."""
-    call = Environment(DriverUnderTest(driver, options, sysfs_root)).try_create()
+    call = environment.Environment(
+        environment.DriverUnderTest(driver, options, sysfs_root)
+    ).try_create()
     if isinstance(call.error, Misconfigured):
         raise call.error
 

@@ -9,7 +9,6 @@ It also has the registry of the rules; the import of a module with rules adds it
 
 import os
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,10 +18,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cyborg.core.inventory.device import Ability, AttachHandle, Deployable, Device
+from cyborg.core.inventory.device import Ability, Device
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.base import Driver, VolatileMemory
 
+# Any uuid: the agent passes that of the server, and no driver may expect a certain one.
 INSTANCE = "5f0f0c86-1d5c-4c4b-9c3a-0d8f6f7a2f11"
 THREAD_EXIT_TIMEOUT = 1.0  # seconds that a thread may need to exit after a call
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -35,7 +35,7 @@ _CHANGES = {
 _CONNECTS = {"socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg"}
 # Without effect on the host; find_library of the standard library runs ldconfig.
 _HARMLESS = ("/dev/null", "/proc/self/", "/proc/thread-self/", "/sbin/ldconfig")
-_DESCRIPTORS = "/proc/self/fd"
+_DESCRIPTORS = "/proc/self/fd"  # without /proc the rule finds no leak
 _COMPILED = "__pycache__"  # the interpreter writes there when it imports a module
 
 
@@ -54,7 +54,7 @@ class DriverUnderTest:
     The class ``driver`` is called as by the agent: with the name of a backend, the options and the
     root of sysfs. ``limit`` is the timeout of each call in seconds. The driver may write or connect
     to paths that begin with one of ``allow``, such as the socket of the vendor's daemon. If
-    ``allow_work`` is True, the rules prepare and release a handle of this host. If ``image`` is the
+    ``work`` is True, the rules prepare and release a handle of this host. If ``image`` is the
     uuid of an image, the rules also program this image. Otherwise the rules do not change the host.
     ``entry_point`` is the required name of the driver. With ``external`` the driver is a separate
     process, and its class is a proxy.
@@ -65,7 +65,7 @@ class DriverUnderTest:
     sysfs_root: str | Path = "/sys"
     limit: float = 10.0
     allow: tuple[str, ...] = ()
-    allow_work: bool = False
+    work: bool = False
     image: str | None = None
     entry_point: str | None = None
     external: bool = False
@@ -87,6 +87,13 @@ class CallResult:
     reads: list[str] = field(default_factory=list)
     leaked_threads: list[str] = field(default_factory=list)
     descriptors: int = 0
+
+    @property
+    def failure(self) -> str | None:
+        """Return why the call failed, as the end of a sentence; None if it succeeded."""
+        if self.timed_out:
+            return f"has not returned after {self.seconds:.1f} s"
+        return None if self.error is None else f"raised {type(self.error).__name__}: {self.error}"
 
 
 class _EffectRecorder:
@@ -115,6 +122,7 @@ class _EffectRecorder:
 
     def _on_event(self, event: str, args: tuple[Any, ...]) -> None:
         """Classify an audit event."""
+        # Threads that existed before are those of the test, or of another call that hangs.
         call = self._call
         if call is None or threading.get_ident() in self._existing_threads:
             return
@@ -156,6 +164,7 @@ class Environment:
 
     def __init__(self, subject: DriverUnderTest) -> None:
         self.subject = subject
+        # One for all objects, as the agent keeps it over restarts.
         self._memory = VolatileMemory()
         self._first: Driver | None = None
         self._discoveries: list[CallResult] = []
@@ -171,6 +180,7 @@ class Environment:
                 call.error = exc
             done.set()
 
+        # A thread of its own for each call: one that hangs is left behind, and does not block.
         existing = set(threading.enumerate())
         with _RECORDER.record(call):
             started_at = time.monotonic()
@@ -181,6 +191,7 @@ class Environment:
         if not call.timed_out:
             thread.join()
             call.leaked_threads = sorted(t.name for t in _wait_for_exit(existing))
+        # Not in the hook: it is one for the process, and each environment permits other paths.
         call.effects = [e for e in call.effects if not self._harmless(e)]
         return call
 
@@ -192,8 +203,8 @@ class Environment:
     ) -> Driver:
         """Return a new driver object. Raise RuleBlocked if the constructor fails."""
         call = self.try_create(backend, options, sysfs_root)
-        if call.timed_out or call.error is not None:
-            raise RuleBlocked(f"cannot create an object: {describe_failure(call)}")
+        if call.failure is not None:
+            raise RuleBlocked(f"cannot create an object: {call.failure}")
         driver: Driver = call.value
         driver.memory = self._memory
         return driver
@@ -233,8 +244,9 @@ class Environment:
             self._discoveries.append(call)
         return self._first, self._discoveries[index]
 
-    def discovered_devices(self) -> tuple[Driver, list[Device]]:
+    def discovered_devices(self) -> tuple[Any, list[Device]]:
         """Return the first object and its devices. Raise RuleBlocked if the discovery failed."""
+        # Any: the rules call methods of abilities, which the class Driver does not have.
         driver, call = self.first_discovery
         return driver, require_devices(call)
 
@@ -242,23 +254,14 @@ class Environment:
         """Return the devices of another discovery. Raise RuleBlocked if it fails."""
         return require_devices(self.call(driver.discover))
 
-    def first_handle(self) -> tuple[Device, Deployable, AttachHandle]:
-        """Return the first handle with its device and deployable, or raise RuleBlocked."""
+    def first_item(self, name: str | None = None) -> WorkItem:
+        """Return a work item for the first handle, or for handle ``name``. Raise RuleBlocked."""
         for device in self.discovered_devices()[1]:
             for deployable in device.deployables:
                 for handle in deployable.handles:
-                    return device, deployable, handle
+                    address = handle.address if name is None else name
+                    return WorkItem("conformance", device.address, deployable.address, address)
         raise RuleBlocked("no handle is discovered on this host")
-
-    def first_item(self, name: str | None = None) -> WorkItem:
-        """Return a work item for the first handle, or for handle ``name``. Raise RuleBlocked."""
-        device, deployable, handle = self.first_handle()
-        return WorkItem(
-            backend="conformance",
-            device=device.address,
-            deployable=deployable.address,
-            handle=handle.address if name is None else name,
-        )
 
     def create_discovered(self) -> Any:
         """Return a new object after its first discovery, as the agent always discovers first."""
@@ -272,15 +275,9 @@ class Environment:
         ``name`` describes the call in the error.
         """
         call = self.call(act)
-        if call.timed_out or call.error is not None:
-            raise RuleViolated(f"{name}: {describe_failure(call)}")
+        if call.failure is not None:
+            raise RuleViolated(f"{name}: {call.failure}")
         return call.value
-
-    @contextmanager
-    def empty_sysfs(self) -> Iterator[Path]:
-        """Yield an empty folder for use as sysfs."""
-        with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
-            yield Path(folder)
 
     def _harmless(self, effect: str) -> bool:
         return _COMPILED in effect or any(
@@ -295,20 +292,14 @@ def _count_descriptors() -> int:
 
 def require_devices(call: CallResult) -> list[Device]:
     """Return the devices of a discovery. Raise RuleBlocked if it failed or is invalid."""
-    if call.timed_out or call.error is not None:
-        raise RuleBlocked(f"discover() {describe_failure(call)}")
+    if call.failure is not None:
+        raise RuleBlocked(f"discover() {call.failure}")
     if not isinstance(call.value, Sequence) or not all(isinstance(d, Device) for d in call.value):
         raise RuleBlocked("discover() does not return a sequence of Device")
     return list(call.value)
 
 
-def describe_failure(call: CallResult) -> str:
-    """Return the reason why a call failed, as the end of a sentence."""
-    if call.timed_out:
-        return f"has not returned after {call.seconds:.1f} s"
-    return f"raised {type(call.error).__name__}: {call.error}"
-
-
+# At most two arguments: those that follow are modes and descriptors.
 def _shown(args: tuple[Any, ...]) -> str:
     return ", ".join(repr(a) for a in args[:2] if a is not None and a != -1)[:200]
 
@@ -338,6 +329,7 @@ class Rule:
     needs_class: bool = False
 
 
+# In the order of registration, which is that of the printed table.
 RULES: list[Rule] = []
 
 

@@ -52,15 +52,7 @@ from cyborg.drivers.sysfs import Sysfs
 from cyborg.testing import captures, machine
 
 # Each module registers its rules, in this order.
-from cyborg.testing.conformance import class_rules, discovery_rules, work_rules  # noqa: F401
-from cyborg.testing.conformance.environment import (
-    RULES,
-    DriverUnderTest,
-    Environment,
-    Rule,
-    RuleBlocked,
-    RuleViolated,
-)
+from cyborg.testing.conformance import class_rules, discovery_rules, environment, work_rules  # noqa: F401
 
 _INTERVAL = 60.0  # seconds between heartbeats that the kit requests
 
@@ -116,7 +108,7 @@ def connect_external(
         agent.stop()
 
 
-_FIRST = RULES[0]  # all other rules depend on it
+_FIRST = environment.RULES[0]  # all other rules depend on it
 
 
 class Outcome(StrEnum):
@@ -132,17 +124,17 @@ class Outcome(StrEnum):
 class Result:
     """Outcome of a rule with the reason."""
 
-    rule: Rule
+    rule: environment.Rule
     outcome: Outcome
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
 class Check:
     """Test of one rule for one driver. Call it to run the test; ``str`` is the rule's name."""
 
-    def __init__(self, rule: Rule, env: Environment) -> None:
-        self.rule = rule
-        self._env = env
+    rule: environment.Rule
+    env: environment.Environment
 
     def __str__(self) -> str:
         return self.rule.name
@@ -157,14 +149,15 @@ class Check:
     def run(self) -> Result:
         """Run the test and return its result."""
         try:
+            # Any other rule would fail with an AttributeError that explains nothing.
             if self.rule is not _FIRST:
                 self._require_driver()
             skip_reason = self._skip_reason()
             if skip_reason is None:
-                self.rule.check(self._env)
-        except RuleViolated as exc:
+                self.rule.check(self.env)
+        except environment.RuleViolated as exc:
             return Result(self.rule, Outcome.FAILED, str(exc))
-        except RuleBlocked as exc:
+        except environment.RuleBlocked as exc:
             return Result(self.rule, Outcome.BLOCKED, str(exc))
         if skip_reason is not None:
             return Result(self.rule, Outcome.SKIPPED, skip_reason)
@@ -172,34 +165,36 @@ class Check:
 
     def _require_driver(self) -> None:
         try:
-            _FIRST.check(self._env)
-        except RuleViolated as exc:
-            raise RuleBlocked(str(exc)) from exc
+            _FIRST.check(self.env)
+        except environment.RuleViolated as exc:
+            raise environment.RuleBlocked(str(exc)) from exc
 
     def _skip_reason(self) -> str | None:
         """Return why the rule is skipped; None if it must run."""
-        rule, subject = self.rule, self._env.subject
+        rule, subject = self.rule, self.env.subject
+        # In this order: the first reason is shown, and the later ones need an object.
         if rule.needs_class and subject.external:
             return "the driver is an external process"
-        if rule.protocol is not None and not isinstance(self._env.undiscovered, rule.protocol):
+        if rule.protocol is not None and not isinstance(self.env.undiscovered, rule.protocol):
             return f"the driver does not implement {rule.protocol.__name__}"
         if rule.ability is not None and not self._claims(rule.ability):
             return f"the driver does not claim the ability {rule.ability}"
-        if rule.changes_host and not subject.allow_work:
+        if rule.changes_host and not subject.work:
             return "it changes this host and runs only with --work"
         if rule.needs_image and subject.image is None:
             return "it runs only with --image"
         return None
 
     def _claims(self, ability: Ability) -> bool:
-        driver = self._env.undiscovered
+        driver = self.env.undiscovered
+        # abilities is a property of the driver, which may raise anything.
         try:
             claimed = ability in driver.abilities
         except Exception as exc:
-            raise RuleBlocked(f"abilities raised {type(exc).__name__}: {exc}") from exc
+            raise environment.RuleBlocked(f"abilities raised {type(exc).__name__}: {exc}") from exc
         interface = ABILITY_INTERFACES[ability]
         if claimed and not isinstance(driver, interface):
-            raise RuleBlocked(
+            raise environment.RuleBlocked(
                 f"the driver claims {ability} but does not implement {interface.__name__}"
             )
         return claimed
@@ -226,20 +221,20 @@ def conformance(
     the driver does not have are skipped. ``entry_point`` is the name under which the driver is
     installed. ``external`` marks the proxy of an external driver.
     """
-    env = Environment(
-        DriverUnderTest(
+    env = environment.Environment(
+        environment.DriverUnderTest(
             driver=driver,
             options=dict(options or {}),
             sysfs_root=sysfs_root,
             limit=limit,
             allow=tuple(allow),
-            allow_work=work,
+            work=work,
             image=image,
             entry_point=entry_point,
             external=external,
         )
     )
-    return [Check(rule, env) for rule in RULES]
+    return [Check(rule, env) for rule in environment.RULES]
 
 
 def run_rules(
@@ -271,8 +266,12 @@ def format_table(results: Sequence[Result]) -> Iterator[str]:
     width = max(len(r.rule.name) for r in results)
     for result in results:
         yield f"{result.rule.name:{width}}  {result.outcome:8}  {result.reason}".rstrip()
+    yield f"{len(results)} rules: {_counts(results)}"
+
+
+def _counts(results: Sequence[Result]) -> str:
     counts = [f"{sum(r.outcome is o for r in results)} {o.lower()}" for o in Outcome]
-    yield f"{len(results)} rules: {', '.join(counts)}"
+    return ", ".join(counts)
 
 
 _CAPTURES = (".jsonl", ".jsonl.gz")
@@ -348,34 +347,19 @@ def options_of_host(driver: Any, sysfs_root: Path) -> dict[str, Any]:
 
 
 def run_rules_on_tree(
-    driver: Any,
-    options: Mapping[str, Any],
-    host: str,
-    sysfs_root: Path,
-    *,
-    limit: float = 10.0,
-    allow: Sequence[str] = (),
-    entry_point: str | None = None,
+    driver: Any, options: Mapping[str, Any], host: str, sysfs_root: Path, **parameters: Any
 ) -> HostResults:
     """Run all rules that do not change a host on the tree of a host with this name.
 
-    The parameters are those of ``cyborg.testing.conformance.kit.conformance``.
+    The parameters are those of ``conformance``.
     """
+    # All rules of a host share one environment, and so its first discovery.
     started_at = time.monotonic()
-    env = Environment(
-        DriverUnderTest(
-            driver,
-            dict(options),
-            sysfs_root,
-            limit=limit,
-            allow=tuple(allow),
-            entry_point=entry_point,
-        )
-    )
-    results = [Check(rule, env).run() for rule in RULES]
+    checks = conformance(driver, options, sysfs_root, **parameters)
+    results = [check.run() for check in checks]
     try:
-        devices = env.discovered_devices()[1]
-    except RuleBlocked:
+        devices = checks[0].env.discovered_devices()[1]
+    except environment.RuleBlocked:
         devices = []  # the rules say why
     return HostResults(host, devices, results, time.monotonic() - started_at)
 
@@ -393,8 +377,3 @@ def format_hosts(found: Sequence[HostResults]) -> Iterator[str]:
     every = [result for item in found for result in item.results]
     devices = sum(len(item.devices) for item in found)
     yield f"{len(found)} hosts: {devices} devices, {_counts(every)}"
-
-
-def _counts(results: Sequence[Result]) -> str:
-    counts = [f"{sum(r.outcome is o for r in results)} {o.lower()}" for o in Outcome]
-    return ", ".join(counts)

@@ -18,7 +18,6 @@ from cyborg.testing.conformance.environment import (
     Environment,
     RuleBlocked,
     RuleViolated,
-    describe_failure,
     rule,
 )
 
@@ -35,7 +34,8 @@ partition_rule = partial(
 
 @setup_rule("setup() of a host that is set up raises no exception.")
 def setup_is_idempotent(env: Environment) -> None:
-    """Check repeated calls of setup(), also on a second object: a reload creates a new object."""
+    """Check repeated calls of setup(), also on a second object."""
+    # A reload creates a new object.
     driver: Any = env.create()
     other: Any = env.create()
     env.must_succeed("setup()", driver.setup)
@@ -45,7 +45,8 @@ def setup_is_idempotent(env: Environment) -> None:
 
 @setup_rule("A repeated setup() does not change the result of discover().")
 def setup_preserves_devices(env: Environment) -> None:
-    """Check that setup() keeps all devices: a reload must not remove devices in use."""
+    """Check that setup() keeps all devices."""
+    # A reload must not remove devices in use.
     driver: Any = env.create()
     env.must_succeed("setup()", driver.setup)
     original = env.rediscover(driver)
@@ -57,16 +58,13 @@ def setup_preserves_devices(env: Environment) -> None:
 @layouts_rule("layouts() returns a sequence of Layout with unique names, within the time limit.")
 def layouts_are_valid(env: Environment) -> None:
     """Check the layouts of each discovered device."""
-    driver: Any
     driver, found = env.discovered_devices()
     for device in found:
         call = env.call(partial(driver.layouts, device))
-        if call.timed_out or call.error is not None:
-            raise RuleViolated(f"layouts() of {device.address} {describe_failure(call)}")
+        if call.failure is not None:
+            raise RuleViolated(f"layouts() of {device.address} {call.failure}")
         layouts = call.value
-        if not isinstance(layouts, Sequence) or not all(
-            isinstance(item, Layout) for item in layouts
-        ):
+        if not _are_layouts(layouts):
             raise RuleViolated(
                 f"layouts() of {device.address} does not return a sequence of Layout"
             )
@@ -82,7 +80,8 @@ def layouts_are_valid(env: Environment) -> None:
 
 @layouts_rule("One of the layouts of a device is the current one.")
 def layouts_include_current(env: Environment) -> None:
-    """Check that layouts() includes the current layout, which is needed to restore a device."""
+    """Check that layouts() includes the current layout."""
+    # It is needed to restore a device.
     driver, found = env.discovered_devices()
     for device in found:
         _current_layout(device, _layouts(env, driver, device))
@@ -91,10 +90,9 @@ def layouts_include_current(env: Environment) -> None:
 @layouts_rule("layouts() changes nothing: no write, process or connection.")
 def layouts_is_read_only(env: Environment) -> None:
     """Check that layouts() of the first device has no side effects."""
-    driver: Any
     driver, found = env.discovered_devices()
     for device in found[:1]:
-        call: CallResult = env.call(partial(driver.layouts, device))
+        call = env.call(partial(driver.layouts, device))
         if call.effects:
             raise RuleViolated(call.effects[0])
 
@@ -102,10 +100,12 @@ def layouts_is_read_only(env: Environment) -> None:
 @partition_rule("discover() after partition() shows the layout, also after a repeated call.")
 def partition_is_discovered(env: Environment) -> None:
     """Check that two objects discover the new layout, then restore the device."""
-    driver: Any = env.create_discovered()
+    # A second object: the layout is a state of the device, not of the driver.
+    driver = env.create_discovered()
     device, item = _first_device(env)
     layouts = _layouts(env, driver, device)
     original = _current_layout(device, layouts)
+    # Without another layout the current one is applied again.
     expected = next((layout for layout in layouts if not layout.matches(device)), original)
     try:
         for call in ("partition()", "partition() again"):
@@ -114,20 +114,21 @@ def partition_is_discovered(env: Environment) -> None:
                 _require_layout(env.rediscover(observer), item, expected, f"after {call}{suffix}")
     finally:
         restored = env.call(lambda: driver.partition(item, original.name))
-    if restored.timed_out or restored.error is not None:
-        raise RuleViolated(f"partition() back to {original.name} {describe_failure(restored)}")
+    if restored.failure is not None:
+        raise RuleViolated(f"partition() back to {original.name} {restored.failure}")
     _require_layout(env.rediscover(driver), item, original, "after partition() back")
 
 
 @partition_rule("partition() with an unknown layout raises an exception and changes nothing.")
 def partition_rejects_unknown_layout(env: Environment) -> None:
-    """Check that partition() rejects an unknown layout: the layouts can change after a request."""
-    driver: Any = env.create_discovered()
+    """Check that partition() rejects an unknown layout."""
+    # The layouts can change after a request.
+    driver = env.create_discovered()
     device, item = _first_device(env)
     original = _current_layout(device, _layouts(env, driver, device))
     call = env.call(lambda: driver.partition(item, UNKNOWN))
     if call.timed_out:
-        raise RuleViolated(f"partition() {describe_failure(call)}")
+        raise RuleViolated(f"partition() {call.failure}")
     if call.error is None:
         raise RuleViolated(f"partition() to {UNKNOWN!r} raises no exception")
     _require_layout(env.rediscover(driver), item, original, f"after partition() to {UNKNOWN!r}")
@@ -143,12 +144,16 @@ def _first_device(env: Environment) -> tuple[Device, WorkItem]:
 
 def _layouts(env: Environment, driver: Any, device: Device) -> Sequence[Layout]:
     call = env.call(lambda: driver.layouts(device))
-    if call.timed_out or call.error is not None:
-        raise RuleBlocked(f"layouts() {describe_failure(call)}")
-    layouts = call.value
-    if not isinstance(layouts, Sequence) or not all(isinstance(item, Layout) for item in layouts):
+    if call.failure is not None:
+        raise RuleBlocked(f"layouts() {call.failure}")
+    if not _are_layouts(call.value):
         raise RuleBlocked("layouts() does not return a sequence of Layout")
+    layouts: Sequence[Layout] = call.value
     return layouts
+
+
+def _are_layouts(value: Any) -> bool:
+    return isinstance(value, Sequence) and all(isinstance(item, Layout) for item in value)
 
 
 def _current_layout(device: Device, layouts: Sequence[Layout]) -> Layout:
@@ -185,10 +190,11 @@ sanitise_rule = partial(
 
 @measure_rule("measure() returns within the time limit and raises no exception.")
 def measure_is_in_time(env: Environment) -> None:
-    """Check the duration of measure(), which the agent calls often, in the thread of discover()."""
+    """Check the duration of measure()."""
+    # The agent calls it often, in the thread of discover(), which it would delay.
     _, _, call = _measure(env)
-    if call.timed_out or call.error is not None:
-        raise RuleViolated(f"measure() {describe_failure(call)}")
+    if call.failure is not None:
+        raise RuleViolated(f"measure() {call.failure}")
 
 
 @measure_rule("measure() returns measurements only of the given devices.")
@@ -212,6 +218,7 @@ def measure_returns_measurements(env: Environment) -> None:
 @measure_rule("measure() changes nothing: no write, process or connection.")
 def measure_is_read_only(env: Environment) -> None:
     """Check that measure() has no side effects."""
+    # It runs while servers use the devices.
     _, _, call = _measure(env)
     if call.effects:
         raise RuleViolated(call.effects[0])
@@ -219,8 +226,8 @@ def measure_is_read_only(env: Environment) -> None:
 
 @measure_rule("measure() of no device or of a missing device raises no exception.")
 def measure_accepts_missing_devices(env: Environment) -> None:
-    """Check measure() for a missing device: a card can be removed after a discovery."""
-    driver: Any
+    """Check measure() for a missing device."""
+    # A card can be removed after a discovery.
     driver, found = env.discovered_devices()
     cases: list[tuple[str, Sequence[Device]]] = [("no device", [])]
     if found:
@@ -231,7 +238,8 @@ def measure_accepts_missing_devices(env: Environment) -> None:
 
 @measure_rule("The reason of a health state does not change while the state is the same.")
 def health_reasons_are_stable(env: Environment) -> None:
-    """Check that two measurements have the same reason: a different reason causes a report."""
+    """Check that two measurements have the same reason."""
+    # A different reason causes a report.
     driver, found, call = _measure(env)
     first = _require_measurements(call)
     second = _require_measurements(env.call(lambda: driver.measure(found)))
@@ -243,7 +251,8 @@ def health_reasons_are_stable(env: Environment) -> None:
 
 @prepare_rule("prepare() of a prepared handle raises no exception.")
 def prepare_is_idempotent(env: Environment) -> None:
-    """Check repeated calls of prepare(): a restarted agent repeats calls that it had started."""
+    """Check repeated calls of prepare()."""
+    # A restarted agent repeats calls that it had started.
     driver, other, item = env.create_discovered(), env.create_discovered(), env.first_item()
     try:
         env.must_succeed("prepare()", lambda: driver.prepare(item, INSTANCE))
@@ -260,19 +269,22 @@ def prepare_is_idempotent(env: Environment) -> None:
     changes_host=True,
 )
 def prepared_handles_are_discovered(env: Environment) -> None:
-    """Check that a prepared handle is still discovered; otherwise it would be drained."""
+    """Check that a prepared handle is still discovered."""
+    # Otherwise it would be drained.
     driver, item = env.create_discovered(), env.first_item()
     try:
         env.must_succeed("prepare()", lambda: driver.prepare(item, INSTANCE))
         found = env.rediscover(driver)
     finally:
+        # Not must_succeed: another rule is about release, and its error would hide that of prepare.
         env.call(lambda: driver.release(item))
     _require_discovered(found, item)
 
 
 @release_rule("release() of a prepared handle, also repeated, raises no exception.")
 def release_is_idempotent(env: Environment) -> None:
-    """Check repeated calls of release(), also on a second object, as after a restart."""
+    """Check repeated calls of release(), also on a second object."""
+    # As after a restart: the agent may have been killed before it recorded the end.
     driver, other, item = env.create_discovered(), env.create_discovered(), env.first_item()
     env.must_succeed("prepare()", lambda: driver.prepare(item, INSTANCE))
     env.must_succeed("release()", lambda: driver.release(item))
@@ -283,20 +295,23 @@ def release_is_idempotent(env: Environment) -> None:
 
 @release_rule("release() of a handle that was never prepared raises no exception.")
 def release_accepts_unprepared(env: Environment) -> None:
-    """Check release() of an unprepared handle: a failed job releases all of its handles."""
+    """Check release() of an unprepared handle."""
+    # A failed job releases all of its handles.
     driver, item = env.create_discovered(), env.first_item()
     env.must_succeed("release()", lambda: driver.release(item))
 
 
 @release_rule("release() of a missing handle or device raises no exception.")
 def release_accepts_missing(env: Environment) -> None:
-    """Check the call for missing items: after an exception the agent repeats the call forever."""
+    """Check the call for missing items."""
+    # After an exception the agent repeats the call forever.
     _accept_missing(env, "release")
 
 
 @sanitise_rule("sanitise() of a handle, also repeated, raises no exception.")
 def sanitise_is_idempotent(env: Environment) -> None:
     """Check repeated calls of sanitise() after release(), also on a second object."""
+    # The agent retries until the handle is clean, also after a restart.
     driver, other, item = env.create_discovered(), env.create_discovered(), env.first_item()
     if Ability.PREPARES in driver.abilities:
         env.must_succeed("prepare()", lambda: driver.prepare(item, INSTANCE))
@@ -313,7 +328,8 @@ def sanitise_is_idempotent(env: Environment) -> None:
     changes_host=True,
 )
 def sanitised_handles_are_discovered(env: Environment) -> None:
-    """Check that a sanitised handle is still discovered, because the next instance uses it."""
+    """Check that a sanitised handle is still discovered."""
+    # The next instance uses it.
     driver, item = env.create_discovered(), env.first_item()
     env.must_succeed("sanitise()", lambda: driver.sanitise(item))
     _require_discovered(env.rediscover(driver), item)
@@ -326,7 +342,8 @@ def sanitised_handles_are_discovered(env: Environment) -> None:
 
 @sanitise_rule("sanitise() of a missing handle or device raises no exception.")
 def sanitise_accepts_missing(env: Environment) -> None:
-    """Check the call for missing items: after an exception the agent repeats the call forever."""
+    """Check the call for missing items."""
+    # After an exception the agent repeats the call forever.
     _accept_missing(env, "sanitise")
 
 
@@ -339,6 +356,7 @@ def sanitise_accepts_missing(env: Environment) -> None:
 )
 def programmed_image_is_discovered(env: Environment) -> None:
     """Check that the programmed image is discovered as the bitstream_id of the deployable."""
+    # Twice: the agent repeats a call that it had started before it was killed.
     image = env.subject.image
     driver, item = env.create_discovered(), env.first_item("")
     for call in ("program()", "program() again"):
@@ -358,6 +376,7 @@ def programmed_image_is_discovered(env: Environment) -> None:
 def _accept_missing(env: Environment, method: str) -> None:
     """Check that a method raises no exception for a missing handle and a missing device."""
     driver = env.create_discovered()
+    # A handle that is missing on a device that exists, and one of a device that is missing.
     for item in (
         env.first_item(MISSING),
         WorkItem(backend="conformance", device=MISSING, deployable=MISSING, handle=MISSING),
@@ -382,12 +401,11 @@ def _require_discovered(found: Sequence[Device], item: WorkItem) -> None:
 
 def _measure(env: Environment) -> tuple[Any, list[Device], CallResult]:
     """Return a driver object, its devices and the result of measure() for them."""
-    driver: Any
     driver, found = env.discovered_devices()
     return driver, found, env.call(lambda: driver.measure(found))
 
 
 def _require_measurements(call: CallResult) -> Any:
-    if call.timed_out or call.error is not None:
-        raise RuleBlocked(f"measure() {describe_failure(call)}")
+    if call.failure is not None:
+        raise RuleBlocked(f"measure() {call.failure}")
     return call.value

@@ -21,30 +21,29 @@ _DRIP_INTERVAL = 0.01  # seconds between two bytes
 
 
 class FakeGlance:
-    """Double of Glance whose responses the test configures.
-
-    ``images`` has the metadata by uuid, and ``sent`` the data that are sent, by uuid. ``status`` is
-    the HTTP status of responses with metadata, and ``data_status`` of responses with data;
-    ``headers`` are additional headers of responses with data. The next ``breaks`` responses with
-    data end in the middle of the data. With ``chunked`` responses have no Content-Length. All
-    responses wait for the Event ``hang``, and data wait for the Event ``gate``. Data are sent byte
-    by byte until the Event ``drip`` is set. ``requested_paths`` are the paths of all requests.
-    """
+    """Double of Glance whose responses the test configures."""
 
     def __init__(self) -> None:
+        # The metadata, and the data that are sent, by uuid. A test can make them differ.
         self.images: dict[str, dict[str, Any]] = {}
         self.sent: dict[str, bytes] = {}
+        # The HTTP status of responses with metadata, and of responses with data.
         self.status = 200
         self.data_status = 200
+        # Additional headers of responses with data.
         self.headers: dict[str, str] = {}
         self.body: bytes | None = None
+        # Number of the next responses with data that end in the middle of the data.
         self.breaks = 0
+        # Whether responses have no Content-Length.
         self.chunked = False
+        # All responses wait for ``hang``, and data for ``gate``. Data are sent byte by byte until
+        # ``drip`` is set.
         self.hang: threading.Event | None = None
         self.gate: threading.Event | None = None
         self.drip: threading.Event | None = None
         self.url = ""
-        self.requested_paths: list[str] = []
+        self.requested_paths: list[str] = []  # of all requests
 
     def add_image(self, data: bytes = b"bitstream", **attributes: Any) -> str:
         """Add an active, public image with these data, and return its uuid.
@@ -107,7 +106,7 @@ def serve_glance(glance: FakeGlance) -> Iterator[FakeGlance]:
     """Serve the double on a free loopback port until the end of the block."""
 
     class Handler(DoubleHandler):
-        protocol_version = "HTTP/1.1"
+        protocol_version = "HTTP/1.1"  # chunks and Content-Length are of this version
 
         def do_GET(self) -> None:
             glance.requested_paths.append(self.path)
@@ -169,6 +168,7 @@ def serve_glance(glance: FakeGlance) -> Iterator[FakeGlance]:
         try:
             yield glance
         finally:
+            # A thread that waits would keep the server open: its end waits for all responses.
             for event in (glance.hang, glance.gate, glance.drip):
                 if event is not None:
                     event.set()

@@ -8,6 +8,7 @@ from typing import Any
 
 from cyborg.testing.http_double import DoubleHandler, serve
 
+# Later than any run of the tests.
 EXPIRES = "2999-01-01T00:00:00.000000Z"
 
 

@@ -11,11 +11,11 @@ from keystoneauth1 import adapter, noauth, session
 
 from cyborg.testing.http_double import DoubleHandler, serve
 
+# Id of the user of the service's requests.
 OWN_USER = "cyborg"
-"""Id of the user of the service's requests."""
 
+# Project of a user who is no administrator.
 OWN_PROJECT = "own"
-"""Project of a user who is no administrator."""
 
 
 class _UserAuth(noauth.NoAuth):
@@ -26,37 +26,38 @@ class _UserAuth(noauth.NoAuth):
 class FakeNova:
     """Double of Nova whose responses the test configures.
 
-    ``status`` is the HTTP status of each response; with None, the connection is closed without a
-    response, as when Nova is killed. ``lost_requests`` has the numbers, from 0 on, of GET requests
-    that get no response either. ``codes`` maps the tag of an event to its code in the response, 200
-    by default. A request with events of one of ``refused_servers`` fails with 400. If ``is_admin``
-    is False, the user sees only the servers of OWN_PROJECT. Responses wait for the Event ``hang``.
-    ``servers`` are the servers by uuid, ``page_size`` is the maximum length of a list, and
-    ``requested_paths`` are the paths of all GET requests. ``actions`` are the actions of each
-    server, the newest first; ``reboots`` are the servers of all requests for a reboot, with its
-    type. A reboot ends at once, with ``task`` as the task state of the server and ``result`` as the
-    result of its event. The requests are those of the user OWN_USER. ``deleted`` are the servers
-    that were deleted lately.
+    The requests are those of the user OWN_USER.
     """
 
     def __init__(self) -> None:
+        # The HTTP status of each response. With None, the connection is closed without a response,
+        # as when Nova is killed.
         self.status: int | None = 200
         self.body: Any = None
+        # The code of an event in the response by its tag, 200 by default.
         self.codes: dict[str, int] = {}
+        # A request with events of one of these servers fails with 400.
         self.refused_servers: set[str] = set()
+        # Responses wait for it.
         self.hang: threading.Event | None = None
         self.calls: list[dict[str, Any]] = []
         self.url = ""
-        self.servers: dict[str, dict[str, Any]] = {}
-        self.page_size = 1000
+        self.servers: dict[str, dict[str, Any]] = {}  # by uuid
+        self.page_size = 1000  # the maximum length of a list
+        # If False, the user sees only the servers of OWN_PROJECT.
         self.is_admin = True
-        self.requested_paths: list[str] = []
+        self.requested_paths: list[str] = []  # of all GET requests
+        # Numbers, from 0 on, of GET requests that get no response.
         self.lost_requests: set[int] = set()
+        # The actions of each server, the newest first, as Nova lists them.
         self.actions: dict[str, list[dict[str, Any]]] = {}
+        # The servers of all requests for a reboot, with its type. A reboot ends at once, with
+        # ``task`` as the task state of the server and ``result`` as the result of its event.
         self.reboots: list[tuple[str, str]] = []
         self.reboot_status = 202
         self.task: str | None = None
         self.result: str | None = "Success"
+        # Servers that were deleted lately: the list with ``changes-since`` has them.
         self.deleted: set[str] = set()
 
     def add_server(
@@ -78,6 +79,7 @@ class FakeNova:
         self, uuid: str, name: str, user: str = "user-1", result: str | None = "Success"
     ) -> None:
         """Record an action of a server, as Nova does before it acts, and its result."""
+        # A number of its own for each action: Cyborg finds an action by its request id.
         number = sum(map(len, self.actions.values())) + 1
         action = {
             "action": name,
@@ -214,5 +216,6 @@ def serve_nova(nova: FakeNova) -> Iterator[FakeNova]:
         try:
             yield nova
         finally:
+            # Otherwise a thread would wait for its timeout after the test.
             if nova.hang is not None:
                 nova.hang.set()

@@ -45,6 +45,7 @@ def serve(handler: type[DoubleHandler], *, wait_for_responses: bool = False) -> 
     """
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = not wait_for_responses
+        # A thread, not a process: the test configures the double while it answers.
         thread = threading.Thread(target=server.serve_forever, args=(_POLL_INTERVAL,))
         thread.start()
         try:

@@ -8,7 +8,6 @@ describes it. It has the facts of a public source, and the devices that its oper
 """
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,12 +24,11 @@ class HostTree(SysfsTree):
         (self.proc / "self/net").mkdir(parents=True)
         self._mounts: list[str] = []
         self._swaps = ["Filename Type Size Used Priority"]
-        self._interface_uses: dict[str, str] = {}
-        self._tunnels: dict[str, str] = {}
+        # What a capture has as files: the readers of cyborg.drivers.host_use name them.
+        self._networks: dict[str, dict[str, str]] = {"reasons": {}, "lower": {}}
         self._open_nodes: dict[str, list[str]] = {}
         self._domains: dict[str, str] = {}
-        self._signatures: dict[str, str] = {}
-        self._disk_errors: dict[str, str] = {}
+        self._disks: dict[str, dict[str, str]] = {"signatures": {}, "errors": {}}
         self._devices = 0
         self.write()
 
@@ -38,13 +36,13 @@ class HostTree(SysfsTree):
         """Write the files of /proc."""
         (self.proc / "self/mountinfo").write_text("".join(f"{m}\n" for m in self._mounts))
         (self.proc / "swaps").write_text("".join(f"{s}\n" for s in self._swaps))
-        facts = {"reasons": self._interface_uses, "lower": self._tunnels}
-        (self.proc / "self/net/rtnetlink.json").write_text(json.dumps(facts))
-        opened = {"programs": self._open_nodes}
-        (self.proc / "open_devices.json").write_text(json.dumps(opened))
-        (self.proc / "libvirt_domains.json").write_text(json.dumps({"users": self._domains}))
-        found = {"signatures": self._signatures, "errors": self._disk_errors}
-        (self.proc / "disk_signatures.json").write_text(json.dumps(found))
+        for name, facts in (
+            ("self/net/rtnetlink.json", self._networks),
+            ("open_devices.json", {"programs": self._open_nodes}),
+            ("libvirt_domains.json", {"users": self._domains}),
+            ("disk_signatures.json", self._disks),
+        ):
+            (self.proc / name).write_text(json.dumps(facts))
 
     def add_disk(
         self, name: str, below: str, partitions: Sequence[str] = (), slaves: Sequence[str] = ()
@@ -52,6 +50,7 @@ class HostTree(SysfsTree):
         """Add a disk in the device folder ``below``, such as ``0000:01:00.0/nvme/nvme0``."""
         folder = self.root / "devices" / below / name
         self._add_block_device(folder)
+        # Partitions are folders below the disk, volumes are linked to it in both directions.
         for partition in partitions:
             self.add_partition(name, partition)
         for slave in slaves:
@@ -71,6 +70,7 @@ class HostTree(SysfsTree):
         self.add_controller(disk, name)
         folder = self.root / "devices" / name
         (folder / "transport").write_text("fc\n")
+        # The form of nvmf_get_address of drivers/nvme/host/fabrics.c of Linux.
         remote = "traddr=nn-0x200000a098000001:pn-0x200100a098000001"
         local = f"host_traddr=nn-0x2000{port[6:]}:pn-{port}"
         (folder / "address").write_text(f"{remote},{local}\n")
@@ -88,6 +88,7 @@ class HostTree(SysfsTree):
 
     def _add_block_device(self, folder: Path) -> None:
         folder.mkdir(parents=True)
+        # 240 to 254 are for local use (Documentation/admin-guide/devices.txt of Linux).
         self._devices += 1
         (folder / "dev").write_text(f"254:{self._devices}\n")
         for kind in ("holders", "slaves"):
@@ -97,14 +98,15 @@ class HostTree(SysfsTree):
 
     def sign_disk(self, name: str, signature: str | None, error: str | None = None) -> None:
         """Let a disk hold something, such as "a partition table (gpt)", or be unreadable."""
-        for texts, text in ((self._signatures, signature), (self._disk_errors, error)):
-            texts.pop(name, None)
+        for kind, text in (("signatures", signature), ("errors", error)):
+            self._disks[kind].pop(name, None)
             if text is not None:
-                texts[name] = text
+                self._disks[kind][name] = text
         self.write()
 
     def mount(self, name: str, mount_point: str, source: str = "", number: str = "") -> None:
         """Mount a block device; ``number`` overrides its device number, as for btrfs."""
+        # mountinfo has the number of the device; that of btrfs belongs to no block device.
         path = self.root / "class/block" / name / "dev"
         number = number or path.read_text().strip()
         self._mounts.append(
@@ -136,6 +138,7 @@ class HostTree(SysfsTree):
         (folder / "flags").write_text(f"{flags:#x}\n")
         (folder / "carrier").write_text(f"{carrier}\n")
         if function is not None:
+            # A virtio card: its interface is below the virtio device, not below the function.
             virtio = (self.bus / function).resolve() / "virtio0"
             virtio.mkdir(exist_ok=True)
             self._link(folder / "device", virtio)
@@ -149,18 +152,18 @@ class HostTree(SysfsTree):
 
     def add_route(self, name: str, reason: str = "has the default route") -> None:
         """Let an interface have a route, by default the default route, or another use."""
-        self._interface_uses[name] = reason
+        self._networks["reasons"][name] = reason
         self.write()
 
     def remove_routes(self) -> None:
         """Remove all routes."""
-        self._interface_uses.clear()
+        self._networks["reasons"].clear()
         self.write()
 
     def add_tunnel(self, name: str, lower: str) -> None:
         """Add a tunnel that sends its packets through an interface."""
         self.add_interface(name)
-        self._tunnels[name] = lower
+        self._networks["lower"][name] = lower
         self.write()
 
     def open_node(self, node: str, *programs: str) -> None:
@@ -196,16 +199,11 @@ class HostTree(SysfsTree):
 
     def add_display(self, function: str, name: str, *, enabled: bool | None = None) -> None:
         """Add a framebuffer, DRM device or connector of a function; connectors can be enabled."""
+        # Framebuffers have a class of their own, and connectors that of their card.
         class_ = "graphics" if name.startswith("fb") else "drm"
         folder = self.add_class_device(function, class_, name)
         if enabled is not None:
             (folder / "enabled").write_text("enabled\n" if enabled else "disabled\n")
-
-    @staticmethod
-    def _link(path: Path, target: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        target.mkdir(parents=True, exist_ok=True)
-        path.symlink_to(os.path.relpath(target, path.parent))
 
 
 FOLDER = Path(__file__).parent / "captures/machines"
@@ -230,6 +228,7 @@ def load_machine(name: str) -> Mapping[str, Any]:
 
 def read_machine(path: Path) -> Mapping[str, Any]:
     """Return the facts of the machine in a file. Raise ValueError for unknown keys, or OSError."""
+    # A key that is misspelled would be ignored, and the machine would show less than it has.
     facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if unknown := sorted(facts.keys() - KEYS):
         raise ValueError(f"{path.stem}: unknown keys {', '.join(unknown)}")
@@ -245,6 +244,7 @@ def rule_of_machine(facts: Mapping[str, Any]) -> str:
 def build_machine(facts: Mapping[str, Any], folder: Path) -> HostTree:
     """Create the tree of a machine in a folder."""
     tree = HostTree(folder, iommu=not facts.get("without_iommu", False))
+    # In this order: disks name functions, and volumes and mounts name disks.
     paths: dict[str, str] = {}
     for function in facts["functions"]:
         paths[function["address"]] = _add_function(tree, function)
@@ -317,6 +317,7 @@ def _add_interface(tree: HostTree, interface: Mapping[str, Any]) -> None:
     tree.add_interface(
         name,
         interface.get("function"),
+        # IFF_UP, IFF_BROADCAST and IFF_MULTICAST of <linux/if.h>; 0x1002 is not up.
         flags=0x1003 if interface.get("up", True) else 0x1002,
         carrier="1" if interface.get("link", True) else "0",
     )

@@ -52,9 +52,10 @@ class SysfsTree:
         PCI functions with the same ``iommu_group`` are in one group. The default is a new group, or
         no group in a tree without an IOMMU.
         """
-        PciAddress.parse(address)
+        PciAddress.parse(address)  # raises Invalid: a driver would ignore the function
         folder = self.root / "devices" / parent / address
         folder.mkdir(parents=True)
+        # The forms of the kernel: ids with 0x, one line each (Documentation/PCI/sysfs-pci.rst).
         files = {
             "vendor": f"0x{vendor}",
             "device": f"0x{product}",
@@ -65,6 +66,7 @@ class SysfsTree:
             "numa_node": str(numa_node),
             "reset": "",  # write-only
         }
+        # Only a physical function with SR-IOV has these files.
         if totalvfs:
             files |= {"sriov_totalvfs": str(totalvfs), "sriov_numvfs": "0"}
             files |= {"sriov_offset": "1", "sriov_stride": "1", "sriov_vf_device": vf_product}
@@ -77,6 +79,7 @@ class SysfsTree:
         if iommu_group is None and self.iommu:
             self._groups += 1
             iommu_group = str(self._groups)
+        # Without an IOMMU the kernel makes no group.
         if iommu_group is not None:
             self._link(folder / "iommu_group", groups / iommu_group)
         self._link(self.bus / address, folder)
@@ -94,6 +97,7 @@ class SysfsTree:
             device, function = divmod(number, 8)
             address = str(PciAddress(parent.domain, parent.bus, parent.device + device, function))
             path = self.add_function(address, product=product, class_code=class_code)
+            # Both directions: readers follow physfn, and virtfnN has the numbers.
             self._link(path / "physfn", folder.resolve())
             self._link(folder.resolve() / f"virtfn{number - 1}", path)
             addresses.append(address)
@@ -124,4 +128,5 @@ class SysfsTree:
     def _link(path: Path, target: Path) -> None:
         target.mkdir(parents=True, exist_ok=True)
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Relative, as those of the kernel: the path in the target has the bridges.
         path.symlink_to(os.path.relpath(target, path.parent))

@@ -13,6 +13,8 @@ from cyborg.drivers.replay.recorder import load_capture
 
 FOLDER = Path(__file__).parent
 
+# Drivers of the families, with options that offer the devices of the captures.
+# In a configuration file, a list is an option that is repeated, a tuple one with commas.
 DRIVERS: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
         "crypto": {"devices": ["vendor=8086"]},
@@ -27,11 +29,8 @@ DRIVERS: Mapping[str, Mapping[str, object]] = MappingProxyType(
         },
     }
 )
-"""Drivers of the families, with options that offer the devices of the captures.
 
-In a configuration file, a list is an option that is repeated, a tuple one with commas.
-"""
-
+# Resource classes of the devices by driver.
 RESOURCE_CLASSES: Mapping[str, str] = MappingProxyType(
     {
         "crypto": "CUSTOM_CRYPTO",
@@ -42,7 +41,6 @@ RESOURCE_CLASSES: Mapping[str, str] = MappingProxyType(
         "nic": "CUSTOM_NIC",
     }
 )
-"""Resource classes of the devices by driver."""
 
 
 def capture_names() -> list[str]:

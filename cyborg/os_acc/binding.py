@@ -6,20 +6,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cyborg.core.binding import profile, request_groups
 from cyborg.core.binding.arqs import MAX_ARQS
-from cyborg.core.binding.profile import Group, expand_slots, parse_groups
-from cyborg.core.binding.request_groups import (
-    RequestGroup,
-    build_parameters,
-    make_group_name,
-    make_request_groups,
-    parse_mappings,
-)
 from cyborg.core.errors import Invalid
 from cyborg.core.validation import check_integer, check_text, parse_uuid
 
 
-def to_request_groups(context: Any, port_uuid: str | None = None) -> tuple[RequestGroup, ...]:
+def to_request_groups(
+    context: Any, port_uuid: str | None = None
+) -> tuple[request_groups.RequestGroup, ...]:
     """Return the request groups of a device context or a device profile, in the order of groups.
 
     ``context`` is the object that the REST API shows; its field ``groups`` is used. Nova names the
@@ -27,15 +22,15 @@ def to_request_groups(context: Any, port_uuid: str | None = None) -> tuple[Reque
     ``device_profile_<number><port uuid>``. Each group also requires OWNER_CYBORG, because only a
     provider of Cyborg can be bound. Raise Invalid with the field.
     """
-    return make_request_groups(read_groups(context), parse_port(port_uuid))
+    return request_groups.make_request_groups(read_groups(context), parse_port(port_uuid))
 
 
-def build_query(groups: Iterable[RequestGroup]) -> dict[str, str]:
+def build_query(groups: Iterable[request_groups.RequestGroup]) -> dict[str, str]:
     """Return the parameters of GET /allocation_candidates, at microversion 1.34 or later."""
-    return build_parameters(groups)
+    return request_groups.build_parameters(groups)
 
 
-def read_groups(context: Any) -> tuple[Group, ...]:
+def read_groups(context: Any) -> tuple[profile.Group, ...]:
     """Return the groups of a device context or a device profile. Raise Invalid with the field."""
     if not isinstance(context, Mapping):
         raise Invalid(
@@ -43,7 +38,7 @@ def read_groups(context: Any) -> tuple[Group, ...]:
             f"{type(context).__name__}",
             field="context",
         )
-    return parse_groups(context.get("groups"))
+    return profile.parse_groups(context.get("groups"))
 
 
 def parse_port(port_uuid: Any) -> str:
@@ -84,12 +79,13 @@ def parse(
     the field, also for a mapping of a group that the context does not have, and if the ARQs are not
     exactly those that the groups request.
     """
+    # All arguments are parsed before they are compared, so that an error names the wrong one.
     port = parse_port(port_uuid)
     parsed = read_groups(context)
-    groups = [make_group_name(number, port) for number in range(len(parsed))]
+    groups = [request_groups.make_group_name(number, port) for number in range(len(parsed))]
     host = check_text("hostname", hostname)
     instance = parse_uuid(instance_uuid, "instance_uuid")
-    by_group = parse_mappings(groups, mappings, _parse_providers(providers))
+    by_group = request_groups.parse_mappings(groups, mappings, _parse_providers(providers))
     numbers = _parse_arqs(len(groups), context.get("arqs") if arqs is None else arqs)
     _check_complete(parsed, numbers.values())
     return tuple(
@@ -120,6 +116,7 @@ def _parse_providers(providers: Collection[str] | None) -> frozenset[str] | None
 
 def _parse_arqs(num_groups: int, arqs: Any) -> dict[str, int]:
     """Return the number of the group of each ARQ, by uuid."""
+    # A text is a sequence too, whose elements would be refused one by one with a worse message.
     if not isinstance(arqs, Sequence) or isinstance(arqs, str | bytes) or not arqs:
         raise Invalid("arqs: expected a list of at least one ARQ", field="arqs")
     if len(arqs) > MAX_ARQS:
@@ -132,6 +129,7 @@ def _parse_arqs(num_groups: int, arqs: Any) -> dict[str, int]:
         if not isinstance(arq, Mapping):
             raise Invalid(f"{where}: expected an ARQ, found {type(arq).__name__}", field=where)
         uuid = parse_uuid(arq.get("uuid"), f"{where}['uuid']")
+        # Twice in the list, an ARQ would stand for a second one that stays unbound.
         if uuid in parsed:
             raise Invalid(f"{where}['uuid']: duplicate ARQ {uuid}", field=f"{where}['uuid']")
         parsed[uuid] = check_integer(
@@ -142,10 +140,13 @@ def _parse_arqs(num_groups: int, arqs: Any) -> dict[str, int]:
     return parsed
 
 
-def _check_complete(groups: Sequence[Group], numbers: Iterable[int]) -> None:
+def _check_complete(groups: Sequence[profile.Group], numbers: Iterable[int]) -> None:
     """Raise Invalid unless each group has as many ARQs as it asks for."""
     # Nova attaches all devices of an instance together: a missing one would never be attached.
-    found, expected = Counter(numbers), Counter(slot.group_id for slot in expand_slots(groups))
+    found, expected = (
+        Counter(numbers),
+        Counter(slot.group_id for slot in profile.expand_slots(groups)),
+    )
     for number in range(len(groups)):
         if found[number] != expected[number]:
             raise Invalid(

@@ -29,6 +29,7 @@ def attach(arq: Any) -> str:
     domain. Its alias identifies the device until it is detached.
     """
     parsed = parse_arq(arq)
+    # An ARQ has its handle before it is bound, while the host may still prepare the device.
     require_bound(arq)
     hostdev = _hostdev(parsed)
     SubElement(hostdev, "alias", {"name": parsed.alias})

@@ -24,9 +24,9 @@ from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.core.text import describe, join_limited
 from cyborg.core.validation import parse_uuid
 
+# Start of the aliases of attached devices; libvirt keeps an alias of others only if it begins with
+# ``ua-``.
 ALIAS_PREFIX = "ua-cyborg-"
-"""Start of the aliases of attached devices; libvirt keeps an alias of others only if it begins
-with ``ua-``."""
 
 _HANDLE_TYPE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 
@@ -157,6 +157,7 @@ def _load_all() -> tuple[Mapping[str, Plugin], Mapping[str, str]]:
     plugins: dict[str, Plugin] = {}
     for extension in manager:
         name, plugin = extension.name, extension.obj
+        # Neither is used: which one is loaded first depends on the order of the installed packages.
         if name in plugins:
             errors[name] = "several packages have a plugin of this name"
         elif not isinstance(plugin, Plugin):

@@ -20,12 +20,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
-from cyborg.core.address import PciAddress
+from cyborg.core.address import PciAddress, is_pci_address
 from cyborg.core.codec import Serializable
 from cyborg.core.errors import DriverFailed, Invalid
 
+# The tree of this machine; others are simulated or replayed.
 LOCAL_ROOT = Path("/sys")
-"""The tree of this machine; others are simulated or replayed."""
+# Folder with a link to each PCI function, relative to the root of sysfs.
+PCI_DEVICES = Path("bus/pci/devices")
 MAX_BYTES = 4096  # of one attribute: at most one page (Documentation/filesystems/sysfs.rst)
 _ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 MAX_FACTS = 4 * 1024 * 1024  # bytes of a file of a capture
@@ -117,13 +119,22 @@ def notify_facts(place: str, facts: Serializable) -> None:
 
 
 def read_facts(
-    sysfs_root: Path, place: str, kind: type[_Facts], failed: Callable[[str], _Facts]
+    sysfs_root: Path,
+    place: str,
+    kind: type[_Facts],
+    failed: Callable[[str], _Facts],
+    read_local: Callable[[], _Facts],
 ) -> _Facts:
-    """Return the facts that a tree which is not /sys has at ``place`` in its root directory.
+    """Return the facts of this host, or those of the tree that ``sysfs_root`` is in.
 
-    A tree without the file has none: ``kind()``. ``failed`` returns the facts with the error of a
-    failed read.
+    A tree which is not /sys has them at ``place`` in its root directory. A tree without the file
+    has none: ``kind()``. ``failed`` returns the facts with the error of a failed read.
+    ``read_local`` returns those of this host.
     """
+    if sysfs_root == LOCAL_ROOT:
+        facts = read_local()
+        notify_facts(place, facts)
+        return facts
     try:
         body = json.loads(read_file(sysfs_root.parent / place, MAX_FACTS))
         # A message may have unknown keys. Here one may be a use that would not be seen.
@@ -158,6 +169,14 @@ def open_node(path: Path, flags: int, number: str | None) -> Iterator[int]:
         os.close(descriptor)
 
 
+def canonical_address(text: str) -> str | None:
+    """Return a PCI address in the kernel's notation; None if the text is no PCI address."""
+    try:
+        return str(PciAddress.parse(text))
+    except Invalid:
+        return None
+
+
 def functions_on(path: Path) -> list[str]:
     """Return the addresses of the PCI functions on a sysfs path, the last one on the path first.
 
@@ -165,11 +184,7 @@ def functions_on(path: Path) -> list[str]:
     """
     # The others are bridges or, for NVMe drives behind Intel VMD, a controller that is not a bridge
     # (``drivers/pci/controller/vmd.c`` of Linux).
-    found: list[str] = []
-    for part in reversed(path.parts):
-        with contextlib.suppress(Invalid):
-            found.append(str(PciAddress.parse(part)))
-    return found
+    return [a for part in reversed(path.parts) if (a := canonical_address(part)) is not None]
 
 
 class Sysfs:
@@ -241,10 +256,8 @@ class Sysfs:
             return []
 
     def identity(self, path: str | Path) -> int | None:
-        """Return the inode number of a directory; None if it is absent.
-
-        If the kernel removes a device and creates it again, its directory has another number.
-        """
+        """Return the inode number of a directory; None if it is absent."""
+        # If the kernel removes a device and creates it again, its directory has another number.
         try:
             return (self.root / path).stat().st_ino
         except OSError:
@@ -257,6 +270,10 @@ class Sysfs:
             return os.readlink(os.path.join(self.root, path))
         except OSError:
             return None
+
+    def functions_of(self, path: str | Path) -> list[str]:
+        """Return the addresses of the PCI functions on the resolved path; see ``functions_on``."""
+        return functions_on(self.resolve(path) or self.root)
 
     def pci_functions(self) -> list[PciFunction]:
         """Return all PCI functions, sorted by address."""
@@ -271,13 +288,8 @@ class Sysfs:
         return functions
 
     def _functions(self) -> list[PciFunction]:
-        addresses: list[PciAddress] = []
-        for name in self.list_names("bus/pci/devices"):
-            try:
-                addresses.append(PciAddress.parse(name))
-            except Invalid:
-                continue
-        found = (self.pci_function(str(address)) for address in sorted(addresses))
+        names = filter(is_pci_address, self.list_names(PCI_DEVICES))
+        found = (self.pci_function(str(a)) for a in sorted(map(PciAddress.parse, names)))
         return [function for function in found if function is not None]
 
     def pci_function(self, address: str) -> PciFunction | None:
@@ -286,6 +298,7 @@ class Sysfs:
         vendor = self._hex(f"{folder}/vendor", 4)
         product = self._hex(f"{folder}/device", 4)
         class_code = self._hex(f"{folder}/class", 6)
+        # A function that is being removed has an entry on the bus, and no ids.
         if vendor is None or product is None or class_code is None:
             return None
         numa = self.read_int(f"{folder}/numa_node")
@@ -316,10 +329,8 @@ class Sysfs:
         if target is None:
             return None, []
         parts = target.split("/")
-        path: list[str] = []
-        for part in parts:
-            with contextlib.suppress(Invalid):
-                path.append(str(PciAddress.parse(part)))
+        path = [a for part in parts if (a := canonical_address(part)) is not None]
+        # Behind Intel VMD the path has a second root: the first is the host bridge.
         roots = [p.removeprefix("pci") for p in parts if _ROOT.fullmatch(p)]
         return (roots[0] if roots else None), path
 

@@ -13,78 +13,64 @@ from pathlib import Path
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import Invalid
 from cyborg.core.inventory.delivery import is_vfio
-from cyborg.drivers.host_use import processes
+from cyborg.drivers.host_use import networks, processes
 from cyborg.drivers.host_use.disks import DiskReader
 from cyborg.drivers.host_use.domains import ReadDomains, find_used, read_nothing
-from cyborg.drivers.host_use.networks import (
-    USER_SPACE,
-    IsAccepted,
-    NetworkFacts,
-    NetworkReader,
-    NetworkUse,
-    read_network_facts,
-)
-from cyborg.drivers.host_use.processes import ProcessReader
-from cyborg.drivers.sysfs import PciFunction, Sysfs, functions_on
+from cyborg.drivers.sysfs import PCI_DEVICES, PciFunction, Sysfs
 
 _CARD, _CONNECTOR = re.compile(r"card[0-9]+"), re.compile(r"card[0-9]+-.+")
 _FRAMEBUFFER = re.compile(r"fb[0-9]+")
 
 
-class DisplayReader:
-    """Reader of the displays of a host."""
+def display_functions(sysfs: Sysfs) -> dict[str, str]:
+    """Return the PCI functions that are displays of the host: a reason by address.
 
-    def __init__(self, sysfs: Sysfs) -> None:
-        self._sysfs = sysfs
+    A PCI function is a display of the host if it has a framebuffer or an enabled connector, or
+    if it is the VGA device of the boot and has a display device of a kernel driver. A compute
+    GPU without a screen counts as unused, although its kernel driver creates a DRM device.
+    """
+    # A PCI function that is bound to VFIO counts as unused: ``vfio_pci_vga_init`` of
+    # ``drivers/vfio/pci/vfio_pci_core.c`` removes the framebuffer of the firmware.
+    # Sources: ``Documentation/gpu/vgaarbiter.rst`` (the default VGA device),
+    # ``drivers/pci/pci-sysfs.c`` (``boot_vga``), ``Documentation/fb/framebuffer.rst``,
+    # ``Documentation/admin-guide/sysfs-rules.rst`` (a class device is below its device),
+    # ``drivers/gpu/drm/drm_sysfs.c`` (names of cards, ``enabled`` of a connector) and
+    # ``drivers/video/fbdev/core/fbsysfs.c`` (names of framebuffers) of the Linux kernel.
+    cards = _displays_of(sysfs, "drm", _CARD)
+    framebuffers = _displays_of(sysfs, "graphics", _FRAMEBUFFER)
+    found: dict[str, str] = {}
+    for address in cards | framebuffers:
+        folder = PCI_DEVICES / address
+        driver = sysfs.read_link(folder / "driver")
+        if driver is not None and sysfs.read_text(folder / "boot_vga") == "1":
+            found[address] = f"it is the VGA device of the boot, bound to {driver}"
+    for address, name in framebuffers.items():
+        found.setdefault(address, f"it has the framebuffer {name}")
+    for address, connector in _displays_of(sysfs, "drm", _CONNECTOR, enabled=True).items():
+        found.setdefault(address, f"its display output {connector} is enabled")
+    return found
 
-    def used_functions(self) -> dict[str, str]:
-        """Return the PCI functions that are displays of the host: a reason by address.
 
-        A PCI function is a display of the host if it has a framebuffer or an enabled connector, or
-        if it is the VGA device of the boot and has a display device of a kernel driver. A compute
-        GPU without a screen counts as unused, although its kernel driver creates a DRM device.
-        """
-        # A PCI function that is bound to VFIO counts as unused: ``vfio_pci_vga_init`` of
-        # ``drivers/vfio/pci/vfio_pci_core.c`` removes the framebuffer of the firmware.
-        # Sources: ``Documentation/gpu/vgaarbiter.rst`` (the default VGA device),
-        # ``drivers/pci/pci-sysfs.c`` (``boot_vga``), ``Documentation/fb/framebuffer.rst``,
-        # ``Documentation/admin-guide/sysfs-rules.rst`` (a class device is below its device),
-        # ``drivers/gpu/drm/drm_sysfs.c`` (names of cards, ``enabled`` of a connector) and
-        # ``drivers/video/fbdev/core/fbsysfs.c`` (names of framebuffers) of the Linux kernel.
-        cards = self._displays_of("drm", _CARD)
-        framebuffers = self._displays_of("graphics", _FRAMEBUFFER)
-        found: dict[str, str] = {}
-        for address in cards | framebuffers:
-            folder = Path("bus/pci/devices") / address
-            driver = self._sysfs.read_link(folder / "driver")
-            if driver is not None and self._sysfs.read_text(folder / "boot_vga") == "1":
-                found[address] = f"it is the VGA device of the boot, bound to {driver}"
-        for address, name in framebuffers.items():
-            found.setdefault(address, f"it has the framebuffer {name}")
-        for address, connector in self._displays_of("drm", _CONNECTOR, enabled=True).items():
-            found.setdefault(address, f"its display output {connector} is enabled")
-        return found
+def _displays_of(
+    sysfs: Sysfs, class_: str, pattern: re.Pattern[str], *, enabled: bool = False
+) -> dict[str, str]:
+    """Return the PCI functions with a device of a class: the first device name by address.
 
-    def _displays_of(
-        self, class_: str, pattern: re.Pattern[str], *, enabled: bool = False
-    ) -> dict[str, str]:
-        """Return the PCI functions with a device of a class: the first device name by address.
-
-        With ``enabled`` only enabled devices count. PCI functions that are bound to VFIO are
-        omitted.
-        """
-        found: dict[str, str] = {}
-        for name in self._sysfs.list_names(f"class/{class_}"):
-            path = f"class/{class_}/{name}"
-            if not pattern.fullmatch(name):
-                continue
-            if enabled and self._sysfs.read_text(f"{path}/enabled") != "enabled":
-                continue
-            # The first is the device itself; those above it are bridges.
-            for address in functions_on(self._sysfs.resolve(path) or self._sysfs.root)[:1]:
-                if not is_vfio(self._sysfs.read_link(f"bus/pci/devices/{address}/driver")):
-                    found.setdefault(address, name)
-        return found
+    With ``enabled`` only enabled devices count. PCI functions that are bound to VFIO are
+    omitted.
+    """
+    found: dict[str, str] = {}
+    for name in sysfs.list_names(f"class/{class_}"):
+        path = f"class/{class_}/{name}"
+        if not pattern.fullmatch(name):
+            continue
+        if enabled and sysfs.read_text(f"{path}/enabled") != "enabled":
+            continue
+        # The first is the device itself; those above it are bridges.
+        for address in sysfs.functions_of(path)[:1]:
+            if not is_vfio(sysfs.read_link(f"bus/pci/devices/{address}/driver")):
+                found.setdefault(address, name)
+    return found
 
 
 _ENCRYPTION, _DISPLAY = "1080", "03"  # class of "other encryption controllers"; displays
@@ -143,13 +129,13 @@ _ENDED = "; this ended, but the interface is still up: set it down to free it"
 
 def used_functions(
     sysfs_root: Path,
-    known: dict[str, NetworkUse] | None = None,
+    known: dict[str, networks.NetworkUse] | None = None,
     functions: Mapping[str, PciFunction] | None = None,
     *,
     interfaces: bool = True,
     shared: Collection[str] = (),
     checked_ports: Collection[str] = (),
-    is_accepted: IsAccepted = lambda address, reason: False,
+    is_accepted: networks.IsAccepted = lambda address, reason: False,
     domains: ReadDomains = read_nothing,
 ) -> dict[str, str]:
     """Return a dict from the address of each PCI function that the host uses to the reason.
@@ -175,9 +161,9 @@ def used_functions(
     def accepts(address: str, reason: str) -> bool:
         return address not in storage and is_accepted(address, reason.removesuffix(_ENDED))
 
-    facts = read_network_facts(sysfs_root) if interfaces else NetworkFacts()
-    networks = NetworkReader(sysfs, facts)
-    reader = ProcessReader(sysfs, processes.read(sysfs_root), functions.values())
+    facts = networks.read_network_facts(sysfs_root) if interfaces else networks.NetworkFacts()
+    network_reader = networks.NetworkReader(sysfs, facts)
+    reader = processes.ProcessReader(sysfs, processes.read(sysfs_root), functions.values())
     open_now = reader.used_functions(
         interfaces=interfaces,
         is_accepted=lambda address, reason: address in shared or accepts(address, reason),
@@ -191,13 +177,13 @@ def used_functions(
     } | DiskReader(sysfs).used_functions()
     known = {} if known is None else known
     for reasons in (
-        _network_functions(networks, known, checked_ports, accepts) if interfaces else {},
-        networks.unread_functions() if interfaces else {},
-        networks.functions_without_interface(functions) if interfaces else {},
+        _network_functions(network_reader, known, checked_ports, accepts) if interfaces else {},
+        network_reader.unread_functions(),
+        network_reader.functions_without_interface(functions) if interfaces else {},
         platform_functions(functions),
         _user_space_functions(functions),
         _queue_functions(sysfs),
-        DisplayReader(sysfs).used_functions(),
+        display_functions(sysfs),
         open_now,
         {address: reason for address, reason in mediated.items() if address not in shared},
     ):
@@ -208,21 +194,19 @@ def used_functions(
 
 
 def _network_functions(
-    networks: NetworkReader,
-    known: dict[str, NetworkUse],
+    network_reader: networks.NetworkReader,
+    known: dict[str, networks.NetworkUse],
     checked_ports: Collection[str],
-    accepts: IsAccepted,
+    accepts: networks.IsAccepted,
 ) -> dict[str, str]:
-    """Return the PCI functions whose network interfaces the host uses; update ``known``.
-
-    An interface that has lost its use, and is still up, may get it again in a moment. A server that
-    has the function takes the interface away, so what is known of it ends.
-    """
-    uses, active = networks.uses(accepts), networks.active_ports(checked_ports, accepts)
+    """Return the PCI functions whose network interfaces the host uses; update ``known``."""
+    # An interface that has lost its use, and is still up, may get it again in a moment. A server
+    # that has the function takes the interface away, so what is known of it ends.
+    uses, active = network_reader.uses(accepts), network_reader.active_ports(checked_ports, accepts)
     found = {address: str(use) for address, use in uses.items()}
     for address, use in list(known.items()):
         if address not in uses:
-            if networks.is_active(use.interface, address):
+            if network_reader.is_active(use.interface, address):
                 found[address] = str(use) if use == active.get(address) else f"{use}{_ENDED}"
             else:
                 known.pop(address, None)
@@ -241,7 +225,7 @@ def _queue_functions(sysfs: Sysfs) -> dict[str, str]:
     for name in sysfs.list_names("bus/dsa/devices"):
         folder = f"bus/dsa/devices/{name}"
         if name.startswith("wq") and sysfs.read_text(f"{folder}/state") == "enabled":
-            for address in functions_on(sysfs.resolve(folder) or sysfs.root)[:1]:
+            for address in sysfs.functions_of(folder)[:1]:
                 found.setdefault(address, f"its work queue {name} is enabled")
     return found
 
@@ -251,7 +235,7 @@ def _user_space_functions(functions: Mapping[str, PciFunction]) -> dict[str, str
     return {
         address: f"it is bound to {function.kernel_driver}, for a driver in user space"
         for address, function in functions.items()
-        if function.kernel_driver in USER_SPACE
+        if function.kernel_driver in networks.USER_SPACE
     }
 
 

@@ -51,8 +51,9 @@ class DiskReader:
             if (used := self._block_name(path)) is not None:
                 uses.setdefault(used, user)
             elif re.fullmatch(r"/dev/nvme[0-9]+", path):
-                controller = self._resolved(f"class/nvme/{path[5:]}")
-                found |= dict.fromkeys(functions_on(controller)[:1], f"{path[5:]} holds {user}")
+                controller = path.removeprefix("/dev/")
+                functions = self._sysfs.functions_of(f"class/nvme/{controller}")[:1]
+                found |= dict.fromkeys(functions, f"{controller} holds {user}")
         for name in self._sysfs.list_names("class/block"):
             # An unmounted volume of LVM, RAID or encryption is in use as well.
             if holders := self._sysfs.list_names(f"class/block/{name}/holders"):
@@ -166,10 +167,8 @@ class DiskReader:
         ]
 
     def _functions_of_fabric(self, controller: Path) -> list[str]:
-        """Return the functions of the Fibre Channel port of a controller of NVMe over Fabrics.
-
-        With TCP and RDMA the interface has an address, which is a use of its own.
-        """
+        """Return the functions of the Fibre Channel port of a controller of NVMe over Fabrics."""
+        # With TCP and RDMA the interface has an address, which is a use of its own.
         # The address of such a controller has ``host_traddr=nn-NODE:pn-PORT`` (``nvmf_get_address``
         # of ``drivers/nvme/host/fabrics.c`` and ``nvme_fc_parse_traddr`` of ``fc.c`` of Linux), and
         # ``fc_host`` the ``port_name`` of each port (``drivers/scsi/scsi_transport_fc.c``).
@@ -184,7 +183,7 @@ class DiskReader:
         number = int(match[1], 16) if match else None
         # Each port counts if the address does not say which one.
         used = [name for name, port in names.items() if port == number] or list(names)
-        return [f for name in used for f in functions_on(self._resolved(f"class/fc_host/{name}"))]
+        return [f for name in used for f in self._sysfs.functions_of(f"class/fc_host/{name}")]
 
     def _resolved(self, path: str | Path) -> Path:
         return self._sysfs.resolve(path) or self._sysfs.root

@@ -24,10 +24,10 @@ from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.core.text import sanitize
 from cyborg.drivers.sysfs import LOCAL_ROOT, PciFunction, Sysfs, notify_facts, read_facts
 
+# Path of the facts below the directory that contains ``sys``.
 FILE = "proc/libvirt_domains.json"
-"""Path of the facts below the directory that contains ``sys``."""
+# Characters of the name of a domain that are shown.
 MAX_NAME = 100
-"""Characters of the name of a domain that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,10 @@ def read(sysfs_root: Path, read_local: ReadDomains = read_nothing) -> DomainFact
     failed read is in the result.
     """
     if sysfs_root != LOCAL_ROOT:
-        return read_facts(sysfs_root, FILE, DomainFacts, lambda error: DomainFacts(error=error))
+        return read_facts(
+            sysfs_root, FILE, DomainFacts, lambda error: DomainFacts(error=error), read_local
+        )
+    # Not by read_facts: it would notify the observer of all that libvirt has.
     facts = read_local()
     # The names of domains may be those of customers, and are no facts of the hardware.
     names = {name: f"domain{n}" for n, name in enumerate(sorted(set(facts.users.values())), 1)}
@@ -115,8 +118,9 @@ def find_used(
     """Return the PCI functions that domains have, and their virtual functions: a reason by address.
 
     ``functions`` are those of the host. Each counts as used if the domains of a tree cannot be
-    read. A domain with the physical function takes its virtual ones away when it starts.
+    read.
     """
+    # A domain with the physical function takes its virtual ones away when it starts.
     facts = read(sysfs_root, read_local)
     found = {
         address: f"it is used by the domain {sanitize(name, MAX_NAME)} of libvirt"

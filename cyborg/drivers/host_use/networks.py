@@ -22,19 +22,12 @@ from typing import Any
 
 from cyborg.core.codec import Serializable
 from cyborg.core.inventory.delivery import is_vfio
-from cyborg.drivers.sysfs import (
-    LOCAL_ROOT,
-    PciFunction,
-    Sysfs,
-    functions_on,
-    notify_facts,
-    read_facts,
-)
+from cyborg.drivers.sysfs import PciFunction, Sysfs, read_facts
 
+# Path of the facts below the directory that contains ``sys``.
 FILE = "proc/self/net/rtnetlink.json"
-"""Path of the facts below the directory that contains ``sys``."""
+# Routes that are read: a router has a million, which take a minute.
 MAX_ROUTES = 50_000
-"""Routes that are read: a router has a million, which take a minute."""
 
 _UNICAST = 1  # RTN_UNICAST; the others have no interface, or are addresses of the host
 _CLONED = 0x200  # RTM_F_CLONED: an entry of the cache of routes
@@ -112,11 +105,9 @@ def read_network_facts(sysfs_root: Path) -> NetworkFacts:
 
     A tree without the file has none. The error of a failed read is in the result.
     """
-    if sysfs_root != LOCAL_ROOT:
-        return read_facts(sysfs_root, FILE, NetworkFacts, lambda exc: NetworkFacts(error=exc))
-    facts = _read_kernel()
-    notify_facts(FILE, facts)
-    return facts
+    return read_facts(
+        sysfs_root, FILE, NetworkFacts, lambda error: NetworkFacts(error=error), _read_kernel
+    )
 
 
 def _read_kernel() -> NetworkFacts:
@@ -165,32 +156,28 @@ def _route(message: Any) -> Route | None:
     return Route(found, table, message["dst_len"] == 0) if found else None
 
 
+# Classes of controllers. The kernel drivers of Ethernet controllers create network interfaces,
+# those of InfiniBand do so only while the module ``ib_ipoib`` (``drivers/infiniband/ulp/ipoib``) is
+# loaded. The PCI id database (pci.ids) has the classes.
 ETHERNET, INFINIBAND = "0200", "0207"
-"""Classes of controllers. The kernel drivers of Ethernet controllers create network interfaces,
-those of InfiniBand do so only while the module ``ib_ipoib`` (``drivers/infiniband/ulp/ipoib``) is
-loaded. The PCI id database (pci.ids) has the classes."""
 MAX_DEPTH = 16  # of stacked network devices
+# Kernel drivers that create no device: they keep a function for a guest.
+# ``drivers/pci/pci-stub.c`` and ``drivers/xen/xen-pciback/pci_stub.c`` of Linux: the module of Xen
+# is xen-pciback, its driver pciback (``PCISTUB_DRIVER_NAME``).
 STUBS = frozenset({"pci-stub", "pciback"})
-"""Kernel drivers that create no device: they keep a function for a guest.
-
-``drivers/pci/pci-stub.c`` and ``drivers/xen/xen-pciback/pci_stub.c`` of Linux: the module of Xen is
-xen-pciback, its driver pciback (``PCISTUB_DRIVER_NAME``).
-"""
+# Kernel drivers for a driver in user space, such as one of DPDK or SPDK.
+# ``drivers/uio/uio_pci_generic.c`` of Linux, and ``igb_uio`` of DPDK's dpdk-kmods
+# (``doc/guides/linux_gsg/linux_drivers.rst`` of DPDK).
 USER_SPACE = frozenset({"uio_pci_generic", "igb_uio"})
-"""Kernel drivers for a driver in user space, such as one of DPDK or SPDK.
 
-``drivers/uio/uio_pci_generic.c`` of Linux, and ``igb_uio`` of DPDK's dpdk-kmods
-(``doc/guides/linux_gsg/linux_drivers.rst`` of DPDK).
-"""
-
+# How the host uses a port about which nothing else is known.
 ACTIVE_PORT = "is up with a link; set it down or, if it is for servers, active_port=offer in a rule"
-"""How the host uses a port about which nothing else is known."""
 
 _UP = 0x1  # IFF_UP of <linux/if.h>
 
 
+# Return whether an operator has accepted a use of a function: its address and the reason.
 IsAccepted = Callable[[str, str], bool]
-"""Return whether an operator has accepted a use of a function: its address and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +199,7 @@ class NetworkReader:
         self._sysfs = sysfs
         self._facts = facts
         self._functions = {
-            name: functions_on(sysfs.resolve(f"class/net/{name}/device") or sysfs.root)
+            name: sysfs.functions_of(f"class/net/{name}/device")
             for name in sysfs.list_names("class/net")
         }
         self._tunnels: dict[str, list[str]] = {}
@@ -236,11 +223,9 @@ class NetworkReader:
     def active_ports(
         self, addresses: Collection[str], is_accepted: IsAccepted
     ) -> dict[str, NetworkUse]:
-        """Return those of these physical functions with an interface that is up with a link.
-
-        The host has set it up, perhaps for what no reader finds: packet sockets, XDP, another
-        network stack.
-        """
+        """Return those of these physical functions with an interface that is up with a link."""
+        # The host has set it up, perhaps for what no reader finds: packet sockets, XDP, another
+        # network stack.
         if self._facts.error is not None:
             return {}  # ``unread_functions`` returns them
         found: dict[str, NetworkUse] = {}
@@ -269,11 +254,9 @@ class NetworkReader:
         return found
 
     def functions_without_interface(self, functions: Mapping[str, PciFunction]) -> dict[str, str]:
-        """Return the network functions of a kernel driver without an interface: a reason each.
-
-        sysfs shows the interfaces of the network namespace in which it was mounted. A container, a
-        router in a namespace, or a vDPA device can have the interface of a function.
-        """
+        """Return the network functions of a kernel driver without an interface: a reason each."""
+        # sysfs shows the interfaces of the network namespace in which it was mounted. A container,
+        # a router in a namespace, or a vDPA device can have the interface of a function.
         has_ipoib = self._sysfs.resolve("module/ib_ipoib", strict=True) is not None
         classes = (ETHERNET, INFINIBAND) if has_ipoib else (ETHERNET,)
         here = set(chain.from_iterable(self._functions.values()))

@@ -30,6 +30,7 @@ from cyborg.core.errors import CyborgError, TimedOut
 from cyborg.core.inventory.delivery import is_vfio
 from cyborg.drivers.sysfs import PciFunction
 
+# The classes in sysfs of the nodes whose path in ``/dev`` begins so.
 CLASSES: Mapping[str, tuple[str, ...]] = {
     "tenstorrent/": ("tenstorrent",),  # chardev.c of tt-kmd
     "hailo": ("hailo_chardev",),  # linux/pcie/src/pcie.c of hailort-drivers from 4.23 on
@@ -40,7 +41,6 @@ CLASSES: Mapping[str, tuple[str, ...]] = {
     "hisi_": ("uacce",),  # SEC, HPRE and ZIP of Kunpeng
     "apex_": ("apex",),  # gasket_core.c of Coral
 }
-"""The classes in sysfs of the nodes whose path in ``/dev`` begins so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,7 @@ class Maker:
         )
 
 
+# The makers of the nodes whose path in ``/dev`` begins so, without a device in sysfs.
 MAKERS: Mapping[str, Maker] = {
     # Programs close /dev/davinci0 again, and work by /dev/davinci_manager (uda_user_kernel_api.c
     # and trs_dev_drv.c of Huawei's CANN driver).
@@ -83,8 +84,8 @@ MAKERS: Mapping[str, Maker] = {
     # slash_config.h of SLASH
     "slash_": Maker("10ee", products=frozenset({"50b4", "50b5", "50b6", "50bd", "50c1", "50c2"})),
 }
-"""The makers of the nodes whose path in ``/dev`` begins so, without a device in sysfs."""
 
+# Regular expression of the paths of these nodes below ``/dev``.
 PATTERN = "|".join(
     (
         r"tenstorrent/[0-9]+|hailo[0-9]+|h1x-[0-9]+|xclmgmt[0-9]+|xdma[0-9]+_[a-z0-9_]+",
@@ -95,15 +96,14 @@ PATTERN = "|".join(
         r"ipu[0-9]+(?:_ex|_mailbox|_mem)?|ami[0-9]+|slash_[a-z]+_?[a-z]*[0-9]*",
     )
 )
-"""Regular expression of the paths of these nodes below ``/dev``."""
 
+# Programs that only read the state of these devices, as ``/proc/PID/comm`` names them.
 MANAGERS = frozenset(
     {
         *("npu-smi", "cnmon", "neuron-ls", "neuron-monitor", "neuron-top", "rbln-stat"),
         *("furiosa-smi", "tt-smi", "mthreads-gmi", "ami_tool", "v80-smi"),
     }
 )
-"""Programs that only read the state of these devices, as ``/proc/PID/comm`` names them."""
 
 
 def find_maker(path: str) -> Maker | None:
@@ -123,13 +123,18 @@ def list_nodes(functions: Iterable[PciFunction]) -> list[str]:
 
 PROC = Path("/proc")
 MAX_SECONDS = 5.0
+# Seconds for which ``SharedScan`` keeps a result.
 MAX_AGE = 1.0
-"""Seconds for which ``SharedScan`` keeps a result."""
 MAX_NODES = 10_000
 MAX_ANCESTORS = 32
+# Inode of the PID namespace of the host: PROC_PID_INIT_INO of ``include/linux/proc_ns.h``.
 INITIAL_NAMESPACE = 0xEFFFFFFC
-"""Inode of the PID namespace of the host: PROC_PID_INIT_INO of ``include/linux/proc_ns.h``."""
 
+# Nodes of devices, also those of a container below another folder. A node of the device mapper or
+# of MD is not among them: ``holders`` in sysfs shows the devices below it.
+# The modules ``processes`` and this one name the sources of most of them. Of VFIO: ``vfio_devnode``
+# of ``drivers/vfio/group.c`` and ``vfio_device_devnode`` of ``drivers/vfio/device_cdev.c``. Of
+# disks and tapes: ``Documentation/admin-guide/devices.txt``.
 NODE = re.compile(
     r"(?:/[^ ]*)?(/dev/(?:nvidia[0-9]+|dri/[a-zA-Z]+[0-9]+|accel/accel[0-9]+|uio[0-9]+"
     r"|hl(?:_controlD)?[0-9]+|infiniband/(?:uverbs|umad|issm)[0-9]+"
@@ -138,13 +143,6 @@ NODE = re.compile(
     r"|(?:nvme|ng)[0-9][0-9np]*|sg[0-9]+|n?st[0-9]+[alm]?|(?:s|v|xv|h)d[a-z]+[0-9]*"
     rf"|{PATTERN}))"
 )
-"""Nodes of devices, also those of a container below another folder. A node of the device mapper or
-of MD is not among them: ``holders`` in sysfs shows the devices below it.
-
-The modules ``processes`` and this one name the sources of most of them. Of VFIO:
-``vfio_devnode`` of ``drivers/vfio/group.c`` and ``vfio_device_devnode`` of
-``drivers/vfio/device_cdev.c``. Of disks and tapes: ``Documentation/admin-guide/devices.txt``.
-"""
 
 
 class SharedScan:
@@ -176,10 +174,8 @@ class SharedScan:
 
 
 def check_namespace(proc: Path = PROC) -> None:
-    """Raise PermissionError where ``proc`` does not show all processes of the host.
-
-    That is so in another PID namespace, and where ``/proc`` is mounted with ``hidepid``.
-    """
+    """Raise PermissionError where ``proc`` does not show all processes of the host."""
+    # That is so in another PID namespace, and where ``/proc`` is mounted with ``hidepid``.
     namespace = os.stat(proc / "self/ns/pid").st_ino
     if namespace != INITIAL_NAMESPACE or not (proc / "1").exists():
         raise PermissionError(

@@ -20,31 +20,23 @@ from cyborg.core.errors import CyborgError
 from cyborg.core.inventory.delivery import is_vfio
 from cyborg.drivers.host_use import open_nodes
 from cyborg.drivers.host_use.disks import DiskReader
-from cyborg.drivers.sysfs import (
-    LOCAL_ROOT,
-    PciFunction,
-    Sysfs,
-    functions_on,
-    notify_facts,
-    read_facts,
-)
+from cyborg.drivers.sysfs import PciFunction, Sysfs, read_facts
 
+# Path of the facts below the directory that contains ``sys``.
 FILE = "proc/open_devices.json"
-"""Path of the facts below the directory that contains ``sys``."""
 
+# Programs that manage GPUs and keep their nodes open, also those of GPUs that compute for nobody.
+# The names are those of ``/proc/PID/comm``: 15 characters (``TASK_COMM_LEN`` of
+# ``include/linux/sched.h`` of Linux). NVIDIA documents the programs: the manual page
+# nvidia-persistenced(1), the "Fabric Manager User Guide", and ``nvidia-dcgm.service.in`` of DCGM.
 GPU_MANAGERS = {
     "nvidia-persiste": "nvidia-persistenced",
     "nv-fabricmanage": "Fabric Manager",
     "nv-hostengine": "DCGM",
     "dcgm-exporter": "dcgm-exporter",
 }
-"""Programs that manage GPUs and keep their nodes open, also those of GPUs that compute for nobody.
 
-The names are those of ``/proc/PID/comm``: 15 characters (``TASK_COMM_LEN`` of
-``include/linux/sched.h`` of Linux). NVIDIA documents the programs: the manual page
-nvidia-persistenced(1), the "Fabric Manager User Guide", and ``nvidia-dcgm.service.in`` of DCGM.
-"""
-
+# Programs that do not use a device, as ``/proc/PID/comm`` names them.
 IGNORED = frozenset(
     {
         *GPU_MANAGERS,
@@ -68,17 +60,14 @@ IGNORED = frozenset(
         *("btrfs", "zed", "probe-bcache", "bcache-register", "cryptsetup", "mpathpersist"),
     }
 )
-"""Programs that do not use a device, as ``/proc/PID/comm`` names them."""
 
 _VMMS = frozenset({"qemu-kvm", "kvm", "cloud-hyperviso", "crosvm", "libvirtd", "virtqemud"})
 
 
 def _is_vmm(program: str) -> bool:
-    """Return whether a program has a device by VFIO for a guest.
-
-    The guest may be a server with an accelerator, which this host cannot tell from another guest.
-    Other programs of QEMU, such as qemu-storage-daemon, work for the host.
-    """
+    """Return whether a program has a device by VFIO for a guest."""
+    # The guest may be a server with an accelerator, which this host cannot tell from another guest.
+    # Other programs of QEMU, such as qemu-storage-daemon, work for the host.
     return program in _VMMS or program.startswith("qemu-system")
 
 
@@ -124,11 +113,9 @@ class ProcessFacts(Serializable):
 
 
 def _places_in_sysfs(path: str) -> list[str]:
-    """Return the paths in sysfs that a node may have, by its path in ``/dev``; empty if unknown.
-
-    The name there is the last part or, if the kernel driver names the node so, the whole path with
-    exclamation marks instead of slashes.
-    """
+    """Return the paths in sysfs that a node may have, by its path in ``/dev``; empty if unknown."""
+    # The name there is the last part or, if the kernel driver names the node so, the whole path
+    # with exclamation marks instead of slashes.
     names = dict.fromkeys((path.rpartition("/")[2], path.replace("/", "!")))
     for prefix, classes in _CLASSES.items():
         if path.startswith(prefix):
@@ -144,29 +131,28 @@ def read(sysfs_root: Path) -> ProcessFacts:
 
     A tree without the file has none. The error of a failed read is in the result.
     """
-    if sysfs_root != LOCAL_ROOT:
-        return read_facts(sysfs_root, FILE, ProcessFacts, lambda exc: ProcessFacts(error=exc))
+    return read_facts(
+        sysfs_root, FILE, ProcessFacts, lambda error: ProcessFacts(error=error), _read_local
+    )
+
+
+def _read_local() -> ProcessFacts:
     try:
-        facts = ProcessFacts(_SHARED.read())
+        return ProcessFacts(_SHARED.read())
     except (CyborgError, OSError) as exc:
-        facts = ProcessFacts(error=f"the processes of the host cannot be read: {exc}")
-    notify_facts(FILE, facts)
-    return facts
+        return ProcessFacts(error=f"the processes of the host cannot be read: {exc}")
 
 
+@dataclass(slots=True)
 class ProcessReader:
-    """Reader of the PCI functions that processes use."""
+    """Reader of the PCI functions that processes use.
 
-    def __init__(
-        self,
-        sysfs: Sysfs,
-        facts: ProcessFacts,
-        functions: Collection[PciFunction] | None = None,
-    ) -> None:
-        """``functions`` are those of the bus; they are read when they are needed if it is None."""
-        self._sysfs = sysfs
-        self._facts = facts
-        self._functions = functions
+    ``functions`` are those of the bus; they are read when they are needed if it is None.
+    """
+
+    sysfs: Sysfs
+    facts: ProcessFacts
+    functions: Collection[PciFunction] | None = None
 
     def used_functions(
         self,
@@ -181,7 +167,7 @@ class ProcessReader:
         is not accepted.
         """
         found: dict[str, str] = {}
-        for node, programs in sorted(self._facts.programs.items()):
+        for node, programs in sorted(self.facts.programs.items()):
             used_by = [name for name in programs if name not in IGNORED]
             if node.startswith(_VFIO):
                 used_by = [name for name in used_by if not _is_vmm(name)]
@@ -191,11 +177,11 @@ class ProcessReader:
                     reason = next((r for r in reasons if not is_accepted(address, r)), None)
                     if reason is not None:
                         found.setdefault(address, reason)
-        if self._facts.error is not None:
+        if self.facts.error is not None:
             for node in self.nodes():
                 if not interfaces and node.startswith(_RDMA):
                     continue
-                reason = f"{node} may be open: {self._facts.error}"
+                reason = f"{node} may be open: {self.facts.error}"
                 for address in self.functions_of(node):
                     if not is_accepted(address, reason):
                         found.setdefault(address, reason)
@@ -215,14 +201,14 @@ class ProcessReader:
             return list(chain.from_iterable(self._functions_below(place) for place in places))
         if (maker := open_nodes.find_maker(path)) is not None:
             return [f.address for f in self._all_functions() if maker.has(f)]
-        if self._sysfs.list_names(f"class/block/{name}"):
-            return DiskReader(self._sysfs).functions_of_disk(name)
+        if self.sysfs.list_names(f"class/block/{name}"):
+            return DiskReader(self.sysfs).functions_of_disk(name)
         if _NVME.fullmatch(path):
             return self._functions_below(f"class/nvme/{name}")
         # With native multipath it is below the subsystem, which is virtual.
         generic = f"class/nvme-generic/{name}"
-        folder = self._sysfs.resolve(generic) or self._sysfs.root
-        disks = DiskReader(self._sysfs)
+        folder = self.sysfs.resolve(generic) or self.sysfs.root
+        disks = DiskReader(self.sysfs)
         # The kernel adds no folder for the class below a device of a class.
         for parent in (folder.parent, folder.parent.parent):
             if found := disks.functions_of_nvme(parent):
@@ -232,7 +218,7 @@ class ProcessReader:
     def managers_by_function(self) -> dict[str, list[str]]:
         """Return the names of the managers that have a node of a GPU open, by address."""
         found: dict[str, dict[str, None]] = {}
-        for node, programs in sorted(self._facts.programs.items()):
+        for node, programs in sorted(self.facts.programs.items()):
             if names := [GPU_MANAGERS[name] for name in programs if name in GPU_MANAGERS]:
                 for address in self.functions_of(node):
                     found.setdefault(address, {}).update(dict.fromkeys(names))
@@ -243,48 +229,44 @@ class ProcessReader:
         # ``Documentation/ABI/testing/sysfs-kernel-iommu_groups`` of Linux describes the group.
         return [
             address
-            for address in self._sysfs.list_names(f"kernel/iommu_groups/{group}/devices")
-            if is_vfio(self._sysfs.read_link(f"bus/pci/devices/{address}/driver"))
+            for address in self.sysfs.list_names(f"kernel/iommu_groups/{group}/devices")
+            if is_vfio(self.sysfs.read_link(f"bus/pci/devices/{address}/driver"))
         ]
 
     def _all_functions(self) -> Collection[PciFunction]:
-        if self._functions is None:
-            self._functions = tuple(self._sysfs.pci_functions())
-        return self._functions
+        if self.functions is None:
+            self.functions = tuple(self.sysfs.pci_functions())
+        return self.functions
 
     def _functions_below(self, path: str) -> list[str]:
         # The first is the device itself; those above it are bridges.
-        return functions_on(self._sysfs.resolve(path) or self._sysfs.root)[:1]
+        return self.sysfs.functions_of(path)[:1]
 
     def _nvidia_minors(self) -> Iterator[tuple[str, str]]:
-        """Yield the address and the minor number of each GPU of the kernel driver nvidia.
-
-        The nodes have no device in sysfs.
-        """
+        """Yield the address and the minor number of each GPU of the kernel driver nvidia."""
+        # The nodes have no device in sysfs.
         # Sources: README of the NVIDIA driver for Linux, "The /proc/driver/nvidia Interface", and
         # ``nv_procfs_read_gpu_info`` of ``nv-procfs.c`` of NVIDIA's open kernel modules.
-        proc = Sysfs(self._sysfs.root.parent / "proc")
+        proc = Sysfs(self.sysfs.root.parent / "proc")
         for address in proc.list_names("driver/nvidia/gpus"):
             text = proc.read_text(f"driver/nvidia/gpus/{address}/information") or ""
             if (match := _MINOR.search(text)) is not None:
                 yield address, match[1]
 
     def nodes(self) -> Iterator[str]:
-        """Yield the paths of the nodes that a process could have open, except those of VFIO.
-
-        The kernel gives a group of VFIO to one process only.
-        """
+        """Yield the paths of the nodes that a process could have open, except those of VFIO."""
+        # The kernel gives a group of VFIO to one process only.
         folders = {(p.rpartition("/")[0], c) for p, classes in _CLASSES.items() for c in classes}
         folders |= {("", class_) for class_ in ("nvme", "nvme-generic", "block")}
         for folder, class_ in sorted(folders):
-            for name in self._sysfs.list_names(f"class/{class_}"):
+            for name in self.sysfs.list_names(f"class/{class_}"):
                 path = name.replace("!", "/")
                 node = f"/dev/{folder}/{path}" if folder and "/" not in path else f"/dev/{path}"
                 if open_nodes.NODE.fullmatch(node):
                     yield node
         for prefix, bus in _BUSES.items():
             folder, _, start = prefix.rpartition("/")
-            for name in self._sysfs.list_names(f"bus/{bus}/devices"):
+            for name in self.sysfs.list_names(f"bus/{bus}/devices"):
                 # Both kinds of work queues are on one bus: the wrong node does not exist.
                 if name.startswith(start):
                     yield f"/dev/{folder}/{name}" if folder else f"/dev/{name}"

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from cyborg.core.codec import Serializable
 from cyborg.drivers.host_use.disks import DiskReader
-from cyborg.drivers.sysfs import LOCAL_ROOT, Sysfs, notify_facts, read_facts
+from cyborg.drivers.sysfs import Sysfs, read_facts
 
 _LIBRARY = "libblkid.so.1"
 _TYPE = 1 << 5  # BLKID_SUBLKS_TYPE
@@ -79,8 +79,8 @@ def probe(node: Path, number: str | None = None) -> dict[str, str]:
             library.blkid_free_probe(probe_)
 
 
+# Path of the facts below the directory that contains ``sys``.
 FILE = "proc/disk_signatures.json"
-"""Path of the facts below the directory that contains ``sys``."""
 
 _UDEV = Path("/run/udev/data")
 # Records of udev, by node, of which the disk was read and found empty, with their times.
@@ -134,17 +134,14 @@ def read(sysfs_root: Path) -> SignatureFacts:
 
     A tree without the file has none.
     """
-    if sysfs_root != LOCAL_ROOT:
-        disks = whole_disks(Sysfs(sysfs_root))
-        return read_facts(
-            sysfs_root,
-            FILE,
-            SignatureFacts,
-            lambda error: SignatureFacts(errors=dict.fromkeys(disks, error)),
-        )
-    facts = read_local(Sysfs(sysfs_root))
-    notify_facts(FILE, facts)
-    return facts
+    sysfs = Sysfs(sysfs_root)
+    return read_facts(
+        sysfs_root,
+        FILE,
+        SignatureFacts,
+        lambda error: SignatureFacts(errors=dict.fromkeys(whole_disks(sysfs), error)),
+        lambda: read_local(sysfs),
+    )
 
 
 def read_local(sysfs: Sysfs, udev: Path = _UDEV, dev: Path = _DEV) -> SignatureFacts:
@@ -173,8 +170,9 @@ def read_local(sysfs: Sysfs, udev: Path = _UDEV, dev: Path = _DEV) -> SignatureF
 def _read_disk(record: Path, node: Path, number: str | None) -> str | None:
     """Return what a disk holds, by its record of udev and, without a signature there, the disk.
 
-    udev also has a record of a disk that it did not probe, or could not read. Raise OSError.
+    Raise OSError.
     """
+    # udev also has a record of a disk that it did not probe, or could not read.
     try:
         text = describe(_read_record(record))
         key = (str(record), record.stat().st_mtime_ns)

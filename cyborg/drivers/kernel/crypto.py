@@ -72,9 +72,8 @@ CCP = Family(
     re.compile(r"[a-z0-9-]+-ccp"),
 )
 
+# Product ids of physical functions with the attributes of ``sysfs-driver-qat``: 4xxx, 420xx, 6xxx.
 QAT_CONFIGURABLE = frozenset({"4940", "4942", "4944", "4946", "4948"})
-"""Product ids of physical functions with the attributes of ``sysfs-driver-qat``: 4xxx, 420xx, 6xxx.
-"""
 
 _QAT_IDS = (
     *("0435", "0443"),  # dh895xcc and its virtual function
@@ -94,12 +93,12 @@ _CCP_IDS = (
     *("1456", "1486", "15df", "14ca", "15c7", "1649", "1134", "17e0", "156e", "17d8"),
     "115a",
 )
+# Families by vendor id and product id.
 FAMILIES: Mapping[tuple[str, str], Family] = {
     **{("8086", product): QAT for product in _QAT_IDS},
     ("1af4", "1054"): VIRTIO,
     **{("1022", product): CCP for product in _CCP_IDS},
 }
-"""Families by vendor id and product id."""
 
 
 def family_of(function: PciFunction) -> Family | None:
@@ -109,6 +108,7 @@ def family_of(function: PciFunction) -> Family | None:
 
 QAT_SERVICES = frozenset({"sym", "asym", "dc", "dcc", "decomp"})
 
+# The layouts of a 4xxx device: names with sorted services, and the values that are written.
 QAT_LAYOUTS: Mapping[str, str] = {
     "asym": "asym",
     "asym;dc": "asym;dc",
@@ -120,7 +120,6 @@ QAT_LAYOUTS: Mapping[str, str] = {
     "dcc": "dcc",
     "sym": "sym",
 }
-"""The layouts of a 4xxx device: names with sorted services, and the values that are written."""
 
 
 def parse_services(text: str | None) -> tuple[str, ...]:

@@ -16,10 +16,9 @@ number of its PCI address (``esw/devlink_port.c`` of ``mlx5_core`` and
 """
 
 import re
-from pathlib import Path
 
 from cyborg.core.address import PciAddress
-from cyborg.drivers.sysfs import Sysfs
+from cyborg.drivers.sysfs import PCI_DEVICES, Sysfs
 
 _VIRTFN = re.compile(r"virtfn(0|[1-9][0-9]{0,4})")
 # A name with the prefix "c1" is of another controller: the host does not have its functions.
@@ -29,10 +28,10 @@ _PORT = re.compile(r"(?:c0)?(?:p[0-9]+)?pf([0-9]+)vf([0-9]+)")
 def of_function(sysfs: Sysfs, address: str) -> list[str]:
     """Return the network interfaces of a PCI function, without representors.
 
-    A virtio card has its interfaces in the folder of its virtio device. Interfaces in other network
-    namespaces are not returned.
+    Interfaces in other network namespaces are not returned.
     """
-    folder = Path("bus/pci/devices") / address
+    # A virtio card has its interfaces in the folder of its virtio device.
+    folder = PCI_DEVICES / address
     below = [folder, *(folder / n for n in sysfs.list_names(folder) if n.startswith("virtio"))]
     names = [name for where in below for name in sysfs.list_names(where / "net")]
     return [name for name in names if _representee(sysfs, name) is None]
@@ -40,14 +39,14 @@ def of_function(sysfs: Sysfs, address: str) -> list[str]:
 
 def virtual_functions(sysfs: Sysfs, address: str) -> dict[int, str]:
     """Return the addresses of a physical function's virtual functions by number, from 0."""
-    folder = Path("bus/pci/devices") / address
+    folder = PCI_DEVICES / address
     found: dict[int, str] = {}
     for name in sysfs.list_names(folder):
         if match := _VIRTFN.fullmatch(name):
             target = sysfs.read_link(folder / name)
             if target is not None:
                 found[int(match[1])] = target
-    return dict(sorted(found.items()))
+    return dict(sorted(found.items()))  # by number: as names, virtfn10 is before virtfn2
 
 
 def switch_id(sysfs: Sysfs, address: str) -> str | None:

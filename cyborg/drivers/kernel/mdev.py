@@ -15,12 +15,12 @@ from cyborg.core.address import is_pci_address
 from cyborg.core.errors import DriverFailed
 from cyborg.drivers.sysfs import MAX_SCANS, Sysfs
 
+# Names of parents: one component of a path, never ``..``.
 PARENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,39}")
-"""Names of parents: one component of a path, never ``..``."""
 
 
+# Names of types: one component of a path, never ``..``.
 TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
-"""Names of types: one component of a path, never ``..``."""
 
 
 DEVICES = Path("bus/mdev/devices")
@@ -63,11 +63,9 @@ def types_folder(parent: str) -> Path:
 
 
 def read_types(sysfs: Sysfs, parent: str) -> dict[str, MdevType]:
-    """Return the types of a parent by name; an empty mapping if it has none.
-
-    The types are read again, up to MAX_SCANS times, if devices are created or removed during the
-    reading. So each device is counted once, as existing or as available.
-    """
+    """Return the types of a parent by name; an empty mapping if it has none."""
+    # The types are read again, up to MAX_SCANS times, if devices are created or removed during the
+    # reading. So each device is counted once, as existing or as available.
     for _ in range(MAX_SCANS):
         before = _read_devices(sysfs, parent)
         types = {

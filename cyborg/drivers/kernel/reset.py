@@ -9,33 +9,28 @@
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from cyborg.core.inventory.delivery import is_vfio
-from cyborg.drivers.sysfs import PciFunction, Sysfs
+from cyborg.drivers.sysfs import PCI_DEVICES, PciFunction, Sysfs
 
 
 def can_reset(sysfs: Sysfs, address: str) -> bool:
-    """Return whether the kernel has a method to reset a PCI function.
-
-    An administrator can disable all methods, which makes ``reset_method`` empty.
-    """
+    """Return whether the kernel has a method to reset a PCI function."""
+    # An administrator can disable all methods, which makes ``reset_method`` empty.
     # ``Documentation/ABI/testing/sysfs-bus-pci``: a function that cannot be reset has neither
     # ``reset_method`` nor ``reset``; kernels before 5.15 have ``reset`` alone.
-    folder = Path("bus/pci/devices") / address
+    folder = PCI_DEVICES / address
     names = sysfs.list_names(folder)
     if "reset_method" in names:
         return bool(sysfs.read_text(folder / "reset_method"))
     return "reset" in names
 
 
+# Kernel drivers, besides those of VFIO, with which a function can be reset.
+# The kernel saves and restores only the configuration of a function. Few drivers of hosts restore
+# its other state (``reset_prepare`` and ``reset_done`` in ``pci_dev_save_and_disable`` and
+# ``pci_dev_restore`` of ``drivers/pci/pci.c``), so others lose the device.
 RESETTABLE_DRIVERS = (None, "pci-stub")
-"""Kernel drivers, besides those of VFIO, with which a function can be reset.
-
-The kernel saves and restores only the configuration of a function. Few drivers of hosts restore its
-other state (``reset_prepare`` and ``reset_done`` in ``pci_dev_save_and_disable`` and
-``pci_dev_restore`` of ``drivers/pci/pci.c``), so others lose the device.
-"""
 
 
 # Methods that reset all functions of a bus: the kernel refuses them for one of several.

@@ -14,17 +14,17 @@ from collections.abc import Mapping
 from cyborg.core.inventory.device import Layout
 from cyborg.core.naming import make_custom_name
 from cyborg.drivers.base import Memory, load_record
-from cyborg.drivers.kernel.nvml import KERNEL_DRIVER, NVIDIA, GpuFacts, Nvml
+from cyborg.drivers.kernel.nvml import KERNEL_DRIVER, NVIDIA, GpuFacts, ReadFacts
 from cyborg.drivers.sysfs import PciFunction
 
+# Name of the only layout of a card that is not in MIG mode.
 FIXED = "fixed"
-"""Name of the only layout of a card that is not in MIG mode."""
 
+# Name of the layout without GPU instances.
 NONE = "none"
-"""Name of the layout without GPU instances."""
 
+# Name of all layouts that the driver does not offer, such as instances of several profiles.
 OTHER = "other"
-"""Name of all layouts that the driver does not offer, such as instances of several profiles."""
 
 
 def is_enabled(facts: GpuFacts) -> bool:
@@ -92,8 +92,8 @@ class FactsReader:
     except ``max_vgpus``, also after a restart of the agent.
     """
 
-    def __init__(self, source: Nvml) -> None:
-        self._source = source
+    def __init__(self, read_facts: ReadFacts) -> None:
+        self._read_facts = read_facts
         self._facts: dict[tuple[str, str], GpuFacts] = {}  # by address and product id
         self._current: set[tuple[str, str]] = set()  # read since they were bound
 
@@ -105,7 +105,7 @@ class FactsReader:
         name = f"gpu {card.address} {card.product}"
         if card.kernel_driver != KERNEL_DRIVER:
             self._current.discard(key)
-        elif key not in self._current and (found := self._source.read(card.address)) is not None:
+        elif key not in self._current and (found := self._read_facts(card.address)) is not None:
             self._current.add(key)
             self._facts[key] = found
             # Types and profiles may be many, and are read again with the card.

@@ -31,8 +31,8 @@ from cyborg.drivers.sysfs import open_node
 
 LOG = get_logger(__name__)
 
+# Seconds for a command that does not erase.
 COMMAND_TIMEOUT = 30.0
-"""Seconds for a command that does not erase."""
 
 _COMMAND = struct.Struct("<BBHIIIQQII6III")
 _ADMIN_IOCTL = 0xC0484E41  # _IOWR('N', 0x41, struct nvme_passthru_cmd)
@@ -71,11 +71,11 @@ _SANITIZE_ACTIONS = {
     Method.SANITIZE_BLOCK: 2,
     Method.SANITIZE_OVERWRITE: 3 | _OVERWRITE_ONCE,
 }
+# Methods that erase the whole NVM subsystem.
 SANITIZE_METHODS = frozenset(_SANITIZE_ACTIONS)
-"""Methods that erase the whole NVM subsystem."""
 
+# Key that only the driver nvme has.
 ERASE = "erase"
-"""Key that only the driver nvme has."""
 
 
 class ErasePolicy(StrEnum):
@@ -195,10 +195,8 @@ def parse_controllers(data: bytes) -> set[int]:
 
 
 def parse_idle_controllers(data: bytes) -> set[int]:
-    """Return the ids of the offline controllers of a Secondary Controller List.
-
-    The controller of a virtual function that is not enabled is offline.
-    """
+    """Return the ids of the offline controllers of a Secondary Controller List."""
+    # The controller of a virtual function that is not enabled is offline.
     entries = [struct.unpack_from("<HHB", data, 32 * (n + 1)) for n in range(min(data[0], 127))]
     return {number for number, _, state in entries if not state & 0x1}
 
@@ -320,11 +318,9 @@ class Controller:
         return sorted(number for number in others if not self._has_controller(number))
 
     def is_alone(self, info: ControllerInfo) -> bool:
-        """Return whether no other controller of the NVM subsystem can be in use.
-
-        The others may be bound to vfio-pci, so sysfs does not show them. Only a controller with
-        virtualization management has secondary controllers, and the list of these.
-        """
+        """Return whether no other controller of the NVM subsystem can be in use."""
+        # The others may be bound to vfio-pci, so sysfs does not show them. Only a controller with
+        # virtualization management has secondary controllers, and the list of these.
         if not info.has_siblings:
             return True
         idle: set[int] = set()

@@ -18,7 +18,7 @@ import importlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from cyborg.core.codec import Serializable
 from cyborg.core.errors import DriverFailed
@@ -28,14 +28,14 @@ from cyborg.drivers.sysfs import PciFunction
 
 LOG = get_logger(__name__)
 
+# The module of ``nvidia-ml-py``, which the extra ``nvml`` of this package installs.
 MODULE = "pynvml"
-"""The module of ``nvidia-ml-py``, which the extra ``nvml`` of this package installs."""
 
+# Vendor id of NVIDIA.
 NVIDIA = "10de"
-"""Vendor id of NVIDIA."""
 
+# Kernel driver with which NVML knows a GPU.
 KERNEL_DRIVER = "nvidia"
-"""Kernel driver with which NVML knows a GPU."""
 
 # nvmlEnableState_t, NVML_DEVICE_MIG_DISABLE and _ENABLE; pynvml.py of nvidia-ml-py has the values.
 _MODES = {0: "disabled", 1: "enabled"}
@@ -63,23 +63,12 @@ class GpuFacts(Serializable):
     vgpu_profiles: Mapping[str, str] = field(default_factory=dict)
 
 
-class Nvml(Protocol):
-    """Source of facts about the GPUs of a host."""
-
-    def read(self, address: str) -> GpuFacts | None:
-        """Return the facts about the GPU at a PCI address; None if they cannot be read now."""
-
-
-class NoNvml:
-    """Source without facts, for a host without NVML or a simulated sysfs."""
-
-    def read(self, address: str) -> GpuFacts | None:
-        """Return None."""
-        return None
+# Return the facts about the GPU at a PCI address; None if they cannot be read now.
+ReadFacts = Callable[[str], GpuFacts | None]
 
 
 class NvmlLibrary:
-    """Source that uses NVML; it imports ``nvidia-ml-py`` at the first use."""
+    """Reader that uses NVML; it imports ``nvidia-ml-py`` at the first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # initialisation and shutdown are counted in the process
@@ -198,10 +187,8 @@ def _create(nvml: Any, device: Any, profile: Any) -> None:
 
 
 def short_name(vgpu_type: str) -> str:
-    """Return the name of a vGPU type without its product line: ``A40-12Q`` of ``NVIDIA A40-12Q``.
-
-    NVML and the file ``name`` of a mediated device type use different product lines for one type.
-    """
+    """Return the name of a vGPU type without its product line: A40-12Q of ``NVIDIA A40-12Q``."""
+    # NVML and the file ``name`` of a mediated device type use different product lines for one type.
     return (vgpu_type.split() or [""])[-1]
 
 

@@ -15,8 +15,8 @@ from typing import Any
 from cyborg.core.errors import DriverFailed
 from cyborg.drivers.kernel import mdev
 from cyborg.drivers.kernel.nvme import Method, read_methods
-from cyborg.drivers.kernel.nvml import NoNvml, Nvml, NvmlLibrary
-from cyborg.drivers.pci.classes import Lookup, no_names, udev_names
+from cyborg.drivers.kernel.nvml import NvmlLibrary, ReadFacts
+from cyborg.drivers.pci.classes import Lookup, Names, udev_names
 from cyborg.drivers.sysfs import LOCAL_ROOT
 
 
@@ -55,7 +55,7 @@ class HostAccess:
 
     lookup: Lookup
     kernel_log: Path | None
-    nvml: Nvml
+    nvml: ReadFacts
     read_methods: Callable[[Path, str | None], Sequence[Method] | None]
     clock: Callable[[], float]
     reset: Callable[[str], str | None]
@@ -87,10 +87,10 @@ class HostAccess:
                 _refuse("changed")(parent)
 
         return cls(
-            lookup=udev_names if local else no_names,
+            lookup=udev_names if local else lambda address: Names(),
             # Documentation/ABI/testing/dev-kmsg of Linux.
             kernel_log=Path("/dev/kmsg") if local else None,
-            nvml=NvmlLibrary() if local else NoNvml(),
+            nvml=NvmlLibrary().read if local else lambda address: None,
             read_methods=read_methods if local else lambda node, number: None,
             clock=time.monotonic,
             reset=work("pci", "reset", "reset"),

@@ -31,8 +31,7 @@ Names are those of udev's hardware database: ``hwdb.d/20-pci-vendor-model.hwdb``
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from cyborg.core.inventory.device import DeviceType
 from cyborg.core.log import get_logger
@@ -41,8 +40,8 @@ from cyborg.drivers.sysfs import PciFunction
 
 LOG = get_logger(__name__)
 
+# Base class code of bridges. They are part of the bus and are never offered.
 BRIDGE = "06"
-"""Base class code of bridges. They are part of the bus and are never offered."""
 
 _BY_CLASS: Mapping[str, tuple[DeviceType, str]] = {
     "0108": (DeviceType.SSD, "CUSTOM_NVME"),  # non-volatile memory subsystems
@@ -90,8 +89,8 @@ _BY_PRODUCT: Mapping[tuple[str, str], tuple[DeviceType, str]] = {
     },
 }
 
+# Resource class, and trait, of a virtual function of a GPU: it is never like a whole card.
 GPU_VF = make_custom_name("GPU_VF")
-"""Resource class, and trait, of a virtual function of a GPU: it is never like a whole card."""
 
 
 def is_gpu(function: PciFunction) -> bool:
@@ -118,6 +117,7 @@ def default_type_and_class(vendor: str, product: str, class_code: str) -> tuple[
 
 VENDOR = "10ee"
 
+# Names of cards by the product id of the user function: that of the other function plus one.
 USER_FUNCTIONS: Mapping[str, str] = {
     "5001": "Alveo U200",
     "5005": "Alveo U250",
@@ -147,11 +147,10 @@ USER_FUNCTIONS: Mapping[str, str] = {
     "6099": "Versal VCK190",
     "6988": "Alveo U2",
 }
-"""Names of cards by the product id of the user function: that of the other function plus one."""
 
 V80 = "Alveo V80"
+# User functions of the V80 and V80P: DMA, and with the shell SLASH a second one for registers.
 V80_USER_FUNCTIONS = ("50b5", "50b6", "50bd", "50c1", "50c2")
-"""User functions of the V80 and V80P: DMA, and with the shell SLASH a second one for registers."""
 
 # Names of cards by vendor and product id of the management function.
 _MANAGEMENT: Mapping[tuple[str, str], str] = {
@@ -201,12 +200,12 @@ def find_user_function(
     return None
 
 
+# Other functions of a graphics card, by class and sub-class.
 COMPANIONS: Mapping[str, str] = {
     "0403": "audio",
     "0c03": "USB",
     "0c80": "serial bus",  # UCSI: the controller of a USB-C port
 }
-"""Other functions of a graphics card, by class and sub-class."""
 
 
 def find_companions(card: PciFunction, functions: Iterable[PciFunction]) -> list[PciFunction]:
@@ -224,21 +223,15 @@ def find_companions(card: PciFunction, functions: Iterable[PciFunction]) -> list
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
+class Names(NamedTuple):
     """Display names of the vendor and the model of a PCI function; None if unknown."""
 
     vendor: str | None = None
     model: str | None = None
 
 
+# Function that maps the address of a PCI function of this host to its names.
 Lookup = Callable[[str], Names]
-"""Function that maps the address of a PCI function of this host to its names."""
-
-
-def no_names(address: str) -> Names:
-    """Return no names; for a sysfs that is not the sysfs of this host."""
-    return Names()
 
 
 def udev_names(address: str) -> Names:

@@ -19,8 +19,8 @@ from oslo_privsep import capabilities, priv_context
 
 from cyborg.core.errors import DriverFailed
 
+# Section of the configuration file with the options of oslo.privsep.
 SECTION = "cyborg_privileged"
-"""Section of the configuration file with the options of oslo.privsep."""
 
 _denial: str | None = None
 
@@ -56,6 +56,7 @@ CONTEXT = _Context(
 
 def call_in_process_as_root() -> None:
     """Run the privileged Python functions in this process if it is a process of root."""
+    # A second process would have no privilege that this one lacks.
     if os.geteuid() == 0:
         CONTEXT.set_client_mode(False)
 

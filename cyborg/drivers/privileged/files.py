@@ -87,10 +87,10 @@ _ENABLED, _IS_64_BIT = 0x01, 0x80
 _MAX_CAPABILITIES = 48  # in 192 bytes, each of four bytes at least
 _SIZE = 256
 MARK = 0xC0DE
+# Methods that reset the configuration space too, by the names in ``pci_reset_fn_methods`` of
+# ``drivers/pci/pci.c``. Those of one kind of device, and of ACPI, may leave it: their effect cannot
+# be seen there.
 CHECKED = frozenset({"flr", "af_flr", "pm", "bus", "cxl_bus"})
-"""Methods that reset the configuration space too, by the names in ``pci_reset_fn_methods`` of
-``drivers/pci/pci.c``. Those of one kind of device, and of ACPI, may leave it: their effect cannot
-be seen there."""
 _HEADER = 64  # bytes
 
 
@@ -138,10 +138,8 @@ def set_mark(config: Path) -> Mark | None:
 
 
 def answers(config: Path) -> bool:
-    """Return whether a function answers on the bus; reads without an answer give ones.
-
-    The whole header is read: the ids of a virtual function are ones too.
-    """
+    """Return whether a function answers on the bus; reads without an answer give ones."""
+    # The whole header is read: the ids of a virtual function are ones too.
     return not config.exists() or _read(config, 0, _HEADER) != b"\xff" * _HEADER
 
 

@@ -98,10 +98,8 @@ def _parse(parent: str, type_: str, device: str) -> str:
 
 
 def _exists(device: str, parent: str, type_: str) -> bool:
-    """Return whether a device exists. Raise DriverFailed if it has another parent or type.
-
-    Raise DriverFailed also if a folder cannot be read, because this does not prove absence.
-    """
+    """Return whether a device exists. Raise DriverFailed if it has another parent or type."""
+    # Raise DriverFailed also if a folder cannot be read, because this does not prove absence.
     if not is_present(_SYS, device):
         return False
     if device not in Sysfs(_SYS).list_names(types_folder(parent) / type_ / "devices"):
@@ -114,13 +112,11 @@ def _exists(device: str, parent: str, type_: str) -> bool:
 
 
 def _find_use(device: str) -> str | None:
-    """Return why a process may use a device; None if no process can.
-
-    A group that cannot be opened may be in use. If VFIO has a group but its device node is missing,
-    as in a container without ``/dev/vfio``, the use cannot be determined. A device without a group
-    has no VFIO driver, or the kernel has no groups (``CONFIG_VFIO_GROUP``); the kernel then waits
-    with the removal until no process uses the device.
-    """
+    """Return why a process may use a device; None if no process can."""
+    # A group that cannot be opened may be in use. If VFIO has a group but its device node is
+    # missing, as in a container without ``/dev/vfio``, the use cannot be determined. A device
+    # without a group has no VFIO driver, or the kernel has no groups (``CONFIG_VFIO_GROUP``); the
+    # kernel then waits with the removal until no process uses the device.
     # ``class/vfio`` lists the groups of VFIO (``drivers/vfio/group.c``), and a device of VFIO has a
     # folder ``vfio-dev`` (``Documentation/ABI/testing/sysfs-devices-vfio-dev``).
     sysfs = Sysfs(_SYS)

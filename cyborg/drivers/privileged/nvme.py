@@ -25,15 +25,8 @@ from cyborg.core.errors import DriverFailed
 from cyborg.core.log import get_logger
 from cyborg.core.text import describe
 from cyborg.drivers.host_use.check import used_functions
-from cyborg.drivers.kernel.nvme import (
-    SANITIZE_METHODS,
-    Controller,
-    ControllerInfo,
-    Method,
-    NamespaceInfo,
-    SanitizeState,
-    choose_method,
-)
+from cyborg.drivers.kernel import nvme
+from cyborg.drivers.kernel.nvme import Controller, Method
 from cyborg.drivers.privileged import CONTEXT, files
 from cyborg.drivers.sysfs import PciFunction, Sysfs, open_node
 
@@ -115,7 +108,7 @@ def _erase_bound(found: PciFunction, end: float, permitted: Sequence[Method]) ->
         numbers = controller.namespace_ids()
         namespaces = {number: controller.identify_namespace(number) for number in numbers}
         exclusive = found.physfn is None and controller.is_alone(info)
-        method = choose_method(
+        method = nvme.choose_method(
             info, list(namespaces.values()), exclusive=exclusive, permitted=permitted
         )
         _check_all_attached(controller, info, numbers, method, virtual=found.physfn is not None)
@@ -132,7 +125,7 @@ def _erase_bound(found: PciFunction, end: float, permitted: Sequence[Method]) ->
             ]
             work = (
                 _sanitize(controller, method, end)
-                if method in SANITIZE_METHODS
+                if method in nvme.SANITIZE_METHODS
                 else _format(controller, namespaces, method, end)
             )
             _end_earlier_sanitize(controller, info, method, work, end)
@@ -153,7 +146,7 @@ def _check_unused(function: str) -> None:
 
 def _check_all_attached(
     controller: Controller,
-    info: ControllerInfo,
+    info: nvme.ControllerInfo,
     numbers: list[int],
     method: Method,
     *,
@@ -168,7 +161,7 @@ def _check_all_attached(
         raise DriverFailed(
             "the controller has no attached namespace: an erasure cannot be verified"
         )
-    if method in SANITIZE_METHODS or not info.manages_namespaces:
+    if method in nvme.SANITIZE_METHODS or not info.manages_namespaces:
         return
     # The server could have detached a namespace, or attached it to another controller: a format
     # does not erase it. Those of other virtual functions are not erased with this one; whoever has
@@ -187,20 +180,21 @@ def _check_all_attached(
 
 def _end_earlier_sanitize(
     controller: Controller,
-    info: ControllerInfo,
+    info: nvme.ControllerInfo,
     method: Method,
     work: Callable[[], None],
     end: float,
 ) -> None:
     """Wait for the end of a sanitize operation that a server or a killed agent started.
 
-    If that operation failed, do ``work`` once. A controller accepts no write after a failed
-    sanitize operation until another one succeeds, and the check of an erasure writes samples first.
+    If that operation failed, do ``work`` once.
     """
-    if not set(info.methods) & SANITIZE_METHODS:
+    # A controller accepts no write after a failed sanitize operation until another one succeeds,
+    # and the check of an erasure writes samples first.
+    if not set(info.methods) & nvme.SANITIZE_METHODS:
         return
-    if _wait_for_sanitize(controller, end) is SanitizeState.FAILED:
-        if method not in SANITIZE_METHODS:
+    if _wait_for_sanitize(controller, end) is nvme.SanitizeState.FAILED:
+        if method not in nvme.SANITIZE_METHODS:
             raise DriverFailed(
                 "an earlier sanitize operation failed, and the controller accepts no write until "
                 f"another one succeeds, which {method!s} cannot replace: sanitize the drive by "
@@ -210,7 +204,10 @@ def _end_earlier_sanitize(
 
 
 def _format(
-    controller: Controller, namespaces: dict[int, NamespaceInfo], method: Method, end: float
+    controller: Controller,
+    namespaces: dict[int, nvme.NamespaceInfo],
+    method: Method,
+    end: float,
 ) -> Callable[[], None]:
     def work() -> None:
         # One by one, also where one command erases all: each keeps its own format.
@@ -226,22 +223,22 @@ def _format(
 def _sanitize(controller: Controller, method: Method, end: float) -> Callable[[], None]:
     def work() -> None:
         controller.sanitize(method)
-        if (state := _wait_for_sanitize(controller, end)) is not SanitizeState.DONE:
+        if (state := _wait_for_sanitize(controller, end)) is not nvme.SanitizeState.DONE:
             raise DriverFailed(f"the sanitize operation did not succeed: {state}")
 
     return work
 
 
-def _wait_for_sanitize(controller: Controller, end: float) -> SanitizeState:
+def _wait_for_sanitize(controller: Controller, end: float) -> nvme.SanitizeState:
     is_ended = False
     while True:
         state, progress = controller.sanitize_status()
-        if state is SanitizeState.VERIFYING and not is_ended:
+        if state is nvme.SanitizeState.VERIFYING and not is_ended:
             is_ended = True
             # It lasts until somebody ends it. The state may end just now: then the next one counts.
             with contextlib.suppress(DriverFailed):
                 controller.end_verification()
-        elif state not in (SanitizeState.RUNNING, SanitizeState.VERIFYING):
+        elif state not in (nvme.SanitizeState.RUNNING, nvme.SanitizeState.VERIFYING):
             return state
         if time.monotonic() >= end:
             raise DriverFailed(f"the sanitize operation did not end in time: {progress:.0%} done")
@@ -285,12 +282,10 @@ def _read_partitions(descriptor: int) -> None:
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Lock a disk; return None while another program has locked it.
-
-    From then on udev does not read it, so neither LVM nor MD activates what a server left there
-    (``docs/BLOCK_DEVICE_LOCKING.md`` of systemd). What they activated before makes the exclusive
-    opening fail.
-    """
+    """Lock a disk; return None while another program has locked it."""
+    # From then on udev does not read it, so neither LVM nor MD activates what a server left there
+    # (``docs/BLOCK_DEVICE_LOCKING.md`` of systemd). What they activated before makes the exclusive
+    # opening fail.
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -316,11 +311,9 @@ def _read(descriptor: int, offset: int, buffer: mmap.mmap) -> bytes:
 
 @contextlib.contextmanager
 def _bound_to_nvme(folder: Path) -> Iterator[None]:
-    """Bind the function to the nvme driver, and in the end to vfio-pci if it was bound to that.
-
-    libvirt binds it to nvme when a server is deleted, except if the function was bound to vfio-pci
-    before the server used it.
-    """
+    """Bind the function to the nvme driver, and in the end to vfio-pci if it was bound to that."""
+    # libvirt binds it to nvme when a server is deleted, except if the function was bound to
+    # vfio-pci before the server used it.
     driver = Sysfs(folder).read_link("driver")
     if driver == _KERNEL_DRIVER:
         yield

@@ -198,11 +198,9 @@ def _used(address: str, reason: str) -> DriverFailed:
 
 
 def _find_use(sysfs: Sysfs, function: PciFunction) -> str | None:
-    """Return why a virtual function may be in use although no other check shows it.
-
-    Stricter than the check of what is offered: a removal cannot be undone. It has no exception for
-    InfiniBand without IPoIB, nor for drivers that keep a function for a guest, as of Xen.
-    """
+    """Return why a virtual function may be in use although no other check shows it."""
+    # Stricter than the check of what is offered: a removal cannot be undone. It has no exception
+    # for InfiniBand without IPoIB, nor for drivers that keep a function for a guest, as of Xen.
     driver = function.kernel_driver
     if driver is None or is_vfio(driver) or not function.class_code.startswith(_NETWORK):
         return None
@@ -251,9 +249,9 @@ def _create(host: Host, folder: Path, previous: int, count: int, autoprobe: bool
 def _set_autoprobe(host: Host, folder: Path, value: str | None) -> None:
     """Set whether kernel drivers bind to new virtual functions.
 
-    ``value`` is "1" or "0". Do nothing if it is None, or if the kernel has no such setting (before
-    4.12).
+    ``value`` is "1" or "0"; do nothing if it is None.
     """
+    # Kernels before 4.12 have no such setting.
     found = Sysfs(folder).read_text("sriov_drivers_autoprobe")
     if value is not None and found not in (None, value):
         host.write(folder / "sriov_drivers_autoprobe", value)

@@ -9,6 +9,8 @@ with EBUSY to stop a device with which it computes (``state_store`` of ``adf_sys
 """
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -49,7 +51,7 @@ def set_services(address: str, layout: str) -> None:
         raise DriverFailed(f"unknown layout {layout!r}: expected one of {sorted(QAT_LAYOUTS)}")
     check_unused(Sysfs(_SYS), function)
     folder = _SYS / "bus/pci/devices" / function / "qat"
-    change(function, _SysfsAttributes(folder), layout)
+    change(function, SysfsAttributes(folder), layout)
 
 
 def check_unused(sysfs: Sysfs, function: str) -> None:
@@ -87,6 +89,7 @@ def change(function: str, device: Attributes, layout: str) -> None:
             f"the services of {function} cannot be changed: qat/state is {old_state}, "
             f"qat/cfg_services is {old_value}"
         )
+    # Parsed: the order of services has no meaning, and a stop would need an unused device.
     if old_state == "up" and parse_services(old_value) == expected:
         return
     try:
@@ -126,24 +129,32 @@ def _observe(device: Attributes) -> tuple[str | None, tuple[str, ...]]:
     return device.read("state"), parse_services(device.read("cfg_services"))
 
 
-class _SysfsAttributes:
-    """Attributes of a device of this host."""
+def _write_line(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_TRUNC)
+    try:
+        os.write(descriptor, f"{text}\n".encode())
+    finally:
+        os.close(descriptor)
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+
+@dataclass(frozen=True, slots=True)
+class SysfsAttributes:
+    """Attributes of a device in a folder ``qat``; ``write_line`` writes a line to one of them."""
+
+    folder: Path
+    write_line: Callable[[Path, str], None] = _write_line
 
     def read(self, name: str) -> str | None:
-        return Sysfs(self._folder).read_text(name)
+        """Return the value of an attribute; None if it cannot be read."""
+        return Sysfs(self.folder).read_text(name)
 
     def has_virtual_functions(self) -> bool:
-        sysfs = Sysfs(self._folder.parent)
+        """Return whether the device has virtual functions now."""
+        sysfs = Sysfs(self.folder.parent)
         # The kernel creates the links virtfnN before it updates the number.
         links = (name for name in sysfs.list_names("") if name.startswith("virtfn"))
         return bool(sysfs.read_int("sriov_numvfs")) or any(links)
 
     def write(self, name: str, value: str) -> None:
-        descriptor = os.open(self._folder / name, os.O_WRONLY | os.O_CLOEXEC | os.O_TRUNC)
-        try:
-            os.write(descriptor, f"{value}\n".encode())
-        finally:
-            os.close(descriptor)
+        """Write an attribute. Raise OSError if the kernel refuses the value."""
+        self.write_line(self.folder / name, value)

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from cyborg.core.capture import model
-from cyborg.core.capture.model import Capture, Fault, Uevent
 from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.drivers.base import Driver
 from cyborg.drivers.kernel.nvml import GpuFacts
@@ -37,7 +36,7 @@ class RecordedUevents:
 
     def __init__(
         self,
-        capture: Capture,
+        capture: model.Capture,
         kernel: SimulatedKernel,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -52,11 +51,11 @@ class RecordedUevents:
         """Return a source of the uevents of some subsystems, as ``NetlinkSource`` of the agent."""
         return RecordedSource(self, frozenset(subsystems))
 
-    def replay_due(self) -> list[Uevent]:
+    def replay_due(self) -> list[model.Uevent]:
         """Replay the uevents that are due, and return them."""
         with self._kernel.lock:
             elapsed = self._clock() - self._begin
-            due: list[Uevent] = []
+            due: list[model.Uevent] = []
             while self._left and self._left[0].seconds <= elapsed:
                 self._replay(self._left[0])
                 due.append(self._left.pop(0))
@@ -69,7 +68,7 @@ class RecordedUevents:
                 return None
             return max(0.0, self._begin + self._left[0].seconds - self._clock())
 
-    def _replay(self, event: Uevent) -> None:
+    def _replay(self, event: model.Uevent) -> None:
         root = self._kernel.root.parent
         device = f"sys/{event.path.strip('/')}"
         physical = (root / device / "physfn").resolve()
@@ -91,6 +90,7 @@ class RecordedSource:
 
     def read(self, seconds: float | None) -> list[str]:
         """Return the subsystems of the uevents that are due; wait up to ``seconds`` for one."""
+        # Twice: without a wait if some are due already, and after it.
         due = self._events.replay_due()
         if not due:
             times = (seconds, self._events.seconds_left())
@@ -107,19 +107,12 @@ class RecordedSource:
         """Do nothing: nothing is open."""
 
 
-class RecordedNvml:
-    """The answers of NVML in a capture; an implementation of ``kernel.nvml.Nvml``."""
-
-    def __init__(self, capture: Capture) -> None:
-        """Raise Invalid for answers that are malformed."""
-        try:
-            self._facts = {a: GpuFacts.from_dict(facts) for a, facts in capture.nvml.items()}
-        except (KeyError, TypeError, ValueError) as exc:
-            raise Invalid(f"nvml: {type(exc).__name__}: {exc}", field="nvml") from exc
-
-    def read(self, address: str) -> GpuFacts | None:
-        """Return the facts about a GPU; None if the capture has none."""
-        return self._facts.get(address)
+def parse_gpus(capture: model.Capture) -> dict[str, GpuFacts]:
+    """Return the answers of NVML in a capture by address. Raise Invalid if one is malformed."""
+    try:
+        return {address: GpuFacts.from_dict(facts) for address, facts in capture.nvml.items()}
+    except (KeyError, TypeError, ValueError) as exc:
+        raise Invalid(f"nvml: {type(exc).__name__}: {exc}", field="nvml") from exc
 
 
 class ReplayedHost:
@@ -128,15 +121,16 @@ class ReplayedHost:
     Each unpacking is a boot of the host: it has a boot id of its own.
     """
 
-    def __init__(self, capture: Capture, faults: Iterable[Fault] = ()) -> None:
+    def __init__(self, capture: model.Capture, faults: Iterable[model.Fault] = ()) -> None:
         """Unpack the capture. Raise OSError, and Invalid for malformed answers of NVML."""
         self.capture = capture
-        self.nvml = RecordedNvml(capture)
+        gpus = parse_gpus(capture)
         self._folder = Path(tempfile.mkdtemp(prefix="cyborg-replay-"))
         # Also at the end of a process that could not start its agent.
         self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         try:
             unpack(capture, self._folder)
+            # A capture has no boot id: each unpacking is a boot of the host.
             self.boot_id = self._folder / "proc/sys/kernel/random/boot_id"
             self.boot_id.parent.mkdir(parents=True, exist_ok=True)
             self.boot_id.write_text(f"{uuid.uuid4()}\n")
@@ -146,11 +140,12 @@ class ReplayedHost:
         self.sysfs_root = self._folder / "sys"
         self.kernel = SimulatedKernel(self.sysfs_root, faults)
         self.uevents = RecordedUevents(capture, self.kernel)
+        # Only what a HostAccess names is replaced: a driver can reach nothing else of a host.
         control = SimulatedControl(self.kernel)
         self.access = replace(
             HostAccess.of(self.sysfs_root),
             lookup=self.find_names,
-            nvml=self.nvml,
+            nvml=gpus.get,
             reset=self.kernel.reset,
             set_count=SimulatedSriov(self.kernel).set_count,
             set_services=self.kernel.set_services,
@@ -176,6 +171,7 @@ class ReplayedHost:
                 f"the driver {driver.name} cannot be replayed: a replay does not simulate "
                 "the changes that it makes to a host"
             )
+        # The driver fake has no hardware, and so no access to replace.
         if issubclass(driver, PciDriver):
             return driver(backend, options, self.sysfs_root, self.access)
         return driver(backend, options, self.sysfs_root)
@@ -185,6 +181,7 @@ class ReplayedHost:
         return Names(*self.capture.names.get(address, (None, None)))
 
 
+# Drivers that can run on a replayed host: a HostAccess replaces all of their host work.
 SIMULATED = frozenset(
     {
         "cyborg.drivers.fake:FakeDriver",
@@ -196,4 +193,3 @@ SIMULATED = frozenset(
         "cyborg.drivers.nvme.driver:NvmeDriver",
     }
 )
-"""Drivers that can run on a replayed host: a HostAccess replaces all of their host work."""

@@ -36,7 +36,7 @@ from cyborg.drivers.host_use.check import used_functions
 from cyborg.drivers.kernel import interfaces
 from cyborg.drivers.kernel.mdev import DEVICES, is_present, types_folder
 from cyborg.drivers.pci import sriov
-from cyborg.drivers.sysfs import Sysfs
+from cyborg.drivers.sysfs import PCI_DEVICES, Sysfs
 
 _MAX_INSTANCE = re.compile(r"max_instance=([0-9]{1,4})")  # in the description of NVIDIA's types
 _ERRORS: Mapping[FaultKind, int] = {
@@ -70,7 +70,7 @@ class SimulatedKernel:
         self.root = sysfs_root
         self.sysfs = Sysfs(sysfs_root)
         self.data: dict[str, str] = {}
-        self.lock = threading.RLock()
+        self.lock = threading.RLock()  # reentrant: a fault removes functions during an operation
         self._faults: list[_PendingFault] = []
         self._capacities: dict[tuple[str, str], int] = {}
         for fault in faults:
@@ -134,8 +134,6 @@ class SimulatedKernel:
         for name in Sysfs(folder).list_names("."):
             if not (folder / name).exists():
                 (folder / name).unlink(missing_ok=True)
-
-    # Mediated devices: the protocol gpu.driver.MdevControl.
 
     def create(self, parent: str, type_: str, device: str) -> None:
         """Create a mediated device; if it exists, create it again. Raise DriverFailed."""
@@ -202,8 +200,6 @@ class SimulatedKernel:
                 free = int(capacity[name] * (1 - used) + 1e-9)
             (self.root / types / name / "available_instances").write_text(f"{max(0, free)}\n")
 
-    # Services of QAT devices: the type crypto.driver.SetServices.
-
     def set_instances(self, address: str, profile: str | None) -> None:
         """Raise DriverFailed: a capture has the types of mediated devices for one profile only."""
         raise DriverFailed(f"{address} cannot be changed: MIG instances are not simulated")
@@ -215,9 +211,18 @@ class SimulatedKernel:
 
         with self.lock:
             qat.check_unused(self.sysfs, address)
-            qat.change(address, _QatAttributes(self, address), layout)
+            folder = self.root / PCI_DEVICES / address / "qat"
+            qat.change(address, qat.SysfsAttributes(folder, self._write_qat), layout)
 
-    # Reset of functions: the type reset.Reset.
+    def _write_qat(self, path: Path, value: str) -> None:
+        """Write an attribute of a QAT device. Raise OSError as the kernel does."""
+        # adf_dev_restart resets the device when it starts.
+        resets = (path.name, value) == ("state", "up")
+        self.check_fault(path.parent.parent.name, Operation.CONFIGURE, resets=resets)
+        # It refuses services of a device that runs: cfg_services_store.
+        if path.name == "cfg_services" and Sysfs(path.parent).read_text("state") == "up":
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        path.write_text(f"{value}\n")
 
     def reset(self, address: str) -> str | None:
         """Reset a function; return the methods, None if it disappeared. Raise DriverFailed."""
@@ -226,8 +231,6 @@ class SimulatedKernel:
                 return None
             self.check_fault(address, Operation.RESET)
             return self.sysfs.read_text(f"bus/pci/devices/{address}/reset_method") or "reset"
-
-    # Erasure of drives: the type nvme.Erase.
 
     def erase(self, address: str, timeout: float, methods: Sequence[str]) -> Mapping[str, Any]:
         """Erase a drive; return the method and counts, as ``privileged.nvme.erase`` does."""
@@ -243,39 +246,13 @@ class SimulatedKernel:
                 raise DriverFailed(f"{address} cannot be erased: {reason}")
             self.check_fault(address, Operation.ERASE)
             self.data.pop(address, None)
-            folder = Path("bus/pci/devices") / address / "nvme"
+            folder = PCI_DEVICES / address / "nvme"
             count = sum(
                 name.startswith("nvme")
                 for controller in self.sysfs.list_names(folder)
                 for name in self.sysfs.list_names(folder / controller)
             )
             return {"method": "simulated", "namespaces": count, "samples": _SAMPLES * count}
-
-
-class _QatAttributes:
-    """The attributes of a QAT device in the tree; see ``privileged.qat.Attributes``."""
-
-    def __init__(self, kernel: SimulatedKernel, address: str) -> None:
-        self._kernel = kernel
-        self._address = address
-        self._folder = Path("bus/pci/devices") / address
-
-    def read(self, name: str) -> str | None:
-        """Return the value of an attribute."""
-        return self._kernel.sysfs.read_text(self._folder / "qat" / name)
-
-    def write(self, name: str, value: str) -> None:
-        """Write an attribute. Raise OSError as the kernel does."""
-        # adf_dev_restart resets the device when it starts.
-        resets = (name, value) == ("state", "up")
-        self._kernel.check_fault(self._address, Operation.CONFIGURE, resets=resets)
-        if name == "cfg_services" and self.read("state") == "up":
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        (self._kernel.root / self._folder / "qat" / name).write_text(f"{value}\n")
-
-    def has_virtual_functions(self) -> bool:
-        """Return whether the device has virtual functions."""
-        return bool(self._kernel.sysfs.read_int(self._folder / "sriov_numvfs"))
 
 
 @contextlib.contextmanager

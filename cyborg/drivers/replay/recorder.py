@@ -18,27 +18,25 @@ from pathlib import Path
 from typing import Any
 
 from cyborg.core.capture import model
-from cyborg.core.capture.model import MAX_FILE, Capture, Folder, check
 from cyborg.core.drivers.registry import Support
 from cyborg.core.errors import CyborgError, Invalid
 from cyborg.core.inventory.device import Device
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import Driver, MeasureInterface, PartitionInterface
-from cyborg.drivers.kernel.nvml import Nvml, is_known
+from cyborg.drivers.kernel.nvml import ReadFacts, is_known
 from cyborg.drivers.pci import classes, health
 from cyborg.drivers.pci.access import HostAccess
-from cyborg.drivers.pci.classes import is_gpu
 from cyborg.drivers.pci.driver import PciDriver
 from cyborg.drivers.sysfs import Sysfs, observed_by
 
 LOG = get_logger(__name__)
 
 _GZIP = b"\x1f\x8b"
+# Files with this suffix are written with compression.
 SUFFIX = ".gz"
-"""Files with this suffix are written with compression."""
 
 
-def load_capture(path: Path) -> Capture:
+def load_capture(path: Path) -> model.Capture:
     """Return the capture in a file. Raise Invalid with the reason, or OSError."""
     with path.open("rb") as file:
         data = file.read(model.MAX_TEXT + 1)
@@ -56,25 +54,26 @@ def load_capture(path: Path) -> Capture:
         raise Invalid(f"{path}: {exc.message}", field="capture") from exc
 
 
-def save_capture(capture: Capture, path: Path) -> int:
+def save_capture(capture: model.Capture, path: Path) -> int:
     """Write a capture to a new file that only its owner can read; return its size in bytes.
 
     Raise Invalid if it is too large, and OSError, also if the file exists.
     """
+    # Checked before the file is created: a capture that is too large could not be loaded.
     data = "".join(model.dump(capture)).encode()
     if len(data) > model.MAX_TEXT:
         raise Invalid(
             f"the capture has {len(data)} bytes, expected up to {model.MAX_TEXT}", field="capture"
         )
     if path.name.endswith(SUFFIX):
-        data = gzip.compress(data, mtime=0)
+        data = gzip.compress(data, mtime=0)  # the same bytes for the same capture
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with open(descriptor, "wb") as file:
         file.write(data)
     return len(data)
 
 
-def unpack(capture: Capture, root: Path) -> None:
+def unpack(capture: model.Capture, root: Path) -> None:
     """Write the tree of a capture below a folder; links that exist stay. Raise OSError."""
     for path, folder in capture.folders.items():
         here = root / path
@@ -117,9 +116,9 @@ class Recorder:
         self.unreadable: dict[str, str] = {}
 
     @property
-    def folders(self) -> dict[str, Folder]:
+    def folders(self) -> dict[str, model.Folder]:
         """Return what was recorded so far."""
-        return {path: Folder(f.files, f.links) for path, f in self._folders.items() if path}
+        return {path: model.Folder(f.files, f.links) for path, f in self._folders.items() if path}
 
     def on_read(self, path: Path, content: bytes | None, error: int) -> None:
         """Record the content of a file, or that it cannot be read."""
@@ -139,7 +138,7 @@ class Recorder:
             content = b"".join(line for line in lines if b"vfio" in line)
         files = self._folder(folder).files
         # A file may be read several times, with different limits.
-        if len(content) <= MAX_FILE and len(files.get(name) or b"") <= len(content):
+        if len(content) <= model.MAX_FILE and len(files.get(name) or b"") <= len(content):
             files[name] = content
 
     def on_facts(self, place: str, content: bytes) -> None:
@@ -263,7 +262,7 @@ def record_host(
     source: str,
     sysfs_root: Path = Path("/sys"),
     access: HostAccess | None = None,
-) -> tuple[Capture, list[str]]:
+) -> tuple[model.Capture, list[str]]:
     """Return the capture of a host, and the errors of drivers, one sentence each.
 
     ``access`` has the names of the devices and the facts about GPUs; the default is that of the
@@ -281,14 +280,15 @@ def record_host(
             for options in _option_sets(driver, sysfs):
                 try:
                     _run(driver(driver.name, options, sysfs_root))
+                # One driver that fails must not lose what the others read.
                 except (CyborgError, OSError, ValueError) as exc:
                     errors.append(f"driver {driver.name}: {type(exc).__name__}: {exc}")
     # Where /lib is a link to /usr/lib, the capture has /lib as the folder.
     folders = {path.removeprefix("usr/"): folder for path, folder in recorder.folders.items()}
     folders = dict(_without_empty_parents(folders))
-    check(folders)
+    model.check(folders)
     return (
-        Capture(
+        model.Capture(
             source=source,
             folders=folders,
             kernel=kernel,
@@ -301,20 +301,16 @@ def record_host(
 
 
 def _option_sets(driver: type[Driver], sysfs: Sysfs) -> Iterator[dict[str, Any]]:
-    """Yield the options for each run of a driver.
-
-    A parent of mediated devices is discovered as a parent, and in another run as a whole. A GPU
-    with virtual functions is discovered without them, and in another run with them: a driver reads
-    more about the layouts of a card whose virtual functions it offers.
-    """
+    """Yield the options for each run of a driver."""
+    # A parent of mediated devices is discovered as a parent, and in another run as a whole. A GPU
+    # with virtual functions is discovered without them, and in another run with them: a driver
+    # reads more about the layouts of a card whose virtual functions it offers.
     options = options_for_capture(driver, sysfs)
     yield options
     if options.get("mdev_types"):
         options = {**options, "mdev_types": []}
         yield options
-    if issubclass(driver, PciDriver) and any(
-        function.physfn is not None and is_gpu(function) for function in sysfs.pci_functions()
-    ):
+    if issubclass(driver, PciDriver) and any(map(classes.is_gpu_vf, sysfs.pci_functions())):
         yield {**options, "devices": ["address=*,functions=all"]}
 
 
@@ -327,7 +323,9 @@ def _run(driver: Driver) -> None:
             driver.layouts(device)
 
 
-def _without_empty_parents(folders: Mapping[str, Folder]) -> Iterator[tuple[str, Folder]]:
+def _without_empty_parents(
+    folders: Mapping[str, model.Folder],
+) -> Iterator[tuple[str, model.Folder]]:
     """Yield the folders, without empty ones that another folder's path contains."""
     parents = {path.rpartition("/")[0] for path in folders}
     for path, folder in folders.items():
@@ -335,17 +333,14 @@ def _without_empty_parents(folders: Mapping[str, Folder]) -> Iterator[tuple[str,
             yield path, folder
 
 
-def _facts(sysfs: Sysfs, nvml: Nvml) -> Iterator[tuple[str, dict[str, Any]]]:
+def _facts(sysfs: Sysfs, nvml: ReadFacts) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the answers of NVML about the GPUs that it knows, by address."""
     for function in sysfs.pci_functions():
-        if is_known(function) and (facts := nvml.read(function.address)) is not None:
+        if is_known(function) and (facts := nvml(function.address)) is not None:
             yield function.address, facts.to_dict()
 
 
-def _names(
-    sysfs: Sysfs, lookup: classes.Lookup
-) -> Iterator[tuple[str, tuple[str | None, str | None]]]:
+def _names(sysfs: Sysfs, lookup: classes.Lookup) -> Iterator[tuple[str, classes.Names]]:
     for address in sysfs.list_names("bus/pci/devices"):
-        names = lookup(address)
-        if (names.vendor, names.model) != (None, None):
-            yield address, (names.vendor, names.model)
+        if (names := lookup(address)) != classes.Names():
+            yield address, names

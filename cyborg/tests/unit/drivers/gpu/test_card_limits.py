@@ -41,7 +41,7 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedKernel:
 
 def make_driver(kernel: SimulatedKernel, rule: str = "", limit: int | None = None) -> GpuDriver:
     options = {"mdev_types": [f"address=0000:6e:00.[1-7]|0000:6e:01.0,type={TYPE}{rule}"]}
-    access = replace(privileged_access(kernel.root), nvml=Source(limit))
+    access = replace(privileged_access(kernel.root), nvml=Source(limit).read)
     driver = GpuDriver("gpus", options, kernel.root, access)
     driver.host = "compute-1"
     return driver

@@ -91,7 +91,7 @@ class MigDriver(GpuDriver):
     ) -> None:
         access = replace(
             privileged_access(Path(sysfs_root)),
-            nvml=NvmlLibrary(),
+            nvml=NvmlLibrary().read,
             set_instances=Control().set_instances,
         )
         super().__init__(backend, options, sysfs_root, access)

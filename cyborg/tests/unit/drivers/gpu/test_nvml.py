@@ -84,7 +84,7 @@ def card(driver: str | None, vendor: str = "10de") -> PciFunction:
 
 def test_facts_are_read_once_while_bound() -> None:
     source, memory = Source(GpuFacts(uuid="one", max_vgpus={"A40-12Q": 4})), VolatileMemory()
-    reader = FactsReader(source)
+    reader = FactsReader(source.read)
     for _ in range(3):
         assert reader.read(card("nvidia"), memory).uuid == "one"
     assert source.count == 1
@@ -96,7 +96,7 @@ def test_facts_are_read_once_while_bound() -> None:
 
 def test_facts_that_cannot_be_read_are_tried_again() -> None:
     source, memory = Source(None), VolatileMemory()
-    reader = FactsReader(source)
+    reader = FactsReader(source.read)
     assert reader.read(card("nvidia"), memory) == GpuFacts()
     source.facts = GpuFacts(uuid="one")
     assert reader.read(card("nvidia"), memory).uuid == "one"
@@ -104,9 +104,9 @@ def test_facts_that_cannot_be_read_are_tried_again() -> None:
 
 def test_facts_of_a_gpu_in_use_survive_a_restart(tmp_path: Path) -> None:
     facts = GpuFacts(uuid="one", memory=8, ecc="enabled", max_vgpus={"A40-12Q": 4})
-    FactsReader(Source(facts)).read(card("nvidia"), MemoryFile(tmp_path / "m").of("gpus"))
+    FactsReader(Source(facts).read).read(card("nvidia"), MemoryFile(tmp_path / "m").of("gpus"))
     source = Source(None)
-    found = FactsReader(source).read(card("vfio-pci"), MemoryFile(tmp_path / "m").of("gpus"))
+    found = FactsReader(source.read).read(card("vfio-pci"), MemoryFile(tmp_path / "m").of("gpus"))
     assert found == GpuFacts(uuid="one", memory=8, ecc="enabled")
     assert source.count == 0
 
@@ -115,12 +115,12 @@ def test_facts_of_a_gpu_in_use_survive_a_restart(tmp_path: Path) -> None:
 def test_facts_of_another_release_are_ignored(text: str) -> None:
     memory = VolatileMemory()
     memory.put(f"gpu {CARD} 2235", text)
-    assert FactsReader(Source(None)).read(card("vfio-pci"), memory) == GpuFacts()
+    assert FactsReader(Source(None).read).read(card("vfio-pci"), memory) == GpuFacts()
 
 
 def test_facts_of_other_vendors_are_not_read() -> None:
     source = Source(GpuFacts(uuid="one"))
-    assert FactsReader(source).read(card("nvidia", "1002"), VolatileMemory()) == GpuFacts()
+    assert FactsReader(source.read).read(card("nvidia", "1002"), VolatileMemory()) == GpuFacts()
     assert source.count == 0
 
 
@@ -128,7 +128,7 @@ def test_discover_shows_the_facts_of_a_card(library: ctypes.CDLL, tmp_path: Path
     tree = SysfsTree(tmp_path / "sys")
     tree.add_function(CARD, "10de", "2235", "030200", kernel_driver="nvidia")
     tree.add_function(AMD, "1002", "73bf", "030000")
-    access = replace(HostAccess.of(tree.root), nvml=NvmlLibrary())
+    access = replace(HostAccess.of(tree.root), nvml=NvmlLibrary().read)
     driver = GpuDriver("gpus", {"devices": ["class=03"]}, tree.root, access)
     found: dict[str, Device] = {device.address: device for device in driver.discover()}
     assert found[CARD].serial == UUID

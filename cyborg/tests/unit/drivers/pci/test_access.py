@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from cyborg.core.errors import DriverFailed
-from cyborg.drivers.kernel.nvml import NoNvml
 from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.pci.classes import Names
 
@@ -48,7 +47,7 @@ def test_mediated_device_of_another_sysfs_is_removed_only_if_absent(tmp_path: Pa
 def test_another_sysfs_reads_nothing_of_this_host(tmp_path: Path) -> None:
     access = HostAccess.of(tmp_path)
     assert access.kernel_log is None
-    assert isinstance(access.nvml, NoNvml)
+    assert access.nvml("0000:3b:00.0") is None
     assert access.lookup(CARD) == Names(None, None)
     assert access.read_methods(Path("/dev/nvme0"), "240:0") is None
 

@@ -145,7 +145,7 @@ def test_replay_shows_the_answers_of_nvml(tmp_path: Path) -> None:
     types = kernel.root / "bus/pci/devices" / CARD / "mdev_supported_types"
     (types / "nvidia-1/name").write_text("NVIDIA A100-1-5C\n")
     capture, _ = record_host(
-        DRIVERS, "test", kernel.root, replace(HostAccess.of(kernel.root), nvml=OneGpu())
+        DRIVERS, "test", kernel.root, replace(HostAccess.of(kernel.root), nvml=OneGpu().read)
     )
     save_capture(capture, tmp_path / "host.jsonl")
     host = ReplayedHost(load_capture(tmp_path / "host.jsonl"))

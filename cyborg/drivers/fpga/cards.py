@@ -14,19 +14,15 @@ AMD. For AWS, ``src/runtime_src/core/pcie/driver/linux/xocl/devices.h`` of XRT h
 and f011, and ``hdk/cl/examples`` of aws-fpga the others.
 """
 
-import contextlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
-from cyborg.core.address import PciAddress
-from cyborg.core.errors import Invalid
 from cyborg.core.inventory.device import Deployable, Device
 from cyborg.drivers.pci import classes
-from cyborg.drivers.pci.classes import management_product
-from cyborg.drivers.sysfs import PciFunction, Sysfs
+from cyborg.drivers.sysfs import PCI_DEVICES, PciFunction, Sysfs, functions_on
 
 REGIONS, MANAGERS = Path("class/fpga_region"), Path("class/fpga_manager")
 _REGION = re.compile(r"region([0-9]{1,6})")
@@ -122,6 +118,7 @@ def _read_card(
     regions: list[Region] = []
     for number, folder in enumerate(parts or base):
         fme = next((part for part in folder.path.parts if _FME.fullmatch(part)), None)
+        # A wrong port would reconfigure the region of another server.
         port = number if fme is not None and len(parts) == ports_num else None
         manager = _nearest(folder, managers)
         regions.append(
@@ -141,10 +138,8 @@ def _read_card(
 
 
 def _read_ports(sysfs: Sysfs, folders: Iterable[_Folder]) -> dict[int, str | None]:
-    """Return the function ids in these base regions by port number.
-
-    A port that is assigned to a virtual function is in the base region of that function.
-    """
+    """Return the function ids in these base regions by port number."""
+    # A port that is assigned to a virtual function is in the base region of that function.
     found: dict[int, str | None] = {}
     for folder in folders:
         for name in _children(sysfs, folder, _PORT):
@@ -173,17 +168,10 @@ def _entries(sysfs: Sysfs, folder: Path, form: re.Pattern[str]) -> list[_Folder]
     found: list[_Folder] = []
     for name in sysfs.list_names(folder):
         path = sysfs.resolve(folder / name, strict=True)
-        if form.fullmatch(name) and path is not None and (function := _function_of(path)):
-            found.append(_Folder(name, path, function))
+        if form.fullmatch(name) and path is not None and (functions := functions_on(path)):
+            found.append(_Folder(name, path, functions[0]))
+    # By number: as text, region10 is before region2.
     return sorted(found, key=lambda entry: (len(entry.name), entry.name))
-
-
-def _function_of(path: Path) -> str | None:
-    """Return the PCI function that contains a device folder."""
-    for part in reversed(path.parts):
-        with contextlib.suppress(Invalid):
-            return str(PciAddress.parse(part))
-    return None
 
 
 def _children(sysfs: Sysfs, folder: _Folder, form: re.Pattern[str]) -> list[str]:
@@ -229,6 +217,7 @@ def _intel(name: str, programmer: ProgrammerName, *products: str) -> dict[tuple[
     return {(INTEL, product): family for product in products}
 
 
+# Families by vendor and product id of the functions that are offered.
 FAMILIES: Mapping[tuple[str, str], Family] = {
     # The physical function, then the virtual ones.
     **_intel("Intel PAC Arria 10", ProgrammerName.DFL, "09c4", "09c5"),
@@ -256,7 +245,6 @@ FAMILIES: Mapping[tuple[str, str], Family] = {
         for product in ("f000", "f001", "f002", "f004", "f010", "f011")
     },
 }
-"""Families by vendor and product id of the functions that are offered."""
 
 
 def find_family(vendor: str, product: str) -> Family | None:
@@ -264,7 +252,6 @@ def find_family(vendor: str, product: str) -> Family | None:
     return FAMILIES.get((vendor, product))
 
 
-_DEVICES = Path("bus/pci/devices")
 _SUFFIX = "-region"
 
 
@@ -280,7 +267,7 @@ def list_regions(sysfs: Sysfs, card: PciFunction, found: CardRegions | None) -> 
     family = find_family(card.vendor, card.product)
     if family is None or not family.has_management:
         return []
-    return [Region("", identity=sysfs.identity(_DEVICES / card.address))]
+    return [Region("", identity=sysfs.identity(PCI_DEVICES / card.address))]
 
 
 def find_management(card: PciFunction, functions: Mapping[str, PciFunction]) -> str | None:
@@ -288,7 +275,7 @@ def find_management(card: PciFunction, functions: Mapping[str, PciFunction]) -> 
     family = find_family(card.vendor, card.product)
     if family is None or not family.has_management:
         return None
-    slot, product = card.address.rpartition(".")[0], management_product(card.product)
+    slot, product = card.address.rpartition(".")[0], classes.management_product(card.product)
     for other in functions.values():
         if other.address.rpartition(".")[0] == slot and other.product == product:
             return other.address
@@ -314,18 +301,11 @@ def split(
     handles = {handle.address: handle for handle in whole.handles}
     found: list[tuple[int, Deployable]] = []
     for number in range(count):
-        virtual = sysfs.read_link(_DEVICES / card.address / f"virtfn{number}")
+        virtual = sysfs.read_link(PCI_DEVICES / card.address / f"virtfn{number}")
         if virtual is None or virtual not in handles:
             continue
         address = card.address if number == 0 else f"{card.address}{_SUFFIX}{number}"
-        part = Deployable(
-            address=address,
-            resource_class=whole.resource_class,
-            traits=whole.traits,
-            handles=(handles[virtual],),
-            attributes=whole.attributes,
-        )
-        found.append((number, part))
+        found.append((number, replace(whole, address=address, handles=(handles[virtual],))))
     return found if len(found) == len(handles) else []
 
 

@@ -77,10 +77,12 @@ def check_properties(
                 f"the image does not fit the region: its property {REGION} is "
                 f"{properties.get(REGION)!r:.200}, the interface id of the region is {interface_id}"
             )
+    # Whether it fits this card cannot be checked.
     elif REGION in properties:
         raise DriverFailed(
             f"the image is for regions with an interface id ({REGION}), and the region has none"
         )
+    # With an interface id they are optional: that is compared above.
     for key, expected in ((VENDOR, vendor), (PRODUCT, product)):
         if key not in properties and interface_id is not None:
             continue
@@ -111,6 +113,7 @@ def read_header(path: Path) -> GbsHeader:
         head = file.read(_HEADER.size)
         if len(head) < _HEADER.size or not head.startswith(GBS_MAGIC):
             raise DriverFailed("the image is not a GBS file: its magic number is missing")
+        # Before the metadata are read: the length is in the file of somebody else.
         length = _HEADER.unpack(head)[1]
         if not 0 < length <= MAX_METADATA:
             raise DriverFailed(f"the image has metadata of {length} bytes: the limit is 64 KiB")
@@ -159,9 +162,9 @@ _CERTIFICATES = {1: "cancels a key", 2: "sets a root key", 3: "sets a root key"}
 def check_image(path: Path, offset: int) -> None:
     """Raise DriverFailed for a signed image that is not one for a region.
 
-    ``offset`` is the byte after the metadata of a GBS file. An image without these blocks is
-    accepted: the card decides whether it loads it.
+    ``offset`` is the byte after the metadata of a GBS file.
     """
+    # An image without these blocks is accepted: the card decides whether it loads it.
     size = path.stat().st_size
     with path.open("rb") as file:
         file.seek(offset)
@@ -177,6 +180,7 @@ def check_image(path: Path, offset: int) -> None:
     if content != _REGION:
         target = _CONTENTS.get(content, f"content type {content}")
         raise DriverFailed(f"the image is signed for {target} of the card, not for a region")
+    # Last: what an image is for matters more than that it is cut off.
     if offset + BLOCKS + length > size:
         raise DriverFailed(
             f"the image ends in its payload of {length} bytes: it has {size} bytes in all"
@@ -192,8 +196,8 @@ class Target:
 
     card: str
     region: Region
-    management: str | None = None
-    kernel_driver: str | None = None
+    management: str | None
+    kernel_driver: str | None
 
 
 class Programmer(Protocol):

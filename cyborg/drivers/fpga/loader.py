@@ -23,17 +23,7 @@ from cyborg.core.address import PciAddress
 from cyborg.core.errors import CyborgError, DriverFailed, Invalid
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import Image, ImageStore, Memory
-from cyborg.drivers.fpga import cards
-from cyborg.drivers.fpga.cards import MANAGERS, ProgrammerName, Region, find_family, read_regions
-from cyborg.drivers.fpga.images import (
-    FUNCTION,
-    PROGRAMMERS,
-    REGION,
-    Programmer,
-    Target,
-    check_properties,
-    parse_id,
-)
+from cyborg.drivers.fpga import cards, images
 from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
@@ -56,7 +46,7 @@ class Record:
     shown: str | None
     given: bool = False
 
-    def is_trusted(self, region: Region, boot_id: str | None) -> bool:
+    def is_trusted(self, region: cards.Region, boot_id: str | None) -> bool:
         """Return whether the region still has the recorded image."""
         return (
             self.boot_id == boot_id
@@ -69,47 +59,40 @@ class Record:
 _LOCK = threading.Lock()
 
 
+@dataclass(frozen=True, slots=True)
 class RecordStore:
-    """Store of the records, by card and number of the region. Thread-safe."""
+    """Store of the records, by card and number of the region. Thread-safe.
 
-    def __init__(self, memory: Callable[[], Memory]) -> None:
-        """``memory`` returns the memory of the driver, which the agent sets later."""
-        self._memory = memory
-        self._lock = _LOCK
+    ``memory`` returns the memory of the driver, which the agent sets later.
+    """
+
+    memory: Callable[[], Memory]
 
     def get(self, card: str, number: int) -> Record | None:
         """Return the record of a region, trusted or not."""
-        with self._lock:
+        with _LOCK:
             return self._read(card).get(str(number))
 
-    def put(self, card: str, number: int, record: Record) -> None:
-        """Store the record of a region. Raise OSError."""
-        with self._lock:
+    def put(self, card: str, number: int, record: Record | None) -> None:
+        """Store the record of a region; None removes it. Raise OSError."""
+        with _LOCK:
             self._write(card, {**self._read(card), str(number): record})
-
-    def forget(self, card: str, number: int) -> None:
-        """Remove the record of a region. Raise OSError."""
-        with self._lock:
-            self._update(card, lambda key, record: None if key == str(number) else record)
 
     def mark_given(self, card: str) -> None:
         """Mark the records of a card before a server gets the card as a whole. Raise OSError."""
-        with self._lock:
-            self._update(card, lambda key, record: replace(record, given=True))
+        with _LOCK:
+            found = self._read(card)
+            self._write(card, {key: replace(record, given=True) for key, record in found.items()})
 
     def forget_given(self, card: str) -> None:
         """Remove the marked records of a card that a server has released. Raise OSError."""
-        with self._lock:
-            self._update(card, lambda key, record: None if record.given else record)
-
-    def _update(self, card: str, change: Callable[[str, Record], Record | None]) -> None:
-        found = self._read(card)
-        changed = {key: change(key, record) for key, record in found.items()}
-        # Written also without a change: an earlier call may have failed to write its change.
-        self._write(card, {k: record for k, record in changed.items() if record is not None})
+        with _LOCK:
+            found = self._read(card)
+            # Written also without a change: an earlier call may have failed to write its change.
+            self._write(card, {key: None if r.given else r for key, r in found.items()})
 
     def _read(self, card: str) -> dict[str, Record]:
-        text = self._memory().get(_key(card))
+        text = self.memory().get(_key(card))
         if text is None:
             return {}
         try:
@@ -124,9 +107,9 @@ class RecordStore:
         )
         return {}
 
-    def _write(self, card: str, records: dict[str, Record]) -> None:
-        body = {number: asdict(record) for number, record in records.items()}
-        if not self._memory().put(_key(card), json.dumps(body) if body else None):
+    def _write(self, card: str, records: Mapping[str, Record | None]) -> None:
+        body = {number: asdict(record) for number, record in records.items() if record is not None}
+        if not self.memory().put(_key(card), json.dumps(body) if body else None):
             raise OSError(errno.EIO, "the memory of the drivers cannot be written")
 
 
@@ -141,47 +124,31 @@ _Observed = tuple[str | None, str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A region to program; ``number`` is the number of the region on its card.
+class Place(images.Target):
+    """A region to program, as it was before; ``number`` is the number of it on its card.
 
     ``function`` is the physical function of the card, ``count`` its number of regions.
     """
 
-    target: Target
     number: int
     function: PciFunction
     count: int
 
-    @property
-    def card(self) -> str:
-        """Return the address of the card."""
-        return self.function.address
 
-    @property
-    def region(self) -> Region:
-        """Return the region as it was before the programming."""
-        return self.target.region
-
-
+@dataclass(frozen=True, slots=True)
 class ImageLoader:
-    """Loader of images into the regions of a host."""
+    """Loader of images into the regions of a host.
 
-    def __init__(
-        self,
-        sysfs: Sysfs,
-        images: Callable[[], ImageStore],
-        records: RecordStore,
-        access: HostAccess,
-        programmer: ProgrammerName,
-        timeout: float,
-    ) -> None:
-        """``timeout`` limits the run of a tool, in seconds; ``images`` returns the image store."""
-        self._sysfs = sysfs
-        self._images = images
-        self._records = records
-        self._access = access
-        self._programmer = programmer
-        self._timeout = timeout
+    ``get_images`` returns the image store, which the agent sets later. ``timeout`` limits the run
+    of a tool, in seconds.
+    """
+
+    sysfs: Sysfs
+    get_images: Callable[[], ImageStore]
+    records: RecordStore
+    access: HostAccess
+    programmer: cards.ProgrammerName
+    timeout: float
 
     def load(
         self, device: str, deployable: str, image: str | None, function_id: str | None = None
@@ -192,8 +159,11 @@ class ImageLoader:
         image does not fit or cannot be loaded; the error says which image is then in the region.
         """
         card = parse_address(device)
-        with _card_lock(card):
+        with _LOCKS_LOCK:
+            lock = _LOCKS[card]
+        with lock:
             place = self._find_place(card, deployable)
+            # Again under the lock: another job may have loaded the image meanwhile.
             record = self.trusted_record(card, place.number, place.region)
             if record is not None and (
                 record.image == image or (image is None and record.function_id == function_id)
@@ -201,31 +171,31 @@ class ImageLoader:
                 return None
             programmer = self._find_programmer(place)
             if image is None:
-                image = self._images().find(_properties(function_id or "", place.region))
+                image = self.get_images().find(_properties(function_id or "", place.region))
                 if record is not None and record.image == image:
                     return None
             self._replace(place, programmer, image, record)
         return image
 
-    def trusted_record(self, card: str, number: int, region: Region) -> Record | None:
+    def trusted_record(self, card: str, number: int, region: cards.Region) -> Record | None:
         """Return the record of the image of a region, if the region still has the image."""
-        record = self._records.get(card, number)
+        record = self.records.get(card, number)
         trusted = record is not None and record.is_trusted(region, self._boot_id())
         return record if trusted else None
 
-    def manager_state(self, region: Region) -> str | None:
+    def manager_state(self, region: cards.Region) -> str | None:
         """Return the state of the FPGA manager of a region; None if the region has no manager."""
         if region.manager is None:
             return None
-        return self._sysfs.read_text(MANAGERS / region.manager / "state")
+        return self.sysfs.read_text(cards.MANAGERS / region.manager / "state")
 
     def _find_place(self, card: str, deployable: str) -> Place:
         """Return the region of a deployable. Raise DriverFailed if there is none."""
-        functions = {f.address: f for f in self._sysfs.pci_functions()}
+        functions = {f.address: f for f in self.sysfs.pci_functions()}
         if (function := functions.get(card)) is None:
             raise DriverFailed(f"there is no card {card}")
-        found = read_regions(self._sysfs, functions.values()).get(card)
-        regions = cards.list_regions(self._sysfs, function, found)
+        found = cards.read_regions(self.sysfs, functions.values()).get(card)
+        regions = cards.list_regions(self.sysfs, function, found)
         if not regions:
             raise DriverFailed(
                 f"{card} has no FPGA region: it is bound to the kernel driver "
@@ -239,15 +209,11 @@ class ImageLoader:
                 f"{card} is offered as a whole and has {len(regions)} regions: create a virtual "
                 "function for each"
             )
-        target = Target(
-            card,
-            regions[number],
-            cards.find_management(function, functions),
-            function.kernel_driver,
-        )
-        return Place(target, number, function, len(regions))
+        management = cards.find_management(function, functions)
+        driver = function.kernel_driver
+        return Place(card, regions[number], management, driver, number, function, len(regions))
 
-    def _find_programmer(self, place: Place) -> Programmer:
+    def _find_programmer(self, place: Place) -> images.Programmer:
         """Return the programmer for a region. Raise DriverFailed if none can load an image."""
         if place.function.numvfs > place.count:
             raise DriverFailed(
@@ -255,25 +221,26 @@ class ImageLoader:
                 "region(s): an image would change the accelerator of other "
                 "servers; create one virtual function for each region"
             )
-        name = self._programmer
-        if name is ProgrammerName.AUTO:
-            family = find_family(place.function.vendor, place.function.product)
-            name = ProgrammerName.FIRMWARE if family is None else family.programmer
-        if name is ProgrammerName.NONE:
+        name = self.programmer
+        if name is cards.ProgrammerName.AUTO:
+            family = cards.find_family(place.function.vendor, place.function.product)
+            name = cards.ProgrammerName.FIRMWARE if family is None else family.programmer
+        if name is cards.ProgrammerName.NONE:
             raise DriverFailed(f"{place.card} cannot be programmed while the host runs")
-        obstacle = place.region.obstacle or PROGRAMMERS[name].find_obstacle(place.target)
+        obstacle = place.region.obstacle or images.PROGRAMMERS[name].find_obstacle(place)
         if obstacle is not None:
             raise DriverFailed(f"{place.card} cannot be programmed by {name}: {obstacle}")
-        return PROGRAMMERS[name]
+        return images.PROGRAMMERS[name]
 
     def _replace(
-        self, place: Place, programmer: Programmer, image: str, previous: Record | None
+        self, place: Place, programmer: images.Programmer, image: str, previous: Record | None
     ) -> None:
         """Load an image; after a failure restore the previous image if the region has changed.
 
         Raise DriverFailed after each failure.
         """
         before = self._observe(place)
+        # An image that cannot be fetched raises here: nothing was changed, nothing is restored.
         error = self._try(place, programmer, image)
         if error is None:
             return
@@ -282,7 +249,7 @@ class ImageLoader:
             prefix = f"{prefix}; the region is unchanged"
             try:
                 if previous is not None:
-                    self._records.put(place.card, place.number, previous)
+                    self.records.put(place.card, place.number, previous)
             except OSError as exc:
                 raise DriverFailed(f"{prefix}, its record is lost: {exc}") from exc
             raise DriverFailed(prefix)
@@ -298,7 +265,7 @@ class ImageLoader:
             )
         raise DriverFailed(f"{prefix}; the previous image {previous.image} was restored")
 
-    def _try(self, place: Place, programmer: Programmer, image: str) -> str | None:
+    def _try(self, place: Place, programmer: images.Programmer, image: str) -> str | None:
         """Load an image and record it; return the error text, or None after success.
 
         Raise DriverFailed or Unavailable if the image cannot be fetched or does not fit; in this
@@ -306,18 +273,18 @@ class ImageLoader:
         """
 
         def check(properties: Mapping[str, str]) -> None:
-            check_properties(
+            images.check_properties(
                 properties,
                 place.function.vendor,
                 place.function.product,
                 place.region.interface_id,
             )
 
-        with self._images().open(image, check) as opened:
+        with self.get_images().open(image, check) as opened:
             try:
                 # Before the change, so that a crash leaves no wrong record.
-                self._records.forget(place.card, place.number)
-                programmer.load(place.target, opened, self._access, self._timeout)
+                self.records.put(place.card, place.number, None)
+                programmer.load(place, opened, self.access, self.timeout)
                 self._record(place, opened)
             except (CyborgError, OSError) as exc:
                 return exc.message if isinstance(exc, CyborgError) else str(exc)
@@ -328,24 +295,26 @@ class ImageLoader:
         region = self._read_region(place)
         if region is None:
             raise DriverFailed(f"{place.card} has lost its regions")
+        # The port may be in reset although the way to load reported success.
         if region.obstacle is not None:
             raise DriverFailed(region.obstacle)
-        stated = parse_id(image.properties.get(FUNCTION))
+        stated = images.parse_id(image.properties.get(images.FUNCTION))
         if stated is not None and region.function_id not in (None, stated):
             raise DriverFailed(
                 f"the region has the function {region.function_id}, the image states {stated}"
             )
+        # Without both, a record could be trusted after a reboot, which clears the region.
         boot_id = self._boot_id()
         if boot_id is None or region.identity is None:
             raise DriverFailed("the boot id of the host or the region can no longer be read")
         record = Record(image.uuid, stated, boot_id, region.identity, region.function_id)
-        self._records.put(place.card, place.number, record)
+        self.records.put(place.card, place.number, record)
 
-    def _read_region(self, place: Place) -> Region | None:
+    def _read_region(self, place: Place) -> cards.Region | None:
         """Return the region as it is now; None if it has disappeared."""
-        functions = self._sysfs.pci_functions()
-        found = read_regions(self._sysfs, functions).get(place.card)
-        regions = cards.list_regions(self._sysfs, place.function, found)
+        functions = self.sysfs.pci_functions()
+        found = cards.read_regions(self.sysfs, functions).get(place.card)
+        regions = cards.list_regions(self.sysfs, place.function, found)
         return regions[place.number] if place.number < len(regions) else None
 
     def _observe(self, place: Place) -> _Observed:
@@ -354,8 +323,8 @@ class ImageLoader:
         return self.manager_state(place.region), None if region is None else region.function_id
 
     def _boot_id(self) -> str | None:
-        path = self._sysfs.root.parent / "proc/sys/kernel/random/boot_id"
-        return self._sysfs.read_text(path) or None
+        path = self.sysfs.root.parent / "proc/sys/kernel/random/boot_id"
+        return self.sysfs.read_text(path) or None
 
 
 def parse_address(text: str) -> str:
@@ -367,20 +336,12 @@ def parse_address(text: str) -> str:
 
 
 def _may_have_changed(observed: _Observed) -> bool:
-    """Return whether an attempt may have changed a region although its state is the same.
-
-    True if no manager shows a state, or if the manager showed an error before the attempt.
-    """
+    """Return whether an attempt may have changed a region although its state is the same."""
+    # True if no manager shows a state, or if the manager showed an error before the attempt.
     return observed[0] is None or observed[0].endswith("error")
 
 
-def _properties(function_id: str, region: Region) -> dict[str, str]:
+def _properties(function_id: str, region: cards.Region) -> dict[str, str]:
     """Return the properties of an image that implements a function and fits a region."""
-    found = {FUNCTION: function_id}
-    return found | ({REGION: region.interface_id} if region.interface_id else {})
-
-
-def _card_lock(card: str) -> threading.Lock:
-    """Return the lock of a card."""
-    with _LOCKS_LOCK:
-        return _LOCKS[card]
+    found = {images.FUNCTION: function_id}
+    return found | ({images.REGION: region.interface_id} if region.interface_id else {})

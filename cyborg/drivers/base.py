@@ -354,6 +354,7 @@ class MeasureInterface(Protocol):
         """
 
 
+# The interface that a driver must implement for each ability.
 ABILITY_INTERFACES: Mapping[Ability, type] = {
     Ability.PREPARES: PrepareInterface,
     Ability.SANITISES: SanitiseInterface,
@@ -361,4 +362,3 @@ ABILITY_INTERFACES: Mapping[Ability, type] = {
     Ability.PARTITIONS: PartitionInterface,
     Ability.MEASURES: MeasureInterface,
 }
-"""The interface that a driver must implement for each ability."""

@@ -13,16 +13,7 @@ from typing import Any
 from cyborg.core.address import PciAddress
 from cyborg.core.drivers.registry import Option, Support
 from cyborg.core.errors import DriverFailed, Invalid
-from cyborg.core.inventory.device import (
-    Ability,
-    AttachHandle,
-    Deployable,
-    Device,
-    DeviceType,
-    HandleType,
-    Health,
-    Layout,
-)
+from cyborg.core.inventory import device as inventory
 from cyborg.core.inventory.device_state import HEALTHY, Measurement
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.base import Driver, in_range
@@ -30,6 +21,21 @@ from cyborg.drivers.pci import managed
 
 MAX_DEVICES = 4096
 MAX_HANDLES = 256  # a PCI bus has 32 devices of 8 functions
+
+# Options of files on the host: their help by name.
+_FILES = {
+    "gate": "Path of a file. A hanging call succeeds as soon as the file exists; without this "
+    "option it hangs forever.",
+    "sick": "Path of a file that lists the unhealthy cards, one per line: the address, or * for "
+    "all, a space and the reason. All other cards are healthy. Without this option no health is "
+    "measured.",
+    "absent": "Path of a file that lists the addresses of absent cards, one per line. It is read "
+    "at each discovery.",
+    "divided": "Path of a file that stores the number of handles of each partitioned card, one "
+    "address and number per line. Without this option cards cannot be partitioned.",
+    "journal": "Path of a file to which the driver appends a line of JSON at the start of each "
+    "setup and each prepare, release, sanitise and program call, and after each fetched image.",
+}
 
 OPTIONS = (
     Option("num_devices", "int", 1, f"Number of cards, up to {MAX_DEVICES}."),
@@ -82,47 +88,7 @@ OPTIONS = (
         "Whether to fetch each image that is loaded, and those that device profiles request by "
         "accel:bitstream_id or accel:function_id, from the image service. Their data are not used.",
     ),
-    Option(
-        "gate",
-        "str",
-        "",
-        "Path of a file. A hanging call succeeds as soon as the file exists; without this option "
-        "it hangs forever.",
-        host_only=True,
-    ),
-    Option(
-        "sick",
-        "str",
-        "",
-        "Path of a file that lists the unhealthy cards, one per line: the address, or * for all, "
-        "a space and the reason. All other cards are healthy. Without this option no health is "
-        "measured.",
-        host_only=True,
-    ),
-    Option(
-        "absent",
-        "str",
-        "",
-        "Path of a file that lists the addresses of absent cards, one per line. It is read at "
-        "each discovery.",
-        host_only=True,
-    ),
-    Option(
-        "divided",
-        "str",
-        "",
-        "Path of a file that stores the number of handles of each partitioned card, one address "
-        "and number per line. Without this option cards cannot be partitioned.",
-        host_only=True,
-    ),
-    Option(
-        "journal",
-        "str",
-        "",
-        "Path of a file to which the driver appends a line of JSON at the start of each setup and "
-        "each prepare, release, sanitise and program call, and after each fetched image.",
-        host_only=True,
-    ),
+    *(Option(name, "str", "", text, host_only=True) for name, text in _FILES.items()),
 )
 
 
@@ -144,7 +110,7 @@ class FakeDriver(Driver):
 
     name = "fake"
     version = "1.0"
-    DEVICE_TYPE = DeviceType.FPGA
+    DEVICE_TYPE = inventory.DeviceType.FPGA
     SUPPORT_LEVEL = Support.REFERENCE
     OPTIONS = OPTIONS
 
@@ -171,20 +137,18 @@ class FakeDriver(Driver):
         self._images: dict[str, str] = {}
 
     @property
-    def abilities(self) -> frozenset[Ability]:
+    def abilities(self) -> frozenset[inventory.Ability]:
         """Return PROGRAMS and the abilities that the options enable."""
-        abilities = {Ability.PROGRAMS}
-        if self.options["prepare"] != "none":
-            abilities.add(Ability.PREPARES)
-        if self.options["sanitise"] != "none":
-            abilities.add(Ability.SANITISES)
-        if self.options["divided"]:
-            abilities.add(Ability.PARTITIONS)
-        if self.options["sick"]:
-            abilities.add(Ability.MEASURES)
-        return frozenset(abilities)
+        enabled = {
+            inventory.Ability.PROGRAMS: True,
+            inventory.Ability.PREPARES: self.options["prepare"] != "none",
+            inventory.Ability.SANITISES: self.options["sanitise"] != "none",
+            inventory.Ability.PARTITIONS: self.options["divided"],
+            inventory.Ability.MEASURES: self.options["sick"],
+        }
+        return frozenset(ability for ability, is_enabled in enabled.items() if is_enabled)
 
-    def discover(self) -> Sequence[Device]:
+    def discover(self) -> Sequence[inventory.Device]:
         """Return the cards, after the configured delay or failure."""
         if self.options["hang"]:
             threading.Event().wait(self.options["hang"])
@@ -194,13 +158,13 @@ class FakeDriver(Driver):
         cards = (self._card(address) for address in self._addresses())
         return [card for card in cards if card.address not in absent]
 
-    def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
+    def measure(self, devices: Sequence[inventory.Device]) -> Mapping[str, Measurement]:
         """Return the health of each device according to the file of unhealthy cards."""
         lines = _read_lines(self.options["sick"])
         pairs = (line.partition(" ") for line in lines if line.strip())
         named = {address: reason.strip() or None for address, _, reason in pairs}
         return {
-            d.address: Measurement(Health.UNHEALTHY, named.get(d.address, named.get("*")))
+            d.address: Measurement(inventory.Health.UNHEALTHY, named.get(d.address, named.get("*")))
             if d.address in named or "*" in named
             else HEALTHY
             for d in devices
@@ -233,11 +197,12 @@ class FakeDriver(Driver):
         self._record("sanitise", item)
         self._simulate_work("sanitise", item)
 
-    def layouts(self, device: Device) -> Sequence[Layout]:
+    def layouts(self, device: inventory.Device) -> Sequence[inventory.Layout]:
         """Return three layouts: one handle, half of the handles, and all handles."""
         total = self.options["num_handles"]
         return [
-            Layout(str(n), {"FPGA": n}) for n in sorted({min(1, total), total // 2 or total, total})
+            inventory.Layout(str(n), {"FPGA": n})
+            for n in sorted({min(1, total), total // 2 or total, total})
         ]
 
     def partition(self, item: WorkItem, layout: str) -> None:
@@ -295,7 +260,7 @@ class FakeDriver(Driver):
             with open(self.options["journal"], "a", encoding="utf-8") as file:
                 file.write(f"{json.dumps(entry)}\n")
 
-    def _deployable(self, item: WorkItem) -> Deployable:
+    def _deployable(self, item: WorkItem) -> inventory.Deployable:
         for address in self._addresses():
             if str(address) == item.deployable:
                 return self._card(address).deployables[0]
@@ -319,17 +284,17 @@ class FakeDriver(Driver):
         domains, bus = divmod(self._first.bus + number, _BUSES)
         return replace(self._first, domain=self._first.domain + domains, bus=bus)
 
-    def _card(self, address: PciAddress) -> Device:
-        deployable = Deployable(
+    def _card(self, address: PciAddress) -> inventory.Device:
+        deployable = inventory.Deployable(
             address=str(address),
             resource_class="FPGA",
             traits=frozenset({"CUSTOM_FAKE_DEVICE"}),
             handles=tuple(_handle(address, n) for n in range(self._num_handles(str(address)))),
             bitstream_id=self._images.get(str(address)),
         )
-        return Device(
+        return inventory.Device(
             address=str(address),
-            type=DeviceType.FPGA,
+            type=inventory.DeviceType.FPGA,
             vendor="0xABCD",
             model="miss model info",
             backend=self.backend,
@@ -347,7 +312,9 @@ def _read_lines(path: str) -> list[str]:
         return []
 
 
-def _handle(card: PciAddress, number: int) -> AttachHandle:
+def _handle(card: PciAddress, number: int) -> inventory.AttachHandle:
     device, function = divmod(number, 8)
     address = replace(card, device=device, function=function)
-    return AttachHandle(str(address), HandleType.TEST_PCI, address.attach_info())
+    return inventory.AttachHandle(
+        str(address), inventory.HandleType.TEST_PCI, address.attach_info()
+    )

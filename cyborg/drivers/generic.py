@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Driver for all devices on the PCI bus; its layouts are numbers of SR-IOV virtual functions."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 from cyborg.core.inventory.device import Ability, Device, Layout
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.drivers.host_use import domains
 from cyborg.drivers.pci import sriov
-from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.pci.driver import PciDriver
 
 LOG = get_logger(__name__)
@@ -25,15 +23,8 @@ class GenericDriver(PciDriver):
     """Whether a card can get virtual functions while the host uses its own network interface."""
     OPTIONS = (*PciDriver.OPTIONS, *sriov.OPTIONS)
 
-    def __init__(
-        self,
-        backend: str,
-        options: Mapping[str, Any],
-        sysfs_root: str | Path = "/sys",
-        access: HostAccess | None = None,
-    ) -> None:
-        """Create the driver."""
-        super().__init__(backend, options, sysfs_root, access)
+    def initialize(self) -> None:
+        """Read the options of this driver, and create its readers."""
         settings = sriov.read_options(self, allow_network=self.CHANGES_USED_INTERFACES)
         self._layouts = sriov.Layouts(
             self._sysfs, settings, self._offered_class, self._access.set_count

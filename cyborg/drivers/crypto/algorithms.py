@@ -72,8 +72,10 @@ def parse(text: str) -> tuple[Algorithm, ...]:
 
     A record that is malformed, incomplete or of an unknown kind is ignored.
     """
+    # Without its blank line, the last record may have been cut off at MAX_BYTES.
     records, end, _ = text.rpartition("\n\n")
     parsed = [_parse_record(record) for record in records.split("\n\n")] if end else []
+    # A self-test adds references: its algorithm would count as used.
     in_test = {record["driver"] for record in parsed if record and record["type"] == _LARVAL}
     found: list[Algorithm] = []
     for record in parsed:

@@ -8,56 +8,32 @@ host's kernel uses. Each set of services of a QAT device of the fourth generatio
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-from cyborg.core.address import PciAddress
 from cyborg.core.drivers.registry import Support
-from cyborg.core.errors import DriverFailed, Invalid
-from cyborg.core.inventory import device_state
-from cyborg.core.inventory.device import (
-    MAX_TEXT,
-    Ability,
-    Device,
-    DeviceType,
-    Health,
-    Layout,
-    count_handles,
-)
-from cyborg.core.inventory.device_state import Measurement
+from cyborg.core.errors import DriverFailed
+from cyborg.core.inventory import device as inventory
+from cyborg.core.inventory.device_state import Measurement, combine
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.drivers.crypto import algorithms
 from cyborg.drivers.host_use import domains
-from cyborg.drivers.kernel.crypto import (
-    QAT,
-    QAT_LAYOUTS,
-    VIRTIO,
-    family_of,
-    join_services,
-    parse_services,
-    service_functions,
-    services_trait,
-)
-from cyborg.drivers.pci.access import HostAccess
+from cyborg.drivers.kernel import crypto
 from cyborg.drivers.pci.driver import PciDriver
 from cyborg.drivers.pci.offers import Description
-from cyborg.drivers.sysfs import PciFunction
+from cyborg.drivers.sysfs import PCI_DEVICES, PciFunction, canonical_address
 
 LOG = get_logger(__name__)
 
 RESOURCE_CLASS = "CUSTOM_CRYPTO"
 
+# Name of the only layout of a device whose services cannot be changed.
 FIXED = "fixed"
-"""Name of the only layout of a device whose services cannot be changed."""
 
+# Seconds without a use by the kernel until a device is deliverable again.
+# Any user of the host can start and end a use, by a socket of the family AF_ALG.
 KERNEL_USE_HOLD = 300.0
-"""Seconds without a use by the kernel until a device is deliverable again.
 
-Any user of the host can start and end a use, by a socket of the family AF_ALG.
-"""
-
-_DOWN = Measurement(Health.UNHEALTHY, "the QAT device is stopped: qat/state is down")
+_DOWN = Measurement(inventory.Health.UNHEALTHY, "the QAT device is stopped: qat/state is down")
 # Documentation/ABI/testing/sysfs-driver-ccp of Linux.
 _CCP_ATTRIBUTES = (
     *("fused_part", "debug_lock_on", "tsme_status", "anti_rollback_status"),
@@ -75,15 +51,8 @@ class CryptoDriver(PciDriver):
     # The algorithms of a virtio device appear after its PCI function.
     UEVENT_SUBSYSTEMS = PciDriver.UEVENT_SUBSYSTEMS | {"virtio"}
 
-    def __init__(
-        self,
-        backend: str,
-        options: Mapping[str, Any],
-        sysfs_root: str | Path = "/sys",
-        access: HostAccess | None = None,
-    ) -> None:
-        """Create the driver; it reads ``proc`` in the parent directory of the sysfs root."""
-        super().__init__(backend, options, sysfs_root, access)
+    def initialize(self) -> None:
+        """Set what the driver remembers between discoveries."""
         self._algorithms: tuple[algorithms.Algorithm, ...] = ()
         # Cards with a function that the host's kernel can use, at the last discovery.
         self._served: frozenset[str] = frozenset()
@@ -96,18 +65,18 @@ class CryptoDriver(PciDriver):
         self._changing: set[str] = set()  # devices that are stopped to change their services
 
     @property
-    def abilities(self) -> frozenset[Ability]:
+    def abilities(self) -> frozenset[inventory.Ability]:
         """Return the abilities; they include PARTITIONS, to change the services of QAT devices."""
-        return super().abilities | {Ability.PARTITIONS}
+        return super().abilities | {inventory.Ability.PARTITIONS}
 
     def is_candidate(self, function: PciFunction) -> bool:
         """Return whether a PCI function is a known crypto accelerator."""
-        return family_of(function) is not None
+        return crypto.family_of(function) is not None
 
-    def default_type_and_class(self, function: PciFunction) -> tuple[DeviceType, str]:
+    def default_type_and_class(self, function: PciFunction) -> tuple[inventory.DeviceType, str]:
         """Return the type of the family, and one resource class for all families."""
-        family = family_of(function)
-        return DeviceType.CRYPTO if family is None else family.type, RESOURCE_CLASS
+        family = crypto.family_of(function)
+        return inventory.DeviceType.CRYPTO if family is None else family.type, RESOURCE_CLASS
 
     def find_used(self, functions: Mapping[str, PciFunction]) -> dict[str, str]:
         """Return the PCI functions that the host uses; see ``host_use.check``.
@@ -132,79 +101,80 @@ class CryptoDriver(PciDriver):
             if (reason := self._kernel_used.get(address)) is not None:
                 raise DriverFailed(f"{address} cannot be adopted: {reason}")
 
-    def discover(self) -> Sequence[Device]:
+    def discover(self) -> Sequence[inventory.Device]:
         """Return the devices; a device with which the kernel computes is not deliverable.
 
-        Such a device keeps its deployables, so that its provider stays. If the kernel computes with
-        one virtual function of a card, the whole card is not deliverable.
+        If the kernel computes with one virtual function of a card, the whole card is not.
         """
+        # Such a device keeps its deployables, so that its provider stays.
         return [self._with_kernel_use(device) for device in super().discover()]
 
     def describe(self, card: PciFunction) -> Description:
         """Return what an accelerator can compute, and its attributes in sysfs."""
         # ``Documentation/ABI/testing/sysfs-driver-qat`` of Linux describes those of QAT.
-        folder = _folder(card.address)
+        folder = PCI_DEVICES / card.address
         names = {"services": "qat/cfg_services", "ring_pairs": "qat/num_rps"}
         names |= {name: name for name in _CCP_ATTRIBUTES}
         values = {key: self._sysfs.read_text(folder / path) for key, path in names.items()}
-        info = {key: value[:MAX_TEXT] for key, value in values.items() if value}
+        info = {key: value[: inventory.MAX_TEXT] for key, value in values.items() if value}
         key = card.address, card.product
-        if found := parse_services(values["services"]):
+        if found := crypto.parse_services(values["services"]):
             self._configured[key] = found
         configured, tree = self._configured.get(key), self._known_algorithms(card)
         if configured is None:
             return Description(info=info, tree=tree)
         return Description(
             info=info,
-            tree={name: tree.get(name, 1) for name in service_functions(configured)},
-            traits=frozenset({services_trait(join_services(configured))}),
+            tree={name: tree.get(name, 1) for name in crypto.service_functions(configured)},
+            traits=frozenset({crypto.services_trait(crypto.join_services(configured))}),
         )
 
-    def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
+    def measure(self, devices: Sequence[inventory.Device]) -> Mapping[str, Measurement]:
         """Return the health of the devices that are present; a stopped QAT device is unhealthy.
 
-        A device has no attribute ``qat/state`` while it is bound to another kernel driver, such as
-        vfio-pci. A device whose services are being changed keeps its last measurement.
+        A device whose services are being changed keeps its last measurement.
         """
+        # A device has no attribute ``qat/state`` while it is bound to another kernel driver, such
+        # as vfio-pci.
         changing = frozenset(self._changing)  # a change may end while the devices are measured
         found = dict(super().measure(devices))
         for address, measurement in found.items():
-            if self._sysfs.read_text(_folder(address) / "qat/state") == "down":
-                found[address] = device_state.combine([_DOWN, measurement])
+            if self._sysfs.read_text(PCI_DEVICES / address / "qat/state") == "down":
+                found[address] = combine([_DOWN, measurement])
         changing |= self._changing
         return {a: measured for a, measured in found.items() if a not in changing}
 
-    def layouts(self, device: Device) -> Sequence[Layout]:
+    def layouts(self, device: inventory.Device) -> Sequence[inventory.Layout]:
         """Return a layout for each set of services of a QAT device; ``fixed`` for other devices.
 
         The current layout is the layout that the last discovery found.
         """
-        offers = count_handles(device)
+        offers = inventory.count_handles(device)
         key = device.address, device.std_board_info.get("product_id", "")
         current = self._configured.get(key, ())
         if not current:
-            return [Layout(FIXED, offers)]
-        names = dict.fromkeys([*QAT_LAYOUTS, join_services(current)])
-        return [Layout(name, offers, frozenset({services_trait(name)})) for name in names]
+            return [inventory.Layout(FIXED, offers)]
+        names = dict.fromkeys([*crypto.QAT_LAYOUTS, crypto.join_services(current)])
+        return [
+            inventory.Layout(name, offers, frozenset({crypto.services_trait(name)}))
+            for name in names
+        ]
 
     def partition(self, item: WorkItem, layout: str) -> None:
         """Change the services of a QAT device; see ``privileged.qat.set_services``."""
-        try:
-            address = str(PciAddress.parse(item.device))
-        except Invalid as exc:
-            raise DriverFailed(f"there is no device {item.device}") from exc
+        if (address := canonical_address(item.device)) is None:
+            raise DriverFailed(f"there is no device {item.device}")
         current = self._services(address)
-        if layout == (join_services(current) if current else FIXED):
+        if layout == (crypto.join_services(current) if current else FIXED):
             return
         if not current:
             raise DriverFailed(
                 f"the services of {address} cannot be changed: it has no readable attribute "
                 "qat/cfg_services"
             )
-        if layout not in QAT_LAYOUTS:
-            raise DriverFailed(
-                f"{address} has no layout {layout!r}: expected one of {', '.join(QAT_LAYOUTS)}"
-            )
+        if layout not in crypto.QAT_LAYOUTS:
+            names = ", ".join(crypto.QAT_LAYOUTS)
+            raise DriverFailed(f"{address} has no layout {layout!r}: expected one of {names}")
         domains.check_unused(self._sysfs, self.read_domains, address)
         self._changing.add(address)
         try:
@@ -214,32 +184,33 @@ class CryptoDriver(PciDriver):
         LOG.info("Services changed to %s", layout, backend=self.backend, device=address)
 
     def _services(self, address: str) -> tuple[str, ...]:
-        return parse_services(self._sysfs.read_text(_folder(address) / "qat/cfg_services"))
+        return crypto.parse_services(
+            self._sysfs.read_text(PCI_DEVICES / address / "qat/cfg_services")
+        )
 
     def _is_served(self, function: PciFunction) -> bool:
         """Return whether the host's kernel can compute with a PCI function."""
-        family = family_of(function)
+        family = crypto.family_of(function)
         if family is None or function.kernel_driver not in family.kernel_drivers:
             return False
-        if family is not VIRTIO:
+        if family is not crypto.VIRTIO:
             return True
-        folder = _folder(function.address)
+        folder = PCI_DEVICES / function.address
         return any(
-            self._sysfs.read_link(folder / name / "driver") == VIRTIO.module
+            self._sysfs.read_link(folder / name / "driver") == crypto.VIRTIO.module
             for name in self._sysfs.list_names(folder)
             if name.startswith("virtio")
         )
 
     def _find_kernel_used(self, served: Iterable[PciFunction]) -> dict[str, str]:
-        """Return a reason by address for each PCI function that the kernel uses or recently used.
-
-        The kernel does not show which accelerator of a family computes. So every accelerator that
-        is bound to a driver of the family counts as used. The reasons do not change during the use.
-        """
+        """Return a reason by address for each PCI function that the kernel uses or used lately."""
+        # The kernel does not show which accelerator of a family computes. So every accelerator that
+        # is bound to a driver of the family counts as used. The reasons do not change during the
+        # use.
         now, found = self._access.clock(), dict[str, str]()
         for function in served:
-            family = family_of(function)
-            if family is None or (family is QAT and function.numvfs):
+            family = crypto.family_of(function)
+            if family is None or (family is crypto.QAT and function.numvfs):
                 continue  # with virtual functions, the physical one computes nothing itself
             if any(a.users and a.belongs_to(family) for a in self._algorithms):
                 self._last_uses[family.module] = now
@@ -251,7 +222,7 @@ class CryptoDriver(PciDriver):
                 )
         return found
 
-    def _with_kernel_use(self, device: Device) -> Device:
+    def _with_kernel_use(self, device: inventory.Device) -> inventory.Device:
         """Return a device; it is not deliverable if the kernel uses one of its handles."""
         handles = (handle for part in device.deployables for handle in part.handles)
         reason = next(
@@ -266,13 +237,9 @@ class CryptoDriver(PciDriver):
 
         While the kernel cannot compute with the card, return the last known tree.
         """
-        family, key = family_of(card), (card.address, card.product)
+        family, key = crypto.family_of(card), (card.address, card.product)
         if family is not None and card.address in self._served:
             found = (a for a in self._algorithms if a.belongs_to(family))
             if tree := algorithms.build_tree(found):
                 self._trees[key] = tree
         return self._trees.get(key, {})
-
-
-def _folder(address: str) -> Path:
-    return Path("bus/pci/devices") / address

@@ -9,36 +9,23 @@ profile with ``accel:bitstream_id`` or ``accel:function_id``.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-from cyborg.core.address import PciAddress
 from cyborg.core.drivers.registry import Option, Support
 from cyborg.core.errors import DriverFailed, Invalid
-from cyborg.core.inventory import device_state
-from cyborg.core.inventory.device import (
-    MAX_TEXT,
-    Ability,
-    Deployable,
-    Device,
-    DeviceType,
-    Health,
-)
-from cyborg.core.inventory.device_state import Measurement
+from cyborg.core.inventory import device as inventory
+from cyborg.core.inventory.device_state import Measurement, combine
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import make_custom_name
 from cyborg.core.validation import parse_uuid
 from cyborg.drivers.base import in_range, one_of
 from cyborg.drivers.fpga import cards, images
-from cyborg.drivers.fpga.cards import CardRegions, ProgrammerName, Region, find_family, read_regions
 from cyborg.drivers.fpga.loader import ImageLoader, RecordStore, parse_address
 from cyborg.drivers.host_use import domains
 from cyborg.drivers.pci import rules
-from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.pci.driver import PciDriver
 from cyborg.drivers.pci.offers import Description
-from cyborg.drivers.sysfs import PciFunction
+from cyborg.drivers.sysfs import PciFunction, canonical_address
 
 LOG = get_logger(__name__)
 
@@ -50,7 +37,7 @@ class FpgaDriver(PciDriver):
 
     name = "fpga"
     version = "1.0"
-    DEVICE_TYPE = DeviceType.FPGA
+    DEVICE_TYPE = inventory.DeviceType.FPGA
     SUPPORT_LEVEL = Support.SUPPORTED
     # The regions of a card appear after its PCI function: classes of fpga-mgr.c and fpga-region.c,
     # and the bus of dfl.c, in drivers/fpga of Linux.
@@ -60,7 +47,7 @@ class FpgaDriver(PciDriver):
         Option(
             "programmer",
             "str",
-            ProgrammerName.AUTO.value,
+            cards.ProgrammerName.AUTO.value,
             "How images are loaded: firmware (attribute of the FPGA manager, in kernels of "
             "vendors), dfl (ioctl of the kernel, for Intel cards), fpgasupdate or fpgaconf (OPAE), "
             "xbmgmt or xbutil (XRT, for Alveo cards), none, or auto, which is the one of the "
@@ -75,49 +62,42 @@ class FpgaDriver(PciDriver):
         ),
     )
 
-    def __init__(
-        self,
-        backend: str,
-        options: Mapping[str, Any],
-        sysfs_root: str | Path = "/sys",
-        access: HostAccess | None = None,
-    ) -> None:
-        """Create the driver."""
-        super().__init__(backend, options, sysfs_root, access)
+    def initialize(self) -> None:
+        """Read the options of this driver, and create its readers."""
         self._records = RecordStore(lambda: self.memory)
         self._loader = ImageLoader(
             self._sysfs,
             lambda: self.images,
             self._records,
             self._access,
-            self.parse_option("programmer", one_of(ProgrammerName)),
+            self.parse_option("programmer", one_of(cards.ProgrammerName)),
             self.parse_option("program_timeout", in_range(10, 3600, " seconds")),
         )
         # The regions that were read last, by address and product: the kernel has none of a card
         # that is bound to vfio-pci for a server.
-        self._known: dict[tuple[str, str], CardRegions] = {}
+        self._known: dict[tuple[str, str], cards.CardRegions] = {}
         self._functions: dict[str, PciFunction] = {}
 
     @property
-    def abilities(self) -> frozenset[Ability]:
+    def abilities(self) -> frozenset[inventory.Ability]:
         """Return the abilities; they include PREPARES and PROGRAMS."""
-        return super().abilities | {Ability.PREPARES, Ability.PROGRAMS}
+        return super().abilities | {inventory.Ability.PREPARES, inventory.Ability.PROGRAMS}
 
     def is_candidate(self, function: PciFunction) -> bool:
         """Return whether a PCI function is a known FPGA card, or its rule has ``type=FPGA``."""
-        if find_family(function.vendor, function.product) is not None:
+        if cards.find_family(function.vendor, function.product) is not None:
             return True
         rule = rules.matching_rule(self._rules, function)
-        return rule is not None and rule.type is DeviceType.FPGA
+        return rule is not None and rule.type is inventory.DeviceType.FPGA
 
-    def default_type_and_class(self, function: PciFunction) -> tuple[DeviceType, str]:
+    def default_type_and_class(self, function: PciFunction) -> tuple[inventory.DeviceType, str]:
         """Return the default type and resource class of a PCI function; a rule overrides them."""
-        return DeviceType.FPGA, RESOURCE_CLASS
+        return inventory.DeviceType.FPGA, RESOURCE_CLASS
 
     def find_used(self, functions: Mapping[str, PciFunction]) -> dict[str, str]:
         """Read the regions, and return the PCI functions that the host uses, with the reasons."""
         self._functions = dict(functions)
-        regions = read_regions(self._sysfs, functions.values())
+        regions = cards.read_regions(self._sysfs, functions.values())
         present = {(function.address, function.product) for function in functions.values()}
         self._known = {key: found for key, found in self._known.items() if key in present}
         for address, found in regions.items():
@@ -127,9 +107,9 @@ class FpgaDriver(PciDriver):
 
     def describe(self, card: PciFunction) -> Description:
         """Return the family of a card, its static region and its management function."""
-        family = find_family(card.vendor, card.product)
-        found = self._known.get((card.address, card.product), CardRegions())
-        info = {key: value[:MAX_TEXT] for key, value in found.info.items()}
+        family = cards.find_family(card.vendor, card.product)
+        found = self._known.get((card.address, card.product), cards.CardRegions())
+        info = {key: value[: inventory.MAX_TEXT] for key, value in found.info.items()}
         if found.regions:
             info["regions"] = str(len(found.regions))
         traits: set[str] = set()
@@ -140,26 +120,26 @@ class FpgaDriver(PciDriver):
             info["management_function"] = management
         return Description(info=info, traits=frozenset(traits))
 
-    def discover(self) -> Sequence[Device]:
+    def discover(self) -> Sequence[inventory.Device]:
         """Return the cards, with a deployable for each region that has its own handles."""
         return [self._with_regions(card) for card in super().discover()]
 
-    def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
+    def measure(self, devices: Sequence[inventory.Device]) -> Mapping[str, Measurement]:
         """Return the health of the cards by address.
 
         A card is unhealthy if an FPGA manager of it shows an error or a port of it is in reset.
         """
         found = dict(super().measure(devices))
-        regions = read_regions(self._sysfs, self._functions.values())
+        regions = cards.read_regions(self._sysfs, self._functions.values())
         for address, measured in list(found.items()):
-            for region in regions.get(address, CardRegions()).regions:
+            for region in regions.get(address, cards.CardRegions()).regions:
                 reasons = [] if region.obstacle is None else [region.obstacle]
                 state = self._loader.manager_state(region)
                 if state is not None and state.endswith("error"):
                     reasons.append(f"the FPGA manager {region.manager} is in the state {state!r}")
                 if reasons:
-                    failed = Measurement(Health.UNHEALTHY, "; ".join(reasons))
-                    found[address] = device_state.combine([failed, measured])
+                    failed = Measurement(inventory.Health.UNHEALTHY, "; ".join(reasons))
+                    found[address] = combine([failed, measured])
         return found
 
     def prepare(self, item: WorkItem, instance: str | None) -> None:
@@ -180,18 +160,15 @@ class FpgaDriver(PciDriver):
                 raise DriverFailed(f"accel:function_id {function!r:.100} is not a function id")
             self._load(item, None, function_id)
         offered = self._sysfs.pci_function(parse_address(item.handle))
+        # A server with a virtual function cannot load images: the records stay trusted.
         if offered is None or offered.physfn is None:
             self._change_records(self._records.mark_given, parse_address(item.device))
 
     def release(self, item: WorkItem) -> None:
-        """Forget the recorded images of a card that a server used as a whole.
-
-        The records of others stay: a server with a virtual function cannot load images. They also
-        stay if the preparation had failed.
-        """
-        try:
-            card = str(PciAddress.parse(item.device))
-        except Invalid:
+        """Forget the recorded images of a card that a server used as a whole."""
+        # The records of others stay: a server with a virtual function cannot load images. They also
+        # stay if the preparation had failed.
+        if (card := canonical_address(item.device)) is None:
             return  # something that was never prepared
         # The server can have loaded other images.
         self._change_records(self._records.forget_given, card)
@@ -214,7 +191,7 @@ class FpgaDriver(PciDriver):
                 f"the record of the images of {card} cannot be written: {exc.strerror}"
             ) from exc
 
-    def _with_regions(self, card: Device) -> Device:
+    def _with_regions(self, card: inventory.Device) -> inventory.Device:
         """Return a card with a deployable, its traits and its image for each region."""
         function = self._functions.get(card.address)
         if function is None or not card.deployables:
@@ -222,6 +199,7 @@ class FpgaDriver(PciDriver):
         known = self._known.get((card.address, function.product))
         regions = cards.list_regions(self._sysfs, function, known)
         parts = cards.split(self._sysfs, card, function, len(regions))
+        # It is not known which function uses which region: the card stays one deployable.
         if not parts:
             return card
         return replace(
@@ -233,8 +211,8 @@ class FpgaDriver(PciDriver):
         )
 
     def _with_region(
-        self, card: str, number: int, region: Region, deployable: Deployable
-    ) -> Deployable:
+        self, card: str, number: int, region: cards.Region, deployable: inventory.Deployable
+    ) -> inventory.Deployable:
         ids = {"REGION": region.interface_id, "FUNCTION": region.function_id}
         record = self._loader.trusted_record(card, number, region)
         if record is not None and ids["FUNCTION"] is None:

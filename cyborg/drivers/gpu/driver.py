@@ -13,42 +13,22 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from cyborg.core.address import MdevAddress, PciAddress, is_pci_address
 from cyborg.core.drivers.registry import Option, Support
 from cyborg.core.errors import DriverFailed, Invalid
-from cyborg.core.inventory.device import (
-    MAX_TEXT,
-    NOT_OFFERED,
-    Ability,
-    AttachHandle,
-    Deployable,
-    Device,
-    DeviceType,
-    HandleType,
-    Layout,
-    count_handles,
-)
+from cyborg.core.inventory import device as inventory
 from cyborg.core.inventory.device_state import Measurement
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import handle_uuid, make_custom_name
 from cyborg.drivers.gpu import mdev, mig
-from cyborg.drivers.gpu.mdev import MdevRule, Slot, SlotPlan, limit_slots, plan_slots
-from cyborg.drivers.gpu.mig import FactsReader
-from cyborg.drivers.host_use import domains
-from cyborg.drivers.host_use.check import mediated_parents
+from cyborg.drivers.host_use import check, domains
 from cyborg.drivers.kernel.mdev import read_types
 from cyborg.drivers.kernel.nvml import GpuFacts, short_name
-from cyborg.drivers.pci import classes, reset
-from cyborg.drivers.pci.access import HostAccess
-from cyborg.drivers.pci.classes import COMPANIONS, find_companions
+from cyborg.drivers.pci import classes, reset, rules
 from cyborg.drivers.pci.driver import PciDriver
 from cyborg.drivers.pci.offers import Description
-from cyborg.drivers.pci.reset import ResetPolicy
-from cyborg.drivers.pci.rules import Rule
 from cyborg.drivers.sysfs import PciFunction
 
 LOG = get_logger(__name__)
@@ -65,13 +45,15 @@ class GpuDriver(PciDriver):
 
     name = "gpu"
     version = "1.0"
-    DEVICE_TYPE = DeviceType.GPU
+    DEVICE_TYPE = inventory.DeviceType.GPU
     SUPPORT_LEVEL = Support.SUPPORTED
     UEVENT_SUBSYSTEMS = frozenset({"pci", "mdev"})
     OPTIONS = (
         # The memory of a GPU still has the data of a server until a reset.
         *(
-            replace(option, default=str(ResetPolicy.REQUIRED)) if option == reset.OPTION else option
+            replace(option, default=str(reset.ResetPolicy.REQUIRED))
+            if option == reset.OPTION
+            else option
             for option in PciDriver.OPTIONS
         ),
         Option(
@@ -95,31 +77,24 @@ class GpuDriver(PciDriver):
         ),
     )
 
-    def __init__(
-        self,
-        backend: str,
-        options: Mapping[str, Any],
-        sysfs_root: str | Path = "/sys",
-        access: HostAccess | None = None,
-    ) -> None:
-        """Create the driver."""
-        super().__init__(backend, options, sysfs_root, access)
-        self._facts = FactsReader(self._access.nvml)
+    def initialize(self) -> None:
+        """Read the options of this driver, and create its readers."""
+        self._facts = mig.FactsReader(self._access.nvml)
         self._cards: dict[str, GpuFacts] = {}  # facts about cards at their last description
         # Resource class of each parent of a card, and the MIG profiles of its enabled types.
         self._mig_parents: dict[str, dict[str, tuple[str, frozenset[str]]]] = {}
         self._mdev_remarks: tuple[str, ...] = ()
         # Parents on the PCI bus that the running discovery has found, with their rules.
-        self._selected: dict[str, MdevRule] = {}
+        self._selected: dict[str, mdev.MdevRule] = {}
         self._mdev_rules = self.parse_option(
             "mdev_types", lambda texts: [mdev.parse(text) for text in texts]
         )
 
     @property
-    def abilities(self) -> frozenset[Ability]:
+    def abilities(self) -> frozenset[inventory.Ability]:
         """Return the abilities, always with PREPARES: a removed rule can leave mediated devices."""
-        layouts = {Ability.PARTITIONS} if self.options["mig_layouts"] else set()
-        return super().abilities | {Ability.PREPARES} | layouts
+        layouts = {inventory.Ability.PARTITIONS} if self.options["mig_layouts"] else set()
+        return super().abilities | {inventory.Ability.PREPARES} | layouts
 
     @property
     def remarks(self) -> Sequence[str]:
@@ -133,13 +108,13 @@ class GpuDriver(PciDriver):
         """Return whether a PCI function is a GPU: a display controller, or AMD's for computing."""
         return classes.is_gpu(function)
 
-    def select(self, function: PciFunction) -> Rule | None:
+    def select(self, function: PciFunction) -> rules.Rule | None:
         """Return the rule for a PCI function; record it if it is a parent of mediated devices."""
         rule = mdev.rule_of_function(self._mdev_rules, function)
         if rule is None:
             return super().select(function)
         self._selected[function.address] = rule
-        return Rule(type=DeviceType.GPU, resource_class=rule.resource_class)
+        return rules.Rule(type=inventory.DeviceType.GPU, resource_class=rule.resource_class)
 
     def needs_iommu(self, function: PciFunction) -> bool:
         """Return whether a PCI function needs an IOMMU; a parent of mediated devices does not."""
@@ -160,33 +135,32 @@ class GpuDriver(PciDriver):
             if self.is_shared(card) or card.iommu_group is None or not self.is_candidate(card):
                 continue
             # A server that gets a whole card also gets the companions in its IOMMU group.
-            for other in find_companions(card, functions.values()):
+            for other in classes.find_companions(card, functions.values()):
                 if other.iommu_group == card.iommu_group and other.kernel_driver not in _DETACHED:
+                    kind = classes.COMPANIONS[other.class_code[:4]]
                     found.setdefault(
                         card.address,
-                        f"its {COMPANIONS[other.class_code[:4]]} function {other.address}, in the "
-                        f"same IOMMU group, is bound to {other.kernel_driver}; expected {_WHOLE}",
+                        f"its {kind} function {other.address}, in the same IOMMU group, is bound "
+                        f"to {other.kernel_driver}; expected {_WHOLE}",
                     )
         return found
 
     def describe(self, card: PciFunction) -> Description:
-        """Return the facts of NVML about a card, and its other PCI functions, such as audio.
-
-        Also keep the facts in ``_cards``: what ``_facts_of`` returns later in the same discovery
-        must agree with the description.
-        """
+        """Return the facts of NVML about a card, and its other PCI functions, such as audio."""
+        # Also keep the facts in ``_cards``: what ``_facts_of`` returns later in the same discovery
+        # must agree with the description.
         slot = PciAddress.parse(card.address)
         functions = (
             self._sysfs.pci_function(str(replace(slot, function=number))) for number in range(8)
         )
         names = [
-            f"{other.address} ({COMPANIONS[other.class_code[:4]]})"
-            for other in find_companions(card, [f for f in functions if f is not None])
+            f"{other.address} ({classes.COMPANIONS[other.class_code[:4]]})"
+            for other in classes.find_companions(card, [f for f in functions if f is not None])
         ]
         facts = self._facts.read(card, self.memory)
         self._cards[card.address] = facts
         info = {
-            "other_functions": ", ".join(names)[:MAX_TEXT],
+            "other_functions": ", ".join(names)[: inventory.MAX_TEXT],
             "memory_bytes": str(facts.memory or ""),
             "ecc": facts.ecc,
             "mig": facts.mig,
@@ -202,7 +176,7 @@ class GpuDriver(PciDriver):
             info={key: value for key, value in info.items() if value},
         )
 
-    def discover(self) -> Sequence[Device]:
+    def discover(self) -> Sequence[inventory.Device]:
         """Return a device for each card, and for each parent that is not on the PCI bus."""
         self._selected, self._mig_parents = {}, {}
         cards = super().discover()
@@ -234,21 +208,21 @@ class GpuDriver(PciDriver):
         )
         return devices
 
-    def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
+    def measure(self, devices: Sequence[inventory.Device]) -> Mapping[str, Measurement]:
         """Return the health of the cards; a parent that is not on the PCI bus has no health."""
         return super().measure([device for device in devices if is_pci_address(device.address)])
 
     def prepare(self, item: WorkItem, instance: str | None) -> None:
         """Create the mediated device of a slot, or check that the host does not use a function.
 
-        The check is for handles that are whole PCI functions. A use, such as a mediated device that
-        Nova created, can have begun since the discovery.
+        The check is for handles that are whole PCI functions.
         """
+        # A use, such as a mediated device that Nova created, can have begun since the discovery.
         if is_pci_address(item.handle):
             self.check_unused(item.handle)
             return
         try:
-            slot = Slot.parse(item.handle)
+            slot = mdev.Slot.parse(item.handle)
         except Invalid as exc:
             raise DriverFailed(exc.message) from exc
         if slot.parent != item.deployable:
@@ -273,10 +247,11 @@ class GpuDriver(PciDriver):
     def release(self, item: WorkItem) -> None:
         """Remove the mediated device of a slot, also if no rule enables its type any more."""
         try:
-            slot = Slot.parse(item.handle)
+            slot = mdev.Slot.parse(item.handle)
         except Invalid:
             return  # a function, or something that was never prepared
         device = self._uuid(slot)
+        # Never prepared: prepare refuses such a handle.
         if slot.parent != item.deployable:
             return
         with _changes_excluded():
@@ -295,15 +270,15 @@ class GpuDriver(PciDriver):
         self.read_domains(fresh=True)
         functions = {function.address: function for function in self._sysfs.pci_functions()}
         # A parent of mdev_types can have been given to a server before the rule existed.
-        used = mediated_parents(self.sysfs_root) | self.find_used(functions)
+        used = check.mediated_parents(self.sysfs_root) | self.find_used(functions)
         if (reason := used.get(address)) is not None:
             raise DriverFailed(f"{address} cannot be given to a server: {reason}")
 
-    def _uuid(self, slot: Slot) -> str:
+    def _uuid(self, slot: mdev.Slot) -> str:
         """Return the uuid of a slot, which is also the uuid of its attach handle."""
         return handle_uuid(self.host, slot.parent, str(slot))
 
-    def _plan(self, parent: str, rule: MdevRule) -> SlotPlan:
+    def _plan(self, parent: str, rule: mdev.MdevRule) -> mdev.SlotPlan:
         """Return the slot plan of a parent for one of the types of its rule.
 
         Prefer the type that has devices in slots, then the first type with slots, then the first
@@ -316,7 +291,7 @@ class GpuDriver(PciDriver):
             names = [short_name(types[name].name or "") for name in rule.types if name in types]
             profiles = frozenset(known[name] for name in names if name in known)
             self._mig_parents.setdefault(card, {})[parent] = rule.resource_class, profiles
-        plans = [plan_slots(parent, name, types, self._uuid) for name in rule.types]
+        plans = [mdev.plan_slots(parent, name, types, self._uuid) for name in rule.types]
         # Not the first with slots: servers may have the devices of another type.
         return next(
             (plan for plan in plans if plan.occupied),
@@ -329,10 +304,10 @@ class GpuDriver(PciDriver):
     def _facts_of(self, card: str) -> GpuFacts:
         return self._cards.get(card, GpuFacts())
 
-    def _limited(self, plans: Mapping[str, SlotPlan]) -> dict[str, SlotPlan]:
+    def _limited(self, plans: Mapping[str, mdev.SlotPlan]) -> dict[str, mdev.SlotPlan]:
         """Return the plans, with at most as many slots for each card as it can have devices."""
         limited = dict(plans)
-        groups: dict[tuple[str, str], dict[str, SlotPlan]] = defaultdict(dict)
+        groups: dict[tuple[str, str], dict[str, mdev.SlotPlan]] = defaultdict(dict)
         for parent, plan in plans.items():
             groups[self._card_of(parent), plan.type][parent] = plan
         for (card, _), group in groups.items():
@@ -343,7 +318,7 @@ class GpuDriver(PciDriver):
             limits.append(facts.max_vgpus.get(name))
             limit = next((limit for limit in limits if limit is not None), None)
             if limit is not None:
-                limited |= limit_slots(group, limit)
+                limited |= mdev.limit_slots(group, limit)
         # A card whose other functions have its devices is not a problem to be shown.
         full = {self._card_of(plan.slots[0].parent) for plan in plans.values() if plan.slots}
         for parent, plan in plans.items():
@@ -351,11 +326,11 @@ class GpuDriver(PciDriver):
                 limited[parent] = replace(plan, reason=None)
         return limited
 
-    def layouts(self, device: Device) -> Sequence[Layout]:
+    def layouts(self, device: inventory.Device) -> Sequence[inventory.Layout]:
         """Return the layouts of a card in MIG mode; a layout ``fixed`` for other devices."""
-        facts, offers = self._facts_of(device.address), count_handles(device)
+        facts, offers = self._facts_of(device.address), inventory.count_handles(device)
         if not mig.is_enabled(facts):
-            return [Layout(mig.FIXED, offers)]
+            return [inventory.Layout(mig.FIXED, offers)]
         return mig.possible_layouts(facts, self._mig_parents.get(device.address, {}), offers)
 
     def partition(self, item: WorkItem, layout: str) -> None:
@@ -380,10 +355,12 @@ class GpuDriver(PciDriver):
             self._facts.forget(item.device)
         LOG.info("GPU instances changed to %s", layout, backend=self.backend, device=item.device)
 
-    def _with_slots(self, card: Device, plans: Mapping[str, SlotPlan]) -> Device:
+    def _with_slots(
+        self, card: inventory.Device, plans: Mapping[str, mdev.SlotPlan]
+    ) -> inventory.Device:
         """Return a card in which the deployable of each parent has slots as its handles."""
-        deployables: list[Deployable] = []
-        reasons = [text for text in [card.vendor_board_info.get(NOT_OFFERED)] if text]
+        deployables: list[inventory.Deployable] = []
+        reasons = [text for text in [card.vendor_board_info.get(inventory.NOT_OFFERED)] if text]
         for deployable in card.deployables:
             parents = [h.address for h in deployable.handles if h.address in plans]
             whole = tuple(h for h in deployable.handles if h.address not in plans)
@@ -394,29 +371,33 @@ class GpuDriver(PciDriver):
                 deployables.append(self._parent(deployable, parent, rule, plan))
                 if plan.reason is not None:
                     reasons.append(f"{parent}: {plan.reason}")
-        info = {NOT_OFFERED: "; ".join(reasons)[:MAX_TEXT]} if reasons else {}
+        info = {inventory.NOT_OFFERED: "; ".join(reasons)[: inventory.MAX_TEXT]} if reasons else {}
         return replace(
             card,
             deployables=tuple(deployables),
             vendor_board_info={**card.vendor_board_info, **info},
         )
 
-    def _virtual_parent(self, name: str, rule: MdevRule, plan: SlotPlan) -> Device:
+    def _virtual_parent(
+        self, name: str, rule: mdev.MdevRule, plan: mdev.SlotPlan
+    ) -> inventory.Device:
         """Return the device of a parent that is not on the PCI bus."""
+        info = {inventory.NOT_OFFERED: plan.reason[: inventory.MAX_TEXT]} if plan.reason else {}
+        part = inventory.Deployable(name, rule.resource_class)
         # The kernel puts the name of the parent's driver before that of each type.
-        return Device(
+        return inventory.Device(
             address=name,
-            type=DeviceType.GPU,
+            type=inventory.DeviceType.GPU,
             vendor=plan.type.partition("-")[0],
             model=name,
             backend=self.backend,
-            vendor_board_info={NOT_OFFERED: plan.reason[:MAX_TEXT]} if plan.reason else {},
-            deployables=(self._parent(Deployable(name, rule.resource_class), name, rule, plan),),
+            vendor_board_info=info,
+            deployables=(self._parent(part, name, rule, plan),),
         )
 
     def _parent(
-        self, template: Deployable, parent: str, rule: MdevRule, plan: SlotPlan
-    ) -> Deployable:
+        self, template: inventory.Deployable, parent: str, rule: mdev.MdevRule, plan: mdev.SlotPlan
+    ) -> inventory.Deployable:
         """Return the deployable of a parent, with the properties of ``template``."""
         attributes = {"mdev_type": plan.type}
         if plan.type_name:
@@ -432,16 +413,16 @@ class GpuDriver(PciDriver):
             attributes={**template.attributes, **attributes},
         )
 
-    def _handle(self, slot: Slot) -> AttachHandle:
+    def _handle(self, slot: mdev.Slot) -> inventory.AttachHandle:
         if is_pci_address(slot.parent):
             parent = PciAddress.parse(slot.parent)
             info = MdevAddress(parent, slot.type, self._uuid(slot)).attach_info()
         else:
             info = {"parent": slot.parent, "asked_type": slot.type}
-        return AttachHandle(str(slot), HandleType.MDEV, info)
+        return inventory.AttachHandle(str(slot), inventory.HandleType.MDEV, info)
 
 
-def _name_of(plans: Iterable[SlotPlan]) -> str:
+def _name_of(plans: Iterable[mdev.SlotPlan]) -> str:
     """Return the short name of the mediated device type of plans; empty if no plan has a slot."""
     return next((short_name(plan.type_name) for plan in plans if plan.type_name), "")
 

@@ -29,9 +29,9 @@ from cyborg.drivers.pci import rules
 from cyborg.drivers.pci.rules import Rule
 from cyborg.drivers.sysfs import PciFunction
 
+# Slots of one parent; ``vfio_ap`` of s390, which is no GPU driver, reports 65536 instances
+# (``MAX_ZDEV_ENTRIES_EXT`` in ``drivers/s390/crypto/vfio_ap_ops.c`` of Linux).
 MAX_SLOTS = 256
-"""Slots of one parent; ``vfio_ap`` of s390, which is no GPU driver, reports 65536 instances
-(``MAX_ZDEV_ENTRIES_EXT`` in ``drivers/s390/crypto/vfio_ap_ops.c`` of Linux)."""
 
 _SLOT = re.compile(rf"({PARENT.pattern})/({TYPE.pattern})/(0|[1-9][0-9]{{0,2}})")
 
@@ -126,11 +126,13 @@ def plan_slots(
 def limit_slots(plans: Mapping[str, SlotPlan], limit: int) -> dict[str, SlotPlan]:
     """Return the plans of one card and one type, with at most ``limit`` devices together.
 
-    ``plans`` are by parent. Virtual functions share the memory of their card, and each one reports
-    an available device until the memory is used up. Slots with a device stay, and devices of other
-    programs count. The remaining slots are given to the parents in the order of their addresses.
+    ``plans`` are by parent. Slots with a device stay, and devices of other programs count. The
+    remaining slots are given to the parents in the order of their addresses.
     """
+    # Virtual functions share the memory of their card, and each one reports an available device
+    # until the memory is used up.
     used = sum(plan.others + len(plan.occupied) for plan in plans.values())
+    # Not below 0: devices that exist stay, also if there are more than the limit permits.
     free = max(0, limit - used)
     limited: dict[str, SlotPlan] = {}
     for parent, plan in sorted(plans.items()):
@@ -144,6 +146,7 @@ def _used_slots(
     parent: str, name: str, found: MdevType, uuid_of: Callable[[Slot], str]
 ) -> frozenset[int]:
     """Return the numbers of the slots of a type in which a device exists."""
+    # Each number costs a uuid, and most parents have no device.
     if not found.devices:
         return frozenset()
     return frozenset(n for n in range(MAX_SLOTS) if uuid_of(Slot(parent, name, n)) in found.devices)
@@ -194,6 +197,7 @@ def parse(text: str) -> MdevRule:
         others.append("address=*")
     elif not others:
         raise InvalidOption(text, "a key that matches functions, such as address, or parent=NAME")
+    # Without it, NVML says how many devices a card of this product can have.
     limit = own.get("max_per_card")
     if limit is not None and not _NUMBER.fullmatch(limit):
         raise InvalidOption(f"max_per_card={limit}", "a number from 1 to 999")

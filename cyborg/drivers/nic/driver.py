@@ -14,22 +14,17 @@ The option ``physical_networks`` uses Neutron's names of physical networks. The 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from cyborg.core.address import PciAddress
 from cyborg.core.drivers.registry import Option, Support
-from cyborg.core.errors import Invalid
-from cyborg.core.inventory import device_state
 from cyborg.core.inventory.device import MAX_TEXT, Ability, Device, DeviceType, Health
-from cyborg.core.inventory.device_state import Measurement
+from cyborg.core.inventory.device_state import HEALTHY, Measurement, combine
 from cyborg.core.naming import make_custom_name
 from cyborg.drivers.base import InvalidOption
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.kernel import interfaces
-from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.pci.offers import Description
-from cyborg.drivers.sysfs import PciFunction
+from cyborg.drivers.sysfs import PciFunction, canonical_address
 
 NETWORKS_EXPECTED = (
     "NETWORK:ADDRESS or NETWORK:INTERFACE, such as physnet1:0000:3b:00.0 or physnet2:ens1f1, each "
@@ -84,27 +79,26 @@ def _parse_entry(text: str) -> Connection:
     if not _NETWORK.fullmatch(network) or not re.search(r"[A-Za-z0-9]", network):
         raise InvalidOption(text, NETWORKS_EXPECTED)
     if ":" in card:
-        try:
-            card = str(PciAddress.parse(card))
-        except Invalid:
-            raise InvalidOption(text, NETWORKS_EXPECTED) from None
+        if (address := canonical_address(card)) is None:
+            raise InvalidOption(text, NETWORKS_EXPECTED)
+        card = address
     elif not _INTERFACE.fullmatch(card) or card in (".", ".."):
         raise InvalidOption(text, NETWORKS_EXPECTED)
     return Connection(network, card)
 
 
+# Base class code of network controllers; ``pci.classes`` names the specification.
 CLASS = "02"
-"""Base class code of network controllers; ``pci.classes`` names the specification."""
 
+# Key of the attach handle info that Nova reads (``get_arq_pci_device_profile`` of its
+# ``nova/accelerator/cyborg.py``).
 PHYSICAL_NETWORK = "physical_network"
-"""Key of the attach handle info that Nova reads (``get_arq_pci_device_profile`` of its
-``nova/accelerator/cyborg.py``)."""
 
+# Key of the attach handle info with the representor of a virtual function.
 REPRESENTOR = "representor"
-"""Key of the attach handle info with the representor of a virtual function."""
 
+# Traits of a card that is offered as a whole, and of one that offers virtual functions.
 WHOLE, VIRTUAL = (make_custom_name(f"NIC_{kind}") for kind in ("PF", "VF"))
-"""Traits of a card that is offered as a whole, and of one that offers virtual functions."""
 
 _UP = 0x1  # IFF_UP of <linux/if.h>
 
@@ -138,15 +132,9 @@ class NicDriver(GenericDriver):
         ),
     )
 
-    def __init__(
-        self,
-        backend: str,
-        options: Mapping[str, Any],
-        sysfs_root: str | Path = "/sys",
-        access: HostAccess | None = None,
-    ) -> None:
-        """Create the driver."""
-        super().__init__(backend, options, sysfs_root, access)
+    def initialize(self) -> None:
+        """Read the options of this driver, and create its readers."""
+        super().initialize()
         self._connections = self.parse_option("physical_networks", parse_networks)
         # What was read last, by card: a card has no interface while a server has all of it, and no
         # speed without a link.
@@ -211,7 +199,7 @@ class NicDriver(GenericDriver):
             return found
         for address, measured in found.items():
             if (carrier := self._measure_carrier(address)) is not None:
-                found[address] = device_state.combine([carrier, measured])
+                found[address] = combine([carrier, measured])
         return found
 
     def _names(self, address: str) -> list[str]:
@@ -261,5 +249,5 @@ class NicDriver(GenericDriver):
             carrier = self._sysfs.read_text(f"class/net/{name}/carrier")
             if carrier == "0":
                 return Measurement(Health.UNHEALTHY, f"the network interface {name} has no link")
-            found = device_state.HEALTHY if carrier == "1" else found
+            found = HEALTHY if carrier == "1" else found
         return found

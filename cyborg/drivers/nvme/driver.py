@@ -16,31 +16,28 @@ only while its nvme driver is bound, and not while a server uses the controller.
 stored in the memory of the backend.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from cyborg.core.address import PciAddress
 from cyborg.core.drivers.registry import Option, Support
-from cyborg.core.errors import DriverFailed, Invalid
+from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device import MAX_TEXT, Ability, Device, DeviceType
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import make_custom_name
 from cyborg.drivers.base import in_range
 from cyborg.drivers.host_use import domains
-from cyborg.drivers.kernel.nvme import ERASE, ErasePolicy, Method, find_mismatch, permitted_methods
+from cyborg.drivers.kernel import nvme
 from cyborg.drivers.pci import reset
-from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.pci.driver import PciDriver
 from cyborg.drivers.pci.offers import Description
-from cyborg.drivers.sysfs import PciFunction
+from cyborg.drivers.sysfs import PCI_DEVICES, PciFunction, canonical_address
 
 LOG = get_logger(__name__)
 
+# Class code of an NVMe I/O controller; ``pci.classes`` names the specification.
 CLASS = "010802"
-"""Class code of an NVMe I/O controller; ``pci.classes`` names the specification."""
 
 _UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("B", 1.0))
 _UNKNOWN = (
@@ -75,7 +72,7 @@ class NvmeDriver(PciDriver):
     # The serial number appears with the controller, the capacity with its namespaces: a real drive
     # needs seconds after its PCI function was bound. ``block`` has uevents of all other disks too.
     UEVENT_SUBSYSTEMS = PciDriver.UEVENT_SUBSYSTEMS | {"nvme", "nvme-generic"}
-    RULE_KEYS = (*PciDriver.RULE_KEYS, ERASE)
+    RULE_KEYS = (*PciDriver.RULE_KEYS, nvme.ERASE)
     OPTIONS = (
         # An erasure is more than a reset.
         *(_with_erase(option) for option in PciDriver.OPTIONS if option is not reset.OPTION),
@@ -96,15 +93,8 @@ class NvmeDriver(PciDriver):
         ),
     )
 
-    def __init__(
-        self,
-        backend: str,
-        options: Mapping[str, Any],
-        sysfs_root: str | Path = "/sys",
-        access: HostAccess | None = None,
-    ) -> None:
-        """Create the driver."""
-        super().__init__(backend, options, sysfs_root, access)
+    def initialize(self) -> None:
+        """Read the options of this driver, and create its readers."""
         self._erase_timeout = self.parse_option("erase_timeout", in_range(30, 86400))
         # Resource classes by address: as the last discovery read them, and as this one reports.
         self._shown: dict[str, str | None] = {}
@@ -117,9 +107,7 @@ class NvmeDriver(PciDriver):
 
     def sanitise(self, item: WorkItem) -> None:
         """Erase the controller of a handle; see ``privileged.nvme.erase``."""
-        try:
-            address = str(PciAddress.parse(item.handle or item.device))
-        except Invalid:
+        if (address := canonical_address(item.handle or item.device)) is None:
             return  # no controller ever had this address
         function = self._sysfs.pci_function(address)
         if function is None:
@@ -132,7 +120,7 @@ class NvmeDriver(PciDriver):
                 )
             return
         policies = self._policies(function)
-        methods = [method.value for method in permitted_methods(policies)]
+        methods = [method.value for method in nvme.permitted_methods(policies)]
         domains.check_unused(self._sysfs, self.read_domains, address)
         result = self._access.erase(address, self._erase_timeout, methods)
         if result["method"] is None:
@@ -141,7 +129,7 @@ class NvmeDriver(PciDriver):
             "Erased %s namespaces by %s (%s), verified: %s samples of the old data are gone",
             result["namespaces"],
             result["method"],
-            f"policy {ERASE}={'|'.join(policies)}" if policies else "no policy",
+            f"policy {nvme.ERASE}={'|'.join(policies)}" if policies else "no policy",
             result["samples"],
             backend=self.backend,
             device=item.device,
@@ -182,11 +170,9 @@ class NvmeDriver(PciDriver):
             return _UNKNOWN
         return self._find_mismatch(function) or super().find_obstacle(function)
 
-    def _policies(self, function: PciFunction) -> Sequence[ErasePolicy]:
-        """Return the policies of the rule for a controller; without any, every method may be used.
-
-        Without a rule there are none: an operator adopted the device or removed its rule.
-        """
+    def _policies(self, function: PciFunction) -> Sequence[nvme.ErasePolicy]:
+        """Return the policies of the rule for a controller; an empty list permits each method."""
+        # Without a rule there are none: an operator adopted the device or removed its rule.
         rule = self.select(function)
         return () if rule is None else rule.erase
 
@@ -195,21 +181,19 @@ class NvmeDriver(PciDriver):
         policies = self._policies(function)
         if not policies or function.address in self._used:
             return None
-        permitted, virtual = permitted_methods(policies), function.physfn is not None
+        permitted, virtual = nvme.permitted_methods(policies), function.physfn is not None
         supported = self._find_supported(function)
         if supported is None:
             # Sanitize would erase the whole drive: never for a virtual function.
-            supported = tuple(Method)
-        return find_mismatch(permitted, supported, exclusive=not virtual)
+            supported = tuple(nvme.Method)
+        return nvme.find_mismatch(permitted, supported, exclusive=not virtual)
 
-    def _find_supported(self, function: PciFunction) -> Sequence[Method] | None:
-        """Return the methods that a controller supports; None if they are unknown.
-
-        They are read once for each drive and firmware, and else taken from the memory.
-        """
+    def _find_supported(self, function: PciFunction) -> Sequence[nvme.Method] | None:
+        """Return the methods that a controller supports; None if they are unknown."""
+        # They are read once for each drive and firmware, and else taken from the memory.
         key, model = f"methods {function.address}", f"{function.vendor}:{function.product}"
         known_model, drive, texts = [*(self.memory.get(key) or "").split("\n"), "", "", ""][:3]
-        known = [method for method in Method if method.value in texts.split(";")]
+        known = [method for method in nvme.Method if method.value in texts.split(";")]
         controller, _ = self._read_namespaces(function.address)
         if self._sysfs.read_text(controller / "state") != "live":
             return known if known_model == model and drive else None
@@ -251,7 +235,7 @@ class NvmeDriver(PciDriver):
 
         Namespaces without a capacity are omitted.
         """
-        folder = Path("bus/pci/devices") / address / "nvme"
+        folder = PCI_DEVICES / address / "nvme"
         names = self._sysfs.list_names(folder)
         controller = folder / names[0] if names else folder
         sizes = {

@@ -27,20 +27,10 @@ from cyborg.core.naming import make_custom_name
 from cyborg.drivers.base import Driver
 from cyborg.drivers.host_use import domains
 from cyborg.drivers.kernel import reset as kernel_reset
-from cyborg.drivers.pci import classes, health, managed, obstacles, reset, rules, sriov, topology
+from cyborg.drivers.pci import classes, health, managed, obstacles, offers, reset, rules, topology
 from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.pci.host_uses import DiskHistory, Exceptions, HostUses
-from cyborg.drivers.pci.obstacles import IommuFacts
-from cyborg.drivers.pci.offers import (
-    Description,
-    Offer,
-    OfferedCard,
-    apply_obstacles,
-    build_device,
-    describe_parted_gpus,
-    describe_rules,
-    describe_unresettable,
-)
+from cyborg.drivers.pci.sriov import NOT_SELECTED, Layouts, Settings
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
 LOG = get_logger(__name__)
@@ -110,8 +100,8 @@ class PciDriver(Driver):
         self._disks = DiskHistory(self._sysfs, lambda: self.memory)
         self._uses = HostUses(self.sysfs_root, self._managed.in_use, lambda: self.memory)
         self._resetter = reset.Resetter(self, self._access.reset)
-        self._layouts = sriov.Layouts(
-            self._sysfs, sriov.Settings(), self._offered_class, self._access.set_count
+        self._layouts = Layouts(
+            self._sysfs, Settings(), self._offered_class, self._access.set_count
         )
         # Kernel drivers required by the rules at the last discovery, by device and function.
         self._kernel_drivers: dict[str, dict[str, frozenset[str]]] = {}
@@ -119,7 +109,14 @@ class PciDriver(Driver):
         self._managers: Mapping[str, str] = {}  # programs that have GPUs open, by address
         # Functions in use by the host at the last discovery, with reasons.
         self._used: dict[str, str] = {}
-        self._rules = self.parse_option("devices", self._parse_rules)
+        self._rules = self.parse_option(
+            "devices", lambda texts: [rules.parse(t, self.RULE_KEYS, self.name) for t in texts]
+        )
+        # Last: a subclass uses what is read above, and has no parameters of its own.
+        self.initialize()
+
+    def initialize(self) -> None:
+        """Read the options of a subclass, and create its readers. Raise Misconfigured."""
 
     @property
     def abilities(self) -> frozenset[Ability]:
@@ -130,16 +127,13 @@ class PciDriver(Driver):
         }
         return frozenset(ability for ability, enabled in found.items() if enabled)
 
-    def _parse_rules(self, texts: Sequence[str]) -> list[rules.Rule]:
-        return [rules.parse(text, self.RULE_KEYS, self.name) for text in texts]
-
     def is_candidate(self, function: PciFunction) -> bool:
         """Return whether rules may select a PCI function."""
         return not function.class_code.startswith(classes.BRIDGE)
 
-    def describe(self, card: PciFunction) -> Description:
+    def describe(self, card: PciFunction) -> offers.Description:
         """Return details of a card that the PCI bus does not show."""
-        return Description()
+        return offers.Description()
 
     def default_type_and_class(self, function: PciFunction) -> tuple[DeviceType, str]:
         """Return the default type and resource class of a PCI function; a rule overrides them."""
@@ -253,20 +247,20 @@ class PciDriver(Driver):
         self._remarks = self._collect_remarks(functions, used)
         self._disks.read()
         guests = domains.find_used(self.sysfs_root, self.read_domains, functions.values())
-        iommu = IommuFacts(self._sysfs, functions.values(), guests=guests)
+        iommu = obstacles.IommuFacts(self._sysfs, functions.values(), guests=guests)
         cards = self._collect_offers(functions)
         # Before the obstacles: whether others may get a function of an IOMMU group depends on what
         # is offered. With what can be attached, two functions would depend on each other.
         offered = {o.function.address for c in cards for o in c.offers if o.withheld is None}
         cards = [
             card._replace(
-                offers=apply_obstacles(
+                offers=offers.apply_obstacles(
                     [self._with_obstacle(o, iommu, offered, host_used) for o in card.offers]
                 )
             )
             for card in cards
         ]
-        self._remarks += describe_unresettable(
+        self._remarks += offers.describe_unresettable(
             self._sysfs, (o for c in cards for o in c.offers if self.needs_iommu(o.function))
         )
         self._topology.forget_others({c.function.address: None for c in cards})
@@ -276,16 +270,16 @@ class PciDriver(Driver):
             }
             for c in cards
         }
-        devices = [self._device(card.function, card.offers) for card in cards]
+        devices = [self._device(card) for card in cards]
         return sorted(
             (device for device in devices if device is not None),
             key=lambda device: PciAddress.parse(device.address),
         )
 
-    def _collect_offers(self, functions: Mapping[str, PciFunction]) -> list[OfferedCard]:
+    def _collect_offers(self, functions: Mapping[str, PciFunction]) -> list[offers.OfferedCard]:
         """Return the cards that are offered as a whole, and those of offered virtual functions."""
-        whole: list[OfferedCard] = []
-        by_physfn: dict[str, list[Offer]] = {}
+        whole: list[offers.OfferedCard] = []
+        by_physfn: dict[str, list[offers.Offer]] = {}
         for function in functions.values():
             offer = self._offer(function, self._used.get(function.address))
             if offer is None:
@@ -297,12 +291,16 @@ class PciDriver(Driver):
             if function.physfn is not None:
                 by_physfn.setdefault(function.physfn, []).append(offer)
             elif not function.numvfs:
-                whole.append(OfferedCard(function, [offer]))
+                whole.append(offers.OfferedCard(function, [offer]))
         # A virtual function may be listed although its card has just disappeared.
-        virtual = [OfferedCard(functions[a], o) for a, o in by_physfn.items() if a in functions]
+        virtual = [
+            offers.OfferedCard(functions[a], o) for a, o in by_physfn.items() if a in functions
+        ]
         return [*whole, *virtual]
 
-    def _check_unadopted(self, offer: Offer, functions: Mapping[str, PciFunction]) -> Offer:
+    def _check_unadopted(
+        self, offer: offers.Offer, functions: Mapping[str, PciFunction]
+    ) -> offers.Offer:
         """Return an offer, withheld for what only an adoption overrides.
 
         That is data on its disks, which may be of the host, and the control of another function.
@@ -321,10 +319,14 @@ class PciDriver(Driver):
         return replace(offer, withheld=reason)
 
     def _with_obstacle(
-        self, offer: Offer, iommu: IommuFacts, offered: set[str], used: frozenset[str]
-    ) -> Offer:
+        self,
+        offer: offers.Offer,
+        iommu: obstacles.IommuFacts,
+        offered: set[str],
+        used: frozenset[str],
+    ) -> offers.Offer:
         """Return an offer with the reason why its PCI function cannot be attached, if any."""
-        if offer.withheld == sriov.NOT_SELECTED:
+        if offer.withheld == NOT_SELECTED:
             return offer
         if self.needs_iommu(offer.function):
             obstacle = iommu.find_obstacle(offer.function, offer.withheld, offered, used)
@@ -344,15 +346,15 @@ class PciDriver(Driver):
             for f in offerable
             if self.is_shared(f) or self._managed.decision(f.address, f.physfn) is not None
         }
-        found = describe_rules(self.options["devices"], self._rules, offerable)
-        found += describe_parted_gpus(self._rules, offerable, selected)
+        found = offers.describe_rules(self.options["devices"], self._rules, offerable)
+        found += offers.describe_parted_gpus(self._rules, offerable, selected)
         for address in self._managed.adopted:
             if (reason := self._unadoptable(address, functions, used)) is not None:
                 found.append(f"{address} cannot be adopted: {reason}")
         found += self._uses.describe_missing(functions)
         return (*found, *self.read_domains().remarks)
 
-    def _offer(self, function: PciFunction, withheld: str | None) -> Offer | None:
+    def _offer(self, function: PciFunction, withheld: str | None) -> offers.Offer | None:
         if not self.is_candidate(function):
             return None
         rule = self.select(function)
@@ -369,7 +371,7 @@ class PciDriver(Driver):
         }
         if classes.is_gpu_vf(function) and not self.is_shared(function):
             traits.add(classes.GPU_VF)
-        return Offer(
+        return offers.Offer(
             function,
             rule.type or type_,
             rule.resource_class or resource_class,
@@ -378,7 +380,7 @@ class PciDriver(Driver):
             withheld,
         )
 
-    def _physical_only(self, card: PciFunction) -> Offer | None:
+    def _physical_only(self, card: PciFunction) -> offers.Offer | None:
         """Return an offer of a card without virtual functions that another layout would offer.
 
         The offer is withheld: the card is only shown. Return None for any other card.
@@ -387,7 +389,7 @@ class PciDriver(Driver):
         offer = None if function is None else self._offer(function, None)
         if offer is None:
             return None
-        withheld = self._used.get(card.address, sriov.NOT_SELECTED)
+        withheld = self._used.get(card.address, NOT_SELECTED)
         return replace(offer, function=card, withheld=withheld)
 
     def _offered_class(self, function: PciFunction) -> str | None:
@@ -410,15 +412,16 @@ class PciDriver(Driver):
             return f"the driver {self.name} does not offer devices of class {function.class_code}"
         return f"the host uses it: {used[address]}" if address in used else None
 
-    def _device(self, card: PciFunction, offers: Sequence[Offer]) -> Device | None:
+    def _device(self, offered: offers.OfferedCard) -> Device | None:
         """Return the device of a card; log a warning and return None if the device is invalid."""
+        card = offered.function
         description = self.describe(card)
         layout, layout_traits = self._layouts.describe(card)
         place = self._topology.read(card)
         try:
-            return build_device(
+            return offers.build_device(
                 card,
-                offers,
+                offered.offers,
                 description,
                 self._access.lookup(card.address),
                 place,

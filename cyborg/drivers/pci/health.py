@@ -21,16 +21,21 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from cyborg.core.inventory import device_state
 from cyborg.core.inventory.device import Health
-from cyborg.core.inventory.device_state import HEALTHY, Measurement
+from cyborg.core.inventory.device_state import HEALTHY, Measurement, combine
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import InvalidOption
 from cyborg.drivers.pci.topology import NO_WIDTH, is_unknown_speed
-from cyborg.drivers.sysfs import Sysfs
+from cyborg.drivers.sysfs import PCI_DEVICES, Sysfs
 
 LOG = get_logger(__name__)
 
+# Xids after which the GPU needs a reset, a reboot of the host, or the vendor's support.
+# They are those of the catalog's "Resolution Bucket (Immediate Action)" with RESET_GPU, RESTART_BM
+# or CHECK_MECHANICALS, and 48 and 74, whose workflows end with a reset. Excluded are Xids that a
+# faulty program causes (RESTART_APP: 13, 31, 43, 45), and Xids after which the GPU continues to
+# work (IGNORE): a remapped row (63), an error that affects only one program (94), a corrected error
+# of C2C (121). So is 155, which the driver also logs where a link is switched off on purpose.
 FATAL_XIDS: Mapping[int, str] = {
     46: "GPU stopped processing",
     48: "double bit ECC error",
@@ -50,14 +55,8 @@ FATAL_XIDS: Mapping[int, str] = {
     156: "resource retirement event",
     158: "GPU fatal timeout",
 }
-"""Xids after which the GPU needs a reset, a reboot of the host, or the vendor's support.
-
-They are those of the catalog's "Resolution Bucket (Immediate Action)" with RESET_GPU, RESTART_BM or
-CHECK_MECHANICALS, and 48 and 74, whose workflows end with a reset. Excluded are Xids that a faulty
-program causes (RESTART_APP: 13, 31, 43, 45), and Xids after which the GPU continues to work
-(IGNORE): a remapped row (63), an error that affects only one program (94), a corrected error of
-C2C (121). So is 155, which the driver also logs where a link is switched off on purpose.
-"""
+# Xids of NVLink 5 (Blackwell) with the unit: "Fatal" or "Nonfatal" in the text says which it is,
+# such as ``149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (0x025525c6 ...)``.
 LINK_XIDS: Mapping[int, str] = {
     144: "SAW",
     145: "RLW",
@@ -67,14 +66,12 @@ LINK_XIDS: Mapping[int, str] = {
     149: "NETIR",
     150: "MSE",
 }
-"""Xids of NVLink 5 (Blackwell) with the unit: "Fatal" or "Nonfatal" in the text says which it is,
-such as ``149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (0x025525c6 ...)``."""
+# Xids of the machine that no recovery of the GPU ends.
 LASTING_XIDS = frozenset({54})
-"""Xids of the machine that no recovery of the GPU ends."""
+# The Xid of drivers from R565 on with the required recovery action of the GPU, such as ``154, GPU
+# recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)``. "None" means no action
+# (``GPU_RECOVERY_ACTION_CHANGED`` in ``gpu.c`` of NVIDIA's open kernel modules).
 RECOVERY_XID = 154
-"""The Xid of drivers from R565 on with the required recovery action of the GPU, such as ``154, GPU
-recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)``. "None" means no action
-(``GPU_RECOVERY_ACTION_CHANGED`` in ``gpu.c`` of NVIDIA's open kernel modules)."""
 
 MAX_RECORDS = 100_000  # per read of the log; the kernel's buffer holds fewer
 _RECORD = 8192  # bytes: more than the maximum size of a record
@@ -180,11 +177,11 @@ def _is_from_kernel(head: str) -> bool:
     return level.isdecimal() and int(level) >> 3 == 0
 
 
+# Names of all checks, as the option ``health`` lists them.
 CHECKS = ("aer", "link", "link_width", "temperature", "bus", "driver", "xid")
-"""Names of all checks, as the option ``health`` lists them."""
 
+# Checks that need no privilege and access only the configuration space of the device.
 DEFAULT = ("aer", "link", "bus", "driver")
-"""Checks that need no privilege and access only the configuration space of the device."""
 
 _AER = {"fatal": "aer_dev_fatal", "non-fatal": "aer_dev_nonfatal"}
 _NO_RESPONSE = b"\xff\xff\xff\xff"
@@ -224,13 +221,13 @@ class HealthReader:
         return {
             address: self._measure_function(address, drivers)
             for address, drivers in functions.items()
-            if self._sysfs.read_text(_folder(address) / "vendor") is not None
+            if self._sysfs.read_text(PCI_DEVICES / address / "vendor") is not None
         }
 
     def _measure_function(
         self, address: str, drivers: Mapping[str, Collection[str]]
     ) -> Measurement:
-        folder, results = _folder(address), list[Measurement | None]()
+        folder, results = PCI_DEVICES / address, list[Measurement | None]()
         if "driver" in self._checks:
             results += [check_kernel_driver(self._sysfs, f, names) for f, names in drivers.items()]
         if "aer" in self._checks:
@@ -244,17 +241,18 @@ class HealthReader:
                 for name, check in _WAKING_CHECKS.items()
                 if name in self._checks
             ]
-        return device_state.combine(m for m in results if m is not None)
+        return combine(m for m in results if m is not None)
 
     def _aer(self, address: str) -> Measurement | None:
         """Return unhealthy if uncorrectable PCIe errors increased since the last measurement.
 
-        The first measurement only stores the counters. ``sysfs-bus-pci-devices-aer_stats``: the
-        last line of a file has the total (TOTAL_ERR_FATAL or TOTAL_ERR_NONFATAL).
+        The first measurement only stores the counters.
         """
+        # ``sysfs-bus-pci-devices-aer_stats``: the last line of a file has the total
+        # (TOTAL_ERR_FATAL or TOTAL_ERR_NONFATAL).
         previous, current = self._errors[address], dict[str, int]()
         for kind, name in _AER.items():
-            total = _total(self._sysfs.read_text(_folder(address) / name))
+            total = _total(self._sysfs.read_text(PCI_DEVICES / address / name))
             if total is not None:
                 current[kind] = total
         self._errors[address] = current
@@ -282,10 +280,9 @@ def check_bus(sysfs: Sysfs, folder: Path) -> Measurement | None:
 
 
 def check_link(sysfs: Sysfs, folder: Path) -> Measurement | None:
-    """Return unhealthy if the link is down. A link narrower than the maximum is healthy.
-
-    Many cards are in narrow slots. The speed is not reported: an idle card lowers it to save power.
-    """
+    """Return unhealthy if the link is down. A link narrower than the maximum is healthy."""
+    # Many cards are in narrow slots. The speed is not reported: an idle card lowers it to save
+    # power.
     # ``current_link_speed_show`` and the functions next to it in ``drivers/pci/pci-sysfs.c`` write
     # the files.
     widest = sysfs.read_int(folder / "max_link_width")
@@ -308,10 +305,8 @@ def check_link(sysfs: Sysfs, folder: Path) -> Measurement | None:
 
 
 def check_link_width(sysfs: Sysfs, folder: Path) -> Measurement | None:
-    """Return unhealthy if the link has fewer lanes than both the function and its slot support.
-
-    The speed is not checked: an idle card lowers it to save power.
-    """
+    """Return unhealthy if the link has fewer lanes than both the function and its slot support."""
+    # The speed is not checked: an idle card lowers it to save power.
     # ``current_link_width_show`` and ``max_link_width_show`` of ``drivers/pci/pci-sysfs.c`` write
     # the files. Those of the slot are in the folder of the bridge above the function.
     # The entry of the bus is a link, so ".." is the bridge and not the bus.
@@ -329,10 +324,8 @@ def check_link_width(sysfs: Sysfs, folder: Path) -> Measurement | None:
 
 
 def check_temperature(sysfs: Sysfs, folder: Path) -> Measurement | None:
-    """Return unhealthy if a sensor is at or above its critical temperature (millidegrees Celsius).
-
-    ``sysfs-class-hwmon``: ``temp*_input`` and ``temp*_crit``.
-    """
+    """Return unhealthy if a sensor is at or above its critical temperature."""
+    # ``sysfs-class-hwmon``: ``temp*_input`` and ``temp*_crit``, in millidegrees Celsius.
     hot: list[str] = []
     measured = False
     for sensors in _hwmons(sysfs, folder):
@@ -340,10 +333,8 @@ def check_temperature(sysfs: Sysfs, folder: Path) -> Measurement | None:
             if not (name.startswith("temp") and name.endswith("_input")):
                 continue
             sensor = name.removesuffix("_input")
-            current, critical = (
-                sysfs.read_int(sensors / name),
-                sysfs.read_int(sensors / f"{sensor}_crit"),
-            )
+            current = sysfs.read_int(sensors / name)
+            critical = sysfs.read_int(sensors / f"{sensor}_crit")
             if current is None or critical is None or critical <= 0:
                 continue
             measured = True
@@ -366,13 +357,11 @@ _WAKING_CHECKS: Mapping[str, Callable[[Sysfs, Path], Measurement | None]] = {
 def check_kernel_driver(
     sysfs: Sysfs, address: str, required: Collection[str]
 ) -> Measurement | None:
-    """Return unhealthy if a PCI function is not bound to one of the required kernel drivers.
-
-    ``sysfs-bus-pci``: the link ``driver``.
-    """
+    """Return unhealthy if a PCI function is not bound to one of the required kernel drivers."""
+    # ``sysfs-bus-pci``: the link ``driver``.
     if not required:
         return None
-    found = sysfs.read_link(_folder(address) / "driver")
+    found = sysfs.read_link(PCI_DEVICES / address / "driver")
     if found in required:
         return HEALTHY
     has = "no kernel driver" if found is None else f"the kernel driver {found}"
@@ -397,7 +386,3 @@ def _total(text: str | None) -> int | None:
         if name.startswith("TOTAL_ERR_") and count.isdecimal():
             return int(count)
     return None
-
-
-def _folder(address: str) -> Path:
-    return Path("bus/pci/devices") / address

@@ -15,7 +15,7 @@ the mark of the adoption; without that record nothing is accepted.
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cyborg.core.codec import Serializable
@@ -144,10 +144,8 @@ class DiskHistory:
         return reason
 
     def find_contents(self, function: PciFunction) -> str | None:
-        """Return what the disks of a function hold now that withholds it, or None.
-
-        Nothing is stored: this is for another thread than that of the discovery.
-        """
+        """Return what the disks of a function hold now that withholds it, or None."""
+        # Nothing is stored: this is for another thread than that of the discovery.
         if not function.class_code.startswith((_STORAGE, *_BUSES)):
             return None
         facts = signatures.read(self._sysfs.root)
@@ -184,8 +182,8 @@ def _contents_key(address: str) -> str:
     return f"disks {address}"
 
 
+# Earlier adoptions of a function whose accepted uses are kept: the last ones may have failed.
 MAX_ADOPTIONS = 8
-"""Earlier adoptions of a function whose accepted uses are kept: the last ones may have failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,22 +207,20 @@ class _Adoptions(Serializable):
     adoptions: Mapping[str, Sequence[str]]
 
 
+@dataclass(slots=True)
 class HostUses:
     """The uses of PCI functions by the host, as one backend sees them.
 
     ``marks`` has the mark of the adoption of each address in the option ``adopt_in_use``.
-    ``memory`` returns the memory of the driver, which has the accepted uses.
+    ``memory`` returns the memory of the driver, which has the accepted uses. ``overridden`` is an
+    accepted use of each function that has one, as the last ``find`` has seen them.
     """
 
-    def __init__(
-        self, sysfs_root: Path, marks: Mapping[str, str], memory: Callable[[], Memory]
-    ) -> None:
-        self._root = sysfs_root
-        self._marks = marks
-        self._memory = memory
-        self._networks: dict[str, NetworkUse] = {}
-        self.overridden: Mapping[str, str] = {}
-        """An accepted use of each function that has one, as the last ``find`` has seen them."""
+    root: Path
+    marks: Mapping[str, str]
+    memory: Callable[[], Memory]
+    overridden: Mapping[str, str] = field(default_factory=dict)
+    _networks: dict[str, NetworkUse] = field(default_factory=dict)
 
     def find(
         self,
@@ -236,7 +232,7 @@ class HostUses:
 
         ``domains`` returns the functions that domains of libvirt have on this host.
         """
-        adopted = self._marks.keys() & functions.keys()
+        adopted = self.marks.keys() & functions.keys()
         accepted = {address: self._load(functions[address]) or () for address in adopted}
         overridden: dict[str, str] = {}
 
@@ -277,14 +273,14 @@ class HostUses:
     ) -> bool:
         """Return whether an adoption by force would accept all present uses of a function."""
         left = self._read(functions, exceptions, read_nothing, lambda *_: True)
-        return address not in self._marks and address not in left
+        return address not in self.marks and address not in left
 
     def describe_missing(self, functions: Mapping[str, PciFunction]) -> list[str]:
         """Return a warning for each function whose accepted uses are not known (any more)."""
         return [
             f"{address} was adopted by force, and the uses that were accepted then are not known: "
             "repeat cyborg hardware-adopt --force"
-            for address in sorted(self._marks.keys() & functions.keys())
+            for address in sorted(self.marks.keys() & functions.keys())
             if self._load(functions[address]) is None
         ]
 
@@ -296,7 +292,7 @@ class HostUses:
         is_accepted: IsAccepted,
     ) -> dict[str, str]:
         return used_functions(
-            self._root,
+            self.root,
             self._networks,
             functions,
             shared=exceptions.shared,
@@ -307,19 +303,19 @@ class HostUses:
 
     def _load(self, function: PciFunction) -> Collection[str] | None:
         """Return the accepted uses of a PCI function; None if they are not known."""
-        return self._load_all(function).get(self._marks[function.address])
+        return self._load_all(function).get(self.marks[function.address])
 
     def _load_all(self, function: PciFunction) -> Mapping[str, Sequence[str]]:
         """Return what the adoptions of a PCI function have accepted, by mark, the last one last."""
-        stored = load_record(_Adoptions, self._memory().get(_adoptions_key(function.address)))
+        stored = load_record(_Adoptions, self.memory().get(_adoptions_key(function.address)))
         return {} if stored is None or stored.model != _model(function) else stored.adoptions
 
     def _store(self, function: PciFunction, uses: Collection[str]) -> None:
-        mark = self._marks[function.address]
+        mark = self.marks[function.address]
         others = [(m, u) for m, u in self._load_all(function).items() if m != mark]
         adoptions = {**dict(others[-MAX_ADOPTIONS:]), mark: sorted(uses)}
         value = _Adoptions(_model(function), adoptions).to_dict()
-        self._memory().put(_adoptions_key(function.address), json.dumps(value))
+        self.memory().put(_adoptions_key(function.address), json.dumps(value))
         for use in sorted(uses):
             LOG.warning("Adopted although the host uses it: %s", use, device=function.address)
 

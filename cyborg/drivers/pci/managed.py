@@ -9,11 +9,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from cyborg.core.address import PciAddress
 from cyborg.core.drivers.desired_state import ADOPT_IN_USE
 from cyborg.core.drivers.registry import Option
-from cyborg.core.errors import Invalid
 from cyborg.drivers.base import Driver, InvalidOption
+from cyborg.drivers.sysfs import canonical_address
 
 OPTIONS = (
     Option(
@@ -32,6 +31,7 @@ OPTIONS = (
     ),
 )
 
+# Option of drivers that find out whether the host uses a device.
 IN_USE = Option(
     ADOPT_IN_USE,
     "list",
@@ -41,7 +41,6 @@ IN_USE = Option(
     "another use withholds the device. Storage, and a device of a domain of libvirt, are never "
     "offered while in use.",
 )
-"""Option of drivers that find out whether the host uses a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +61,7 @@ class ManagedDevices:
         ``parent`` is the address of the device that contains this one, if any. An entry for the
         device itself overrides an entry for its parent.
         """
+        # The device first: a virtual function can be released from a card that is adopted.
         for candidate in (address, parent):
             if candidate in self.released:
                 return False
@@ -86,9 +86,10 @@ class AdoptionInterface(Protocol):
 def added_addresses(driver: Driver, previous: Driver | None) -> tuple[list[str], list[str]]:
     """Return the canonical addresses that a driver adopts and its predecessor did not adopt so.
 
-    The second list has those that were added by force. Without a predecessor there are none: an
-    agent that starts does not know that an operator has just decided so.
+    The second list has those that were added by force.
     """
+    # Without a predecessor there are none: an agent that starts does not know that an operator has
+    # just decided so.
     added = _entries(driver, "adopt") - _entries(previous, "adopt")
     forced: frozenset[str] = frozenset()
     if previous is not None:
@@ -105,10 +106,7 @@ def _entries(driver: Driver | None, option: str) -> frozenset[str]:
 
 def _canonical(entry: str) -> str:
     address, separator, mark = entry.partition("@")
-    try:
-        return f"{PciAddress.parse(address)}{separator}{mark}"
-    except Invalid:
-        return entry
+    return f"{canonical_address(address) or address}{separator}{mark}"
 
 
 def read_options(driver: Driver) -> ManagedDevices:
@@ -117,6 +115,7 @@ def read_options(driver: Driver) -> ManagedDevices:
         driver.parse_option(option, _parse_addresses) if option in driver.options else ()
         for option in ("adopt", "release", IN_USE.name)
     )
+    # Over the API this cannot happen: it removes an address from the other list.
     if conflicts := sorted({*adopted, *in_use} & set(released)):
         raise driver.misconfigured(
             "release", conflicts[0], "no address that is also in adopt or adopt_in_use"
@@ -131,8 +130,7 @@ def read_options(driver: Driver) -> ManagedDevices:
 def _parse_addresses(texts: Sequence[str]) -> tuple[str, ...]:
     addresses: list[str] = []
     for text in texts:
-        try:
-            addresses.append(str(PciAddress.parse(text.partition("@")[0])))
-        except Invalid as exc:
-            raise InvalidOption(text, "PCI addresses such as 0000:3d:00.0") from exc
+        if (address := canonical_address(text.partition("@")[0])) is None:
+            raise InvalidOption(text, "PCI addresses such as 0000:3d:00.0")
+        addresses.append(address)
     return tuple(addresses)

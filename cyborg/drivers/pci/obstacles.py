@@ -22,6 +22,8 @@ from cyborg.drivers.host_use import processes
 from cyborg.drivers.pci import classes
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
+# Vendor and product ids that vfio-pci refuses: ``vfio_pci_dev_in_denylist`` of the kernel's
+# ``drivers/vfio/pci/vfio_pci.c``, whose parameter ``disable_denylist`` switches the list off.
 DENYLIST = frozenset(
     (
         *(("8086", product) for product in ("19e2", "19e3")),  # QAT C3xxx and its VFs
@@ -30,8 +32,6 @@ DENYLIST = frozenset(
         *(("8086", product) for product in ("0b25", "0cfe")),  # DSA and IAA, since Linux 6.9.1
     )
 )
-"""Vendor and product ids that vfio-pci refuses: ``vfio_pci_dev_in_denylist`` of the kernel's
-``drivers/vfio/pci/vfio_pci.c``, whose parameter ``disable_denylist`` switches the list off."""
 
 MAX_INDEX_BYTES = 16 * 1024 * 1024  # of modules.dep; that of a distribution has less than one MiB
 _DIRECT = "direct"  # a region that must be mapped 1:1, unlike one that is direct-relaxable

@@ -10,15 +10,7 @@ from typing import Any, NamedTuple
 
 from cyborg.core.address import PciAddress
 from cyborg.core.inventory import capability
-from cyborg.core.inventory.device import (
-    MAX_TEXT,
-    NOT_OFFERED,
-    AttachHandle,
-    Deployable,
-    Device,
-    DeviceType,
-    HandleType,
-)
+from cyborg.core.inventory import device as inventory
 from cyborg.core.inventory.functions import root_of
 from cyborg.core.text import join_limited
 from cyborg.drivers.kernel.reset import can_reset
@@ -38,7 +30,7 @@ class Offer:
     """
 
     function: PciFunction
-    type: DeviceType
+    type: inventory.DeviceType
     resource_class: str
     traits: frozenset[str]
     kernel_drivers: frozenset[str]
@@ -80,16 +72,17 @@ def build_device(
     backend: str,
     layout: Mapping[str, str],
     traits: frozenset[str],
-) -> Device:
+) -> inventory.Device:
     """Return the device of a card. Raise Invalid if its data are invalid.
 
     ``place`` is its topology, ``layout`` the board info of its layout; all its deployables have
     ``traits``.
     """
     obstacles = [offer.obstacle for offer in offers]
+    # One function that can be attached is enough: apply_obstacles has withheld the others.
     deliverable = None in obstacles
     firmware = {"firmware_version": description.firmware} if description.firmware else {}
-    return Device(
+    return inventory.Device(
         address=card.address,
         type=offers[0].type,
         vendor=card.vendor,
@@ -119,11 +112,12 @@ def describe_withheld(card: PciFunction, offers: Sequence[Offer]) -> dict[str, s
         else f"{join_limited(found, MAX_ADDRESSES, nouns='functions')}: {reason}"
         for reason, found in addresses.items()
     ]
-    return {NOT_OFFERED: "; ".join(texts)[:MAX_TEXT]} if texts else {}
+    return {inventory.NOT_OFFERED: "; ".join(texts)[: inventory.MAX_TEXT]} if texts else {}
 
 
 def apply_obstacles(offers: list[Offer]) -> list[Offer]:
     """Withhold offers that cannot be attached, if others of the card can be attached."""
+    # Without any, the whole card is shown as not deliverable, and keeps its handles.
     if all(offer.obstacle is not None for offer in offers):
         return offers
     return [replace(o, withheld=o.obstacle) if o.withheld is None else o for o in offers]
@@ -131,14 +125,13 @@ def apply_obstacles(offers: list[Offer]) -> list[Offer]:
 
 def build_deployables(
     card: PciFunction, offers: Sequence[Offer], description: Description, traits: frozenset[str]
-) -> tuple[Deployable, ...]:
+) -> tuple[inventory.Deployable, ...]:
     """Return a deployable for each resource class of the offered PCI functions of a card.
 
     Each deployable has ``traits``, the traits of the description and the traits of its offers.
-
-    The deployable of the first class has the address of the card; for any other class the address
-    has the class name as a suffix.
     """
+    # The deployable of the first class has the address of the card; for any other class the address
+    # has the class name as a suffix.
     by_class: dict[str, list[Offer]] = {}
     for offer in offers:
         # Withheld offers count for the order of the classes: otherwise bound handles could change
@@ -147,7 +140,7 @@ def build_deployables(
         if offer.withheld is None:
             group.append(offer)
     return tuple(
-        Deployable(
+        inventory.Deployable(
             # The first without a suffix: existing deployments keep the name of the provider.
             address=card.address if number == 0 else f"{card.address}-{resource_class}",
             resource_class=resource_class,
@@ -164,10 +157,10 @@ def build_deployables(
     )
 
 
-def _handle(function: PciFunction, description: Description) -> AttachHandle:
+def _handle(function: PciFunction, description: Description) -> inventory.AttachHandle:
     info = PciAddress.parse(function.address).attach_info()
     more = description.handle_info.get(function.address, {})
-    return AttachHandle(function.address, HandleType.PCI, {**more, **info})
+    return inventory.AttachHandle(function.address, inventory.HandleType.PCI, {**more, **info})
 
 
 def board_info(card: PciFunction, names: classes.Names) -> dict[str, str]:
@@ -206,6 +199,7 @@ def describe_rules(
     texts: Sequence[str], rules: Sequence[Rule], functions: Sequence[PciFunction]
 ) -> list[str]:
     """Return a warning for each rule that applies to none of these functions."""
+    # The first that matches, as for the offers: a rule may be hidden by an earlier one.
     matching = {matching_index(rules, function) for function in functions}
     remarks: list[str] = []
     for number, text in enumerate(texts):

@@ -10,14 +10,13 @@ from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
 
-from cyborg.core.address import PciAddress
 from cyborg.core.drivers.registry import Option
-from cyborg.core.errors import DriverFailed, Invalid
+from cyborg.core.errors import DriverFailed
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import Driver, one_of
 from cyborg.drivers.host_use.check import used_functions
 from cyborg.drivers.kernel.reset import find_current_obstacle
-from cyborg.drivers.sysfs import Sysfs
+from cyborg.drivers.sysfs import Sysfs, canonical_address
 
 LOG = get_logger(__name__)
 
@@ -50,11 +49,10 @@ class Resetter:
 
     def __init__(self, driver: Driver, run: Callable[[str], str | None]) -> None:
         """Read the option. Raise Misconfigured for an unknown value."""
+        # The driver nvme has no such option: an erasure is more than a reset.
         self.policy = ResetPolicy.NEVER
         if OPTION.name in driver.options:
             self.policy = driver.parse_option(OPTION.name, one_of(ResetPolicy))
-        self._backend = driver.backend
-        self._sysfs = Sysfs(driver.sysfs_root)
         self._driver = driver
         self._run = run
 
@@ -69,25 +67,20 @@ class Resetter:
         Do nothing for other handles. With ``reset = if_possible``, a PCI function that cannot be
         reset is not changed and no error is raised.
         """
-        try:
-            address = str(PciAddress.parse(handle))
-        except Invalid:
+        if (address := canonical_address(handle)) is None:
             return  # no function, but for example a mediated device, which no longer exists
-        function = self._sysfs.pci_function(address)
+        sysfs, backend = Sysfs(self._driver.sysfs_root), self._driver.backend
+        function = sysfs.pci_function(address)
         if function is None or not self.enabled:
             return
         # Not what the last discovery has read: the host may have begun to use it since.
         read_domains = partial(self._driver.read_domains, fresh=True)
-        used = used_functions(self._sysfs.root, domains=read_domains)
-        obstacle = find_current_obstacle(self._sysfs, function, used)
+        used = used_functions(sysfs.root, domains=read_domains)
+        obstacle = find_current_obstacle(sysfs, function, used)
         if obstacle is not None and self.policy is ResetPolicy.IF_POSSIBLE:
-            LOG.info("PCI function not reset: %s", obstacle, backend=self._backend, device=address)
+            LOG.info("PCI function not reset: %s", obstacle, backend=backend, device=address)
         elif obstacle is not None:
             raise DriverFailed(f"{address} cannot be reset: {obstacle}")
         elif (methods := self._run(address)) is not None:
-            LOG.info(
-                "PCI function reset, its reset methods: %s",
-                methods,
-                backend=self._backend,
-                device=address,
-            )
+            text = "PCI function reset, its reset methods: %s"
+            LOG.info(text, methods, backend=backend, device=address)

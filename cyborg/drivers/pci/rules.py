@@ -135,6 +135,7 @@ class Rule:
         )
 
     def _fits_scope(self, function: PciFunction) -> bool:
+        # Virtual functions of a GPU look like the whole card: a rule for cards must not offer them.
         default = "all" if self.skip or not classes.is_gpu(function) else "whole"
         scope = self.scope or default
         return scope == "all" or (scope == "vf") == (function.physfn is not None)
@@ -173,6 +174,7 @@ def parse(text: str, keys: Collection[str] = KEYS, driver: str = "generic") -> R
 
 def _fits(matcher: _Matcher, values: Values, function: PciFunction) -> bool:
     found = matcher.read(function)
+    # A property that is not known, such as the NUMA node, fits only "any value except".
     if found is None:
         return not values.accepted
     if any(matcher.fits(found, value) for value in values.rejected):
@@ -184,6 +186,7 @@ def _pairs(text: str, keys: Collection[str], driver: str) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for part in text.split(","):
         key, equals, value = (piece.strip() for piece in part.partition("="))
+        # An operator may expect that any driver erases drives, so this key has its own message.
         if key == ERASE and key not in keys:
             raise InvalidOption(
                 part.strip(),
@@ -196,6 +199,7 @@ def _pairs(text: str, keys: Collection[str], driver: str) -> dict[str, str]:
                 part.strip(), f"{key} only once in a rule; separate alternatives with |"
             )
         pairs[key] = value
+    # A rule that matches everything must say so: most likely a key was forgotten.
     if not set(pairs) & set(MATCHERS):
         raise InvalidOption(text, f"at least one of {', '.join(MATCHERS)}; address=* matches all")
     return pairs
@@ -208,6 +212,7 @@ def _values(key: str, text: str) -> Values:
         value = alternative.strip()
         negated = value.startswith("!")
         value = value.removeprefix("!")
+        # sysfs writes ids with 0x; a * after the digits of a class says what is so without it.
         if key != "address":
             value = value.removeprefix("0x")
         if key == "class":

@@ -13,7 +13,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from cyborg.core.address import PciAddress
 from cyborg.core.drivers.registry import Option
@@ -21,7 +20,7 @@ from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device import MAX_LAYOUTS, Device, Layout, count_handles
 from cyborg.core.naming import make_custom_name
 from cyborg.drivers.base import Driver, InvalidOption
-from cyborg.drivers.sysfs import PciFunction, Sysfs
+from cyborg.drivers.sysfs import PCI_DEVICES, PciFunction, Sysfs
 
 OPTIONS = (
     Option(
@@ -41,14 +40,14 @@ OPTIONS = (
     ),
 )
 
+# Name of the only layout of a device without SR-IOV.
 FIXED = "fixed"
-"""Name of the only layout of a device without SR-IOV."""
 
+# Key of the board info with the number of virtual functions, if the driver has layouts.
 NUMVFS = "sriov_numvfs"
-"""Key of the board info with the number of virtual functions, if the driver has layouts."""
 
+# Why a physical function is shown that is not offered itself.
 NOT_SELECTED = "no rule selects it; its virtual functions are offered in another layout"
-"""Why a physical function is shown that is not offered itself."""
 
 MAX_VFS = 0xFFFF  # the registers have 16 bits (PCI_SRIOV_NUM_VF of pci_regs.h of Linux)
 _NAME = re.compile(r"vfs-(0|[1-9][0-9]{0,4})")
@@ -98,10 +97,10 @@ def trait_of(count: int) -> str:
 def predict(sysfs: Sysfs, card: PciFunction, count: int) -> list[PciFunction]:
     """Return the ``count`` virtual functions that a card would have; an empty list if unknown.
 
-    The virtual functions are assumed to have the subsystem ids of the card. They have the address
-    of the card if the card does not show their addresses before they exist.
+    They have the address of the card if the card does not show their addresses before they exist.
     """
-    folder = Path("bus/pci/devices") / card.address
+    # The virtual functions are assumed to have the subsystem ids of the card.
+    folder = PCI_DEVICES / card.address
     product = sysfs.read_text(folder / "sriov_vf_device")
     if product is None or not _PRODUCT.fullmatch(product):
         return []
@@ -121,7 +120,7 @@ def predict(sysfs: Sysfs, card: PciFunction, count: int) -> list[PciFunction]:
 
 
 def _predict_addresses(sysfs: Sysfs, card: PciFunction, count: int) -> list[str]:
-    folder = Path("bus/pci/devices") / card.address
+    folder = PCI_DEVICES / card.address
     offset = sysfs.read_int(folder / "sriov_offset") or 0
     stride = sysfs.read_int(folder / "sriov_stride") or 0
     at = PciAddress.parse(card.address)
@@ -140,29 +139,23 @@ def parse_layout(layout: str) -> int | None:
     return None if found is None else int(found[1])
 
 
+@dataclass(frozen=True, slots=True)
 class Layouts:
-    """Layouts of the cards of one backend."""
+    """Layouts of the cards of one backend.
 
-    def __init__(
-        self,
-        sysfs: Sysfs,
-        settings: Settings,
-        offered_class: Callable[[PciFunction], str | None],
-        change: Callable[[str, int, bool, bool], None],
-    ) -> None:
-        """``offered_class`` returns a PCI function's resource class; None if it is not offered.
+    ``offered_class`` returns a PCI function's resource class; None if it is not offered. ``change``
+    is ``privileged.pci.set_count``.
+    """
 
-        ``change`` is ``privileged.pci.set_count``.
-        """
-        self._sysfs = sysfs
-        self._settings = settings
-        self._offered_class = offered_class
-        self._change = change
+    sysfs: Sysfs
+    settings: Settings
+    offered_class: Callable[[PciFunction], str | None]
+    change: Callable[[str, int, bool, bool], None]
 
     @property
     def counts(self) -> tuple[int, ...]:
         """Return the configured numbers of virtual functions; if empty, no device has layouts."""
-        return self._settings.counts
+        return self.settings.counts
 
     def describe(self, card: PciFunction) -> tuple[dict[str, str], frozenset[str]]:
         """Return board info and traits of a card's current layout; both empty without layouts."""
@@ -178,8 +171,8 @@ class Layouts:
         if card.physfn is not None or card.numvfs:
             return None
         counts = [count for count in self.counts if 0 < count <= card.totalvfs]
-        functions = predict(self._sysfs, card, max(counts)) if counts else []
-        return next((f for f in functions if self._offered_class(f) is not None), None)
+        functions = predict(self.sysfs, card, max(counts)) if counts else []
+        return next((f for f in functions if self.offered_class(f) is not None), None)
 
     def of_device(self, device: Device) -> Sequence[Layout]:
         """Return the layouts of a device; the first is the layout of the last discovery."""
@@ -189,7 +182,7 @@ class Layouts:
         # The first: without any deployable, a device matches each layout that offers nothing.
         current = int(text)
         layouts = [Layout(f"vfs-{current}", count_handles(device), frozenset({trait_of(current)}))]
-        card = self._sysfs.pci_function(device.address)
+        card = self.sysfs.pci_function(device.address)
         for count in self.counts:
             offers = None if card is None or count == current else self._predict(card, count)
             if offers is not None:
@@ -198,7 +191,7 @@ class Layouts:
 
     def apply(self, address: str, layout: str) -> None:
         """Apply a layout to the device at an address. Raise DriverFailed if this fails."""
-        card = self._sysfs.pci_function(address)
+        card = self.sysfs.pci_function(address)
         if card is None:
             raise DriverFailed(f"there is no device {address}")
         if layout == layout_name(card):
@@ -208,7 +201,7 @@ class Layouts:
         if count is None or count not in counts:
             names = ", ".join(f"vfs-{n}" for n in counts) or layout_name(card)
             raise DriverFailed(f"{address} has no layout {layout!r}: expected one of {names}")
-        self._change(address, count, self._settings.autoprobe, self._settings.allow_network)
+        self.change(address, count, self.settings.autoprobe, self.settings.allow_network)
 
     def _predict(self, card: PciFunction, count: int) -> Mapping[str, int] | None:
         """Return how many handles of each resource class a card would have, or None.
@@ -219,7 +212,7 @@ class Layouts:
         """
         if not card.totalvfs or count > card.totalvfs:
             return None
-        functions = predict(self._sysfs, card, count) if count else [replace(card, numvfs=0)]
-        names = map(self._offered_class, functions)
+        functions = predict(self.sysfs, card, count) if count else [replace(card, numvfs=0)]
+        names = map(self.offered_class, functions)
         found = Counter(name for name in names if name is not None)
         return found if found or not count else None

@@ -22,18 +22,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cyborg.core.naming import make_custom_name, numa_trait
-from cyborg.drivers.sysfs import PciFunction, Sysfs
+from cyborg.drivers.sysfs import PCI_DEVICES, PciFunction, Sysfs
 
+# Values of a width for a function without its own link, such as an integrated one.
+# 63 is read from a function without power (D3cold), all of whose registers read as ones: the width
+# has six bits (``PCI_EXP_LNKCAP_MLW`` of ``include/uapi/linux/pci_regs.h``). 255 is
+# ``PCIE_LNK_WIDTH_UNKNOWN`` of ``include/linux/pci.h``.
 NO_WIDTH = (None, 0, 63, 255)
-"""Values of a width for a function without its own link, such as an integrated one.
 
-63 is read from a function without power (D3cold), all of whose registers read as ones: the width
-has six bits (``PCI_EXP_LNKCAP_MLW`` of ``include/uapi/linux/pci_regs.h``). 255 is
-``PCIE_LNK_WIDTH_UNKNOWN`` of ``include/linux/pci.h``.
-"""
-
+# Values of ``power/runtime_status`` of a function with power; None without power management.
 ACTIVE = (None, "active", "unsupported")
-"""Values of ``power/runtime_status`` of a function with power; None without power management."""
 
 
 class TopologyReader:
@@ -48,7 +46,7 @@ class TopologyReader:
 
     def read(self, function: PciFunction) -> dict[str, str]:
         """Return the topology of a PCI function."""
-        folder = Path("bus/pci/devices") / function.address
+        folder = PCI_DEVICES / function.address
         root, path = self._sysfs.pci_path(function.address)
         found = {
             "pci_root": root,
@@ -76,10 +74,8 @@ class TopologyReader:
 
 
 def traits(function: PciFunction, topology: Mapping[str, str]) -> frozenset[str]:
-    """Return the affinity traits of a PCI function, such as ``CUSTOM_NUMA_NODE_0``.
-
-    The traits are custom: os-traits has none for the NUMA node or the PCIe root of a device.
-    """
+    """Return the affinity traits of a PCI function, such as ``CUSTOM_NUMA_NODE_0``."""
+    # The traits are custom: os-traits has none for the NUMA node or the PCIe root of a device.
     names = [] if function.numa_node is None else [numa_trait(function.numa_node)]
     if "pci_root" in topology:
         names.append(make_custom_name(f"PCIE_ROOT_{topology['pci_root']}"))

@@ -109,6 +109,7 @@ def _identity(device: Element) -> tuple[str | None, dict[str, str | int]]:
     attributes = {} if address is None else address.attrib
     # The address of an interface also has the attribute type.
     keys = _PCI_ADDRESS & set(attributes) if kind == "pci" else set(attributes)
+    # libvirt writes numbers in hexadecimal, and reads decimal ones too.
     return kind, {key: _normalize(attributes[key]) for key in keys}
 
 

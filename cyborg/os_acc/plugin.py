@@ -91,6 +91,7 @@ def check_info(arq: BoundArq, key: str, pattern: re.Pattern[str], expected: str)
     field = f"attach_handle_info['{key}']"
     if key not in arq.info:
         raise Invalid(f"{field} of ARQ {arq.uuid} is missing, expected {expected}", field=field)
+    # fullmatch: a value becomes a part of an XML document or of a path in sysfs.
     value = arq.info[key]
     if not isinstance(value, str) or not pattern.fullmatch(value):
         raise Invalid(

@@ -68,6 +68,7 @@ class FakeKeystone:
         if path.endswith("/auth/tokens"):
             token = self._tokens.get(headers.get("X-Subject-Token", ""))
             return (200, {"token": token}) if token else (404, {"error": {"code": 404}})
+        # Any other path: clients first ask which versions there are.
         links = [{"rel": "self", "href": f"{self.url}/v3/"}]
         return 200, {"version": {"id": "v3.14", "status": "stable", "links": links}}
 

@@ -43,6 +43,7 @@ def serve(handler: type[DoubleHandler], *, wait_for_responses: bool = False) -> 
 
     With ``wait_for_responses``, the end of the block waits for the responses that are being sent.
     """
+    # Port 0: the kernel chooses a free one, so that tests can run at the same time.
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = not wait_for_responses
         # A thread, not a process: the test configures the double while it answers.

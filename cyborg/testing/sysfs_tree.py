@@ -120,6 +120,7 @@ class SysfsTree:
     def remove_function(self, address: str) -> None:
         """Remove the folder of a PCI function but not its link, as during a removal."""
         folder = (self.bus / address).resolve()
+        # The link on the bus stays for a moment: a driver must tolerate that it leads nowhere.
         for name in folder.iterdir():
             name.unlink()
         folder.rmdir()

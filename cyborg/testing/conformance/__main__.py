@@ -205,6 +205,7 @@ def _options(driver: Any, arguments: Sequence[str]) -> dict[str, Any]:
             value = option.type(text)
         except ValueError as exc:
             raise Misconfigured(f"-o {argument}: {exc}") from exc
+        # Only this kind is repeated in a configuration file; of the others the last one counts.
         multi = declared[key].kind == "multi"
         options[key] = [*options.get(key, []), value] if multi else value
     return options

@@ -31,7 +31,7 @@ _TYPES: dict[str, Any] = {
     "list": (list, tuple),
     "multi": (list, tuple),
 }
-_TEXTS = {"str", "list", "multi"}
+_TEXTS = {"str", "list", "multi"}  # the kinds whose values can be a path
 _PATHS = frozenset(
     {
         *("path", "file", "filename", "dir", "directory", "folder", "socket"),
@@ -247,6 +247,7 @@ def imports_only_core_and_drivers(env: Environment) -> None:
                 raise RuleViolated(f"{name} imports {imported}")
 
 
+# The package of a vendor is read once for all checks of its driver.
 @lru_cache(maxsize=256)
 def _imported_names(module: ModuleType) -> Sequence[str]:
     """Return the names that the source of a module imports; none without a source."""

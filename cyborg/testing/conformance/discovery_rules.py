@@ -205,6 +205,7 @@ def discover_accepts_empty_host(env: Environment) -> None:
 def difference(previous: Sequence[Device], current: Sequence[Device]) -> str | None:
     """Return the first difference of two discoveries as text; None if only the order differs."""
     first, second = ({d.address: _flatten(d) for d in devices} for devices in (previous, current))
+    # Sorted, so that the message is the same in each run of the kit.
     for address in sorted({*first, *second}):
         if address not in first or address not in second:
             return f"device {address} is in only one of two discoveries"
@@ -224,6 +225,7 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for key, child in value.items():
             yield from _leaves(f"{path}.{key}" if path else str(key), child)
+    # By address and not by position: one new handle would otherwise change all that follow.
     elif isinstance(value, list) and value and all(isinstance(v, dict) for v in value):
         for child in value:
             yield from _leaves(f"{path}[{child.get('address')}]", child)

@@ -238,6 +238,7 @@ class Environment:
         """
         if self._first is None:
             self._first = self.create()
+        # One after another with one object: a rule may compare the second with the third.
         while len(self._discoveries) <= index:
             call = self.call(self._first.discover)
             call.descriptors = _count_descriptors()

@@ -78,6 +78,7 @@ def connect_external(
     hello message, in seconds. Raise Misconfigured if an agent would reject the folder, or if an
     agent is using it. Raise TimedOut if the driver does not register.
     """
+    # Checked as the agent does: only the owner of the folder and root may run drivers.
     uid = owner_uid(folder)
     # Longer than the limit of the kit, so that a rule can report the timeout.
     seconds = 2 * limit
@@ -94,6 +95,7 @@ def connect_external(
         ) -> None:
             super().__init__(name, folder, uid, seconds, seconds)
             self.backend = backend
+            # Each object starts with what the driver said when it registered.
             if listener.hello is not None:
                 self.register(listener.hello)
 
@@ -105,6 +107,7 @@ def connect_external(
             )
         yield Process
     finally:
+        # Also after a failed registration: an agent of this host may need the folder.
         agent.stop()
 
 
@@ -258,6 +261,8 @@ def run_rules_on_external(
     Misconfigured for a bad folder, and TimedOut if the driver does not register.
     """
     with connect_external(folder, name, limit, registration_timeout) as driver:
+        # A socket is in the folder, so the proxy connects there; its own effects are not those of
+        # the driver.
         return run_rules(driver, {}, limit=limit, allow=[folder], external=True, **parameters)
 
 
@@ -310,6 +315,7 @@ def find_hosts(paths: Sequence[Path]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         files = sorted(path.iterdir()) if path.is_dir() else [path]
+        # Other files of a folder are no hosts, such as a README; a file that is named must be one.
         hosts = [p for p in files if p.is_file() and p.name.endswith((*_CAPTURES, _MACHINE))]
         if not hosts:
             names = ", ".join((*_CAPTURES, _MACHINE))
@@ -333,6 +339,7 @@ def sysfs_of(path: Path) -> Iterator[Path]:
                 machine.build_machine(machine.read_machine(path), folder)
         except Invalid as exc:
             raise Misconfigured(exc.message) from exc
+        # The description of a machine is a file of somebody else: any of its parts may be wrong.
         except (OSError, KeyError, TypeError, ValueError, AttributeError) as exc:
             raise Misconfigured(f"{path}: {type(exc).__name__}: {exc}") from exc
         yield folder / "sys"

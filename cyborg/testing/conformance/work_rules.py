@@ -21,6 +21,7 @@ from cyborg.testing.conformance.environment import (
     rule,
 )
 
+# No driver has a layout of this name.
 UNKNOWN = "conformance-unknown"
 
 setup_rule = partial(
@@ -113,6 +114,7 @@ def partition_is_discovered(env: Environment) -> None:
             for suffix, observer in (("", driver), (" by another object", env.create())):
                 _require_layout(env.rediscover(observer), item, expected, f"after {call}{suffix}")
     finally:
+        # Without an exception here: it would hide the violation that was found.
         restored = env.call(lambda: driver.partition(item, original.name))
     if restored.failure is not None:
         raise RuleViolated(f"partition() back to {original.name} {restored.failure}")
@@ -177,6 +179,7 @@ def _require_layout(found: Sequence[Device], item: WorkItem, expected: Layout, w
         )
 
 
+# An address that no device and no handle has.
 MISSING = "conformance-missing"
 
 measure_rule = partial(rule, source="MeasureInterface.measure", ability=Ability.MEASURES)

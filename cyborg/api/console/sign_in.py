@@ -26,7 +26,7 @@ from cyborg.api.middleware import JSON, App, check_content_length, require_get
 from cyborg.core.errors import Invalid, Misconfigured, Unavailable
 from cyborg.core.text import to_iso
 from cyborg.core.validation import check_text
-from cyborg.policies.rules import OPERATION_RULES
+from cyborg.policies import list_rules
 
 SESSION = "/ui/session"
 
@@ -52,7 +52,8 @@ class ConsoleSession:
     def _show(self, caller: auth.Caller) -> dict[str, Any]:
         """Return the caller, and the operations that the policy allows in the caller's project."""
         context = caller.context
-        rules = [f"cyborg:{rule[0]}" for rule in OPERATION_RULES]
+        # Not the base rules: they are no operations, and change with the policy file.
+        rules = [rule.name for rule in list_rules() if rule.name.startswith("cyborg:")]
         return {
             "release": metadata.version("cyborg"),
             "auth": self._conf.auth_strategy,

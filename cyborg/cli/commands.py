@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands: their table by task, their lookup, and the help screen that shows them.
+"""The commands: their lookup, and the help screen that shows them.
 
-The entry points of setup.cfg repeat the table, since they are static; a test compares them.
+Their table is ``commands.txt``. The entry points of setup.cfg repeat it, since they are static; a
+test compares them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from cliff import commandmanager
@@ -43,120 +45,13 @@ class Topic:
     commands: Sequence[CommandEntry]
 
 
-# By task and noun; below a noun are the name of each command, its path, and its words in
-# ``openstack``, by default those of the name. Words in parentheses are a command of others. Text
-# instead of nested calls: a command is one line, as in setup.cfg, and nothing is in between.
-_TABLE = """
-See
-  describe: all about a uuid, name or address
-    describe describe.command:Describe
-  top|topology: cloud at a glance; hosts as trees
-    top views.top:Top
-    topology views.topology:Topology
-  device: devices, and why one is not offered
-    device-list devices:DeviceList (device list)
-    device-show devices:DeviceShow (device show)
-    device-custody custody:Custody device custody show
-  accelerator: what can be attached, and its owner
-    accelerator-list accelerators:List list
-    accelerator-show accelerators:Show show
-  arq: accelerator requests of servers
-    arq-list arqs:List (arq list)
-    arq-show arqs:Show (arq show)
-  attachment: accelerators added to servers
-    attachment-list attachments:List
-    attachment-show attachments:Show
-  device context: requests of their own
-    device-context-list device_contexts:List
-    device-context-show device_contexts:Show
-    device-context-explain device_contexts:Explain
-    device-context-candidates device_contexts:Candidates
-  device profile: what flavors request
-    device-profile-list device_profiles:List (device profile list)
-    device-profile-show device_profiles:Show (device profile show)
-    device-profile-explain device_profiles:Explain
-    device-profile-capacity device_profiles:Capacity
-  limits: limits of a project and their use
-    limits-show limits:Show
-  service: daemons, agents and backends
-    service-list services:ServiceList
-  driver: drivers with their hosts and options
-    driver-list drivers:List
-    driver-show drivers:Show
-  hardware: all devices of the hosts
-    hardware-list hardware:List
-  job: work on hosts
-    job-list jobs:JobList
-    job-show jobs:JobShow
-Use
-  device profile: what flavors request
-    device-profile-create device_profiles:Create (device profile create)
-    device-profile-delete device_profiles:Delete (device profile delete)
-  device context: reserve and bind them
-    device-context-create device_contexts:Create
-    device-context-set device_contexts:Set
-    device-context-pre-bind device_contexts:PreBind
-    device-context-bind device_contexts:Bind
-    device-context-unbind device_contexts:Unbind
-    device-context-delete device_contexts:Delete
-  attach: add accelerators to a server or host
-    attach-instance attachments:Attach attachment create
-    attach-host attachments:AttachHost host attachment create
-  detach: take them away
-    detach-instance attachments:Detach attachment delete
-    detach-host attachments:DetachHost host attachment delete
-  accelerator: name, tags
-    accelerator-update accelerators:Update set
-  arq: the calls that Nova makes
-    arq-create arqs:Create (arq create)
-    arq-bind arqs:Bind (arq bind)
-    arq-unbind arqs:Unbind (arq unbind)
-    arq-delete arqs:Delete (arq delete)
-Operate
-  device: offer devices or not
-    device-enable devices:DeviceEnable (device enable)
-    device-disable devices:DeviceDisable (device disable)
-    device-maintain devices:DeviceMaintain
-  device layout: partition devices
-    device-layout-list devices:LayoutList
-    device-layout-set devices:LayoutSet
-  driver: drivers of hosts at run time
-    install-driver drivers:Install driver install
-    update-driver drivers:Update driver update
-    uninstall-driver drivers:Uninstall driver uninstall
-  hardware: devices that the rules exclude
-    hardware-adopt hardware:Adopt
-    hardware-release hardware:Release
-  deployable: parts of devices; images of FPGAs
-    deployable-list deployables:DeployableList (deployable list)
-    deployable-program deployables:DeployableProgram (deployable program)
-  attribute: traits and facts of your own
-    attribute-list deployables:AttributeList (device attribute list)
-    attribute-create deployables:AttributeCreate (device attribute create)
-    attribute-delete deployables:AttributeDelete (device attribute delete)
-  service: find devices now
-    discover-services services:Discover service discover
-Repair
-  audit: compare hosts, Placement and Nova
-    audit audit:Audit audit create
-  job: end work that waits
-    job-cancel jobs:JobCancel
-  outbox: messages to other services
-    outbox-list jobs:MessageList
-    outbox-retry jobs:MessageRetry
-    outbox-delete jobs:MessageDelete
-  service: daemons that are gone
-    service-delete services:ServiceDelete
-  host: hosts that left for good
-    host-forget services:ForgetHost
-"""
-
-
 def _parse_table(table: str) -> dict[str, list[Topic]]:
     """Return the topics of each task; the indent of a line says what it is."""
     tasks: dict[str, list[Topic]] = {}
     task, commands = "", list[CommandEntry]()
-    for line in table.strip().splitlines():
+    for line in table.splitlines():
+        if line.startswith("#"):
+            continue
         if line.startswith("    "):
             name, path, *words = line.split(maxsplit=2)
             spelling = words[0] if words else name.replace("-", " ")
@@ -171,13 +66,13 @@ def _parse_table(table: str) -> dict[str, list[Topic]]:
     return tasks
 
 
-TASKS: Mapping[str, Sequence[Topic]] = _parse_table(_TABLE)
+# Text instead of nested calls: a command is one line, as in setup.cfg.
+TASKS: Mapping[str, Sequence[Topic]] = _parse_table(
+    Path(__file__).with_name("commands.txt").read_text("utf-8")
+)
 COMMANDS: Mapping[str, CommandEntry] = {
     entry.name: entry for topics in TASKS.values() for topic in topics for entry in topic.commands
 }
-"""All commands by name."""
-
-
 MAX_WORDS = 4  # of a command
 ALIASES = {
     entry.openstack.replace(" ", "-"): entry.name

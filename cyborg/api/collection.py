@@ -53,10 +53,18 @@ class Collection:
         name = self.list_name or nouns.title().replace(" ", "")
         return new_class(name, (types.JsonObject,), exec_body=lambda body: body.update(attributes))
 
-    def operation(self, call: str, action: str, **fields: Any) -> Callable[..., Any]:
-        """Expose a controller method, as ``operation.operation`` does."""
+    def operation(self, call: str, action: str = "", **fields: Any) -> Callable[..., Any]:
+        """Expose a controller method, as ``operation.operation`` does.
+
+        ``action`` is the end of the name of the policy rule, by default the name of the method.
+        """
         fields.setdefault("status", 200 if "answer" in fields else 204)
-        return operation(call, f"cyborg:{self.resource}:{action}", since=self.since, **fields)
+
+        def decorate(method: Callable[..., Any]) -> Any:
+            rule = f"cyborg:{self.resource}:{action or method.__name__}"
+            return operation(call, rule, since=self.since, **fields)(method)
+
+        return decorate
 
     def list_operation(self, **fields: Any) -> Callable[..., Any]:
         """Expose a controller method that returns a page of the list."""
@@ -106,13 +114,8 @@ class Collection:
             return (show or self.show_row)(request, row)
 
         get.__doc__ = description
-        return self.operation(
-            f"GET {self.name}/{{uuid}}",
-            "get_one",
-            answer=answer or self.datatype,
-            raises=(NotFound,),
-            **fields,
-        )(get)
+        call, answer = f"GET {self.name}/{{uuid}}", answer or self.datatype
+        return self.operation(call, "get_one", answer=answer, **fields)(get)
 
     def read_row(self, resource: Resource, request: RequestContext, key: str) -> Any:
         """Return the row of one object. Raise NotFound if it is not visible to the caller."""

@@ -101,28 +101,29 @@ def operation(
     """Expose a controller method with pecan; ``fields`` are more fields of its ``Operation``.
 
     ``call`` is the HTTP method and the path, such as ``GET devices/{uuid}``; ``path`` has the types
-    of the path parameters.
+    of the path parameters. The type of the body is by default the annotation of ``body``.
 
     The method gets the ``RequestContext`` and, by name, the parameters (None if not given),
     ``page`` and ``body``. It returns a JSON value.
     """
     verb, template = call.split()
     parameters = {name: path[name] for name in _PATH_PARAMETER.findall(template)}
-    # ``check_host`` answers 404 for a list of a host that does not exist.
-    if paged and not {"host", "hostname"}.isdisjoint(query) and NotFound not in raises:
+    # An object of the path may not exist; ``check_host`` answers 404 for a list of an unknown host.
+    if parameters or (paged and not {"host", "hostname"}.isdisjoint(query)):
         raises = (*raises, NotFound)
-    spec = Operation(
-        method=verb,
-        template=template,
-        rule=rule,
-        path=parameters,
-        query=query,
-        paged=paged,
-        raises=raises,
-        **fields,
-    )
 
     def decorate(method: Callable[..., Any]) -> Any:
+        spec = Operation(
+            method=verb,
+            template=template,
+            rule=rule,
+            path=parameters,
+            query=query,
+            paged=paged,
+            raises=raises,
+            **{"body": method.__annotations__.get("body"), **fields},
+        )
+
         @functools.wraps(method)
         def controller(self: Any, req: Request, resp: webob.Response, *segments: str) -> Any:
             context = RequestContext(req, resp)

@@ -12,7 +12,7 @@ from cyborg.api.controller import PageRequest, RequestContext, Resource
 from cyborg.api.v2.devices import conditions_at
 from cyborg.core.binding import accelerator as core
 from cyborg.core.binding.accelerator import AcceleratorState
-from cyborg.core.errors import Conflict, NotFound
+from cyborg.core.errors import Conflict
 from cyborg.core.inventory.device_state import DeviceCondition
 from cyborg.db.binding import accelerators as read
 
@@ -116,13 +116,7 @@ class Controller(Resource):
 
     get = ACCELERATORS.get("Show one accelerator.")
 
-    @ACCELERATORS.operation(
-        "PATCH accelerators/{uuid}",
-        "update",
-        answer=AcceleratorV25,
-        body=Label,
-        raises=(NotFound, Conflict),
-    )
+    @ACCELERATORS.operation("PATCH accelerators/{uuid}", answer=AcceleratorV25, raises=(Conflict,))
     def update(self, request: RequestContext, uuid: str, body: Label) -> Any:
         """Set the label of a bound accelerator; the label is removed when the ARQ is unbound."""
         given = {name: getattr(body, name) for name in LABEL}

@@ -120,10 +120,8 @@ class Controller(Resource):
 
     @ARQS.operation(
         "POST accelerator_requests",
-        "create",
         answer=ARQS.list_type,
         status=201,
-        body=AcceleratorRequestCreate,
         ignore_unknown=True,
         raises=(NotFound, Conflict),
     )
@@ -165,7 +163,7 @@ class Controller(Resource):
         status=202,
         body=Patch,
         service="binding or unbinding an ARQ",
-        raises=(NotFound, Conflict),
+        raises=(Conflict,),
     )
     def patch_one(
         self, request: RequestContext, uuid: str, body: Sequence[BindRequest | UnbindRequest]
@@ -198,7 +196,7 @@ class Controller(Resource):
         else:
             self._delete(request, [types.load(types.Uuid(), arq, "arqs") for arq in arqs], None)
 
-    @ARQS.operation("DELETE accelerator_requests/{uuid}", "delete", raises=(NotFound, Conflict))
+    @ARQS.operation("DELETE accelerator_requests/{uuid}", raises=(Conflict,))
     def delete(self, request: RequestContext, uuid: str) -> None:
         """Delete one ARQ."""
         self._delete(request, [uuid], None)

@@ -86,12 +86,7 @@ class Controller(Resource):
     get = ATTACHMENTS.get("Show the progress of an attachment.")
 
     @ATTACHMENTS.operation(
-        "POST attachments",
-        "create",
-        answer=Attachment,
-        status=202,
-        body=AttachmentCreate,
-        raises=(NotFound, Conflict),
+        "POST attachments", answer=Attachment, status=202, raises=(NotFound, Conflict)
     )
     def create(self, request: RequestContext, body: AttachmentCreate) -> Any:
         """Start to attach accelerators to an existing instance or to a host, in the background."""
@@ -110,11 +105,7 @@ class Controller(Resource):
         return request.created(Attachment, _with_selector(row), ATTACHMENTS.name)
 
     @ATTACHMENTS.operation(
-        "DELETE attachments/{uuid}",
-        "delete",
-        status=202,
-        query={"reboot": TRUTH},
-        raises=(NotFound, Conflict),
+        "DELETE attachments/{uuid}", status=202, query={"reboot": TRUTH}, raises=(Conflict,)
     )
     def delete(self, request: RequestContext, uuid: str, reboot: str | None) -> None:
         """Start to detach the accelerators of an attachment; it is deleted at the end.

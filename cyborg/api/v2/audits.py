@@ -76,13 +76,7 @@ class Controller(Resource):
     get = AUDITS.get("Show the progress and the findings of an audit.", Audit)
 
     @AUDITS.operation(
-        "POST audits",
-        "create",
-        answer=AuditCreated,
-        status=202,
-        body=AuditCreate,
-        optional=True,
-        raises=(NotFound, Conflict),
+        "POST audits", answer=AuditCreated, status=202, optional=True, raises=(NotFound, Conflict)
     )
     def create(self, request: RequestContext, body: AuditCreate) -> Any:
         """Start an audit of one host or of all hosts; it runs in the background."""

@@ -60,7 +60,6 @@ class Controller(Resource):
         answer=CustodyLog,
         paged=True,
         query={"event": EVENTS},
-        raises=(NotFound,),
     )
     def list_custody(
         self, request: RequestContext, uuid: str, page: PageRequest, event: str | None

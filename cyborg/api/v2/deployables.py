@@ -100,10 +100,9 @@ class Controller(Resource):
 
     @DEPLOYABLES.operation(
         "PATCH deployables/{uuid}/program",
-        "program",
         answer=DeployableV24,
         body=Program,
-        raises=(NotFound, InUse, WrongState),
+        raises=(InUse, WrongState),
     )
     def program(self, request: RequestContext, uuid: str, body: str) -> Any:
         """Program an image into a deployable; programming runs in the background."""
@@ -115,7 +114,7 @@ class Controller(Resource):
         "program",
         answer=DeployableV24,
         body=Program,
-        raises=(NotFound, InUse, WrongState),
+        raises=(InUse, WrongState),
     )
     def program_with_suffix(
         self, request: RequestContext, uuid: str, suffix: str, body: str
@@ -158,10 +157,8 @@ class AttributeController(Resource):
 
     @ATTRIBUTES.operation(
         "POST attributes",
-        "create",
         answer=Attribute,
         status=201,
-        body=AttributeCreate,
         envelope="attribute",
         raises=(NotFound, Conflict),
     )
@@ -170,7 +167,7 @@ class AttributeController(Resource):
         row = self.context.conductor.attribute_create(body.deployable_id, body.key, body.value)
         return ATTRIBUTES.show_row(request, row)
 
-    @ATTRIBUTES.operation("DELETE attributes/{uuid}", "delete", raises=(NotFound,))
+    @ATTRIBUTES.operation("DELETE attributes/{uuid}")
     def delete(self, request: RequestContext, uuid: str) -> None:
         """Delete an attribute."""
         self.context.conductor.attribute_delete(uuid)

@@ -202,12 +202,7 @@ class Controller(Resource):
         name=types.Text(min_length=1),
     )
 
-    @CONTEXTS.operation(
-        "GET device_contexts/{uuid}",
-        "get_one",
-        answer=DeviceContextDetail,
-        raises=(NotFound,),
-    )
+    @CONTEXTS.operation("GET device_contexts/{uuid}", "get_one", answer=DeviceContextDetail)
     def get(self, request: RequestContext, uuid: str) -> Any:
         """Show one device context with its ARQs."""
         row = CONTEXTS.read_row(self, request, uuid)
@@ -219,10 +214,8 @@ class Controller(Resource):
 
     @CONTEXTS.operation(
         "POST device_contexts",
-        "create",
         answer=DeviceContext,
         status=201,
-        body=DeviceContextCreate,
         raises=(NotFound, Forbidden, Conflict),
     )
     def create(self, request: RequestContext, body: DeviceContextCreate) -> Any:
@@ -233,13 +226,7 @@ class Controller(Resource):
         more = {"hidden_profile": hidden_profile_name(row["uuid"]), "successor": None}
         return request.created(DeviceContext, {**row, **more}, CONTEXTS.name)
 
-    @CONTEXTS.operation(
-        "PATCH device_contexts/{uuid}",
-        "update",
-        answer=DeviceContext,
-        body=DeviceContextUpdate,
-        raises=(NotFound, Conflict),
-    )
+    @CONTEXTS.operation("PATCH device_contexts/{uuid}", answer=DeviceContext, raises=(Conflict,))
     def update(self, request: RequestContext, uuid: str, body: DeviceContextUpdate) -> Any:
         """Change an unbound device context."""
         values = _given(body, keep_null=True)
@@ -252,7 +239,7 @@ class Controller(Resource):
         )
         return self._show_changed(request, row)
 
-    @CONTEXTS.operation("DELETE device_contexts/{uuid}", "delete", raises=(NotFound, Conflict))
+    @CONTEXTS.operation("DELETE device_contexts/{uuid}", raises=(Conflict,))
     def delete(self, request: RequestContext, uuid: str) -> None:
         """Delete a device context that is unbound or in error.
 
@@ -266,12 +253,10 @@ class Controller(Resource):
 
     @CONTEXTS.operation(
         "POST device_contexts/{uuid}/pre_bind",
-        "pre_bind",
         answer=DeviceContext,
         status=202,
-        body=DeviceContextReserve,
         service="reserving a device context",
-        raises=(NotFound, Conflict, Forbidden, Unavailable),
+        raises=(Conflict, Forbidden, Unavailable),
     )
     def pre_bind(self, request: RequestContext, uuid: str, body: DeviceContextReserve) -> Any:
         """Reserve all accelerators of a device context under a lease, or renew the lease."""
@@ -282,12 +267,10 @@ class Controller(Resource):
 
     @CONTEXTS.operation(
         "POST device_contexts/{uuid}/bind",
-        "bind",
         answer=DeviceContext,
         status=202,
-        body=DeviceContextBind,
         service="binding a device context",
-        raises=(NotFound, Conflict, Forbidden, Unavailable),
+        raises=(Conflict, Forbidden, Unavailable),
     )
     def bind(self, request: RequestContext, uuid: str, body: DeviceContextBind) -> Any:
         """Bind a device context to an instance, with the accelerators of its lease if it has one.
@@ -301,13 +284,11 @@ class Controller(Resource):
 
     @CONTEXTS.operation(
         "POST device_contexts/{uuid}/unbind",
-        "unbind",
         answer=DeviceContext,
         status=202,
-        body=DeviceContextUnbind,
         optional=True,
         service="unbinding a device context",
-        raises=(NotFound, Conflict),
+        raises=(Conflict,),
     )
     def unbind(self, request: RequestContext, uuid: str, body: DeviceContextUnbind) -> Any:
         """Release the accelerators of a device context, and keep the context."""
@@ -317,12 +298,7 @@ class Controller(Resource):
         )
         return self._show_changed(request, row)
 
-    @CONTEXTS.operation(
-        "GET device_contexts/{uuid}/request_groups",
-        "request_groups",
-        answer=RequestGroups,
-        raises=(NotFound,),
-    )
+    @CONTEXTS.operation("GET device_contexts/{uuid}/request_groups", answer=RequestGroups)
     def request_groups(self, request: RequestContext, uuid: str) -> Any:
         """Show the query that is sent to Placement for a device context."""
         groups = parse_groups(CONTEXTS.read_row(self, request, uuid)["groups"])
@@ -334,10 +310,9 @@ class Controller(Resource):
 
     @CONTEXTS.operation(
         "GET device_contexts/{uuid}/allocation_candidates",
-        "candidates",
         answer=AllocationCandidates,
         query={"limit": types.PositiveInt(), "explain": SWITCH},
-        raises=(NotFound, Forbidden, Unavailable),
+        raises=(Forbidden, Unavailable),
     )
     def candidates(
         self, request: RequestContext, uuid: str, limit: int | None, explain: str | None

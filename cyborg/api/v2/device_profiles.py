@@ -75,9 +75,7 @@ class Controller(Resource):
         name=types.CommaSeparated(),
     )
 
-    @DEVICE_PROFILES.operation(
-        "GET device_profiles/{key}", "get_one", answer=DeviceProfileEnvelope, raises=(NotFound,)
-    )
+    @DEVICE_PROFILES.operation("GET device_profiles/{key}", "get_one", answer=DeviceProfileEnvelope)
     def get(self, request: RequestContext, key: str) -> Any:
         """Show a device profile by uuid or name."""
         row = DEVICE_PROFILES.read_row(self, request, key)
@@ -85,10 +83,8 @@ class Controller(Resource):
 
     @DEVICE_PROFILES.operation(
         "POST device_profiles",
-        "create",
         answer=DeviceProfile,
         status=201,
-        body=DeviceProfileCreate,
         single_item_list=True,
         raises=(Conflict,),
     )
@@ -118,7 +114,7 @@ class Controller(Resource):
             raise Invalid("value: expected the uuids or names of device profiles", field="value")
         self.context.conductor.device_profile_delete(list(value))
 
-    @DEVICE_PROFILES.operation("DELETE device_profiles/{key}", "delete", raises=(NotFound, InUse))
+    @DEVICE_PROFILES.operation("DELETE device_profiles/{key}", raises=(InUse,))
     def delete(self, request: RequestContext, key: str) -> None:
         """Delete a device profile by uuid or name."""
         self.context.conductor.device_profile_delete([key])
@@ -167,11 +163,10 @@ class CapacityController(Resource):
 
     @EXPLANATIONS.operation(
         "GET device_profiles/{key}/capacity",
-        "capacity",
         answer=Capacity,
         query={"host": types.Text()},
         paged=True,
-        raises=(NotFound, Forbidden),
+        raises=(Forbidden,),
     )
     def capacity(
         self, request: RequestContext, key: str, host: str | None, page: PageRequest

@@ -228,23 +228,17 @@ class Controller(Resource):
 
     get = DEVICES.get("Show one device.", path=PATH)
 
-    @DEVICES.operation("POST devices/{uuid}/enable", "enable", path=PATH, raises=(NotFound,))
+    @DEVICES.operation("POST devices/{uuid}/enable", path=PATH)
     def enable(self, request: RequestContext, uuid: str) -> None:
         """Enable a device: new ARQs can be bound to it. A failing device is tried again."""
         self._set(uuid, "enabled")
 
-    @DEVICES.operation("POST devices/{uuid}/disable", "disable", path=PATH, raises=(NotFound,))
+    @DEVICES.operation("POST devices/{uuid}/disable", path=PATH)
     def disable(self, request: RequestContext, uuid: str) -> None:
         """Disable a device: no new ARQs are bound to it, existing bindings stay."""
         self._set(uuid, "maintaining")
 
-    @WINDOWS.operation(
-        "PUT devices/{uuid}/maintenance",
-        "maintain",
-        path=PATH,
-        body=MaintenanceChange,
-        raises=(NotFound, Conflict),
-    )
+    @WINDOWS.operation("PUT devices/{uuid}/maintenance", path=PATH, raises=(Conflict,))
     def maintain(self, request: RequestContext, uuid: str, body: MaintenanceChange) -> None:
         """Begin the maintenance window of a device, or change it.
 
@@ -261,10 +255,7 @@ class Controller(Resource):
         self.context.conductor.device_maintain(window)
 
     @WINDOWS.operation(
-        "DELETE devices/{uuid}/maintenance",
-        "maintain",
-        path=PATH,
-        raises=(NotFound, WrongState),
+        "DELETE devices/{uuid}/maintenance", "maintain", path=PATH, raises=(WrongState,)
     )
     def end_maintenance(self, request: RequestContext, uuid: str) -> None:
         """End the maintenance window of a device now."""
@@ -329,14 +320,12 @@ LAYOUTS = Collection("devices", "layout", read, DeviceLayout, since=(2, 5))
 class LayoutController(Resource):
     """The operations on layouts."""
 
-    @LAYOUTS.operation(
-        "GET devices/{uuid}/layout", "get_one", answer=DeviceLayout, raises=(NotFound,)
-    )
+    @LAYOUTS.operation("GET devices/{uuid}/layout", "get_one", answer=DeviceLayout)
     def get_layout(self, request: RequestContext, uuid: str) -> Any:
         """Show the layout of a device, and its possible layouts."""
         return request.serialize(DeviceLayout, LAYOUTS.read_row(self, request, uuid), LAYOUTS.name)
 
-    @LAYOUTS.operation("PUT devices/{uuid}/layout", "set", body=LayoutChange, **jobs.STARTS_JOB)
+    @LAYOUTS.operation("PUT devices/{uuid}/layout", "set", **jobs.STARTS_JOB)
     def set_layout(self, request: RequestContext, uuid: str, body: LayoutChange) -> Any:
         """Apply a layout to a device that no ARQ uses; a job does it in the background."""
         result = self.context.conductor.device_set_layout(uuid, body.layout, bool(body.drain))

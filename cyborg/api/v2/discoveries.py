@@ -71,9 +71,7 @@ class Controller(Resource):
         state=State,
     )
 
-    @DISCOVERIES.operation(
-        "GET discoveries/{uuid}", "get_one", answer=Discovery, paged=True, raises=(NotFound,)
-    )
+    @DISCOVERIES.operation("GET discoveries/{uuid}", "get_one", answer=Discovery, paged=True)
     def get(self, request: RequestContext, uuid: str, page: PageRequest) -> Any:
         """Show a discovery with the state of each backend of a page of hosts.
 
@@ -90,10 +88,8 @@ class Controller(Resource):
 
     @DISCOVERIES.operation(
         "POST discoveries",
-        "create",
         answer=DiscoveryCreated,
         status=202,
-        body=DiscoveryCreate,
         optional=True,
         raises=(NotFound, Conflict),
     )

@@ -201,7 +201,6 @@ class Controller(Resource):
         answer=Driver,
         query={"host": types.Text(), "status": types.Text()},
         paged=True,
-        raises=(NotFound,),
     )
     def get(
         self,
@@ -245,7 +244,7 @@ class Controller(Resource):
             Driver, _with_liveness(details, now), DRIVERS.name, "hosts", marker
         )
 
-    @DRIVERS.operation("POST drivers", "install", body=DriverInstall, **jobs.STARTS_JOB)
+    @DRIVERS.operation("POST drivers", **jobs.STARTS_JOB)
     def install(self, request: RequestContext, body: DriverInstall) -> Any:
         """Enable a driver on hosts where it is installed; a job does it in the background."""
         result = self.context.conductor.driver_install(
@@ -253,7 +252,7 @@ class Controller(Resource):
         )
         return jobs.serialize_created(request, Kind.INSTALL, result)
 
-    @DRIVERS.operation("PATCH drivers/{key}", "update", body=DriverUpdate, **jobs.STARTS_JOB)
+    @DRIVERS.operation("PATCH drivers/{key}", **jobs.STARTS_JOB)
     def update(self, request: RequestContext, key: str, body: DriverUpdate) -> Any:
         """Change the backends of a driver; a job does it host by host in the background."""
         config, status, reload = body.config or None, body.status or None, bool(body.reload)
@@ -266,7 +265,6 @@ class Controller(Resource):
 
     @DRIVERS.operation(
         "DELETE drivers/{key}",
-        "uninstall",
         query={"drain": _FLAG, "force": _FLAG, "host": types.Repeated(_NAME), "backend": _NAME},
         **jobs.STARTS_JOB,
     )

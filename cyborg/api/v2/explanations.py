@@ -20,7 +20,7 @@ from cyborg.core.binding.profile import hidden_profile_name, parse_groups
 from cyborg.core.contexts import refusals
 from cyborg.core.contexts.context import merge_config
 from cyborg.core.contexts.states import OWNING
-from cyborg.core.errors import Forbidden, NotFound
+from cyborg.core.errors import Forbidden
 from cyborg.core.explain import explanation as core
 from cyborg.core.explain.predicates import Failure, Predicate
 from cyborg.core.explain.request_fit import (
@@ -179,11 +179,10 @@ class Controller(Resource):
 
     @EXPLANATIONS.operation(
         "GET device_profiles/{key}/explanation",
-        "explain",
         answer=Explanation,
         query={"host": types.Text()},
         paged=True,
-        raises=(NotFound, Forbidden),
+        raises=(Forbidden,),
     )
     def explain(
         self, request: RequestContext, key: str, host: str | None, page: PageRequest
@@ -216,7 +215,7 @@ class Controller(Resource):
         answer=Explanation,
         query={"host": types.Text()},
         paged=True,
-        raises=(NotFound, Forbidden),
+        raises=(Forbidden,),
     )
     def explain_context(
         self, request: RequestContext, uuid: str, host: str | None, page: PageRequest

@@ -72,7 +72,7 @@ class Controller(Resource):
         "List the hardware of one host or of all hosts.", host=types.Text(), driver=types.Text()
     )
 
-    @HARDWARE.operation("POST hardware", "adopt", body=HardwareAdopt, **jobs.STARTS_JOB)
+    @HARDWARE.operation("POST hardware", **jobs.STARTS_JOB)
     def adopt(self, request: RequestContext, body: HardwareAdopt) -> Any:
         """Adopt a device into a backend; a job does it in the background."""
         result = self.context.conductor.hardware_adopt(
@@ -80,7 +80,7 @@ class Controller(Resource):
         )
         return jobs.serialize_created(request, Kind.UPDATE, result)
 
-    @HARDWARE.operation("DELETE hardware/{uuid}", "release", **jobs.STARTS_JOB)
+    @HARDWARE.operation("DELETE hardware/{uuid}", **jobs.STARTS_JOB)
     def release(self, request: RequestContext, uuid: str) -> Any:
         """Release a device from its backend; a job does it in the background."""
         result = self.context.conductor.hardware_release(uuid)

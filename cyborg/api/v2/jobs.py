@@ -109,12 +109,7 @@ class Controller(Resource):
     )
 
     @JOBS.operation(
-        "GET jobs/{uuid}",
-        "get_one",
-        answer=Job,
-        query={"step_state": STEP_STATE},
-        paged=True,
-        raises=(NotFound,),
+        "GET jobs/{uuid}", "get_one", answer=Job, query={"step_state": STEP_STATE}, paged=True
     )
     def get(
         self, request: RequestContext, uuid: str, step_state: str | None, page: PageRequest
@@ -136,7 +131,7 @@ class Controller(Resource):
         body = request.serialize_page(Job, details, JOBS.name, "steps", marker)
         return _select_fields(request, body)
 
-    @JOBS.operation("DELETE jobs/{uuid}", "cancel", raises=(NotFound, WrongState))
+    @JOBS.operation("DELETE jobs/{uuid}", raises=(WrongState,))
     def cancel(self, request: RequestContext, uuid: str) -> None:
         """Cancel a driver job, which ends its steps in progress, or a job that drains a device."""
         self.context.conductor.job_cancel(uuid)
@@ -165,12 +160,12 @@ class OutboxController(Resource):
         subject=types.Text(),
     )
 
-    @OUTBOX.operation("POST outbox/{uuid}/retry", "retry", raises=(NotFound, WrongState))
+    @OUTBOX.operation("POST outbox/{uuid}/retry", raises=(WrongState,))
     def retry(self, request: RequestContext, uuid: str) -> None:
         """Retry the delivery of a dead letter now."""
         self.context.conductor.outbox_retry(uuid)
 
-    @OUTBOX.operation("DELETE outbox/{uuid}", "delete", raises=(NotFound, WrongState))
+    @OUTBOX.operation("DELETE outbox/{uuid}", raises=(WrongState,))
     def delete(self, request: RequestContext, uuid: str) -> None:
         """Delete a dead letter."""
         self.context.conductor.outbox_delete(uuid)

@@ -11,7 +11,7 @@ from cyborg.api import types
 from cyborg.api.collection import Collection
 from cyborg.api.controller import PageRequest, RequestContext, Resource
 from cyborg.api.operation import operation
-from cyborg.core.errors import InUse, NotFound, WrongState
+from cyborg.core.errors import InUse, WrongState
 from cyborg.core.hosts import Liveness, evaluate
 from cyborg.core.inventory import functions as core
 from cyborg.db.backends import read as read_backends
@@ -114,7 +114,7 @@ class Controller(Resource):
         find = functools.partial(read.find, functions=kind is None)
         return SERVICES.document(request, self.read_page(page, find, **filters), self._show(kind))
 
-    @SERVICES.operation("DELETE services/{uuid}", "delete", raises=(NotFound, WrongState, InUse))
+    @SERVICES.operation("DELETE services/{uuid}", raises=(WrongState, InUse))
     def delete(self, request: RequestContext, uuid: str) -> None:
         """Delete a daemon that is down; for an agent, also delete the inventory of its host.
 
@@ -142,7 +142,7 @@ class Controller(Resource):
         answer=HostRemoval,
         path={"host": types.Text(min_length=1)},
         query={"force": _SWITCH, "dry_run": _SWITCH},
-        raises=(NotFound, WrongState, InUse),
+        raises=(WrongState, InUse),
     )
     def forget_host(
         self, request: RequestContext, host: str, force: str | None, dry_run: str | None

@@ -7,8 +7,6 @@ from dataclasses import KW_ONLY, dataclass
 from types import ModuleType, new_class
 from typing import Any
 
-from wsme import types as wtypes
-
 from cyborg.api import types, versions
 from cyborg.api.controller import COUNT_SINCE, WITH_COUNT, PageRequest, RequestContext, Resource
 from cyborg.api.operation import operation
@@ -46,9 +44,9 @@ class Collection:
         nouns = self.nouns or self.name.replace("_", " ")
         attributes = {
             "__doc__": f"A list of {nouns}.",
-            key: wtypes.wsattr([self.datatype], mandatory=True),
-            links: wtypes.wsattr([types.Link]),
-            "count": wtypes.wsattr(int),
+            key: types.required([self.datatype]),
+            links: types.optional([types.Link]),
+            "count": types.optional(int),
         }
         name = self.list_name or nouns.title().replace(" ", "")
         return new_class(name, (types.JsonObject,), exec_body=lambda body: body.update(attributes))

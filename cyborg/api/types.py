@@ -27,6 +27,15 @@ MAX_VALUES = 1024  # a database statement can have a few thousand parameters onl
 _LINE_CHARACTERS = "\n\r\t"
 
 
+# A field of a JSON object that may be missing from a body, and null in a response.
+optional = wtypes.wsattr
+
+
+def required(datatype: Any) -> Any:
+    """Return a field of a JSON object that is never missing and never null."""
+    return wtypes.wsattr(datatype, mandatory=True)
+
+
 _TYPES: dict[Any, Any] = {}
 """The JSON objects of row types, for the fields of other rows that have such rows."""
 _NO_NAMES: Mapping[str, str] = {}
@@ -60,7 +69,7 @@ class _ObjectType(wtypes.BaseMeta):  # type: ignore[misc]
         own = {key: value for key, value in body.items() if isinstance(value, wtypes.wsattr)}
         fields = {**derived, **own}
         if links:
-            fields["links"] = wtypes.wsattr([Link], mandatory=True)
+            fields["links"] = required([Link])
         inherited = getattr(bases[0], "_wsme_attr_order", ()) if bases else ()
         # WSME reads this attribute. Without it, WSME parses the source of each class at import,
         # which takes a second for this API.
@@ -119,8 +128,8 @@ def _datatype(name: str, hint: Any) -> Any:
 class Link(JsonObject):
     """A link to a related document."""
 
-    href = wtypes.wsattr(str, mandatory=True)
-    rel = wtypes.wsattr(str, mandatory=True)
+    href = required(str)
+    rel = required(str)
 
 
 class Text(wtypes.UserType):  # type: ignore[misc]

@@ -11,8 +11,6 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from wsme import types as wtypes
-
 from cyborg.api import controller, faults, types, versions
 from cyborg.api.middleware import JSON
 from cyborg.api.openapi.schemas import Schema, Schemas, describe_parameter, since
@@ -50,7 +48,7 @@ _WRITE_STATUSES = {504}
 class Fault(types.JsonObject):
     """An error; ``error_message`` is a JSON text with faultcode, faultstring and debuginfo."""
 
-    error_message = wtypes.wsattr(str, mandatory=True)
+    error_message = types.required(str)
 
 
 class OpenApiDocument:

@@ -4,7 +4,6 @@
 from typing import Any
 
 import wsme
-from wsme import types as wtypes
 
 from cyborg.api import types
 from cyborg.api.collection import Collection
@@ -29,9 +28,9 @@ class Accelerator(types.JsonObject, row=read.AcceleratorRow, without=("error",),
     empty.
     """
 
-    attach_handle_info = wtypes.wsattr({str: str}, mandatory=True)
-    state = wtypes.wsattr(types.Enum(*AcceleratorState), mandatory=True)
-    state_reasons = wtypes.wsattr([types.Enum(*DeviceCondition)], mandatory=True)
+    attach_handle_info = types.required({str: str})
+    state = types.required(types.Enum(*AcceleratorState))
+    state_reasons = types.required([types.Enum(*DeviceCondition)])
 
 
 class AcceleratorV25(Accelerator):
@@ -41,7 +40,7 @@ class AcceleratorV25(Accelerator):
     after a reboot of its host. Only administrators and services see the error.
     """
 
-    error = wtypes.wsattr(str)
+    error = types.optional(str)
 
 
 _Tag = types.Text(core.MAX_TAG, min_length=1)
@@ -50,9 +49,9 @@ _Tag = types.Text(core.MAX_TAG, min_length=1)
 class Label(types.JsonObject):
     """The label of an accelerator. A missing field keeps its value, null removes it."""
 
-    name = wtypes.wsattr(types.Text(core.MAX_NAME, min_length=1))
-    description = wtypes.wsattr(types.Text(core.MAX_DESCRIPTION, lines=True))
-    tags = wtypes.wsattr(types.Validated("tags", core.parse_tags, [_Tag]))
+    name = types.optional(types.Text(core.MAX_NAME, min_length=1))
+    description = types.optional(types.Text(core.MAX_DESCRIPTION, lines=True))
+    tags = types.optional(types.Validated("tags", core.parse_tags, [_Tag]))
 
 
 def show(request: RequestContext, row: read.AcceleratorRow) -> dict[str, Any]:

@@ -4,8 +4,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from wsme import types as wtypes
-
 from cyborg import tracing
 from cyborg.api import types
 from cyborg.api.collection import Collection
@@ -34,21 +32,21 @@ class AcceleratorRequest(
 ):
     """An accelerator request (ARQ)."""
 
-    attach_handle_info = wtypes.wsattr({str: str}, mandatory=True)
+    attach_handle_info = types.required({str: str})
 
 
 class AcceleratorRequestCreate(types.JsonObject):
     """The name of the device profile from which accelerator requests are created."""
 
-    device_profile_name = wtypes.wsattr(types.Text(65536, lines=True), mandatory=True)
+    device_profile_name = types.required(types.Text(65536, lines=True))
 
 
 class PatchOperation(types.JsonObject):
     """One operation of a JSON patch. A body has add operations only, or remove operations only."""
 
-    path = wtypes.wsattr(types.Enum(*PATHS), mandatory=True)
-    op = wtypes.wsattr(types.Enum("add", "remove"), mandatory=True)
-    value = wtypes.wsattr(types.Text())
+    path = types.required(types.Enum(*PATHS))
+    op = types.required(types.Enum("add", "remove"))
+    value = types.optional(types.Text())
 
 
 Patch = types.Validated(

@@ -4,7 +4,6 @@
 from typing import Any
 
 import wsme
-from wsme import types as wtypes
 
 from cyborg.api import types
 from cyborg.api.collection import Collection
@@ -32,10 +31,10 @@ class Attachment(
     except the one that was selected.
     """
 
-    device_profile = wtypes.wsattr(str)
-    mode = wtypes.wsattr(MODE, mandatory=True)
-    state = wtypes.wsattr(STATE, mandatory=True)
-    arqs = wtypes.wsattr([types.Uuid()], mandatory=True)
+    device_profile = types.optional(str)
+    mode = types.required(MODE)
+    state = types.required(STATE)
+    arqs = types.required([types.Uuid()])
 
 
 class AttachmentCreate(types.JsonObject):
@@ -48,14 +47,14 @@ class AttachmentCreate(types.JsonObject):
     reboots the instance. The mode of a host is ``host``.
     """
 
-    uuid = wtypes.wsattr(types.Uuid())
-    instance_uuid = wtypes.wsattr(types.Uuid())
-    hostname = wtypes.wsattr(HOST)
-    device_profile = wtypes.wsattr(types.Text(min_length=1))
-    device_context = wtypes.wsattr(types.Uuid())
-    accelerator = wtypes.wsattr(types.Uuid())
-    mode = wtypes.wsattr(MODE)
-    reboot = wtypes.wsattr(types.BOOLEAN)
+    uuid = types.optional(types.Uuid())
+    instance_uuid = types.optional(types.Uuid())
+    hostname = types.optional(HOST)
+    device_profile = types.optional(types.Text(min_length=1))
+    device_context = types.optional(types.Uuid())
+    accelerator = types.optional(types.Uuid())
+    mode = types.optional(MODE)
+    reboot = types.optional(types.BOOLEAN)
 
 
 def show(request: RequestContext, row: Any) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 
 from typing import Any
 
-from wsme import types as wtypes
-
 from cyborg.api import types
 from cyborg.api.collection import Collection
 from cyborg.api.controller import RequestContext, Resource
@@ -22,14 +20,14 @@ class Finding(types.JsonObject):
     has done or requested it; ``error`` is the reason why the repair failed, or null.
     """
 
-    host = wtypes.wsattr(str, mandatory=True)
-    kind = wtypes.wsattr(types.Enum(*Kind), mandatory=True)
-    object = wtypes.wsattr(str, mandatory=True)
-    explanation = wtypes.wsattr(str, mandatory=True)
-    advice = wtypes.wsattr(str, mandatory=True)
-    repair = wtypes.wsattr(types.Enum(*Repair))
-    repaired = wtypes.wsattr(bool, mandatory=True)
-    error = wtypes.wsattr(str)
+    host = types.required(str)
+    kind = types.required(types.Enum(*Kind))
+    object = types.required(str)
+    explanation = types.required(str)
+    advice = types.required(str)
+    repair = types.optional(types.Enum(*Repair))
+    repaired = types.required(bool)
+    error = types.optional(str)
 
 
 class AuditSummary(types.JsonObject, row=read.AuditRow, links=True):
@@ -38,30 +36,30 @@ class AuditSummary(types.JsonObject, row=read.AuditRow, links=True):
     ``host`` is null for all hosts. ``num_findings`` is the number of inconsistencies so far.
     """
 
-    state = wtypes.wsattr(STATE, mandatory=True)
-    sources = wtypes.wsattr([types.Enum(*Source)], mandatory=True)
+    state = types.required(STATE)
+    sources = types.required([types.Enum(*Source)])
 
 
 class Audit(AuditSummary):
     """An audit with its findings."""
 
-    findings = wtypes.wsattr([Finding], mandatory=True)
+    findings = types.required([Finding])
 
 
 class AuditCreated(types.JsonObject):
     """A new audit."""
 
-    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    state = wtypes.wsattr(STATE, mandatory=True)
-    links = wtypes.wsattr([types.Link], mandatory=True)
+    uuid = types.required(types.Uuid())
+    state = types.required(STATE)
+    links = types.required([types.Link])
 
 
 class AuditCreate(types.JsonObject):
     """The scope of an audit, one host or all, and whether it does safe repairs."""
 
     # An empty name is rejected: it is more likely an unset variable of a script than all hosts.
-    host = wtypes.wsattr(types.Text(min_length=1))
-    repair = wtypes.wsattr(types.BOOLEAN)
+    host = types.optional(types.Text(min_length=1))
+    repair = types.optional(types.BOOLEAN)
 
 
 AUDITS = Collection("audits", "audit", read, AuditSummary, since=(2, 4))

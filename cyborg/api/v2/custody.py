@@ -3,8 +3,6 @@
 
 from typing import Any
 
-from wsme import types as wtypes
-
 from cyborg.api import types
 from cyborg.api.collection import Collection
 from cyborg.api.controller import PageRequest, RequestContext, Resource
@@ -23,8 +21,8 @@ class CustodyRecord(types.JsonObject, row=read.RecordRow, names={"host": "hostna
     wrote the record, if it has a key.
     """
 
-    event = wtypes.wsattr(EVENTS, mandatory=True)
-    details = wtypes.wsattr(types.Validated("object", dict), mandatory=True)
+    event = types.required(EVENTS)
+    details = types.required(types.Validated("object", dict))
 
 
 class CustodyChain(
@@ -43,9 +41,9 @@ class CustodyChain(
 class CustodyLog(types.JsonObject):
     """A page of the custody log of a device; ``chain`` is null while the chain has no record."""
 
-    custody = wtypes.wsattr([CustodyRecord], mandatory=True)
-    chain = wtypes.wsattr(CustodyChain)
-    custody_links = wtypes.wsattr([types.Link])
+    custody = types.required([CustodyRecord])
+    chain = types.optional(CustodyChain)
+    custody_links = types.optional([types.Link])
 
 
 CUSTODY = Collection("devices", "custody", read, CustodyRecord, since=(2, 5), key="custody")

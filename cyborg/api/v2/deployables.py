@@ -5,8 +5,6 @@ import json
 from datetime import datetime
 from typing import Any
 
-from wsme import types as wtypes
-
 from cyborg.api import types
 from cyborg.api.collection import Collection
 from cyborg.api.controller import RequestContext, Resource
@@ -30,15 +28,15 @@ class Deployable(
 ):
     """A deployable."""
 
-    attributes_list = wtypes.wsattr(str, mandatory=True)
+    attributes_list = types.required(str)
 
 
 class PlacementStatus(types.JsonObject):
     """Whether Placement is up to date; ``error`` says why it is not and what to do, or is null."""
 
-    status = wtypes.wsattr(types.Enum("in_sync", "stale", "error"), mandatory=True)
-    stale_since = wtypes.wsattr(datetime)
-    error = wtypes.wsattr(str)
+    status = types.required(types.Enum("in_sync", "stale", "error"))
+    stale_since = types.optional(datetime)
+    error = types.optional(str)
 
 
 class DeployableV24(Deployable, row=read.DeployableRow, only=("draining",)):
@@ -47,21 +45,21 @@ class DeployableV24(Deployable, row=read.DeployableRow, only=("draining",)):
     ``draining`` is true if it was removed from its host while an ARQ was bound to it.
     """
 
-    placement = wtypes.wsattr(PlacementStatus, mandatory=True)
+    placement = types.required(PlacementStatus)
 
 
 class Image(types.JsonObject):
     """An image of the image service."""
 
-    image_uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
+    image_uuid = types.required(types.Uuid())
 
 
 class ProgramOperation(types.JsonObject):
     """The JSON patch operation that programs an image."""
 
-    path = wtypes.wsattr(types.Enum(PATH), mandatory=True)
-    op = wtypes.wsattr(types.Enum(VERB), mandatory=True)
-    value = wtypes.wsattr([Image], mandatory=True)
+    path = types.required(types.Enum(PATH))
+    op = types.required(types.Enum(VERB))
+    value = types.required([Image])
 
 
 Program = types.Validated("one JSON patch operation", parse_program, [ProgramOperation])
@@ -136,9 +134,9 @@ class Attribute(
 class AttributeCreate(types.JsonObject):
     """An attribute to create."""
 
-    deployable_id = wtypes.wsattr(types.Uuid(), mandatory=True)
-    key = wtypes.wsattr(types.Text(min_length=1), mandatory=True)
-    value = wtypes.wsattr(types.Text(min_length=1), mandatory=True)
+    deployable_id = types.required(types.Uuid())
+    key = types.required(types.Text(min_length=1))
+    value = types.required(types.Text(min_length=1))
 
 
 ATTRIBUTES = Collection("attributes", "attribute", attributes_read, Attribute)

@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import Any
 
 import wsme
-from wsme import types as wtypes
 
 from cyborg.api import types
 from cyborg.api.collection import Collection
@@ -51,9 +50,9 @@ class DeviceContext(types.JsonObject, row=read.ContextRow, links=True):
     was, under maintenance.
     """
 
-    state = wtypes.wsattr(STATE, mandatory=True)
-    hidden_profile = wtypes.wsattr(str, mandatory=True)
-    successor = wtypes.wsattr(ContextSuccessor)
+    state = types.required(STATE)
+    hidden_profile = types.required(str)
+    successor = types.optional(ContextSuccessor)
 
 
 class DeviceContextDetail(DeviceContext):
@@ -62,7 +61,7 @@ class DeviceContextDetail(DeviceContext):
     ``POST /v2/accelerator_requests`` with the hidden profile replaces them by new ones.
     """
 
-    arqs = wtypes.wsattr([AcceleratorRequest], mandatory=True)
+    arqs = types.required([AcceleratorRequest])
 
 
 class DeviceContextCreate(types.JsonObject):
@@ -73,23 +72,23 @@ class DeviceContextCreate(types.JsonObject):
     standard resource class or trait gets the prefix ``CUSTOM_``.
     """
 
-    name = wtypes.wsattr(types.Text(min_length=1))
-    description = wtypes.wsattr(types.Text(core.MAX_DESCRIPTION, lines=True))
-    resources = wtypes.wsattr(_json("resources", {str: int}))
-    requires = wtypes.wsattr(_json("requires", [str]))
-    forbids = wtypes.wsattr(_json("forbids", [str]))
-    groups = wtypes.wsattr(_json("groups", [{str: str}]))
-    device_profile = wtypes.wsattr(types.Text(min_length=1))
-    config_data = wtypes.wsattr(_json("config_data", {str: str}))
+    name = types.optional(types.Text(min_length=1))
+    description = types.optional(types.Text(core.MAX_DESCRIPTION, lines=True))
+    resources = types.optional(_json("resources", {str: int}))
+    requires = types.optional(_json("requires", [str]))
+    forbids = types.optional(_json("forbids", [str]))
+    groups = types.optional(_json("groups", [{str: str}]))
+    device_profile = types.optional(types.Text(min_length=1))
+    config_data = types.optional(_json("config_data", {str: str}))
 
 
 class DeviceContextUpdate(types.JsonObject):
     """Changes of a device context. A missing field keeps its value, null removes it."""
 
-    name = wtypes.wsattr(types.Text(min_length=1))
-    description = wtypes.wsattr(types.Text(core.MAX_DESCRIPTION, lines=True))
-    config_data = wtypes.wsattr(_json("config_data", {str: str}))
-    expires_at = wtypes.wsattr(_json("expires_at", datetime))
+    name = types.optional(types.Text(min_length=1))
+    description = types.optional(types.Text(core.MAX_DESCRIPTION, lines=True))
+    config_data = types.optional(_json("config_data", {str: str}))
+    expires_at = types.optional(_json("expires_at", datetime))
 
 
 class DeviceContextReserve(types.JsonObject):
@@ -99,10 +98,10 @@ class DeviceContextReserve(types.JsonObject):
     this epoch is renewed.
     """
 
-    hostname = wtypes.wsattr(types.Text(min_length=1), mandatory=True)
-    mappings = wtypes.wsattr(_json("mappings", {str: [str]}), mandatory=True)
-    lease_seconds = wtypes.wsattr(_json("lease_seconds", int))
-    epoch = wtypes.wsattr(_json("epoch", int))
+    hostname = types.required(types.Text(min_length=1))
+    mappings = types.required(_json("mappings", {str: [str]}))
+    lease_seconds = types.optional(_json("lease_seconds", int))
+    epoch = types.optional(_json("epoch", int))
 
 
 class DeviceContextBind(types.JsonObject):
@@ -111,10 +110,10 @@ class DeviceContextBind(types.JsonObject):
     ``epoch`` is the epoch of its lease. Without a lease, ``mappings`` must be given.
     """
 
-    hostname = wtypes.wsattr(types.Text(min_length=1), mandatory=True)
-    instance_uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    mappings = wtypes.wsattr(_json("mappings", {str: [str]}))
-    epoch = wtypes.wsattr(_json("epoch", int))
+    hostname = types.required(types.Text(min_length=1))
+    instance_uuid = types.required(types.Uuid())
+    mappings = types.optional(_json("mappings", {str: [str]}))
+    epoch = types.optional(_json("epoch", int))
 
 
 class DeviceContextUnbind(types.JsonObject):
@@ -123,30 +122,30 @@ class DeviceContextUnbind(types.JsonObject):
     Administrators may omit both.
     """
 
-    epoch = wtypes.wsattr(_json("epoch", int))
-    instance_uuid = wtypes.wsattr(types.Uuid())
+    epoch = types.optional(_json("epoch", int))
+    instance_uuid = types.optional(types.Uuid())
 
 
 class RequestGroup(types.JsonObject):
     """A request group of Placement; ``suffix`` follows the names of its query parameters."""
 
-    suffix = wtypes.wsattr(str, mandatory=True)
-    resources = wtypes.wsattr(str, mandatory=True)
-    required = wtypes.wsattr(str, mandatory=True)
+    suffix = types.required(str)
+    resources = types.required(str)
+    required = types.required(str)
 
 
 class RequestGroups(types.JsonObject):
     """The request groups of a device context, and the query of them for Placement."""
 
-    request_groups = wtypes.wsattr([RequestGroup], mandatory=True)
-    query = wtypes.wsattr(str, mandatory=True)
+    request_groups = types.required([RequestGroup])
+    query = types.required(str)
 
 
 class AllocationCandidate(types.JsonObject):
     """The uuids of the resource providers for each group, by the number of the group."""
 
-    hostname = wtypes.wsattr(str)
-    mappings = wtypes.wsattr({str: [str]}, mandatory=True)
+    hostname = types.optional(str)
+    mappings = types.required({str: [str]})
 
 
 class AllocationCandidates(types.JsonObject):
@@ -156,9 +155,9 @@ class AllocationCandidates(types.JsonObject):
     candidate.
     """
 
-    allocation_candidates = wtypes.wsattr([AllocationCandidate], mandatory=True)
-    reason = wtypes.wsattr(str)
-    rejected_providers = wtypes.wsattr([explanations.RejectedProvider])
+    allocation_candidates = types.required([AllocationCandidate])
+    reason = types.optional(str)
+    rejected_providers = types.optional([explanations.RejectedProvider])
 
 
 def show(request: RequestContext, row: read.ContextRow) -> dict[str, Any]:

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from wsme import types as wtypes
-
 from cyborg.api import types
 from cyborg.api.collection import Collection
 from cyborg.api.controller import PageRequest, RequestContext, Resource
@@ -46,18 +44,16 @@ class DeviceProfile(types.JsonObject, row=read.DeviceProfileRow, links=True):
 class DeviceProfileEnvelope(types.JsonObject):
     """An object with a device profile as its only value."""
 
-    device_profile = wtypes.wsattr(DeviceProfile, mandatory=True)
+    device_profile = types.required(DeviceProfile)
 
 
 class DeviceProfileCreate(types.JsonObject):
     """A device profile to create."""
 
-    name = wtypes.wsattr(
-        types.Validated("name", parse_name, types.Text(min_length=1)), mandatory=True
-    )
-    groups = wtypes.wsattr(types.Validated("groups", _groups, [{str: str}]), mandatory=True)
-    uuid = wtypes.wsattr(types.Uuid())
-    description = wtypes.wsattr(types.Text(4096, lines=True))
+    name = types.required(types.Validated("name", parse_name, types.Text(min_length=1)))
+    groups = types.required(types.Validated("groups", _groups, [{str: str}]))
+    uuid = types.optional(types.Uuid())
+    description = types.optional(types.Text(4096, lines=True))
 
 
 DEVICE_PROFILES = Collection(
@@ -126,10 +122,10 @@ class Loss(types.JsonObject):
     ``remedy`` is null for a caller who is not an administrator.
     """
 
-    code = wtypes.wsattr(str, mandatory=True)
-    reason = wtypes.wsattr(str, mandatory=True)
-    remedy = wtypes.wsattr(str)
-    handles = wtypes.wsattr(int, mandatory=True)
+    code = types.required(str)
+    reason = types.required(str)
+    remedy = types.optional(str)
+    handles = types.required(int)
 
 
 _NAMES = {"host": "hostname", "free": "free_handles", "total": "handles"}
@@ -138,7 +134,7 @@ _NAMES = {"host": "hostname", "free": "free_handles", "total": "handles"}
 class HostCapacityType(types.JsonObject, row=HostCapacity, names=_NAMES):
     """The capacity of one host."""
 
-    losses = wtypes.wsattr([Loss], mandatory=True)
+    losses = types.required([Loss])
 
 
 class Capacity(
@@ -151,11 +147,11 @@ class Capacity(
     for an administrator.
     """
 
-    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    name = wtypes.wsattr(str, mandatory=True)
-    losses = wtypes.wsattr([Loss], mandatory=True)
-    hosts = wtypes.wsattr([HostCapacityType], mandatory=True)
-    hosts_links = wtypes.wsattr([types.Link])
+    uuid = types.required(types.Uuid())
+    name = types.required(str)
+    losses = types.required([Loss])
+    hosts = types.required([HostCapacityType])
+    hosts_links = types.optional([types.Link])
 
 
 class CapacityController(Resource):

@@ -5,8 +5,6 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from wsme import types as wtypes
-
 from cyborg.api import types
 from cyborg.api.collection import Collection
 from cyborg.api.controller import PageRequest, RequestContext, Resource
@@ -48,14 +46,14 @@ class Device(
 ):
     """A device as versions up to 2.2 show it. Both fields of board info are JSON in a string."""
 
-    std_board_info = wtypes.wsattr(str, mandatory=True)
-    vendor_board_info = wtypes.wsattr(str, mandatory=True)
+    std_board_info = types.required(str)
+    vendor_board_info = types.required(str)
 
 
 class DeviceV23(Device):
     """A device as version 2.3 shows it; ``status`` is set by the operator."""
 
-    status = wtypes.wsattr(STATUSES, mandatory=True)
+    status = types.required(STATUSES)
 
 
 class DeviceV24(
@@ -73,10 +71,10 @@ class DeviceV24(
     of its resource providers, null if it has none.
     """
 
-    state = wtypes.wsattr(types.Enum(*DeviceCondition), mandatory=True)
-    state_reasons = wtypes.wsattr([types.Enum(*DeviceCondition)], mandatory=True)
-    health = wtypes.wsattr(types.Enum(*Health), mandatory=True)
-    placement = wtypes.wsattr(types.Enum("in_sync", "stale", "error"))
+    state = types.required(types.Enum(*DeviceCondition))
+    state_reasons = types.required([types.Enum(*DeviceCondition)])
+    health = types.required(types.Enum(*Health))
+    placement = types.optional(types.Enum("in_sync", "stale", "error"))
 
 
 class DeviceV25(
@@ -98,7 +96,7 @@ class DeviceV25(
     of the host.
     """
 
-    layouts = wtypes.wsattr([str], mandatory=True)
+    layouts = types.required([str])
 
 
 class HandleOwner(types.JsonObject, row=read.OwnerRow):
@@ -109,8 +107,8 @@ class HandleOwner(types.JsonObject, row=read.OwnerRow):
     work on it waits.
     """
 
-    arq = wtypes.wsattr(types.Uuid(), mandatory=True)
-    device_context = wtypes.wsattr(types.Uuid())
+    arq = types.required(types.Uuid())
+    device_context = types.optional(types.Uuid())
 
 
 class Maintenance(types.JsonObject, row=read.MaintenanceRow):
@@ -120,7 +118,7 @@ class Maintenance(types.JsonObject, row=read.MaintenanceRow):
     have no owner and are not clean yet. The device is drained when both numbers are 0.
     """
 
-    successor = wtypes.wsattr(types.Enum(SuccessorMode.AUTO))
+    successor = types.optional(types.Enum(SuccessorMode.AUTO))
 
 
 class HandleUse(types.JsonObject, row=usage.ClassUseRow, only=("total", *usage.USES)):
@@ -130,14 +128,14 @@ class HandleUse(types.JsonObject, row=usage.ClassUseRow, only=("total", *usage.U
 class DeviceV26(DeviceV25, row=read.DeviceRow, only=("maintenance", "use")):
     """A device as versions from 2.6 on show it; ``maintenance`` is null without a window."""
 
-    use = wtypes.wsattr(HandleUse, mandatory=True)
+    use = types.required(HandleUse)
 
 
 class MaintenanceChange(types.JsonObject):
     """The end of a maintenance window in ISO 8601, and whether device contexts get successors."""
 
-    until = wtypes.wsattr(types.Text(64, min_length=1), mandatory=True)
-    successor = wtypes.wsattr(types.Enum(*SuccessorMode))
+    until = types.required(types.Text(64, min_length=1))
+    successor = types.optional(types.Enum(*SuccessorMode))
 
 
 # Most remedies of an undeliverable device are a setup of its host.
@@ -298,10 +296,10 @@ class Layout(types.JsonObject, row=core.Layout):
 class DeviceLayout(types.JsonObject):
     """The current layout of a device, null if it has none, and all its possible layouts."""
 
-    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    layout = wtypes.wsattr(str)
-    layouts = wtypes.wsattr([Layout], mandatory=True)
-    links = wtypes.wsattr([types.Link], mandatory=True)
+    uuid = types.required(types.Uuid())
+    layout = types.optional(str)
+    layouts = types.required([Layout])
+    links = types.required([types.Link])
 
 
 class LayoutChange(types.JsonObject):
@@ -310,8 +308,8 @@ class LayoutChange(types.JsonObject):
     With ``drain``, the device is cordoned, and its job waits until no handle of it is in use.
     """
 
-    layout = wtypes.wsattr(types.Text(core.MAX_TEXT, min_length=1), mandatory=True)
-    drain = wtypes.wsattr(types.BOOLEAN)
+    layout = types.required(types.Text(core.MAX_TEXT, min_length=1))
+    drain = types.optional(types.BOOLEAN)
 
 
 LAYOUTS = Collection("devices", "layout", read, DeviceLayout, since=(2, 5))

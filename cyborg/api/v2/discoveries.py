@@ -3,8 +3,6 @@
 
 from typing import Any
 
-from wsme import types as wtypes
-
 from cyborg.api import types
 from cyborg.api.collection import Collection
 from cyborg.api.controller import PageRequest, RequestContext, Resource
@@ -20,13 +18,13 @@ class BackendDiscovery(
 ):
     """The discovery of one backend on one host; ``error`` is the reason of a failure, or null."""
 
-    state = wtypes.wsattr(State, mandatory=True)
+    state = types.required(State)
 
 
 class DiscoverySummary(types.JsonObject, row=read.SummaryRow, links=True):
     """A discovery in a list; ``progress`` is the number of backends in each state."""
 
-    state = wtypes.wsattr(State, mandatory=True)
+    state = types.required(State)
 
 
 class Discovery(DiscoverySummary):
@@ -35,16 +33,16 @@ class Discovery(DiscoverySummary):
     ``progress`` is the number of backends in each state. ``backends`` are those of a page of hosts.
     """
 
-    backends = wtypes.wsattr([BackendDiscovery], mandatory=True)
-    backends_links = wtypes.wsattr([types.Link])
+    backends = types.required([BackendDiscovery])
+    backends_links = types.optional([types.Link])
 
 
 class DiscoveryCreated(types.JsonObject):
     """A new discovery."""
 
-    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    state = wtypes.wsattr(State, mandatory=True)
-    links = wtypes.wsattr([types.Link], mandatory=True)
+    uuid = types.required(types.Uuid())
+    state = types.required(State)
+    links = types.required([types.Link])
 
 
 class DiscoveryCreate(types.JsonObject):
@@ -53,8 +51,8 @@ class DiscoveryCreate(types.JsonObject):
     ``driver`` is the name of a driver or of a backend.
     """
 
-    host = wtypes.wsattr(types.Text(min_length=1))
-    driver = wtypes.wsattr(types.Text(min_length=1))
+    host = types.optional(types.Text(min_length=1))
+    driver = types.optional(types.Text(min_length=1))
 
 
 DISCOVERIES = Collection("discoveries", "discovery", read, DiscoverySummary, since=(2, 4))

@@ -11,8 +11,6 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from wsme import types as wtypes
-
 from cyborg.api import types
 from cyborg.api.collection import Collection
 from cyborg.api.controller import PageRequest, RequestContext, Resource
@@ -94,8 +92,8 @@ class HostDriver(types.JsonObject, row=read_hosts.HostDriverRow, without=("late_
     desired state.
     """
 
-    desired_status = wtypes.wsattr(types.Enum(*DesiredStatus))
-    state = wtypes.wsattr(types.Enum(*Liveness), mandatory=True)
+    desired_status = types.optional(types.Enum(*DesiredStatus))
+    state = types.required(types.Enum(*Liveness))
 
 
 class EffectiveOption(types.JsonObject, row=registry.Setting):
@@ -105,13 +103,13 @@ class EffectiveOption(types.JsonObject, row=registry.Setting):
     shown as ``***``.
     """
 
-    value = wtypes.wsattr(_ANY)
+    value = types.optional(_ANY)
 
 
 class EffectiveOptions(types.JsonObject, row=read_hosts.EffectiveOptionsRow):
     """The effective options of one backend, from the last report of its agent."""
 
-    options = wtypes.wsattr([EffectiveOption], mandatory=True)
+    options = types.required([EffectiveOption])
 
 
 class DriverOption(types.JsonObject, row=registry.Option):
@@ -121,7 +119,7 @@ class DriverOption(types.JsonObject, row=registry.Option):
     ``secret`` option is never shown.
     """
 
-    default = wtypes.wsattr(_ANY)
+    default = types.optional(_ANY)
 
 
 class DriverSummary(types.JsonObject, row=read.DriverRow, links=True):
@@ -134,7 +132,7 @@ class DriverSummary(types.JsonObject, row=read.DriverRow, links=True):
     ``hosts`` has the entries of one host; a list has it only with the filter ``host``.
     """
 
-    support = wtypes.wsattr(types.Enum(*Support), mandatory=True)
+    support = types.required(types.Enum(*Support))
 
 
 class Driver(DriverSummary):
@@ -143,10 +141,10 @@ class Driver(DriverSummary):
     ``hosts`` are the entries of a page of hosts, and ``effective_options`` those of their backends.
     """
 
-    hosts = wtypes.wsattr([HostDriver], mandatory=True)
-    hosts_links = wtypes.wsattr([types.Link])
-    options = wtypes.wsattr([DriverOption], mandatory=True)
-    effective_options = wtypes.wsattr([EffectiveOptions], mandatory=True)
+    hosts = types.required([HostDriver])
+    hosts_links = types.optional([types.Link])
+    options = types.required([DriverOption])
+    effective_options = types.required([EffectiveOptions])
 
 
 class DriverInstall(types.JsonObject):
@@ -156,10 +154,10 @@ class DriverInstall(types.JsonObject):
     the driver.
     """
 
-    driver = wtypes.wsattr(_NAME, mandatory=True)
-    backend = wtypes.wsattr(_NAME)
-    hosts = wtypes.wsattr(_HOSTS)
-    config = wtypes.wsattr(_CONFIG)
+    driver = types.required(_NAME)
+    backend = types.optional(_NAME)
+    hosts = types.optional(_HOSTS)
+    config = types.optional(_CONFIG)
 
 
 class DriverUpdate(types.JsonObject):
@@ -169,11 +167,11 @@ class DriverUpdate(types.JsonObject):
     file. ``reload`` recreates the backends even if nothing else changes.
     """
 
-    backend = wtypes.wsattr(_NAME)
-    hosts = wtypes.wsattr(_HOSTS)
-    config = wtypes.wsattr(_CONFIG_UPDATE)
-    status = wtypes.wsattr(types.Enum(DesiredStatus.ENABLED, DesiredStatus.DISABLED))
-    reload = wtypes.wsattr(types.BOOLEAN)
+    backend = types.optional(_NAME)
+    hosts = types.optional(_HOSTS)
+    config = types.optional(_CONFIG_UPDATE)
+    status = types.optional(types.Enum(DesiredStatus.ENABLED, DesiredStatus.DISABLED))
+    reload = types.optional(types.BOOLEAN)
 
 
 DRIVERS = Collection("drivers", "driver", read, DriverSummary, since=(2, 4))

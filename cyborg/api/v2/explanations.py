@@ -10,7 +10,6 @@ from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
-from wsme import types as wtypes
 
 from cyborg.api import types
 from cyborg.api.collection import Collection
@@ -42,11 +41,11 @@ class Reason(types.JsonObject):
     ``remedy`` is null for a caller who is not an administrator.
     """
 
-    code = wtypes.wsattr(str, mandatory=True)
-    reason = wtypes.wsattr(str, mandatory=True)
-    remedy = wtypes.wsattr(str)
-    providers = wtypes.wsattr(int, mandatory=True)
-    handles = wtypes.wsattr(int, mandatory=True)
+    code = types.required(str)
+    reason = types.required(str)
+    remedy = types.optional(str)
+    providers = types.required(int)
+    handles = types.required(int)
 
 
 class GroupExplanation(types.JsonObject):
@@ -56,20 +55,20 @@ class GroupExplanation(types.JsonObject):
     fitting providers.
     """
 
-    group = wtypes.wsattr(int, mandatory=True)
-    resources = wtypes.wsattr({str: int}, mandatory=True)
-    fitting_providers = wtypes.wsattr(int, mandatory=True)
-    free_handles = wtypes.wsattr(int, mandatory=True)
-    reasons = wtypes.wsattr([Reason], mandatory=True)
+    group = types.required(int)
+    resources = types.required({str: int})
+    fitting_providers = types.required(int)
+    free_handles = types.required(int)
+    reasons = types.required([Reason])
 
 
 class ProviderGroup(types.JsonObject):
     """Why a provider cannot serve a group; code, reason and remedy are null if it can."""
 
-    group = wtypes.wsattr(int, mandatory=True)
-    code = wtypes.wsattr(str)
-    reason = wtypes.wsattr(str)
-    remedy = wtypes.wsattr(str)
+    group = types.required(int)
+    code = types.optional(str)
+    reason = types.optional(str)
+    remedy = types.optional(str)
 
 
 class HandleOwner(
@@ -95,10 +94,10 @@ class ProviderExplanation(Provider):
     ``owners`` are the first owners of its handles.
     """
 
-    handles = wtypes.wsattr(int, mandatory=True)
-    free_handles = wtypes.wsattr(int, mandatory=True)
-    groups = wtypes.wsattr([ProviderGroup], mandatory=True)
-    owners = wtypes.wsattr([HandleOwner], mandatory=True)
+    handles = types.required(int)
+    free_handles = types.required(int)
+    groups = types.required([ProviderGroup])
+    owners = types.required([HandleOwner])
 
 
 class FailedGroup(types.JsonObject, row=refusals.FailedGroup):
@@ -107,7 +106,7 @@ class FailedGroup(types.JsonObject, row=refusals.FailedGroup):
     ``provider_uuid`` is null for a caller who is not an administrator.
     """
 
-    provider = wtypes.wsattr(types.Uuid(), name="provider_uuid")
+    provider = types.optional(types.Uuid(), name="provider_uuid")
 
 
 class LastFailure(
@@ -120,7 +119,7 @@ class LastFailure(
     Only administrators get ``hostname``, ``job_uuid`` and the addresses in ``reason``.
     """
 
-    at = wtypes.wsattr(datetime, mandatory=True)
+    at = types.required(datetime)
 
 
 class RejectedProvider(Provider):
@@ -131,7 +130,7 @@ class RejectedProvider(Provider):
     ``remedy`` are null if the provider fails no predicate.
     """
 
-    groups = wtypes.wsattr([ProviderGroup], mandatory=True)
+    groups = types.required([ProviderGroup])
 
 
 class Explanation(types.JsonObject):
@@ -143,13 +142,13 @@ class Explanation(types.JsonObject):
     context, until its next lease or bind; it is null otherwise.
     """
 
-    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    name = wtypes.wsattr(str, mandatory=True)
-    last_failure = wtypes.wsattr(LastFailure)
-    fitting_hosts = wtypes.wsattr(int, mandatory=True)
-    groups = wtypes.wsattr([GroupExplanation], mandatory=True)
-    providers = wtypes.wsattr([ProviderExplanation], mandatory=True)
-    providers_links = wtypes.wsattr([types.Link])
+    uuid = types.required(types.Uuid())
+    name = types.required(str)
+    last_failure = types.optional(LastFailure)
+    fitting_hosts = types.required(int)
+    groups = types.required([GroupExplanation])
+    providers = types.required([ProviderExplanation])
+    providers_links = types.optional([types.Link])
 
 
 EXPLANATIONS = Collection(

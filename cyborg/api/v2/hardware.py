@@ -7,8 +7,6 @@ and released from it, each by a job.
 
 from typing import Any
 
-from wsme import types as wtypes
-
 from cyborg.api import types
 from cyborg.api.collection import Collection
 from cyborg.api.controller import RequestContext, Resource
@@ -20,17 +18,17 @@ from cyborg.db.devices import hardware as read
 class Specs(types.JsonObject):
     """The capabilities of a device; ``num`` is the number of its accelerators."""
 
-    remote = wtypes.wsattr(int, mandatory=True)
-    num = wtypes.wsattr(int, mandatory=True)
-    device_type = wtypes.wsattr(str, mandatory=True)
-    acc_capability = wtypes.wsattr(types.Validated("capability tree", dict), mandatory=True)
+    remote = types.required(int)
+    num = types.required(int)
+    device_type = types.required(str)
+    acc_capability = types.required(types.Validated("capability tree", dict))
 
 
 class Status(types.JsonObject):
     """The actions that are required before a device can be used."""
 
-    setup_required = wtypes.wsattr(bool, mandatory=True)
-    reboot_required = wtypes.wsattr(bool, mandatory=True)
+    setup_required = types.required(bool)
+    reboot_required = types.required(bool)
 
 
 class Hardware(types.JsonObject, row=read.HardwareRow):
@@ -40,9 +38,9 @@ class Hardware(types.JsonObject, row=read.HardwareRow):
     example because the host uses it, or null. ``host_down`` is true if the agent is down.
     """
 
-    acc_specs = wtypes.wsattr(Specs, mandatory=True)
-    acc_status = wtypes.wsattr(Status, mandatory=True)
-    vendor_id = wtypes.wsattr(str)
+    acc_specs = types.required(Specs)
+    acc_status = types.required(Status)
+    vendor_id = types.optional(str)
 
 
 _NAME = types.Text(min_length=1)
@@ -54,10 +52,10 @@ class HardwareAdopt(types.JsonObject):
     ``force`` accepts the uses of the device by the host.
     """
 
-    host = wtypes.wsattr(_NAME, mandatory=True)
-    address = wtypes.wsattr(types.Text(120, min_length=1), mandatory=True)
-    backend = wtypes.wsattr(_NAME, mandatory=True)
-    force = wtypes.wsattr(bool, default=False)
+    host = types.required(_NAME)
+    address = types.required(types.Text(120, min_length=1))
+    backend = types.required(_NAME)
+    force = types.optional(bool, default=False)
 
 
 HARDWARE = Collection(

@@ -4,8 +4,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from wsme import types as wtypes
-
 from cyborg.api import types
 from cyborg.api.collection import Collection
 from cyborg.api.controller import PageRequest, RequestContext, Resource
@@ -25,7 +23,7 @@ ACTIVITY_SINCE = (2, 5)
 class Step(types.JsonObject, row=read.StepRow):
     """The step of a job for a backend on a host; ``error`` is the reason of a failure, or null."""
 
-    state = wtypes.wsattr(STEP_STATE, mandatory=True)
+    state = types.required(STEP_STATE)
 
 
 class Activity(types.JsonObject, row=progress.Activity):
@@ -40,9 +38,9 @@ class JobSummary(types.JsonObject, row=read.JobRow, links=True):
     and null unless the host works on the job.
     """
 
-    kind = wtypes.wsattr(KIND, mandatory=True)
-    state = wtypes.wsattr(STATE, mandatory=True)
-    activity = wtypes.wsattr(Activity)
+    kind = types.required(KIND)
+    state = types.required(STATE)
+    activity = types.optional(Activity)
 
 
 class Job(JobSummary):
@@ -51,17 +49,17 @@ class Job(JobSummary):
     Only driver jobs have steps.
     """
 
-    steps = wtypes.wsattr([Step], mandatory=True)
-    steps_links = wtypes.wsattr([types.Link])
+    steps = types.required([Step])
+    steps_links = types.optional([types.Link])
 
 
 class JobCreated(types.JsonObject):
     """A new job."""
 
-    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    kind = wtypes.wsattr(KIND, mandatory=True)
-    state = wtypes.wsattr(STATE, mandatory=True)
-    links = wtypes.wsattr([types.Link], mandatory=True)
+    uuid = types.required(types.Uuid())
+    kind = types.required(KIND)
+    state = types.required(STATE)
+    links = types.required([types.Link])
 
 
 # What the operations of other collections that start a job declare.
@@ -143,8 +141,8 @@ MESSAGE_STATES = ("pending", "dead")
 class Message(types.JsonObject, row=outbox_read.MessageRow):
     """A message to another service; ``error`` is the error of the last failed delivery, or null."""
 
-    state = wtypes.wsattr(types.Enum(*MESSAGE_STATES), mandatory=True)
-    payload = wtypes.wsattr(types.Validated("object", dict), mandatory=True)
+    state = types.required(types.Enum(*MESSAGE_STATES))
+    payload = types.required(types.Validated("object", dict))
 
 
 OUTBOX = Collection("outbox", "outbox", outbox_read, Message, nouns="messages", since=(2, 4))

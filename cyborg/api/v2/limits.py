@@ -3,8 +3,6 @@
 
 from typing import Any
 
-from wsme import types as wtypes
-
 from cyborg.api import types
 from cyborg.api.controller import RequestContext, Resource
 from cyborg.api.operation import operation
@@ -18,8 +16,8 @@ from cyborg.db.contexts import read as device_contexts
 class CountLimit(types.JsonObject):
     """The limit of a project on a number of objects; -1 is unlimited."""
 
-    limit = wtypes.wsattr(int, mandatory=True)
-    used = wtypes.wsattr(int, mandatory=True)
+    limit = types.required(int)
+    used = types.required(int)
 
 
 class ResourceLimit(types.JsonObject, row=project_units.UsageRow):
@@ -29,7 +27,7 @@ class ResourceLimit(types.JsonObject, row=project_units.UsageRow):
     ``bound`` counts those that own an attach handle and is compared when they are bound.
     """
 
-    limit = wtypes.wsattr(int, mandatory=True)
+    limit = types.required(int)
 
 
 class Limits(types.JsonObject):
@@ -38,11 +36,11 @@ class Limits(types.JsonObject):
     ``resources`` has the resource classes that have a limit or are used, ordered by name.
     """
 
-    project_id = wtypes.wsattr(str, mandatory=True)
-    accelerator_requests = wtypes.wsattr(CountLimit, mandatory=True)
-    attachments = wtypes.wsattr(CountLimit, mandatory=True)
-    device_contexts = wtypes.wsattr(CountLimit, mandatory=True)
-    resources = wtypes.wsattr([ResourceLimit], mandatory=True)
+    project_id = types.required(str)
+    accelerator_requests = types.required(CountLimit)
+    attachments = types.required(CountLimit)
+    device_contexts = types.required(CountLimit)
+    resources = types.required([ResourceLimit])
 
 
 class Controller(Resource):

@@ -5,8 +5,6 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from wsme import types as wtypes
-
 from cyborg.api import types
 from cyborg.api.collection import Collection
 from cyborg.api.controller import PageRequest, RequestContext, Resource
@@ -33,7 +31,7 @@ class Backend(types.JsonObject, row=read_backends.BackendRow):
     ``functions`` are the functions of the backend's devices, ordered by name.
     """
 
-    functions = wtypes.wsattr([Function], mandatory=True)
+    functions = types.required([Function])
 
 
 class Service(types.JsonObject, row=read.ServiceRow, without=("late_at", "down_at")):
@@ -43,8 +41,8 @@ class Service(types.JsonObject, row=read.ServiceRow, without=("late_at", "down_a
     marked down and its host cordoned, or null.
     """
 
-    kind = wtypes.wsattr(types.Enum("daemon", "backend"), mandatory=True)
-    state = wtypes.wsattr(types.Enum(*Liveness), mandatory=True)
+    kind = types.required(types.Enum("daemon", "backend"))
+    state = types.required(types.Enum(*Liveness))
 
 
 class HostClass(types.JsonObject, row=usage.ClassUseRow):
@@ -62,7 +60,7 @@ class Host(types.JsonObject, row=read.HostRow, without=("late_at", "down_at")):
     ``down_since`` is when it was marked down and the host cordoned, or null.
     """
 
-    state = wtypes.wsattr(types.Enum(*Liveness), mandatory=True)
+    state = types.required(types.Enum(*Liveness))
 
 
 class HostRemoval(types.JsonObject):
@@ -71,12 +69,12 @@ class HostRemoval(types.JsonObject):
     The resource providers are deleted in Placement afterwards.
     """
 
-    host = wtypes.wsattr(str, mandatory=True)
-    services = wtypes.wsattr(int, mandatory=True)
-    devices = wtypes.wsattr(int, mandatory=True)
-    accelerator_requests = wtypes.wsattr(int, mandatory=True)
-    tombstones = wtypes.wsattr(int, mandatory=True)
-    resource_providers = wtypes.wsattr(int, mandatory=True)
+    host = types.required(str)
+    services = types.required(int)
+    devices = types.required(int)
+    accelerator_requests = types.required(int)
+    tombstones = types.required(int)
+    resource_providers = types.required(int)
 
 
 _SWITCH = types.Enum("true", "false")

@@ -5,8 +5,6 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from wsme import types as wtypes
-
 from cyborg.api import types
 from cyborg.api.controller import ApiContext, RequestContext, Resource
 from cyborg.api.operation import operation
@@ -27,18 +25,18 @@ CACHE_SECONDS = 1.0
 class HostCounts(types.JsonObject):
     """The numbers of hosts by the liveness of their agents; ``cordoned`` hosts get no new ARQs."""
 
-    up = wtypes.wsattr(int, mandatory=True)
-    late = wtypes.wsattr(int, mandatory=True)
-    down = wtypes.wsattr(int, mandatory=True)
-    cordoned = wtypes.wsattr(int, mandatory=True)
+    up = types.required(int)
+    late = types.required(int)
+    down = types.required(int)
+    cordoned = types.required(int)
 
 
 class ServiceCount(types.JsonObject):
     """The number of daemons of a kind with the same liveness."""
 
-    binary = wtypes.wsattr(str, mandatory=True)
-    state = wtypes.wsattr(types.Enum(*Liveness), mandatory=True)
-    count = wtypes.wsattr(int, mandatory=True)
+    binary = types.required(str)
+    state = types.required(types.Enum(*Liveness))
+    count = types.required(int)
 
 
 class DownService(types.JsonObject, row=services.DownServiceRow):
@@ -64,12 +62,12 @@ class DeviceCounts(types.JsonObject):
     are closed for a time, because their last prepare jobs failed.
     """
 
-    total = wtypes.wsattr(int, mandatory=True)
-    disabled = wtypes.wsattr(int, mandatory=True)
-    unhealthy = wtypes.wsattr(int, mandatory=True)
-    undeliverable = wtypes.wsattr(int, mandatory=True)
-    failing = wtypes.wsattr(int, mandatory=True)
-    maintenance = wtypes.wsattr(int, mandatory=True)
+    total = types.required(int)
+    disabled = types.required(int)
+    unhealthy = types.required(int)
+    undeliverable = types.required(int)
+    failing = types.required(int)
+    maintenance = types.required(int)
 
 
 class UnhealthyDevice(types.JsonObject, row=totals.UnhealthyRow):
@@ -83,15 +81,15 @@ class OpenJobs(types.JsonObject, row=totals.JobCountRow):
 class MessageCount(types.JsonObject, row=totals.OutboxCountRow):
     """The messages of the outbox of one kind and state, and the creation of the oldest."""
 
-    state = wtypes.wsattr(types.Enum("pending", "dead"), mandatory=True)
+    state = types.required(types.Enum("pending", "dead"))
 
 
 class ProviderCounts(types.JsonObject):
     """The resource providers: all, those to publish, and those whose last publishing failed."""
 
-    total = wtypes.wsattr(int, mandatory=True)
-    stale = wtypes.wsattr(int, mandatory=True)
-    failing = wtypes.wsattr(int, mandatory=True)
+    total = types.required(int)
+    stale = types.required(int)
+    failing = types.required(int)
 
 
 class Summary(types.JsonObject):
@@ -103,20 +101,20 @@ class Summary(types.JsonObject):
     or unhealthy for longest.
     """
 
-    hosts = wtypes.wsattr(HostCounts, mandatory=True)
-    services = wtypes.wsattr([ServiceCount], mandatory=True)
-    down_services = wtypes.wsattr([DownService], mandatory=True)
-    resource_classes = wtypes.wsattr([ClassHandles], mandatory=True)
-    devices = wtypes.wsattr(DeviceCounts, mandatory=True)
-    unhealthy_devices = wtypes.wsattr([UnhealthyDevice], mandatory=True)
-    accelerator_requests = wtypes.wsattr({str: int}, mandatory=True)
-    device_contexts = wtypes.wsattr({str: int}, mandatory=True)
-    attachments = wtypes.wsattr({str: int}, mandatory=True)
-    jobs = wtypes.wsattr([OpenJobs], mandatory=True)
-    outbox = wtypes.wsattr([MessageCount], mandatory=True)
-    providers = wtypes.wsattr(ProviderCounts, mandatory=True)
-    read_at = wtypes.wsattr(datetime, mandatory=True)
-    count_age = wtypes.wsattr(int, mandatory=True)
+    hosts = types.required(HostCounts)
+    services = types.required([ServiceCount])
+    down_services = types.required([DownService])
+    resource_classes = types.required([ClassHandles])
+    devices = types.required(DeviceCounts)
+    unhealthy_devices = types.required([UnhealthyDevice])
+    accelerator_requests = types.required({str: int})
+    device_contexts = types.required({str: int})
+    attachments = types.required({str: int})
+    jobs = types.required([OpenJobs])
+    outbox = types.required([MessageCount])
+    providers = types.required(ProviderCounts)
+    read_at = types.required(datetime)
+    count_age = types.required(int)
 
 
 class Controller(Resource):

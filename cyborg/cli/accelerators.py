@@ -14,8 +14,7 @@ from urllib.parse import quote, urlencode
 
 from cyborg.cli.common import base, formatting, listing, pci_ids
 from cyborg.cli.common.base import argument, field_argument
-from cyborg.cli.common.collection import Collection
-from cyborg.cli.common.rest import CommandError, RestClient
+from cyborg.cli.common.rest import Collection, CommandError, RestClient
 from cyborg.cli.devices import DEVICES
 
 SERVICE = "compute"

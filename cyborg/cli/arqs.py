@@ -15,8 +15,7 @@ from cyborg.cli.common.base import (
     field_argument,
     plan,
 )
-from cyborg.cli.common.collection import Collection
-from cyborg.cli.common.rest import CommandError
+from cyborg.cli.common.rest import Collection, CommandError
 from cyborg.cli.deployables import DEPLOYABLES
 
 SHORT = formatting.columns_of(

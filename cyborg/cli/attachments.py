@@ -10,9 +10,8 @@ from urllib.parse import urlencode
 from cyborg.cli.accelerators import ACCELERATORS
 from cyborg.cli.common import base, formatting, listing
 from cyborg.cli.common.base import Change, argument, field_argument, plan
-from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.progress import Progress
-from cyborg.cli.common.rest import CommandError
+from cyborg.cli.common.rest import Collection, CommandError
 from cyborg.cli.device_contexts import CONTEXTS
 from cyborg.cli.terminal import tables
 from cyborg.core.attachments.attachment import (

@@ -9,8 +9,8 @@ from cliff import lister
 
 from cyborg.cli.common import base, formatting, listing
 from cyborg.cli.common.base import field_argument
-from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.progress import Progress
+from cyborg.cli.common.rest import Collection
 from cyborg.cli.terminal import tables
 
 EXIT_CONSISTENT, EXIT_DIFFERENCES, EXIT_FAILED = 0, 1, 2

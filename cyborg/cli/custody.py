@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 from cyborg.cli.common import formatting, listing
 from cyborg.cli.common.base import argument, field_argument
-from cyborg.cli.common.collection import Collection
-from cyborg.cli.common.rest import CommandError, RestClient
+from cyborg.cli.common.rest import Collection, CommandError, RestClient
 from cyborg.cli.devices import DEVICES
 from cyborg.core.custody import (
     Event,

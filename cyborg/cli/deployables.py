@@ -7,7 +7,7 @@ from typing import Any
 
 from cyborg.cli.common import base, formatting, listing
 from cyborg.cli.common.base import argument, field_argument
-from cyborg.cli.common.collection import Collection
+from cyborg.cli.common.rest import Collection
 from cyborg.cli.jobs import JOBS, WAIT_ARGUMENTS, describe_failure, job_progress
 from cyborg.core.jobs.job import JobKind, JobState
 

@@ -8,8 +8,7 @@ from typing import Any
 from cyborg.cli import device_profiles
 from cyborg.cli.common import base, formatting, listing
 from cyborg.cli.common.base import SERVICE_TOKEN, ServiceTokenCommand, argument, field_argument
-from cyborg.cli.common.collection import Collection
-from cyborg.cli.common.rest import CommandError
+from cyborg.cli.common.rest import Collection, CommandError
 from cyborg.cli.device_profiles import parse_group
 
 SHORT = formatting.columns_of("uuid, name, state, groups, instance_uuid=Instance, hostname=Host")

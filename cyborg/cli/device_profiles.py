@@ -8,7 +8,7 @@ from typing import Any
 
 from cyborg.cli.common import base, formatting, listing
 from cyborg.cli.common.base import argument, field_argument
-from cyborg.cli.common.collection import Collection
+from cyborg.cli.common.rest import Collection
 
 
 def parse_group(text: str) -> dict[str, str]:

@@ -7,8 +7,7 @@ from typing import Any
 
 from cyborg.cli.common import base, formatting, listing, pci_ids, progress
 from cyborg.cli.common.base import Change, argument, field_argument, plan
-from cyborg.cli.common.collection import Collection
-from cyborg.cli.common.rest import CommandError
+from cyborg.cli.common.rest import Collection, CommandError
 from cyborg.cli.jobs import JOBS, WAIT_ARGUMENTS, job_progress
 from cyborg.core.inventory.device import NOT_OFFERED, DeviceType
 from cyborg.core.jobs.job import JobState

@@ -10,9 +10,8 @@ from urllib.parse import urlencode
 from cyborg.cli import services
 from cyborg.cli.common import base, formatting, listing
 from cyborg.cli.common.base import Change, argument, field_argument
-from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.formatting import Text
-from cyborg.cli.common.rest import CommandError
+from cyborg.cli.common.rest import Collection, CommandError
 from cyborg.cli.jobs import WAIT_ARGUMENTS, JobCommand, target_arguments
 from cyborg.core.inventory.device import DeviceType
 from cyborg.core.text import sanitize

@@ -7,8 +7,8 @@ from typing import Any
 
 from cyborg.cli.common import formatting, listing, pci_ids
 from cyborg.cli.common.base import argument, field_argument
-from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.formatting import Text
+from cyborg.cli.common.rest import Collection
 from cyborg.cli.devices import DEVICES
 from cyborg.cli.jobs import JobCommand
 

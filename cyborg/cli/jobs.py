@@ -10,8 +10,8 @@ from typing import Any
 
 from cyborg.cli.common import base, formatting, listing
 from cyborg.cli.common.base import Argument, argument, field_argument
-from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.progress import Progress
+from cyborg.cli.common.rest import Collection
 from cyborg.cli.terminal import tables
 from cyborg.core.drivers.rollout import FAILED_STATES, FINAL_STATES, Kind, StepState
 from cyborg.core.jobs.job import JobKind, JobState

@@ -7,9 +7,8 @@ from urllib.parse import quote
 
 from cyborg.cli.common import formatting, listing
 from cyborg.cli.common.base import field_argument
-from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.listing import WATCH
-from cyborg.cli.common.rest import CommandError, RestClient
+from cyborg.cli.common.rest import Collection, CommandError, RestClient
 from cyborg.core.binding.limits import UNLIMITED
 
 COUNTED = {

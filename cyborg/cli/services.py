@@ -8,9 +8,9 @@ from typing import Any
 
 from cyborg.cli.common import base, formatting, listing
 from cyborg.cli.common.base import Change, argument, field_argument, plan
-from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.formatting import Text
 from cyborg.cli.common.progress import Progress
+from cyborg.cli.common.rest import Collection
 from cyborg.cli.devices import DEVICES
 from cyborg.cli.terminal import tables
 from cyborg.core.hosts import Liveness

@@ -13,10 +13,9 @@ from typing import Any, ClassVar, TextIO
 
 from cliff import app, command
 
-from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.pci_ids import add_names
 from cyborg.cli.common.progress import Progress, parse_seconds, wait_until_done
-from cyborg.cli.common.rest import CommandError, RestClient
+from cyborg.cli.common.rest import Collection, CommandError, RestClient
 from cyborg.cli.common.usage import shorten_errors
 from cyborg.cli.terminal import tables
 from cyborg.core.text import sanitize

@@ -9,7 +9,7 @@ from cyborg.cli.accelerators import ACCELERATORS
 from cyborg.cli.arqs import ARQS
 from cyborg.cli.attachments import ATTACHMENTS
 from cyborg.cli.common import formatting
-from cyborg.cli.common.collection import Collection
+from cyborg.cli.common.rest import Collection
 from cyborg.cli.custody import CUSTODY
 from cyborg.cli.deployables import ATTRIBUTES, DEPLOYABLES
 from cyborg.cli.device_contexts import CONTEXT_EXPLANATIONS, CONTEXTS

@@ -11,8 +11,7 @@ from typing import Any
 
 from cyborg.cli import device_profiles
 from cyborg.cli.common import formatting
-from cyborg.cli.common.collection import Collection
-from cyborg.cli.common.rest import CommandError, RestClient
+from cyborg.cli.common.rest import Collection, CommandError, RestClient
 from cyborg.cli.describe import kinds
 from cyborg.cli.describe.kinds import EXPLANATION, REASONS, Kind, Related
 from cyborg.cli.devices import format_schedulable_until

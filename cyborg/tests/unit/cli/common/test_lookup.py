@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from cyborg.cli.common.collection import Collection
-from cyborg.cli.common.rest import CommandError, RestClient
+from cyborg.cli.common.rest import Collection, CommandError, RestClient
 
 FIRST_UUID = "a0000000-0000-4000-8000-00000000000a"
 SECOND_UUID = "a0000001-0000-4000-8000-00000000000b"

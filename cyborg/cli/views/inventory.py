@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cyborg.cli.common import formatting, pci_ids
-from cyborg.cli.common.rest import CommandError, RestClient
+from cyborg.cli.common.rest import CommandError, RestClient, Row
 from cyborg.cli.devices import format_schedulable_until
 
 MAX_HOSTS = 100
@@ -115,10 +115,10 @@ def _host(
     name: str,
     state: str,
     is_partial: bool,
-    devices: Sequence[Mapping[str, Any]],
-    accelerators: Sequence[Mapping[str, Any]],
+    devices: Sequence[Row],
+    accelerators: Sequence[Row],
 ) -> HostView:
-    by_device: dict[str, list[Mapping[str, Any]]] = {}
+    by_device: dict[str, list[Row]] = {}
     for row in accelerators:
         by_device.setdefault(row["device_uuid"], []).append(row)
     nodes: dict[int | None, list[DeviceView]] = {}
@@ -131,13 +131,13 @@ def _host(
     return HostView(name, state, nodes, is_partial)
 
 
-def _device(row: Mapping[str, Any], accelerators: Sequence[Mapping[str, Any]]) -> DeviceView:
+def _device(row: Row, accelerators: Sequence[Row]) -> DeviceView:
     named = pci_ids.add_names(row)
     model = str(named["model"])
     health = str(row["health"])
     if row["health_reason"] and health != "ok":
         health = f"{health}: {row['health_reason']}"
-    deployables: dict[str, list[Mapping[str, Any]]] = {}
+    deployables: dict[str, list[Row]] = {}
     for each in accelerators:
         deployables.setdefault(each["deployable_uuid"], []).append(each)
     return DeviceView(
@@ -155,7 +155,7 @@ def _device(row: Mapping[str, Any], accelerators: Sequence[Mapping[str, Any]]) -
     )
 
 
-def _handles(rows: Sequence[Mapping[str, Any]]) -> list[Handle]:
+def _handles(rows: Sequence[Row]) -> list[Handle]:
     handles = [
         Handle(
             formatting.format_address(row["attach_handle_info"]) or str(row["uuid"]),
@@ -168,7 +168,7 @@ def _handles(rows: Sequence[Mapping[str, Any]]) -> list[Handle]:
     return sorted(handles, key=lambda handle: handle.address)
 
 
-def _owner(row: Mapping[str, Any]) -> str:
+def _owner(row: Row) -> str:
     if row["arq_uuid"] is None:
         return ""
     parts = [f"{row['name']}:"] if row["name"] else []

@@ -36,72 +36,78 @@ UNICODE = Glyphs("█▒░·", "…", ("├─ ", "└─ ", "│  ", "   "))
 ASCII = Glyphs("#%=.", "~", ("|- ", "`- ", "|  ", "   "))
 
 
-def choose_glyphs(stream: TextIO) -> Glyphs:
-    """Return the characters that the encoding of an output has; without one it has all."""
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    try:
-        "".join((UNICODE.bar, UNICODE.ellipsis, *UNICODE.tree)).encode(encoding)
-    except (UnicodeError, LookupError):
-        return ASCII
-    return UNICODE
+@dataclass(frozen=True, slots=True)
+class Canvas:
+    """The width of an output in columns, and its characters."""
+
+    width: int
+    glyphs: Glyphs
+
+    def build_line(self, *parts: Part) -> "Text":
+        """Return a line of at most the width; a longer one ends with an ellipsis."""
+        from rich.text import Text
+
+        text = Text(no_wrap=True)
+        for part in parts:
+            content, style = (part, "") if isinstance(part, str) else part
+            text.append(self._clean(content), style)
+        text.rstrip()
+        if text.cell_len > self.width:
+            ellipsis = self.glyphs.ellipsis
+            text.truncate(max(0, self.width - len(ellipsis)), overflow="crop")
+            text.append(ellipsis)
+        return text
+
+    def build_flow(self, label: str, items: Iterable[Part]) -> list["Text"]:
+        """Return a label and items in as many lines as needed; the other lines are indented."""
+        from rich.cells import cell_len
+
+        lines: list[list[Part]] = [[(label, "bold")]]
+        used = cell_len(label)
+        for item in items:
+            length = cell_len(item if isinstance(item, str) else item[0])
+            if used + 2 + length > self.width:
+                lines.append([])
+                used = 0
+            lines[-1] += ["  ", item]
+            used += 2 + length
+        return [self.build_line(*parts) for parts in lines]
+
+    def limit_lines(
+        self, lines: Sequence["Text"], number: int, total: int, nouns: str
+    ) -> list["Text"]:
+        """Return up to ``number`` lines; the last one says how many of ``total`` are not shown."""
+        total = max(total, len(lines))
+        if len(lines) == total <= number:
+            return list(lines)
+        shown = max(0, min(len(lines), number - 1))
+        return [*lines[:shown], self.build_line((f"  {total - shown} more {nouns}", "dim"))]
+
+    def _clean(self, text: str) -> str:
+        """Return a text without control characters; with ASCII, others become question marks."""
+        shown = "".join(c if c.isprintable() else " " for c in text)
+        is_unicode = self.glyphs is UNICODE
+        return shown if is_unicode else shown.encode("ascii", "replace").decode("ascii")
 
 
-def output_width(stream: TextIO) -> int:
-    """Return the width of a terminal, DEFAULT_WIDTH for other output; within the limits."""
+def make_canvas(stream: TextIO) -> Canvas:
+    """Return the width of an output and the characters that its encoding has.
+
+    The width is that of the terminal, DEFAULT_WIDTH for other output, within the limits. An output
+    without an encoding has all characters.
+    """
     try:
         width = os.get_terminal_size(stream.fileno()).columns or DEFAULT_WIDTH
     except (OSError, ValueError, AttributeError):
         width = DEFAULT_WIDTH
-    return max(MIN_WIDTH, min(width, MAX_WIDTH))
-
-
-def clean(text: str, glyphs: Glyphs) -> str:
-    """Return a text without control characters; with ASCII, others become question marks."""
-    shown = "".join(c if c.isprintable() else " " for c in text)
-    return shown if glyphs is UNICODE else shown.encode("ascii", "replace").decode("ascii")
-
-
-def build_line(width: int, glyphs: Glyphs, *parts: Part) -> "Text":
-    """Return a line of at most ``width`` columns; a longer one ends with an ellipsis."""
-    from rich.text import Text
-
-    text = Text(no_wrap=True)
-    for part in parts:
-        content, style = (part, "") if isinstance(part, str) else part
-        text.append(clean(content, glyphs), style)
-    text.rstrip()
-    if text.cell_len > width:
-        text.truncate(max(0, width - len(glyphs.ellipsis)), overflow="crop")
-        text.append(glyphs.ellipsis)
-    return text
-
-
-def build_flow(width: int, glyphs: Glyphs, label: str, items: Iterable[Part]) -> list["Text"]:
-    """Return a label and items in as many lines as needed; the other lines are indented."""
-    from rich.cells import cell_len
-
-    lines: list[list[Part]] = [[(label, "bold")]]
-    used = cell_len(label)
-    for item in items:
-        length = cell_len(item if isinstance(item, str) else item[0])
-        if used + 2 + length > width:
-            lines.append([])
-            used = 0
-        lines[-1] += ["  ", item]
-        used += 2 + length
-    return [build_line(width, glyphs, *parts) for parts in lines]
-
-
-def limit_lines(
-    width: int, glyphs: Glyphs, lines: Sequence["Text"], number: int, total: int, nouns: str
-) -> list["Text"]:
-    """Return up to ``number`` lines; the last one says how many of ``total`` are not shown."""
-    total = max(total, len(lines))
-    if len(lines) == total <= number:
-        return list(lines)
-    shown = max(0, min(len(lines), number - 1))
-    more = build_line(width, glyphs, (f"  {total - shown} more {nouns}", "dim"))
-    return [*lines[:shown], more]
+    glyphs = UNICODE
+    try:
+        "".join((UNICODE.bar, UNICODE.ellipsis, *UNICODE.tree)).encode(
+            getattr(stream, "encoding", None) or "utf-8"
+        )
+    except (UnicodeError, LookupError):
+        glyphs = ASCII
+    return Canvas(max(MIN_WIDTH, min(width, MAX_WIDTH)), glyphs)
 
 
 def format_age(seconds: float) -> str:
@@ -117,9 +123,6 @@ def format_age(seconds: float) -> str:
     return f"{whole} s"
 
 
-if TYPE_CHECKING:
-    from rich.text import Text
-
 FORMAT = argument(
     "-f",
     "--format",
@@ -129,11 +132,6 @@ FORMAT = argument(
 )
 
 
-def size_of(stdout: TextIO) -> tuple[int, Glyphs]:
-    """Return the width and the characters for an output."""
-    return output_width(stdout), choose_glyphs(stdout)
-
-
 def write_lines(stdout: TextIO, lines: Iterable["Text"]) -> None:
     """Write lines, on a terminal with styles."""
     from rich.console import Console
@@ -141,6 +139,6 @@ def write_lines(stdout: TextIO, lines: Iterable["Text"]) -> None:
     if not is_terminal(stdout):
         stdout.writelines(f"{line.plain}\n" for line in lines)
         return
-    console = Console(file=stdout, force_terminal=True, width=output_width(stdout), height=100)
+    console = Console(file=stdout, force_terminal=True, width=make_canvas(stdout).width, height=100)
     for line in lines:
         console.print(line, soft_wrap=True, end="\n")

@@ -1,30 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """``cyborg top``: hosts, resource classes, alarms and work, refreshed until the user quits."""
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cyborg.cli.common import base
-from cyborg.cli.common.base import argument
+from cyborg.cli.common.base import Arguments, argument
 from cyborg.cli.common.formatting import UUID, UUID_PREFIXES
 from cyborg.cli.common.listing import DEFAULT_INTERVAL, parse_interval
-from cyborg.cli.common.rest import CommandError, RestClient
+from cyborg.cli.common.rest import CommandError, RestClient, Row
 from cyborg.cli.terminal import live
 from cyborg.cli.views import text
-from cyborg.cli.views.text import (
-    Glyphs,
-    Part,
-    build_flow,
-    build_line,
-    choose_glyphs,
-    format_age,
-    limit_lines,
-)
+from cyborg.cli.views.text import Canvas, Part, format_age
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -44,13 +36,9 @@ _USES = (("owned", "cyan"), ("dirty", _WARN), ("unavailable", "magenta"), ("free
 class Snapshot:
     """The answers of the service for one refresh."""
 
-    summary: Mapping[str, Any]
+    summary: Row
     jobs: list[dict[str, Any]]
     discoveries: list[dict[str, Any]]
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the answers as one JSON object."""
-        return {"summary": self.summary, "jobs": self.jobs, "discoveries": self.discoveries}
 
 
 def fetch_snapshot(rest: RestClient) -> Snapshot:
@@ -62,45 +50,42 @@ def fetch_snapshot(rest: RestClient) -> Snapshot:
     return Snapshot(summary, jobs["jobs"], discoveries["discoveries"])
 
 
-def build_lines(
-    found: Snapshot, width: int, glyphs: Glyphs, height: int | None = None
-) -> list["Text"]:
+def build_lines(found: Snapshot, canvas: Canvas, height: int | None = None) -> list["Text"]:
     """Return the lines of the view: at most ``height``, None for all."""
     summary = found.summary
-    head = [*_hosts(summary, width, glyphs), *_objects(summary, width, glyphs)]
-    classes = list(_classes(summary, width, glyphs))
-    alarms = [build_line(width, glyphs, (f"! {text}", _BAD)) for text in _alarms(summary)]
+    head = [*_hosts(summary, canvas), *_objects(summary, canvas)]
+    classes = list(_classes(summary, canvas))
+    alarms = [canvas.build_line((f"! {text}", _BAD)) for text in _alarms(summary)]
     num_alarms = len(alarms) + _unnamed_alarms(summary)
-    work = [*_jobs(found, width, glyphs), *_discoveries(found, width, glyphs)]
+    work = [*_jobs(found, canvas), *_discoveries(found, canvas)]
     open_jobs = sum(job["count"] for job in summary["jobs"])
     num_work = max(len(work), open_jobs + len(found.discoveries))
     # Without the three titles. Half is for alarms, and a third of the rest for work, if needed.
     room = 10**9 if height is None else height - len(head) - 3
-    alarms = limit_lines(width, glyphs, alarms, room // 2, num_alarms, "alarms")
+    alarms = canvas.limit_lines(alarms, room // 2, num_alarms, "alarms")
     room -= len(alarms)
-    lines_per_class = 1 if width >= NARROW else 2
+    lines_per_class = 1 if canvas.width >= NARROW else 2
     fitting = (room - min(num_work, max(1, room // 3))) // lines_per_class
     if len(classes) > fitting * lines_per_class:
         shown = max(0, fitting - 1)
         more = f"  {len(summary['resource_classes']) - shown} more resource classes"
-        classes = [*classes[: shown * lines_per_class], build_line(width, glyphs, (more, "dim"))]
-    work = limit_lines(width, glyphs, work, room - len(classes), num_work, "jobs")
+        classes = [*classes[: shown * lines_per_class], canvas.build_line((more, "dim"))]
+    work = canvas.limit_lines(work, room - len(classes), num_work, "jobs")
     lines = [
         *head,
-        *(_title("Alarms", width, glyphs, alarms)),
-        *(_title("Resource classes", width, glyphs, classes)),
-        *(_title("Work under way", width, glyphs, work)),
+        *_title("Alarms", canvas, alarms),
+        *_title("Resource classes", canvas, classes),
+        *_title("Work under way", canvas, work),
     ]
     return lines if height is None else lines[:height]
 
 
-def _title(title: str, width: int, glyphs: Glyphs, lines: list["Text"]) -> list["Text"]:
-    if lines:
-        return [build_line(width, glyphs, (title, "bold underline")), *lines]
-    return [build_line(width, glyphs, (title, "bold underline"), "  ", ("none", "dim"))]
+def _title(title: str, canvas: Canvas, lines: list["Text"]) -> list["Text"]:
+    empty: list[Part] = [] if lines else ["  ", ("none", "dim")]
+    return [canvas.build_line((title, "bold underline"), *empty), *lines]
 
 
-def _hosts(summary: Mapping[str, Any], width: int, glyphs: Glyphs) -> list["Text"]:
+def _hosts(summary: Row, canvas: Canvas) -> list["Text"]:
     hosts = summary["hosts"]
     items: list[Part] = [
         (f"{hosts['up']} up", _GOOD),
@@ -109,7 +94,7 @@ def _hosts(summary: Mapping[str, Any], width: int, glyphs: Glyphs) -> list["Text
     ]
     if hosts["cordoned"]:
         items.append((f"{hosts['cordoned']} cordoned", _WARN))
-    lines = build_flow(width, glyphs, "Hosts", items)
+    lines = canvas.build_flow("Hosts", items)
     others: dict[str, list[Part]] = {}
     for row in summary["services"]:
         if row["binary"] != "cyborg-agent" and row["count"]:
@@ -117,10 +102,10 @@ def _hosts(summary: Mapping[str, Any], width: int, glyphs: Glyphs) -> list["Text
             name = str(row["binary"]).removeprefix("cyborg-")
             others.setdefault(name, []).append((f"{name} {row['count']} {row['state']}", style))
     items = [item for name in sorted(others) for item in others[name]]
-    return [*lines, *build_flow(width, glyphs, "Services", items or [("none", "dim")])]
+    return [*lines, *canvas.build_flow("Services", items or [("none", "dim")])]
 
 
-def _objects(summary: Mapping[str, Any], width: int, glyphs: Glyphs) -> list["Text"]:
+def _objects(summary: Row, canvas: Canvas) -> list["Text"]:
     devices = summary["devices"]
     items: list[Part] = [f"{devices['total']}"]
     items += [
@@ -132,14 +117,14 @@ def _objects(summary: Mapping[str, Any], width: int, glyphs: Glyphs) -> list["Te
         )
         if devices[name]
     ]
-    lines = build_flow(width, glyphs, "Devices", items)
+    lines = canvas.build_flow("Devices", items)
     for label, key in (("Requests", "accelerator_requests"), ("Contexts", "device_contexts")):
-        counts = [f"{n} {state}" for state, n in sorted(summary[key].items()) if n]
-        lines += build_flow(width, glyphs, label, counts or [("none", "dim")])
+        lines += canvas.build_flow(label, _format_counts(summary[key]) or [("none", "dim")])
     return lines
 
 
-def _classes(summary: Mapping[str, Any], width: int, glyphs: Glyphs) -> Iterator["Text"]:
+def _classes(summary: Row, canvas: Canvas) -> Iterator["Text"]:
+    width, glyphs = canvas.width, canvas.glyphs
     rows = [_count_uses(row) for row in summary["resource_classes"]]
     names = min(max((len(row["resource_class"]) for row in rows), default=0), width // 3)
     numbers = [_numbers(row) for row in rows]
@@ -147,29 +132,29 @@ def _classes(summary: Mapping[str, Any], width: int, glyphs: Glyphs) -> Iterator
     for row, shares in zip(rows, numbers, strict=True):
         name = str(row["resource_class"])
         if width < NARROW:
-            yield build_line(width, glyphs, name)
+            yield canvas.build_line(name)
             size = max(0, width - 3 - len(shares))
-            yield build_line(width, glyphs, "  ", *_bar(row, size, glyphs), " ", shares)
+            yield canvas.build_line("  ", *_bar(row, size, glyphs), " ", shares)
             continue
         shown = name if len(name) <= names else name[: names - 1] + glyphs.ellipsis
         size = min(MAX_BAR, width - names - longest - 2)
-        yield build_line(width, glyphs, f"{shown:<{names}} ", *_bar(row, size, glyphs), " ", shares)
+        yield canvas.build_line(f"{shown:<{names}} ", *_bar(row, size, glyphs), " ", shares)
 
 
-def _count_uses(row: Mapping[str, Any]) -> dict[str, Any]:
+def _count_uses(row: Row) -> dict[str, Any]:
     """Add the number of unavailable handles: they have no owner, but are not free either."""
     # One number for two reasons: a line of 80 characters must have a bar, too.
     # An API of the release before counts cordoned handles as free.
     return {**row, "unavailable": row["draining"] + row.get("cordoned", 0)}
 
 
-def _numbers(row: Mapping[str, Any]) -> str:
+def _numbers(row: Row) -> str:
     text = f"{row['owned']}/{row['total']} owned, {row['free']} free"
     more = (f", {row[use]} {use}" for use in ("dirty", "unavailable") if row[use])
     return text + "".join(more)
 
 
-def _bar(row: Mapping[str, Any], size: int, glyphs: Glyphs) -> list[Part]:
+def _bar(row: Row, size: int, glyphs: text.Glyphs) -> list[Part]:
     """Return a bar of ``size`` characters; a use with at least one handle has at least one."""
     total = row["total"]
     if size < MIN_BAR:
@@ -186,13 +171,9 @@ def _bar(row: Mapping[str, Any], size: int, glyphs: Glyphs) -> list[Part]:
     ]
 
 
-def _alarms(summary: Mapping[str, Any]) -> Iterator[str]:
+def _alarms(summary: Row) -> Iterator[str]:
     """Yield what needs attention; lists of objects come last."""
-    now = _time(summary["read_at"])
-
-    def age(value: str) -> str:
-        return format_age((now - _time(value)).total_seconds())
-
+    age = partial(_age, summary)
     for row in summary["outbox"]:
         if row["state"] == "dead":
             noun = "dead letter" if row["count"] == 1 else "dead letters"
@@ -208,7 +189,7 @@ def _alarms(summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"{row['host']} {row['address']} unhealthy for {age(row['health_since'])}"
 
 
-def _unnamed_alarms(summary: Mapping[str, Any]) -> int:
+def _unnamed_alarms(summary: Row) -> int:
     """Return how many daemons are down, and devices unhealthy, without being in the lists."""
     down: int = sum(row["count"] for row in summary["services"] if row["state"] == "down")
     unhealthy: int = summary["devices"]["unhealthy"]
@@ -216,31 +197,25 @@ def _unnamed_alarms(summary: Mapping[str, Any]) -> int:
     return max(0, down - named[0]) + max(0, unhealthy - named[1])
 
 
-def _jobs(found: Snapshot, width: int, glyphs: Glyphs) -> Iterator["Text"]:
-    now = _time(found.summary["read_at"])
+def _jobs(found: Snapshot, canvas: Canvas) -> Iterator["Text"]:
     for job in found.jobs:
         place = f" on {job['host']}" if job["host"] else ""
-        activity = job.get("activity")
-        steps = ", ".join(f"{n} {state}" for state, n in sorted(job["progress"].items()) if n)
-        doing = steps
-        if activity:
+        doing = ", ".join(_format_counts(job["progress"]))
+        if activity := job.get("activity"):
             share = f" {activity['done']}/{activity['total']}" if activity["total"] else ""
             doing = f"{activity['step']}{share}"
-        age = format_age((now - _time(job["created_at"])).total_seconds())
+        age = _age(found.summary, job["created_at"])
         parts: list[Part] = [(f"{job['kind']}", "cyan"), f" {_short(job['subject'])}{place}, {age}"]
         parts += [f": {doing}"] if doing else []
         parts += [(f", error: {job['error']}", _BAD)] if job["error"] else []
-        yield build_line(width, glyphs, *parts)
+        yield canvas.build_line(*parts)
 
 
-def _discoveries(found: Snapshot, width: int, glyphs: Glyphs) -> Iterator["Text"]:
-    now = _time(found.summary["read_at"])
+def _discoveries(found: Snapshot, canvas: Canvas) -> Iterator["Text"]:
     for row in found.discoveries:
-        age = format_age((now - _time(row["created_at"])).total_seconds())
-        steps = ", ".join(f"{n} {state}" for state, n in sorted(row["progress"].items()) if n)
-        yield build_line(
-            width, glyphs, ("discovery", "cyan"), f" {_short(row['uuid'])}, {age}: {steps}"
-        )
+        age = _age(found.summary, row["created_at"])
+        steps = ", ".join(_format_counts(row["progress"]))
+        yield canvas.build_line(("discovery", "cyan"), f" {_short(row['uuid'])}, {age}: {steps}")
 
 
 def _short(text: str) -> str:
@@ -248,15 +223,18 @@ def _short(text: str) -> str:
     return text[: UUID_PREFIXES[0]] if UUID.fullmatch(text) else text
 
 
-def _time(text: str) -> datetime:
-    return datetime.fromisoformat(text)
+def _format_counts(counts: Mapping[str, int]) -> list[str]:
+    return [f"{count} {state}" for state, count in sorted(counts.items()) if count]
 
 
-if TYPE_CHECKING:
-    from rich.text import Text
+def _age(summary: Row, time: str) -> str:
+    """Return the age of a time at the time of the summary."""
+    # The clock of the service: that of this machine can differ.
+    age = datetime.fromisoformat(summary["read_at"]) - datetime.fromisoformat(time)
+    return format_age(age.total_seconds())
 
 
-class Top(base.Command):
+class Top(base.WaitCommand):
     """Show hosts, resource classes, alarms and work under way, and refresh until q is pressed.
 
     If the output is no terminal, or with --once, the state is printed once. For administrators.
@@ -274,28 +252,27 @@ class Top(base.Command):
         text.FORMAT,
     )
 
-    def run(self, parsed_args: argparse.Namespace) -> int:
-        """Run the command and return the exit status."""
-        self._status = 0
-        return super().run(parsed_args) or self._status
-
-    def take_action(self, args: argparse.Namespace) -> None:
+    def take_action(self, args: Arguments) -> None:
         """Show the state."""
         stdout, rest = self.app.stdout, self.app.rest
         # Fetched once before the screen changes: most errors are those of the first request.
         first = fetch_snapshot(rest)
         if args.format == "json":
-            stdout.write(json.dumps(first.to_document(), indent=2) + "\n")
+            # Not asdict: it copies each dictionary, and a Response cannot be made without its URL.
+            document = {field.name: getattr(first, field.name) for field in fields(first)}
+            stdout.write(json.dumps(document, indent=2) + "\n")
         elif args.once or not live.is_interactive(stdout):
-            text.write_lines(stdout, build_lines(first, *text.size_of(stdout)))
+            text.write_lines(stdout, build_lines(first, text.make_canvas(stdout)))
         else:
-            glyphs, interval = choose_glyphs(stdout), args.interval
+            glyphs, interval = text.make_canvas(stdout).glyphs, args.interval
 
             def build(
                 found: Snapshot, error: str | None, seconds: float, width: int, height: int
             ) -> list["Text"]:
-                title = build_title(found, error, seconds, interval, width, glyphs)
-                return [title, *build_lines(found, width, glyphs, height - 1)]
+                # The terminal may have another size at each refresh.
+                canvas = Canvas(width, glyphs)
+                title = build_title(found, error, seconds, interval, canvas)
+                return [title, *build_lines(found, canvas, height - 1)]
 
             refresher = live.Refresher(lambda: fetch_snapshot(rest), first, interval, CommandError)
             stdin: Any = getattr(self.app, "stdin", None) or sys.stdin
@@ -303,14 +280,14 @@ class Top(base.Command):
 
 
 def build_title(
-    found: Snapshot, error: str | None, seconds: float, interval: float, width: int, glyphs: Glyphs
+    found: Snapshot, error: str | None, seconds: float, interval: float, canvas: Canvas
 ) -> "Text":
     """Return the first line: the time of the data, or the error of the last refresh."""
     read_at = found.summary["read_at"][:19]
     if error is not None:
         age = format_age(seconds)
-        return build_line(width, glyphs, (f"data of {age} ago: {error}", "bold white on red"))
+        return canvas.build_line((f"data of {age} ago: {error}", "bold white on red"))
     counted = found.summary["count_age"]
     note = f", counts {format_age(counted)} old" if counted else ""
     text = f"cyborg top  {read_at}Z, every {interval:g} s{note}  q quits"
-    return build_line(width, glyphs, (text, "reverse"))
+    return canvas.build_line((text, "reverse"))

@@ -24,7 +24,7 @@ from cyborg.cli.views.inventory import (
     fetch_topology,
 )
 from cyborg.cli.views.svg import draw_svg
-from cyborg.cli.views.text import Glyphs, Part, build_line
+from cyborg.cli.views.text import Canvas, Part
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -43,28 +43,27 @@ class Node:
     children: Sequence["Node"] = ()
 
 
-def build_tree(topology: TopologyView, width: int, glyphs: Glyphs) -> list["Text"]:
+def build_tree(topology: TopologyView, canvas: Canvas) -> list["Text"]:
     """Return the lines of the trees of all hosts."""
     lines = []
     for host in topology.hosts:
-        lines += list(_draw(_host(host), width, glyphs, "", ""))
+        lines += list(_draw(_host(host), canvas, "", ""))
     if topology.num_more:
         text = f"{topology.num_more} more hosts, see --host and --max-hosts"
-        lines.append(build_line(width, glyphs, (text, "dim")))
+        lines.append(canvas.build_line((text, "dim")))
     return lines
 
 
-def _draw(node: Node, width: int, glyphs: Glyphs, branch: str, indent: str) -> Iterator["Text"]:
-    yield build_line(width, glyphs, (branch, "dim"), *node.parts)
+def _draw(node: Node, canvas: Canvas, branch: str, indent: str) -> Iterator["Text"]:
+    yield canvas.build_line((branch, "dim"), *node.parts)
     middle, last, below, blank = (
-        text if width >= NARROW else text[0] + text[-1] for text in glyphs.tree
+        text if canvas.width >= NARROW else text[0] + text[-1] for text in canvas.glyphs.tree
     )
     for number, child in enumerate(node.children, 1):
         is_last = number == len(node.children)
         yield from _draw(
             child,
-            width,
-            glyphs,
+            canvas,
             indent + (last if is_last else middle),
             indent + (blank if is_last else below),
         )
@@ -180,5 +179,5 @@ class Topology(base.Command):
             document = {"hosts": found.document, "more_hosts": found.num_more}
             self.app.stdout.write(json.dumps(document, indent=2) + "\n")
         else:
-            lines = build_tree(found, *text.size_of(self.app.stdout))
+            lines = build_tree(found, text.make_canvas(self.app.stdout))
             text.write_lines(self.app.stdout, lines)

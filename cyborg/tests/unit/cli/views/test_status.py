@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cyborg.cli.views.text import ASCII, UNICODE, Glyphs
+from cyborg.cli.views.text import ASCII, UNICODE, Canvas, Glyphs
 from cyborg.cli.views.top import build_lines
 from cyborg.tests.fixtures.cli.cloud import AN_HOUR_AGO, UUIDS, snapshot
 
@@ -19,14 +19,14 @@ QUIET: dict[str, Any] = {
 
 
 def texts(width: int, glyphs: Glyphs = UNICODE, height: int | None = None, **changes: Any) -> str:
-    lines = build_lines(snapshot(**changes), width, glyphs, height)
+    lines = build_lines(snapshot(**changes), Canvas(width, glyphs), height)
     return "\n".join(line.plain for line in lines)
 
 
 @pytest.mark.parametrize("width", [20, 33, 59, 60, 80, 200])
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["unicode", "ascii"])
 def test_lines_fit_the_width_and_the_characters(width: int, glyphs: Glyphs) -> None:
-    lines = build_lines(snapshot(), width, glyphs)
+    lines = build_lines(snapshot(), Canvas(width, glyphs))
     assert max(line.cell_len for line in lines) <= width
     assert max(line.cell_len for line in lines) >= min(width, 100)
     text = "\n".join(line.plain for line in lines)
@@ -37,7 +37,7 @@ def test_lines_fit_the_width_and_the_characters(width: int, glyphs: Glyphs) -> N
 @pytest.mark.parametrize("height", range(1, 45))
 def test_lines_fit_the_height_and_say_what_is_omitted(height: int) -> None:
     for width in (20, 80):
-        lines = build_lines(snapshot(), width, UNICODE, height)
+        lines = build_lines(snapshot(), Canvas(width, UNICODE), height)
         assert len(lines) <= height
     text = texts(80, UNICODE, height)
     if height >= 12:

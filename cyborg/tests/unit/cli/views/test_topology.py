@@ -15,7 +15,7 @@ from cyborg.cli import app
 from cyborg.cli.common.rest import CommandError
 from cyborg.cli.views import inventory, svg
 from cyborg.cli.views.inventory import DeployableView, DeviceView, Handle, HostView, TopologyView
-from cyborg.cli.views.text import ASCII, UNICODE, Glyphs
+from cyborg.cli.views.text import ASCII, UNICODE, Canvas, Glyphs
 from cyborg.cli.views.topology import build_tree, parse_max_hosts, write_picture
 from cyborg.tests.fixtures.cli.cloud import UUIDS, ViewService
 from cyborg.tests.unit.cli.common.test_rest import rest, serving
@@ -92,7 +92,7 @@ def test_topology_prints_owners_health_and_numa_nodes(cyborg: Run) -> None:
 @pytest.mark.parametrize("width", [20, 59, 60, 200])
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["unicode", "ascii"])
 def test_tree_fits_the_width_and_the_characters(width: int, glyphs: Glyphs) -> None:
-    lines = build_tree(fetch(ViewService()), width, glyphs)
+    lines = build_tree(fetch(ViewService()), Canvas(width, glyphs))
     assert max(line.cell_len for line in lines) <= width
     text = "\n".join(line.plain for line in lines)
     assert text.isascii() is (glyphs is ASCII)

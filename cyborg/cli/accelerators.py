@@ -4,7 +4,6 @@
 ``--detail`` adds the status of their servers, fetched from Nova with the caller's token.
 """
 
-import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from cyborg.cli.common import base, formatting, listing, pci_ids
-from cyborg.cli.common.base import argument, field_argument
-from cyborg.cli.common.rest import Collection, CommandError, RestClient
+from cyborg.cli.common.base import Arguments, argument, field_argument
+from cyborg.cli.common.rest import Collection, CommandError, RestClient, Row
 from cyborg.cli.devices import DEVICES
 
 SERVICE = "compute"
@@ -158,7 +157,7 @@ LONG = formatting.columns_of(
 )
 
 
-def _format_row(row: Mapping[str, Any]) -> dict[str, Any]:
+def _format_row(row: Row) -> dict[str, Any]:
     return {
         **pci_ids.add_names(row),
         "address": formatting.format_address(row.get("attach_handle_info")),
@@ -200,7 +199,7 @@ class List(listing.Lister, of=ACCELERATORS):
         ),
     )
 
-    def take_action(self, args: argparse.Namespace) -> Any:
+    def take_action(self, args: Arguments) -> Any:
         """Return the table of accelerators."""
         rows = self.read_rows(args)
         if not args.detail:
@@ -237,7 +236,7 @@ class Update(base.Show, of=ACCELERATORS):
         ),
     )
 
-    def take_action(self, args: argparse.Namespace) -> Any:
+    def take_action(self, args: Arguments) -> Any:
         """Update the label and return the accelerator."""
         label = {key: value or None for key, value in self.read_fields(args).items()}
         if args.tag or args.no_tags:

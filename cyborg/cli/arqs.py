@@ -1,21 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """``cyborg arq-*``: accelerator requests (ARQs) from creation to release."""
 
-import argparse
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
 from cyborg.cli.common import base, formatting, listing
-from cyborg.cli.common.base import (
-    SERVICE_TOKEN,
-    Change,
-    ServiceTokenCommand,
-    argument,
-    field_argument,
-    plan,
-)
-from cyborg.cli.common.rest import Collection, CommandError
+from cyborg.cli.common.base import Arguments, argument, field_argument
+from cyborg.cli.common.rest import Collection, CommandError, Row
 from cyborg.cli.deployables import DEPLOYABLES
 
 SHORT = formatting.columns_of(
@@ -29,7 +21,7 @@ LONG = formatting.columns_of(
 )
 
 
-def _with_address(row: Mapping[str, Any]) -> dict[str, Any]:
+def _with_address(row: Row) -> dict[str, Any]:
     return {**row, "address": formatting.format_address(row.get("attach_handle_info"))}
 
 
@@ -46,7 +38,7 @@ class Create(listing.Lister, of=ARQS):
         field_argument("profile", to="device_profile_name", help="name of the device profile"),
     )
 
-    def read_rows(self, args: argparse.Namespace) -> Any:
+    def read_rows(self, args: Arguments) -> Any:
         """Create and return the requests."""
         return self.app.rest.call("POST", ARQS.path, self.read_fields(args))["arqs"]
 
@@ -76,7 +68,7 @@ def _patch(verb: str, fields: Mapping[str, str | None]) -> list[dict[str, str]]:
     ]
 
 
-class Bind(ServiceTokenCommand, listing.Lister, of=ARQS):
+class Bind(base.ServiceTokenCommand, listing.Lister, of=ARQS):
     """Bind requests to an instance: all of them or, if one fails, none."""
 
     ACTION = "bind"
@@ -97,10 +89,10 @@ class Bind(ServiceTokenCommand, listing.Lister, of=ARQS):
             help="id of the project of the instance, by default as in Placement; an administrator "
             "needs it for a device context if the instance has no allocation",
         ),
-        SERVICE_TOKEN,
+        base.SERVICE_TOKEN,
     )
 
-    def read_rows(self, args: argparse.Namespace) -> Any:
+    def read_rows(self, args: Arguments) -> Any:
         """Bind the requests with one call; return the requests of the instance."""
         providers = args.provider * len(args.arq) if len(args.provider) == 1 else args.provider
         if len(providers) != len(args.arq):
@@ -121,14 +113,14 @@ class Bind(ServiceTokenCommand, listing.Lister, of=ARQS):
         return ARQS.list_all(self.app.rest, instance=args.instance)
 
 
-class Unbind(ServiceTokenCommand, of=ARQS):
+class Unbind(base.ServiceTokenCommand, of=ARQS):
     """Unbind requests from their instance; they can be bound again."""
 
     ACTION = "unbind"
     OPTIONS = (base.DRY_RUN,)
-    ARGUMENTS = (argument("arq", nargs="+", help="uuid of a request"), SERVICE_TOKEN)
+    ARGUMENTS = (argument("arq", nargs="+", help="uuid of a request"), base.SERVICE_TOKEN)
 
-    def take_action(self, args: argparse.Namespace) -> None:
+    def take_action(self, args: Arguments) -> None:
         """Unbind the requests with one call."""
         fields = dict.fromkeys(("/hostname", "/device_rp_uuid", "/instance_uuid"))
         self.call(
@@ -136,7 +128,7 @@ class Unbind(ServiceTokenCommand, of=ARQS):
         )
 
 
-class Delete(ServiceTokenCommand, of=ARQS):
+class Delete(base.ServiceTokenCommand, of=ARQS):
     """Delete accelerator requests by uuid, or all requests of an instance."""
 
     ACTION = "delete"
@@ -144,18 +136,18 @@ class Delete(ServiceTokenCommand, of=ARQS):
     ARGUMENTS = (
         argument("arq", nargs="*", help="uuid of a request"),
         argument("--instance", help="delete all requests of this instance"),
-        SERVICE_TOKEN,
+        base.SERVICE_TOKEN,
     )
 
-    def preview(self, args: argparse.Namespace) -> Iterable[Change]:
+    def preview(self, args: Arguments) -> Iterable[base.Change]:
         """Return the requests."""
         _check_selection(args)
         if args.arq:
             return super().preview(args)
         rows = ARQS.list_all(self.app.rest, instance=args.instance)
-        return [plan(self.ACTION, ARQS.noun, row) for row in rows]
+        return [base.plan(self.ACTION, ARQS.noun, row) for row in rows]
 
-    def take_action(self, args: argparse.Namespace) -> None:
+    def take_action(self, args: Arguments) -> None:
         """Delete the requests with one call."""
         _check_selection(args)
         if args.arq:
@@ -165,6 +157,6 @@ class Delete(ServiceTokenCommand, of=ARQS):
         self.call(args, "DELETE", ARQS.path, None, params=query)
 
 
-def _check_selection(args: argparse.Namespace) -> None:
+def _check_selection(args: Arguments) -> None:
     if bool(args.arq) == bool(args.instance):
         raise CommandError("either uuids of requests or --instance is required")

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """``cyborg attach-instance``, ``attach-host``, ``detach-*`` and ``attachment-*``."""
 
-import argparse
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from functools import partial
 from typing import Any, ClassVar
 from urllib.parse import urlencode
 
 from cyborg.cli.accelerators import ACCELERATORS
 from cyborg.cli.common import base, formatting, listing
-from cyborg.cli.common.base import Change, argument, field_argument, plan
+from cyborg.cli.common.base import Arguments, Change, argument, field_argument, plan
 from cyborg.cli.common.progress import Progress
-from cyborg.cli.common.rest import Collection, CommandError
+from cyborg.cli.common.rest import Collection, CommandError, Row
 from cyborg.cli.device_contexts import CONTEXTS
 from cyborg.cli.terminal import tables
 from cyborg.core.attachments.attachment import (
@@ -30,7 +29,7 @@ LONG = formatting.columns_of(
 )
 
 
-def _format_row(row: Mapping[str, Any]) -> dict[str, Any]:
+def _format_row(row: Row) -> dict[str, Any]:
     """Add the column of what is attached: the name of a profile, or kind and uuid of an object.
 
     A host itself is shown in place of the instance.
@@ -103,7 +102,7 @@ class _Attach(base.WaitCommand, tables.ShowOne):
 
     OPTIONS = _WAIT
 
-    def take_action(self, args: argparse.Namespace) -> Any:
+    def take_action(self, args: Arguments) -> Any:
         """Start to attach, wait with --wait, and return the attachment."""
         row = self.app.rest.call("POST", ATTACHMENTS.path, self.read_fields(args))
         if args.wait:
@@ -159,7 +158,7 @@ class _Detach(base.WaitCommand):
     OPTIONS = (*_WAIT, base.DRY_RUN)
     TARGET: ClassVar[str]
 
-    def preview(self, args: argparse.Namespace) -> list[Change]:
+    def preview(self, args: Arguments) -> list[Change]:
         """Return the attachments."""
         _check_selection(args)
         rest, target = self.app.rest, getattr(args, self.TARGET)
@@ -172,7 +171,7 @@ class _Detach(base.WaitCommand):
         found = [row for row in rows if selected is None or row["uuid"] in selected]
         return [plan("detach", ATTACHMENTS.noun, row) for row in found]
 
-    def take_action(self, args: argparse.Namespace) -> None:
+    def take_action(self, args: Arguments) -> None:
         """Start to detach, and wait with --wait."""
         _check_selection(args)
         target = getattr(args, self.TARGET)
@@ -253,7 +252,7 @@ class DetachHost(_Detach, of=ATTACHMENTS):
     ARGUMENTS = (_HOST, *_ATTACHED)
 
 
-def _check_selection(args: argparse.Namespace) -> None:
+def _check_selection(args: Arguments) -> None:
     """Raise CommandError if the arguments do not select attachments."""
     for name in ("attachment", "accelerator"):
         if getattr(args, name) == "":
@@ -262,13 +261,13 @@ def _check_selection(args: argparse.Namespace) -> None:
         raise CommandError("give either --attachment or --accelerator, not both")
 
 
-def _measure(row: Mapping[str, Any]) -> Progress:
+def _measure(row: Row) -> Progress:
     is_working = row["state"] == AttachmentState.ATTACHING
     pending = f"attachment {row['uuid']} is {row['state']}: {row['error'] or row['step']}"
     return Progress(0, 0, pending if is_working else None, [_describe(row)] if is_working else [])
 
 
-def _measure_detach(target: str, selected: Set[str] | None, page: Mapping[str, Any]) -> Progress:
+def _measure_detach(target: str, selected: Set[str] | None, page: Row) -> Progress:
     rows = [
         row
         for row in page["attachments"]
@@ -283,15 +282,15 @@ def _measure_detach(target: str, selected: Set[str] | None, page: Mapping[str, A
     return Progress(0, 0, f"{name} has {len(rows)} attachments: {lines[0]}", lines)
 
 
-def _target(row: Mapping[str, Any]) -> str:
+def _target(row: Row) -> str:
     """Return the uuid of the server, or the name of the host, that has an attachment."""
     return str(row["instance_uuid"] or row["hostname"])
 
 
-def _describe(row: Mapping[str, Any]) -> str:
+def _describe(row: Row) -> str:
     verb = "undoing" if row["state"] == AttachmentState.ATTACHING and _is_undo(row) else "step"
     return f"{verb} {row['step']}" + (f": {row['error']}" if row["error"] else "")
 
 
-def _is_undo(row: Mapping[str, Any]) -> bool:
+def _is_undo(row: Row) -> bool:
     return row["step"] is not None and Step(row["step"]) in RELEASE_STEPS

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """``cyborg audit``: differences between hardware, database, Placement and Nova."""
 
-import argparse
-from collections.abc import Mapping
 from typing import Any
 
 from cliff import lister
 
 from cyborg.cli.common import base, formatting, listing
-from cyborg.cli.common.base import field_argument
+from cyborg.cli.common.base import Arguments, field_argument
 from cyborg.cli.common.progress import Progress
-from cyborg.cli.common.rest import Collection
+from cyborg.cli.common.rest import Collection, Row
 from cyborg.cli.terminal import tables
 
 EXIT_CONSISTENT, EXIT_DIFFERENCES, EXIT_FAILED = 0, 1, 2
@@ -18,7 +16,7 @@ SHORT = formatting.columns_of("host, kind, explanation, repair_status=Repaired")
 LONG = formatting.columns_of("object, advice", after=SHORT)
 
 
-def _format_finding(finding: Mapping[str, Any]) -> dict[str, Any]:
+def _format_finding(finding: Row) -> dict[str, Any]:
     """Return the finding with its repair status as text.
 
     The text is ``yes`` with the repair that was done, ``no`` with the error if there is one, or
@@ -50,7 +48,7 @@ class Audit(base.WaitCommand, listing.Lister, of=AUDITS):
         base.within_argument(3600.0, "maximum time to wait (3600); the audit continues after it"),
     )
 
-    def run(self, parsed_args: argparse.Namespace) -> int:
+    def run(self, parsed_args: Arguments) -> int:
         """Run the audit, show the result and return the exit status."""
         try:
             return super().run(parsed_args)
@@ -59,7 +57,7 @@ class Audit(base.WaitCommand, listing.Lister, of=AUDITS):
             self.app.LOG.error(exc, exc_info=self.app.options.debug)
             return EXIT_FAILED
 
-    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+    def take_action(self, parsed_args: Arguments) -> Any:
         """Start the audit, wait for its end and return the findings."""
         started = self.app.rest.call("POST", AUDITS.path, self.read_fields(parsed_args))
         path = AUDITS.object_path(started["uuid"])
@@ -78,7 +76,7 @@ class Audit(base.WaitCommand, listing.Lister, of=AUDITS):
         # Scripts get all fields; for people the advice is below the table.
         return self.build_rows(parsed_args, audit["findings"])
 
-    def produce_output(self, parsed_args: argparse.Namespace, column_names: Any, data: Any) -> int:
+    def produce_output(self, parsed_args: Arguments, column_names: Any, data: Any) -> int:
         """Print the table, wrapped to the terminal width, and the summary."""
         rows = list(data)
         self._generate_columns_and_selector(parsed_args, column_names)
@@ -94,13 +92,13 @@ class Audit(base.WaitCommand, listing.Lister, of=AUDITS):
         return int(status)
 
 
-def _measure(audit: Mapping[str, Any]) -> Progress:
+def _measure(audit: Row) -> Progress:
     done, total = audit["hosts_done"], audit["hosts_total"]
     pending = f"audit {audit['uuid']} has completed {done} of {total} hosts"
     return Progress(done, total, None if audit["state"] in ("DONE", "FAILED") else pending)
 
 
-def format_summary(audit: Mapping[str, Any]) -> list[str]:
+def format_summary(audit: Row) -> list[str]:
     """Return a text with the numbers of hosts and differences, and the advice for each kind."""
     findings = audit["findings"]
     hosts = f"{audit['hosts_done']} host{'s' * (audit['hosts_done'] != 1)} compared"

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``cyborg device-custody``: who held the handles of a device, and how they were cleaned."""
 
-import argparse
 import json
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -9,8 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cyborg.cli.common import formatting, listing
-from cyborg.cli.common.base import argument, field_argument
-from cyborg.cli.common.rest import Collection, CommandError, RestClient
+from cyborg.cli.common.base import Arguments, argument, field_argument
+from cyborg.cli.common.rest import Collection, CommandError, RestClient, Row
 from cyborg.cli.devices import DEVICES
 from cyborg.core.custody import (
     Event,
@@ -35,7 +34,7 @@ T = TypeVar("T")
 _OWN_COLUMNS = ("arq", "instance", "project", "handle")
 
 
-def show_details(details: Mapping[str, Any] | None) -> formatting.Text:
+def show_details(details: Row | None) -> formatting.Text:
     """Return a cell with the details that have no column of their own, in one line.
 
     The first is the address of the handle, the others are ``name=value``.
@@ -50,7 +49,7 @@ def show_details(details: Mapping[str, Any] | None) -> formatting.Text:
     return formatting.Text(details, text)
 
 
-def _format_row(row: Mapping[str, Any]) -> dict[str, Any]:
+def _format_row(row: Row) -> dict[str, Any]:
     details = row["details"]
     owner = {name: details.get(name) for name in _OWN_COLUMNS}
     return {**row, **owner, "details": show_details(details)}
@@ -92,7 +91,7 @@ class Custody(listing.Lister, of=CUSTODY):
         argument("--export-anchor", metavar="FILE", help="write the last hash to a new file"),
     )
 
-    def read_rows(self, args: argparse.Namespace) -> list[dict[str, Any]]:
+    def read_rows(self, args: Arguments) -> list[dict[str, Any]]:
         """Return the records; none without a device."""
         rest = self.app.rest
         if (args.key_file or args.anchor) and not args.verify:
@@ -106,11 +105,11 @@ class Custody(listing.Lister, of=CUSTODY):
         path = _path(DEVICES.find_uuid(rest, args.device))
         return rest.list_all(path, "custody", **self.read_fields(args))
 
-    def produce_output(self, parsed_args: argparse.Namespace, *output: Any) -> int:
+    def produce_output(self, parsed_args: Arguments, *output: Any) -> int:
         """Print the records; without a device there are none to print."""
         return super().produce_output(parsed_args, *output) if parsed_args.device else 0
 
-    def _check_logs(self, rest: RestClient, args: argparse.Namespace) -> None:
+    def _check_logs(self, rest: RestClient, args: Arguments) -> None:
         keys = _read_file(args.key_file, parse_keys) if args.key_file else None
         anchors = _read_file(args.anchor, parse_anchors) if args.anchor else {}
         if args.device:
@@ -206,7 +205,7 @@ def _read_head(rest: RestClient, device: str) -> Head | None:
     return Head(device, tip, base, chain.get("signature"))
 
 
-def _to_sealed_record(row: Mapping[str, Any]) -> SealedRecord:
+def _to_sealed_record(row: Row) -> SealedRecord:
     time = datetime.fromisoformat(row["recorded_at"]).astimezone(UTC).replace(tzinfo=None)
     record = Record(
         uuid=row["uuid"],

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """``cyborg deployable-*`` and ``attribute-*``: each deployable is one resource provider."""
 
-import argparse
-from collections.abc import Mapping
 from typing import Any
 
 from cyborg.cli.common import base, formatting, listing
-from cyborg.cli.common.base import argument, field_argument
-from cyborg.cli.common.rest import Collection
+from cyborg.cli.common.base import Arguments, argument, field_argument
+from cyborg.cli.common.rest import Collection, Row
 from cyborg.cli.jobs import JOBS, WAIT_ARGUMENTS, describe_failure, job_progress
 from cyborg.core.jobs.job import JobKind, JobState
 
@@ -21,7 +19,7 @@ LONG = formatting.columns_of(
 )
 
 
-def _format_row(row: Mapping[str, Any]) -> dict[str, Any]:
+def _format_row(row: Row) -> dict[str, Any]:
     placement = row.get("placement") or {}
     status = placement.get("status")
     return {
@@ -50,7 +48,7 @@ class DeployableProgram(base.WaitCommand, base.Show, of=DEPLOYABLES):
         *WAIT_ARGUMENTS,
     )
 
-    def take_action(self, args: argparse.Namespace) -> Any:
+    def take_action(self, args: Arguments) -> Any:
         """Start the job, wait with --wait, and return the deployable."""
         (uuid,) = self.find_uuids(args)
         path = DEPLOYABLES.object_path(uuid)

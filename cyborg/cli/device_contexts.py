@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """``cyborg device-context-*``: requests for accelerators, independent of servers."""
 
-import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from cyborg.cli import device_profiles
 from cyborg.cli.common import base, formatting, listing
-from cyborg.cli.common.base import SERVICE_TOKEN, ServiceTokenCommand, argument, field_argument
-from cyborg.cli.common.rest import Collection, CommandError
+from cyborg.cli.common.base import Arguments, argument, field_argument
+from cyborg.cli.common.rest import Collection, CommandError, Row
 from cyborg.cli.device_profiles import parse_group
 
 SHORT = formatting.columns_of("uuid, name, state, groups, instance_uuid=Instance, hostname=Host")
@@ -39,7 +38,7 @@ _CONFIG_DATA = argument(
 )
 
 
-def _read_config_data(args: argparse.Namespace) -> dict[str, str]:
+def _read_config_data(args: Arguments) -> dict[str, str]:
     """Return the config data. Raise CommandError for a duplicate key."""
     pairs = dict(args.config_data)
     if len(pairs) != len(args.config_data):
@@ -96,7 +95,7 @@ class Create(base.Create, of=CONTEXTS):
         """Return the formatter that prints a value alone, for scripts."""
         return "value"
 
-    def take_action(self, args: argparse.Namespace) -> Any:
+    def take_action(self, args: Arguments) -> Any:
         """Create the context and return it, or its uuid alone."""
         fields = self.read_fields(args)
         for name in ("resources", "groups", "device_profile"):
@@ -132,7 +131,7 @@ class Show(base.Show, of=CONTEXTS):
 
     ARGUMENTS = (argument("context", help="name or uuid of the context"),)
 
-    def take_action(self, args: argparse.Namespace) -> Any:
+    def take_action(self, args: Arguments) -> Any:
         """Return the context."""
         row = self.app.rest.call("GET", self.find_path(args))
         arqs = [arq["uuid"] for arq in row["arqs"]]
@@ -161,7 +160,7 @@ class Set(base.Show, of=CONTEXTS):
         ),
     )
 
-    def take_action(self, args: argparse.Namespace) -> Any:
+    def take_action(self, args: Arguments) -> Any:
         """Change the context and return it."""
         changes = {key: value or None for key, value in self.read_fields(args).items()}
         if args.config_data or args.no_config_data:
@@ -222,7 +221,7 @@ class Candidates(listing.Lister, of=CONTEXT_CANDIDATES):
         argument("--explain", action="store_true", help="explain why other providers are none"),
     )
 
-    def read_rows(self, args: argparse.Namespace) -> list[dict[str, Any]]:
+    def read_rows(self, args: Arguments) -> list[dict[str, Any]]:
         """Return the candidates, followed by the other providers."""
         params = self.read_fields(args) | ({"explain": 1} if args.explain else {})
         path = f"{self.find_path(args)}/allocation_candidates"
@@ -233,7 +232,7 @@ class Candidates(listing.Lister, of=CONTEXT_CANDIDATES):
         return [*_candidate_rows(found), *_rejected_rows(found)]
 
 
-def _candidate_rows(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _candidate_rows(found: Row) -> Iterator[dict[str, Any]]:
     for candidate in found["allocation_candidates"]:
         for group, providers in sorted(
             candidate["mappings"].items(), key=lambda item: int(item[0])
@@ -247,7 +246,7 @@ def _candidate_rows(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 }
 
 
-def _rejected_rows(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _rejected_rows(found: Row) -> Iterator[dict[str, Any]]:
     for provider in found.get("rejected_providers", ()):
         for group in provider["groups"]:
             yield {
@@ -283,12 +282,12 @@ def _mapping_argument(more: str = "", **options: Any) -> base.Argument:
     )
 
 
-class _LeaseCommand(ServiceTokenCommand, base.Show, of=CONTEXTS):
+class _LeaseCommand(base.ServiceTokenCommand, base.Show, of=CONTEXTS):
     """Base of the commands that claim or release the handles of a context."""
 
     CALL: str
 
-    def take_action(self, args: argparse.Namespace) -> Any:
+    def take_action(self, args: Arguments) -> Any:
         """Call the action and return the context."""
         body: dict[str, Any] | None = self.read_fields(args)
         if mappings := getattr(args, "mappings", None):
@@ -312,7 +311,7 @@ class PreBind(_LeaseCommand, of=CONTEXTS):
             "--lease-seconds", type=int, metavar="SECONDS", help="time until the lease ends"
         ),
         field_argument("--epoch", type=int, help="renew the lease with this epoch"),
-        SERVICE_TOKEN,
+        base.SERVICE_TOKEN,
     )
 
 
@@ -326,7 +325,7 @@ class Bind(_LeaseCommand, of=CONTEXTS):
         field_argument("--instance", to="instance_uuid", required=True, help="uuid of the server"),
         _mapping_argument("; not needed with a lease"),
         field_argument("--epoch", type=int, help="epoch of the lease"),
-        SERVICE_TOKEN,
+        base.SERVICE_TOKEN,
     )
 
 
@@ -341,5 +340,5 @@ class Unbind(_LeaseCommand, of=CONTEXTS):
         _CONTEXT,
         field_argument("--epoch", type=int, help="epoch of the lease or of the bind"),
         field_argument("--instance", to="instance_uuid", help="uuid of the server"),
-        SERVICE_TOKEN,
+        base.SERVICE_TOKEN,
     )

@@ -3,12 +3,12 @@
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from cyborg.cli.common import base, formatting, listing
 from cyborg.cli.common.base import argument, field_argument
-from cyborg.cli.common.rest import Collection
+from cyborg.cli.common.rest import Collection, Row
 
 
 def parse_group(text: str) -> dict[str, str]:
@@ -159,7 +159,7 @@ class Capacity(listing.Lister, of=CAPACITIES):
         return [_capacity_row(row) for row in rows]
 
 
-def summary_rows(explanation: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def summary_rows(explanation: Row) -> Iterator[dict[str, Any]]:
     """Yield the rows of an explanation with numbers of providers, as the command shows them."""
     if len(explanation["groups"]) > 1:
         hosts = explanation["fitting_hosts"]
@@ -174,7 +174,7 @@ def summary_rows(explanation: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield from _failure_rows(explanation)
 
 
-def _provider_rows(explanation: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _provider_rows(explanation: Row) -> Iterator[dict[str, Any]]:
     for provider in explanation["providers"]:
         owners = provider["owners"]
         text = ", ".join(row["instance_uuid"] or row["arq_uuid"] for row in owners)
@@ -184,7 +184,7 @@ def _provider_rows(explanation: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield from _failure_rows(explanation)
 
 
-def _failure_rows(explanation: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _failure_rows(explanation: Row) -> Iterator[dict[str, Any]]:
     """Yield the reasons of the last failure of a device context."""
     failure = explanation["last_failure"]
     if failure is None:
@@ -201,7 +201,7 @@ def _failure_rows(explanation: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         }
 
 
-def _capacity_row(row: Mapping[str, Any]) -> dict[str, Any]:
+def _capacity_row(row: Row) -> dict[str, Any]:
     servers = row["servers"]
     losses = {loss["code"]: loss["handles"] for loss in row["losses"]}
     return {

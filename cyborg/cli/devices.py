@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """``cyborg device-*``: devices that the agents discovered, and how they are partitioned."""
 
-import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from cyborg.cli.common import base, formatting, listing, pci_ids, progress
-from cyborg.cli.common.base import Change, argument, field_argument, plan
-from cyborg.cli.common.rest import Collection, CommandError
+from cyborg.cli.common.base import Arguments, Change, argument, field_argument, plan
+from cyborg.cli.common.rest import Collection, CommandError, Row
 from cyborg.cli.jobs import JOBS, WAIT_ARGUMENTS, job_progress
 from cyborg.core.inventory.device import NOT_OFFERED, DeviceType
 from cyborg.core.jobs.job import JobState
@@ -23,7 +22,7 @@ LONG = formatting.columns_of(
 )
 
 
-def format_schedulable(row: Mapping[str, Any]) -> str:
+def format_schedulable(row: Row) -> str:
     """Return whether Placement offers a device, with the reason if it does not.
 
     >>> format_schedulable({"state": "maintaining", "placement": "in_sync"})
@@ -48,11 +47,11 @@ def format_schedulable(row: Mapping[str, Any]) -> str:
     return f"no: {reason}" if placement == "in_sync" else f"closing: {reason}"
 
 
-def _format_row(row: Mapping[str, Any]) -> dict[str, Any]:
+def _format_row(row: Row) -> dict[str, Any]:
     return {**pci_ids.add_names(row), "schedulable": format_schedulable_until(row)}
 
 
-def format_schedulable_until(row: Mapping[str, Any]) -> str:
+def format_schedulable_until(row: Row) -> str:
     """Return ``format_schedulable``, then the end of the maintenance window and its drain status.
 
     >>> window = {"until": "2030-01-31T14:00:00+00:00", "owned": 2, "cleaning": 0}
@@ -154,7 +153,7 @@ class DeviceMaintain(base.Command, of=DEVICES):
         argument("--end", action="store_true", help="end the window now"),
     )
 
-    def take_action(self, args: argparse.Namespace) -> None:
+    def take_action(self, args: Arguments) -> None:
         """Set or delete the window. Raise CommandError."""
         fields = self.read_fields(args)
         if args.end == ("until" in fields):
@@ -186,7 +185,7 @@ class LayoutList(listing.Lister, of=LAYOUTS):
 
     ARGUMENTS = (argument("device", help="uuid or address of the device, or HOST/ADDRESS"),)
 
-    def read_rows(self, args: argparse.Namespace) -> list[dict[str, Any]]:
+    def read_rows(self, args: Arguments) -> list[dict[str, Any]]:
         """Return the layouts."""
         path = DEVICES.object_path(DEVICES.find_uuid(self.app.rest, args.device))
         found = self.app.rest.call("GET", f"{path}/layout")
@@ -222,14 +221,14 @@ class LayoutSet(base.WaitCommand, listing.Lister, of=RESULTS):
         ),
     )
 
-    def preview(self, args: argparse.Namespace) -> list[Change]:
+    def preview(self, args: Arguments) -> list[Change]:
         """Return the devices. Raise CommandError if there is none."""
         devices = self._find_devices(args)
         if not devices:
             raise _no_device(args)
         return [plan(f"set layout {args.layout} of", "device", row) for row in devices]
 
-    def take_action(self, args: argparse.Namespace) -> Any:
+    def take_action(self, args: Arguments) -> Any:
         """Start the jobs, wait with --wait, and return a row for each device."""
         rows = [self._start(args, device) for device in self._find_devices(args)]
         if args.wait:
@@ -240,7 +239,7 @@ class LayoutSet(base.WaitCommand, listing.Lister, of=RESULTS):
             self._status = 1
         return self.build_rows(args, rows)
 
-    def _find_devices(self, args: argparse.Namespace) -> Sequence[Mapping[str, Any]]:
+    def _find_devices(self, args: Arguments) -> Sequence[Row]:
         """Return the devices to change: the given devices, or those that the options select.
 
         The options select only devices that can have the layout.
@@ -260,7 +259,7 @@ class LayoutSet(base.WaitCommand, listing.Lister, of=RESULTS):
             if args.model in (None, device["model"]) and args.layout in device["layouts"]
         ]
 
-    def _start(self, args: argparse.Namespace, device: Mapping[str, Any]) -> dict[str, Any]:
+    def _start(self, args: Arguments, device: Row) -> dict[str, Any]:
         """Start the job of a device; return its row."""
         row = {
             "device": device["uuid"],
@@ -290,5 +289,5 @@ class LayoutSet(base.WaitCommand, listing.Lister, of=RESULTS):
         return {**row, "state": job["state"], "error": error}
 
 
-def _no_device(args: argparse.Namespace) -> CommandError:
+def _no_device(args: Arguments) -> CommandError:
     return CommandError(f"no matching device can have the layout {args.layout}")

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``cyborg driver-*`` and ``{install,uninstall,update}-driver``: drivers and their backends."""
 
-import argparse
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -9,15 +8,15 @@ from urllib.parse import urlencode
 
 from cyborg.cli import services
 from cyborg.cli.common import base, formatting, listing
-from cyborg.cli.common.base import Change, argument, field_argument
+from cyborg.cli.common.base import Arguments, Change, argument, field_argument
 from cyborg.cli.common.formatting import Text
-from cyborg.cli.common.rest import Collection, CommandError
+from cyborg.cli.common.rest import Collection, CommandError, Row
 from cyborg.cli.jobs import WAIT_ARGUMENTS, JobCommand, target_arguments
 from cyborg.core.inventory.device import DeviceType
 from cyborg.core.text import sanitize
 
 
-def show_hosts(hosts: Sequence[Mapping[str, Any]], *, remarks: bool = False) -> Text:
+def show_hosts(hosts: Sequence[Row], *, remarks: bool = False) -> Text:
     """Return a cell with the hosts of a driver: a line for each backend with its error.
 
     With ``remarks``, lines with those on the configuration of the backend follow.
@@ -40,14 +39,14 @@ def summarize_statuses(numbers: Mapping[str, int], value: Any = None) -> Text:
     return Text(numbers if value is None else value, text)
 
 
-def summarize_hosts(hosts: Sequence[Mapping[str, Any]]) -> Text:
+def summarize_hosts(hosts: Sequence[Row]) -> Text:
     """Return a cell with the backends of a driver: the name of the only one, or numbers."""
     if len(hosts) == 1:
         return Text(hosts, _format_host({**hosts[0], "error": None}))
     return summarize_statuses(Counter(host["status"] for host in hosts), hosts)
 
 
-def show_options(options: Sequence[Mapping[str, Any]]) -> Text:
+def show_options(options: Sequence[Row]) -> Text:
     """Return a cell with a line for each option of a driver."""
     lines = (
         f"{o['name']} ({o['kind']}, {formatting.to_text(o['default']) or 'unset'}"
@@ -57,7 +56,7 @@ def show_options(options: Sequence[Mapping[str, Any]]) -> Text:
     return Text(options, "\n".join(lines))
 
 
-def show_settings(backends: Sequence[Mapping[str, Any]]) -> Text:
+def show_settings(backends: Sequence[Row]) -> Text:
     """Return a cell with a line for each option of the backends of one host, with its source."""
     lines = (
         f"{backend['backend']}: {option['name']} = "
@@ -68,7 +67,7 @@ def show_settings(backends: Sequence[Mapping[str, Any]]) -> Text:
     return Text(backends, "\n".join(lines))
 
 
-def hosts_with_status(driver: Mapping[str, Any]) -> list[dict[str, Any]]:
+def hosts_with_status(driver: Row) -> list[dict[str, Any]]:
     """Return the hosts of a driver, with the status UNKNOWN if the agent is down."""
     return [
         {**host, "status": services.effective_status(host["status"], host["state"])}
@@ -76,7 +75,7 @@ def hosts_with_status(driver: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _format_host(host: Mapping[str, Any]) -> str:
+def _format_host(host: Row) -> str:
     backend = f" ({host['backend']})" if host["backend"] else ""
     text = f"{host['host']}{backend} {host['status']}"
     if host["desired_status"] in ("disabled", "absent"):
@@ -136,7 +135,7 @@ class List(listing.Lister, of=DRIVERS):
         ),
     )
 
-    def take_action(self, args: argparse.Namespace) -> Any:
+    def take_action(self, args: Arguments) -> Any:
         """Return the table of drivers."""
         show = show_hosts if args.long else summarize_hosts
         rows = self.read_rows(args)
@@ -162,7 +161,7 @@ class Show(base.Show, of=DRIVERS):
         ),
     )
 
-    def take_action(self, args: argparse.Namespace) -> Any:
+    def take_action(self, args: Arguments) -> Any:
         """Return the driver."""
         path = self.find_path(args)
         row = self.app.rest.read_whole(path, "hosts", **self.read_fields(args))
@@ -181,7 +180,7 @@ class _DriverJob(JobCommand, of=DRIVERS):
 
     OPTIONS = (*WAIT_ARGUMENTS, base.DRY_RUN)
 
-    def preview(self, args: argparse.Namespace) -> Iterator[Change]:
+    def preview(self, args: Arguments) -> Iterator[Change]:
         """Yield the backends. Raise CommandError if there is none."""
         rest, path = self.app.rest, self.find_path(args)
         pages = [rest.read_whole(path, "hosts", host=host) for host in args.host or (None,)]
@@ -194,7 +193,7 @@ class _DriverJob(JobCommand, of=DRIVERS):
             raise CommandError(f"no host has such a backend of driver {pages[0]['name']}")
         yield from changes
 
-    def find_backends(self, args: argparse.Namespace, driver: Mapping[str, Any]) -> Iterator[str]:
+    def find_backends(self, args: Arguments, driver: Row) -> Iterator[str]:
         """Yield the backends to change as text, such as ``gpus on compute-1 (READY)``."""
         for host in hosts_with_status(driver):
             name = host["backend"]
@@ -215,14 +214,14 @@ class Install(_DriverJob):
         CONFIG,
     )
 
-    def find_backends(self, args: argparse.Namespace, driver: Mapping[str, Any]) -> Iterator[str]:
+    def find_backends(self, args: Arguments, driver: Row) -> Iterator[str]:
         """Yield the new backend of each host."""
         name = args.backend or driver["name"]
         # A host has an entry for each backend of the driver.
         for host in dict.fromkeys(entry["host"] for entry in driver["hosts"]):
             yield f"{name} on {host}"
 
-    def start_job(self, args: argparse.Namespace) -> Mapping[str, Any]:
+    def start_job(self, args: Arguments) -> Row:
         """Start the job that installs the driver, and return it."""
         body = {"driver": self.find_uuids(args)[0], **self.read_fields(args)}
         if args.config:
@@ -249,7 +248,7 @@ class Uninstall(_DriverJob):
         ),
     )
 
-    def start_job(self, args: argparse.Namespace) -> Mapping[str, Any]:
+    def start_job(self, args: Arguments) -> Row:
         """Start the job that uninstalls the driver, and return it."""
         query = [("host", host) for host in args.host or ()]
         query += [("backend", args.backend)] if args.backend is not None else []
@@ -293,11 +292,11 @@ class Update(_DriverJob):
         ),
     )
 
-    def start_job(self, args: argparse.Namespace) -> Mapping[str, Any]:
+    def start_job(self, args: Arguments) -> Row:
         """Start the job that updates the backends, and return it."""
         change: dict[str, Any] = {}
         if args.config or args.unset:
-            values: Mapping[str, Any] = collect_options(args.config)
+            values: Row = collect_options(args.config)
             # Their order on the command line is lost, so that neither could win.
             if conflicts := sorted(set(args.unset) & set(values)):
                 raise CommandError(

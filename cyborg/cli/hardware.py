@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """``cyborg hardware-*``: all devices of the hosts as last reported by the agents."""
 
-import argparse
-from collections.abc import Mapping
 from typing import Any
 
 from cyborg.cli.common import formatting, listing, pci_ids
-from cyborg.cli.common.base import argument, field_argument
+from cyborg.cli.common.base import Arguments, argument, field_argument
 from cyborg.cli.common.formatting import Text
-from cyborg.cli.common.rest import Collection
+from cyborg.cli.common.rest import Collection, Row
 from cyborg.cli.devices import DEVICES
 from cyborg.cli.jobs import JobCommand
 
@@ -20,7 +18,7 @@ LONG = formatting.columns_of(
 )
 
 
-def show_specs(specs: Mapping[str, Any] | None) -> Text:
+def show_specs(specs: Row | None) -> Text:
     """Return a cell with number and type of the accelerators of a device, and capabilities."""
     found = specs or {}
     text = f"{found.get('num', 0)} {found.get('device_type', '')}".strip()
@@ -29,14 +27,14 @@ def show_specs(specs: Mapping[str, Any] | None) -> Text:
     return Text(specs, f"{text}: {functions}" if functions else text)
 
 
-def show_status(status: Mapping[str, Any], not_offered: str | None = None) -> Text:
+def show_status(status: Row, not_offered: str | None = None) -> Text:
     """Return a cell with the reasons why a device cannot be attached, or the text ``ready``."""
     reasons = [key.replace("_", " ") for key, active in status.items() if active]
     text = f"not offered: {not_offered}" if not_offered else ", ".join(reasons) or "ready"
     return Text(status, text)
 
 
-def _status(row: Mapping[str, Any]) -> Text:
+def _status(row: Row) -> Text:
     conditions = {"unhealthy": row.get("health") == "unhealthy", "host_down": row.get("host_down")}
     status = {
         **(row.get("acc_status") or {}),
@@ -45,7 +43,7 @@ def _status(row: Mapping[str, Any]) -> Text:
     return show_status(status, row.get("not_offered"))
 
 
-def _format_row(row: Mapping[str, Any]) -> dict[str, Any]:
+def _format_row(row: Row) -> dict[str, Any]:
     return {
         **pci_ids.add_names(row),
         "acc_specs": show_specs(row["acc_specs"]),
@@ -80,7 +78,7 @@ class Adopt(JobCommand, of=HARDWARE):
         ),
     )
 
-    def start_job(self, args: argparse.Namespace) -> Mapping[str, Any]:
+    def start_job(self, args: Arguments) -> Row:
         """Adopt the device and return the job."""
         return self.call("POST", HARDWARE.path, self.read_fields(args))
 
@@ -90,7 +88,7 @@ class Release(JobCommand, of=HARDWARE):
 
     ARGUMENTS = (argument("hardware", help="uuid or address of the device, or HOST/ADDRESS"),)
 
-    def start_job(self, args: argparse.Namespace) -> Mapping[str, Any]:
+    def start_job(self, args: Arguments) -> Row:
         """Release the device and return the job."""
         uuid = DEVICES.find_uuid(self.app.rest, args.hardware)
         return self.call("DELETE", HARDWARE.object_path(uuid))

@@ -4,14 +4,13 @@
 Commands that start a job, show it and optionally wait for its end are JobCommands.
 """
 
-import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from cyborg.cli.common import base, formatting, listing
-from cyborg.cli.common.base import Argument, argument, field_argument
+from cyborg.cli.common.base import Argument, Arguments, argument, field_argument
 from cyborg.cli.common.progress import Progress
-from cyborg.cli.common.rest import Collection
+from cyborg.cli.common.rest import Collection, Row
 from cyborg.cli.terminal import tables
 from cyborg.core.drivers.rollout import FAILED_STATES, FINAL_STATES, Kind, StepState
 from cyborg.core.jobs.job import JobKind, JobState
@@ -29,7 +28,7 @@ LONG = formatting.columns_of("created_at, updated_at, attempts, error", after=SH
 DETAIL = formatting.columns_of("steps", after=LONG)
 
 
-def _format_row(job: Mapping[str, Any]) -> dict[str, Any]:
+def _format_row(job: Row) -> dict[str, Any]:
     activity = job.get("activity")
     text = str(parse_activity(activity) or "")
     return {**job, "activity": formatting.Text(activity, text)}
@@ -38,13 +37,13 @@ def _format_row(job: Mapping[str, Any]) -> dict[str, Any]:
 JOBS = Collection("/jobs", SHORT, LONG, format_row=_format_row)
 
 
-def format_step(step: Mapping[str, Any]) -> str:
+def format_step(step: Row) -> str:
     """Return the state of one backend on one host."""
     error = f": {sanitize(step['error'])}" if step["error"] else ""
     return f"{step['host']} ({step['backend']}) {step['state']}{error}"
 
 
-def describe_failure(job: Mapping[str, Any]) -> str:
+def describe_failure(job: Row) -> str:
     """Return why and on which hosts a job failed."""
     failures = [format_step(step) for step in job["steps"] if step["state"] in FAILED_STATES]
     shown = [join_limited(failures, MAX_HOSTS, separator="; ")] if failures else []
@@ -56,7 +55,7 @@ def describe_failure(job: Mapping[str, Any]) -> str:
     return f"job {job['uuid']} ({job['kind']} {job['subject']}) {job['state']}: {reasons}"
 
 
-def build_job(job: Mapping[str, Any]) -> Any:
+def build_job(job: Row) -> Any:
     """Return the headings and values of a job."""
     steps = formatting.Text(job["steps"], "\n".join(map(format_step, job["steps"] or ())))
     return formatting.build_object(DETAIL, {**_format_row(job), "steps": steps})
@@ -81,7 +80,7 @@ class JobShow(base.Show, of=JOBS):
         field_argument("--step-state", choices=STEP_STATES, help="only the steps in this state"),
     )
 
-    def take_action(self, args: argparse.Namespace) -> Any:
+    def take_action(self, args: Arguments) -> Any:
         """Return the job."""
         path, filters = self.find_path(args), self.read_fields(args)
         return build_job(self.app.rest.read_whole(path, "steps", **filters))
@@ -101,7 +100,7 @@ STARTED = formatting.columns_of("uuid, kind, state")
 WAIT_ARGUMENTS = base.wait_arguments("the job has ended", 3600.0, "; the job continues after it")
 
 
-def job_progress(job: Mapping[str, Any]) -> Progress:
+def job_progress(job: Row) -> Progress:
     """Return the progress of a job, with one line for each of its steps that has started.
 
     The progress of a job without backends is its activity on its host.
@@ -126,16 +125,16 @@ class JobCommand(base.WaitCommand, tables.ShowOne):
 
     OPTIONS: Sequence[Argument] = WAIT_ARGUMENTS
 
-    def start_job(self, args: argparse.Namespace) -> Mapping[str, Any]:
+    def start_job(self, args: Arguments) -> Row:
         """Start the job and return it. Raise CommandError."""
         raise NotImplementedError
 
-    def call(self, method: str, path: str, body: Any = None) -> Mapping[str, Any]:
+    def call(self, method: str, path: str, body: Any = None) -> Row:
         """Call the service and return its response, which is the job."""
-        job: Mapping[str, Any] = self.app.rest.call(method, path, body)
+        job: Row = self.app.rest.call(method, path, body)
         return job
 
-    def take_action(self, args: argparse.Namespace) -> Any:
+    def take_action(self, args: Arguments) -> Any:
         """Start the job, wait with --wait, and return the job."""
         started = self.start_job(args)
         if not args.wait:

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """``cyborg limits-show``: the limits of a project and their usage."""
 
-import argparse
 from typing import Any
 from urllib.parse import quote
 
 from cyborg.cli.common import formatting, listing
-from cyborg.cli.common.base import field_argument
+from cyborg.cli.common.base import Arguments, field_argument
 from cyborg.cli.common.listing import WATCH
 from cyborg.cli.common.rest import Collection, CommandError, RestClient
 from cyborg.core.binding.limits import UNLIMITED
@@ -66,7 +65,7 @@ class Show(listing.Lister, of=LIMITS):
         ),
     )
 
-    def read_rows(self, args: argparse.Namespace) -> list[dict[str, Any]]:
+    def read_rows(self, args: Arguments) -> list[dict[str, Any]]:
         """Return the rows of the counted objects, and one for each resource class."""
         limits = self.app.rest.call("GET", LIMITS.path, params=self.read_fields(args))
         counted = [

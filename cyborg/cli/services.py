@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """``cyborg service-*``, ``host-forget`` and ``discover-services``: daemons and their backends."""
 
-import argparse
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from cyborg.cli.common import base, formatting, listing
-from cyborg.cli.common.base import Change, argument, field_argument, plan
+from cyborg.cli.common.base import Arguments, Change, argument, field_argument, plan
 from cyborg.cli.common.formatting import Text
 from cyborg.cli.common.progress import Progress
-from cyborg.cli.common.rest import Collection
+from cyborg.cli.common.rest import Collection, Row
 from cyborg.cli.devices import DEVICES
 from cyborg.cli.terminal import tables
 from cyborg.core.hosts import Liveness
@@ -53,12 +52,12 @@ def effective_status(status: str, state: str) -> str:
     return UNKNOWN if state == Liveness.DOWN else status
 
 
-def show_backends(backends: Sequence[Mapping[str, Any]] | None) -> Text:
+def show_backends(backends: Sequence[Row] | None) -> Text:
     """Return a cell with a line for each backend and its error, and for each of its functions."""
     return Text(backends, "\n".join(line for backend in backends or () for line in _lines(backend)))
 
 
-def summarize_backends(backends: Sequence[Mapping[str, Any]]) -> Text:
+def summarize_backends(backends: Sequence[Row]) -> Text:
     """Return a cell of one line: the status of the only backend, or counts by status."""
     if len(backends) == 1:
         return Text(backends, f"{backends[0]['name']} {backends[0]['status']}")
@@ -66,7 +65,7 @@ def summarize_backends(backends: Sequence[Mapping[str, Any]]) -> Text:
     return Text(backends, ", ".join(f"{count} {status}" for status, count in counts))
 
 
-def _lines(backend: Mapping[str, Any]) -> list[str]:
+def _lines(backend: Row) -> list[str]:
     error = f": {backend['error']}" if backend["error"] else ""
     return [
         f"{backend['name']} ({backend['driver']}) {backend['status']}{error}",
@@ -78,7 +77,7 @@ def _lines(backend: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _format_row(row: Mapping[str, Any], show: Callable[..., Text]) -> dict[str, Any]:
+def _format_row(row: Row, show: Callable[..., Text]) -> dict[str, Any]:
     state = row["state"]
     backends = [
         {**backend, "status": effective_status(backend["status"], state)}
@@ -87,7 +86,7 @@ def _format_row(row: Mapping[str, Any], show: Callable[..., Text]) -> dict[str, 
     return {**row, "status": effective_status(row["status"], state), "backends": show(backends)}
 
 
-def format_backend(row: Mapping[str, Any]) -> dict[str, Any]:
+def format_backend(row: Row) -> dict[str, Any]:
     """Return a row of kind ``backend`` with the fields of its backend."""
     (backend,) = row["backends"]
     status = effective_status(backend["status"], row["state"])
@@ -114,7 +113,7 @@ class ServiceList(listing.Lister, of=SERVICES):
         ),
     )
 
-    def take_action(self, args: argparse.Namespace) -> Any:
+    def take_action(self, args: Arguments) -> Any:
         """Return the table of services."""
         rows = self.read_rows(args)
         if args.kind == "backend":
@@ -142,7 +141,7 @@ class ForgetHost(base.Command, tables.ShowOne, of=HOSTS):
 
     OPTIONS = (base.DRY_RUN,)
 
-    def preview(self, args: argparse.Namespace) -> Iterator[Change]:
+    def preview(self, args: Arguments) -> Iterator[Change]:
         """Yield the daemons and devices of the host, and with --force the requests.
 
         The service counts them, and rejects what it would reject.
@@ -163,13 +162,13 @@ class ForgetHost(base.Command, tables.ShowOne, of=HOSTS):
             if removed[key]:
                 yield Change("delete", f"{removed[key]} {key.replace('_', ' ')}", None, "")
 
-    def _call(self, args: argparse.Namespace, **params: str) -> Mapping[str, Any]:
+    def _call(self, args: Arguments, **params: str) -> Row:
         force = {"force": "true"} if args.force else {}
         path = HOSTS.object_path(args.host)
-        removed: Mapping[str, Any] = self.app.rest.call("DELETE", path, params=force | params)
+        removed: Row = self.app.rest.call("DELETE", path, params=force | params)
         return removed
 
-    def take_action(self, args: argparse.Namespace) -> Any:
+    def take_action(self, args: Arguments) -> Any:
         """Remove the host and return the numbers."""
         return HOSTS.build_object(self._call(args))
 
@@ -192,11 +191,11 @@ PENDING, DONE = "IN-PROGRESS", "DONE"
 MAX_NAMED = 3  # pending backends in an error message
 
 
-def _name(row: Mapping[str, Any]) -> str:
+def _name(row: Row) -> str:
     return f"{row['host']} ({row['backend']})"
 
 
-def _measure(discovery: Mapping[str, Any]) -> Progress:
+def _measure(discovery: Row) -> Progress:
     counts, rows = discovery["progress"], discovery.get("backends", ())
     unreported = [_name(row) for row in rows if row["state"] == PENDING]
     named = join_limited(unreported, MAX_NAMED) or f"discovery {discovery['uuid']}"
@@ -218,7 +217,7 @@ class Discover(base.WaitCommand, listing.Lister, of=DISCOVERIES):
         *base.wait_arguments("all backends have reported", 120.0),
     )
 
-    def read_rows(self, args: argparse.Namespace) -> Any:
+    def read_rows(self, args: Arguments) -> Any:
         """Start the discovery, wait with --wait, and return the backends."""
         created = self.app.rest.call("POST", DISCOVERIES.path, self.read_fields(args))
         path = DISCOVERIES.object_path(created["uuid"])

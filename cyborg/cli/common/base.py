@@ -15,10 +15,12 @@ from cliff import app, command
 
 from cyborg.cli.common.pci_ids import add_names
 from cyborg.cli.common.progress import Progress, parse_seconds, wait_until_done
-from cyborg.cli.common.rest import Collection, CommandError, RestClient
+from cyborg.cli.common.rest import Collection, CommandError, RestClient, Row
 from cyborg.cli.common.usage import shorten_errors
 from cyborg.cli.terminal import tables
 from cyborg.core.text import sanitize
+
+Arguments = argparse.Namespace
 
 _NAMES = ("name", "binary", "kind", "subject", "type", "model")
 _PLACES = ("hostname", "host", "address", "instance_uuid")
@@ -37,7 +39,7 @@ class Change:
         return " ".join(filter(None, ("would", self.action, self.kind, self.uuid, self.details)))
 
 
-def plan(action: str, kind: str, row: Mapping[str, Any]) -> Change:
+def plan(action: str, kind: str, row: Row) -> Change:
     """Return the change of an object of the service.
 
     >>> print(plan("delete", "device profile", {"uuid": "3f", "name": "gzip"}))
@@ -50,7 +52,7 @@ def plan(action: str, kind: str, row: Mapping[str, Any]) -> Change:
     return Change(action, kind, row.get("uuid"), sanitize(f"({shown})") if shown else "")
 
 
-def write_changes(stdout: TextIO, args: argparse.Namespace, changes: Iterable[Change]) -> None:
+def write_changes(stdout: TextIO, args: Arguments, changes: Iterable[Change]) -> None:
     """Write changes to a stream: a line each, or one JSON document with ``-f json``."""
     found = list(changes)
     if getattr(args, "formatter", "") == "json":
@@ -174,14 +176,14 @@ class Command(command.Command):
         if of is not None:
             cls.COLLECTION = of
 
-    def run(self, parsed_args: argparse.Namespace) -> int:
+    def run(self, parsed_args: Arguments) -> int:
         """Run the command, or with --dry-run only show what it would change."""
         if not getattr(parsed_args, "dry_run", False):
             return int(super().run(parsed_args))
         write_changes(self.app.stdout, parsed_args, self.preview(parsed_args))
         return 0
 
-    def preview(self, args: argparse.Namespace) -> Iterable[Change]:
+    def preview(self, args: Arguments) -> Iterable[Change]:
         """Return what the command would change, for the option DRY_RUN. Raise CommandError.
 
         By default these are the objects that the first argument names.
@@ -206,7 +208,7 @@ class Command(command.Command):
                 each.add_to(group)
         return parser
 
-    def read_fields(self, args: argparse.Namespace) -> dict[str, Any]:
+    def read_fields(self, args: Arguments) -> dict[str, Any]:
         """Return the fields of the request that are given."""
         fields = {}
         for item in self.ARGUMENTS:
@@ -218,14 +220,14 @@ class Command(command.Command):
                     fields[item.field] = value
         return fields
 
-    def find_uuids(self, args: argparse.Namespace) -> list[str]:
+    def find_uuids(self, args: Arguments) -> list[str]:
         """Return the uuids of the objects that the first argument names."""
         first = self.ARGUMENTS[0]
         given = getattr(args, first.dest) if isinstance(first, Argument) else ()
         names = [given] if isinstance(given, str) else given
         return self.COLLECTION.find_uuids(self.app.rest, names)
 
-    def find_path(self, args: argparse.Namespace) -> str:
+    def find_path(self, args: Arguments) -> str:
         """Return the path of the object that the first argument names."""
         return self.COLLECTION.object_path(self.find_uuids(args)[0])
 
@@ -233,7 +235,7 @@ class Command(command.Command):
 class Show(Command, tables.ShowOne):
     """Base of the commands that show the object that the first argument names."""
 
-    def take_action(self, args: argparse.Namespace) -> Any:
+    def take_action(self, args: Arguments) -> Any:
         """Return the object."""
         (uuid,) = self.find_uuids(args)
         return self.COLLECTION.build_object(self.COLLECTION.read_one(self.app.rest, uuid))
@@ -242,7 +244,7 @@ class Show(Command, tables.ShowOne):
 class Create(Command, tables.ShowOne):
     """Base of the commands that create an object and show it."""
 
-    def take_action(self, args: argparse.Namespace) -> Any:
+    def take_action(self, args: Arguments) -> Any:
         """Create and return the object."""
         collection, body = self.COLLECTION, self.build_body(self.read_fields(args))
         return collection.build_object(self.app.rest.call("POST", collection.path, body))
@@ -260,7 +262,7 @@ class CallEach(Command):
     SUFFIX = ""  # of the path of an object
     ACTION = "delete"
 
-    def take_action(self, args: argparse.Namespace) -> None:
+    def take_action(self, args: Arguments) -> None:
         """Call the service for each object. Raise CommandError at the end if a call failed."""
         errors = []
         for uuid in self.find_uuids(args):
@@ -275,7 +277,7 @@ class CallEach(Command):
 class WaitCommand(Command):
     """Base of the commands that can wait for the end of work; they set the exit status."""
 
-    def run(self, parsed_args: argparse.Namespace) -> int:
+    def run(self, parsed_args: Arguments) -> int:
         """Run the command and return the exit status."""
         self._status = 0
         return super().run(parsed_args) or self._status
@@ -353,8 +355,6 @@ class ServiceTokenCommand(Command):
         parser.set_defaults(service_token=os.environ.get("OS_CYBORG_SERVICE_TOKEN"))
         return parser
 
-    def call(
-        self, args: argparse.Namespace, method: str, path: str, body: Any, **options: Any
-    ) -> Any:
+    def call(self, args: Arguments, method: str, path: str, body: Any, **options: Any) -> Any:
         """Call the service with the token, and return its answer."""
         return self.app.rest.call(method, path, body, service_token=args.service_token, **options)

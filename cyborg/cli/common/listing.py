@@ -9,7 +9,7 @@ import functools
 import io
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -17,7 +17,7 @@ from cliff import columns, lister
 
 from cyborg.cli.common import base, formatting
 from cyborg.cli.common.base import argument
-from cyborg.cli.common.rest import CommandError
+from cyborg.cli.common.rest import CommandError, Row
 from cyborg.cli.terminal import live, tables
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class Lister(base.Command, lister.Lister):
     def build_rows(
         self,
         args: argparse.Namespace,
-        rows: Iterable[Mapping[str, Any]],
+        rows: Iterable[Row],
         short: formatting.Columns = (),
         long: formatting.Columns = (),
     ) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:

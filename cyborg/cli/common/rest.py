@@ -207,6 +207,8 @@ def _version(options: argparse.Namespace) -> str:
     return str(options.os_accelerator_api_version or DEFAULT_MICROVERSION)
 
 
+# An object of the service, as a response has it.
+Row = Mapping[str, Any]
 # At least four digits: a shorter word such as "bad" is probably a name.
 _FULL = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _SHORT = re.compile(r"[0-9a-f]{4,8}|[0-9a-f]{8}-[0-9a-f-]{0,27}")
@@ -225,7 +227,7 @@ class Collection:
     long: formatting.Columns = ()
     key: str = ""  # of the rows in a response; by default the last segment of the path
     nouns: str = ""  # in messages; by default the key
-    format_row: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+    format_row: Callable[[Row], Row] = dict
     object_key: str = ""  # of the object in the response for one object; by default it is the body
     has_objects: bool = True  # whether the service has a path for one object
     has_names: bool = False  # whether the path for one object also takes its name
@@ -263,7 +265,7 @@ class Collection:
                 raise
             return []
 
-    def read_one(self, rest: RestClient, key: str) -> Mapping[str, Any]:
+    def read_one(self, rest: RestClient, key: str) -> Row:
         """Return an object by its uuid or name. Raise CommandError."""
         if not self.has_objects:
             # In the order of uuids, 16 of them at most differ from this one in the last digit only.
@@ -272,10 +274,10 @@ class Collection:
             if found is None:
                 raise CommandError(f"no {self.noun} {key}")
             return found
-        body: Mapping[str, Any] = rest.call("GET", self.object_path(key))
+        body: Row = rest.call("GET", self.object_path(key))
         return body[self.object_key] if self.object_key else body
 
-    def read_each(self, rest: RestClient, keys: Iterable[str]) -> list[Mapping[str, Any]]:
+    def read_each(self, rest: RestClient, keys: Iterable[str]) -> list[Row]:
         """Return objects by their uuids or names. Raise CommandError if one does not exist."""
         return [self.read_one(rest, key) for key in keys]
 
@@ -340,6 +342,6 @@ class Collection:
     def _plural(self) -> str:
         return (self.nouns or self.rows_key).replace("_", " ")
 
-    def build_object(self, row: Mapping[str, Any]) -> Any:
+    def build_object(self, row: Row) -> Any:
         """Return the headings and values of one object."""
         return formatting.build_object(self.long, self.format_row(row))

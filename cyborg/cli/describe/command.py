@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command ``describe``."""
 
-import argparse
 import json
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cyborg.cli.common import base, formatting, listing
-from cyborg.cli.common.base import argument, plan
+from cyborg.cli.common.base import Arguments, argument, plan
 from cyborg.cli.common.rest import CommandError
 from cyborg.cli.describe.kinds import KINDS
 from cyborg.cli.describe.report import Description, Found, Search, Section, describe
@@ -43,7 +42,7 @@ class Describe(base.Command):
         ),
     )
 
-    def take_action(self, args: argparse.Namespace) -> None:
+    def take_action(self, args: Arguments) -> None:
         """Find and show the object. Raise CommandError."""
         search = Search(self.app.rest, args.object)
         found = search.run()

@@ -11,7 +11,7 @@ from typing import Any
 
 from cyborg.cli import device_profiles
 from cyborg.cli.common import formatting
-from cyborg.cli.common.rest import Collection, CommandError, RestClient
+from cyborg.cli.common.rest import Collection, CommandError, RestClient, Row
 from cyborg.cli.describe import kinds
 from cyborg.cli.describe.kinds import EXPLANATION, REASONS, Kind, Related
 from cyborg.cli.devices import format_schedulable_until
@@ -33,7 +33,7 @@ class Found:
     """An object that a text names; ``row`` is its row in a list."""
 
     kind: Kind
-    row: Mapping[str, Any]
+    row: Row
 
 
 @dataclass
@@ -132,7 +132,7 @@ class Section:
 
     title: str
     collection: Collection
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[Row]
     has_more: bool = False
     error: str | None = None
 
@@ -147,7 +147,7 @@ class Description:
     """An object with everything about it."""
 
     kind: Kind
-    row: Mapping[str, Any]
+    row: Row
     sections: Sequence[Section]
 
     def hindrances(self) -> list[str]:
@@ -168,7 +168,7 @@ class Description:
         }
 
 
-def _with_types(row: Mapping[str, Any]) -> dict[str, Any]:
+def _with_types(row: Row) -> dict[str, Any]:
     return {key: formatting.read_value(row, key) for key in row}
 
 
@@ -186,7 +186,7 @@ def describe(rest: RestClient, found: Found) -> Description:
     return Description(kind, row, [*parts, *(section for section in sections if section)])
 
 
-def _read_section(rest: RestClient, row: Mapping[str, Any], related: Related) -> Section | None:
+def _read_section(rest: RestClient, row: Row, related: Related) -> Section | None:
     collection = related.collection
     try:
         name = row.get(related.key or "uuid")
@@ -224,7 +224,7 @@ def find_hindrances(description: Description) -> Iterator[str]:
         yield from _limited(_section_hindrances(section, row))
 
 
-def _own_hindrances(row: Mapping[str, Any]) -> Iterator[str]:
+def _own_hindrances(row: Row) -> Iterator[str]:
     # The error of a job with steps repeats the errors of the steps.
     for key in ("undeliverable_reason",) if row.get("steps") else ("error", "undeliverable_reason"):
         if row.get(key):
@@ -239,7 +239,7 @@ def _own_hindrances(row: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key}: {nested['error']}"
 
 
-def _section_hindrances(section: Section, row: Mapping[str, Any]) -> Iterator[str]:
+def _section_hindrances(section: Section, row: Row) -> Iterator[str]:
     if section.title == "Services":
         for service in section.rows:
             yield from _service_hindrances(service, row.get("backend"))
@@ -257,7 +257,7 @@ def _section_hindrances(section: Section, row: Mapping[str, Any]) -> Iterator[st
                 yield f"{each['result']}: {each.get('reason')}"
 
 
-def _service_hindrances(service: Mapping[str, Any], backend: str | None) -> Iterator[str]:
+def _service_hindrances(service: Row, backend: str | None) -> Iterator[str]:
     """Yield why a daemon or its backends, or one backend, do not work."""
     if service["state"] != Liveness.UP:
         yield f"{service['binary']} of host {service['host']} is {service['state']}"
@@ -271,7 +271,7 @@ def _fits(section: Section) -> bool:
     return all(row.get("providers", 1) for row in groups)
 
 
-def _not_offered(device: Mapping[str, Any]) -> str | None:
+def _not_offered(device: Row) -> str | None:
     text = format_schedulable_until(device)
     return None if text == "yes" else f"Placement offers device {device['address']}: {text}"
 

@@ -18,8 +18,8 @@ from cyborg.core.validation import check_text
 from cyborg.policies import enforcer as policies
 
 ENVIRON = "cyborg.caller"
+# False in the environ of a request that counts as one of a service without a service token.
 NAMES_SERVICE = "cyborg.names_service"
-"""False in the environ of a request that counts as one of a service without a service token."""
 
 
 class Caller:

@@ -31,8 +31,8 @@ PARAMETERS: Mapping[str, Any] = {
     "sort_key": Text(),
     "sort_dir": Enum("asc", "desc"),
 }
+# The parameter of a list that adds the number of its rows on all pages to the answer.
 WITH_COUNT = "with_count"
-"""The parameter of a list that adds the number of its rows on all pages to the answer."""
 COUNT_SINCE = (2, 6)
 
 
@@ -163,11 +163,11 @@ def _reject_constant(text: str) -> Any:
     raise ValueError(f"{text} is not a JSON number")
 
 
+# First microversion in which a list with an unknown host is an error.
 HOST_CHECK_SINCE = (2, 6)
-"""First microversion in which a list with an unknown host is an error."""
 
+# Hosts that an error names.
 MAX_HOSTS = 3
-"""Hosts that an error names."""
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ _UNAVAILABLE_MESSAGES = {
 
 # Not the route table: an error can arise before routing, and in layers that do not know it.
 _OBJECT_PATH = re.compile(r"(?:/v2)?/(\w+)/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:/|$)")
+# Log fields of the uuids of collections.
 _FIELDS = {
     "accelerator_requests": "arq",
     "accelerators": "accelerator",
@@ -60,10 +61,9 @@ _FIELDS = {
     "outbox": "message_id",
     "services": "service",
 }
-"""Log fields of the uuids of collections."""
 
+# Key of the WSGI environ for the first uuid or name in the path, and the path of its list.
 OBJECT = "cyborg.object"
-"""Key of the WSGI environ for the first uuid or name in the path, and the path of its list."""
 
 StartResponse = Callable[..., Any]
 
@@ -166,8 +166,8 @@ def error_response(error: Exception, environ: Mapping[str, Any]) -> webob.Respon
     return response
 
 
+# Key of the WSGI environ for an exception that has its response but is not logged yet.
 FAILURE = "cyborg.failure"
-"""Key of the WSGI environ for an exception that has its response but is not logged yet."""
 
 
 class FaultMiddleware:

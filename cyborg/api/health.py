@@ -20,21 +20,21 @@ from cyborg.threads.periodic import LoopThread
 
 LOG = get_logger(__name__)
 
+# How long the result of a database check is reused.
 CACHE_SECONDS = 1.0
-"""How long the result of a database check is reused."""
 
+# Age after which a result is outdated. A probe during another probe's check waits for that check if
+# the last result is outdated.
 STALE_SECONDS = 3.0
-"""Age after which a result is outdated. A probe during another probe's check waits for that check
-if the last result is outdated."""
 
+# Seconds that a probe waits for a check that another probe has started.
 WAIT_TIMEOUT = 1.0
-"""Seconds that a probe waits for a check that another probe has started."""
 
+# The same for the first check after the start, when there is no result to reuse.
 FIRST_WAIT_TIMEOUT = 5.0
-"""The same for the first check after the start, when there is no result to reuse."""
 
+# Seconds that the database may take for a check.
 CHECK_TIMEOUT = 2.0
-"""Seconds that the database may take for a check."""
 
 
 class Health:

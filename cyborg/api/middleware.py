@@ -26,13 +26,13 @@ LOG = get_logger("cyborg.api.access")
 
 HEALTHCHECK = "/healthcheck"
 
+# What is shown instead of an unknown method or route.
 UNKNOWN = "-"
-"""What is shown instead of an unknown method or route."""
 
+# The methods that a log line shows.
 METHODS = frozenset(
     {"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"}
 )
-"""The methods that a log line shows."""
 
 App = Callable[..., Iterable[bytes]]
 FindRoute = Callable[[str, str], tuple[str, str]]
@@ -254,8 +254,8 @@ def _json_response(document: Mapping[str, Any], status: int = 200) -> webob.Resp
 
 SERVICE_TYPE = "accelerator"
 
+# Characters of a path, of a query and of the name of a client that an event has.
 MAX_LENGTH = 1024
-"""Characters of a path, of a query and of the name of a client that an event has."""
 
 _ENVIRON = "cyborg.audited_environ"
 # A client can send any X-Forwarded-For; HTTPProxyToWSGI has evaluated that of a proxy.

@@ -17,8 +17,8 @@ from cyborg.api.middleware import UNKNOWN
 from cyborg.api.operation import ControllerMethod
 
 RouteTable = Mapping[str, Mapping[str, ControllerMethod]]
+# Path of the document with all operations.
 DOCUMENT = "/v2/openapi.json"
-"""Path of the document with all operations."""
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 # POST is that of the sign-in of the console.
 _DOCUMENT_METHODS = frozenset({"GET", "HEAD", "POST"})

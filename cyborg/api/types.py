@@ -36,8 +36,8 @@ def required(datatype: Any) -> Any:
     return wtypes.wsattr(datatype, mandatory=True)
 
 
+# The JSON objects of row types, for the fields of other rows that have such rows.
 _TYPES: dict[Any, Any] = {}
-"""The JSON objects of row types, for the fields of other rows that have such rows."""
 _NO_NAMES: Mapping[str, str] = {}
 
 

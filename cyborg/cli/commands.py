@@ -74,12 +74,12 @@ COMMANDS: Mapping[str, CommandEntry] = {
     entry.name: entry for topics in TASKS.values() for topic in topics for entry in topic.commands
 }
 MAX_WORDS = 4  # of a command
+# The names of the commands by their spelling in ``openstack accelerator``.
 ALIASES = {
     entry.openstack.replace(" ", "-"): entry.name
     for entry in COMMANDS.values()
     if " " in entry.openstack
 }
-"""The names of the commands by their spelling in ``openstack accelerator``."""
 # Not declared in setup.cfg: openstack has its own commands, also for the commands of our plug-in.
 OWN_COMMANDS = {
     name: metadata.EntryPoint(name, f"cyborg.cli.{path}", "cyborg.cli")
@@ -122,8 +122,8 @@ class CommandManager(commandmanager.CommandManager):
 
 
 USAGE = "cyborg [OPTION]... COMMAND [ARGUMENT]..."
+# Column of the descriptions; a longer list of commands moves its own description.
 TEXT_COLUMN = 44
-"""Column of the descriptions; a longer list of commands moves its own description."""
 _OPTIONS = """\
 Options: --os-cloud NAME, others for the login (see --help-auth), --timeout S,
 -v, -q, --debug, --log-file FILE, --version

@@ -17,17 +17,17 @@ from cyborg.policies.rules import list_rules
 RELOAD_INTERVAL = 1.0  # seconds between checks of the policy file for changes
 
 
+# Rules within rules that are searched for roles.
 MAX_DEPTH = 16
-"""Rules within rules that are searched for roles."""
 
+# Roles that an error names.
 MAX_ROLES = 10
-"""Roles that an error names."""
 
+# Stands for a service token among the roles.
 _FROM_SERVICE = "service token"
-"""Stands for a service token among the roles."""
 
+# Decisions that are kept until the next check of the policy file.
 MAX_DECISIONS = 1000
-"""Decisions that are kept until the next check of the policy file."""
 
 
 class _Enforcer(policy.Enforcer):

@@ -65,15 +65,16 @@ class ConsoleSession:
         }
 
 
+# Maximum number of bytes of a request.
 MAX_BODY = 8192
-"""Maximum number of bytes of a request."""
 
+# Seconds to receive the body of a client that is not authenticated.
 BODY_TIMEOUT = 3.0
-"""Seconds to receive the body of a client that is not authenticated."""
 
+# Maximum number of characters of a user name, a password or another value.
 MAX_VALUE = 1024
-"""Maximum number of characters of a user name, a password or another value."""
 
+# The fields of a request and their defaults; those with None are mandatory.
 FIELDS: Mapping[str, str | None] = {
     "user": None,
     "password": None,
@@ -81,7 +82,6 @@ FIELDS: Mapping[str, str | None] = {
     "user_domain": "Default",
     "project_domain": "Default",
 }
-"""The fields of a request and their defaults; those with None are mandatory."""
 
 
 class SignIn:

@@ -23,6 +23,7 @@ from cyborg.api.middleware import App, require_get, root_url
 
 FOLDER = Path(__file__).parent / "static"
 
+# All files and their types; no other name is ever looked up in the folder.
 TYPES: Mapping[str, str] = {
     "index.html": "text/html; charset=utf-8",
     "app.js": "text/javascript; charset=utf-8",
@@ -30,8 +31,8 @@ TYPES: Mapping[str, str] = {
     "icon.svg": "image/svg+xml",
     "licenses.txt": "text/plain; charset=utf-8",
 }
-"""All files and their types; no other name is ever looked up in the folder."""
 
+# The Content-Security-Policy: this origin only, and no inline script or style.
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -44,7 +45,6 @@ POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-"""The Content-Security-Policy: this origin only, and no inline script or style."""
 
 SECURITY_HEADERS = (
     ("Content-Security-Policy", POLICY),

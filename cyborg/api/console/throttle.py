@@ -20,27 +20,27 @@ from cyborg.core.errors import Invalid
 
 # Without the limit, a keystone that hangs would block every thread of the API, and anybody could
 # try passwords as fast as keystone compares them.
+# Maximum number of calls of keystone at the same time.
 MAX_CALLS = 2
-"""Maximum number of calls of keystone at the same time."""
 
+# Maximum number of sign-ins at the same time: those that send a body, wait, or call keystone.
 MAX_SIGN_INS = 4
-"""Maximum number of sign-ins at the same time: those that send a body, wait, or call keystone."""
 
+# Maximum seconds to wait for a call of keystone, a little more than one call may take.
 QUEUE_TIMEOUT = 6.0
-"""Maximum seconds to wait for a call of keystone, a little more than one call may take."""
 
 # Everybody mistypes a password.
+# Failures without a wait.
 FREE_FAILURES = 3
-"""Failures without a wait."""
 
+# Maximum seconds between two attempts of one user or address.
 MAX_WAIT = 60
-"""Maximum seconds between two attempts of one user or address."""
 
+# Seconds after the last failure until the failures of a user or an address are forgotten.
 FORGET_AFTER = 600.0
-"""Seconds after the last failure until the failures of a user or an address are forgotten."""
 
+# Maximum number of users and addresses that are remembered; the oldest are forgotten first.
 MAX_KEYS = 4096
-"""Maximum number of users and addresses that are remembered; the oldest are forgotten first."""
 
 _IPV6_PREFIX = 64
 

@@ -139,12 +139,12 @@ class MaintenanceChange(types.JsonObject):
 
 
 # Most remedies of an undeliverable device are a setup of its host.
+# Conditions since 2.5, and those that older versions show instead.
 _NEAREST: Mapping[str, str] = {
     DeviceCondition.UNDELIVERABLE: DeviceCondition.SETUP_REQUIRED,
     DeviceCondition.RESTORE_FAILED: DeviceCondition.UNHEALTHY,
     DeviceCondition.FAILING: DeviceCondition.UNHEALTHY,
 }
-"""Conditions since 2.5, and those that older versions show instead."""
 
 
 def conditions_at(request: RequestContext, reasons: Iterable[str]) -> list[str]:

@@ -169,8 +169,8 @@ CONTEXT_EXPLANATIONS = Collection(
     since=(2, 6),
     scoped=True,
 )
+# Maximum number of providers that are explained with allocation candidates.
 MAX_REJECTED = 1000
-"""Maximum number of providers that are explained with allocation candidates."""
 
 
 class Controller(Resource):

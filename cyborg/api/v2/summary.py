@@ -16,10 +16,10 @@ from cyborg.db.totals import read as totals
 from cyborg.db.totals.read import Counts, Totals
 from cyborg.threads.locks import CachedValue
 
+# Maximum number of objects in each list of objects.
 MAX_NAMED = 16
-"""Maximum number of objects in each list of objects."""
+# Seconds for which an answer is used again.
 CACHE_SECONDS = 1.0
-"""Seconds for which an answer is used again."""
 
 
 class HostCounts(types.JsonObject):

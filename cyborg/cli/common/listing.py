@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 MIN_INTERVAL, DEFAULT_INTERVAL, MAX_INTERVAL = 0.5, 2.0, 3600.0
 
+# The column names and the rows of a list.
 Listed = tuple[Sequence[str], Iterable[Sequence[Any]]]
-"""The column names and the rows of a list."""
 
 
 def parse_interval(text: str) -> float:

@@ -14,6 +14,7 @@ from typing import Any
 
 # Not added by the agents: reports, their digests and filters would depend on the database of each
 # host. One database gives the devices of all hosts the same names.
+# Paths of the database in the packages hwdata and pciutils, in order of preference.
 FILES = (
     Path("/usr/share/hwdata/pci.ids"),
     Path("/usr/share/misc/pci.ids"),
@@ -21,16 +22,15 @@ FILES = (
     Path("/var/lib/pciutils/pci.ids"),
     Path("/usr/share/pci.ids"),
 )
-"""Paths of the database in the packages hwdata and pciutils, in order of preference."""
 
+# Model of fake devices, as existing clients of the API expect it.
 UNKNOWN = "miss model info"
-"""Model of fake devices, as existing clients of the API expect it."""
 
 _ID = re.compile(r"(?:0x)?([0-9a-f]{4})")
 _PAIR = re.compile(r"([0-9a-f]{4}):([0-9a-f]{4})")
 
+# Maps a vendor id to the name of the vendor and the names of its products by product id.
 VendorNames = Mapping[str, tuple[str, Mapping[str, str]]]
-"""Maps a vendor id to the name of the vendor and the names of its products by product id."""
 
 
 def parse_names(lines: Iterable[str]) -> VendorNames:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, TextIO
 
+# Values of arguments in examples, by the name of the argument.
 EXAMPLES = {
     "accelerator": "3f2a1b4c",
     "address": "0000:3b:00.0",
@@ -41,7 +42,6 @@ EXAMPLES = {
     "watch": "2",
     "within": "600",
 }
-"""Values of arguments in examples, by the name of the argument."""
 
 DEFAULT_EXAMPLE = "3f2a1b4c"
 HIDDEN = "***"

@@ -17,10 +17,10 @@ from cliff import command
 
 from cyborg.cli.commands import ALIASES
 
+# Maximum number of characters of a description.
 MAX_HELP = 70
-"""Maximum number of characters of a description."""
+# The description and the parser of each command.
 Parsers = Mapping[str, tuple[str, argparse.ArgumentParser]]
-"""The description and the parser of each command."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from cyborg.cli.describe.report import Description, Found, Search, Section, desc
 from cyborg.cli.terminal import tables
 from cyborg.core.text import sanitize
 
+# Maximum number of rows of a section in text; JSON has all that were read.
 MAX_ROWS = 20
-"""Maximum number of rows of a section in text; JSON has all that were read."""
 _INDENT = "  "
 
 

@@ -21,8 +21,8 @@ from cyborg.cli.jobs import JOBS, OUTBOX
 from cyborg.cli.services import BACKEND, LONG_BACKEND, SERVICES, format_backend
 
 Fixed = Mapping[str, Any]
+# The title, and the path below a profile or context, of the section about its providers.
 REASONS, EXPLANATION = "Explanation", "explanation"
-"""The title, and the path below a profile or context, of the section about its providers."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +141,7 @@ DEPLOYABLE = Kind(
         Related("Jobs", JOBS, {"subject": "uuid"}, _NEWEST),
     ),
 )
+# The kinds whose objects have uuids, the most common first.
 KINDS: Sequence[Kind] = (
     DEVICE,
     ACCELERATOR,
@@ -191,7 +192,6 @@ KINDS: Sequence[Kind] = (
     Kind("audit", _AUDITS, is_listed=False, parts={"findings": ("Differences", _FINDINGS)}),
     Kind("discovery", _DISCOVERIES, is_listed=False, parts={"backends": ("Backends", _STEPS)}),
 )
-"""The kinds whose objects have uuids, the most common first."""
 
 _OBJECT = Collection("", (("Name", "name"), ("UUID", "uuid")), (("Name", "name"), ("UUID", "uuid")))
 HOST = Kind(

@@ -18,13 +18,13 @@ from cyborg.cli.devices import format_schedulable_until
 from cyborg.cli.jobs import format_step
 from cyborg.core.hosts import Liveness
 
+# Maximum number of objects of one kind that a text names.
 MAX_CANDIDATES = 5
-"""Maximum number of objects of one kind that a text names."""
 _PREFIX = re.compile(r"[0-9a-f]{4,8}|[0-9a-f]{8}-[0-9a-f-]{0,27}")
 _ADDRESS = re.compile(r"(?:(?P<host>.+)[/_])?(?P<address>[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)")
 _HIDDEN_PROFILE = "ctx-"
+# Statuses that mean that the caller sees no such objects.
 _INVISIBLE = (403, 404)
-"""Statuses that mean that the caller sees no such objects."""
 _NO_NAME = (*_INVISIBLE, 400)
 
 
@@ -122,8 +122,8 @@ class Search:
             return []
 
 
+# Maximum number of devices, backends or steps that are named as hindrances.
 MAX_NAMED = 10
-"""Maximum number of devices, backends or steps that are named as hindrances."""
 
 
 @dataclass(frozen=True, slots=True)

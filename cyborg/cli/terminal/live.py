@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 T = TypeVar("T")
+# Seconds after which the size of the terminal is read again.
 POLL_INTERVAL = 0.2
-"""Seconds after which the size of the terminal is read again."""
 QUIT_KEYS = b"qQ\x03\x04"
 _END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _TERMINALS_WITHOUT_CURSOR = ("", "dumb", "unknown")

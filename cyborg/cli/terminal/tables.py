@@ -10,10 +10,10 @@ from typing import Any, TextIO
 
 from cliff import columns, show
 
+# Width of a table that is not written to a terminal, in characters.
 DEFAULT_WIDTH = 80
-"""Width of a table that is not written to a terminal, in characters."""
+# Formats that keep the types of values.
 STRUCTURED = ("json", "yaml")
-"""Formats that keep the types of values."""
 
 
 def terminal_width(stdout: TextIO) -> int:

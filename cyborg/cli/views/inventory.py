@@ -10,10 +10,10 @@ from cyborg.cli.common import formatting, pci_ids
 from cyborg.cli.common.rest import CommandError, RestClient, Row
 from cyborg.cli.devices import format_schedulable_until
 
+# Maximum number of hosts of one view: two requests for each.
 MAX_HOSTS = 100
-"""Maximum number of hosts of one view: two requests for each."""
+# Maximum number of devices, and of handles, of a host in one view.
 MAX_ROWS = 1000
-"""Maximum number of devices, and of handles, of a host in one view."""
 AGENT = "cyborg-agent"
 OWNED = ("bound", "preparing")
 

@@ -18,14 +18,14 @@ WIDTH = 1120
 MARGIN, GAP, PAD = 24, 14, 12
 CARD_WIDTH = 340
 COLUMNS = 3
+# Height of a line of text in pixels.
 LINE = 17
-"""Height of a line of text in pixels."""
 CELL, CELL_GAP = 13, 3
+# Maximum number of squares of a deployable; a bar shows more handles.
 MAX_CELLS = 76
-"""Maximum number of squares of a deployable; a bar shows more handles."""
 MAX_OWNERS = 4
+# Width of a character of a card's text, of a fixed-width font of 12 pixels.
 CHARACTER = 7.3
-"""Width of a character of a card's text, of a fixed-width font of 12 pixels."""
 ROW_CELLS = (CARD_WIDTH - 2 * PAD) // (CELL + CELL_GAP)
 
 STYLE = """

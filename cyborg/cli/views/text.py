@@ -12,12 +12,12 @@ from cyborg.cli.terminal.tables import is_terminal
 if TYPE_CHECKING:
     from rich.text import Text
 
+# Width of output that is not a terminal, in characters.
 DEFAULT_WIDTH = 100
-"""Width of output that is not a terminal, in characters."""
 MIN_WIDTH, MAX_WIDTH = 20, 200
 
+# A text, or a text and its style.
 Part = str | tuple[str, str]
-"""A text, or a text and its style."""
 
 
 @dataclass(frozen=True, slots=True)

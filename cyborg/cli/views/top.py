@@ -21,12 +21,12 @@ from cyborg.cli.views.text import Canvas, Part, format_age
 if TYPE_CHECKING:
     from rich.text import Text
 
+# Maximum number of jobs, and of discoveries, in one refresh.
 MAX_JOBS = 16
-"""Maximum number of jobs, and of discoveries, in one refresh."""
+# Below this width, a resource class has two lines.
 NARROW = 60
-"""Below this width, a resource class has two lines."""
+# Limits of the length of a bar in characters; a shorter bar is not shown.
 MIN_BAR, MAX_BAR = 4, 60
-"""Limits of the length of a bar in characters; a shorter bar is not shown."""
 
 _GOOD, _WARN, _BAD = "green", "yellow", "bold red"
 _USES = (("owned", "cyan"), ("dirty", _WARN), ("unavailable", "magenta"), ("free", "dim"))

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 _STATES = {"up": "green", "late": "yellow", "down": "bold red"}
 _HANDLES = {"bound": "cyan", "preparing": "cyan", "free": "green", "error": "bold red"}
+# Below this width the branches take two columns less.
 NARROW = 60
-"""Below this width the branches take two columns less."""
 
 
 @dataclass(frozen=True, slots=True)

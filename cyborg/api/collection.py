@@ -7,6 +7,8 @@ from dataclasses import KW_ONLY, dataclass
 from types import ModuleType, new_class
 from typing import Any
 
+import sqlalchemy as sa
+
 from cyborg.api import types, versions
 from cyborg.api.controller import COUNT_SINCE, WITH_COUNT, PageRequest, RequestContext, Resource
 from cyborg.api.operation import operation
@@ -30,7 +32,7 @@ class Collection:
     _: KW_ONLY
     since: versions.Version = versions.MINIMUM
     key: str = ""  # of the rows in the list; by default the name
-    noun: str = ""  # of one object in error messages; by default the resource
+    noun: str = ""  # of one object in error messages; by default from the resource
     nouns: str = ""  # of the objects in the description of the list; by default the name
     list_name: str = ""  # of the type of the list; by default the nouns
     show: Show | None = None
@@ -57,10 +59,11 @@ class Collection:
         ``action`` is the end of the name of the policy rule, by default the name of the method.
         """
         fields.setdefault("status", 200 if "answer" in fields else 204)
+        fields.setdefault("since", self.since)
 
         def decorate(method: Callable[..., Any]) -> Any:
             rule = f"cyborg:{self.resource}:{action or method.__name__}"
-            return operation(call, rule, since=self.since, **fields)(method)
+            return operation(call, rule, **fields)(method)
 
         return decorate
 
@@ -112,16 +115,20 @@ class Collection:
             return (show or self.show_row)(request, row)
 
         get.__doc__ = description
-        call, answer = f"GET {self.name}/{{uuid}}", answer or self.datatype
-        return self.operation(call, "get_one", answer=answer, **fields)(get)
+        call, shown = f"GET {self.name}/{{uuid}}", answer or self.datatype
+        return self.operation(call, "get_one", answer=shown, **fields)(get)
 
     def read_row(self, resource: Resource, request: RequestContext, key: str) -> Any:
         """Return the row of one object. Raise NotFound if it is not visible to the caller."""
         scope = (request.caller.project_scope,) if self.scoped else ()
         with resource.context.reader.connect() as connection:
-            row = self.read.get(connection, key, *scope)
+            return self.find_row(connection, key, *scope)
+
+    def find_row(self, connection: sa.Connection, key: str, *scope: str | None) -> Any:
+        """Return the row of one object, of the projects in ``scope``. Raise NotFound."""
+        row = self.read.get(connection, key, *scope)
         if row is None:
-            raise NotFound(f"no {self.noun or self.resource} {key}")
+            raise NotFound(f"no {self.noun or self.resource.replace('_', ' ')} {key}")
         return row
 
     def show_row(self, request: RequestContext, row: Any) -> Mapping[str, Any]:
@@ -140,6 +147,4 @@ class Collection:
         rows, marker = page
         key, show_row = self.key or self.name, show or self.show_row
         document: dict[str, Any] = {key: [show_row(request, row) for row in rows]}
-        if marker is not None:
-            document[f"{key}_links"] = request.next_links(self.name, marker)
-        return document
+        return request.add_next_link(document, self.name, key, marker)

@@ -127,11 +127,18 @@ class RequestContext:
             links.append({"href": f"{self._root}/{collection}/{uuid}", "rel": "bookmark"})
         return links
 
-    def next_links(self, collection: str, marker: str) -> list[dict[str, str]]:
-        """Return the links of a page that is not the last; ``marker`` starts the next page."""
-        query = [(key, value) for key, value in self._request.GET.items() if key != "marker"]
-        query.append(("marker", marker))
-        return [{"rel": "next", "href": f"{self.url(collection)}?{urlencode(query)}"}]
+    def add_next_link(
+        self, document: dict[str, Any], path: str, rows: str, marker: str | None
+    ) -> dict[str, Any]:
+        """Add the link to the next page of ``rows``; ``marker`` starts it, None on the last page.
+
+        ``path`` is the path of the document below /v2.
+        """
+        if marker is not None:
+            query = [(key, value) for key, value in self._request.GET.items() if key != "marker"]
+            href = f"{self.url(path)}?{urlencode([*query, ('marker', marker)])}"
+            document[f"{rows}_links"] = [{"rel": "next", "href": href}]
+        return document
 
     def serialize(self, datatype: Any, row: Row, collection: str, **more: Any) -> dict[str, Any]:
         """Return a row as the JSON object that its type describes, with a self link."""
@@ -141,16 +148,12 @@ class RequestContext:
     def serialize_page(
         self, datatype: Any, row: Row, collection: str, rows: str, marker: str | None
     ) -> dict[str, Any]:
-        """Return a row whose field ``rows`` has a page of its parts, with a link to the next page.
-
-        Without ``marker`` it is the last page: the link is absent, as in a list.
-        """
+        """Return a row with a page of its parts in the field ``rows``, and the link to the next."""
         links = f"{rows}_links"
         document = self.serialize(datatype, {**row, links: []}, collection)
+        # Absent on the last page, as in a list; the plan of a type knows no absent field.
         del document[links]
-        if marker is not None:
-            document[links] = self.next_links(f"{collection}/{row['uuid']}", marker)
-        return document
+        return self.add_next_link(document, f"{collection}/{row['uuid']}", rows, marker)
 
     def created(self, datatype: Any, row: Row, collection: str) -> dict[str, Any]:
         """Return a new object as JSON, and set the Location header to its URL."""

@@ -71,11 +71,8 @@ class Controller(Resource):
             )
             if not rows and chain is None and not read.has_device(connection, uuid):
                 raise NotFound(f"no device {uuid}")
-        document: dict[str, Any] = {
+        document = {
             "custody": [types.serialize(CustodyRecord, row) for row in rows],
             "chain": None if chain is None else types.serialize(CustodyChain, chain),
         }
-        if marker is not None:
-            path = f"devices/{uuid}/custody"
-            document["custody_links"] = request.next_links(path, marker)
-        return document
+        return request.add_next_link(document, f"devices/{uuid}/custody", "custody", marker)

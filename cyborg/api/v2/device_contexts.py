@@ -177,14 +177,7 @@ def _show(
 
 
 CONTEXTS = Collection(
-    "device_contexts",
-    "device_context",
-    read,
-    DeviceContext,
-    since=(2, 6),
-    noun="device context",
-    scoped=True,
-    show=show,
+    "device_contexts", "device_context", read, DeviceContext, since=(2, 6), scoped=True, show=show
 )
 
 
@@ -230,9 +223,7 @@ class Controller(Resource):
         """Change an unbound device context."""
         values = _given(body, keep_null=True)
         # The clock of the database, and not of this host: the conductors compare with it.
-        clock = self.context.reader.clock
-        clock.refresh()
-        core.parse_changes(values, clock())
+        core.parse_changes(values, self.read_clock())
         row = self.context.conductor.device_context_update(
             uuid, values, request.caller.project_scope
         )

@@ -13,15 +13,7 @@ from typing import Any
 from cyborg.api import types
 from cyborg.api.collection import Collection
 from cyborg.api.controller import PageRequest, RequestContext, Resource
-from cyborg.api.v2.explanations import (
-    EXPLANATIONS,
-    check_host,
-    count_room,
-    describe_predicate,
-    read_demands,
-    resource_classes_of,
-    with_links,
-)
+from cyborg.api.v2 import explanations
 from cyborg.core.binding.profile import check_targets, parse_groups, parse_name
 from cyborg.core.errors import Conflict, Forbidden, InUse, Invalid, NotFound
 from cyborg.core.explain.capacity import HostCapacity, compute_capacity
@@ -56,9 +48,7 @@ class DeviceProfileCreate(types.JsonObject):
     description = types.optional(types.Text(4096, lines=True))
 
 
-DEVICE_PROFILES = Collection(
-    "device_profiles", "device_profile", read, DeviceProfile, noun="device profile", scoped=True
-)
+DEVICE_PROFILES = Collection("device_profiles", "device_profile", read, DeviceProfile, scoped=True)
 
 
 class Controller(Resource):
@@ -157,7 +147,7 @@ class Capacity(
 class CapacityController(Resource):
     """The operation on capacities."""
 
-    @EXPLANATIONS.operation(
+    @explanations.EXPLANATIONS.operation(
         "GET device_profiles/{key}/capacity",
         answer=Capacity,
         query={"host": types.Text()},
@@ -172,13 +162,14 @@ class CapacityController(Resource):
         Only an administrator sees the hosts, or may select one of them. For other callers, the
         quota of their project limits the number.
         """
-        elevated = check_host(request, host)
-        profile, demands = read_demands(self, request, key)
-        room = None if elevated else count_room(self, request.caller.project_id, demands)
+        elevated = explanations.check_host(request, host)
+        profile, demands = explanations.read_demands(self, request, key)
+        project = request.caller.project_id
+        room = None if elevated else explanations.count_room(self, project, demands)
         with self.context.reader.connect() as connection:
             states = provider_states.find(
                 connection,
-                resource_classes=resource_classes_of(demands),
+                resource_classes=explanations.resource_classes_of(demands),
                 host=host,
                 attach_targets={demand.target for demand in demands},
             )
@@ -216,7 +207,7 @@ class CapacityController(Resource):
         )
         document["hosts"] = [_host(row["capacity"]) for row in shown]
         path = f"device_profiles/{profile['uuid']}/capacity"
-        return with_links(request, document, path, "hosts", marker)
+        return request.add_next_link(document, path, "hosts", marker)
 
 
 def _host(capacity: HostCapacity) -> dict[str, Any]:
@@ -226,6 +217,6 @@ def _host(capacity: HostCapacity) -> dict[str, Any]:
 
 def _losses(losses: Mapping[Predicate, int], elevated: bool) -> list[dict[str, Any]]:
     return [
-        {**describe_predicate(predicate, elevated), "handles": count}
+        {**explanations.describe_predicate(predicate, elevated), "handles": count}
         for predicate, count in Counter(losses).most_common()
     ]

@@ -193,7 +193,6 @@ def _use(row: read.DeviceRow, state: DeviceCondition) -> dict[str, int]:
 
 
 DEVICES = Collection("devices", "device", read, DeviceV26, show=show)
-WINDOWS = Collection("devices", "device", read, DeviceV26, since=MAINTENANCE_SINCE, show=show)
 
 
 class Controller(Resource):
@@ -215,14 +214,16 @@ class Controller(Resource):
     )
     def find(self, request: RequestContext, page: PageRequest, **filters: Any) -> Any:
         """List devices. Filters that no device matches give an empty list."""
-        deliverable = filters.pop("deliverable")
-        more = {name: filters.pop(name) for name in ("model", "backend")}
-        criteria: dict[str, Any] | None = _merge_filters(filters)
-        if criteria is not None:
-            criteria |= more
-            criteria["deliverable"] = None if deliverable is None else deliverable == "true"
-        rows = ([], None) if criteria is None else self.read_page(page, read.find, **criteria)
-        return DEVICES.document(request, rows)
+        criteria = _merge_filters(filters)
+        if criteria is None:
+            return DEVICES.document(request, ([], None))
+        deliverable = filters["deliverable"]
+        more = {
+            "deliverable": None if deliverable is None else deliverable == "true",
+            "model": filters["model"],
+            "backend": filters["backend"],
+        }
+        return DEVICES.document(request, self.read_page(page, read.find, **criteria, **more))
 
     get = DEVICES.get("Show one device.", path=PATH)
 
@@ -236,7 +237,9 @@ class Controller(Resource):
         """Disable a device: no new ARQs are bound to it, existing bindings stay."""
         self._set(uuid, "maintaining")
 
-    @WINDOWS.operation("PUT devices/{uuid}/maintenance", path=PATH, raises=(Conflict,))
+    @DEVICES.operation(
+        "PUT devices/{uuid}/maintenance", since=MAINTENANCE_SINCE, path=PATH, raises=(Conflict,)
+    )
     def maintain(self, request: RequestContext, uuid: str, body: MaintenanceChange) -> None:
         """Begin the maintenance window of a device, or change it.
 
@@ -252,8 +255,12 @@ class Controller(Resource):
         }
         self.context.conductor.device_maintain(window)
 
-    @WINDOWS.operation(
-        "DELETE devices/{uuid}/maintenance", "maintain", path=PATH, raises=(WrongState,)
+    @DEVICES.operation(
+        "DELETE devices/{uuid}/maintenance",
+        "maintain",
+        since=MAINTENANCE_SINCE,
+        path=PATH,
+        raises=(WrongState,),
     )
     def end_maintenance(self, request: RequestContext, uuid: str) -> None:
         """End the maintenance window of a device now."""

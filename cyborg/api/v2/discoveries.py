@@ -76,9 +76,7 @@ class Controller(Resource):
         ``limit`` is a number of hosts, and ``marker`` the name of a host.
         """
         with self.context.reader.connect() as connection:
-            row = read.get(connection, uuid)
-            if row is None:
-                raise NotFound(f"no discovery {uuid}")
+            row = DISCOVERIES.find_row(connection, uuid)
             hosts, marker = page.read(lambda window: read.find_hosts(connection, uuid, page=window))
             backends = read.find_backends(connection, uuid, hosts)
         details = {**row, "backends": backends}

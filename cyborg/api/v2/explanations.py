@@ -152,22 +152,10 @@ class Explanation(types.JsonObject):
 
 
 EXPLANATIONS = Collection(
-    "device_profiles",
-    "device_profile",
-    device_profiles,
-    Explanation,
-    noun="device profile",
-    since=(2, 6),
-    scoped=True,
+    "device_profiles", "device_profile", device_profiles, Explanation, since=(2, 6), scoped=True
 )
 CONTEXT_EXPLANATIONS = Collection(
-    "device_contexts",
-    "device_context",
-    device_contexts,
-    Explanation,
-    noun="device context",
-    since=(2, 6),
-    scoped=True,
+    "device_contexts", "device_context", device_contexts, Explanation, since=(2, 6), scoped=True
 )
 # Maximum number of providers that are explained with allocation candidates.
 MAX_REJECTED = 1000
@@ -196,17 +184,8 @@ class Controller(Resource):
         profile, demands = read_demands(self, request, key)
         # The quota of an administrator's own project says nothing about that of the user.
         over_quota = not elevated and count_room(self, request.caller.project_id, demands) == 0
-        path = f"device_profiles/{profile['uuid']}/explanation"
-        document = {
-            "uuid": profile["uuid"],
-            "name": profile["name"],
-            "last_failure": None,
-            "providers": [],  # replaced for an administrator; others do not see providers
-        }
-        explanation = self._explain(
-            request, path, demands, over_quota=over_quota, host=host, page=page
-        )
-        return document | explanation
+        head = {"uuid": profile["uuid"], "name": profile["name"], "last_failure": None}
+        return self._explain(request, EXPLANATIONS.name, head, demands, over_quota, host, page)
 
     @CONTEXT_EXPLANATIONS.operation(
         "GET device_contexts/{uuid}/explanation",
@@ -232,49 +211,48 @@ class Controller(Resource):
         # The handles of a bound context have already been counted.
         unbound = context["state"] not in OWNING
         over_quota = unbound and count_room(self, context["project_id"], demands, bound=True) == 0
-        path = f"device_contexts/{context['uuid']}/explanation"
-        name = hidden_profile_name(context["uuid"])
-        document = {
+        head = {
             "uuid": context["uuid"],
-            "name": name,
+            "name": hidden_profile_name(context["uuid"]),
             "last_failure": _last_failure(context["failure"], elevated),
-            "providers": [],  # replaced for an administrator; others do not see providers
         }
-        explanation = self._explain(
-            request, path, demands, over_quota=over_quota, host=host, page=page
-        )
-        return document | explanation
+        name = CONTEXT_EXPLANATIONS.name
+        return self._explain(request, name, head, demands, over_quota, host, page)
 
     def _explain(
         self,
         request: RequestContext,
-        path: str,
+        collection: str,
+        head: Mapping[str, Any],
         demands: Sequence[core.GroupDemand],
-        *,
         over_quota: bool,
         host: str | None,
         page: PageRequest,
     ) -> dict[str, Any]:
-        """Return the groups and, for an administrator, a page of the providers with its links.
+        """Return the explanation that begins with the fields of ``head``.
 
-        ``path`` is the path of the document below /v2.
+        An administrator gets a page of the providers with its links, others get none.
         """
         check = core.fail_quota if over_quota else None
+        elevated = request.caller.is_elevated
         with self.context.reader.connect() as connection:
             states = provider_states.find(
                 connection, host=host, attach_targets={demand.target for demand in demands}
             )
             fit = evaluate_request(demands, states, check)
-            summaries, hosts = fit.summarize(), len(fit.fitting_hosts)
-            if not request.caller.is_elevated:
-                texts = _visible_owners(connection, request, summaries)
-                return {
-                    "fitting_hosts": hosts,
-                    "groups": [
-                        _group(summary, False, texts.get(summary.demand.number, ""))
-                        for summary in summaries
-                    ],
-                }
+            summaries = fit.summarize()
+            texts = {} if elevated else _visible_owners(connection, request, summaries)
+            document: dict[str, Any] = {
+                **head,
+                "providers": [],
+                "fitting_hosts": len(fit.fitting_hosts),
+                "groups": [
+                    _group(summary, elevated, texts.get(summary.demand.number, ""))
+                    for summary in summaries
+                ],
+            }
+            if not elevated:
+                return document
             # Paged after the evaluation: the groups count all providers, whatever the page.
             rows: list[dict[str, Any]] = [
                 {"uuid": state.uuid, "hostname": state.host, "state": state} for state in states
@@ -286,12 +264,9 @@ class Controller(Resource):
             taken = [state.uuid for state in chosen if state.handles.taken]
             # Only of the page: a cloud may have many thousand owners.
             owners = provider_states.find_holders(connection, taken) if taken else {}
-        document: dict[str, Any] = {
-            "fitting_hosts": hosts,
-            "groups": [_group(summary, True) for summary in summaries],
-            "providers": [_provider(state, fit, owners.get(state.uuid, ())) for state in chosen],
-        }
-        return with_links(request, document, path, "providers", marker)
+        document["providers"] = [_provider(each, fit, owners.get(each.uuid, ())) for each in chosen]
+        path = f"{collection}/{head['uuid']}/explanation"
+        return request.add_next_link(document, path, "providers", marker)
 
 
 def read_demands(
@@ -397,7 +372,7 @@ def describe_predicate(predicate: Predicate, elevated: bool) -> dict[str, str | 
     }
 
 
-def _group(summary: core.GroupSummary, elevated: bool, owners: str = "") -> dict[str, Any]:
+def _group(summary: core.GroupSummary, elevated: bool, owners: str) -> dict[str, Any]:
     """Return a group; ``owners`` names the owners of handles that the caller may see."""
     reasons = []
     for predicate, count in summary.providers.most_common():
@@ -455,12 +430,3 @@ def _provider_group(number: int, failure: Failure | None, text: str | None) -> d
         "reason": text,
         "remedy": failure.predicate.remedy if failure else None,
     }
-
-
-def with_links(
-    request: RequestContext, document: dict[str, Any], path: str, rows: str, marker: str | None
-) -> dict[str, Any]:
-    """Return a document with a link to the next page of its rows, if there is one."""
-    if marker is not None:
-        document[f"{rows}_links"] = request.next_links(path, marker)
-    return document

@@ -118,9 +118,7 @@ class Controller(Resource):
         the steps in this state.
         """
         with self.context.reader.connect() as connection:
-            row = read.get(connection, uuid)
-            if row is None:
-                raise NotFound(f"no job {uuid}")
+            row = JOBS.find_row(connection, uuid)
             hosts, marker = page.read(
                 lambda window: read.find_hosts(connection, uuid, page=window, state=step_state)
             )

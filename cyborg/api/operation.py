@@ -1,26 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One operation of the API: a controller method that WSME describes and pecan calls.
+"""The operations of the API: controller methods that WSME describes and pecan calls.
 
 The decorator declares the policy rule, the first microversion, the parameters, the body and the
-response. The OpenAPI document is generated from it, and the method gets validated values.
+response. The OpenAPI document is generated from it, and the method gets validated values. A
+collection has what its operations share: the policy rules, the version, the list, the objects.
 """
 
 import functools
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import KW_ONLY, dataclass, field
+from types import MappingProxyType, ModuleType, new_class
 from typing import Any, Protocol
 
 import pecan
+import sqlalchemy as sa
 import webob
 import wsme.api
 from webob import exc
 from wsme import types as wtypes
 
 from cyborg.api import controller, types, versions
-from cyborg.api.controller import Request, RequestContext
+from cyborg.api.controller import PageRequest, Request, RequestContext, Resource
 from cyborg.api.middleware import JSON
 from cyborg.core.errors import CyborgError, Invalid, NotFound, ServiceTokenRequired
 
@@ -125,11 +127,12 @@ def operation(
         )
 
         @functools.wraps(method)
-        def controller(self: Any, req: Request, resp: webob.Response, *segments: str) -> Any:
+        def serve(self: Any, req: Request, resp: webob.Response, *segments: str) -> Any:
             context = RequestContext(req, resp)
             # Before the policy: for an older version the operation does not exist, for anybody.
             if context.version < spec.since:
-                raise NotFound(f"{req.path_info} requires microversion {_text(spec.since)}")
+                since = ".".join(map(str, spec.since))
+                raise NotFound(f"{req.path_info} requires microversion {since}")
             # Before the parameters, whose errors would tell others what exists.
             context.caller.require(spec.rule)
             if spec.service and not context.caller.is_service:
@@ -144,12 +147,17 @@ def operation(
                 result["count"] = values["page"].count
             if spec.paged:
                 self.check_host(context, values.get("host") or values.get("hostname"), result)
-            _set_result(resp, result)
+            if result is None:
+                # webob would send text/html with an empty body, and 204 must have no type.
+                resp.content_type = None
+            else:
+                resp.content_type = JSON
+                resp.body = json.dumps(result).encode()
             return resp
 
         # Pecan must not see the inner signature, which functools.wraps leaves here.
-        del controller.__wrapped__
-        exposed = pecan.expose(content_type=JSON)(controller)
+        del serve.__wrapped__
+        exposed = pecan.expose(content_type=JSON)(serve)
         exposed._wsme_definition = spec.describe(method)
         exposed.operation = spec
         return exposed
@@ -191,7 +199,7 @@ def _parameters(
         else:
             given[name] = value
     if spec.paged:
-        values["page"] = controller.PageRequest(given, max_limit)
+        values["page"] = PageRequest(given, max_limit)
     names = spec.query.keys() - {controller.WITH_COUNT}
     return values | {name: given.get(name) for name in names}
 
@@ -224,14 +232,143 @@ def _body(spec: Operation, req: Request) -> Any:
     return types.load(spec.body, value, "body")
 
 
-def _set_result(resp: webob.Response, result: Any) -> None:
-    if result is None:
-        # webob would send text/html with an empty body, and 204 must have no type.
-        resp.content_type = None
-    else:
-        resp.content_type = JSON
-        resp.body = json.dumps(result).encode()
+# The class of the rows depends on the module ``read``, so that it is Any here.
+Show = Callable[[RequestContext, Any], Mapping[str, Any]]
 
 
-def _text(version: versions.Version) -> str:
-    return f"{version[0]}.{version[1]}"
+@dataclass(frozen=True)
+class Collection:
+    """A collection of the API.
+
+    Rows are shown as the WSME type ``datatype`` describes, or by the function ``show``.
+    """
+
+    name: str  # first segment of its paths
+    resource: str  # in the policy rules cyborg:<resource>:<action>
+    read: ModuleType  # with the functions find and get that its operations use
+    datatype: Any
+    _: KW_ONLY
+    since: versions.Version = versions.MINIMUM
+    key: str = ""  # of the rows in the list; by default the name
+    noun: str = ""  # of one object in error messages; by default from the resource
+    nouns: str = ""  # of the objects in the description of the list; by default the name
+    list_name: str = ""  # of the type of the list; by default the nouns
+    show: Show | None = None
+    scoped: bool = False  # callers see the rows of their project only
+
+    @functools.cached_property
+    def list_type(self) -> Any:
+        """Return the WSME type of the list."""
+        key = self.key or self.name
+        links = f"{key}_links"
+        nouns = self.nouns or self.name.replace("_", " ")
+        attributes = {
+            "__doc__": f"A list of {nouns}.",
+            key: types.required([self.datatype]),
+            links: types.optional([types.Link]),
+            "count": types.optional(int),
+        }
+        name = self.list_name or nouns.title().replace(" ", "")
+        return new_class(name, (types.JsonObject,), exec_body=lambda body: body.update(attributes))
+
+    def operation(self, call: str, action: str = "", **fields: Any) -> Callable[..., Any]:
+        """Expose a controller method, as ``operation.operation`` does.
+
+        ``action`` is the end of the name of the policy rule, by default the name of the method.
+        """
+        fields.setdefault("status", 200 if "answer" in fields else 204)
+        fields.setdefault("since", self.since)
+
+        def decorate(method: Callable[..., Any]) -> Any:
+            rule = f"cyborg:{self.resource}:{action or method.__name__}"
+            return operation(call, rule, **fields)(method)
+
+        return decorate
+
+    def list_operation(self, **fields: Any) -> Callable[..., Any]:
+        """Expose a controller method that returns a page of the list."""
+        fields |= {"answer": self.list_type, "paged": True}
+        fields["query"] = {
+            **fields.get("query", {}),
+            controller.WITH_COUNT: types.Enum("true", "false"),
+        }
+        fields["query_since"] = {
+            **fields.get("query_since", {}),
+            controller.WITH_COUNT: controller.COUNT_SINCE,
+        }
+        return self.operation(f"GET {self.name}", "get_all", **fields)
+
+    def find(
+        self,
+        description: str,
+        columns: Mapping[str, str] | None = None,
+        read: Callable[..., list[Any]] | None = None,
+        query_since: Mapping[str, versions.Version] | None = None,
+        **query: Any,
+    ) -> Any:
+        """Return the operation that lists the collection; ``query`` has the types of the filters.
+
+        Filters are passed to ``read`` as parameters of the same name, or of the name in
+        ``columns``. ``query_since`` has the versions of newer filters.
+        """
+
+        def find(
+            resource: Resource, request: RequestContext, page: PageRequest, **filters: Any
+        ) -> Any:
+            criteria = {(columns or {}).get(name, name): value for name, value in filters.items()}
+            if self.scoped:
+                criteria["project_id"] = request.caller.project_scope
+            rows = resource.read_page(page, read or self.read.find, **criteria)
+            return self.document(request, rows)
+
+        find.__doc__ = description
+        return self.list_operation(query=query, query_since=query_since or {})(find)
+
+    def get(
+        self, description: str, answer: Any = None, show: Show | None = None, **fields: Any
+    ) -> Any:
+        """Return the operation that shows one object, by default with the type of the list's rows.
+
+        ``answer`` is another WSME type for the object, and ``show`` another function to show it.
+        """
+
+        def get(resource: Resource, request: RequestContext, uuid: str) -> Any:
+            row = self.read_row(resource, request, uuid)
+            if answer and not show:
+                return request.serialize(answer, row, self.name)
+            return (show or self.show_row)(request, row)
+
+        get.__doc__ = description
+        call, shown = f"GET {self.name}/{{uuid}}", answer or self.datatype
+        return self.operation(call, "get_one", answer=shown, **fields)(get)
+
+    def read_row(self, resource: Resource, request: RequestContext, key: str) -> Any:
+        """Return the row of one object. Raise NotFound if it is not visible to the caller."""
+        scope = (request.caller.project_scope,) if self.scoped else ()
+        with resource.context.reader.connect() as connection:
+            return self.find_row(connection, key, *scope)
+
+    def find_row(self, connection: sa.Connection, key: str, *scope: str | None) -> Any:
+        """Return the row of one object, of the projects in ``scope``. Raise NotFound."""
+        row = self.read.get(connection, key, *scope)
+        if row is None:
+            raise NotFound(f"no {self.noun or self.resource.replace('_', ' ')} {key}")
+        return row
+
+    def show_row(self, request: RequestContext, row: Any) -> Mapping[str, Any]:
+        """Return a row as JSON."""
+        if self.show is not None:
+            return self.show(request, row)
+        return request.serialize(self.datatype, row, self.name)
+
+    def document(
+        self, request: RequestContext, page: tuple[list[Any], str | None], show: Show | None = None
+    ) -> dict[str, Any]:
+        """Return a page of the list as JSON; every page but the last has a link to the next page.
+
+        ``page`` is the rows and the marker of the next page, None on the last page.
+        """
+        rows, marker = page
+        key, show_row = self.key or self.name, show or self.show_row
+        document: dict[str, Any] = {key: [show_row(request, row) for row in rows]}
+        return request.add_next_link(document, self.name, key, marker)

@@ -6,8 +6,8 @@ from typing import Any
 import wsme
 
 from cyborg.api import types
-from cyborg.api.collection import Collection
 from cyborg.api.controller import PageRequest, RequestContext, Resource
+from cyborg.api.operation import Collection
 from cyborg.api.v2.devices import conditions_at
 from cyborg.core.binding import accelerator as core
 from cyborg.core.binding.accelerator import AcceleratorState

@@ -6,8 +6,8 @@ from typing import Any
 
 from cyborg import tracing
 from cyborg.api import types
-from cyborg.api.collection import Collection
 from cyborg.api.controller import PageRequest, RequestContext, Resource
+from cyborg.api.operation import Collection
 from cyborg.core.binding.arqs import BindRequest, UnbindRequest, parse_patch
 from cyborg.core.binding.profile import parse_name
 from cyborg.core.binding.states import RESOLVED, ArqState

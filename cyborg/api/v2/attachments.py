@@ -6,8 +6,8 @@ from typing import Any
 import wsme
 
 from cyborg.api import types
-from cyborg.api.collection import Collection
 from cyborg.api.controller import RequestContext, Resource
+from cyborg.api.operation import Collection
 from cyborg.core.attachments.attachment import AttachmentState, Mode, parse_target
 from cyborg.core.attachments.selector import ACCELERATOR, SELECTORS, check_selector
 from cyborg.core.errors import Conflict, Invalid, NotFound

@@ -4,8 +4,8 @@
 from typing import Any
 
 from cyborg.api import types
-from cyborg.api.collection import Collection
 from cyborg.api.controller import RequestContext, Resource
+from cyborg.api.operation import Collection
 from cyborg.core.audit.sources import Kind, Repair, Source, State
 from cyborg.core.errors import Conflict, NotFound
 from cyborg.db.audits import read

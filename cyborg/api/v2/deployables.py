@@ -6,8 +6,8 @@ from datetime import datetime
 from typing import Any
 
 from cyborg.api import types
-from cyborg.api.collection import Collection
 from cyborg.api.controller import RequestContext, Resource
+from cyborg.api.operation import Collection
 from cyborg.core.errors import Conflict, InUse, NotFound, WrongState
 from cyborg.core.jobs.job import PATH, VERB, parse_program
 from cyborg.db.deployables import attributes as attributes_read

@@ -10,8 +10,8 @@ from typing import Any
 import wsme
 
 from cyborg.api import types
-from cyborg.api.collection import Collection
 from cyborg.api.controller import RequestContext, Resource
+from cyborg.api.operation import Collection
 from cyborg.api.v2 import explanations
 from cyborg.api.v2.arqs import ARQS, AcceleratorRequest
 from cyborg.core.binding.profile import hidden_profile_name, parse_groups

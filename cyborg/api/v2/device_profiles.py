@@ -11,8 +11,8 @@ from dataclasses import asdict
 from typing import Any
 
 from cyborg.api import types
-from cyborg.api.collection import Collection
 from cyborg.api.controller import PageRequest, RequestContext, Resource
+from cyborg.api.operation import Collection
 from cyborg.api.v2 import explanations
 from cyborg.core.binding.profile import check_targets, parse_groups, parse_name
 from cyborg.core.errors import Conflict, Forbidden, InUse, Invalid, NotFound

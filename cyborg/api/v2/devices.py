@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2/devices: the devices that agents discovered, such as cards, and their layouts."""
+"""/v2/devices: the devices that agents discovered, their layouts and their custody logs."""
 
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cyborg.api import types
-from cyborg.api.collection import Collection
 from cyborg.api.controller import PageRequest, RequestContext, Resource
+from cyborg.api.operation import Collection
 from cyborg.api.v2 import jobs
+from cyborg.core.custody.record import Event
 from cyborg.core.errors import Conflict, Invalid, NotFound, WrongState
 from cyborg.core.inventory import device as core
 from cyborg.core.inventory import device_state
@@ -17,6 +18,8 @@ from cyborg.core.inventory.device_state import DeviceCondition
 from cyborg.core.jobs.job import JobKind
 from cyborg.core.maintenance import SuccessorMode
 from cyborg.db.devices import read
+from cyborg.db.custody import read as custody
+from cyborg.db.devices import drains, read
 from cyborg.db.handles import usage
 
 STATUS_SINCE = (2, 3)
@@ -335,3 +338,71 @@ class LayoutController(Resource):
         """Apply a layout to a device that no ARQ uses; a job does it in the background."""
         result = self.context.conductor.device_set_layout(uuid, body.layout, bool(body.drain))
         return jobs.serialize_created(request, JobKind.PARTITION, result)
+
+
+EVENTS = types.Enum(*Event)
+
+
+class CustodyRecord(types.JsonObject, row=custody.RecordRow, names={"host": "hostname"}):
+    """A record of a custody log.
+
+    ``details`` depends on ``event``. ``sequence`` and ``hash`` are null until a conductor has added
+    the record to the chain of the device; until then ``signature`` is that of the conductor that
+    wrote the record, if it has a key.
+    """
+
+    event = types.required(EVENTS)
+    details = types.required(types.Validated("object", dict))
+
+
+class CustodyChain(
+    types.JsonObject,
+    row=custody.ChainRow,
+    only=("sequence", "hash", "base_sequence", "base_hash", "signature"),
+):
+    """The ends of the hash chain of a device.
+
+    ``sequence`` and ``hash`` are values of the last record in the chain. ``base_sequence`` and
+    ``base_hash`` are values of the last record that was deleted because of its age. ``signature``
+    is that of the conductor that wrote them, if it has a key.
+    """
+
+
+class CustodyLog(types.JsonObject):
+    """A page of the custody log of a device; ``chain`` is null while the chain has no record."""
+
+    custody = types.required([CustodyRecord])
+    chain = types.optional(CustodyChain)
+    custody_links = types.optional([types.Link])
+
+
+CUSTODY = Collection("devices", "custody", custody, CustodyRecord, since=(2, 5), key="custody")
+
+
+class CustodyController(Resource):
+    """The operations on custody logs."""
+
+    @CUSTODY.operation(
+        "GET devices/{uuid}/custody",
+        "get_all",
+        answer=CustodyLog,
+        paged=True,
+        query={"event": EVENTS},
+    )
+    def list_custody(
+        self, request: RequestContext, uuid: str, page: PageRequest, event: str | None
+    ) -> Any:
+        """List the custody records of a device, also of a removed device."""
+        with self.context.reader.connect() as connection:
+            # Before the records, so that all records of the chain are in the list.
+            chain = custody.chain(connection, uuid)
+            rows, marker = page.read(
+                lambda window: custody.find(connection, page=window, device_uuid=uuid, event=event)
+            )
+            if not rows and chain is None and not custody.has_device(connection, uuid):
+                raise NotFound(f"no device {uuid}")
+        document = {
+            "custody": [types.serialize(CustodyRecord, row) for row in rows],
+            "chain": None if chain is None else types.serialize(CustodyChain, chain),
+        }
+        return request.add_next_link(document, f"devices/{uuid}/custody", "custody", marker)

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 from cyborg.api import types
-from cyborg.api.collection import Collection
 from cyborg.api.controller import PageRequest, RequestContext, Resource
+from cyborg.api.operation import Collection
 from cyborg.api.v2 import jobs
 from cyborg.core.drivers import registry
 from cyborg.core.drivers.desired_state import DesiredStatus

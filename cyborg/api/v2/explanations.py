@@ -12,8 +12,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from cyborg.api import types
-from cyborg.api.collection import Collection
 from cyborg.api.controller import PageRequest, RequestContext, Resource
+from cyborg.api.operation import Collection
 from cyborg.core.binding.limits import UNLIMITED
 from cyborg.core.binding.profile import hidden_profile_name, parse_groups
 from cyborg.core.contexts import refusals

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from cyborg.api import types
-from cyborg.api.collection import Collection
 from cyborg.api.controller import PageRequest, RequestContext, Resource
+from cyborg.api.operation import Collection
 from cyborg.core.drivers.rollout import Kind, StepState
 from cyborg.core.errors import Conflict, NotFound, WrongState
 from cyborg.core.jobs import progress

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cyborg.api import types
-from cyborg.api.collection import Collection
 from cyborg.api.controller import PageRequest, RequestContext, Resource
-from cyborg.api.operation import operation
+from cyborg.api.operation import Collection, operation
 from cyborg.core.errors import InUse, WrongState
 from cyborg.core.hosts import Liveness, evaluate
 from cyborg.core.inventory import functions as core

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from cyborg.api.collection import Collection
+from cyborg.api.operation import Collection
 from cyborg.api.v2 import (
     accelerators,
     arqs,

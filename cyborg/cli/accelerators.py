@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from cyborg.cli.common import base, formatting, listing, pci_ids
-from cyborg.cli.common.base import Arguments, argument, field_argument
+from cyborg.cli.common.base import Arguments, argument, field_argument, flag
 from cyborg.cli.common.rest import Collection, CommandError, RestClient, Row
 from cyborg.cli.devices import DEVICES
 
@@ -192,11 +192,7 @@ class List(listing.Lister, of=ACCELERATORS):
         ),
         field_argument("--resource-class", help="only this resource class, such as PGPU or FPGA"),
         field_argument("--state", choices=STATES, help="only accelerators in this state"),
-        argument(
-            "--detail",
-            action="store_true",
-            help="also show the current status of each server in Nova",
-        ),
+        flag("--detail", "also show the current status of each server in Nova"),
     )
 
     def take_action(self, args: Arguments) -> Any:
@@ -232,7 +228,7 @@ class Update(base.Show, of=ACCELERATORS):
                 action="append",
                 help="a tag; repeat the option for several tags; they replace all existing tags",
             ),
-            argument("--no-tags", action="store_true", help="remove all tags"),
+            flag("--no-tags", "remove all tags"),
         ),
     )
 

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from cyborg.cli.accelerators import ACCELERATORS
 from cyborg.cli.common import base, formatting, listing
-from cyborg.cli.common.base import Arguments, Change, argument, field_argument, plan
+from cyborg.cli.common.base import Arguments, Change, argument, field_argument, flag, plan
 from cyborg.cli.common.progress import Progress
 from cyborg.cli.common.rest import Collection, CommandError, Row
 from cyborg.cli.device_contexts import CONTEXTS
@@ -234,11 +234,7 @@ class Detach(_Detach, of=ATTACHMENTS):
     ARGUMENTS = (
         _INSTANCE,
         *_ATTACHED,
-        argument(
-            "--reboot",
-            action="store_true",
-            help="let Nova reboot the server, which ends all programs of the guest",
-        ),
+        flag("--reboot", "let Nova reboot the server, which ends all programs of the guest"),
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cyborg.cli.common import formatting, listing
-from cyborg.cli.common.base import Arguments, argument, field_argument
+from cyborg.cli.common.base import Arguments, argument, field_argument, flag
 from cyborg.cli.common.rest import Collection, CommandError, RestClient, Row
 from cyborg.cli.devices import DEVICES
 from cyborg.core.custody import (
@@ -77,7 +77,7 @@ class Custody(listing.Lister, of=CUSTODY):
             "--export-anchor are about all devices, and those of --anchor",
         ),
         field_argument("--event", choices=[event.value for event in Event], help="only this event"),
-        argument("--verify", action="store_true", help="check the hash chain of the device"),
+        flag("--verify", "check the hash chain of the device"),
         argument(
             "--key-file",
             metavar="FILE",

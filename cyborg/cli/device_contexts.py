@@ -6,7 +6,7 @@ from typing import Any
 
 from cyborg.cli import device_profiles
 from cyborg.cli.common import base, formatting, listing
-from cyborg.cli.common.base import Arguments, argument, field_argument
+from cyborg.cli.common.base import Arguments, argument, field_argument, flag
 from cyborg.cli.common.rest import Collection, CommandError, Row
 from cyborg.cli.device_profiles import parse_group
 
@@ -51,12 +51,12 @@ class Create(base.Create, of=CONTEXTS):
 
     ARGUMENTS = (
         (
-            argument(
+            field_argument(
                 "--resources",
                 metavar="CLASS:AMOUNT,...",
                 help="resource classes and amounts, such as FPGA:1",
             ),
-            argument(
+            field_argument(
                 "--group",
                 dest="groups",
                 metavar="KEY=VALUE,...",
@@ -65,7 +65,7 @@ class Create(base.Create, of=CONTEXTS):
                 help="a request group as in device-profile-create; repeat the option for several "
                 "groups",
             ),
-            argument(
+            field_argument(
                 "--device-profile",
                 "--device-profile-id",
                 dest="device_profile",
@@ -98,9 +98,6 @@ class Create(base.Create, of=CONTEXTS):
     def take_action(self, args: Arguments) -> Any:
         """Create the context and return it, or its uuid alone."""
         fields = self.read_fields(args)
-        for name in ("resources", "groups", "device_profile"):
-            if (value := getattr(args, name)) is not None:
-                fields[name] = value
         for name in ("requires", "forbids"):
             if name in fields:
                 fields[name] = ",".join(fields[name])
@@ -147,7 +144,7 @@ class Set(base.Show, of=CONTEXTS):
         field_argument("--description", help="free text; an empty text removes it"),
         (
             _CONFIG_DATA,
-            argument("--no-config-data", action="store_true", help="remove the config data"),
+            flag("--no-config-data", "remove the config data"),
         ),
         (
             argument(
@@ -156,7 +153,7 @@ class Set(base.Show, of=CONTEXTS):
                 help="when the unbound context is deleted, in ISO 8601, such as "
                 "2030-01-31T12:00:00+00:00",
             ),
-            argument("--no-expiry", action="store_true", help="never delete the context"),
+            flag("--no-expiry", "never delete the context"),
         ),
     )
 
@@ -218,7 +215,7 @@ class Candidates(listing.Lister, of=CONTEXT_CANDIDATES):
     ARGUMENTS = (
         argument("context", help="name or uuid of the context"),
         field_argument("--limit", type=int, help="maximum number of candidates, at most 100"),
-        argument("--explain", action="store_true", help="explain why other providers are none"),
+        flag("--explain", "explain why other providers are none"),
     )
 
     def read_rows(self, args: Arguments) -> list[dict[str, Any]]:

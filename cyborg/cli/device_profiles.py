@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cyborg.cli.common import base, formatting, listing
-from cyborg.cli.common.base import argument, field_argument
+from cyborg.cli.common.base import argument, field_argument, flag
 from cyborg.cli.common.rest import Collection, Row
 
 
@@ -126,7 +126,7 @@ class Explain(listing.Lister, of=EXPLANATIONS):
     ARGUMENTS = (
         _PROFILE,
         field_argument("--host", help="the providers of this host"),
-        argument("--providers", action="store_true", help="the providers of all hosts"),
+        flag("--providers", "the providers of all hosts"),
     )
 
     def take_action(self, args: argparse.Namespace) -> Any:

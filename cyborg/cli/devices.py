@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cyborg.cli.common import base, formatting, listing, pci_ids, progress
-from cyborg.cli.common.base import Arguments, Change, argument, field_argument, plan
+from cyborg.cli.common.base import Arguments, Change, argument, field_argument, flag, plan
 from cyborg.cli.common.rest import Collection, CommandError, Row
 from cyborg.cli.jobs import JOBS, WAIT_ARGUMENTS, job_progress
 from cyborg.core.inventory.device import NOT_OFFERED, DeviceType
@@ -150,7 +150,7 @@ class DeviceMaintain(base.Command, of=DEVICES):
             choices=list(SuccessorMode),
             help="whether device contexts get other devices: at first none",
         ),
-        argument("--end", action="store_true", help="end the window now"),
+        flag("--end", "end the window now"),
     )
 
     def take_action(self, args: Arguments) -> None:
@@ -213,12 +213,8 @@ class LayoutSet(base.WaitCommand, listing.Lister, of=RESULTS):
         field_argument("--type", help="the devices of this type, such as GPU"),
         field_argument("--vendor", help="the devices of this vendor id"),
         argument("--model", help="the devices of this model, as in device-list"),
-        argument("--all", action="store_true", help="all devices that can have this layout"),
-        argument(
-            "--drain",
-            action="store_true",
-            help="cordon each device and wait until its bound handles are released",
-        ),
+        flag("--all", "all devices that can have this layout"),
+        flag("--drain", "cordon each device and wait until its bound handles are released"),
     )
 
     def preview(self, args: Arguments) -> list[Change]:
@@ -261,14 +257,8 @@ class LayoutSet(base.WaitCommand, listing.Lister, of=RESULTS):
 
     def _start(self, args: Arguments, device: Row) -> dict[str, Any]:
         """Start the job of a device; return its row."""
-        row = {
-            "device": device["uuid"],
-            "hostname": device["hostname"],
-            "address": device["address"],
-            "job": None,
-            "state": None,
-            "error": None,
-        }
+        names = {"device": device["uuid"], "hostname": device["hostname"]}
+        row = {**names, "address": device["address"], "error": None}
         path = f"{DEVICES.object_path(device['uuid'])}/layout"
         try:
             body = {"layout": args.layout, "drain": args.drain}
@@ -280,7 +270,7 @@ class LayoutSet(base.WaitCommand, listing.Lister, of=RESULTS):
 
     def _wait(self, row: dict[str, Any], within: float) -> dict[str, Any]:
         """Wait for the end of a job; return the row with its result."""
-        if row["job"] is None:
+        if row["error"] is not None:
             return row
         path = JOBS.object_path(row["job"])
         title = f"partitioning of {row['address']} on {row['hostname']}"

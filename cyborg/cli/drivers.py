@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from cyborg.cli import services
 from cyborg.cli.common import base, formatting, listing
-from cyborg.cli.common.base import Arguments, Change, argument, field_argument
+from cyborg.cli.common.base import Arguments, Change, argument, field_argument, flag
 from cyborg.cli.common.formatting import Text
 from cyborg.cli.common.rest import Collection, CommandError, Row
 from cyborg.cli.jobs import WAIT_ARGUMENTS, JobCommand, target_arguments
@@ -236,16 +236,8 @@ class Uninstall(_DriverJob):
     ARGUMENTS = (
         _DRIVER,
         *target_arguments(*_ON_ALL),
-        argument(
-            "--drain",
-            action="store_true",
-            help="cordon the devices of the driver now, and wait until they are released",
-        ),
-        argument(
-            "--force",
-            action="store_true",
-            help="uninstall although devices are in use or hosts are down",
-        ),
+        flag("--drain", "cordon the devices of the driver now, and wait until they are released"),
+        flag("--force", "uninstall although devices are in use or hosts are down"),
     )
 
     def start_job(self, args: Arguments) -> Row:
@@ -287,9 +279,7 @@ class Update(_DriverJob):
                 help="disable the backends: their devices are shown and not offered",
             ),
         ),
-        argument(
-            "--reload", action="store_true", help="create the backends again, also without a change"
-        ),
+        flag("--reload", "create the backends again, also without a change"),
     )
 
     def start_job(self, args: Arguments) -> Row:

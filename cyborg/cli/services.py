@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from cyborg.cli.common import base, formatting, listing
-from cyborg.cli.common.base import Arguments, Change, argument, field_argument, plan
+from cyborg.cli.common.base import Arguments, Change, argument, field_argument, flag, plan
 from cyborg.cli.common.formatting import Text
 from cyborg.cli.common.progress import Progress
 from cyborg.cli.common.rest import Collection, Row
@@ -131,10 +131,9 @@ class ForgetHost(base.Command, tables.ShowOne, of=HOSTS):
 
     ARGUMENTS = (
         argument("host", help="name of the host"),
-        argument(
+        flag(
             "--force",
-            action="store_true",
-            help="also delete the accelerator requests that hold its devices, and what was "
+            "also delete the accelerator requests that hold its devices, and what was "
             "allocated of its resource providers in Placement",
         ),
     )

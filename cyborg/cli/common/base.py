@@ -7,7 +7,7 @@ They share the options ``--dry-run`` and ``--service-token``.
 import argparse
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TextIO
 
@@ -85,14 +85,15 @@ class Argument:
         """Return the name of the value in the parsed arguments."""
         return str(self.options.get("dest", self.names[-1].lstrip("-").replace("-", "_")))
 
-    def add_to(self, parser: argparse._ActionsContainer) -> None:
-        """Add the argument to a parser or a group."""
-        parser.add_argument(*self.names, **self.options)
-
 
 def argument(*names: str, **options: Any) -> Argument:
     """Return an argument that is not a field of the request."""
     return Argument(names, options)
+
+
+def flag(name: str, help_text: str) -> Argument:
+    """Return an option without a value, which is not a field of the request."""
+    return argument(name, action="store_true", help=help_text)
 
 
 def field_argument(
@@ -141,14 +142,12 @@ def wait_arguments(until: str, seconds: float, note: str = "") -> tuple[Argument
     """Return the arguments to wait for the end of some work, for a maximum time."""
     within = f"with --wait, the maximum time to wait ({seconds:g}){note}"
     return (
-        argument("--wait", action="store_true", help=f"wait until {until}"),
+        flag("--wait", f"wait until {until}"),
         within_argument(seconds, within),
     )
 
 
-DRY_RUN = argument(
-    "--dry-run", action="store_true", help="only show which objects would be changed"
-)
+DRY_RUN = flag("--dry-run", "only show which objects would be changed")
 
 
 class RestApp(app.App):
@@ -204,20 +203,17 @@ class Command(command.Command):
         shorten_errors(parser)
         for item in (*self.OPTIONS, *self.ARGUMENTS):
             group = parser.add_mutually_exclusive_group() if isinstance(item, tuple) else parser
-            for each in item if isinstance(item, tuple) else (item,):
-                each.add_to(group)
+            for each in _flatten([item]):
+                group.add_argument(*each.names, **each.options)
         return parser
 
     def read_fields(self, args: Arguments) -> dict[str, Any]:
         """Return the fields of the request that are given."""
         fields = {}
-        for item in self.ARGUMENTS:
-            if isinstance(item, Argument) and item.field is not None:
-                value = getattr(args, item.dest)
-                if value is not None and item.lookup is not None:
-                    value = item.lookup(self.app.rest, value)
-                if value is not None:
-                    fields[item.field] = value
+        for item in _flatten(self.ARGUMENTS):
+            value = None if item.field is None else getattr(args, item.dest)
+            if value is not None:
+                fields[item.field] = item.lookup(self.app.rest, value) if item.lookup else value
         return fields
 
     def find_uuids(self, args: Arguments) -> list[str]:
@@ -230,6 +226,12 @@ class Command(command.Command):
     def find_path(self, args: Arguments) -> str:
         """Return the path of the object that the first argument names."""
         return self.COLLECTION.object_path(self.find_uuids(args)[0])
+
+
+def _flatten(items: Iterable[Argument | tuple[Argument, ...]]) -> Iterator[Argument]:
+    """Yield arguments, those of a tuple one after another."""
+    for item in items:
+        yield from item if isinstance(item, tuple) else (item,)
 
 
 class Show(Command, tables.ShowOne):

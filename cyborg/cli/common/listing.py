@@ -125,10 +125,8 @@ class Watcher:
 MIN_COLUMN_WIDTH = 8  # characters that a truncated column keeps
 
 
-LONG = base.argument(
-    "--long",
-    action="store_true",
-    help="show all fields and full uuids, with a table for each object if they do not fit",
+LONG = base.flag(
+    "--long", "show all fields and full uuids, with a table for each object if they do not fit"
 )
 
 

@@ -68,11 +68,6 @@ class HostView:
     nodes: Mapping[int | None, Sequence[DeviceView]]
     is_partial: bool
 
-    @property
-    def num_devices(self) -> int:
-        """Return the number of devices."""
-        return sum(len(devices) for devices in self.nodes.values())
-
 
 @dataclass(frozen=True, slots=True)
 class TopologyView:

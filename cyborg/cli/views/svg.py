@@ -9,6 +9,7 @@ import math
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from cyborg.cli.common.formatting import UUID, UUID_PREFIXES
@@ -28,26 +29,6 @@ MAX_OWNERS = 4
 CHARACTER = 7.3
 ROW_CELLS = (CARD_WIDTH - 2 * PAD) // (CELL + CELL_GAP)
 
-STYLE = """
-svg { --paper: #f6f7f9; --panel: #ffffff; --line: #d5dae1; --text: #1f2933; --soft: #5b6774;
-  --owned: #2563eb; --free: #cfd8e3; --dirty: #d97706; --draining: #9333ea; --cordoned: #7b8794;
-  --bad: #b91c1c; --good: #15803d; --warn: #b45309; }
-@media (prefers-color-scheme: dark) { svg { --paper: #11161c; --panel: #1b222b; --line: #36414d;
-  --text: #e6ebf0; --soft: #9aa7b4; --owned: #60a5fa; --free: #3b4755; --dirty: #fbbf24;
-  --draining: #c084fc; --cordoned: #7d8b99; --bad: #f87171; --good: #4ade80; --warn: #fbbf24; } }
-text { font: 12px ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace; fill: var(--text); }
-.title { font: 600 20px system-ui, 'DejaVu Sans', sans-serif; }
-.host { font: 600 16px system-ui, 'DejaVu Sans', sans-serif; }
-.node { font: 600 12px system-ui, 'DejaVu Sans', sans-serif; fill: var(--soft); }
-.address { font-weight: 600; }
-.soft { fill: var(--soft); } .good { fill: var(--good); } .warn { fill: var(--warn); }
-.bad { fill: var(--bad); }
-.paper { fill: var(--paper); } .panel { fill: var(--panel); stroke: var(--line); }
-.card { fill: var(--paper); stroke: var(--line); } .card.unhealthy { stroke: var(--bad); }
-.owned { fill: var(--owned); } .free { fill: var(--free); } .dirty { fill: var(--dirty); }
-.draining { fill: var(--draining); } .cordoned { fill: var(--cordoned); }
-.error { fill: var(--bad); }
-"""
 _STATES = {"up": "good", "late": "warn", "down": "bad"}
 _USES = ("owned", "dirty", "draining", "cordoned", "error", "free")
 
@@ -73,7 +54,8 @@ def draw_svg(topology: TopologyView) -> bytes:
     root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "role": "img"})
     ET.SubElement(root, "title").text = "Accelerators by host"
     ET.SubElement(root, "desc").text = _clean(_describe(topology))
-    ET.SubElement(root, "style").text = STYLE
+    style = Path(__file__).with_name("svg.css").read_text("utf-8")
+    ET.SubElement(root, "style").text = f"\n{style}"
     _rect(root, "paper", 0, 0, WIDTH, 0)
     # Its height is known at the end.
     paper = root[-1]
@@ -96,7 +78,10 @@ def draw_svg(topology: TopologyView) -> bytes:
 
 
 def _describe(topology: TopologyView) -> str:
-    hosts = (f"{host.name} ({host.state}): {host.num_devices} devices" for host in topology.hosts)
+    hosts = (
+        f"{host.name} ({host.state}): {sum(map(len, host.nodes.values()))} devices"
+        for host in topology.hosts
+    )
     return "; ".join(hosts) or "no hosts"
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cyborg.cli.common import base
-from cyborg.cli.common.base import Arguments, argument
+from cyborg.cli.common.base import Arguments, argument, flag
 from cyborg.cli.common.formatting import UUID, UUID_PREFIXES
 from cyborg.cli.common.listing import DEFAULT_INTERVAL, parse_interval
 from cyborg.cli.common.rest import CommandError, RestClient, Row
@@ -248,7 +248,7 @@ class Top(base.WaitCommand):
             metavar="SECONDS",
             help="seconds between two refreshes, 2 by default",
         ),
-        argument("--once", action="store_true", help="print the state once"),
+        flag("--once", "print the state once"),
         text.FORMAT,
     )
 

@@ -26,23 +26,13 @@ from oslo_config import cfg
 from oslo_middleware import http_proxy_to_wsgi, request_id
 from pecan.core import Pecan
 
-from cyborg.api import auth, versions
+from cyborg.api import auth, middleware, versions
 from cyborg.api.body import BodyReader
 from cyborg.api.console.sign_in import ConsoleSession
 from cyborg.api.console.site import ConsoleSite
 from cyborg.api.controller import ApiContext, Request
 from cyborg.api.faults import FaultHook, FaultMiddleware
 from cyborg.api.health import Health
-from cyborg.api.middleware import (
-    HEALTHCHECK,
-    HOST,
-    VERSIONS,
-    AccessLog,
-    App,
-    EntryMiddleware,
-    HostCheck,
-    add_audit,
-)
 from cyborg.api.openapi.document import PATHS, OpenApiDocument
 from cyborg.api.routes import Root, build_routes, make_route_finder
 from cyborg.compat.api import cache_pecan_signatures
@@ -72,23 +62,24 @@ class Api:
         # Exceptions are handled within authentication, because keystonemiddleware would answer
         # them in its own format.
         # From the innermost layer to the outermost; a request passes them in the opposite order.
-        app: App = BodyReader(resources, conf)
+        app: middleware.App = BodyReader(resources, conf)
         if conf.api.console:
             app = ConsoleSession(app, conf)
-        app = add_audit(FaultMiddleware(app), conf)
+        app = middleware.add_audit(FaultMiddleware(app), conf)
         app = auth.add_authentication(app, conf, make_enforcer(conf))
-        documents = dict.fromkeys(PATHS, OpenApiDocument(routes).document)
+        documents = dict(middleware.VERSIONS)
+        documents |= dict.fromkeys(PATHS, OpenApiDocument(routes).document)
         # Outside of authentication: the documents are public, and headers are checked before
         # keystone is called.
-        app = EntryMiddleware(app, conf, self.health, documents)
-        paths = {HEALTHCHECK, *VERSIONS, *documents}
+        app = middleware.EntryMiddleware(app, conf, self.health, documents)
+        paths = {middleware.HEALTHCHECK, *documents}
         if conf.api.console:
             app = site = ConsoleSite(app, conf)
             paths |= site.paths
         if conf.auth_strategy == "noauth":
             # Outside of all that answers: after a DNS rebinding, another site must not read even
             # the public documents.
-            app = HostCheck(app, conf.api.server_names)
+            app = middleware.HostCheck(app, conf.api.server_names)
         app = versions.MicroversionHeaders(FaultMiddleware(app))
         # Always constructed: it registers the option that the next line reads.
         proxied = http_proxy_to_wsgi.HTTPProxyToWSGI(app, conf)
@@ -96,9 +87,9 @@ class Api:
             app = proxied
         find_route = make_route_finder(routes, paths)
         # Outside of the proxy layer and of errors: it counts every request, with its last status.
-        app = AccessLog(app, find_route, recorder)
+        app = middleware.AccessLog(app, find_route, recorder)
         if conf.tracing.enabled:
-            app = TracingMiddleware(app, find_route, {HEALTHCHECK})
+            app = TracingMiddleware(app, find_route, {middleware.HEALTHCHECK})
         # The outermost: all lines of the log have the request id.
         self._app = request_id.RequestId(app, conf)
 
@@ -106,7 +97,7 @@ class Api:
         """Serve one request."""
         # Saved before the proxy headers, which any client can forge, replace these values.
         environ[auth.PEER] = environ.get("REMOTE_ADDR")
-        environ[HOST] = environ.get("HTTP_HOST")
+        environ[middleware.HOST] = environ.get("HTTP_HOST")
         return self._app(environ, start_response)
 
 

@@ -4,6 +4,7 @@
 import functools
 import ipaddress
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from oslo_config import cfg
@@ -22,24 +23,17 @@ ENVIRON = "cyborg.caller"
 NAMES_SERVICE = "cyborg.names_service"
 
 
+@dataclass(frozen=True)
 class Caller:
     """The owner of a token; ``is_service`` is True if a valid service token came with it.
 
     Without keystone, every caller is a service; ``has_service_token`` is whether it says so.
     """
 
-    def __init__(
-        self,
-        request_context: context.RequestContext,
-        is_service: bool,
-        enforcer: policy.Enforcer,
-        *,
-        has_service_token: bool,
-    ) -> None:
-        self.context = request_context
-        self.is_service = is_service
-        self.has_service_token = has_service_token
-        self._enforcer = enforcer
+    context: context.RequestContext
+    is_service: bool
+    enforcer: policy.Enforcer
+    has_service_token: bool
 
     @property
     def project_id(self) -> str | None:
@@ -48,24 +42,23 @@ class Caller:
 
     def require(self, rule: str) -> None:
         """Raise Forbidden unless the policy allows the rule in the token's project."""
-        policies.authorize(
-            self._enforcer, rule, self._credentials(), {"project_id": self.project_id}
-        )
+        target = {"project_id": self.project_id}
+        policies.authorize(self.enforcer, rule, self._credentials(), target)
 
     def allows(self, rule: str) -> bool:
         """Return whether the policy allows the rule in the token's project."""
         target = {"project_id": self.project_id}
-        return bool(self._enforcer.authorize(rule, target, self._credentials()))
+        return bool(self.enforcer.authorize(rule, target, self._credentials()))
 
     @functools.cached_property
     def is_elevated(self) -> bool:
         """Return whether the caller administers the accelerators of the whole cloud."""
-        return bool(self._enforcer.authorize("elevated", {}, self._credentials()))
+        return bool(self.enforcer.authorize("elevated", {}, self._credentials()))
 
     @property
     def administrators(self) -> str:
         """Return who administers the accelerators, for an error: with which roles."""
-        roles = policies.describe_roles(self._enforcer, "elevated")
+        roles = policies.describe_roles(self.enforcer, "elevated")
         return f"administrators, with {roles}," if roles else "administrators"
 
     @property
@@ -79,10 +72,8 @@ class Caller:
         """Return the project of the instances that the caller can manage; None means any."""
         # An instance that Nova binds with a member's token belongs to that member's project. The
         # token of an administrator or a service does not identify the project of the instance.
-        is_member = not self.is_elevated and "service" not in {
-            r.lower() for r in self.context.roles
-        }
-        return self.project_id if is_member else None
+        roles = {role.lower() for role in self.context.roles}
+        return None if self.is_elevated or "service" in roles else self.project_id
 
     def _credentials(self) -> dict[str, Any]:
         ctx = self.context
@@ -109,7 +100,7 @@ def read_caller(
     token_roles = {role.lower() for role in ctx.service_roles}
     is_service = not token_roles.isdisjoint(role.lower() for role in service_roles)
     has_service_token = is_service and environ.get(NAMES_SERVICE, True)
-    return Caller(ctx, is_service, enforcer, has_service_token=has_service_token)
+    return Caller(ctx, is_service, enforcer, has_service_token)
 
 
 PEER = "cyborg.peer"
@@ -124,13 +115,13 @@ _IDENTITY_HEADERS = ("HTTP_X_", "HTTP_OPENSTACK_SYSTEM_SCOPE")
 def add_authentication(app: App, conf: cfg.ConfigOpts, enforcer: policy.Enforcer) -> App:
     """Wrap the app in the authentication layers that ``[DEFAULT] auth_strategy`` selects."""
     if conf.auth_strategy == "noauth":
-        return LoopbackAuth(_CallerMiddleware(app, enforcer, lambda: (_SERVICE_ROLE,)))
+        return LoopbackAuth(_add_caller(app, enforcer, lambda: (_SERVICE_ROLE,)))
     check_config(conf)
     from keystonemiddleware import auth_token
 
     # A malformed token, or an answer of keystone that is not from keystone, is no bug.
     drop_tracebacks(("keystonemiddleware.auth_token",), (Exception,))
-    inner = _CallerMiddleware(app, enforcer, lambda: conf.keystone_authtoken.service_token_roles)
+    inner = _add_caller(app, enforcer, lambda: conf.keystone_authtoken.service_token_roles)
     return _KeystoneErrors(auth_token.AuthProtocol(inner, {"oslo_config_config": conf}))
 
 
@@ -211,19 +202,17 @@ def _rejection_error(status: str, headers: Mapping[str, str]) -> Exception:
     )
 
 
-class _CallerMiddleware:
-    """A WSGI layer that builds the Caller from the identity headers."""
+def _add_caller(
+    app: App, enforcer: policy.Enforcer, service_roles: Callable[[], Collection[str]]
+) -> App:
+    """Wrap the app in a layer that builds the Caller from the identity headers."""
 
-    def __init__(
-        self, app: App, enforcer: policy.Enforcer, service_roles: Callable[[], Iterable[str]]
-    ) -> None:
-        self._app = app
-        self._enforcer = enforcer
-        self._service_roles = service_roles
+    def serve(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        # The roles are read at each request: a reload of the configuration can change them.
+        environ[ENVIRON] = read_caller(environ, service_roles(), enforcer)
+        return app(environ, start_response)
 
-    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        environ[ENVIRON] = read_caller(environ, tuple(self._service_roles()), self._enforcer)
-        return self._app(environ, start_response)
+    return serve
 
 
 class LoopbackAuth:

@@ -7,6 +7,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import webob
@@ -38,27 +39,21 @@ App = Callable[..., Iterable[bytes]]
 FindRoute = Callable[[str, str], tuple[str, str]]
 
 
+@dataclass(frozen=True, slots=True)
 class AccessLog:
     """A WSGI layer that logs and counts each request.
 
     ``find_route`` is that of ``cyborg.api.routes``.
     """
 
-    def __init__(
-        self,
-        app: App,
-        find_route: FindRoute,
-        recorder: MetricRecorder,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._app = app
-        self._find_route = find_route
-        self._recorder = recorder
-        self._clock = clock
+    app: App
+    find_route: FindRoute
+    recorder: MetricRecorder
+    clock: Callable[[], float] = time.monotonic
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         """Serve one request."""
-        started = self._clock()
+        started = self.clock()
         _reset_context(environ)
         method, path = environ["REQUEST_METHOD"], environ.get("PATH_INFO", "")
         status = 500  # if a layer fails without a response
@@ -69,13 +64,13 @@ class AccessLog:
             return start_response(line, headers, *more)
 
         try:
-            return self._app(environ, start)
+            return self.app(environ, start)
         finally:
-            seconds = self._clock() - started
+            seconds = self.clock() - started
             # Not each method of each route: anybody could add series, also without a token.
-            served, route = self._find_route(method, path)
-            self._recorder.count(API_REQUESTS, served, route, str(status))
-            self._recorder.observe(API_SECONDS, seconds, served, route)
+            served, route = self.find_route(method, path)
+            self.recorder.count(API_REQUESTS, served, route, str(status))
+            self.recorder.observe(API_SECONDS, seconds, served, route)
             self._log(method if method in METHODS else UNKNOWN, route, status, seconds * 1000)
 
     def _log(self, shown: str, route: str, status: int, ms: float) -> None:
@@ -160,6 +155,7 @@ VERSIONS: Documents = {
 }
 
 
+@dataclass(frozen=True, slots=True)
 class EntryMiddleware:
     """A WSGI layer that serves public documents, and checks the headers of all other requests.
 
@@ -167,13 +163,10 @@ class EntryMiddleware:
     public documents to functions that return the document for a root URL.
     """
 
-    def __init__(
-        self, app: App, conf: cfg.ConfigOpts, health: Health, documents: Documents
-    ) -> None:
-        self._app = app
-        self._conf = conf
-        self._health = health
-        self._documents = {**VERSIONS, **documents}
+    app: App
+    conf: cfg.ConfigOpts
+    health: Health
+    documents: Documents
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         """Serve one request. Raise an exception that ``faults`` maps to a response."""
@@ -181,17 +174,17 @@ class EntryMiddleware:
         # Before everything else: a probe has no microversion, and may have any Accept.
         if path == HEALTHCHECK:
             require_get(environ)
-            healthy, document = self._health.check()
-            return _json_response(document, 200 if healthy else 503)(environ, start_response)
+            healthy, document = self.health.check()
+            return json_response(document, 200 if healthy else 503)(environ, start_response)
         # Before the documents: their links start with it, too.
-        environ[ROOT] = root_url(environ, self._conf)
-        if path in self._documents:
+        environ[ROOT] = root_url(environ, self.conf)
+        if path in self.documents:
             require_get(environ)
-            return _json_response(self._documents[path](environ[ROOT]))(environ, start_response)
+            return json_response(self.documents[path](environ[ROOT]))(environ, start_response)
         environ[versions.ENVIRON] = versions.requested_version(environ)
         require_json(environ)
-        check_content_length(environ, self._conf.api.max_body_size)
-        return self._app(environ, start_response)
+        check_content_length(environ, self.conf.api.max_body_size)
+        return self.app(environ, start_response)
 
 
 def root_url(environ: dict[str, Any], conf: cfg.ConfigOpts) -> str:
@@ -248,8 +241,10 @@ def require_get(environ: Mapping[str, Any]) -> None:
         )
 
 
-def _json_response(document: Mapping[str, Any], status: int = 200) -> webob.Response:
-    return webob.Response(body=json.dumps(document).encode(), status=status, content_type=JSON)
+def json_response(document: Mapping[str, Any], status: int = 200, **headers: Any) -> webob.Response:
+    """Return a response with a JSON object; ``headers`` are attributes of ``webob.Response``."""
+    body = json.dumps(document).encode()
+    return webob.Response(body=body, status=status, content_type=JSON, **headers)
 
 
 SERVICE_TYPE = "accelerator"

@@ -13,13 +13,7 @@ from cyborg.cli.common.progress import Progress
 from cyborg.cli.common.rest import Collection, CommandError, Row
 from cyborg.cli.device_contexts import CONTEXTS
 from cyborg.cli.terminal import tables
-from cyborg.core.attachments.attachment import (
-    RELEASE_STEPS,
-    AttachmentState,
-    Mode,
-    Step,
-    describe_target,
-)
+from cyborg.core.attachments import attachment as core
 
 SHORT = formatting.columns_of("uuid, instance_uuid=Instance, selected, mode, state, error")
 LONG = formatting.columns_of(
@@ -41,7 +35,7 @@ def _format_row(row: Row) -> dict[str, Any]:
             selected = formatting.Text(f"{kind} {uuid}", text)
     instance: Any = row["instance_uuid"]
     if instance is None:
-        instance = formatting.Text(None, describe_target(None, row["hostname"]))
+        instance = formatting.Text(None, core.describe_target(None, row["hostname"]))
     return {**row, "selected": selected, "instance_uuid": instance}
 
 
@@ -85,7 +79,7 @@ class List(listing.Lister, of=ATTACHMENTS):
         field_argument("--host", help="only attachments of this host itself, not of servers on it"),
         field_argument(
             "--state",
-            choices=[str(state) for state in AttachmentState],
+            choices=[str(state) for state in core.AttachmentState],
             help="only attachments in this state",
         ),
     )
@@ -108,7 +102,7 @@ class _Attach(base.WaitCommand, tables.ShowOne):
         if args.wait:
             path = ATTACHMENTS.object_path(row["uuid"])
             row = self.wait(path, _measure, "attaching", args.within, show_counts=False)
-            if row["state"] != AttachmentState.ATTACHED:
+            if row["state"] != core.AttachmentState.ATTACHED:
                 self.app.LOG.error("cannot attach: %s", row["error"] or "it was cancelled")
                 self._status = 1
         return ATTACHMENTS.build_object(row)
@@ -127,7 +121,7 @@ class Attach(_Attach, of=ATTACHMENTS):
         *_SELECTORS,
         field_argument(
             "--mode",
-            choices=[str(mode) for mode in Mode if mode is not Mode.HOST],
+            choices=[str(mode) for mode in core.Mode if mode is not core.Mode.HOST],
             help="how the guest gets them: next-boot (default), or live",
         ),
         field_argument(
@@ -189,7 +183,7 @@ class _Detach(base.WaitCommand):
             row = self.app.rest.call("GET", path)
             # The service detaches by uuid, of whatever server: the words of the user must agree.
             if _target(row) != target:
-                found = describe_target(row["instance_uuid"], _target(row))
+                found = core.describe_target(row["instance_uuid"], _target(row))
                 raise CommandError(f"attachment {uuid} belongs to {found}, not to {target}")
         else:
             path, query = ATTACHMENTS.path, {self.TARGET: target, **query}
@@ -205,7 +199,7 @@ class _Detach(base.WaitCommand):
 
     def _read_detaching(self, target: str) -> dict[str, Any]:
         """Return the attachments of a server or host that are being detached, of all pages."""
-        filters = {self.TARGET: target, "state": AttachmentState.DETACHING}
+        filters = {self.TARGET: target, "state": core.AttachmentState.DETACHING}
         return self.app.rest.read_whole(ATTACHMENTS.path, ATTACHMENTS.rows_key, **filters)
 
     def _find_holders(self, target: str, accelerator: str) -> Set[str]:
@@ -258,7 +252,7 @@ def _check_selection(args: Arguments) -> None:
 
 
 def _measure(row: Row) -> Progress:
-    is_working = row["state"] == AttachmentState.ATTACHING
+    is_working = row["state"] == core.AttachmentState.ATTACHING
     pending = f"attachment {row['uuid']} is {row['state']}: {row['error'] or row['step']}"
     return Progress(0, 0, pending if is_working else None, [_describe(row)] if is_working else [])
 
@@ -267,14 +261,14 @@ def _measure_detach(target: str, selected: Set[str] | None, page: Row) -> Progre
     rows = [
         row
         for row in page["attachments"]
-        if row["state"] == AttachmentState.DETACHING
+        if row["state"] == core.AttachmentState.DETACHING
         and _target(row) == target
         and (selected is None or row["uuid"] in selected)
     ]
     if not rows:
         return Progress(0, 0, None)
     lines = [_describe(row) for row in rows]
-    name = describe_target(rows[0]["instance_uuid"], target)
+    name = core.describe_target(rows[0]["instance_uuid"], target)
     return Progress(0, 0, f"{name} has {len(rows)} attachments: {lines[0]}", lines)
 
 
@@ -284,9 +278,9 @@ def _target(row: Row) -> str:
 
 
 def _describe(row: Row) -> str:
-    verb = "undoing" if row["state"] == AttachmentState.ATTACHING and _is_undo(row) else "step"
+    verb = "undoing" if row["state"] == core.AttachmentState.ATTACHING and _is_undo(row) else "step"
     return f"{verb} {row['step']}" + (f": {row['error']}" if row["error"] else "")
 
 
 def _is_undo(row: Row) -> bool:
-    return row["step"] is not None and Step(row["step"]) in RELEASE_STEPS
+    return row["step"] is not None and core.Step(row["step"]) in core.RELEASE_STEPS

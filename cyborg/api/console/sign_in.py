@@ -22,7 +22,7 @@ from cyborg.api import auth
 from cyborg.api.auth import KEYSTONE_TIMEOUT
 from cyborg.api.body import BodyReader
 from cyborg.api.console.throttle import Throttle, client_key
-from cyborg.api.middleware import JSON, App, check_content_length, require_get
+from cyborg.api.middleware import JSON, App, check_content_length, json_response, require_get
 from cyborg.core.errors import Invalid, Misconfigured, Unavailable
 from cyborg.core.text import to_iso
 from cyborg.core.validation import check_text
@@ -43,10 +43,8 @@ class ConsoleSession:
         if environ.get("PATH_INFO") != SESSION:
             return self._app(environ, start_response)
         require_get(environ)
-        document = self._show(environ[auth.ENVIRON])
-        response = webob.Response(body=json.dumps(document).encode(), content_type=JSON)
-        # The response has the token.
-        response.headers["Cache-Control"] = "no-store"
+        # It depends on the token of the request, of which no cache knows.
+        response = json_response(self._show(environ[auth.ENVIRON]), cache_control="no-store")
         return response(environ, start_response)
 
     def _show(self, caller: auth.Caller) -> dict[str, Any]:
@@ -113,9 +111,8 @@ class SignIn:
         user = (credentials["user_domain"].casefold(), credentials["user"].casefold())
         with self._throttle.call(client_key(environ.get("REMOTE_ADDR")), user):
             document = self._authenticate(keystone_url(self._conf), credentials)
-        response = webob.Response(body=json.dumps(document).encode(), status=201, content_type=JSON)
-        response.headers["Cache-Control"] = "no-store"
-        return response(environ, start_response)
+        # The response has the token.
+        return json_response(document, 201, cache_control="no-store")(environ, start_response)
 
     def _authenticate(self, url: str, credentials: Mapping[str, str]) -> dict[str, Any]:
         options = self._conf.keystone_authtoken
@@ -154,10 +151,7 @@ class SignIn:
             # OSError: a file of TLS. The last three: an answer that is not keystone's.
             raise Unavailable(f"cannot sign in at keystone: {type(error).__name__}") from error
         expires = access.expires
-        return {
-            "token": token,
-            "expires_at": None if expires is None else to_iso(expires),
-        }
+        return {"token": token, "expires_at": None if expires is None else to_iso(expires)}
 
     def _rejection(self, text: str) -> exc.HTTPUnauthorized:
         # Not the URL that this service uses, which may be internal.

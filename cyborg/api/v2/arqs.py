@@ -8,18 +8,10 @@ from cyborg import tracing
 from cyborg.api import types
 from cyborg.api.controller import PageRequest, RequestContext, Resource
 from cyborg.api.operation import Collection
+from cyborg.core import errors
 from cyborg.core.binding.arqs import BindRequest, UnbindRequest, parse_patch
 from cyborg.core.binding.profile import parse_name
 from cyborg.core.binding.states import RESOLVED, ArqState
-from cyborg.core.errors import (
-    Conflict,
-    CyborgError,
-    Forbidden,
-    Invalid,
-    NotFound,
-    ServiceTokenRequired,
-    Unresolved,
-)
 from cyborg.db.binding import read
 
 PATHS = ("/hostname", "/device_rp_uuid", "/instance_uuid", "/project_id")
@@ -75,7 +67,7 @@ class Controller(Resource):
             "state": types.Enum(*ArqState),
         },
         query_since={"state": STATE_SINCE},
-        raises=(Unresolved,),
+        raises=(errors.Unresolved,),
     )
     def find(
         self,
@@ -121,7 +113,7 @@ class Controller(Resource):
         answer=ARQS.list_type,
         status=201,
         ignore_unknown=True,
-        raises=(NotFound, Conflict),
+        raises=(errors.NotFound, errors.Conflict),
     )
     def create(self, request: RequestContext, body: AcceleratorRequestCreate) -> Any:
         """Create one ARQ for each unit of each group of a profile, in the order of the groups.
@@ -131,9 +123,9 @@ class Controller(Resource):
         name = body.device_profile_name
         try:
             parse_name(name)
-        except CyborgError:
+        except errors.CyborgError:
             # No profile can have an invalid name.
-            raise NotFound(
+            raise errors.NotFound(
                 f"device_profile_name: no device profile {name[:255]!r}; GET /v2/device_profiles "
                 "lists the known ones"
             ) from None
@@ -149,7 +141,7 @@ class Controller(Resource):
         status=202,
         body=Patch,
         service="binding or unbinding an ARQ",
-        raises=(NotFound, Conflict),
+        raises=(errors.NotFound, errors.Conflict),
     )
     def patch(self, request: RequestContext, body: Sequence[BindRequest | UnbindRequest]) -> None:
         """Bind ARQs to an instance, or unbind them: all of them or none."""
@@ -161,7 +153,7 @@ class Controller(Resource):
         status=202,
         body=Patch,
         service="binding or unbinding an ARQ",
-        raises=(Conflict,),
+        raises=(errors.Conflict,),
     )
     def patch_one(
         self, request: RequestContext, uuid: str, body: Sequence[BindRequest | UnbindRequest]
@@ -169,32 +161,34 @@ class Controller(Resource):
         """Bind or unbind one ARQ."""
         # The body names the ARQ again: a body for another ARQ is a mistake of the client.
         if [item.request for item in body] != [uuid]:
-            raise Invalid(f"body: expected operations of {uuid} only", field="body")
+            raise errors.Invalid(f"body: expected operations of {uuid} only", field="body")
         self._patch(request, body)
 
     @ARQS.operation(
         "DELETE accelerator_requests",
         "delete",
         query={"arqs": types.CommaSeparated(), "instance": types.Uuid()},
-        raises=(NotFound, Conflict),
+        raises=(errors.NotFound, errors.Conflict),
     )
     def delete_many(
         self, request: RequestContext, arqs: tuple[str, ...] | None, instance: str | None
     ) -> None:
         """Delete the given ARQs, or all ARQs of an instance."""
         if (arqs is None) == (instance is None):
-            raise Invalid("query: give either arqs or instance, not both", field="arqs")
+            raise errors.Invalid("query: give either arqs or instance, not both", field="arqs")
         # Only Nova knows that the instance is gone: a user could pull devices from a running one.
         if instance is not None and not request.caller.is_service:
-            raise ServiceTokenRequired("deleting ARQs by instance requires a service token")
+            raise errors.ServiceTokenRequired("deleting ARQs by instance requires a service token")
         if arqs is None:
             self._delete(request, None, instance)
         elif not arqs:
-            raise Invalid("arqs: empty, expected uuids of accelerator requests", field="arqs")
+            raise errors.Invalid(
+                "arqs: empty, expected uuids of accelerator requests", field="arqs"
+            )
         else:
             self._delete(request, [types.load(types.Uuid(), arq, "arqs") for arq in arqs], None)
 
-    @ARQS.operation("DELETE accelerator_requests/{uuid}", raises=(Conflict,))
+    @ARQS.operation("DELETE accelerator_requests/{uuid}", raises=(errors.Conflict,))
     def delete(self, request: RequestContext, uuid: str) -> None:
         """Delete one ARQ."""
         self._delete(request, [uuid], None)
@@ -218,7 +212,7 @@ class Controller(Resource):
 
 def _require_resolved(rows: Sequence[read.ArqRow], instance: str) -> None:
     if unresolved := [row["uuid"] for row in rows if row["state"] not in RESOLVED]:
-        raise Unresolved(
+        raise errors.Unresolved(
             f"{len(unresolved)} of {len(rows)} ARQs of instance {instance} are not resolved yet, "
             "retry"
         )
@@ -226,9 +220,9 @@ def _require_resolved(rows: Sequence[read.ArqRow], instance: str) -> None:
 
 def _check_project_override(request: RequestContext) -> None:
     if request.version < PROJECT_SINCE:
-        raise Invalid("/project_id requires microversion 2.1", field="/project_id")
+        raise errors.Invalid("/project_id requires microversion 2.1", field="/project_id")
     if not request.caller.is_elevated:
-        raise Forbidden(
+        raise errors.Forbidden(
             f"/project_id: only {request.caller.administrators} may set it; omit it",
             field="/project_id",
         )

@@ -21,13 +21,8 @@ from cyborg.core.contexts.context import merge_config
 from cyborg.core.contexts.states import OWNING
 from cyborg.core.errors import Forbidden
 from cyborg.core.explain import explanation as core
+from cyborg.core.explain import request_fit
 from cyborg.core.explain.predicates import Failure, Predicate
-from cyborg.core.explain.request_fit import (
-    Rejection,
-    RequestFit,
-    evaluate_request,
-    explain_rejections,
-)
 from cyborg.db import paging
 from cyborg.db.binding import project_units
 from cyborg.db.contexts import read as device_contexts
@@ -239,7 +234,7 @@ class Controller(Resource):
             states = provider_states.find(
                 connection, host=host, attach_targets={demand.target for demand in demands}
             )
-            fit = evaluate_request(demands, states, check)
+            fit = request_fit.evaluate_request(demands, states, check)
             summaries = fit.summarize()
             texts = {} if elevated else _visible_owners(connection, request, summaries)
             document: dict[str, Any] = {
@@ -322,7 +317,7 @@ def explain_absent_providers(
         for providers in candidate["mappings"].values()
         for uuid in providers
     }
-    found = explain_rejections(demands, states, returned, reason, limit=MAX_REJECTED)
+    found = request_fit.explain_rejections(demands, states, returned, reason, limit=MAX_REJECTED)
     return [_rejected(rejection) for rejection in found]
 
 
@@ -402,13 +397,13 @@ def _last_failure(failure: Mapping[str, Any] | None, elevated: bool) -> dict[str
     return types.serialize(LastFailure, shown)
 
 
-def _rejected(rejection: Rejection) -> dict[str, Any]:
+def _rejected(rejection: request_fit.Rejection) -> dict[str, Any]:
     groups = [_provider_group(g.demand.number, g.failure, g.text) for g in rejection.groups]
     return {**types.serialize(Provider, rejection.provider), "groups": groups}
 
 
 def _provider(
-    state: core.ProviderState, fit: RequestFit, owners: Sequence[core.Holder]
+    state: core.ProviderState, fit: request_fit.RequestFit, owners: Sequence[core.Holder]
 ) -> dict[str, Any]:
     failures = zip(fit.demands, fit.failures(state), strict=True)
     return {

@@ -211,8 +211,7 @@ class Command(command.Command):
         """Return the fields of the request that are given."""
         fields = {}
         for item in _flatten(self.ARGUMENTS):
-            value = None if item.field is None else getattr(args, item.dest)
-            if value is not None:
+            if item.field is not None and (value := getattr(args, item.dest)) is not None:
                 fields[item.field] = item.lookup(self.app.rest, value) if item.lookup else value
         return fields
 

@@ -14,15 +14,7 @@ from uuid import uuid4
 from cyborg.cli.common import base
 from cyborg.cli.common.base import argument
 from cyborg.cli.common.rest import CommandError
-from cyborg.cli.views import text
-from cyborg.cli.views.inventory import (
-    MAX_HOSTS,
-    DeployableView,
-    DeviceView,
-    HostView,
-    TopologyView,
-    fetch_topology,
-)
+from cyborg.cli.views import inventory, text
 from cyborg.cli.views.svg import draw_svg
 from cyborg.cli.views.text import Canvas, Part
 
@@ -43,7 +35,7 @@ class Node:
     children: Sequence["Node"] = ()
 
 
-def build_tree(topology: TopologyView, canvas: Canvas) -> list["Text"]:
+def build_tree(topology: inventory.TopologyView, canvas: Canvas) -> list["Text"]:
     """Return the lines of the trees of all hosts."""
     lines = []
     for host in topology.hosts:
@@ -69,7 +61,7 @@ def _draw(node: Node, canvas: Canvas, branch: str, indent: str) -> Iterator["Tex
         )
 
 
-def _host(host: HostView) -> Node:
+def _host(host: inventory.HostView) -> Node:
     children = [
         Node(
             [("NUMA node unknown" if number is None else f"NUMA node {number}", "bold")],
@@ -83,7 +75,7 @@ def _host(host: HostView) -> Node:
     return Node(parts if children else [*parts, ("  no devices", "dim")], children)
 
 
-def _device(device: DeviceView) -> Node:
+def _device(device: inventory.DeviceView) -> Node:
     parts: list[Part] = [(device.address, "bold"), f" {device.type}"]
     parts += [f" {device.name}"] if device.name else []
     if device.status == "yes":
@@ -95,7 +87,7 @@ def _device(device: DeviceView) -> Node:
     return Node(parts, [_deployable(deployable) for deployable in device.deployables])
 
 
-def _deployable(deployable: DeployableView) -> Node:
+def _deployable(deployable: inventory.DeployableView) -> Node:
     counts = ", ".join(f"{n} {state}" for state, n in deployable.counts.most_common())
     children = [
         Node(
@@ -143,8 +135,10 @@ DEFAULT_HOSTS = 10
 
 def parse_max_hosts(text: str) -> int:
     """Parse a number of hosts. Raise ArgumentTypeError."""
-    if not text.isdecimal() or not 1 <= int(text[:9]) <= MAX_HOSTS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {MAX_HOSTS}")
+    if not text.isdecimal() or not 1 <= int(text[:9]) <= inventory.MAX_HOSTS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number from 1 to {inventory.MAX_HOSTS}"
+        )
     return int(text)
 
 
@@ -163,7 +157,7 @@ class Topology(base.Command):
                 type=parse_max_hosts,
                 default=DEFAULT_HOSTS,
                 metavar="N",
-                help=f"number of hosts, {DEFAULT_HOSTS} by default, at most {MAX_HOSTS}",
+                help=f"number of hosts, {DEFAULT_HOSTS} by default, at most {inventory.MAX_HOSTS}",
             ),
         ),
         argument("--svg", type=Path, metavar="FILE", help="write a picture to this file instead"),
@@ -172,7 +166,7 @@ class Topology(base.Command):
 
     def take_action(self, args: argparse.Namespace) -> None:
         """Show the topology or write the picture."""
-        found = fetch_topology(self.app.rest, args.host, args.max_hosts)
+        found = inventory.fetch_topology(self.app.rest, args.host, args.max_hosts)
         if args.svg is not None:
             write_picture(args.svg, draw_svg(found))
         elif args.format == "json":

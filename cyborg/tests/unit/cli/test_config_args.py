@@ -38,6 +38,6 @@ def test_collect_options_repeated_option_becomes_list(
     arguments: list[str], config: dict[str, Any]
 ) -> None:
     parser = argparse.ArgumentParser()
-    drivers.CONFIG.add_to(parser)
+    parser.add_argument(*drivers.CONFIG.names, **drivers.CONFIG.options)
     args = parser.parse_args([item for argument in arguments for item in ("--config", argument)])
     assert drivers.collect_options(args.config) == config

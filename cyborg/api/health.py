@@ -133,7 +133,6 @@ def _status_text(available: bool | None) -> str:
     return {True: "ok", False: "unavailable", None: "unknown"}[available]
 
 
-BINARY = hosts.API
 STOP_TIMEOUT = 2.0  # seconds that stop() waits for a call in flight
 
 
@@ -150,7 +149,7 @@ class Heartbeat(LoopThread):
         conf: cfg.ConfigOpts,
         conductor: ConductorAPI,
         server_id: str,
-        health: Health | None = None,
+        health: Health,
     ) -> None:
         super().__init__("heartbeat")
         self._conf = conf
@@ -172,11 +171,13 @@ class Heartbeat(LoopThread):
         # Logged after the except block: within it oslo.log would append the exception to the line.
         error: str | None = None
         try:
-            response = self._conductor.service_hello(BINARY, self._conf.host, self._epoch, versions)
+            response = self._conductor.service_hello(
+                hosts.API, self._conf.host, self._epoch, versions
+            )
         except CyborgError as exc:
             error = exc.message
         if error is not None:
-            self._record_health(False)
+            self._health.record_conductor(False)
             interval = float(self._conf.conductor.hello_interval)
             self._failure_log.warn(
                 "Heartbeat to conductor failed, retrying in %g s: %s",
@@ -185,10 +186,6 @@ class Heartbeat(LoopThread):
                 host=self._conf.host,
             )
             return interval
-        self._record_health(True)
+        self._health.record_conductor(True)
         self._failure_log.reset()
         return float(response["interval"])
-
-    def _record_health(self, answered: bool) -> None:
-        if self._health is not None:
-            self._health.record_conductor(answered)

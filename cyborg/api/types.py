@@ -56,6 +56,7 @@ class _ObjectType(wtypes.BaseMeta):  # type: ignore[misc]
         only: Collection[str] | None = None,
         without: Collection[str] = (),
         names: Mapping[str, str] = _NO_NAMES,
+        counts: Collection[str] = (),
         links: bool = False,
     ) -> Any:
         """Return a class with the fields of ``body`` and of ``row``; see JsonObject."""
@@ -67,7 +68,7 @@ class _ObjectType(wtypes.BaseMeta):  # type: ignore[misc]
             for field in only or [field for field in hints if field not in omitted]
         }
         own = {key: value for key, value in body.items() if isinstance(value, wtypes.wsattr)}
-        fields = {**derived, **own}
+        fields = {**derived, **own, **{field: required(int) for field in counts}}
         if links:
             fields["links"] = required([Link])
         inherited = getattr(bases[0], "_wsme_attr_order", ()) if bases else ()
@@ -88,7 +89,8 @@ class JsonObject(wtypes.Base, metaclass=_ObjectType):  # type: ignore[misc]
 
     ``class Audit(JsonObject, row=AuditRow)`` has a field for each field of a row: a TypedDict or a
     dataclass. Keys that are not required are left out. ``without`` leaves out more fields,
-    ``names`` has other names for JSON, and ``links`` adds the links to the object. A field in the
+    ``names`` has other names for JSON, and ``links`` adds the links to the object. ``counts`` are
+    more fields, which are integers and always present. A field in the
     body of the class replaces that of the row: for a narrower type, such as the values of a string,
     or a value that is not shown as it is stored. With ``only``, the class is one of several views
     of the row; fields of other rows with such rows do not mean it.

@@ -54,7 +54,16 @@ def effective_status(status: str, state: str) -> str:
 
 def show_backends(backends: Sequence[Row] | None) -> Text:
     """Return a cell with a line for each backend and its error, and for each of its functions."""
-    return Text(backends, "\n".join(line for backend in backends or () for line in _lines(backend)))
+    lines = []
+    for backend in backends or ():
+        error = f": {backend['error']}" if backend["error"] else ""
+        lines.append(f"{backend['name']} ({backend['driver']}) {backend['status']}{error}")
+        lines += [
+            f"  {function['function']}: {function['used']} of {function['total']} used, "
+            f"{function['free']} free"
+            for function in backend.get("functions") or ()
+        ]
+    return Text(backends, "\n".join(lines))
 
 
 def summarize_backends(backends: Sequence[Row]) -> Text:
@@ -63,18 +72,6 @@ def summarize_backends(backends: Sequence[Row]) -> Text:
         return Text(backends, f"{backends[0]['name']} {backends[0]['status']}")
     counts = sorted(Counter(backend["status"] for backend in backends).items())
     return Text(backends, ", ".join(f"{count} {status}" for status, count in counts))
-
-
-def _lines(backend: Row) -> list[str]:
-    error = f": {backend['error']}" if backend["error"] else ""
-    return [
-        f"{backend['name']} ({backend['driver']}) {backend['status']}{error}",
-        *(
-            f"  {function['function']}: {function['used']} of {function['total']} used, "
-            f"{function['free']} free"
-            for function in backend.get("functions") or ()
-        ),
-    ]
 
 
 def _format_row(row: Row, show: Callable[..., Text]) -> dict[str, Any]:

@@ -113,7 +113,8 @@ class Controller(Resource):
         """
         if ATTACHMENTS.read_row(self, request, uuid)["instance_uuid"] is None:
             request.caller.require(DELETE_FOR_HOST)
-        self._delete(request, uuid, None, reboot)
+        scope = request.caller.project_scope
+        self.context.conductor.attachment_delete(uuid, None, scope, reboot == "true", None, None)
 
     @ATTACHMENTS.operation(
         "DELETE attachments",
@@ -147,18 +148,7 @@ class Controller(Resource):
             )
         if host is not None:
             request.caller.require(DELETE_FOR_HOST)
-        self._delete(request, None, instance, reboot, accelerator, host)
-
-    def _delete(
-        self,
-        request: RequestContext,
-        uuid: str | None,
-        instance: str | None,
-        reboot: str | None,
-        accelerator: str | None = None,
-        host: str | None = None,
-    ) -> None:
-        scope, ends_guest = request.caller.project_scope, reboot == "true"
+        scope = request.caller.project_scope
         self.context.conductor.attachment_delete(
-            uuid, instance, scope, ends_guest, accelerator, host
+            None, instance, scope, reboot == "true", accelerator, host
         )

@@ -233,12 +233,12 @@ class Controller(Resource):
     @DEVICES.operation("POST devices/{uuid}/enable", path=PATH)
     def enable(self, request: RequestContext, uuid: str) -> None:
         """Enable a device: new ARQs can be bound to it. A failing device is tried again."""
-        self._set(uuid, "enabled")
+        self.context.conductor.device_set_status(_parse_device(uuid), "enabled")
 
     @DEVICES.operation("POST devices/{uuid}/disable", path=PATH)
     def disable(self, request: RequestContext, uuid: str) -> None:
         """Disable a device: no new ARQs are bound to it, existing bindings stay."""
-        self._set(uuid, "maintaining")
+        self.context.conductor.device_set_status(_parse_device(uuid), "maintaining")
 
     @DEVICES.operation(
         "PUT devices/{uuid}/maintenance", since=MAINTENANCE_SINCE, path=PATH, raises=(Conflict,)
@@ -268,9 +268,6 @@ class Controller(Resource):
     def end_maintenance(self, request: RequestContext, uuid: str) -> None:
         """End the maintenance window of a device now."""
         self.context.conductor.device_end_maintenance(_parse_device(uuid))
-
-    def _set(self, uuid: str, status: str) -> None:
-        self.context.conductor.device_set_status(_parse_device(uuid), status)
 
 
 def _parse_device(uuid: str) -> str:

@@ -13,11 +13,8 @@ from cyborg.db.binding import project_units
 from cyborg.db.contexts import read as device_contexts
 
 
-class CountLimit(types.JsonObject):
+class CountLimit(types.JsonObject, counts=("limit", "used")):
     """The limit of a project on a number of objects; -1 is unlimited."""
-
-    limit = types.required(int)
-    used = types.required(int)
 
 
 class ResourceLimit(types.JsonObject, row=project_units.UsageRow):

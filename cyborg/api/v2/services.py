@@ -62,18 +62,16 @@ class Host(types.JsonObject, row=read.HostRow, without=("late_at", "down_at")):
     state = types.required(types.Enum(*Liveness))
 
 
-class HostRemoval(types.JsonObject):
+class HostRemoval(
+    types.JsonObject,
+    counts=("services", "devices", "accelerator_requests", "tombstones", "resource_providers"),
+):
     """The numbers of objects that were removed with a host.
 
     The resource providers are deleted in Placement afterwards.
     """
 
     host = types.required(str)
-    services = types.required(int)
-    devices = types.required(int)
-    accelerator_requests = types.required(int)
-    tombstones = types.required(int)
-    resource_providers = types.required(int)
 
 
 _SWITCH = types.Enum("true", "false")

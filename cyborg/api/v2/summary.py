@@ -22,13 +22,8 @@ MAX_NAMED = 16
 CACHE_SECONDS = 1.0
 
 
-class HostCounts(types.JsonObject):
+class HostCounts(types.JsonObject, counts=("up", "late", "down", "cordoned")):
     """The numbers of hosts by the liveness of their agents; ``cordoned`` hosts get no new ARQs."""
-
-    up = types.required(int)
-    late = types.required(int)
-    down = types.required(int)
-    cordoned = types.required(int)
 
 
 class ServiceCount(types.JsonObject):
@@ -55,19 +50,15 @@ class ClassHandles(
     """
 
 
-class DeviceCounts(types.JsonObject):
+class DeviceCounts(
+    types.JsonObject,
+    counts=("total", "disabled", "unhealthy", "undeliverable", "failing", "maintenance"),
+):
     """The numbers of devices: all, and those that need attention.
 
     ``undeliverable`` devices have handles and cannot be attached to an instance; ``failing`` ones
     are closed for a time, because their last prepare jobs failed.
     """
-
-    total = types.required(int)
-    disabled = types.required(int)
-    unhealthy = types.required(int)
-    undeliverable = types.required(int)
-    failing = types.required(int)
-    maintenance = types.required(int)
 
 
 class UnhealthyDevice(types.JsonObject, row=totals.UnhealthyRow):
@@ -84,12 +75,8 @@ class MessageCount(types.JsonObject, row=totals.OutboxCountRow):
     state = types.required(types.Enum("pending", "dead"))
 
 
-class ProviderCounts(types.JsonObject):
+class ProviderCounts(types.JsonObject, counts=("total", "stale", "failing")):
     """The resource providers: all, those to publish, and those whose last publishing failed."""
-
-    total = types.required(int)
-    stale = types.required(int)
-    failing = types.required(int)
 
 
 class Summary(types.JsonObject):

@@ -10,6 +10,7 @@ import io
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -57,6 +58,7 @@ WATCH = argument(
 )
 
 
+@dataclass
 class Watcher:
     """Shows a list until the user quits.
 
@@ -64,17 +66,15 @@ class Watcher:
     width, or in the format of the command if the width is 0.
     """
 
-    def __init__(
-        self, fetch: Callable[[], Listed], write: Callable[[Listed, TextIO, int], None]
-    ) -> None:
-        self._fetch = fetch
-        self._write = write
-        self._drawn: tuple[Any, int, list[str]] = (None, 0, [])
+    fetch: Callable[[], Listed]
+    write: Callable[[Listed, TextIO, int], None]
+    # What was drawn last: the list, the width and the lines.
+    _drawn: tuple[Any, int, list[str]] = (None, 0, [])
 
     def refresh(self, stdout: TextIO, title: str, interval: float) -> int:
         """Refresh the table in place until q or Ctrl-C, and return the exit status."""
         # The first fetch is not in the thread: its error ends the command, with its message.
-        refresher = live.Refresher(self._fetch, self._fetch(), interval, CommandError)
+        refresher = live.Refresher(self.fetch, self.fetch(), interval, CommandError)
 
         def build(
             listed: Listed, error: str | None, seconds: float, width: int, height: int
@@ -100,7 +100,7 @@ class Watcher:
         # The view is built several times a second, to follow the size of the terminal.
         if self._drawn[0] is not listed or self._drawn[1] != width:
             out = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="replace")
-            self._write(listed, out, width)
+            self.write(listed, out, width)
             out.seek(0)
             self._drawn = (listed, width, out.read().splitlines())
         return self._drawn[2]
@@ -109,14 +109,14 @@ class Watcher:
         self, stdout: TextIO, interval: float, report: Callable[[CommandError], None]
     ) -> None:
         """Write the list again and again; an error after the first time is only reported."""
-        listed: Listed | None = self._fetch()
+        listed: Listed | None = self.fetch()
         while True:
             if listed is not None:
-                self._write(listed, stdout, 0)
+                self.write(listed, stdout, 0)
                 stdout.flush()
             time.sleep(interval)
             try:
-                listed = self._fetch()
+                listed = self.fetch()
             except CommandError as exc:
                 listed = None
                 report(exc)

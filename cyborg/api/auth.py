@@ -148,6 +148,7 @@ def check_config(conf: cfg.ConfigOpts) -> None:
             option="[keystone_authtoken] auth_type",
         )
     check_url("keystone_authtoken", "www_authenticate_uri", options.www_authenticate_uri)
+    # Checked here: the middleware would fail at the first request only.
     if options.auth_version is not None:
         try:
             discover.normalize_version_number(options.auth_version)
@@ -176,10 +177,12 @@ class _KeystoneErrors:
             if ENVIRON in environ:
                 return start_response(status, headers, *more)
             rejection = status, dict(headers)
+            # The write function of WSGI; the body of the rejection is not sent.
             return lambda _: None
 
         try:
             response = self._app(environ, start)
+        # An error of the layers below is no failure of keystone.
         except CyborgError:
             raise
         except Exception as exc:
@@ -196,6 +199,7 @@ class _KeystoneErrors:
 def _rejection_error(status: str, headers: Mapping[str, str]) -> Exception:
     if not status.startswith("401"):
         return Unavailable(f"keystone is unavailable: {status}")
+    # It tells clients where to get a token.
     challenge = headers.get("WWW-Authenticate", "Keystone")
     return http_exc.HTTPUnauthorized(
         "the token is missing or not valid", headers={"WWW-Authenticate": challenge}
@@ -233,6 +237,7 @@ class LoopbackAuth:
                 "connect locally, or set [DEFAULT] auth_strategy = keystone"
             )
         project = environ.get("HTTP_X_PROJECT_ID") or DEFAULT_PROJECT
+        # It is stored with objects, and a part of log lines.
         check_text("X-Project-Id", project)
         environ[NAMES_SERVICE] = "HTTP_X_SERVICE_TOKEN" in environ
         # Other identity headers of the client must not reach the log or the policy.
@@ -255,5 +260,6 @@ def is_local(address: str | None) -> bool:
         parsed = ipaddress.ip_address(address)
     except ValueError:
         return False
+    # A socket of both families shows a peer of IPv4 with a mapped address.
     mapped = getattr(parsed, "ipv4_mapped", None)
     return (mapped or parsed).is_loopback

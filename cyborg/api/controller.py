@@ -124,6 +124,7 @@ class RequestContext:
         """Return the links of an object."""
         links = [{"href": self.url(collection, uuid), "rel": "self"}]
         if bookmark:
+            # A bookmark has no version, as in other services of OpenStack.
             links.append({"href": f"{self._root}/{collection}/{uuid}", "rel": "bookmark"})
         return links
 
@@ -219,6 +220,7 @@ class Resource:
         ):
             return
         with self.context.reader.connect() as connection:
+            # One row; the names of all hosts are read for the error only.
             if has_host(connection, host):
                 return
             hosts = host_names(connection)

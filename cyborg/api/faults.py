@@ -71,6 +71,7 @@ StartResponse = Callable[..., Any]
 def http_status(error: Exception) -> int:
     """Return the HTTP status of an exception; 500 unless it is a CyborgError or HTTPException."""
     if isinstance(error, errors.CyborgError):
+        # The nearest base: a new error has the status of its base class.
         return next(STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES)
     return error.status_int if isinstance(error, exc.WSGIHTTPException) else 500
 

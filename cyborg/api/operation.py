@@ -190,6 +190,7 @@ def _parameters(
                 f"{shown}: unknown parameter, supported: {', '.join(sorted(supported)) or 'none'}",
                 field=shown,
             )
+        # Only of a Repeated: other WSME types have no such attribute.
         repeated = getattr(supported[name], "repeated", False)
         if name in given and not repeated:
             raise Invalid(f"{name}: duplicate parameter", field=name)
@@ -200,6 +201,7 @@ def _parameters(
             given[name] = value
     if spec.paged:
         values["page"] = PageRequest(given, max_limit)
+    # The page has it; it is no filter.
     names = spec.query.keys() - {controller.WITH_COUNT}
     return values | {name: given.get(name) for name in names}
 
@@ -256,6 +258,7 @@ class Collection:
     show: Show | None = None
     scoped: bool = False  # callers see the rows of their project only
 
+    # One class for all uses: WSME knows a type by its identity.
     @functools.cached_property
     def list_type(self) -> Any:
         """Return the WSME type of the list."""
@@ -276,6 +279,7 @@ class Collection:
 
         ``action`` is the end of the name of the policy rule, by default the name of the method.
         """
+        # An operation without an answer has an empty body.
         fields.setdefault("status", 200 if "answer" in fields else 204)
         fields.setdefault("since", self.since)
 

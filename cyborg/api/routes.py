@@ -33,8 +33,10 @@ def build_routes(context: ApiContext) -> RouteTable:
     for module in pkgutil.iter_modules(v2.__path__, f"{v2.__name__}."):
         for controller in _controllers(importlib.import_module(module.name)):
             resource = controller(context)
+            # Its own attributes only: those of the base class are no operations.
             bound = (getattr(resource, name) for name in vars(controller))
             operations += [method for method in bound if hasattr(method, "operation")]
+    # The order of the OpenAPI document, whatever the order in the modules.
     operations.sort(key=lambda method: _METHODS.index(method.operation.method))
     table: dict[str, dict[str, ControllerMethod]] = {}
     for method in sorted(operations, key=lambda method: method.operation.route):

@@ -215,6 +215,7 @@ class PositiveInt(wtypes.UserType):  # type: ignore[misc]
 
     def validate(self, value: Any) -> int:
         """Return the number. Raise ValueError if it is not in the range."""
+        # isdigit alone accepts other digits than those of ASCII.
         if not (value.isascii() and value.isdigit() and len(value) < 10 and int(value)):
             raise ValueError(f"{value[:MAX_SHOWN]!r} is not an integer from 1 to {MAX_INTEGER}")
         return int(value)
@@ -299,6 +300,7 @@ def _load_object(datatype: Any, value: Any, name: str) -> Any:
     if not isinstance(value, dict):
         raise ValueError("expected a JSON object")
     attributes = {attribute.name: attribute for attribute in wtypes.list_attributes(datatype)}
+    # WSME would name no supported field in its message.
     if unknown := sorted(set(value) - set(attributes)):
         shown = unknown[0][:MAX_SHOWN]
         supported = ", ".join(sorted(attributes))

@@ -42,6 +42,7 @@ LOG = get_logger(__name__)
 ENVIRON = "cyborg.version"
 
 _HEADER = "OpenStack-API-Version"
+# Such a client sends the header with each request.
 _BARE_VERSION_LOG = RateLimitedLogger(logger=LOG)
 
 Version = tuple[int, int]
@@ -100,8 +101,10 @@ class MicroversionHeaders:
         """Serve one request; a layer below puts the negotiated version into the environ."""
 
         def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
+            # Not set if the request failed before the version was known.
             major, minor = environ.get(ENVIRON, MINIMUM)
             version_headers = [
+                # A cache must not answer one version with another.
                 ("Vary", _HEADER),
                 ("OpenStack-API-Minimum-Version", f"{SERVICE_TYPE} {FIRST}"),
                 ("OpenStack-API-Maximum-Version", f"{SERVICE_TYPE} {LATEST}"),

@@ -42,6 +42,7 @@ def fetch_states(rest: RestClient, uuids: Iterable[str]) -> ServerStates:
     """
     from keystoneauth1 import exceptions
 
+    # In a fixed order: of too many servers the same are requested at each call.
     unique = sorted(set(uuids))
     if not unique:
         return ServerStates({})
@@ -90,10 +91,12 @@ class _Nova:
         states: dict[str, str] = {}
         missing = set(uuids)
         query = {"all_tenants": "1"}
+        # No more pages than a request for each server would take.
         for _ in range(len(uuids) // SERVERS_OF_PAGE):
             path = f"/servers/detail?{urlencode(query)}"
             response = self._get(path)
             if response is None:
+                # Once more: without this page the servers of all further pages would be missing.
                 response = self._get(path)
             if response is not None and response.status_code == 403 and "all_tenants" in query:
                 del query["all_tenants"]
@@ -131,12 +134,14 @@ def _parse_status(response: Any) -> str:
     try:
         return str(response.json()["server"]["status"])
     except (ValueError, KeyError, TypeError):
+        # A proxy, or another service at the address of Nova.
         return "unknown (unexpected response from Nova)"
 
 
 def _parse_page(response: Any) -> dict[str, str]:
     """Return the status of each server of a page; empty for another response."""
     if response.status_code != 200:
+        # As an empty page: the servers are requested one by one then.
         return {}
     try:
         return {str(row["id"]): str(row["status"]) for row in response.json()["servers"]}
@@ -160,6 +165,7 @@ LONG = formatting.columns_of(
 def _format_row(row: Row) -> dict[str, Any]:
     return {
         **pci_ids.add_names(row),
+        # In JSON, too: each type of handle spells its address in another way.
         "address": formatting.format_address(row.get("attach_handle_info")),
     }
 
@@ -234,6 +240,7 @@ class Update(base.Show, of=ACCELERATORS):
 
     def take_action(self, args: Arguments) -> Any:
         """Update the label and return the accelerator."""
+        # An empty text removes the field, which the service expects as null.
         label = {key: value or None for key, value in self.read_fields(args).items()}
         if args.tag or args.no_tags:
             label["tags"] = args.tag or []

@@ -78,6 +78,7 @@ class CyborgApp(base.RestApp):
 
     def run(self, argv: list[str]) -> int:
         """Run one command and restore the logging configuration of the process."""
+        # A process can run several commands, as the tests do, and cliff adds handlers at each run.
         root = logging.getLogger()
         handlers, level = list(root.handlers), root.level
         try:
@@ -91,6 +92,8 @@ class CyborgApp(base.RestApp):
     def run_subcommand(self, argv: list[str]) -> int:
         """Run a command. The message about an unknown one repeats all words, but no secret."""
         try:
+            # Looked up here first: for an unknown command, cliff prints all words that it was
+            # given.
             self.command_manager.find_command(argv)
         except ValueError:
             secrets = {*find_secrets(argv), *find_secrets(self._argv)}
@@ -101,6 +104,7 @@ class CyborgApp(base.RestApp):
         """Log warnings and errors of Cyborg to stderr; with --debug log everything."""
         super().configure_logging()
         if not self.options.debug and self.options.verbose_level <= self.DEFAULT_VERBOSE_LEVEL:
+            # Their errors reach the user as a CommandError of one line.
             for name in ("keystoneauth", "openstack", "stevedore", "urllib3"):
                 logging.getLogger(name).setLevel(logging.ERROR)
 
@@ -128,6 +132,7 @@ def main(argv: list[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     from openstack import exceptions
 
+    # argparse would only say that there is no such option.
     if arguments and arguments[0].partition("=")[0] == "--service-token":
         sys.stderr.write(
             "cyborg: --service-token follows the command, as in: cyborg arq-unbind ARQ "
@@ -139,4 +144,5 @@ def _run(arguments: list[str]) -> int:
     except exceptions.ConfigException as exc:
         sys.stderr.write(f"cyborg: {exc}\n")
         return 2
+    # Without words, cliff would start its interactive shell.
     return application.run(arguments or ["help"])

@@ -94,6 +94,7 @@ class Bind(base.ServiceTokenCommand, listing.Lister, of=ARQS):
 
     def read_rows(self, args: Arguments) -> Any:
         """Bind the requests with one call; return the requests of the instance."""
+        # The requests of one group often have the same provider, so that one is enough.
         providers = args.provider * len(args.arq) if len(args.provider) == 1 else args.provider
         if len(providers) != len(args.arq):
             raise CommandError(
@@ -110,6 +111,7 @@ class Bind(base.ServiceTokenCommand, listing.Lister, of=ARQS):
             for arq, provider in zip(arqs, providers, strict=True)
         }
         self.call(args, "PATCH", ARQS.path, body)
+        # The response to the patch is empty: the list has the new states.
         return ARQS.list_all(self.app.rest, instance=args.instance)
 
 
@@ -122,6 +124,7 @@ class Unbind(base.ServiceTokenCommand, of=ARQS):
 
     def take_action(self, args: Arguments) -> None:
         """Unbind the requests with one call."""
+        # No values: an operation that removes a field has none.
         fields = dict.fromkeys(("/hostname", "/device_rp_uuid", "/instance_uuid"))
         self.call(
             args, "PATCH", ARQS.path, dict.fromkeys(self.find_uuids(args), _patch("remove", fields))
@@ -149,6 +152,7 @@ class Delete(base.ServiceTokenCommand, of=ARQS):
 
     def take_action(self, args: Arguments) -> None:
         """Delete the requests with one call."""
+        # Again, since the preview runs with --dry-run only.
         _check_selection(args)
         if args.arq:
             query = {"arqs": ",".join(self.find_uuids(args))}

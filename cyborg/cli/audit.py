@@ -79,6 +79,7 @@ class Audit(base.WaitCommand, listing.Lister, of=AUDITS):
     def produce_output(self, parsed_args: Arguments, column_names: Any, data: Any) -> int:
         """Print the table, wrapped to the terminal width, and the summary."""
         rows = list(data)
+        # An unknown column is an error also without rows.
         self._generate_columns_and_selector(parsed_args, column_names)
         if parsed_args.formatter == "table":
             # Wrapped instead of truncated: explanations are sentences.
@@ -86,6 +87,7 @@ class Audit(base.WaitCommand, listing.Lister, of=AUDITS):
         self.formatter = tables.choose_formatter(parsed_args, self.formatter)
         status = 0
         if rows or parsed_args.formatter in tables.STRUCTURED:
+            # Not that of listing.Lister, which truncates cells.
             status = lister.Lister.produce_output(self, parsed_args, column_names, rows)
         for line in format_summary(self._audit):
             self.app.stderr.write(f"{line}\n")
@@ -106,6 +108,7 @@ def format_summary(audit: Row) -> list[str]:
         return [f"{hosts}, no difference"]
     repaired = sum(bool(finding["repaired"]) for finding in findings)
     count = f"{len(findings)} difference{'s' * (len(findings) != 1)}"
+    # Once for each kind: a kind may have thousands of findings.
     advice = {finding["kind"]: finding["advice"] for finding in findings}
     return [
         f"{hosts}, {count}" + (f", {repaired} repaired" if repaired else ""),

@@ -107,8 +107,10 @@ class CommandManager(commandmanager.CommandManager):
     def find_command(self, argv: list[str]) -> tuple[Any, str, list[str]]:
         """Return class, name and remaining arguments. Raise ValueError for an unknown command."""
         spaced = 0
+        # An option ends the name: its value may be a word of a command.
         while spaced < min(len(argv), MAX_WORDS) and not argv[spaced].startswith("-"):
             spaced += 1
+        # The longest name first: what follows a shorter one are its arguments.
         for count in range(spaced, 0, -1):
             name = self._name(argv[:count])
             if name is not None:
@@ -116,6 +118,7 @@ class CommandManager(commandmanager.CommandManager):
         return super().find_command(argv)
 
     def _name(self, arguments: list[str]) -> str | None:
+        # The last word may be the first of the name: "driver install" is install-driver.
         joined, rotated = "-".join(arguments), "-".join([arguments[-1], *arguments[:-1]])
         names = (joined, rotated, ALIASES.get(joined, ""))
         return next((name for name in names if name in self.commands), None)

@@ -131,6 +131,7 @@ class Custody(listing.Lister, of=CUSTODY):
             except CommandError as exc:
                 if args.device:
                     raise
+                # The other logs are checked, too: a fault in one says nothing about them.
                 broken += 1
                 self.app.stderr.write(f"device {uuid}: {exc}\n")
                 continue
@@ -149,6 +150,7 @@ def verify_log(
 
     Raise CommandError for a fault.
     """
+    # Before and after the records: a conductor may seal some of them in between.
     before = _read_head(rest, device)
     rows = rest.list_all(_path(device), "custody")
     after = _read_head(rest, device)
@@ -192,6 +194,7 @@ def _read_file(name: str, parse: Callable[[str], T]) -> T:
 def _write_anchors(name: str, tips: Mapping[str, Link]) -> None:
     document = {"time": datetime.now(UTC).isoformat(), "chains": verify.format_anchors(tips)}
     try:
+        # A new file only: who overwrites an anchor loses what it proves.
         with Path(name).open("x", encoding="utf-8") as file:
             file.write(json.dumps(document, indent=1) + "\n")
     except OSError as exc:
@@ -208,6 +211,7 @@ def _read_head(rest: RestClient, device: str) -> verify.Head | None:
 
 
 def _to_sealed_record(row: Row) -> SealedRecord:
+    # As the database has it: the hash is that of a time in UTC without an offset.
     time = datetime.fromisoformat(row["recorded_at"]).astimezone(UTC).replace(tzinfo=None)
     record = Record(
         uuid=row["uuid"],

@@ -40,6 +40,7 @@ _CONFIG_DATA = argument(
 
 def _read_config_data(args: Arguments) -> dict[str, str]:
     """Return the config data. Raise CommandError for a duplicate key."""
+    # A dictionary keeps the last of equal keys.
     pairs = dict(args.config_data)
     if len(pairs) != len(args.config_data):
         raise CommandError("--config-data: the keys must be different")
@@ -289,6 +290,7 @@ class _LeaseCommand(base.ServiceTokenCommand, base.Show, of=CONTEXTS):
         body: dict[str, Any] | None = self.read_fields(args)
         if mappings := getattr(args, "mappings", None):
             by_group = dict(mappings)
+            # Of two mappings of a group the last would win without a word.
             if len(by_group) != len(mappings):
                 raise CommandError("--mapping: a group can be given once only")
             body = {**(body or {}), "mappings": {key: [by_group[key]] for key in by_group}}

@@ -23,10 +23,12 @@ def parse_group(text: str) -> dict[str, str]:
 def _parse_json(text: str) -> dict[str, str]:
     try:
         value = json.loads(text)
+    # RecursionError: the parser calls itself for each nested bracket.
     except (ValueError, RecursionError) as exc:
         raise argparse.ArgumentTypeError(f"not JSON: {exc}") from exc
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError("a JSON group must be an object")
+    # The service takes texts only, and people write the number 1 for "1".
     return {key: item if isinstance(item, str) else json.dumps(item) for key, item in value.items()}
 
 
@@ -155,6 +157,7 @@ class Capacity(listing.Lister, of=CAPACITIES):
         found = self.app.rest.read_whole(path, "hosts", **self.read_fields(args))
         rows = list(found["hosts"])
         if args.host is None:
+            # The totals of the answer are those of the cloud, or of the only host.
             rows.insert(0, {**found, "hostname": ALL_HOSTS})
         return [_capacity_row(row) for row in rows]
 

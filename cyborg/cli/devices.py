@@ -36,6 +36,7 @@ def format_schedulable(row: Row) -> str:
     if placement == "error":
         return "error in Placement"
     if placement is None:
+        # Searched in the text: a response has the board info as JSON in a string.
         withheld = f'"{NOT_OFFERED}"' in str(row.get("vendor_board_info"))
         return "no: not offered" if withheld else "no: nothing to offer"
     # The state of the device changes at once, that of Placement with the next publication:
@@ -64,6 +65,7 @@ def format_schedulable_until(row: Row) -> str:
         return text
     used = window["owned"] + window["cleaning"]
     drain = "drained" if not used else f"{used} handle{'s' if used > 1 else ''} in use"
+    # Without the offset, which is always that of UTC.
     end = str(window["until"])[:19]
     return f"{text} until {end}Z, {drain}"
 
@@ -229,6 +231,7 @@ class LayoutSet(base.WaitCommand, listing.Lister, of=RESULTS):
         rows = [self._start(args, device) for device in self._find_devices(args)]
         if args.wait:
             rows = [self._wait(row, args.within) for row in rows]
+        # The options selected no device; a wrong uuid is an error before.
         if not rows:
             raise _no_device(args)
         if any(row["error"] for row in rows):

@@ -34,6 +34,7 @@ def summarize_statuses(numbers: Mapping[str, int], value: Any = None) -> Text:
     >>> summarize_statuses({"FAILED": 2, "READY": 9998}).human_readable()
     '9998 READY, 2 FAILED'
     """
+    # The most frequent first: it is what an operator expects of the whole cloud.
     counts = sorted(numbers.items(), key=lambda item: (-item[1], item[0]))
     text = ", ".join(f"{count} {status}" for status, count in counts)
     return Text(numbers if value is None else value, text)
@@ -80,6 +81,7 @@ def _format_host(host: Row) -> str:
     text = f"{host['host']}{backend} {host['status']}"
     if host["desired_status"] in ("disabled", "absent"):
         text += f", desired {host['desired_status']}"
+    # None: the host has no desired state of this backend.
     if host["applied"] is False:
         text += ", not applied yet"
     if host["state"] != "up":
@@ -242,6 +244,7 @@ class Uninstall(_DriverJob):
 
     def start_job(self, args: Arguments) -> Row:
         """Start the job that uninstalls the driver, and return it."""
+        # Pairs: a dictionary of parameters cannot repeat one.
         query = [("host", host) for host in args.host or ()]
         query += [("backend", args.backend)] if args.backend is not None else []
         query += [(name, "true") for name in ("drain", "force") if getattr(args, name)]

@@ -35,6 +35,7 @@ def show_status(status: Row, not_offered: str | None = None) -> Text:
 
 
 def _status(row: Row) -> Text:
+    # Two more reasons, which are fields of their own in a response.
     conditions = {"unhealthy": row.get("health") == "unhealthy", "host_down": row.get("host_down")}
     status = {
         **(row.get("acc_status") or {}),

@@ -106,6 +106,7 @@ def job_progress(job: Row) -> Progress:
     The progress of a job without backends is its activity on its host.
     """
     steps, activity = job.get("steps", ()), parse_activity(job.get("activity"))
+    # From the counts: the list has jobs without their steps.
     total = sum(job["progress"].values())
     done = sum(number for state, number in job["progress"].items() if state in FINAL_STATES)
     pending = f"job {job['uuid']} is {job['state']}, {done} of {total} backends have finished"
@@ -142,6 +143,7 @@ class JobCommand(base.WaitCommand, tables.ShowOne):
         title = f"{started['kind']} of {started['uuid']}"
         poll = self.make_poll(JOBS, started["uuid"], "steps")
         job = self.wait(poll, job_progress, title, args.within)
+        # A poll reads large work without its parts: see make_poll.
         if "steps" not in job:
             job = self.app.rest.read_whole(JOBS.object_path(started["uuid"]), "steps")
         if job["state"] != JobState.DONE or any(s["state"] in FAILED_STATES for s in job["steps"]):

@@ -37,6 +37,7 @@ def build_option_parser(parser: argparse.ArgumentParser) -> argparse.ArgumentPar
 
 def check_api_version(version: str) -> bool:
     """Return whether commands exist for a version; the service validates the minor version."""
+    # An unknown minor version is refused by the service, with the known ones.
     return version.partition(".")[0] == "2"
 
 
@@ -65,6 +66,7 @@ def __getattr__(name: str) -> "type[command.Command]":
     """Return the command of an entry point; only its own module is imported."""
     from cyborg.cli.commands import COMMANDS
 
+    # Not those of other clients, whose entry points have the same names.
     entries = (e for e in COMMANDS.values() if e.is_own and e.entry_point == name)
     entry = next(entries, None)
     if entry is None:

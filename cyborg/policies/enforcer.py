@@ -64,12 +64,14 @@ class _Enforcer(policy.Enforcer):
 
     def authorize(self, rule: str, target: Any, creds: Any, *args: Any, **options: Any) -> Any:
         """Return the decision of ``policy.Enforcer.authorize``, which may have been made before."""
+        # Only the plain call, that of this service, is kept: others may expect an exception.
         if args or options:
             return super().authorize(rule, target, creds, *args, **options)
         self.load_rules()
         decisions, key = self._decisions, (rule, _freeze(target), _freeze(creds))
         if key not in decisions:
             decision = super().authorize(rule, target, creds)
+            # Not evicted: the next check of the file empties it anyway.
             if len(decisions) >= MAX_DECISIONS:
                 return decision
             decisions[key] = decision
@@ -77,6 +79,7 @@ class _Enforcer(policy.Enforcer):
 
 
 def _freeze(values: Mapping[str, Any]) -> Hashable:
+    # Lists, such as the roles, are not hashable.
     return tuple(
         (name, tuple(value) if isinstance(value, list) else value) for name, value in values.items()
     )
@@ -142,6 +145,7 @@ def _list_roles(check: Any, rules: Mapping[str, Any], depth: int) -> list[tuple[
     if isinstance(check, policy.OrCheck):
         return [roles for part in parts for roles in part]
     if isinstance(check, policy.AndCheck):
+        # The product of many alternatives grows without bound.
         choices = itertools.islice(itertools.product(*parts), MAX_ROLES)
         return [sum(roles, ()) for roles in choices]
     if isinstance(check, policy.Check) and check.kind == "role":

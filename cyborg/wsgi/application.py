@@ -125,6 +125,7 @@ def configure(arguments: Sequence[str]) -> cfg.ConfigOpts:
     log.register_options(conf)
     conf(list(arguments), project="cyborg", prog="cyborg-api", version=metadata.version("cyborg"))
     options.check(conf)
+    # Now and not at the first request: the server must not start with such options.
     auth.check_config(conf)
     tracing.check_config(conf)
     if conf.api.metrics_port:

@@ -113,6 +113,7 @@ class ConsoleSite:
             headers = [("Location", url), ("Content-Length", "0")]
             # Browsers keep a permanent redirect for ever, also if the public endpoint changes.
             return _respond(start_response, HTTPStatus.TEMPORARY_REDIRECT, headers)
+        # The session needs a caller: the layer after authentication serves it.
         if path.startswith(f"{PREFIX}/") and path != SESSION:
             raise exc.HTTPNotFound("unknown path below /ui")
         return self._app(environ, start_response)
@@ -122,6 +123,7 @@ def _serve(file: StaticFile, environ: dict[str, Any], start_response: Any) -> It
     require_get(environ)
     headers = list(file.headers)
     known = environ.get("HTTP_IF_NONE_MATCH", "")
+    # The header can have several tags.
     if file.etag in known or known.strip() == "*":
         return _respond(start_response, HTTPStatus.NOT_MODIFIED, headers)
     headers.append(("Content-Length", str(len(file.body))))

@@ -42,6 +42,7 @@ FORGET_AFTER = 600.0
 # Maximum number of users and addresses that are remembered; the oldest are forgotten first.
 MAX_KEYS = 4096
 
+# The usual size of the network of one customer.
 _IPV6_PREFIX = 64
 
 
@@ -73,6 +74,7 @@ class Failures:
         """Count a failure."""
         number, _ = self._recent(key)
         self._found[key] = (number + 1, self._clock())
+        # The first is the one whose last failure is the oldest.
         self._found.move_to_end(key)
         if len(self._found) > MAX_KEYS:
             self._found.popitem(last=False)

@@ -59,6 +59,7 @@ class OpenApiDocument:
 
     def document(self, root: str) -> Mapping[str, Any]:
         """Return the document with ``root`` as the root URL of the API."""
+        # The rest is made once; the root depends on the host that a client asks.
         return {**self._document, "servers": [{"url": f"{root}/v2"}]}
 
     @functools.cached_property
@@ -99,6 +100,7 @@ class OpenApiDocument:
 def statuses(spec: Operation) -> set[int]:
     """Return every error status that an operation can return."""
     result = _COMMON_STATUSES | {faults.STATUSES[kind] for kind in spec.raises}
+    # In an older version the operation does not exist.
     if spec.since > versions.MINIMUM:
         result |= {404}
     if spec.body is not None:

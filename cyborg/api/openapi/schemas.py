@@ -69,6 +69,7 @@ class Schemas:
         name = datatype.__name__
         if name not in self.named:
             schema: Schema = {"type": "object", "description": inspect.getdoc(datatype)}
+            # Before its fields: an object may have one of its own type.
             self.named[name] = schema
             attributes = wtypes.list_attributes(datatype)
             schema["properties"] = {a.name: self._property(datatype, a) for a in attributes}
@@ -131,6 +132,7 @@ def since(version: versions.Version) -> Schema:
 
 def _version_of(datatype: Any, name: str) -> versions.Version:
     """Return the version that added a field, according to the name of its class."""
+    # The oldest class with the field: a newer one may narrow its type.
     (owner, *_) = (cls for cls in reversed(datatype.__mro__) if name in vars(cls))
     match = _VERSIONED.search(owner.__name__)
     return (int(match[1]), int(match[2])) if match else versions.MINIMUM

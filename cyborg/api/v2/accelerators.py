@@ -61,6 +61,7 @@ def show(request: RequestContext, row: read.AcceleratorRow) -> dict[str, Any]:
         if row["state"] == AcceleratorState.ERROR:
             more["state"] = str(AcceleratorState.DIRTY)
         return request.serialize(Accelerator, row, ACCELERATORS.name, **more)
+    # It is about the host, which users do not see.
     if request.caller.project_scope is not None:
         more["error"] = None
     return request.serialize(AcceleratorV25, row, ACCELERATORS.name, **more)
@@ -118,6 +119,7 @@ class Controller(Resource):
     @ACCELERATORS.operation("PATCH accelerators/{uuid}", answer=AcceleratorV25, raises=(Conflict,))
     def update(self, request: RequestContext, uuid: str, body: Label) -> Any:
         """Set the label of a bound accelerator; the label is removed when the ARQ is unbound."""
+        # A missing field is Unset, and null is None: only the former keeps its value.
         given = {name: getattr(body, name) for name in LABEL}
         label = {name: value for name, value in given.items() if value is not wsme.Unset}
         row = self.context.conductor.accelerator_update(

@@ -94,6 +94,7 @@ class Controller(Resource):
             for name in ("uuid", "instance_uuid", "hostname", "mode", "reboot", *SELECTORS)
             if (value := getattr(body, name)) is not wsme.Unset and value is not None
         }
+        # A rule of its own: members do not see the accelerators that nobody owns.
         if check_selector(fields) == ACCELERATOR:
             request.caller.require("cyborg:attachment:create_by_accelerator")
         _, host = parse_target(fields)

@@ -104,6 +104,7 @@ class Controller(Resource):
     )
     def program(self, request: RequestContext, uuid: str, body: str) -> Any:
         """Program an image into a deployable; programming runs in the background."""
+        # The call returns nothing; the row is that of before the job, which runs on the host.
         self.context.conductor.deployable_program(uuid, body)
         return show(request, DEPLOYABLES.read_row(self, request, uuid))
 

@@ -213,6 +213,7 @@ class Controller(Resource):
     def create(self, request: RequestContext, body: DeviceContextCreate) -> Any:
         """Create a device context with its ARQs and its hidden device profile."""
         values = _given(body)
+        # The conductor checks it again; a mistake needs no call.
         core.parse_request(values)
         row = self.context.conductor.device_context_create(values, request.caller.project_id)
         more = {"hidden_profile": hidden_profile_name(row["uuid"]), "successor": None}
@@ -343,6 +344,7 @@ class Controller(Resource):
 
 def _given(body: Any, *, keep_null: bool = False) -> dict[str, Any]:
     """Return the fields that are set in a body; omit null fields unless ``keep_null`` is True."""
+    # The order of the fields in the class; WSME has no public list of names.
     values = {name: getattr(body, name) for name in type(body)._wsme_attr_order}
     return {
         name: value

@@ -53,6 +53,7 @@ def _config(value: Any, *, unset: bool = False) -> dict[str, Any]:
         types.load(_NAME, name, "config")
         if unset and setting is None:
             continue
+        # An option can have a list of values.
         for item in setting if isinstance(setting, list) else [setting]:
             _check_value(name, item)
     if (size := len(json.dumps(value))) > MAX_CONFIG:
@@ -219,6 +220,7 @@ class Controller(Resource):
             if row is None:
                 raise NotFound(describe_unknown(key, read.names(connection)))
             name = row["name"]
+            # The row counts the hosts of the filter: none means that this host lacks it.
             if host is not None and not row["num_hosts"]:
                 raise NotFound(
                     f"host {host[: types.MAX_SHOWN]!r} has no driver {name!r}; omit the host to "

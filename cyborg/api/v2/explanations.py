@@ -283,6 +283,7 @@ def count_room(
 
     With ``bound``, only the limit of bound units counts.
     """
+    # A token of the system has no project, and so no limits.
     if not project:
         return None
     limits = resource.context.conductor.limits_get(project)
@@ -388,6 +389,7 @@ def _last_failure(failure: Mapping[str, Any] | None, elevated: bool) -> dict[str
     """Return the last failure of a context, as far as the caller may know it."""
     if failure is None:
         return None
+    # Stored as JSON, with a time in UTC without an offset.
     shown: dict[str, Any] = {**failure, "at": f"{failure['at']}+00:00"}
     if elevated:
         shown["reason"] = failure.get("detail") or failure["reason"]

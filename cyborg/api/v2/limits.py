@@ -69,6 +69,7 @@ class Controller(Resource):
                 "resource_class": name,
                 "limit": limits["units"].get(name, UNLIMITED),
             }
+            # A class may have a limit without a use, or a use from before its limit.
             for name in sorted({*usage, *limits["units"]})
         ]
         arqs = {"limit": limits["arqs"], "used": sum(row["used"] for row in usage.values())}

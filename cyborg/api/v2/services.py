@@ -157,6 +157,7 @@ class Controller(Resource):
 
         def show(request: RequestContext, row: _Row) -> Mapping[str, Any]:
             state = evaluate(row["late_at"], row["down_at"])
+            # Not shown: the rows of kind backend have them.
             backends = [] if kind == "daemon" else row["backends"]
             more = {"kind": kind or "daemon", "state": state, "backends": backends}
             return types.serialize(Service, {**row, **more})

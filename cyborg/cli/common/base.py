@@ -22,6 +22,7 @@ from cyborg.core.text import sanitize
 
 Arguments = argparse.Namespace
 
+# What people know an object by, the most telling first.
 _NAMES = ("name", "binary", "kind", "subject", "type", "model")
 _PLACES = ("hostname", "host", "address", "instance_uuid")
 
@@ -270,6 +271,7 @@ class CallEach(Command):
             try:
                 self.app.rest.call(self.METHOD, self.COLLECTION.object_path(uuid) + self.SUFFIX)
             except CommandError as exc:
+                # The other objects go on: each call is a change of its own.
                 errors.append(f"{uuid}: {exc}")
         if errors:
             raise CommandError("; ".join(errors))
@@ -321,6 +323,7 @@ class WaitCommand(Command):
             if not whole:
                 rows = self.app.rest.call("GET", collection.path, params={"uuid": uuid})
                 for row in rows[collection.rows_key]:
+                    # Decided once: the number of parts does not change.
                     whole = sum(row["progress"].values()) <= MAX_PARTS
                     if not whole:
                         return dict(row)
@@ -330,6 +333,7 @@ class WaitCommand(Command):
 
 
 def _token(text: str) -> str:
+    # A token may come with the end of a line, as from a file.
     token = text.strip()
     # The error does not contain the token, because terminal output can be logged.
     if not token.isascii() or any(letter <= " " or letter == "\x7f" for letter in token):
@@ -353,6 +357,7 @@ class ServiceTokenCommand(Command):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Add the option for the service token, with its default from the environment."""
         parser = super().get_parser(prog_name)
+        # Read for each command: as default of the argument it would be read at the import.
         parser.set_defaults(service_token=os.environ.get("OS_CYBORG_SERVICE_TOKEN"))
         return parser
 

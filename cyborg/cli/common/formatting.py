@@ -84,6 +84,7 @@ class Time(Cell):
 
 def _rank(item: object) -> tuple[bool, str]:
     value = item.machine_readable() if isinstance(item, columns.FormattableColumn) else item
+    # By text: values of one column can have types that do not compare.
     return value is None, str(value)
 
 
@@ -99,6 +100,7 @@ def to_text(value: Any) -> str:
     '0000:3b:00.1'
     """
     if isinstance(value, Mapping):
+        # Only if there is no other field, which would be lost.
         if value.keys() == _PCI:
             return _pci_address(value)
         return " ".join(f"{k}={_nested_text(v)}" for k, v in value.items())
@@ -182,6 +184,7 @@ def uuid_digits(values: Iterable[Any]) -> int:
     They are eight, or more if the first eight digits of two uuids are equal.
     """
     uuids = {value for value in values if isinstance(value, str) and UUID.fullmatch(value)}
+    # The same length for all rows, so that a column is aligned.
     unambiguous = (n for n in UUID_PREFIXES if len({uuid[:n] for uuid in uuids}) == len(uuids))
     return next(unambiguous, UUID_LENGTH)
 

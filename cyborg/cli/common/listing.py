@@ -159,6 +159,7 @@ class Lister(base.Command, lister.Lister):
         watcher = Watcher(
             lambda: self.take_action(parsed_args), functools.partial(self._write, parsed_args)
         )
+        # A pipe or a file gets the list again and again instead.
         stdout = self.app.stdout
         if parsed_args.formatter == "table" and live.is_interactive(stdout):
             return watcher.refresh(stdout, f"{self.app.NAME} {self.cmd_name}", parsed_args.watch)
@@ -169,6 +170,7 @@ class Lister(base.Command, lister.Lister):
         self, parsed_args: argparse.Namespace, listed: Listed, out: TextIO, max_width: int
     ) -> None:
         """Write a list to a stream, which also gets the messages about it if it is a view."""
+        # A copy: produce_output changes the arguments, and the next view needs them unchanged.
         args = argparse.Namespace(**vars(parsed_args))
         args.max_width = max_width or parsed_args.max_width
         formatter: Any = self._formatter_plugins[args.formatter].obj
@@ -256,6 +258,7 @@ def find_column(names: Sequence[str], text: str) -> str:
     >>> find_column(["UUID", "Last seen"], "last_seen")
     'Last seen'
     """
+    # The key in JSON is accepted as well as the heading.
     plain = text.lower().replace("_", " ")
     for name in names:
         if plain == name.lower():
@@ -309,6 +312,7 @@ def fit_table(
     # One character at a time from the widest: the columns come out as equal as possible.
     while excess > 0 and truncatable:
         widest = max(truncatable, key=lambda number: limits[number])
+        # A heading is never cut: it is the name that -c takes.
         if limits[widest] <= max(MIN_COLUMN_WIDTH, len(names[widest])):
             break
         limits[widest] -= 1

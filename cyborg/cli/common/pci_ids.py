@@ -49,14 +49,17 @@ def parse_names(lines: Iterable[str]) -> VendorNames:
     return names
 
 
+# The file has tens of thousands of lines, and each row of a table asks for a name.
 @functools.cache
 def read_names() -> VendorNames:
     """Return the names in the database of this machine, cached; empty without a database."""
     for path in FILES:
         try:
             open_file = gzip.open if path.suffix == ".gz" else open
+            # errors: one wrong byte must not hide all names.
             with open_file(path, "rt", encoding="utf-8", errors="replace") as file:
                 return parse_names(file)
+        # Not installed, or not readable for this user.
         except OSError:
             continue
     return {}

@@ -101,7 +101,9 @@ def wait_until_done(
     columns = progress.Progress.get_default_columns()
     bar = progress.Progress(
         *(*columns, progress.MofNCompleteColumn()) if show_counts else columns,
+        # The output of the command, on stdout, may be read by a script.
         console=console.Console(stderr=True),
+        # The result follows in its place.
         transient=True,
     )
     printed: set[str] = set()

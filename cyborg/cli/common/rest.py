@@ -58,10 +58,12 @@ def format_fault(status: int, text: str) -> str:
     try:
         body = json.loads(text)
         message = body.get("error_message", body)
+        # The service has a JSON object in a string, as OpenStack Cyborg.
         if isinstance(message, str) and message.startswith("{"):
             message = json.loads(message)
         if isinstance(message, dict):
             inner = message.get("error", message)
+            # keystonemiddleware answers {"error": {"message": ...}}.
             message = inner.get("faultstring") or inner.get("message")
     except (ValueError, AttributeError, RecursionError):
         message = None
@@ -125,6 +127,7 @@ class RestClient:
                 params={k: v for k, v in (params or {}).items() if v is not None},
                 headers={"X-Service-Token": service_token} if service_token else {},
                 microversion=_version(self._options),
+                # The exceptions of keystoneauth do not have the message of the service.
                 raise_exc=False,
             )
         except exceptions.ClientException as exc:
@@ -132,6 +135,7 @@ class RestClient:
         if response.status_code >= 400:
             status = response.status_code
             raise CommandError(format_fault(status, response.text), status)
+        # An operation without an answer has an empty body.
         if not response.content:
             return None
         try:
@@ -148,6 +152,7 @@ class RestClient:
 
     def read_whole(self, path: str, key: str, /, **params: Any) -> dict[str, Any]:
         """Return an object that has pages of rows under a key, with the rows of all pages."""
+        # All but the rows is the same on each page.
         first, *others = self._pages(path, key, params)
         return {**first, key: [row for page in (first, *others) for row in page[key]]}
 
@@ -167,6 +172,7 @@ class RestClient:
     def _service_adapter(self) -> Any:
         if self._adapter is None:
             self._adapter, base = self.connect(SERVICE)
+            # Catalogues have the URL of the service with its version or without.
             self._prefix = "" if _VERSIONED.search(base) else "/v2"
         return self._adapter
 
@@ -195,6 +201,7 @@ class RestClient:
             )
         except exceptions.SDKException as exc:
             raise CommandError(format_exception(exc)) from exc
+        # Without an override, this asks the catalogue, and so authenticates.
         base = service_adapter.endpoint_override or service_adapter.get_endpoint()
         if not base:
             raise CommandError(

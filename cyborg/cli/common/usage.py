@@ -79,6 +79,7 @@ def format_example(parser: argparse.ArgumentParser, message: str = "") -> str:
 def _words(parser: argparse.ArgumentParser, named: str) -> Iterator[str]:
     for action in parser._actions:
         is_named = named in action.option_strings
+        # An example shows what is mandatory; what may be left out would make it long.
         if not action.option_strings and action.nargs not in ("?", "*"):
             yield _value(action)
         elif action.option_strings and (action.required or is_named):
@@ -108,7 +109,9 @@ class RedactedStream:
 
     def __init__(self, stream: TextIO, secrets: Sequence[str]) -> None:
         self._stream = stream
+        # The longest first: a secret can begin with another one.
         words = "|".join(re.escape(secret) for secret in sorted(secrets, key=len, reverse=True))
+        # Whole words: a short secret must not blank parts of others.
         self._pattern = re.compile(rf"(?<![\w-])(?:{words})(?![\w-])")
 
     def write(self, text: str) -> int:

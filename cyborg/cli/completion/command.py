@@ -53,6 +53,7 @@ def build_table(parsers: Parsers, aliases: Mapping[str, str]) -> CompletionTable
                 is_last = number == len(words) - 1
                 description = parsers[name][0] if is_last else ""
                 known = table.words.setdefault(path, {})
+                # A word can end one command and begin others: the description stays.
                 known[word] = description or known.get(word, "")
             table.commands[" ".join(words)] = name
     for name, (_, parser) in parsers.items():
@@ -184,6 +185,7 @@ def _described(kind: str, words: Mapping[str, Mapping[str, str]]) -> Iterable[tu
 
 
 def _quote_fish(text: str) -> str:
+    # The two escapes that fish knows in single quotes.
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
 

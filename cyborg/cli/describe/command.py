@@ -143,4 +143,5 @@ def _format_table(section: Section, rows: Sequence[Any], width: int) -> Iterator
 
 
 def _text(cell: Any) -> str:
+    # Texts of hosts and users must not change the terminal.
     return sanitize(listing.cell_text(cell))

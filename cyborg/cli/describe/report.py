@@ -54,6 +54,7 @@ class Search:
             if found:
                 return [found]
             return [*self._instance(text), *self._filtered(kinds.DEPLOYABLE, rp_uuid=text)]
+        # A name first: an object may be called as a uuid begins.
         found_objects = list(self._by_name(self.text.strip()))
         if _PREFIX.fullmatch(text):
             found_objects += self._by_uuid(text, text)
@@ -102,6 +103,7 @@ class Search:
         try:
             yield Found(kind, kind.collection.read_one(self.rest, name))
         except CommandError as exc:
+            # A text that cannot be a name is refused with 400.
             if exc.status not in _NO_NAME:
                 raise
 
@@ -152,6 +154,7 @@ class Description:
 
     def hindrances(self) -> list[str]:
         """Return what prevents the use of the object, or its progress."""
+        # The fields and several sections can name the same cause.
         return list(dict.fromkeys(find_hindrances(self)))
 
     def to_document(self) -> dict[str, Any]:
@@ -190,6 +193,7 @@ def _read_section(rest: RestClient, row: Row, related: Related) -> Section | Non
     collection = related.collection
     try:
         name = row.get(related.key or "uuid")
+        # The object has no such relation now, as a request that is not bound.
         if related.key and name is None:
             return None
         if related.key and not related.below:

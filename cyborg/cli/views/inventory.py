@@ -137,6 +137,7 @@ def _device(row: Row, accelerators: Sequence[Row]) -> DeviceView:
         deployables.setdefault(each["deployable_uuid"], []).append(each)
     return DeviceView(
         address=str(row["address"]),
+        # Existing clients expect this model of a fake device; a view has no use for it.
         name="" if model == pci_ids.UNKNOWN else model,
         type=str(row["type"]),
         status=format_schedulable_until(row),

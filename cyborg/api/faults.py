@@ -65,8 +65,6 @@ _FIELDS = {
 # Key of the WSGI environ for the first uuid or name in the path, and the path of its list.
 OBJECT = "cyborg.object"
 
-StartResponse = Callable[..., Any]
-
 
 def http_status(error: Exception) -> int:
     """Return the HTTP status of an exception; 500 unless it is a CyborgError or HTTPException."""
@@ -177,7 +175,9 @@ class FaultMiddleware:
     def __init__(self, app: Callable[..., Iterable[bytes]]) -> None:
         self._app = app
 
-    def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+    def __call__(
+        self, environ: dict[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
         """Serve one request."""
         response: Iterable[bytes] | None = None
         try:

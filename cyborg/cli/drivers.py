@@ -223,12 +223,12 @@ class Install(_DriverJob):
         for host in dict.fromkeys(entry["host"] for entry in driver["hosts"]):
             yield f"{name} on {host}"
 
-    def start_job(self, args: Arguments) -> Row:
+    def start_job(self, args: Arguments) -> Any:
         """Start the job that installs the driver, and return it."""
         body = {"driver": self.find_uuids(args)[0], **self.read_fields(args)}
         if args.config:
             body["config"] = collect_options(args.config)
-        return self.call("POST", DRIVERS.path, body)
+        return self.app.rest.call("POST", DRIVERS.path, body)
 
 
 class Uninstall(_DriverJob):
@@ -242,13 +242,15 @@ class Uninstall(_DriverJob):
         flag("--force", "uninstall although devices are in use or hosts are down"),
     )
 
-    def start_job(self, args: Arguments) -> Row:
+    def start_job(self, args: Arguments) -> Any:
         """Start the job that uninstalls the driver, and return it."""
         # Pairs: a dictionary of parameters cannot repeat one.
         query = [("host", host) for host in args.host or ()]
         query += [("backend", args.backend)] if args.backend is not None else []
         query += [(name, "true") for name in ("drain", "force") if getattr(args, name)]
-        return self.call("DELETE", self.find_path(args) + (f"?{urlencode(query)}" if query else ""))
+        return self.app.rest.call(
+            "DELETE", self.find_path(args) + (f"?{urlencode(query)}" if query else "")
+        )
 
 
 class Update(_DriverJob):
@@ -285,7 +287,7 @@ class Update(_DriverJob):
         flag("--reload", "create the backends again, also without a change"),
     )
 
-    def start_job(self, args: Arguments) -> Row:
+    def start_job(self, args: Arguments) -> Any:
         """Start the job that updates the backends, and return it."""
         change: dict[str, Any] = {}
         if args.config or args.unset:
@@ -304,4 +306,6 @@ class Update(_DriverJob):
             raise CommandError(
                 "nothing to change: use --config, --unset, --enable, --disable or --reload"
             )
-        return self.call("PATCH", self.find_path(args), {**change, **self.read_fields(args)})
+        return self.app.rest.call(
+            "PATCH", self.find_path(args), {**change, **self.read_fields(args)}
+        )

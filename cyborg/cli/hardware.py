@@ -79,9 +79,9 @@ class Adopt(JobCommand, of=HARDWARE):
         ),
     )
 
-    def start_job(self, args: Arguments) -> Row:
+    def start_job(self, args: Arguments) -> Any:
         """Adopt the device and return the job."""
-        return self.call("POST", HARDWARE.path, self.read_fields(args))
+        return self.app.rest.call("POST", HARDWARE.path, self.read_fields(args))
 
 
 class Release(JobCommand, of=HARDWARE):
@@ -89,7 +89,7 @@ class Release(JobCommand, of=HARDWARE):
 
     ARGUMENTS = (argument("hardware", help="uuid or address of the device, or HOST/ADDRESS"),)
 
-    def start_job(self, args: Arguments) -> Row:
+    def start_job(self, args: Arguments) -> Any:
         """Release the device and return the job."""
         uuid = DEVICES.find_uuid(self.app.rest, args.hardware)
-        return self.call("DELETE", HARDWARE.object_path(uuid))
+        return self.app.rest.call("DELETE", HARDWARE.object_path(uuid))

@@ -126,14 +126,9 @@ class JobCommand(base.WaitCommand, tables.ShowOne):
 
     OPTIONS: Sequence[Argument] = WAIT_ARGUMENTS
 
-    def start_job(self, args: Arguments) -> Row:
+    def start_job(self, args: Arguments) -> Any:
         """Start the job and return it. Raise CommandError."""
         raise NotImplementedError
-
-    def call(self, method: str, path: str, body: Any = None) -> Row:
-        """Call the service and return its response, which is the job."""
-        job: Row = self.app.rest.call(method, path, body)
-        return job
 
     def take_action(self, args: Arguments) -> Any:
         """Start the job, wait with --wait, and return the job."""

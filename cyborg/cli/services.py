@@ -158,11 +158,10 @@ class ForgetHost(base.Command, tables.ShowOne, of=HOSTS):
             if removed[key]:
                 yield Change("delete", f"{removed[key]} {key.replace('_', ' ')}", None, "")
 
-    def _call(self, args: Arguments, **params: str) -> Row:
+    def _call(self, args: Arguments, **params: str) -> Any:
         force = {"force": "true"} if args.force else {}
         path = HOSTS.object_path(args.host)
-        removed: Row = self.app.rest.call("DELETE", path, params=force | params)
-        return removed
+        return self.app.rest.call("DELETE", path, params=force | params)
 
     def take_action(self, args: Arguments) -> Any:
         """Remove the host and return the numbers."""

@@ -129,19 +129,13 @@ class Controller(Resource):
         with self.context.reader.connect() as connection:
             found = totals.read(connection, now=now, max_unhealthy=MAX_NAMED)
             down = services.find_down(connection, now=now, limit=MAX_NAMED)
-        row = {
-            **_make_pending(found),
-            "down_services": down,
-            **_make_counts(counts, found),
-            "read_at": now,
-            "count_age": round(age),
-        }
-        return types.serialize(Summary, row)
+        more = {"down_services": down, "read_at": now, "count_age": round(age)}
+        return types.serialize(Summary, {**_make_fields(counts, found), **more})
 
 
-def _make_pending(found: Totals) -> dict[str, Any]:
-    """Return the fields that are not from the cached counts."""
+def _make_fields(counts: Counts, found: Totals) -> dict[str, Any]:
     hosts = {state: found.services.get((AGENT, state), 0) for state in Liveness}
+    devices = counts.devices
     return {
         "hosts": {**hosts, "cordoned": found.hosts_cordoned},
         "services": [
@@ -151,13 +145,7 @@ def _make_pending(found: Totals) -> dict[str, Any]:
         "unhealthy_devices": found.unhealthy,
         "jobs": found.jobs,
         "outbox": found.outbox,
-    }
-
-
-def _make_counts(counts: Counts, found: Totals) -> dict[str, Any]:
-    """Return the fields from the cached counts."""
-    devices = counts.devices
-    return {
+        # The others are from the cached counts.
         "resource_classes": list(_classes(counts)),
         "devices": {
             "total": sum(devices.values()),

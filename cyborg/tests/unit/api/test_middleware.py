@@ -10,7 +10,8 @@ from oslo_utils import timeutils
 
 from cyborg.api import versions
 from cyborg.api.controller import Request
-from cyborg.api.health import BINARY, Heartbeat
+from cyborg.api.health import Heartbeat
+from cyborg.core import hosts
 from cyborg.core.errors import Unavailable
 from cyborg.core.text import to_iso
 from cyborg.db import schema
@@ -137,7 +138,7 @@ def test_heartbeat_registers_api_as_service(api: ApiEnv) -> None:
     second = Heartbeat(api.conf, conductor, "server-1", api.app.health)
     assert [first.run_once(), second.run_once()] == [10.0, 10.0]
     (service,) = api.get("/v2/services")["services"]
-    assert (service["binary"], service["state"]) == (BINARY, "up")
+    assert (service["binary"], service["state"]) == (hosts.API, "up")
     (row,) = rows.read(api.engine, schema.services)
     assert row["started_at"] < row["last_seen_at"]
     assert api.app.health.check()[1]["conductor"] == "ok"

@@ -19,7 +19,7 @@ from cyborg import conf as options
 from cyborg.cmd import dbsync_custody, dbsync_import, dbsync_purge
 from cyborg.cmd.common import add_format, wait_for_database, write_line
 from cyborg.compat.oslo import set_up_logging
-from cyborg.conf.conductor import reference_release
+from cyborg.conf.options import reference_release
 from cyborg.core.errors import CyborgError
 from cyborg.db import errors, migrate
 from cyborg.db.custody import write as custody_keys

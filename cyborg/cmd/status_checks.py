@@ -15,7 +15,7 @@ from oslo_upgradecheck.upgradecheck import Code, Result
 
 from cyborg import conf as own_options
 from cyborg.cmd.status_convert import Parser
-from cyborg.conf.conductor import reference_release
+from cyborg.conf.options import reference_release
 from cyborg.core.binding.profile import parse_groups
 from cyborg.core.drivers.registry import describe_counterpart
 from cyborg.core.errors import Misconfigured

@@ -6,56 +6,71 @@ from typing import Any
 
 from oslo_config import cfg
 
-from cyborg.conf.agent import AGENT, LIBVIRT
-from cyborg.conf.api import API
-from cyborg.conf.clients import GLANCE, NOVA, PLACEMENT
-from cyborg.conf.conductor import CONDUCTOR
-from cyborg.conf.projects import ATTACHMENTS, DEVICE_CONTEXTS, QUOTA
-from cyborg.conf.sections import Section
-from cyborg.conf.service import DATABASE, DEFAULT, RPC, STANDALONE, TRACING
+from cyborg.conf import options
 from cyborg.core.errors import Misconfigured
 
-GROUPS: tuple[Section, ...] = (
-    DEFAULT,
-    AGENT,
-    API,
-    ATTACHMENTS,
-    CONDUCTOR,
-    DATABASE,
-    DEVICE_CONTEXTS,
-    GLANCE,
-    LIBVIRT,
-    NOVA,
-    PLACEMENT,
-    QUOTA,
-    RPC,
-    STANDALONE,
-    TRACING,
+GROUPS: tuple[options.Section, ...] = (
+    options.DEFAULT,
+    options.AGENT,
+    options.API,
+    options.ATTACHMENTS,
+    options.CONDUCTOR,
+    options.DATABASE,
+    options.DEVICE_CONTEXTS,
+    options.GLANCE,
+    options.LIBVIRT,
+    options.NOVA,
+    options.PLACEMENT,
+    options.QUOTA,
+    options.RPC,
+    options.STANDALONE,
+    options.TRACING,
 )
 
 
 # A service registers only what it reads, because some groups need libraries of their own: an agent
-# has none for the DATABASE, Placement and Nova.
-AGENT_GROUPS: tuple[Section, ...] = (DEFAULT, AGENT, CONDUCTOR, GLANCE, LIBVIRT, RPC, TRACING)
-API_GROUPS: tuple[Section, ...] = (DEFAULT, API, CONDUCTOR, DATABASE, RPC, TRACING)
-CONDUCTOR_GROUPS: tuple[Section, ...] = (
-    DEFAULT,
-    AGENT,
-    ATTACHMENTS,
-    CONDUCTOR,
-    DATABASE,
-    DEVICE_CONTEXTS,
-    NOVA,
-    PLACEMENT,
-    QUOTA,
-    RPC,
-    TRACING,
+# has none for the database, Placement and Nova.
+AGENT_GROUPS: tuple[options.Section, ...] = (
+    options.DEFAULT,
+    options.AGENT,
+    options.CONDUCTOR,
+    options.GLANCE,
+    options.LIBVIRT,
+    options.RPC,
+    options.TRACING,
 )
-DBSYNC_GROUPS: tuple[Section, ...] = (DEFAULT, CONDUCTOR, DATABASE)
-STATUS_GROUPS: tuple[Section, ...] = (DEFAULT, API, CONDUCTOR, DATABASE, PLACEMENT)
+API_GROUPS: tuple[options.Section, ...] = (
+    options.DEFAULT,
+    options.API,
+    options.CONDUCTOR,
+    options.DATABASE,
+    options.RPC,
+    options.TRACING,
+)
+CONDUCTOR_GROUPS: tuple[options.Section, ...] = (
+    options.DEFAULT,
+    options.AGENT,
+    options.ATTACHMENTS,
+    options.CONDUCTOR,
+    options.DATABASE,
+    options.DEVICE_CONTEXTS,
+    options.NOVA,
+    options.PLACEMENT,
+    options.QUOTA,
+    options.RPC,
+    options.TRACING,
+)
+DBSYNC_GROUPS: tuple[options.Section, ...] = (options.DEFAULT, options.CONDUCTOR, options.DATABASE)
+STATUS_GROUPS: tuple[options.Section, ...] = (
+    options.DEFAULT,
+    options.API,
+    options.CONDUCTOR,
+    options.DATABASE,
+    options.PLACEMENT,
+)
 
 
-def register(conf: cfg.ConfigOpts, groups: Sequence[Section] = GROUPS) -> None:
+def register(conf: cfg.ConfigOpts, groups: Sequence[options.Section] = GROUPS) -> None:
     """Register option groups, by default all groups of this project."""
     for group in groups:
         group.register(conf)

@@ -14,7 +14,7 @@ from oslo_config import cfg
 
 from cyborg.agent.images.download import Deadline, Signature, copy, is_intact
 from cyborg.agent.images.spool import Spool
-from cyborg.conf.clients import GLANCE
+from cyborg.conf.options import GLANCE
 from cyborg.core import errors
 from cyborg.core.image import ImageMetadata, ensure_loadable, select_image
 from cyborg.core.log import get_logger

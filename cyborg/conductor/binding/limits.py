@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from oslo_config import cfg
 from oslo_db import exception as db_exc
 
-from cyborg.conf import projects as options
+from cyborg.conf import options
 from cyborg.core.binding import limits as core
 from cyborg.core.binding.limits import Limits
 from cyborg.core.errors import Misconfigured, Unavailable

@@ -17,7 +17,7 @@ from cyborg.conductor.hosts import failure_detector
 from cyborg.conductor.inventory.report_handler import ReportHandler, ReportResult
 from cyborg.conductor.jobs import cancellation, reboot
 from cyborg.conductor.notifications.notifications import NotificationBuilder
-from cyborg.conf.conductor import reference_release
+from cyborg.conf.options import reference_release
 from cyborg.core.drivers.registry import fingerprint
 from cyborg.core.errors import Conflict, Invalid, Stale
 from cyborg.core.hosts import AGENT, ServiceStatus, has_rebooted

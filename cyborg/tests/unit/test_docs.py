@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import importlib.util
 import re
+from configparser import ConfigParser
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,17 @@ def test_options_have_help() -> None:
         for option in group_options
     ]
     assert [f"[{group}] {option.name}" for group, option in options if not option.help] == []
+
+
+def test_help_is_of_declared_options() -> None:
+    declared = {
+        (group.name, option.name) for group in own_options.GROUPS for option in group.options
+    }
+    texts = ConfigParser(interpolation=None, delimiters=("=",), default_section="every section")
+    texts.read(ROOT / "cyborg" / "conf" / "help.ini", encoding="utf-8")
+    described = {(name, key) for name in texts.sections() for key in texts[name]}
+    described -= {(name, key) for name in texts.sections() for key in texts.defaults()}
+    assert sorted(described - declared) == []
 
 
 @pytest.mark.parametrize(

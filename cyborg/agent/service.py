@@ -23,9 +23,8 @@ from cyborg.agent.guests.reassertion import make_function_users, make_guests
 from cyborg.agent.images.store import ClosableImageStore, make_image_store
 from cyborg.agent.jobs.checkpoint import BOOT_ID, Checkpoint, read_boot_id
 from cyborg.agent.jobs.queue import JobQueue
-from cyborg.agent.report.heartbeat import Reporter
+from cyborg.agent.report.heartbeat import MAX_PAUSE, HeartbeatSchedule, IntervalFile, Reporter
 from cyborg.agent.report.host_identity import HostIdentityProvider
-from cyborg.agent.report.schedule import MAX_PAUSE, HeartbeatSchedule, IntervalFile
 from cyborg.core import hosts
 from cyborg.core.drivers.registry import DriverEntry, driver_uuid
 from cyborg.core.errors import Unavailable

@@ -13,7 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 from benchmarks.threads import run_threads
-from cyborg.agent.report.schedule import HeartbeatSchedule
+from cyborg.agent.report.heartbeat import HeartbeatSchedule
 from cyborg.rpc.contract import ConductorAPI
 from cyborg.tests.fixtures.bus.broker import open_bus
 from cyborg.tests.fixtures.hosts.hosts import READY, Host, card

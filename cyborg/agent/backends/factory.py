@@ -15,7 +15,7 @@ from oslo_config import cfg
 
 from cyborg.agent.backends.backend import error_text
 from cyborg.agent.backends.catalogue import NAMESPACE, DriverCatalogue, unknown_driver
-from cyborg.agent.backends.memory import MemoryFile
+from cyborg.agent.state_file import MemoryFile
 from cyborg.core.capture.model import parse_fault
 from cyborg.core.drivers import desired_state
 from cyborg.core.drivers.registry import DriverEntry, Option, Source, Support, list_settings

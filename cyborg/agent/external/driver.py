@@ -3,29 +3,152 @@
 
 If a driver sends invalid data, hangs, sends too much or exits, only its own discoveries fail, and
 the state of its backend has the error. A response is used only after it was read and validated as a
-whole.
+whole. The HTTP calls over the unix socket of a driver have limits on time and size.
 """
 
+import http.client
+import io
+import json
 import logging
+import os
+import socket
+import stat
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from oslo_config import cfg
 
-from cyborg.agent.external import client, server
-from cyborg.agent.external.server import RegistrationServer
+from cyborg.agent.external import server
+from cyborg.agent.external.server import RegistrationServer, peer_credentials
 from cyborg.core import external
-from cyborg.core.errors import DriverFailed, Invalid, Misconfigured, Unavailable
+from cyborg.core.errors import DriverFailed, Invalid, Misconfigured, TimedOut, Unavailable
 from cyborg.core.external import Hello
 from cyborg.core.inventory.device import Ability, Device
 from cyborg.core.inventory.device_state import Measurement
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
+from cyborg.core.text import sanitize
 from cyborg.drivers.base import Driver
 
 LOG = get_logger(__name__)
+
+MAX_RESPONSE = 1024 * 1024  # bytes of a body
+_MAX_HEADER = 64 * 1024
+_MAX_TEXT = 300  # characters of a driver's error that are shown
+
+
+def call(
+    path: str,
+    method: str,
+    target: str,
+    body: Any = None,
+    *,
+    seconds: float,
+    users: Collection[int],
+    clock: Callable[[], float] = time.monotonic,
+) -> Any:
+    """Call an external driver; return the JSON body of its response.
+
+    Raise TimedOut after ``seconds``. Raise DriverFailed if the driver cannot be reached, returns an
+    error or an invalid response, or if its uid is not one of ``users``.
+    """
+    request = f"{method} {target}"
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            return external.decode(
+                _call(connection, path, method, target, body, seconds, users, clock)
+            )
+    except TimeoutError as exc:
+        raise TimedOut(f"the driver did not answer {request} within {seconds:g} s") from exc
+    except Invalid as exc:
+        raise DriverFailed(f"invalid response of the driver to {request}: {exc.message}") from exc
+    except (OSError, http.client.HTTPException, ValueError) as exc:
+        text = sanitize(f"{type(exc).__name__}: {exc}"[:_MAX_TEXT])
+        raise DriverFailed(f"cannot call {request} of the driver at {path}: {text}") from exc
+
+
+def _call(
+    connection: socket.socket,
+    path: str,
+    method: str,
+    target: str,
+    body: Any,
+    seconds: float,
+    users: Collection[int],
+    clock: Callable[[], float],
+) -> bytes:
+    end = clock() + seconds
+    # lstat: a link could lead to the socket of another service, such as that of libvirt.
+    if not stat.S_ISSOCK(os.lstat(path).st_mode):
+        raise OSError("not a socket")
+    connection.settimeout(seconds)
+    connection.connect(path)
+    # The mode of the folder may have been changed since the start. The kernel vouches for the uid
+    # of the peer, which no process can forge.
+    if (user := peer_credentials(connection)[1]) not in users:
+        raise OSError(f"user {user} is not allowed to run a driver")
+    data = b"" if body is None else json.dumps(body).encode()
+    head = (
+        f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        f"Accept: application/json\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(data)}\r\n\r\n"
+    )
+    # The timeout of a socket is for one operation: it is set again before each, to what is left.
+    connection.settimeout(_seconds_left(end, clock))
+    connection.sendall(head.encode("ascii") + data)
+    # For the whole call: a driver that sends one byte each second exceeds it too.
+    reader: Any = _DeadlineReader(connection, end, clock)
+    with http.client.HTTPResponse(reader, method=method) as response:
+        response.begin()
+        content = response.read(MAX_RESPONSE + 1)
+        if len(content) > MAX_RESPONSE:
+            raise Invalid(f"response longer than {MAX_RESPONSE} bytes (1 MiB)")
+        # http.client returns what it has got if the peer closes early; half a list would delete
+        # devices.
+        if response.length:
+            raise Invalid(f"the body ends {response.length} bytes too early")
+        if not 200 <= response.status < 300:
+            text = sanitize(content[: 4 * _MAX_TEXT].decode(errors="replace"))[:_MAX_TEXT]
+            raise DriverFailed(
+                f"the driver returned {response.status} for {method} {target}: "
+                f"{text or 'no reason'}"
+            )
+    return content
+
+
+class _DeadlineReader(io.RawIOBase):
+    """Reader of a socket with a deadline and a limit on the size of a response."""
+
+    def __init__(self, connection: socket.socket, end: float, clock: Callable[[], float]) -> None:
+        self._connection, self._end, self._clock = connection, end, clock
+        self._bytes_left = MAX_RESPONSE + _MAX_HEADER
+
+    def makefile(self, _: str) -> io.BufferedReader:
+        """Return a buffered reader, as http.client expects it from a socket."""
+        return io.BufferedReader(self)
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read available bytes. Raise TimeoutError, and Invalid beyond the limit."""
+        self._connection.settimeout(_seconds_left(self._end, self._clock))
+        count = self._connection.recv_into(buffer)
+        self._bytes_left -= count
+        if self._bytes_left < 0:
+            raise Invalid(f"response longer than {MAX_RESPONSE} bytes (1 MiB), headers included")
+        return count
+
+
+def _seconds_left(end: float, clock: Callable[[], float]) -> float:
+    """Return the seconds left. Raise TimeoutError if there are none."""
+    if (left := end - clock()) <= 0:
+        raise TimeoutError
+    return left
+
 
 T = TypeVar("T")
 HELLO_INTERVAL = 1.0  # seconds between hellos of one driver
@@ -115,7 +238,7 @@ class ExternalDriver(Driver):
             ) from exc
 
     def _call(self, method: str, target: str, body: Any, seconds: float) -> Any:
-        return client.call(self._path, method, target, body, seconds=seconds, users=self._users)
+        return call(self._path, method, target, body, seconds=seconds, users=self._users)
 
 
 class ExternalDriverHost:

@@ -11,6 +11,7 @@ import os
 import socket
 import socketserver
 import stat
+import struct
 import sys
 import threading
 import time
@@ -19,7 +20,6 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, cast
 
-from cyborg.agent.external.client import peer_credentials
 from cyborg.core import external
 from cyborg.core.errors import CyborgError, Invalid, Misconfigured, Unavailable
 from cyborg.core.log import get_logger
@@ -31,6 +31,16 @@ LOG = get_logger(__name__)
 MODES = (0o700, 0o750)
 MAX_PATH = 107  # bytes of a unix socket's path: sun_path of unix(7) less its end
 _MAX_SOCKET_NAME = 46  # a slash, a driver's name of 40 characters, and .sock
+
+
+_UCRED = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
+
+
+def peer_credentials(connection: socket.socket) -> tuple[int, int]:
+    """Return the pid and uid of a socket's peer process (SO_PEERCRED of unix(7))."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    pid, uid, _ = _UCRED.unpack(data)
+    return pid, uid
 
 
 def owner_uid(folder: str) -> int:

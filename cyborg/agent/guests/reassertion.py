@@ -12,8 +12,7 @@ from oslo_config import cfg
 from cyborg.agent.backends.backend import Backend
 from cyborg.agent.guests.devices import GuestDevice, GuestDevices
 from cyborg.agent.guests.function_users import FunctionUsers, RecordFile
-from cyborg.agent.guests.libvirt_domains import LibvirtDomains, find_library
-from cyborg.agent.guests.libvirt_hypervisor import LibvirtHypervisor
+from cyborg.agent.guests.hypervisor import LibvirtDomains, LibvirtHypervisor, find_library
 from cyborg.core.errors import CyborgError, Invalid, Stale
 from cyborg.core.inventory.device import AttachHandle, Deployable, HandleType
 from cyborg.core.inventory.report import BackendStatus

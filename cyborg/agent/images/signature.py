@@ -17,7 +17,7 @@ from cursive.exception import CursiveException
 from keystoneauth1.exceptions import ClientException
 from oslo_context.context import RequestContext
 
-from cyborg.agent.images.download import Signature
+from cyborg.agent.images.store import Signature
 from cyborg.core.errors import DriverFailed, Invalid, Unavailable
 from cyborg.core.image import ImageMetadata
 from cyborg.core.validation import parse_uuid

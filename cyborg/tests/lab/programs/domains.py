@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cyborg.agent.guests.function_users import FunctionUsers, RecordFile
-from cyborg.agent.guests.libvirt_domains import LibvirtDomains, find_library
-from cyborg.agent.guests.libvirt_hypervisor import start_event_loop
+from cyborg.agent.guests.hypervisor import LibvirtDomains, find_library, start_event_loop
 from cyborg.core.inventory.device import NOT_OFFERED
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.host_use import open_nodes

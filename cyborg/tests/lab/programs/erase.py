@@ -15,7 +15,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from cyborg.agent.backends.memory import MemoryFile
+from cyborg.agent.state_file import MemoryFile
 from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device import NOT_OFFERED
 from cyborg.core.jobs.job import WorkItem

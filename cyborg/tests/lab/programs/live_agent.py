@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cyborg.agent.guests.libvirt_hypervisor import load_library, start_event_loop
+from cyborg.agent.guests.hypervisor import load_library, start_event_loop
 from cyborg.cmd import agent
 from cyborg.tests.fixtures.machine import embedded_libvirt, nested_guest
 

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cyborg.agent.backends.memory import MemoryFile
+from cyborg.agent.state_file import MemoryFile
 from cyborg.core.errors import DriverFailed
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.fpga.driver import FpgaDriver

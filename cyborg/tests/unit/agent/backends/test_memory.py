@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cyborg.agent.backends.memory import MAX_TEXT, MAX_TEXTS, MemoryFile
+from cyborg.agent.state_file import MAX_TEXT, MAX_TEXTS, MemoryFile
 
 
 @pytest.fixture

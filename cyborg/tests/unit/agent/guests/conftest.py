@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cyborg.agent.guests.libvirt_domains import find_library
+from cyborg.agent.guests.hypervisor import find_library
 
 URI = "test:///default"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cyborg.agent.guests.libvirt_domains import LibvirtDomains, find_library
+from cyborg.agent.guests.hypervisor import LibvirtDomains, find_library
 from cyborg.core.errors import TimedOut, Unavailable
 from cyborg.core.inventory.functions import Guest
 

@@ -13,9 +13,11 @@ from typing import Any, ClassVar
 import pytest
 
 from cyborg import os_acc
-from cyborg.agent.guests.hypervisor import DeviceAbsent, Domain, GuestBusy
-from cyborg.agent.guests.libvirt_hypervisor import (
+from cyborg.agent.guests.hypervisor import (
     PAUSE,
+    DeviceAbsent,
+    Domain,
+    GuestBusy,
     LibvirtHypervisor,
     load_library,
     run_events,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cyborg.agent.images.download import Deadline, copy, is_intact
+from cyborg.agent.images.store import Deadline, copy, is_intact
 from cyborg.core.errors import TimedOut
 from cyborg.core.image import ImageMetadata, parse_metadata
 from cyborg.core.jobs.progress import Activity, ActivityRecorder

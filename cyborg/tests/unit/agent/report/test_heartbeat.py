@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from cyborg.agent.backends.backend import Backend
-from cyborg.agent.report.heartbeat import INITIAL_PAUSE, Reporter
-from cyborg.agent.report.schedule import MAX_PAUSE, HeartbeatSchedule
+from cyborg.agent.report.heartbeat import INITIAL_PAUSE, MAX_PAUSE, HeartbeatSchedule, Reporter
 from cyborg.core.drivers.desired_state import BackendOutcome
 from cyborg.core.drivers.registry import DriverEntry
 from cyborg.core.errors import CyborgError, Invalid, NotFound, Stale, Unavailable

@@ -4,8 +4,7 @@
 import pytest
 
 from cyborg.agent.backends.backend import BackendSnapshot
-from cyborg.agent.report.heartbeat import Reporter
-from cyborg.agent.report.schedule import BURST, MIN_PAUSE, HeartbeatSchedule, ReportPace
+from cyborg.agent.report.heartbeat import BURST, MIN_PAUSE, HeartbeatSchedule, Reporter, ReportPace
 from cyborg.core.errors import Unavailable
 from cyborg.core.inventory.report import BackendState, BackendStatus
 from cyborg.tests.fixtures.hosts.scripted_driver import ScriptedDriver, card

@@ -2,8 +2,7 @@
 """The first heartbeats of an agent, and its attempts to reach a conductor."""
 
 from cyborg.agent.backends.backend import Backend
-from cyborg.agent.report.heartbeat import Reporter
-from cyborg.agent.report.schedule import HeartbeatSchedule
+from cyborg.agent.report.heartbeat import HeartbeatSchedule, Reporter
 from cyborg.core.errors import Unavailable
 from cyborg.tests.unit.agent.report.test_heartbeat import (
     Clock,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.agent.report.schedule import (
+from cyborg.agent.report.heartbeat import (
     RESPREAD_RATIO,
     START_SHARE,
     HeartbeatSchedule,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cyborg.agent.backends.memory import MemoryFile
+from cyborg.agent.state_file import MemoryFile
 from cyborg.core.errors import DriverFailed, Misconfigured
 from cyborg.core.inventory.device import Ability, Deployable, Device, DeviceType, Health
 from cyborg.core.jobs.job import WorkItem

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cyborg.agent.backends.memory import MemoryFile
+from cyborg.agent.state_file import MemoryFile
 from cyborg.core.inventory.device import Device
 from cyborg.drivers.base import VolatileMemory
 from cyborg.drivers.gpu.driver import GpuDriver

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cyborg.agent.backends.memory import MemoryFile
+from cyborg.agent.state_file import MemoryFile
 from cyborg.core.inventory.device import Device
 from cyborg.drivers.nvme.driver import NvmeDriver, resource_class_of
 from cyborg.testing.machine import HostTree

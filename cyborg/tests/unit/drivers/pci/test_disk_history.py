@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cyborg.agent.backends.memory import MemoryFile
+from cyborg.agent.state_file import MemoryFile
 from cyborg.core.inventory.device import NOT_OFFERED
 from cyborg.drivers.base import Driver
 from cyborg.drivers.generic import GenericDriver

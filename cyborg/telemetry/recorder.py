@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Count events and durations of one process, in values that ``worker_files`` may share.
+"""Count events and durations of one process, in values that ``WorkerFiles`` may share.
 
 The metrics with their names, labels and buckets are here. The values of a label are from a fixed
 set, such as the routes of the API: no client can add series.

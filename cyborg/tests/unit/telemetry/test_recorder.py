@@ -21,8 +21,7 @@ from cyborg.telemetry.recorder import (
     Key,
     MetricRecorder,
 )
-from cyborg.telemetry.server import WorkerCollector
-from cyborg.telemetry.worker_files import MemoryValues
+from cyborg.telemetry.server import MemoryValues, WorkerCollector
 
 Samples = dict[tuple[str, ...], float]
 

@@ -16,15 +16,14 @@ from pathlib import Path
 import pytest
 
 from cyborg.telemetry.recorder import API_SECONDS, BINDS, LOOP_OVERDUE, MetricRecorder
-from cyborg.telemetry.server import MetricsServer
-from cyborg.telemetry.worker_files import SIZE, Samples, WorkerFiles
+from cyborg.telemetry.server import SIZE, MetricsServer, Samples, WorkerFiles
 
 WORKER = """
 import os, signal, sys
 from pathlib import Path
 from cyborg.telemetry.recorder import BINDS, LOOP_OVERDUE
 from cyborg.telemetry.recorder import MetricRecorder
-from cyborg.telemetry.worker_files import WorkerFiles
+from cyborg.telemetry.server import WorkerFiles
 recorder = MetricRecorder()
 recorder.open(WorkerFiles(Path(sys.argv[1])))
 for _ in range(int(sys.argv[2])):

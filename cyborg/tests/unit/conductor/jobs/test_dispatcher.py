@@ -13,7 +13,7 @@ from cyborg.core.errors import Invalid, NoHandle, NotFound, Stale, TimedOut
 from cyborg.core.hosts import RESULT_EPOCHS
 from cyborg.db import schema
 from cyborg.telemetry.recorder import BIND_SECONDS, BINDS, MetricRecorder
-from cyborg.telemetry.worker_files import MemoryValues
+from cyborg.telemetry.server import MemoryValues
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.databases.services import build

@@ -33,7 +33,6 @@ def check_config(conf: cfg.ConfigOpts) -> None:
     if not conf.tracing.enabled:
         return
     try:
-        import cyborg.tracing.exporting
         import cyborg.tracing.recorder  # noqa: F401
     except ImportError as exc:
         raise Misconfigured(
@@ -52,8 +51,7 @@ def start(conf: cfg.ConfigOpts, service: str, processor: "SpanProcessor | None" 
     check_config(conf)
     if not conf.tracing.enabled:
         return
-    from cyborg.tracing.exporting import make_provider
-    from cyborg.tracing.recorder import SpanRecorder
+    from cyborg.tracing.recorder import SpanRecorder, make_provider
 
     with _process.lock:
         # A fork has copied the provider, but not the thread that exports its spans.
@@ -68,7 +66,7 @@ def start(conf: cfg.ConfigOpts, service: str, processor: "SpanProcessor | None" 
 def stop() -> None:
     """Export the remaining spans when the last service of the process stops.
 
-    Return within ``exporting.STOP_TIMEOUT`` seconds.
+    Return within ``recorder.STOP_TIMEOUT`` seconds.
     """
     with _process.lock:
         _process.users = max(0, _process.users - 1)
@@ -76,7 +74,7 @@ def stop() -> None:
             return
         provider, _process.provider = _process.provider, None
         tracing.use_recorder(None)
-    from cyborg.tracing.exporting import stop_provider
+    from cyborg.tracing.recorder import stop_provider
 
     stop_provider(provider)
 

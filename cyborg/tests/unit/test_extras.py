@@ -46,7 +46,7 @@ FILES = {
     "limits": ("clients/limits.py",),
     "signatures": ("agent/images/signature.py",),
     "standalone": ("standalone", "cmd/standalone.py"),
-    "tracing": ("tracing/exporting.py", "tracing/recorder.py"),
+    "tracing": ("tracing/recorder.py",),
 }
 # Packages of which an extra runs what its files import, at once or through another module of it.
 # The API runs no writer and no migration, so it needs no alembic.

@@ -42,9 +42,8 @@ def test_disabled_tracing_imports_nothing_and_returns_one_block() -> None:
 
 
 def test_missing_extra_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("exporting", "recorder"):
-        monkeypatch.delitem(sys.modules, f"cyborg.tracing.{name}", raising=False)
-        monkeypatch.delattr(tracing, name, raising=False)
+    monkeypatch.delitem(sys.modules, "cyborg.tracing.recorder", raising=False)
+    monkeypatch.delattr(tracing, "recorder", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(Misconfigured, match=r"pip install 'cyborg\[tracing\]'"):
         service.start(make_conf(tracing={"enabled": True}), "test")

@@ -12,10 +12,9 @@ import sqlalchemy as sa
 
 from cyborg.cmd.common import require_head, write_line, write_table
 from cyborg.core.errors import Conflict, Invalid
-from cyborg.core.migration import import_plan, reference
+from cyborg.core.migration import import_plan
 from cyborg.core.migration.host_plan import ImportPlanner
-from cyborg.core.migration.import_plan import HostImport, UnknownUse, find_unserved_names
-from cyborg.core.migration.reference import Drop
+from cyborg.core.migration.import_plan import Drop, HostImport, UnknownUse, find_unserved_names
 from cyborg.core.text import abbreviate
 from cyborg.db import errors
 from cyborg.db.reference import reader, writer
@@ -51,7 +50,7 @@ class ImportReport:
 
     def check(self, planned: Mapping[str, int]) -> None:
         """Raise Conflict unless each row is planned to be taken, or dropped."""
-        for kind in reference.KINDS:
+        for kind in import_plan.KINDS:
             taken, dropped = planned.get(kind, 0), self.dropped(kind)
             if self.found[kind] != taken + dropped:
                 raise Conflict(
@@ -72,7 +71,7 @@ class ImportReport:
                     "present": self.present(kind),
                     "dropped": self.dropped(kind),
                 }
-                for kind in reference.KINDS
+                for kind in import_plan.KINDS
             },
             "dropped": [asdict(drop) for drop in self.drops],
             "unserved_profiles": [
@@ -127,7 +126,7 @@ def import_database(
     report = ImportReport(reader.check_revision(connection), found=reader.count_rows(connection))
     profile_rows, malformed = reader.read_profiles(connection)
     profiles, drops = import_plan.plan_profiles(profile_rows)
-    planned = Counter({reference.PROFILE: len(profiles)})
+    planned = Counter({import_plan.PROFILE: len(profiles)})
     report.drops += [*malformed, *drops]
     profile_ids = _write(
         uow,
@@ -221,7 +220,7 @@ def _print_table(report: ImportReport, *, dry_run: bool) -> None:
     header = ("object", "found", verb, "there already", "dropped")
     rows = [
         (kind, report.found[kind], report.taken[kind], report.present(kind), report.dropped(kind))
-        for kind in reference.KINDS
+        for kind in import_plan.KINDS
     ]
     write_table(header, rows, numbers=True)
     for drop in report.drops[:MAX_DROPS]:

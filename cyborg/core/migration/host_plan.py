@@ -23,21 +23,9 @@ from cyborg.core.errors import Invalid
 from cyborg.core.inventory.device import AttachHandle, Deployable, Device
 from cyborg.core.inventory.plan import Attribute
 from cyborg.core.inventory.report import MAX_PROVIDER_NAME
-from cyborg.core.migration import reference
+from cyborg.core.migration import import_plan
 from cyborg.core.migration.import_plan import (
     BACKEND,
-    HostImport,
-    ImportedArq,
-    ImportedDeployable,
-    ImportedDevice,
-    ImportedProfile,
-    UnknownUse,
-    load_texts,
-    parse_device_type,
-    parse_handle,
-    parse_pci_info,
-)
-from cyborg.core.migration.reference import (
     ArqRow,
     AttributeRow,
     ControlPathRow,
@@ -45,8 +33,18 @@ from cyborg.core.migration.reference import (
     DeviceRow,
     Drop,
     HandleRow,
+    HostImport,
     HostRows,
+    ImportedArq,
+    ImportedDeployable,
+    ImportedDevice,
+    ImportedProfile,
     Row,
+    UnknownUse,
+    load_texts,
+    parse_device_type,
+    parse_handle,
+    parse_pci_info,
 )
 from cyborg.core.text import abbreviate
 from cyborg.core.validation import check_text, parse_uuid
@@ -108,7 +106,7 @@ class _HostPlanner:
         """Return the plan."""
         rows = self.rows
         # What a server uses comes first.
-        bound = {arq.handle_id for arq in rows.arqs if arq.state == reference.BOUND}
+        bound = {arq.handle_id for arq in rows.arqs if arq.state == import_plan.BOUND}
         handles = sorted(rows.handles, key=lambda row: row.id not in bound)
         used = {row.deployable_id for row in handles if row.id in bound}
         deployables = sorted(rows.deployables, key=lambda row: row.id not in used)
@@ -133,7 +131,7 @@ class _HostPlanner:
         return HostImport(
             self.host,
             tuple(
-                replace(device, status=reference.MAINTAINING) if device.uuid in closed else device
+                replace(device, status=import_plan.MAINTAINING) if device.uuid in closed else device
                 for device in devices
             ),
             tuple(arq for _, arq in sorted(arqs.items())),
@@ -156,10 +154,10 @@ class _HostPlanner:
         check_text("host", self.host)
         if not (paths := self.paths_of.get(row.id)):
             raise Invalid("it has no row in controlpath_ids, so its PCI address is unknown")
-        if row.status not in reference.STATUSES:
+        if row.status not in import_plan.STATUSES:
             raise Invalid(
                 f"its status {abbreviate(row.status)!r} is unknown, expected "
-                f"{' or '.join(sorted(reference.STATUSES))}"
+                f"{' or '.join(sorted(import_plan.STATUSES))}"
             )
         device = Device(
             address=str(parse_pci_info(paths[0].info)),
@@ -175,12 +173,12 @@ class _HostPlanner:
         self.taken.add((paths[0].KIND, paths[0].id))
         for path in paths[1:]:
             self._drop(path, f"its device has the control path {paths[0].uuid}")
-        dirty = row.state not in reference.CLEAN_STATES
+        dirty = row.state not in import_plan.CLEAN_STATES
         return ImportedDevice(uuid, row.status, dirty, device, {}, {}, {})
 
     def _add_parts(self, row: DeviceRow, device: ImportedDevice) -> ImportedDevice:
         """Return a device with those of its deployables and handles that are taken."""
-        rows = Counter({reference.DEVICE: 1, reference.CONTROL_PATH: 1})
+        rows = Counter({import_plan.DEVICE: 1, import_plan.CONTROL_PATH: 1})
         values: list[tuple[DeployableRow, Deployable]] = []
         addresses: dict[int | None, str] = {}
         identities: dict[str, ImportedDeployable] = {}
@@ -202,10 +200,10 @@ class _HostPlanner:
             values.append((deployable, replace(value, traits=traits, handles=tuple(handles))))
             addresses[deployable.id] = value.address
             identities[value.address] = replace(identity, attributes=attributes)
-            rows[reference.ATTRIBUTE] += sum(
+            rows[import_plan.ATTRIBUTE] += sum(
                 (a.KIND, a.id) in self.taken for a in self.attributes_of.get(deployable.id, [])
             )
-        rows.update({reference.DEPLOYABLE: len(values), reference.HANDLE: len(uuids)})
+        rows.update({import_plan.DEPLOYABLE: len(values), import_plan.HANDLE: len(uuids)})
         # A deployable whose parent is not taken has none.
         complete = tuple(
             replace(value, parent=addresses.get(deployable.parent_id))
@@ -293,17 +291,17 @@ class _HostPlanner:
         return uuid, handle
 
     def _arq(self, row: ArqRow) -> ImportedArq:
-        if row.state != reference.BOUND:
+        if row.state != import_plan.BOUND:
             raise Invalid(
                 f"its state is {abbreviate(row.state)}: Nova creates another one or deletes it"
             )
         if row.instance is None or row.handle_id is None:
             raise Invalid(
-                f"it is {reference.BOUND} and has no "
+                f"it is {import_plan.BOUND} and has no "
                 f"{'instance' if row.instance is None else 'attach handle'}"
             )
         if row.handle_id not in self.handles:
-            raise Invalid(self._explain(reference.HANDLE, row.handle_id))
+            raise Invalid(self._explain(import_plan.HANDLE, row.handle_id))
         profile = self.profiles.get(row.profile_id)
         if profile is None:
             raise Invalid("its device profile was not taken")
@@ -343,7 +341,7 @@ class _HostPlanner:
             drop = self.drops.get((row.KIND, row.id))
             source_device = places.get(row.handle_id or 0) or 0
             device = devices.get(source_device)
-            if drop is None or row.state != reference.BOUND:
+            if drop is None or row.state != import_plan.BOUND:
                 continue
             if device is None:
                 address = self._find_address(source_device, row.handle_id)
@@ -355,7 +353,7 @@ class _HostPlanner:
             self.drops[row.KIND, row.id] = replace(
                 drop,
                 reason=f"{drop.reason}; a server may use its attach handle, so device {device} is "
-                f"taken as {reference.MAINTAINING}: enable it when no server does",
+                f"taken as {import_plan.MAINTAINING}: enable it when no server does",
             )
         return closed
 
@@ -380,16 +378,16 @@ class _HostPlanner:
     def _drop(self, row: Row, reason: str) -> None:
         """Record the first reason for which a row is dropped."""
         # The first reason is the cause; a later one says that the parent was not taken.
-        self.drops.setdefault((row.KIND, row.id), reference.drop_row(row, reason))
+        self.drops.setdefault((row.KIND, row.id), import_plan.drop_row(row, reason))
 
     def _drop_others(self) -> None:
         """Drop the rows that were not reached, since their parent was not taken."""
         rows = self.rows
         parts: list[tuple[Row, str, int]] = [
-            *((row, reference.DEVICE, row.device_id) for row in rows.control_paths),
-            *((row, reference.DEVICE, row.device_id) for row in rows.deployables),
-            *((row, reference.DEPLOYABLE, row.deployable_id) for row in rows.attributes),
-            *((row, reference.DEPLOYABLE, row.deployable_id) for row in rows.handles),
+            *((row, import_plan.DEVICE, row.device_id) for row in rows.control_paths),
+            *((row, import_plan.DEVICE, row.device_id) for row in rows.deployables),
+            *((row, import_plan.DEPLOYABLE, row.deployable_id) for row in rows.attributes),
+            *((row, import_plan.DEPLOYABLE, row.deployable_id) for row in rows.handles),
         ]
         for row, kind, parent in parts:
             if (row.KIND, row.id) not in self.taken:

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from cyborg.core.errors import Conflict, NotFound
-from cyborg.core.migration import reference
+from cyborg.core.migration import import_plan
 from cyborg.db import bulk
 
 _tables = sa.MetaData()
@@ -38,14 +38,14 @@ arqs = _table(
 )
 _version = sa.Table("alembic_version", _tables, sa.Column("version_num"))
 
-TABLES: Mapping[type[reference.Row], sa.Table] = {
-    reference.ProfileRow: profiles,
-    reference.DeviceRow: devices,
-    reference.ControlPathRow: control_paths,
-    reference.DeployableRow: deployables,
-    reference.AttributeRow: attributes,
-    reference.HandleRow: handles,
-    reference.ArqRow: arqs,
+TABLES: Mapping[type[import_plan.Row], sa.Table] = {
+    import_plan.ProfileRow: profiles,
+    import_plan.DeviceRow: devices,
+    import_plan.ControlPathRow: control_paths,
+    import_plan.DeployableRow: deployables,
+    import_plan.AttributeRow: attributes,
+    import_plan.HandleRow: handles,
+    import_plan.ArqRow: arqs,
 }
 
 
@@ -59,8 +59,8 @@ def check_revision(connection: sa.Connection) -> str:
         raise NotFound(f"{where} has no table {_version.name}: it is no database of Cyborg")
     found = connection.scalars(sa.select(_version.c.version_num)).all()
     revision = ", ".join(map(str, found)) or "none"
-    if revision not in reference.RELEASES:
-        known = ", ".join(f"{name} ({text})" for name, text in reference.RELEASES.items())
+    if revision not in import_plan.RELEASES:
+        known = ", ".join(f"{name} ({text})" for name, text in import_plan.RELEASES.items())
         raise Conflict(
             f"{where} has the revision {revision}; an import reads {known}. Upgrade it with the "
             "cyborg-dbsync of OpenStack Cyborg, or use a newer release of this service"
@@ -90,36 +90,36 @@ def read_hosts(connection: sa.Connection) -> dict[str, list[int]]:
 
 def read_profiles(
     connection: sa.Connection,
-) -> tuple[list[reference.ProfileRow], list[reference.Drop]]:
+) -> tuple[list[import_plan.ProfileRow], list[import_plan.Drop]]:
     """Return all device profiles, and the malformed ones among them."""
     loader = _Loader(connection)
-    loader.load(reference.ProfileRow)
-    return loader.found.get(reference.ProfileRow, []), loader.drops
+    loader.load(import_plan.ProfileRow)
+    return loader.found.get(import_plan.ProfileRow, []), loader.drops
 
 
-def read_host(connection: sa.Connection, ids: Collection[int]) -> reference.HostRows:
+def read_host(connection: sa.Connection, ids: Collection[int]) -> import_plan.HostRows:
     """Return the rows of devices, in a number of statements that does not depend on theirs."""
     loader = _Loader(connection)
-    loader.load(reference.DeviceRow, devices.c.id, ids)
-    loader.load(reference.ControlPathRow, control_paths.c.device_id, ids)
-    loader.load_parts(loader.load(reference.DeployableRow, deployables.c.device_id, ids))
+    loader.load(import_plan.DeviceRow, devices.c.id, ids)
+    loader.load(import_plan.ControlPathRow, control_paths.c.device_id, ids)
+    loader.load_parts(loader.load(import_plan.DeployableRow, deployables.c.device_id, ids))
     return loader.to_host_rows()
 
 
-def read_orphans(connection: sa.Connection) -> reference.HostRows:
+def read_orphans(connection: sa.Connection) -> import_plan.HostRows:
     """Return the rows whose device, deployable or attach handle does not exist, with their parts.
 
     A request without an attach handle is one of them.
     """
     loader = _Loader(connection)
-    loader.load(reference.ControlPathRow, where=_lacks(control_paths.c.device_id, devices))
-    loader.load(reference.AttributeRow, where=_lacks(attributes.c.deployable_id, deployables))
-    found = loader.load(reference.HandleRow, where=_lacks(handles.c.deployable_id, deployables))
-    loader.load(reference.ArqRow, arqs.c.attach_handle_id, found)
+    loader.load(import_plan.ControlPathRow, where=_lacks(control_paths.c.device_id, devices))
+    loader.load(import_plan.AttributeRow, where=_lacks(attributes.c.deployable_id, deployables))
+    found = loader.load(import_plan.HandleRow, where=_lacks(handles.c.deployable_id, deployables))
+    loader.load(import_plan.ArqRow, arqs.c.attach_handle_id, found)
     loader.load_parts(
-        loader.load(reference.DeployableRow, where=_lacks(deployables.c.device_id, devices))
+        loader.load(import_plan.DeployableRow, where=_lacks(deployables.c.device_id, devices))
     )
-    loader.load(reference.ArqRow, where=_lacks(arqs.c.attach_handle_id, handles))
+    loader.load(import_plan.ArqRow, where=_lacks(arqs.c.attach_handle_id, handles))
     return loader.to_host_rows()
 
 
@@ -133,12 +133,12 @@ class _Loader:
     """Loads rows, and collects them by table."""
 
     connection: sa.Connection
-    found: dict[type[reference.Row], list[Any]] = field(default_factory=dict)
-    drops: list[reference.Drop] = field(default_factory=list)
+    found: dict[type[import_plan.Row], list[Any]] = field(default_factory=dict)
+    drops: list[import_plan.Drop] = field(default_factory=list)
 
     def load(
         self,
-        kind: type[reference.Row],
+        kind: type[import_plan.Row],
         key: sa.Column[Any] | None = None,
         ids: Collection[int] = (),
         *,
@@ -155,8 +155,8 @@ class _Loader:
         for part in queries:
             for values in self.connection.execute(part):
                 loaded.append(values[0])
-                row = reference.load_row(kind, values)
-                if isinstance(row, reference.Drop):
+                row = import_plan.load_row(kind, values)
+                if isinstance(row, import_plan.Drop):
                     self.drops.append(row)
                 else:
                     self.found.setdefault(kind, []).append(row)
@@ -164,9 +164,9 @@ class _Loader:
 
     def load_parts(self, ids: Collection[int]) -> None:
         """Load attributes, handles and ARQs of the deployables with these row ids."""
-        self.load(reference.AttributeRow, attributes.c.deployable_id, ids)
-        own = self.load(reference.HandleRow, handles.c.deployable_id, ids)
-        self.load(reference.ArqRow, arqs.c.attach_handle_id, own)
+        self.load(import_plan.AttributeRow, attributes.c.deployable_id, ids)
+        own = self.load(import_plan.HandleRow, handles.c.deployable_id, ids)
+        self.load(import_plan.ArqRow, arqs.c.attach_handle_id, own)
 
     def _columns(self, table: sa.Table) -> list[sa.ColumnElement[Any]]:
         if table is devices and not self._has_state():
@@ -178,9 +178,9 @@ class _Loader:
         names = {column["name"] for column in sa.inspect(self.connection).get_columns(devices.name)}
         return "device_state" in names
 
-    def to_host_rows(self) -> reference.HostRows:
+    def to_host_rows(self) -> import_plan.HostRows:
         """Return what was loaded."""
         # TABLES has the order of the fields, after the profiles, which belong to no host.
-        kinds = [kind for kind in TABLES if kind is not reference.ProfileRow]
+        kinds = [kind for kind in TABLES if kind is not import_plan.ProfileRow]
         loaded: list[list[Any]] = [*(self.found.get(kind, []) for kind in kinds), self.drops]
-        return reference.HostRows(*map(tuple, loaded))
+        return import_plan.HostRows(*map(tuple, loaded))

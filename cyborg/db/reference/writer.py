@@ -11,7 +11,7 @@ from cyborg.core import naming
 from cyborg.core.custody import Entry, Event
 from cyborg.core.errors import Conflict
 from cyborg.core.inventory.plan import DeployableTombstone, Tombstone
-from cyborg.core.migration import reference
+from cyborg.core.migration import import_plan
 from cyborg.core.migration.import_plan import (
     HostImport,
     ImportedArq,
@@ -61,7 +61,7 @@ def write_profiles(
         )
     bulk.insert(tx, table, new)
     found = {row.uuid: row.id for row in tx.execute(sa.select(table.c.id, table.c.uuid))}
-    return {p.id: found[p.uuid] for p in profiles}, Counter({reference.PROFILE: len(new)})
+    return {p.id: found[p.uuid] for p in profiles}, Counter({import_plan.PROFILE: len(new)})
 
 
 def write_host(
@@ -240,7 +240,7 @@ def _write_arqs(
         for (deployable, address), uuid in device.handles.items()
     }
     records.add(tx, [_to_claim(plan.host, arq, addresses[arq.handle]) for arq in new], now)
-    return Counter({reference.ARQ: len(new)})
+    return Counter({import_plan.ARQ: len(new)})
 
 
 def _read_ids(tx: sa.Connection, table: sa.Table, uuids: Collection[str]) -> dict[str, int]:

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from cyborg.cmd import dbsync_import
 from cyborg.cmd.dbsync_import import ImportReport, import_database
 from cyborg.core.errors import Conflict
-from cyborg.core.migration import reference
+from cyborg.core.migration import import_plan
 from cyborg.db import schema
 from cyborg.db.reference import reader
 from cyborg.tests.fixtures.databases import former
@@ -25,11 +25,11 @@ from cyborg.tests.fixtures.machine import tiers
 _CONTENTS = tuple(
     (kind.KIND, schema.metadata.tables[name])
     for kind, name in (
-        (reference.ProfileRow, "device_profiles"),
-        (reference.DeviceRow, "devices"),
-        (reference.DeployableRow, "deployables"),
-        (reference.HandleRow, "attach_handles"),
-        (reference.ArqRow, "arqs"),
+        (import_plan.ProfileRow, "device_profiles"),
+        (import_plan.DeviceRow, "devices"),
+        (import_plan.DeployableRow, "deployables"),
+        (import_plan.HandleRow, "attach_handles"),
+        (import_plan.ArqRow, "arqs"),
     )
 )
 
@@ -87,7 +87,7 @@ def check_laws(tx: sa.Connection) -> None:
     assert len(places) == len(set(places)), "no function of a host is offered twice"
     providers = set(tx.scalars(sa.select(schema.providers.c.uuid)))
     assert providers == set(tx.scalars(sa.select(own.c.rp_uuid)))
-    assert set(tx.scalars(sa.select(schema.devices.c.status))) <= reference.STATUSES
+    assert set(tx.scalars(sa.select(schema.devices.c.status))) <= import_plan.STATUSES
 
 
 def empty(target: sa.Engine) -> None:
@@ -100,10 +100,11 @@ def empty(target: sa.Engine) -> None:
 def test_sound_database_is_taken_as_it_is(source: sa.Engine, sqlite_engine: sa.Engine) -> None:
     report = check(source, sqlite_engine)
     (drop,) = report.drops
-    assert (drop.kind, "its state is Initial" in drop.reason) == (reference.ARQ, True)
+    assert (drop.kind, "its state is Initial" in drop.reason) == (import_plan.ARQ, True)
     assert report.taken == {
-        **{reference.PROFILE: 2, reference.DEVICE: 4, reference.CONTROL_PATH: 4},
-        **{reference.DEPLOYABLE: 4, reference.ATTRIBUTE: 12, reference.HANDLE: 8, reference.ARQ: 4},
+        **{import_plan.PROFILE: 2, import_plan.DEVICE: 4, import_plan.CONTROL_PATH: 4},
+        **{import_plan.DEPLOYABLE: 4, import_plan.ATTRIBUTE: 12, import_plan.HANDLE: 8},
+        import_plan.ARQ: 4,
     }
 
 
@@ -149,7 +150,7 @@ def reasons(source: sa.Engine, target: sa.Engine, *damages: Damage) -> Counter[t
 def test_second_request_of_a_handle_is_dropped(source: sa.Engine, sqlite_engine: sa.Engine) -> None:
     shift = Damage("extended_accelerator_requests", 1, former.SHIFT, "attach_handle_id")
     ((kind, reason),) = reasons(source, sqlite_engine, shift)
-    assert kind == reference.ARQ
+    assert kind == import_plan.ARQ
     assert "its attach handle" in reason
     assert "is that of accelerator request" in reason
 
@@ -160,44 +161,44 @@ def test_second_request_of_a_handle_is_dropped(source: sa.Engine, sqlite_engine:
         (
             Damage("deployables", 2, former.SHIFT, "rp_uuid"),
             {
-                reference.DEPLOYABLE: "is that of deployable",
-                reference.HANDLE: "its deployable",
-                reference.ATTRIBUTE: "its deployable",
-                reference.ARQ: "its attach handle",
+                import_plan.DEPLOYABLE: "is that of deployable",
+                import_plan.HANDLE: "its deployable",
+                import_plan.ATTRIBUTE: "its deployable",
+                import_plan.ARQ: "its attach handle",
             },
         ),
         (
             Damage("device_profiles", 0, former.SHIFT, "name"),
-            {reference.PROFILE: "its name is that of device profile"},
+            {import_plan.PROFILE: "its name is that of device profile"},
         ),
         (
             Damage("devices", 0, "null", "hostname"),
             {
-                reference.DEVICE: "its host is NULL, expected a text",
-                reference.CONTROL_PATH: "its device, row 1, does not exist or is malformed",
-                reference.DEPLOYABLE: "its device, row 1, does not exist or is malformed",
-                reference.HANDLE: "its deployable",
-                reference.ATTRIBUTE: "its deployable",
-                reference.ARQ: "its attach handle",
+                import_plan.DEVICE: "its host is NULL, expected a text",
+                import_plan.CONTROL_PATH: "its device, row 1, does not exist or is malformed",
+                import_plan.DEPLOYABLE: "its device, row 1, does not exist or is malformed",
+                import_plan.HANDLE: "its deployable",
+                import_plan.ATTRIBUTE: "its deployable",
+                import_plan.ARQ: "its attach handle",
             },
         ),
         (
             Damage("devices", 1, "text", "status"),
             {
-                reference.DEVICE: "its status 'nonsense' is unknown",
-                reference.CONTROL_PATH: "its device",
-                reference.DEPLOYABLE: "its device",
-                reference.HANDLE: "its deployable",
-                reference.ATTRIBUTE: "its deployable",
-                reference.ARQ: "its attach handle",
+                import_plan.DEVICE: "its status 'nonsense' is unknown",
+                import_plan.CONTROL_PATH: "its device",
+                import_plan.DEPLOYABLE: "its device",
+                import_plan.HANDLE: "its deployable",
+                import_plan.ATTRIBUTE: "its deployable",
+                import_plan.ARQ: "its attach handle",
             },
         ),
         (
             Damage("deployables", 0, former.DELETE),
             {
-                reference.HANDLE: "its deployable, row 1, does not exist",
-                reference.ATTRIBUTE: "its deployable, row 1, does not exist",
-                reference.ARQ: "its attach handle",
+                import_plan.HANDLE: "its deployable, row 1, does not exist",
+                import_plan.ATTRIBUTE: "its deployable, row 1, does not exist",
+                import_plan.ARQ: "its attach handle",
             },
         ),
         (Damage("devices", 0, "deep", "std_board_info"), {}),

@@ -12,23 +12,21 @@ from hypothesis import strategies as st
 
 from cyborg.core.errors import Invalid
 from cyborg.core.inventory.device import DeviceType, HandleType
-from cyborg.core.migration import reference
+from cyborg.core.migration import import_plan
 from cyborg.core.migration.host_plan import ImportPlanner
 from cyborg.core.migration.import_plan import (
-    HostImport,
-    UnknownUse,
-    parse_pci_info,
-    plan_profiles,
-)
-from cyborg.core.migration.reference import (
     ArqRow,
     AttributeRow,
     ControlPathRow,
     DeployableRow,
     DeviceRow,
     HandleRow,
+    HostImport,
     HostRows,
     ProfileRow,
+    UnknownUse,
+    parse_pci_info,
+    plan_profiles,
 )
 
 HOST = "compute-1"
@@ -107,8 +105,8 @@ def test_device_that_cannot_be_taken_is_dropped_with_its_parts(
 ) -> None:
     found = plan(replace(ROWS, devices=(replace(DEVICE, **changes),)))
     assert (found.devices, found.arqs) == ((), ())
-    assert reason in reasons(found)[reference.DEVICE]
-    assert set(reasons(found)) == set(reference.KINDS) - {reference.PROFILE}
+    assert reason in reasons(found)[import_plan.DEVICE]
+    assert set(reasons(found)) == set(import_plan.KINDS) - {import_plan.PROFILE}
 
 
 @pytest.mark.parametrize(
@@ -125,33 +123,33 @@ def test_deployable_that_cannot_be_taken_is_dropped_with_its_handles(
     found = plan(replace(ROWS, deployables=(replace(DEPLOYABLE, **changes),)))
     (device,) = found.devices
     assert (device.value.deployables, device.handles, found.arqs) == ((), {}, ())
-    assert reason in reasons(found)[reference.DEPLOYABLE]
-    assert "was not taken" in reasons(found)[reference.HANDLE]
-    assert f"its attach handle {HANDLE.uuid} was not taken" in reasons(found)[reference.ARQ]
+    assert reason in reasons(found)[import_plan.DEPLOYABLE]
+    assert "was not taken" in reasons(found)[import_plan.HANDLE]
+    assert f"its attach handle {HANDLE.uuid} was not taken" in reasons(found)[import_plan.ARQ]
 
 
 def test_deployable_without_resource_class_is_dropped() -> None:
     found = plan(replace(ROWS, attributes=ATTRIBUTES[1:]))
-    assert "no resource class" in reasons(found)[reference.DEPLOYABLE]
+    assert "no resource class" in reasons(found)[import_plan.DEPLOYABLE]
 
 
 def test_invalid_trait_is_dropped_alone() -> None:
     attributes = (*ATTRIBUTES, AttributeRow(34, make_uuid(34), 2, "trait2", "no trait"))
     found = plan(replace(ROWS, attributes=attributes))
-    assert reasons(found) == {reference.ATTRIBUTE: "'no trait' is no trait of Placement"}
+    assert reasons(found) == {import_plan.ATTRIBUTE: "'no trait' is no trait of Placement"}
     assert len(found.arqs) == 1
 
 
 def test_long_attribute_is_dropped_alone() -> None:
     attributes = (*ATTRIBUTES, AttributeRow(34, make_uuid(34), 2, "note", "x" * 256))
     found = plan(replace(ROWS, attributes=attributes))
-    assert set(reasons(found)) == {reference.ATTRIBUTE}
-    assert "expected a string of 1 to 255" in reasons(found)[reference.ATTRIBUTE]
+    assert set(reasons(found)) == {import_plan.ATTRIBUTE}
+    assert "expected a string of 1 to 255" in reasons(found)[import_plan.ATTRIBUTE]
 
 
 def test_mediated_device_is_dropped_with_its_request() -> None:
     found = plan(replace(ROWS, handles=(replace(HANDLE, type="MDEV"),)))
-    assert "uuid of a mediated device" in reasons(found)[reference.HANDLE]
+    assert "uuid of a mediated device" in reasons(found)[import_plan.HANDLE]
     assert found.arqs == ()
 
 
@@ -170,22 +168,22 @@ def test_second_object_at_an_address_is_dropped() -> None:
     assert [device.uuid for device in found.devices] == [DEVICE.uuid], "a server uses it"
     assert reasons(found) == {
         kind: f"its PCI address 0000:3b:00.0 is that of {kind} {uuid} of host {HOST} as well"
-        for kind, uuid in ((reference.DEVICE, DEVICE.uuid), (reference.HANDLE, HANDLE.uuid))
-    } | {reference.CONTROL_PATH: f"its device {second.uuid} was not taken"}
+        for kind, uuid in ((import_plan.DEVICE, DEVICE.uuid), (import_plan.HANDLE, HANDLE.uuid))
+    } | {import_plan.CONTROL_PATH: f"its device {second.uuid} was not taken"}
 
 
 @pytest.mark.parametrize("state", ["Initial", "BindStarted", "BindFailed", "Unbound", "Deleting"])
 def test_request_that_is_not_bound_is_dropped(state: str) -> None:
     found = plan(replace(ROWS, arqs=(replace(ARQ, state=state),)))
     assert found.arqs == ()
-    assert f"its state is {state}" in reasons(found)[reference.ARQ]
+    assert f"its state is {state}" in reasons(found)[import_plan.ARQ]
 
 
 def test_profile_that_is_not_valid_is_dropped_with_its_requests() -> None:
     profile = replace(PROFILE, text='{"groups": [{"resources:PGPU": "0"}]}')
     _, drops = plan_profiles([profile])
     assert [drop.name for drop in drops] == ["gpu"]
-    assert "its device profile was not taken" in reasons(plan(profile=profile))[reference.ARQ]
+    assert "its device profile was not taken" in reasons(plan(profile=profile))[import_plan.ARQ]
 
 
 def test_device_of_a_bound_request_that_is_dropped_is_closed() -> None:
@@ -193,7 +191,7 @@ def test_device_of_a_bound_request_that_is_dropped_is_closed() -> None:
     second = replace(ARQ, id=8, uuid=make_uuid(8), group_id=3)
     found = plan(replace(ROWS, arqs=(second,)))
     assert [device.status for device in found.devices] == ["maintaining"]
-    assert "a server may use its attach handle" in reasons(found)[reference.ARQ]
+    assert "a server may use its attach handle" in reasons(found)[import_plan.ARQ]
     found = plan(replace(ROWS, handles=(replace(HANDLE, type="MDEV"),)))
     assert [device.status for device in found.devices] == ["maintaining"], "the host reports it"
     found = plan(replace(ROWS, arqs=(ARQ, second)))

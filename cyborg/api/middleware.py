@@ -20,7 +20,7 @@ from cyborg.api.health import Health
 from cyborg.compat.api import EventNotifier, make_audit_middleware
 from cyborg.core.errors import Forbidden, Invalid, Misconfigured
 from cyborg.core.log import get_logger
-from cyborg.rpc.notifiers import AuditNotifier
+from cyborg.rpc.notifications import AuditNotifier
 from cyborg.telemetry.recorder import API_REQUESTS, API_SECONDS, MetricRecorder
 
 LOG = get_logger("cyborg.api.access")

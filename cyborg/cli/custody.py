@@ -13,19 +13,13 @@ from cyborg.cli.common.rest import Collection, CommandError, RestClient, Row
 from cyborg.cli.devices import DEVICES
 from cyborg.core.custody import (
     Event,
-    Head,
     Keys,
     Link,
-    Log,
-    NewRecord,
     Record,
     SealedRecord,
-    format_anchors,
-    parse_anchors,
     parse_keys,
     verify,
 )
-from cyborg.core.custody import verify
 from cyborg.core.custody.record import Event, Keys, Link, Record, SealedRecord, parse_keys
 from cyborg.core.errors import Invalid
 from cyborg.core.text import sanitize

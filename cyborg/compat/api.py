@@ -34,7 +34,7 @@ def _cache(inspect: Any) -> Any:
 
 
 class EventNotifier(Protocol):
-    """Interface of ``cyborg.rpc.notifiers.AuditNotifier``."""
+    """Interface of ``cyborg.rpc.notifications.AuditNotifier``."""
 
     def notify(self, context: Any, event_type: str, payload: Any) -> None:
         """Take an event; do not wait."""

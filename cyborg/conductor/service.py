@@ -29,8 +29,7 @@ from cyborg.db.timeouts import PROBE_INTERVAL, StallDetector
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.client import make_agent_client, make_conductor_client
 from cyborg.rpc.contract import CONDUCTOR
-from cyborg.rpc.notification_listener import NotificationListener, make_listener
-from cyborg.rpc.notifiers import Notifier, make_notifier
+from cyborg.rpc.notifications import NotificationListener, Notifier, make_listener, make_notifier
 from cyborg.rpc.publishing import FAULTS
 from cyborg.rpc.server import Server, make_server
 from cyborg.rpc.transport import Transport, make_transport

@@ -59,7 +59,7 @@ from cyborg.core.placement import round_period
 from cyborg.db.clock import INTERVAL
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.contract import AgentAPI
-from cyborg.rpc.notifiers import Notifier
+from cyborg.rpc.notifications import Notifier
 from cyborg.telemetry.recorder import MetricRecorder
 from cyborg.threads.periodic import PeriodicTask
 

@@ -17,9 +17,8 @@ from cyborg.core.inventory.device import Health
 from cyborg.core.inventory.device_state import DeviceCondition
 from cyborg.core.jobs.job import JobKind
 from cyborg.core.maintenance import SuccessorMode
-from cyborg.db.devices import read
 from cyborg.db.custody import read as custody
-from cyborg.db.devices import drains, read
+from cyborg.db.devices import read
 from cyborg.db.handles import usage
 
 STATUS_SINCE = (2, 3)

@@ -24,7 +24,7 @@ from cyborg.db.deployables import read as deployables
 from cyborg.db.devices import read as devices
 from cyborg.db.outbox import write as outbox
 from cyborg.db.outbox.write import Message
-from cyborg.rpc import notifiers as notifier
+from cyborg.rpc import notifications as notifier
 
 # Kind of outbox messages to notification listeners.
 NOTIFICATION = "notification"

@@ -20,7 +20,7 @@ from cyborg.core.text import to_iso
 from cyborg.db.backends import read as backends
 from cyborg.db.engine import Reader
 from cyborg.db.services import read as services
-from cyborg.rpc.notifiers import GROUP, is_enabled
+from cyborg.rpc.notifications import GROUP, is_enabled
 from cyborg.rpc.transport import make_transport, register_options
 from cyborg.tests.fixtures.bus.notification_listeners import run_listener
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter

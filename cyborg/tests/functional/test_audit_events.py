@@ -12,7 +12,7 @@ import pytest
 import requests
 
 import cyborg
-from cyborg.rpc.notifiers import GROUP, is_enabled
+from cyborg.rpc.notifications import GROUP, is_enabled
 from cyborg.tests.fixtures.bus.notification_listeners import run_listener
 from cyborg.tests.fixtures.clouds.cloud import Cloud, make_and_run_cloud
 from cyborg.tests.fixtures.databases.databases import fresh_database

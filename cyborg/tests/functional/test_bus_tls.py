@@ -16,7 +16,7 @@ import pytest
 
 from cyborg.core.errors import TimedOut, Unavailable
 from cyborg.rpc.contract import CONDUCTOR
-from cyborg.rpc.notifiers import Notifier
+from cyborg.rpc.notifications import Notifier
 from cyborg.tests.fixtures.bus.broker import Bus, open_bus
 from cyborg.tests.fixtures.bus.certificates import Authority, Pair
 from cyborg.tests.fixtures.bus.tls_relay import TlsRelay, tls_relay

@@ -26,7 +26,7 @@ from cyborg.core.errors import Unavailable
 from cyborg.core.orphans import hints
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.rpc.notification_listener import make_listener, queue_name
+from cyborg.rpc.notifications import make_listener, queue_name
 from cyborg.rpc.transport import make_transport, register_options
 from cyborg.testing.fake_nova import FakeNova
 from cyborg.tests.fixtures.bus.nova_notifications import NovaBus, make_payload

@@ -23,7 +23,7 @@ from cyborg.db import schema
 from cyborg.db.binding import write as request_store
 from cyborg.db.outbox import write as outbox
 from cyborg.rpc.client import make_conductor_client
-from cyborg.rpc.notifiers import GROUP, is_enabled
+from cyborg.rpc.notifications import GROUP, is_enabled
 from cyborg.rpc.transport import make_transport, register_options
 from cyborg.testing.fake_nova import FakeNova
 from cyborg.tests.fixtures.bus.notification_listeners import run_listener

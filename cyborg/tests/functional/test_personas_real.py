@@ -16,7 +16,7 @@ from oslo_policy import policy
 
 import cyborg
 from cyborg.policies.rules import list_rules
-from cyborg.rpc.notifiers import GROUP
+from cyborg.rpc.notifications import GROUP
 from cyborg.tests.fixtures.clouds.api import bind_body
 from cyborg.tests.fixtures.clouds.keystone_cloud import KeystoneCloud
 from cyborg.tests.fixtures.clouds.keystone_stack import LOGINS

@@ -18,7 +18,7 @@ from cyborg.api.controller import ApiContext
 from cyborg.api.middleware import MAX_LENGTH, ROOT, AuditLayer
 from cyborg.api.routes import build_routes
 from cyborg.core.errors import Misconfigured
-from cyborg.rpc.notifiers import GROUP, is_enabled
+from cyborg.rpc.notifications import GROUP, is_enabled
 from cyborg.tests.fixtures.clouds.api import ApiEnv
 from cyborg.tests.fixtures.machine.options import make_conf
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from cyborg.core.errors import Misconfigured, Unavailable
-from cyborg.rpc import notifiers as audit_notifier
-from cyborg.rpc.notifiers import GROUP, AuditNotifier, is_enabled
+from cyborg.rpc import notifications as audit_notifier
+from cyborg.rpc.notifications import GROUP, AuditNotifier, is_enabled
 from cyborg.tests.fixtures.machine.log_lines import texts_of
 from cyborg.tests.fixtures.machine.options import make_conf
 from cyborg.tests.fixtures.machine.processes import wait_until

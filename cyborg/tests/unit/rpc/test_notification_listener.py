@@ -8,7 +8,7 @@ import pytest
 from oslo_config import cfg
 
 from cyborg.core.errors import Misconfigured
-from cyborg.rpc.notification_listener import make_listener, queue_name
+from cyborg.rpc.notifications import make_listener, queue_name
 from cyborg.rpc.transport import register_options
 from cyborg.tests.fixtures.bus.broker import MEMORY
 from cyborg.tests.fixtures.machine.log_lines import texts_of

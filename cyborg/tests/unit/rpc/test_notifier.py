@@ -15,7 +15,7 @@ import pytest
 from oslo_config import cfg
 
 from cyborg.core.errors import Misconfigured, TimedOut, Unavailable
-from cyborg.rpc.notifiers import GROUP, Notifier, is_enabled, make_notifier
+from cyborg.rpc.notifications import GROUP, Notifier, is_enabled, make_notifier
 from cyborg.rpc.transport import register_options
 from cyborg.tests.fixtures.bus.broker import MEMORY
 from cyborg.tests.fixtures.bus.notification_listeners import run_listener

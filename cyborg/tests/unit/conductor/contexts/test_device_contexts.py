@@ -23,7 +23,7 @@ from cyborg.core.errors import (
 )
 from cyborg.db import schema
 from cyborg.db.orphans.write import assign_project
-from cyborg.rpc.notifiers import is_enabled
+from cyborg.rpc.notifications import is_enabled
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.hosts.context_work import BODY, PROJECT, ContextEnv

@@ -20,7 +20,7 @@ from cyborg.core.errors import (
 )
 from cyborg.core.text import to_iso
 from cyborg.db import schema
-from cyborg.rpc.notifiers import GROUP, is_enabled
+from cyborg.rpc.notifications import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.hosts.context_work import PROJECT, ContextEnv
 

@@ -12,7 +12,7 @@ from cyborg.core.custody import parse_anchors
 from cyborg.db import schema
 from cyborg.db.custody import read
 from cyborg.db.custody import write as custody_keys
-from cyborg.rpc.notifiers import GROUP, is_enabled
+from cyborg.rpc.notifications import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.machine.options import make_conf

@@ -16,7 +16,7 @@ from cyborg.core.errors import TimedOut, Unavailable
 from cyborg.core.text import to_iso
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.rpc.notifiers import GROUP, is_enabled
+from cyborg.rpc.notifications import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.databases.outbox import Clock

@@ -13,7 +13,7 @@ from cyborg.core.inventory.device import Device, Health
 from cyborg.db import schema
 from cyborg.db.engine import Reader
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.rpc.notifiers import GROUP, is_enabled
+from cyborg.rpc.notifications import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.databases.services import at, build

@@ -9,7 +9,7 @@ from cyborg.conductor.hosts.heartbeats import Hosts
 from cyborg.db import schema
 from cyborg.db.binding import claims as handle_claims
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.rpc.notifiers import GROUP, is_enabled
+from cyborg.rpc.notifications import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.databases.services import build

@@ -13,7 +13,7 @@ from cyborg.core.errors import InUse, NoHandle, WrongState
 from cyborg.core.jobs.job import JobState
 from cyborg.db import schema
 from cyborg.db.backends import desired as desired_backends
-from cyborg.rpc.notifiers import GROUP, is_enabled
+from cyborg.rpc.notifications import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.unit.conductor.jobs.test_partitioning import ONE, PartitionEnv

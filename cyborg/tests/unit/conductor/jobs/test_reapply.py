@@ -18,7 +18,7 @@ from cyborg.db import schema
 from cyborg.db.deployables import programming
 from cyborg.db.devices import read as devices
 from cyborg.db.engine import Reader
-from cyborg.rpc.notifiers import GROUP, is_enabled
+from cyborg.rpc.notifications import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.databases.services import build

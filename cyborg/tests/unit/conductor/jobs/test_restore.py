@@ -19,7 +19,7 @@ from cyborg.db import schema
 from cyborg.db.binding import accelerators
 from cyborg.db.deployables import write as deployables
 from cyborg.db.devices import read as devices
-from cyborg.rpc.notifiers import GROUP, is_enabled
+from cyborg.rpc.notifications import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.hosts.host_work import UNREACHABLE, JobsEnv

@@ -15,7 +15,7 @@ from cyborg.db.binding import accelerators
 from cyborg.db.deployables import write as deployables
 from cyborg.db.devices import read as devices
 from cyborg.db.orphans import write as orphans
-from cyborg.rpc.notifiers import GROUP
+from cyborg.rpc.notifications import GROUP
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.hosts.host_work import UNREACHABLE, JobsEnv
 

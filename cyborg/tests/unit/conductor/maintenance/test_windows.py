@@ -15,7 +15,7 @@ from cyborg.core.errors import Invalid, NotFound, WrongState
 from cyborg.db import schema
 from cyborg.db.devices import read
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.rpc.notifiers import GROUP, is_enabled
+from cyborg.rpc.notifications import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.machine.options import make_conf

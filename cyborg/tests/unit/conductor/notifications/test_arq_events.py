@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from cyborg.conductor.binding.arqs import Arqs
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.rpc.notifiers import GROUP, is_enabled
+from cyborg.rpc.notifications import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.machine.options import make_conf

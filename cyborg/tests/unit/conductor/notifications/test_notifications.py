@@ -27,7 +27,7 @@ from cyborg.db import schema
 from cyborg.db.binding import write as request_store
 from cyborg.db.outbox import write as outbox
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.rpc.notifiers import GROUP, is_enabled
+from cyborg.rpc.notifications import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.databases.outbox import START, Env, env, sqlite_env

@@ -151,7 +151,7 @@ custody_records = table(
 
 _ENDS = ("", "base_", "checked_")
 
-# The ends of each chain: ``core.custody.record``.
+# The ends of each chain: ``core.custody``.
 custody_heads = table(
     "custody_heads",
     sa.Column("device_uuid", sa.String(36), nullable=False, unique=True),
@@ -160,7 +160,7 @@ custody_heads = table(
     # continues.
     *(sa.Column(f"{end}sequence", sa.BigInteger, nullable=False, default=0) for end in _ENDS),
     *(sa.Column(f"{end}hash", sa.String(64), nullable=False) for end in _ENDS),
-    # Of the first two, and of the third: ``core.custody.record``.
+    # Of the first two, and of the third: ``core.custody``.
     *(sa.Column(f"{end}signature", sa.String(80)) for end in ("", "checked_")),
     # The times of the first record, the last audit, and the last notification of the last record.
     sa.Column("oldest_at", Moment, index=True),

@@ -41,7 +41,10 @@ MAX_MISSES = 4
 
 
 class ProjectsMissing(Exception):
-    """A transaction needs the limits of more projects, or their rows to lock. Roll back, retry."""
+    """A transaction needs the limits of more projects, or their rows to lock. Roll back, retry.
+
+    ``rows`` is whether the rows are missing.
+    """
 
     def __init__(self, projects: Collection[str], *, rows: bool) -> None:
         super().__init__(", ".join(sorted(projects)))

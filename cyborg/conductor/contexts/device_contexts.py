@@ -18,7 +18,7 @@ from oslo_config import cfg
 from cyborg.clients.placement import Placement
 from cyborg.conductor.binding import limits as project_limits
 from cyborg.conductor.binding.arqs import Arqs
-from cyborg.conductor.binding.context_states import expiry
+from cyborg.conductor.binding.context_states import expiry, record_contexts
 from cyborg.conductor.binding.creation import build_arqs
 from cyborg.conductor.binding.release import ReleaseResult
 from cyborg.conductor.notifications.notifications import ArqEventRecorder, NotificationBuilder
@@ -36,7 +36,6 @@ from cyborg.core.validation import check_integer, check_optional_text, parse_uui
 from cyborg.db.attachments import write as attachments
 from cyborg.db.binding import write as arqs
 from cyborg.db.contexts import write as store
-from cyborg.db.outbox import write as outbox
 from cyborg.db.profiles import write as device_profiles
 from cyborg.db.unit_of_work import UnitOfWork
 
@@ -76,8 +75,9 @@ class DeviceContexts:
         self._placement = placement
         self._limit_source = limit_source
         self._now = now or uow.clock
-        self._notifications = notifications or NotificationBuilder(conf, now=self._now)
-        self._arq_events = ArqEventRecorder(conf, self._notifications)
+        self._recorder = ArqEventRecorder(
+            conf, notifications or NotificationBuilder(conf, now=self._now)
+        )
 
     def create(self, context: Mapping[str, Any], project_id: str | None) -> dict[str, Any]:
         """Create a context with its hidden profile and its ARQs; return its row as plain values.
@@ -206,8 +206,8 @@ class DeviceContexts:
             )
         arqs.insert_all(tx, rows)
         created: Any = {**row, **dict.fromkeys(_UNSET), "epoch": 0}
-        self._arq_events.record_created(tx, rows)
-        self._record(tx, Event.CONTEXT_CREATED, [created])
+        self._recorder.record_created(tx, rows)
+        record_contexts(tx, [created], self._recorder, Event.CONTEXT_CREATED)
         return to_response(created)
 
     def _requested_groups(
@@ -270,7 +270,7 @@ class DeviceContexts:
             # The ARQs have copies of the groups, which jobs and restores read.
             groups = core.merge_config(parse_groups(context["groups"]), values["config_data"])
             store.set_arq_groups(tx, context["id"], [group.to_dict() for group in groups])
-        self._record(tx, Event.CONTEXT_UPDATED, [context])
+        record_contexts(tx, [context], self._recorder, Event.CONTEXT_UPDATED)
         return to_response(context)
 
     def _delete(
@@ -328,18 +328,13 @@ class DeviceContexts:
         """Delete locked contexts and their locked ARQs. Raise WrongState."""
         if not contexts:
             return
-        self._arq_events.record_deleted(tx, rows)
+        self._recorder.record_deleted(tx, rows)
         deleted = arqs.delete(tx, [row["id"] for row in rows])
         count = store.delete(tx, [context["id"] for context in contexts])
         # The rows are locked: this is a check that no guard of a DELETE differs from the caller's.
         if deleted != len(rows) or count != len(contexts):
             raise WrongState("the state of a device context or of its ARQs changed concurrently")
-        self._record(tx, event, contexts)
-
-    def _record(
-        self, tx: sa.Connection, event: Event, contexts: Sequence[store.ContextRow]
-    ) -> None:
-        outbox.add_all(tx, self._notifications.build_messages(event, contexts))
+        record_contexts(tx, contexts, self._recorder, event)
 
 
 def _host_of(mapping: Mapping[str, Sequence[str]], hosts: Mapping[str, str]) -> str | None:

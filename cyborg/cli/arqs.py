@@ -106,6 +106,7 @@ class Bind(base.ServiceTokenCommand, listing.Lister, of=ARQS):
         fields = {"/hostname": args.host, "/instance_uuid": args.instance}
         if args.project is not None:
             fields["/project_id"] = args.project
+        # One call: the service binds all of them or none.
         body = {
             arq: _patch("add", fields | {"/device_rp_uuid": provider})
             for arq, provider in zip(arqs, providers, strict=True)

@@ -28,6 +28,7 @@ def _format_row(row: Row) -> dict[str, Any]:
 
     A host itself is shown in place of the instance.
     """
+    # One of the three is set: what the request selected.
     selected: Any = row["device_profile"]
     for kind, field in (("context", "device_context"), ("accelerator", "accelerator")):
         if (uuid := row[field]) is not None:
@@ -186,6 +187,7 @@ class _Detach(base.WaitCommand):
                 found = core.describe_target(row["instance_uuid"], _target(row))
                 raise CommandError(f"attachment {uuid} belongs to {found}, not to {target}")
         else:
+            # All attachments of the target, or those that hold the accelerator.
             path, query = ATTACHMENTS.path, {self.TARGET: target, **query}
         self.app.rest.call("DELETE", path + (f"?{urlencode(query)}" if query else ""))
         if args.wait:
@@ -245,6 +247,7 @@ class DetachHost(_Detach, of=ATTACHMENTS):
 def _check_selection(args: Arguments) -> None:
     """Raise CommandError if the arguments do not select attachments."""
     for name in ("attachment", "accelerator"):
+        # From an unset variable of a script; it would select all attachments.
         if getattr(args, name) == "":
             raise CommandError(f"--{name} is empty: give a uuid")
     if args.attachment is not None and args.accelerator is not None:
@@ -278,6 +281,7 @@ def _target(row: Row) -> str:
 
 
 def _describe(row: Row) -> str:
+    # A step of a release during an attach: the attach has failed, or was cancelled.
     verb = "undoing" if row["state"] == core.AttachmentState.ATTACHING and _is_undo(row) else "step"
     return f"{verb} {row['step']}" + (f": {row['error']}" if row["error"] else "")
 

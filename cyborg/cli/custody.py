@@ -38,6 +38,7 @@ def show_details(details: Row | None) -> formatting.Text:
     shown = {
         name: sanitize(str(value))
         for name, value in sorted((details or {}).items())
+        # An empty value tells nothing.
         if name not in _OWN_COLUMNS and value not in (None, {})
     }
     handle = [address] if (address := shown.pop("handle_address", None)) else []
@@ -111,6 +112,8 @@ class Custody(listing.Lister, of=CUSTODY):
         if args.device:
             uuids = [DEVICES.find_uuid(rest, args.device)]
         else:
+            # Those of the anchors, too: a removed device is not listed, but its log must be
+            # complete.
             uuids = sorted({row["uuid"] for row in DEVICES.list_all(rest)} | set(anchors))
         tips: dict[str, Link] = {}
         broken = 0
@@ -148,6 +151,7 @@ def verify_log(
     before = _read_head(rest, device)
     rows = rest.list_all(_path(device), "custody")
     after = _read_head(rest, device)
+    # By sequence: the list has the order of its pages.
     sealed = sorted(
         (_to_sealed_record(row) for row in rows if row["sequence"] is not None),
         key=lambda sealed: sealed.record.sequence,

@@ -132,6 +132,7 @@ class Show(base.Show, of=CONTEXTS):
     def take_action(self, args: Arguments) -> Any:
         """Return the context."""
         row = self.app.rest.call("GET", self.find_path(args))
+        # arq-show has the rest of each.
         arqs = [arq["uuid"] for arq in row["arqs"]]
         return formatting.build_object(DETAIL, {**row, "arqs": arqs})
 
@@ -160,6 +161,7 @@ class Set(base.Show, of=CONTEXTS):
 
     def take_action(self, args: Arguments) -> Any:
         """Change the context and return it."""
+        # An empty text removes the field, which the service expects as null.
         changes = {key: value or None for key, value in self.read_fields(args).items()}
         if args.config_data or args.no_config_data:
             changes["config_data"] = _read_config_data(args) if args.config_data else None
@@ -201,6 +203,7 @@ class Explain(device_profiles.Explain, of=CONTEXT_EXPLANATIONS):
 
     ARGUMENTS = (
         argument("context", help="name or uuid of the context"),
+        # All but the profile, in whose place is the context.
         *device_profiles.Explain.ARGUMENTS[1:],
     )
 
@@ -232,6 +235,7 @@ class Candidates(listing.Lister, of=CONTEXT_CANDIDATES):
 
 def _candidate_rows(found: Row) -> Iterator[dict[str, Any]]:
     for candidate in found["allocation_candidates"]:
+        # By number: as a text, 10 precedes 2.
         for group, providers in sorted(
             candidate["mappings"].items(), key=lambda item: int(item[0])
         ):
@@ -293,6 +297,7 @@ class _LeaseCommand(base.ServiceTokenCommand, base.Show, of=CONTEXTS):
             # Of two mappings of a group the last would win without a word.
             if len(by_group) != len(mappings):
                 raise CommandError("--mapping: a group can be given once only")
+            # Lists, as in Placement, which allows several providers for a group.
             body = {**(body or {}), "mappings": {key: [by_group[key]] for key in by_group}}
         path = f"{self.find_path(args)}/{self.CALL}"
         return CONTEXTS.build_object(self.call(args, "POST", path, body or None))

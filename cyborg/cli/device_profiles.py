@@ -164,6 +164,7 @@ class Capacity(listing.Lister, of=CAPACITIES):
 
 def summary_rows(explanation: Row) -> Iterator[dict[str, Any]]:
     """Yield the rows of an explanation with numbers of providers, as the command shows them."""
+    # With one group the row of the group says the same.
     if len(explanation["groups"]) > 1:
         hosts = explanation["fitting_hosts"]
         text = f"hosts that can serve all groups together: {hosts}"
@@ -179,6 +180,7 @@ def summary_rows(explanation: Row) -> Iterator[dict[str, Any]]:
 
 def _provider_rows(explanation: Row) -> Iterator[dict[str, Any]]:
     for provider in explanation["providers"]:
+        # A bound accelerator has an instance; a leased one its request only.
         owners = provider["owners"]
         text = ", ".join(row["instance_uuid"] or row["arq_uuid"] for row in owners)
         cell = formatting.Text(owners, text)

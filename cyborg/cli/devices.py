@@ -43,6 +43,7 @@ def format_schedulable(row: Row) -> str:
     # in between the device is opening or closing.
     if state == "ready":
         offered = "yes" if placement == "in_sync" else "opening"
+        # It is offered nevertheless: the next job may succeed.
         return f"{offered}, see job_errors" if row.get("job_errors") else offered
     reason = state.replace("_", " ")
     return f"no: {reason}" if placement == "in_sync" else f"closing: {reason}"
@@ -228,6 +229,7 @@ class LayoutSet(base.WaitCommand, listing.Lister, of=RESULTS):
 
     def take_action(self, args: Arguments) -> Any:
         """Start the jobs, wait with --wait, and return a row for each device."""
+        # All jobs are started before the first wait: they run at the same time.
         rows = [self._start(args, device) for device in self._find_devices(args)]
         if args.wait:
             rows = [self._wait(row, args.within) for row in rows]
@@ -245,6 +247,7 @@ class LayoutSet(base.WaitCommand, listing.Lister, of=RESULTS):
         """
         rest, filters = self.app.rest, self.read_fields(args)
         selects = bool(filters or args.model or args.all)
+        # Both, or none: a command without a choice must not change all devices.
         if selects == bool(args.device):
             raise CommandError("give either devices, or --host, --type, --vendor, --model or --all")
         if args.device:

@@ -22,6 +22,7 @@ LONG = formatting.columns_of("kind, last_seen_at, down_since, created_at", after
 
 def _filters(text: str) -> dict[str, str]:
     host, _, binary = text.rpartition("/")
+    # Without a slash it can only be a uuid.
     return {"host": host, "binary": binary} if host else {}
 
 
@@ -149,8 +150,10 @@ class ForgetHost(base.Command, tables.ShowOne, of=HOSTS):
             yield plan("delete", "service", row)
         for row in DEVICES.list_all(rest, hostname=args.host):
             yield plan("delete", "device", row)
+        # Without --force the service refuses a host with such requests.
         owned = rest.list_all("/accelerators", "accelerators", host=args.host) if args.force else ()
         for row in owned:
+            # Free accelerators have no request to delete.
             if row["arq_uuid"] is not None:
                 request = {"uuid": row["arq_uuid"], "instance_uuid": row["instance_uuid"]}
                 yield plan("delete", "accelerator request", request)

@@ -40,6 +40,7 @@ _STATUSES: Mapping[int, str] = {
     503: "A component of the service is unavailable.",
     504: "A component of the service did not respond in time; the request may have taken effect.",
 }
+# Each operation has parameters or headers that can be wrong.
 _COMMON_STATUSES = {400, 401, 403, 406, 500, 503}
 _BODY_STATUSES = {408, 411, 413, 415}
 _WRITE_STATUSES = {504}
@@ -163,6 +164,7 @@ def _parameters(schemas: Schemas, spec: Operation, operation_id: str) -> list[Sc
 
 def _body(schemas: Schemas, spec: Operation) -> Schema:
     schema = schemas.body_schema(spec.body, ignore_unknown=spec.ignore_unknown)
+    # Both forms of a body that the operation accepts.
     if spec.single_item_list:
         single = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1}
         return {"anyOf": [schema, single]}

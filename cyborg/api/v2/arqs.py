@@ -24,12 +24,14 @@ class AcceleratorRequest(
 ):
     """An accelerator request (ARQ)."""
 
+    # Declared: the row has any JSON value, and clients expect texts.
     attach_handle_info = types.required({str: str})
 
 
 class AcceleratorRequestCreate(types.JsonObject):
     """The name of the device profile from which accelerator requests are created."""
 
+    # Long: a text that cannot be a name gets 404, as an unknown name does.
     device_profile_name = types.required(types.Text(65536, lines=True))
 
 
@@ -198,6 +200,7 @@ class Controller(Resource):
             _check_project_override(request)
         requests = [item.to_dict() for item in body]
         scope = request.caller.project_scope
+        # A patch has operations of one kind only: parse_patch refuses others.
         if isinstance(body[0], BindRequest):
             self.context.conductor.arq_bind(requests, scope, request.caller.instance_project)
         else:

@@ -63,6 +63,7 @@ def show(request: RequestContext, row: Any) -> dict[str, Any]:
 
 
 def _with_selector(row: Any) -> dict[str, Any]:
+    # A context has a profile, too, which was not selected.
     is_profile = row["device_context"] is None and row["accelerator"] is None
     return {**row, "device_profile": row["device_profile_name"] if is_profile else None}
 
@@ -112,6 +113,7 @@ class Controller(Resource):
 
         An attach in progress is cancelled and undone.
         """
+        # Only the row tells whose it is; the policy has a rule for attachments of hosts.
         if ATTACHMENTS.read_row(self, request, uuid)["instance_uuid"] is None:
             request.caller.require(DELETE_FOR_HOST)
         scope = request.caller.project_scope

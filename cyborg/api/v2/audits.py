@@ -79,5 +79,6 @@ class Controller(Resource):
     def create(self, request: RequestContext, body: AuditCreate) -> Any:
         """Start an audit of one host or of all hosts; it runs in the background."""
         result = self.context.conductor.audit_create(body.host or None, bool(body.repair))
+        # Not read from the database, which may be a replica that does not have the audit yet.
         row = {"uuid": result["uuid"], "state": str(State.PENDING)}
         return request.created(AuditCreated, row, AUDITS.name)

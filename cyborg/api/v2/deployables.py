@@ -28,6 +28,7 @@ class Deployable(
 ):
     """A deployable."""
 
+    # A text, as OpenStack Cyborg has it: see show.
     attributes_list = types.required(str)
 
 

@@ -198,6 +198,7 @@ class Controller(Resource):
     def get(self, request: RequestContext, uuid: str) -> Any:
         """Show one device context with its ARQs."""
         row = CONTEXTS.read_row(self, request, uuid)
+        # After the row: its ARQs are visible to whom the context is.
         with self.context.reader.connect() as connection:
             arqs = arqs_read.of_context(connection, uuid)
         return _show(
@@ -216,6 +217,7 @@ class Controller(Resource):
         # The conductor checks it again; a mistake needs no call.
         core.parse_request(values)
         row = self.context.conductor.device_context_create(values, request.caller.project_id)
+        # A new context is not bound, and so has no successor.
         more = {"hidden_profile": hidden_profile_name(row["uuid"]), "successor": None}
         return request.created(DeviceContext, {**row, **more}, CONTEXTS.name)
 
@@ -239,7 +241,11 @@ class Controller(Resource):
         """
         caller = request.caller
         self.context.conductor.device_context_delete(
-            uuid, caller.project_scope, caller.has_service_token
+            # Not is_service: with noauth each caller is one, and none would be protected from a
+            # mistake.
+            uuid,
+            caller.project_scope,
+            caller.has_service_token,
         )
 
     @CONTEXTS.operation(
@@ -320,6 +326,7 @@ class Controller(Resource):
                 "cloud; omit this parameter",
                 field="explain",
             )
+        # By the conductor: the API does not talk to Placement.
         found = self.context.conductor.device_context_candidates(
             uuid,
             request.caller.project_scope,

@@ -76,12 +76,14 @@ class Controller(Resource):
     )
     def create(self, request: RequestContext, body: DeviceProfileCreate) -> Any:
         """Create a device profile; from version 2.5 on, ``accel:attach_target`` is checked."""
+        # Older versions accept any value, and existing clients may send one.
         if request.version >= TARGET_SINCE:
             check_targets(parse_groups(body.groups))
         row = self.context.conductor.device_profile_create(
             {
                 "name": body.name,
                 "groups": body.groups,
+                # Unset is a value of WSME, and not known on the bus.
                 "uuid": body.uuid or None,
                 "description": body.description or None,
             }
@@ -179,6 +181,7 @@ class CapacityController(Resource):
         for each in found:
             losses.update(each.losses)
         servers, free = sum(each.servers for each in found), sum(each.free for each in found)
+        # One lower bound makes the sum a lower bound.
         exact = all(each.exact for each in found)
         # The free handles beyond the quota count as lost to it, so that the numbers add up.
         if room is not None and room < servers:

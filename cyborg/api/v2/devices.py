@@ -27,6 +27,7 @@ DELIVERABLE_SINCE = (2, 5)
 MAINTENANCE_SINCE = (2, 6)
 FILTERS = ("hostname", "type", "vendor")
 STATUSES = types.Enum("enabled", "maintaining")
+# Not Uuid: a text that is no uuid gets 404, as an unknown uuid does.
 PATH = {"uuid": types.UuidOrName()}
 STATE_FILTERS = {"status": STATUSES, "health": types.Enum(*Health), "address": types.Text()}
 MORE_FILTERS = {
@@ -98,6 +99,7 @@ class DeviceV25(
     of the host.
     """
 
+    # The names only; /layout has the layouts themselves.
     layouts = types.required([str])
 
 
@@ -162,6 +164,7 @@ def conditions_at(request: RequestContext, reasons: Iterable[str]) -> list[str]:
 def show(request: RequestContext, row: read.DeviceRow) -> dict[str, Any]:
     """Return a device as JSON."""
     more: dict[str, Any] = {
+        # JSON in a string, as OpenStack Cyborg has it.
         "std_board_info": json.dumps(row["std_board_info"]),
         "vendor_board_info": json.dumps(row["vendor_board_info"]),
     }
@@ -175,6 +178,7 @@ def show(request: RequestContext, row: read.DeviceRow) -> dict[str, Any]:
     reasons = conditions_at(request, status.reasons)
     more |= {"state": (reasons or [status.state])[0], "state_reasons": reasons}
     more["layouts"] = [layout["name"] for layout in row["layouts"]]
+    # Each version has its type: a field that it does not know must not be shown.
     kind = DeviceV24 if request.version < DELIVERABLE_SINCE else DeviceV25
     if request.version >= MAINTENANCE_SINCE:
         kind = DeviceV26
@@ -217,6 +221,7 @@ class Controller(Resource):
     def find(self, request: RequestContext, page: PageRequest, **filters: Any) -> Any:
         """List devices. Filters that no device matches give an empty list."""
         criteria = _merge_filters(filters)
+        # An empty list, as for any filter that matches nothing.
         if criteria is None:
             return DEVICES.document(request, ([], None))
         deliverable = filters["deliverable"]
@@ -252,6 +257,7 @@ class Controller(Resource):
         window = {
             "uuid": _parse_device(uuid),
             "until": body.until,
+            # None keeps the present choice.
             "successor": body.successor or None,
             "user_id": request.caller.context.user_id,
         }

@@ -56,6 +56,7 @@ def _config(value: Any, *, unset: bool = False) -> dict[str, Any]:
         # An option can have a list of values.
         for item in setting if isinstance(setting, list) else [setting]:
             _check_value(name, item)
+    # Of the whole: each value is limited, but not their number.
     if (size := len(json.dumps(value))) > MAX_CONFIG:
         raise Invalid(
             f"config: has {size} characters of JSON, at most {MAX_CONFIG} are allowed",
@@ -214,6 +215,7 @@ class Controller(Resource):
         ``limit`` is a number of hosts, and ``marker`` the name of a host. ``status`` selects the
         entries of this status.
         """
+        # One time for all entries of the response.
         now = self.read_clock()
         with self.context.reader.connect() as connection:
             row = read.get(connection, key, host, now=now)
@@ -233,6 +235,7 @@ class Controller(Resource):
                 )
             )
             entries = read_hosts.find_entries(connection, name, hosts, **filters)
+            # The options of the shown entries only: the status has filtered them.
             shown = {(entry["host"], entry["backend"]) for entry in entries}
             options = [
                 each
@@ -278,6 +281,7 @@ class Controller(Resource):
         backend: str | None,
     ) -> Any:
         """Uninstall the backends of a driver; a job does it in the background."""
+        # The same limits as in the bodies of the other changes.
         hosts = None if host is None else _hosts(list(host))
         result = self.context.conductor.driver_uninstall(
             key, backend, hosts, drain == "true", force == "true"
@@ -289,6 +293,7 @@ def _show_summary(request: RequestContext, row: read.DriverRow, now: datetime) -
     """Return a driver of the list, which has ``hosts`` only with the filter ``host``."""
     shown = _with_liveness({**row, "hosts": row["hosts"] or []}, now)
     document = dict(DRIVERS.show_row(request, shown))
+    # Deleted instead of a second type: a type cannot have a field of some rows only.
     if row["hosts"] is None:
         del document["hosts"]
     return document

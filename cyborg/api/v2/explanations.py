@@ -114,6 +114,7 @@ class LastFailure(
     Only administrators get ``hostname``, ``job_uuid`` and the addresses in ``reason``.
     """
 
+    # Stored as text, and shown as a time.
     at = types.required(datetime)
 
 
@@ -175,6 +176,7 @@ class Controller(Resource):
         administrator sees the providers, or may select one host. For any other caller the quota of
         the caller's project counts too.
         """
+        # Before the profile: a host is refused, whether the profile exists or not.
         elevated = check_host(request, host)
         profile, demands = read_demands(self, request, key)
         # The quota of an administrator's own project says nothing about that of the user.
@@ -246,6 +248,7 @@ class Controller(Resource):
                     for summary in summaries
                 ],
             }
+            # Others get no providers, and so no links either.
             if not elevated:
                 return document
             # Paged after the evaluation: the groups count all providers, whatever the page.
@@ -345,6 +348,7 @@ def _visible_owners(
     taken = [summary for summary in summaries if summary.taken]
     if not taken:
         return {}
+    # A token without a project owns nothing: no project has an empty id.
     project = request.caller.project_id or ""
     classes = resource_classes_of(summary.demand for summary in taken)
     own = provider_states.find_own_holders(connection, project, classes)
@@ -373,6 +377,7 @@ def _group(summary: core.GroupSummary, elevated: bool, owners: str) -> dict[str,
     reasons = []
     for predicate, count in summary.providers.most_common():
         reason = describe_predicate(predicate, elevated)
+        # The remedy is the same for all owners; the reason names those that the caller may see.
         if predicate is Predicate.TAKEN and owners:
             reason["reason"] = f"handle is {owners}"
         reasons.append({**reason, "providers": count, "handles": summary.handles[predicate]})
@@ -391,6 +396,7 @@ def _last_failure(failure: Mapping[str, Any] | None, elevated: bool) -> dict[str
         return None
     # Stored as JSON, with a time in UTC without an offset.
     shown: dict[str, Any] = {**failure, "at": f"{failure['at']}+00:00"}
+    # The detail has addresses, which only administrators see.
     if elevated:
         shown["reason"] = failure.get("detail") or failure["reason"]
     else:

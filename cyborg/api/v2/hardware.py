@@ -23,6 +23,7 @@ class Specs(types.JsonObject):
     remote = types.required(int)
     num = types.required(int)
     device_type = types.required(str)
+    # A tree of any depth, which no type of WSME describes.
     acc_capability = types.required(types.Validated("capability tree", dict))
 
 
@@ -57,6 +58,7 @@ class HardwareAdopt(types.JsonObject):
     host = types.required(_NAME)
     address = types.required(types.Text(120, min_length=1))
     backend = types.required(_NAME)
+    # A default, so that the method gets a boolean in any case.
     force = types.optional(bool, default=False)
 
 
@@ -155,6 +157,7 @@ class DiscoveryController(Resource):
         """
         with self.context.reader.connect() as connection:
             row = DISCOVERIES.find_row(connection, uuid)
+            # A page of hosts and not of backends: those of a host are shown together.
             hosts, marker = page.read(
                 lambda window: discoveries.find_hosts(connection, uuid, page=window)
             )

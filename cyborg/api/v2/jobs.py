@@ -74,6 +74,7 @@ def serialize_created(
     request: RequestContext, kind: Kind | JobKind, result: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return a new job as JSON, and set the Location header to its URL."""
+    # Not read from the database, which may be a replica that does not have the job yet.
     row = {"uuid": result["uuid"], "kind": str(kind), "state": str(JobState.OPEN)}
     return request.created(JobCreated, row, JOBS.name)
 
@@ -119,6 +120,7 @@ class Controller(Resource):
         """
         with self.context.reader.connect() as connection:
             row = JOBS.find_row(connection, uuid)
+            # A page of hosts and not of steps: those of a host are shown together.
             hosts, marker = page.read(
                 lambda window: read.find_hosts(connection, uuid, page=window, state=step_state)
             )

@@ -102,6 +102,7 @@ class Controller(Resource):
         With ``function``, list only services that offer it, and show only this function and the
         functions below it.
         """
+        # Another table: a row for each backend, in pages of their own.
         if kind == "backend":
             found = self.read_page(page, read_backends.find, **filters)
             return SERVICES.document(request, found, self._show(kind))
@@ -156,6 +157,7 @@ class Controller(Resource):
         evaluate = self.liveness_evaluator()
 
         def show(request: RequestContext, row: _Row) -> Mapping[str, Any]:
+            # Evaluated now: nobody writes a state when a heartbeat is missing.
             state = evaluate(row["late_at"], row["down_at"])
             # Not shown: the rows of kind backend have them.
             backends = [] if kind == "daemon" else row["backends"]

@@ -56,6 +56,7 @@ def plan(action: str, kind: str, row: Row) -> Change:
 def write_changes(stdout: TextIO, args: Arguments, changes: Iterable[Change]) -> None:
     """Write changes to a stream: a line each, or one JSON document with ``-f json``."""
     found = list(changes)
+    # Commands that print nothing have no formatter.
     if getattr(args, "formatter", "") == "json":
         stdout.write(json.dumps([asdict(change) for change in found], indent=2) + "\n")
         return

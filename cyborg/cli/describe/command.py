@@ -89,6 +89,7 @@ def format_description(description: Description, width: int) -> Iterator[str]:
 
 
 def _format_fields(description: Description, width: int) -> Iterator[str]:
+    # The parts are sections of their own.
     hidden = {title for title, _ in description.kind.parts.values()}
     names, cells = description.kind.collection.build_object(description.row)
     shown = [

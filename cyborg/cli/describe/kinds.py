@@ -61,7 +61,9 @@ class Kind:
 
 _AUDITS = Collection("/audits", formatting.columns_of("uuid, state, host, error, created_at"))
 _DISCOVERIES = Collection("/discoveries", formatting.columns_of("uuid, state, created_at"))
+# The last work is of interest, and one page of it.
 _NEWEST: Fixed = {"limit": 20, "sort_dir": "desc"}
+# The summary is the same on each page.
 _ONE: Fixed = {"limit": 1}
 _SERVICES = replace(
     SERVICES, short=formatting.columns_of("uuid, binary=Service, host, state, status, down_since")

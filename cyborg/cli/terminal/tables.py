@@ -25,6 +25,7 @@ def terminal_width(stdout: TextIO) -> int:
     if text.isdigit() and int(text) > 0:
         return int(text)
     try:
+        # 0 columns: a terminal without a size, such as a serial console.
         return os.get_terminal_size(stdout.fileno()).columns or DEFAULT_WIDTH
     except (OSError, ValueError, AttributeError):
         return DEFAULT_WIDTH
@@ -103,6 +104,7 @@ class ObjectFormatter:
 
 def choose_formatter(args: argparse.Namespace, formatter: Any) -> Any:
     """Return the formatter for a command, given that of cliff for its format."""
+    # The table shows cells by their own texts.
     has_types = args.formatter == "table" or args.formatter in STRUCTURED
     return formatter if has_types else PlainFormatter(formatter)
 

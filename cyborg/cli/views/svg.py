@@ -97,6 +97,7 @@ def _draw_host(root: ET.Element, host: HostView, y: int) -> int:
     """Draw a host and return its height."""
     panel = ET.SubElement(root, "g")
     _rect(panel, "panel", MARGIN, y, WIDTH - 2 * MARGIN, 0, 8)
+    # Its height is known when its cards are drawn.
     frame = panel[-1]
     name = _fit(host.name, 80)
     _text(panel, "host", MARGIN + PAD, y + 26, name)
@@ -139,6 +140,7 @@ def _lines(device: DeviceView) -> list[tuple[str, str]]:
     ready = device.status == "yes"
     if device.is_unhealthy:
         lines.append(("bad", device.health))
+    # The line above says it already, with its reason.
     if device.status != "no: unhealthy":
         lines.append(("good", "ready") if ready else ("warn", f"schedulable {device.status}"))
     if device.root:
@@ -182,6 +184,7 @@ def _draw_card(panel: ET.Element, content: _Card, x: int, y: int, height: int) -
         y += _cell_rows(len(uses)) * (CELL + CELL_GAP) - CELL_GAP * 2
     for owner in owners[:MAX_OWNERS]:
         y += LINE
+        # The tooltip has the whole uuids.
         short = UUID.sub(lambda match: match[0][: UUID_PREFIXES[0]], owner)
         _text(card, "soft", x + PAD, y, _fit(short))
     if len(owners) > MAX_OWNERS:

@@ -47,6 +47,7 @@ class Canvas:
         """Return a line of at most the width; a longer one ends with an ellipsis."""
         from rich.text import Text
 
+        # Cut below: rich would wrap, and the lines of a view are counted.
         text = Text(no_wrap=True)
         for part in parts:
             content, style = (part, "") if isinstance(part, str) else part
@@ -136,6 +137,7 @@ def write_lines(stdout: TextIO, lines: Iterable["Text"]) -> None:
     """Write lines, on a terminal with styles."""
     from rich.console import Console
 
+    # A pipe or a file gets no styles.
     if not is_terminal(stdout):
         stdout.writelines(f"{line.plain}\n" for line in lines)
         return

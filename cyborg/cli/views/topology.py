@@ -80,6 +80,7 @@ def _device(device: inventory.DeviceView) -> Node:
     parts += [f" {device.name}"] if device.name else []
     if device.status == "yes":
         parts += [" ", ("ready", "green")]
+    # The health says it, with its reason.
     elif device.status != "no: unhealthy":
         parts += [", ", (f"schedulable {device.status}", "yellow")]
     if device.is_unhealthy:
@@ -100,6 +101,7 @@ def _deployable(deployable: inventory.DeployableView) -> Node:
             ]
         )
         for handle in deployable.handles
+        # Free handles are only counted: there can be hundreds.
         if handle.owner or handle.error
     ]
     return Node([(f"{deployable.resource_class}", "cyan"), f": {counts}"], children)

@@ -14,6 +14,7 @@ import json
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -26,27 +27,29 @@ VERSION = 1
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class StateFile(Generic[T]):
-    """A state file of one kind. Not thread-safe."""
+    """A state file of one kind. Not thread-safe.
 
-    def __init__(
-        self, path: Path, load: Callable[[Any], T], *, description: str, consequence: str
-    ) -> None:
-        """``load`` converts the stored data; it may raise anything that wrong JSON makes it raise.
+    ``load`` converts the stored data; it may raise anything that wrong JSON makes it raise.
 
-        ``description`` and ``consequence`` are for the log line about a damaged file.
-        """
-        self.path = path
-        self._load = load
-        self._description = description
-        self._consequence = consequence
+    ``description`` and ``consequence`` are for the log line about a damaged file.
+    """
+
+    path: Path
+    load: Callable[[Any], T]
+    _: KW_ONLY
+    description: str
+    consequence: str
+
+    def __post_init__(self) -> None:
         self.is_written = True
         """Whether the last ``try_write`` was successful."""
 
     def read(self) -> T | None:
         """Return the loaded data; None if there is no file, or after moving aside a damaged one."""
         try:
-            return self._load(_unwrap(json.loads(self.path.read_bytes())))
+            return self.load(_unwrap(json.loads(self.path.read_bytes())))
         except FileNotFoundError:
             return None
         except (OSError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as exc:
@@ -77,12 +80,12 @@ class StateFile(Generic[T]):
         aside = self.path.with_name(f"{self.path.name}.broken")
         LOG.warning(
             "%s %s cannot be used (%s: %s) and is moved to %s; %s",
-            self._description,
+            self.description,
             self.path,
             type(exc).__name__,
             exc,
             aside,
-            self._consequence,
+            self.consequence,
         )
         try:
             self.path.replace(aside)
@@ -199,17 +202,17 @@ def _load_texts(data: Any) -> dict[str, dict[str, str]]:
     }
 
 
+@dataclass(frozen=True, slots=True)
 class DriverMemory:
     """The memory of one driver."""
 
-    def __init__(self, file: MemoryFile, driver: str) -> None:
-        self._file = file
-        self._driver = driver
+    file: MemoryFile
+    driver: str
 
     def get(self, key: str) -> str | None:
         """Return the text of a key; None if it is unknown."""
-        return self._file.get(self._driver, key)
+        return self.file.get(self.driver, key)
 
     def put(self, key: str, text: str | None) -> bool:
         """Store the text of a key; None removes the key. Return whether a restart keeps it."""
-        return self._file.put(self._driver, key, text)
+        return self.file.put(self.driver, key, text)

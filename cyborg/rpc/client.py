@@ -84,33 +84,30 @@ class _Call:
     end: float | None = None
 
 
+@dataclass(eq=False)
 class Client:
-    """RPC client of the servers of one contract."""
+    """RPC client of the servers of one contract.
 
-    def __init__(
-        self,
-        contract: Contract,
-        transport: Transport,
-        conf: cfg.ConfigOpts,
-        time_at: Callable[[float], datetime | None] | None = None,
-    ) -> None:
-        """``time_at`` is for calls that tell the server until when their caller waits.
+    ``time_at`` is for calls that tell the server until when their caller waits.
 
-        It returns the database's time at a reading of the monotonic clock, or a little less, None
-        if it does not know it. It must not wait.
-        """
-        self._time_at = time_at
-        self.contract = contract
-        self._transport = transport
-        self._conf = conf
-        self._topic = f"{conf.rpc.topic}.{contract.name}"
+    It returns the database's time at a reading of the monotonic clock, or a little less, None
+    if it does not know it. It must not wait.
+    """
+
+    contract: Contract
+    transport: Transport
+    conf: cfg.ConfigOpts
+    time_at: Callable[[float], datetime | None] | None = None
+
+    def __post_init__(self) -> None:
+        self._topic = f"{self.conf.rpc.topic}.{self.contract.name}"
         target = oslo_messaging.Target(
-            exchange=conf.rpc.topic, topic=self._topic, version=contract.version
+            exchange=self.conf.rpc.topic, topic=self._topic, version=self.contract.version
         )
         self._oslo = oslo_messaging.get_rpc_client(
-            transport.oslo,
+            self.transport.oslo,
             target,
-            timeout=conf.rpc.timeout,
+            timeout=self.conf.rpc.timeout,
             serializer=context.CallSerializer(),
             retry=_RETRIES,
             # RabbitMQ then returns a message without a queue at once, instead of dropping it while
@@ -125,7 +122,7 @@ class Client:
         Unavailable.
         """
         name = f"{self.contract.name}.{method}"
-        measured = self._transport.recorder.measure(RPC_CLIENT_CALLS, RPC_CLIENT_SECONDS, name)
+        measured = self.transport.recorder.measure(RPC_CLIENT_CALLS, RPC_CLIENT_SECONDS, name)
         with measured, tracing.child_span(f"rpc {name}", tracing.SpanKind.CLIENT, host=server):
             return self._call(method, server, arguments)
 
@@ -133,10 +130,10 @@ class Client:
         definition = self.contract.methods[method]
         limit = MAX_MESSAGE_BYTES
         if definition.is_report:
-            limit = self._conf.conductor.max_report_bytes
+            limit = self.conf.conductor.max_report_bytes
         name = f"{self.contract.name}.{method}"
         envelope.check_size(arguments, limit, name)
-        self._transport.ensure_open()
+        self.transport.ensure_open()
         subject = name + (f" on {server}" if server else "")
         given = {key for key, value in arguments.items() if value is not None}
         version, left_out = self.contract.minimal_call(method, given)
@@ -146,10 +143,10 @@ class Client:
         queue = self._topic + (f".{server}" if server else "")
         # Agents start each job once for its uuid, but answer no copy of another call from a record.
         is_repeatable = self.contract is CONDUCTOR and method in publishing.DEDUPLICATED_METHODS
-        deadline = time.monotonic() + self._conf.rpc.timeout
+        deadline = time.monotonic() + self.conf.rpc.timeout
         # Not the time of this host: the clocks of two hosts may differ by more than the timeout.
         # Converted from the deadline itself: the server must not have more time than this client.
-        answer_by = self._time_at(deadline) if is_repeatable and self._time_at else None
+        answer_by = self.time_at(deadline) if is_repeatable and self.time_at else None
         call_context = context.for_call(answer_by)
         call = _Call(method, values, target, queue, subject, call_context, is_repeatable)
         return self._finish(call, deadline)
@@ -174,13 +171,13 @@ class Client:
             if body is _NO_ANSWER:
                 call.may_be_executed = True
                 if not call.is_repeatable or time.monotonic() >= deadline:
-                    raise TimedOut(f"{subject} did not answer in {self._conf.rpc.timeout:g} s")
+                    raise TimedOut(f"{subject} did not answer in {self.conf.rpc.timeout:g} s")
                 LOG.warning("%s has no answer yet, sending it again", subject)
             # The queue was deleted since its server answered, perhaps with its exchange, and the
             # call was not carried out; or the server that took it may have ended.
-            self._transport.forget_answer(queue)
+            self.transport.forget_answer(queue)
             _pause(SERVER_PAUSE)
-        self._transport.record_answer(queue)
+        self.transport.record_answer(queue)
         return envelope.unwrap(body, subject)
 
     def _send(self, call: "_Call", deadline: float) -> Any:
@@ -197,7 +194,7 @@ class Client:
             call.end = min(now + wait, max(deadline, now))
         try:
             self._await_server(queue, subject, call.end)
-            timeout = self._conf.rpc.timeout
+            timeout = self.conf.rpc.timeout
             if call.is_repeatable:
                 timeout = min(REPEAT_AFTER, max(deadline - time.monotonic(), 1.0))
             client = self._oslo.prepare(timeout=timeout, **call.target)
@@ -220,7 +217,7 @@ class Client:
                 raise self._unconfirmed_error(subject) from exc
             raise Unavailable(
                 f"{subject} cannot be called: error of the message broker at "
-                f"{self._transport.broker_address}: {type(exc).__name__}"
+                f"{self.transport.broker_address}: {type(exc).__name__}"
             ) from exc
 
     def _await_server(self, queue: str, subject: str, end: float) -> None:
@@ -232,7 +229,7 @@ class Client:
         patient = False
         soon = time.monotonic() + SERVER_WAIT
         try:
-            while not self._transport.has_server(queue):
+            while not self.transport.has_server(queue):
                 now = time.monotonic()
                 if now >= soon and not patient:
                     # Not waiting for its turn: the caller would wait for others to wait.
@@ -247,12 +244,12 @@ class Client:
     def _no_server_error(self, subject: str) -> Unavailable:
         return Unavailable(
             f"{subject} cannot be called: no cyborg-{self.contract.name} listens at the "
-            f"message broker at {self._transport.broker_address}"
+            f"message broker at {self.transport.broker_address}"
         )
 
     def _unconfirmed_error(self, subject: str) -> TimedOut:
         return TimedOut(
-            f"{subject} was sent, but the message broker at {self._transport.broker_address} did "
+            f"{subject} was sent, but the message broker at {self.transport.broker_address} did "
             "not confirm it: it may have been carried out"
         )
 

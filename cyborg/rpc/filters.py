@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from oslo_config import cfg
@@ -172,24 +173,21 @@ class Message(dict[str, Any]):
         self._raw.requeue()
 
 
+@dataclass(eq=False)
 class MessageFilter:
-    """Filter of one queue: passes each message on, or discards and logs it."""
+    """Filter of one queue: passes each message on, or discards and logs it.
 
-    def __init__(
-        self,
-        consumer: Any,
-        check: Callable[[dict[str, Any]], None],
-        max_bytes: int,
-        *,
-        decompress: bool = False,
-        users: Collection[str] = (),
-    ) -> None:
-        """``users`` are the broker users whose messages are accepted; empty means all."""
-        self._consumer = consumer
-        self._check = check
-        self._max_bytes = max_bytes
-        self._decompress = decompress
-        self._users = users
+    ``users`` are the broker users whose messages are accepted; empty means all.
+    """
+
+    consumer: Any
+    check: Callable[[dict[str, Any]], None]
+    max_bytes: int
+    _: KW_ONLY
+    decompress: bool = False
+    users: Collection[str] = ()
+
+    def __post_init__(self) -> None:
         # Of this queue only: the broker redelivers to a queue what was not acknowledged.
         self._recent_ids: deque[str] = deque(maxlen=_MAX_IDS)
 
@@ -198,37 +196,37 @@ class MessageFilter:
         fields: dict[str, Any] = {}
         try:
             self._check_sender(raw)
-            message = self._consumer.queue.channel.message_to_python(raw)
-            fields.update(decode(message, self._max_bytes))
-            self._check(fields)
+            message = self.consumer.queue.channel.message_to_python(raw)
+            fields.update(decode(message, self.max_bytes))
+            self.check(fields)
             self._check_duplicate(fields)
         except Invalid as exc:
             LOG.warning(
                 "Refused a message to %s from %s: %s",
-                self._consumer.queue_name,
+                self.consumer.queue_name,
                 describe_sender(raw, fields),
                 sanitize(exc.message.replace("\n", " "), 1000),
             )
             # Without requeue: the broker would deliver it again for ever.
-            self._consumer.queue.channel.basic_reject(raw.delivery_tag, requeue=False)
+            self.consumer.queue.channel.basic_reject(raw.delivery_tag, requeue=False)
             return
         fields[f"_context_{SENDER}"] = describe_sender(raw, {})
         try:
-            self._consumer.callback(Message(fields, message))
+            self.consumer.callback(Message(fields, message))
         except FAULTS as exc:
             LOG.warning(
                 "Lost a message on %s, its sender retries or times out: %s",
-                self._consumer.queue_name,
+                self.consumer.queue_name,
                 sanitize(f"{type(exc).__name__}: {exc}".replace("\n", " "), 500),
             )
         except Exception:
-            LOG.exception("Failed to process message on %s, discarded", self._consumer.queue_name)
+            LOG.exception("Failed to process message on %s, discarded", self.consumer.queue_name)
 
     def _check_sender(self, raw: Any) -> None:
         """Check size, compression and user, before the body is read. Raise Invalid."""
-        check_body(raw, self._max_bytes, decompress=self._decompress)
+        check_body(raw, self.max_bytes, decompress=self.decompress)
         user = raw.properties.get("user_id")
-        if self._users and user not in self._users:
+        if self.users and user not in self.users:
             raise Invalid(f"broker user {user!r} is not one of [rpc] allowed_users")
 
     def _check_duplicate(self, fields: Mapping[str, Any]) -> None:

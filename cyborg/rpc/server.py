@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import oslo_messaging
@@ -58,24 +59,26 @@ class ReportAdmission:
                 self._hosts.discard(host)
 
 
+@dataclass(eq=False)
 class Server:
     """RPC server on the bus: ``start``, then ``stop`` and ``wait``."""
 
-    def __init__(self, transport: Transport, make: Callable[[], Any]) -> None:
-        self._transport = transport
-        self._make = make
+    transport: Transport
+    make: Callable[[], Any]
+
+    def __post_init__(self) -> None:
         self._oslo: Any = None
 
     def start(self) -> None:
         """Start to serve calls. Raise Unavailable if the broker refuses the server."""
-        self._transport.ensure_open()
+        self.transport.ensure_open()
         # Create a new server for each attempt: one that failed to start counts as started.
-        oslo = self._make()
+        oslo = self.make()
         try:
             oslo.start()
         except FAULTS as exc:
             raise Unavailable(
-                f"the message broker at {self._transport.broker_address} refused the server: {exc}"
+                f"the message broker at {self.transport.broker_address} refused the server: {exc}"
             ) from exc
         self._oslo = oslo
 

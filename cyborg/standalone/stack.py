@@ -12,6 +12,7 @@ import stat
 import threading
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,26 +53,23 @@ def _discard(_: str) -> None:
     """Discard a progress message."""
 
 
+@dataclass(eq=False)
 class StandaloneStack:
     """All components of the service. ``start()`` returns when the API serves requests.
 
     ``conf`` must have the options of Cyborg registered; some are overridden. ``state`` is the
     directory of the files; it is created if missing, and only one service can use it. ``report``
     is called with a line for each step of the start.
+
+    Create the stack; the drivers of its agent read ``sysfs_root``.
     """
 
-    def __init__(
-        self,
-        conf: cfg.ConfigOpts,
-        state: Path,
-        report: Callable[[str], None] = _discard,
-        sysfs_root: str | Path = "/sys",
-    ) -> None:
-        """Create the stack; the drivers of its agent read ``sysfs_root``."""
-        self._conf = conf
-        self._state = state
-        self._report = report
-        self._sysfs_root = sysfs_root
+    conf: cfg.ConfigOpts
+    state: Path
+    report: Callable[[str], None] = _discard
+    sysfs_root: str | Path = "/sys"
+
+    def __post_init__(self) -> None:
         self._undo = contextlib.ExitStack()
         self._api: HttpServer
         self._placement_http: HttpServer
@@ -112,23 +110,23 @@ class StandaloneStack:
             LOG.warning("Timed out stopping the stand-alone service after %g s", STOP_TIMEOUT)
 
     def _start(self) -> None:
-        conf = self._conf
+        conf = self.conf
         self._api = self._listen("port")
         self._placement_http = self._listen("placement_port")
-        make_private(self._state)
-        self._undo.enter_context(_sole_owner(self._state))
+        make_private(self.state)
+        self._undo.enter_context(_sole_owner(self.state))
         self._override()
 
         tracing.start(conf, "cyborg-standalone")
         self._undo.callback(tracing.stop)
 
-        self._report("database: migrating")
+        self.report("database: migrating")
         engine = make_engine(conf)
         self._undo.callback(engine.dispose)
         migrate.upgrade(engine)
 
-        self._report("Placement: starting")
-        app = placement.make_app(f"sqlite:///{self._state / PLACEMENT_DATABASE}")
+        self.report("Placement: starting")
+        app = placement.make_app(f"sqlite:///{self.state / PLACEMENT_DATABASE}")
         self._undo.callback(app.close)
         self.placement = placement.make_adapter(app, raise_exc=False)
         ensure_compute_node(self.placement, conf.host)
@@ -136,7 +134,7 @@ class StandaloneStack:
         # The token is public, so requests of web pages are rejected as by the API.
         self._placement_http.start(FaultMiddleware(HostCheck(app, conf.api.server_names)))
 
-        self._report("conductor: starting")
+        self.report("conductor: starting")
         transport = make_transport(conf)
         self._undo.callback(transport.cleanup)
         self.reader = Reader(conf)
@@ -145,7 +143,7 @@ class StandaloneStack:
         clock = self.reader.clock
         self._run(PeriodicTask("clock", INTERVAL, clock.measure))
         self.conductor = make_conductor_client(transport, conf, clock.earliest_at)
-        agent = AgentService(conf, self.conductor, transport, self._sysfs_root)
+        agent = AgentService(conf, self.conductor, transport, self.sysfs_root)
         shutdown = _AgentShutdown(agent)
         # Undone in reverse order: the agent begins to stop before the conductor, which answers its
         # last call, and is awaited after it.
@@ -158,7 +156,7 @@ class StandaloneStack:
         if not conductor.wait_ready(START_TIMEOUT):
             raise Unavailable(f"the conductor is not ready after {START_TIMEOUT:g} s")
 
-        self._report(f"agent: starting, backends {', '.join(_backends(conf))}")
+        self.report(f"agent: starting, backends {', '.join(_backends(conf))}")
         self._undo.callback(shutdown.start)
         agent.start()
 
@@ -168,26 +166,26 @@ class StandaloneStack:
         self._api.start(api, conf.standalone.threads)
 
     def _override(self) -> None:
-        conf = self._conf
+        conf = self.conf
         conf.set_override("auth_strategy", "noauth")
         names = [*conf.api.server_names, conf.standalone.listen]
         conf.set_override("server_names", names, group="api")
         conf.set_default("console", True, group="api")
-        conf.set_override("state_path", str(self._state))
+        conf.set_override("state_path", str(self.state))
         # One process: its metrics need no files.
         conf.set_override("metrics_directory", "", group="conductor")
         register_options(conf)
         conf.set_override("transport_url", "kombu+memory:////")
         # The in-memory broker is shared in the process: stacks need separate topics.
         conf.set_override("topic", f"standalone-{uuid.uuid4().hex}", group="rpc")
-        conf.set_override("connection", f"sqlite:///{self._state / DATABASE}", group="database")
+        conf.set_override("connection", f"sqlite:///{self.state / DATABASE}", group="database")
         if not conf.nova.endpoint_override:
             conf.set_override("send_events", False, group="nova")
         if not _backends(conf):
             conf.set_override("enabled_drivers", DEFAULT_DRIVERS, group="agent")
 
     def _listen(self, option: str) -> HttpServer:
-        section = self._conf.standalone
+        section = self.conf.standalone
         server = HttpServer(section.listen, section[option], option)
         # Registered before the start, to release the port in any case; stop() can be called twice.
         self._undo.callback(server.stop)

@@ -4,6 +4,7 @@
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 
 from cyborg.core.errors import is_expected
 from cyborg.core.log import get_logger
@@ -80,36 +81,32 @@ OVERDUE_SECONDS = 60.0
 """Minimum age of the last run for a task to count as overdue: a run with much work takes long."""
 
 
+@dataclass(eq=False)
 class PeriodicTask(LoopThread):
-    """Thread that runs ``work`` every ``interval`` seconds and whenever it is woken."""
+    """Thread that runs ``work`` every ``interval`` seconds and whenever it is woken.
 
-    def __init__(
-        self,
-        name: str,
-        interval: float,
-        work: Callable[[], object],
-        *,
-        batch_delay: float = 0.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """``work`` must return soon after the service stops; exceptions end only the current run.
+    ``work`` must return soon after the service stops; exceptions end only the current run.
 
-        A run starts ``batch_delay`` seconds after a wake-up, so that it also processes items added
-        in this time. ``clock`` returns monotonic seconds.
-        """
-        super().__init__(name)
-        self._clock = clock
+    A run starts ``batch_delay`` seconds after a wake-up, so that it also processes items added
+    in this time. ``clock`` returns monotonic seconds.
+    """
+
+    name: str
+    interval: float
+    work: Callable[[], object]
+    _: KW_ONLY
+    batch_delay: float = 0.0
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        super().__init__(self.name)
         self._run_started: float | None = None
-        self.name = name
-        self._interval = interval
-        self._batch_delay = batch_delay
-        self._work = work
         self._failure_log = RateLimitedLogger(logger=LOG)
 
     def start(self) -> None:
         """Start the thread; the first run begins immediately."""
         # Also for a task whose first round never begins.
-        self._run_started = self._clock()
+        self._run_started = self.clock()
         super().start()
 
     def overdue(self) -> float:
@@ -120,15 +117,15 @@ class PeriodicTask(LoopThread):
         """
         if self._run_started is None or self._stopped.is_set():
             return 0.0
-        seconds = self._clock() - self._run_started
-        limit = max(OVERDUE_SECONDS, OVERDUE_INTERVALS * self._interval)
+        seconds = self.clock() - self._run_started
+        limit = max(OVERDUE_SECONDS, OVERDUE_INTERVALS * self.interval)
         return seconds if seconds > limit else 0.0
 
     def run_once(self) -> float:
         """Run the work once and log its errors; return the seconds until the next run."""
-        self._run_started = self._clock()
+        self._run_started = self.clock()
         try:
-            self._work()
+            self.work()
             self._failure_log.recovered(self.name)
         except Exception as exc:
             if is_expected(exc):
@@ -136,9 +133,9 @@ class PeriodicTask(LoopThread):
             else:
                 # With a traceback each time: unlike an outage, this is a mistake of the program.
                 LOG.exception("Unexpected error in periodic task %s", self.name)
-        return self._interval
+        return self.interval
 
     def _wait(self, seconds: float | None) -> None:
         # Only after a wake-up: one row is often followed by others of the same request.
-        if self._wake.wait(seconds) and self._batch_delay:
-            self._stopped.wait(self._batch_delay)
+        if self._wake.wait(seconds) and self.batch_delay:
+            self._stopped.wait(self.batch_delay)

@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
@@ -231,23 +232,25 @@ def _make_processor(conf: cfg.ConfigOpts) -> SpanProcessor:
     )
 
 
+@dataclass(eq=False)
 class _LoggedExporter(SpanExporter):
     """Exporter that logs the begin and the end of an outage of the collector."""
 
-    def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
-        self._exporter = exporter
-        self._endpoint = endpoint
+    exporter: SpanExporter
+    endpoint: str
+
+    def __post_init__(self) -> None:
         self._failing = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send spans; a batch that fails is dropped."""
-        result = self._exporter.export(spans)
+        result = self.exporter.export(spans)
         failed = result is not SpanExportResult.SUCCESS
         if failed and not self._failing:
             LOG.warning(
                 "The collector of traces at %s accepts no spans, they are dropped until it does; "
                 "check [tracing] otlp_endpoint",
-                self._endpoint,
+                self.endpoint,
             )
         elif self._failing and not failed:
             LOG.info("The collector of traces accepts spans again")
@@ -256,7 +259,7 @@ class _LoggedExporter(SpanExporter):
 
     def shutdown(self) -> None:
         """Close the connections."""
-        self._exporter.shutdown()
+        self.exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
         """Return True: nothing waits here."""

@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 from cyborg.core.errors import CyborgError, DriverFailed
@@ -31,16 +31,18 @@ from cyborg.threads.periodic import LoopThread
 LOG = get_logger(__name__)
 
 
+@dataclass(eq=False)
 class HealthTracker:
-    """Health of the devices of one backend. Not thread-safe."""
+    """Health of the devices of one backend. Not thread-safe.
 
-    def __init__(
-        self, driver: Driver, recovery_window: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """``recovery_window`` is in seconds of ``clock``, which is monotonic."""
-        self._driver = driver
-        self._recovery_window = recovery_window
-        self._clock = clock
+    ``recovery_window`` is in seconds of ``clock``, which is monotonic.
+    """
+
+    driver: Driver
+    recovery_window: float
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._recoveries: dict[str, Recovery] = {}
         self._published: dict[str, Measurement] = {}
 
@@ -54,13 +56,13 @@ class HealthTracker:
         Raise any exception of the driver, and DriverFailed if its answer is invalid. In both cases
         the recorded health does not change.
         """
-        driver = self._driver
+        driver = self.driver
         if Ability.MEASURES not in driver.abilities or not isinstance(driver, MeasureInterface):
             self._recoveries, self._published = {}, {}
             return False
         addresses = {device.address for device in devices}
         measured = _validate(driver.measure(devices)) if devices else {}
-        now = self._clock()
+        now = self.clock()
         # A device that returns is measured like a new one: it may be another card in the slot.
         for removed in set(self._published) - addresses:
             del self._published[removed]
@@ -82,7 +84,7 @@ class HealthTracker:
     def _record(self, address: str, measured: Measurement, now: float) -> None:
         previous = self._recoveries.pop(address, None)
         recovery, published = device_state.apply_hysteresis(
-            previous, measured, now, self._recovery_window
+            previous, measured, now, self.recovery_window
         )
         if recovery is not None:
             self._recoveries[address] = recovery
@@ -93,7 +95,7 @@ class HealthTracker:
                 "Device is %s%s",
                 published.health,
                 f": {published.reason}" if published.reason else "",
-                backend=self._driver.backend,
+                backend=self.driver.backend,
                 device=address,
             )
 
@@ -128,44 +130,39 @@ class BackendSnapshot:
     devices: tuple[Device, ...] = ()
 
 
+@dataclass(eq=False)
 class Backend(LoopThread):
-    """One configured driver. ``on_change`` is called, from any thread, after each new snapshot."""
+    """One configured driver. ``on_change`` is called, from any thread, after each new snapshot.
 
-    def __init__(
-        self,
-        driver: Driver,
-        interval: float,
-        timeout: float,
-        on_change: Callable[[], None] = lambda: None,
-        *,
-        health_interval: float = 10.0,
-        recovery_window: float = 60.0,
-        needs_setup: bool = False,
-        cordon_after: int = 0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Discover every ``interval`` seconds; ``timeout`` limits each step, in seconds.
+    Discover every ``interval`` seconds; ``timeout`` limits each step, in seconds.
 
-        ``health_interval`` is the time in seconds between measurements, if the driver measures. An
-        unhealthy device must be measured healthy for ``recovery_window`` seconds of ``clock``. With
-        ``needs_setup``, the driver's setup (if the driver has one) runs before the first discovery.
-        After ``cordon_after`` consecutive failures the state is cordoned; 0 disables this.
-        """
-        super().__init__(f"backend-{driver.backend}")
-        self.driver = driver
-        self.name = driver.backend
-        self._interval = interval
-        self._timeout = timeout
-        self._on_change = on_change
-        self._health_interval = health_interval
-        self._health = HealthTracker(driver, recovery_window, clock)
+    ``health_interval`` is the time in seconds between measurements, if the driver measures. An
+    unhealthy device must be measured healthy for ``recovery_window`` seconds of ``clock``. With
+    ``needs_setup``, the driver's setup (if the driver has one) runs before the first discovery.
+    After ``cordon_after`` consecutive failures the state is cordoned; 0 disables this.
+    """
+
+    driver: Driver
+    interval: float
+    timeout: float
+    on_change: Callable[[], None] = lambda: None
+    _: KW_ONLY
+    health_interval: float = 10.0
+    recovery_window: float = 60.0
+    needs_setup: bool = False
+    cordon_after: int = 0
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        super().__init__(f"backend-{self.driver.backend}")
+        self.name = self.driver.backend
+        self._health = HealthTracker(self.driver, self.recovery_window, self.clock)
         self._can_measure = False  # as of the last measurement
         self._pending_setup: SetupInterface | None = (
-            driver if needs_setup and isinstance(driver, SetupInterface) else None
+            self.driver if self.needs_setup and isinstance(self.driver, SetupInterface) else None
         )
         self._pending_check: Callable[[], None] | None = None
         self._remarks: tuple[str, ...] = ()
-        self._cordon_after = cordon_after
         self._failures = 0  # consecutive, of setup and discovery
         self._lock = threading.Lock()
         self._step_number = 0  # of the step that was started last
@@ -219,7 +216,7 @@ class Backend(LoopThread):
         ready = self._pending_check is None and self._pending_setup is None
         if ready and not self._stopped.is_set():
             self._run_with_watchdog("discovery", self._discover, discovers=True)
-        return self._interval
+        return self.interval
 
     def on_end(self) -> None:
         """Call the callbacks of requested discoveries that will not run any more."""
@@ -231,12 +228,12 @@ class Backend(LoopThread):
 
     def _wait(self, seconds: float | None) -> None:
         """Measure health until the next discovery is due or requested."""
-        end = time.monotonic() + self._interval
+        end = time.monotonic() + self.interval
         while not self._wake.is_set() and (left := end - time.monotonic()) > 0:
-            if not self._can_measure or left <= self._health_interval:
+            if not self._can_measure or left <= self.health_interval:
                 # A discovery measures too.
                 self._wake.wait(left)
-            elif not self._wake.wait(self._health_interval):
+            elif not self._wake.wait(self.health_interval):
                 self._run_with_watchdog("measuring health", self._measure)
 
     def _run_with_watchdog(
@@ -255,7 +252,7 @@ class Backend(LoopThread):
         # call, so that a driver that hangs never uses more than one thread; the timer publishes the
         # error meanwhile.
         watchdog = threading.Timer(
-            self._timeout, self._on_timeout, (self._step_number, step, discovers)
+            self.timeout, self._on_timeout, (self._step_number, step, discovers)
         )
         watchdog.daemon = True
         watchdog.start()
@@ -357,7 +354,7 @@ class Backend(LoopThread):
 
     def _on_timeout(self, number: int, step: str, discovers: bool) -> None:
         """Publish an error for an overdue step. If the step returns later, publish its result."""
-        error = f"{step} takes longer than {self._timeout:g} s"
+        error = f"{step} takes longer than {self.timeout:g} s"
         state = self._failed_state(error) if discovers else self._error_state(error)
         self._publish(number, BackendSnapshot(state, self._snapshot.devices))
 
@@ -368,10 +365,10 @@ class Backend(LoopThread):
         return self._error_state(message)
 
     def _error_state(self, message: str) -> BackendState:
-        cordoned = 0 < self._cordon_after <= self._failures
+        cordoned = 0 < self.cordon_after <= self._failures
         if cordoned:
             # The same text for each later failure, so that it is not reported as a change.
-            cause = f"cordoned after {self._cordon_after} failed discoveries"
+            cause = f"cordoned after {self.cordon_after} failed discoveries"
             message = f"{message[: MAX_ERROR - len(cause) - 2]}; {cause}"
         return replace(
             self._build_state(BackendStatus.ERROR, message[:MAX_ERROR]), cordoned=cordoned
@@ -412,7 +409,7 @@ class Backend(LoopThread):
                 f": {snapshot.state.error}" if snapshot.state.error else "",
                 backend=self.name,
             )
-            self._on_change()
+            self.on_change()
         for callback in callbacks:
             callback(snapshot.state)
 

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cyborg.agent.backends.backend import Backend
@@ -123,21 +124,20 @@ INITIAL_PAUSE = 1.0  # seconds before the source is reopened
 MAX_PAUSE = 60.0
 
 
+@dataclass(eq=False)
 class UeventWatcher(LoopThread):
-    """Thread that reads uevents and makes the affected backends rediscover."""
+    """Thread that reads uevents and makes the affected backends rediscover.
 
-    def __init__(
-        self,
-        backends: Sequence[Backend],
-        open_source: Callable[[frozenset[str]], EventSource] = NetlinkSource,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """``open_source`` opens a source for subsystems; ``clock`` is monotonic, in seconds."""
+    ``open_source`` opens a source for subsystems; ``clock`` is monotonic, in seconds.
+    """
+
+    backends: Sequence[Backend]
+    open_source: Callable[[frozenset[str]], EventSource] = NetlinkSource
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         super().__init__("uevents")
-        self._backends = backends
         self._subsystems: frozenset[str] = frozenset()  # of the open source
-        self._open_source = open_source
-        self._clock = clock
         self._source: EventSource | None = None
         self._lock = threading.Lock()  # of the source: a stop may wake it while it is replaced
         self._batch: EventBatch | None = None
@@ -166,7 +166,7 @@ class UeventWatcher(LoopThread):
         if self._subsystems_needed() <= self._subsystems or self._stopped.is_set():
             return
         if not self._started:
-            self._batch = clock.mark_overflow(None, self._clock())
+            self._batch = clock.mark_overflow(None, self.clock())
             self.start()
             return
         self._reopen_needed = True
@@ -189,10 +189,10 @@ class UeventWatcher(LoopThread):
             if not self.open():
                 return self._back_off()
             # Changes without an open source were missed.
-            self._batch = clock.mark_overflow(self._batch, self._clock())
+            self._batch = clock.mark_overflow(self._batch, self.clock())
         if not self._read():
             return self._back_off()
-        if self._batch is not None and self._clock() >= self._batch.due:
+        if self._batch is not None and self.clock() >= self._batch.due:
             self._trigger(self._batch)
         return 0.0
 
@@ -206,22 +206,22 @@ class UeventWatcher(LoopThread):
         if source is None:
             return False
         try:
-            subsystems = source.read(None if due is None else max(0.0, due - self._clock()))
+            subsystems = source.read(None if due is None else max(0.0, due - self.clock()))
         except EventsDropped:
             # Which devices the lost events were about is unknown, so that all backends must look.
             LOG.info("The kernel dropped uevents (buffer overflow), rediscovering all backends")
-            self._batch = clock.mark_overflow(self._batch, self._clock())
+            self._batch = clock.mark_overflow(self._batch, self.clock())
             return True
         except Exception as exc:
             LOG.debug("Reading the uevent socket failed", exc_info=True)
             self._close()
             # It has worked for a while: this is another failure, which is logged again.
-            if self._clock() - self._opened_at >= MAX_PAUSE:
+            if self.clock() - self._opened_at >= MAX_PAUSE:
                 self._warned = False
                 self._backoff.reset()
             self._log_failure(exc)
             return False
-        now = self._clock()
+        now = self.clock()
         for subsystem in subsystems:
             self._batch = clock.add(self._batch, now, subsystem)
         return True
@@ -234,7 +234,7 @@ class UeventWatcher(LoopThread):
 
     def _trigger(self, batch: EventBatch) -> None:
         self._batch = None
-        affected = [b for b in self._backends if clock.affects(batch, b.driver.UEVENT_SUBSYSTEMS)]
+        affected = [b for b in self.backends if clock.affects(batch, b.driver.UEVENT_SUBSYSTEMS)]
         self._event_count += batch.events
         self._rediscoveries += bool(affected)
         LOG.debug(
@@ -257,14 +257,14 @@ class UeventWatcher(LoopThread):
         self._started, self._reopen_needed = True, False
         self._subsystems = self._subsystems_needed()
         try:
-            source = self._open_source(self._subsystems)
+            source = self.open_source(self._subsystems)
         except Exception as exc:
             LOG.debug("Cannot open uevent socket", exc_info=True)
             self._log_failure(exc)
             return False
         with self._lock:
             self._source = source
-        self._opened_at = self._clock()
+        self._opened_at = self.clock()
         # A stop since the begin of this function has found no source to wake.
         if self._stopped.is_set():
             source.wake()
@@ -274,7 +274,7 @@ class UeventWatcher(LoopThread):
     def _subsystems_needed(self) -> frozenset[str]:
         """Return the subsystems that the current backends subscribe to."""
         return frozenset[str]().union(
-            *(backend.driver.UEVENT_SUBSYSTEMS for backend in self._backends)
+            *(backend.driver.UEVENT_SUBSYSTEMS for backend in self.backends)
         )
 
     def _close(self) -> None:

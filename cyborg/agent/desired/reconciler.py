@@ -102,42 +102,34 @@ class Stopping(Exception):
     """The agent is stopping; raised to end a reconciliation."""
 
 
+@dataclass(eq=False)
 class BackendReconciler(LoopThread):
-    """Thread that fetches the desired state, applies it and reports the outcomes."""
+    """Thread that fetches the desired state, applies it and reports the outcomes.
 
-    def __init__(
-        self,
-        host: str,
-        epoch: str,
-        conductor: ConductorAPI,
-        registry: BackendRegistry,
-        state_file: BackendFile,
-        factory: DriverFactory,
-        make_backend: Callable[[Driver], Backend],
-        report: ReportOutcomes,
-        on_change: Callable[[], None] = lambda: None,
-    ) -> None:
-        """``make_backend`` returns a backend that runs its driver's setup before it discovers.
+    ``make_backend`` returns a backend that runs its driver's setup before it discovers.
 
-        ``report`` queues the outcomes of a generation for the conductor; the reporter then calls
-        ``acknowledge``. ``on_change`` is called after each change of the registry.
-        """
+    ``report`` queues the outcomes of a generation for the conductor; the reporter then calls
+    ``acknowledge``. ``on_change`` is called after each change of the registry.
+    """
+
+    host: str
+    epoch: str
+    conductor: ConductorAPI
+    registry: BackendRegistry
+    state_file: BackendFile
+    factory: DriverFactory
+    make_backend: Callable[[Driver], Backend]
+    report: ReportOutcomes
+    on_change: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
         super().__init__("reconciler", run_at_start=False)
-        self._host = host
-        self._epoch = epoch
-        self._conductor = conductor
-        self._registry = registry
-        self._state_file = state_file
-        self._factory = factory
-        self._make_backend = make_backend
-        self._report = report
-        self._on_change = on_change
         self._lock = threading.Lock()
         # The state file may be ahead of the conductor, so each incarnation reports again.
         self._reported_generation = 0
         # The generation being applied or already applied; notifications for it are ignored.
         self._target_generation: int | None = (
-            None if state_file.generation or state_file.backends else 0
+            None if self.state_file.generation or self.state_file.backends else 0
         )
         self._step_ended = threading.Event()  # a probe has ended, or the agent stops
 
@@ -188,7 +180,7 @@ class BackendReconciler(LoopThread):
             LOG.warning(
                 "Cannot fetch desired state, retrying after the next heartbeat: %s",
                 error_text(exc),
-                host=self._host,
+                host=self.host,
             )
 
     def reconcile(self) -> None:
@@ -197,16 +189,16 @@ class BackendReconciler(LoopThread):
         Raise any exception of the call to the conductor, and Stopping.
         """
         desired = desired_state.load_host(
-            self._conductor.get_desired_backends(self._host, self._epoch)
+            self.conductor.get_desired_backends(self.host, self.epoch)
         )
         with self._lock:
             self._target_generation = desired.generation
-        records = dict(self._state_file.backends)
-        actions = desired_state.plan(records, desired, self._factory.configured_backends)
+        records = dict(self.state_file.backends)
+        actions = desired_state.plan(records, desired, self.factory.configured_backends)
         # A driver may have been installed since the last scan, which takes too long for each
         # heartbeat.
         if any(planned.action in BUILD_ACTIONS for planned in actions):
-            self._factory.rescan()
+            self.factory.rescan()
         for planned in actions:
             record = desired_state.next_record(
                 planned, records.pop(planned.backend, None), self._execute(planned)
@@ -215,17 +207,17 @@ class BackendReconciler(LoopThread):
                 records[planned.backend] = record
             if planned.action is not desired_state.Action.KEEP:
                 # At once: an agent that is killed during the next action starts with this one done.
-                self._save(self._state_file.generation, records)
-        if setup_recorded := self._state_file.rebooted_since_setup and all(
-            backend.setup_done for backend in self._registry
+                self._save(self.state_file.generation, records)
+        if setup_recorded := self.state_file.rebooted_since_setup and all(
+            backend.setup_done for backend in self.registry
         ):
-            self._state_file.record_setup()
+            self.state_file.record_setup()
         self._save(desired.generation, records, force=setup_recorded)
         outcomes = [
             desired_state.BackendOutcome(b.backend, b.generation, records[b.backend].error)
             for b in desired.backends
         ]
-        self._report(desired.generation, outcomes)
+        self.report(desired.generation, outcomes)
 
     def _save(
         self,
@@ -236,16 +228,16 @@ class BackendReconciler(LoopThread):
     ) -> None:
         """Write the state file if the records changed, or with ``force``."""
         if not force and (generation, records) == (
-            self._state_file.generation,
-            self._state_file.backends,
+            self.state_file.generation,
+            self.state_file.backends,
         ):
             return
         try:
-            self._state_file.write(generation, records)
+            self.state_file.write(generation, records)
         except OSError as exc:
             LOG.warning(
                 "Cannot persist desired state to %s; it will be fetched again after a restart: %s",
-                self._state_file.path,
+                self.state_file.path,
                 exc,
             )
 
@@ -257,7 +249,7 @@ class BackendReconciler(LoopThread):
         if self._stopped.is_set():
             raise Stopping
         if planned.action is desired_state.Action.STOP:
-            old = self._registry.remove(planned.backend)
+            old = self.registry.remove(planned.backend)
             if old is not None:
                 old.stop()
                 self._notify_watchers()
@@ -265,11 +257,11 @@ class BackendReconciler(LoopThread):
         if planned.action not in BUILD_ACTIONS:
             return None
         try:
-            self._factory.check_code(planned.backend, planned.desired)
+            self.factory.check_code(planned.backend, planned.desired)
             if planned.desired is None:
-                driver = self._factory.from_config(planned.backend)
+                driver = self.factory.from_config(planned.backend)
             else:
-                driver = self._factory.from_desired(planned.desired)
+                driver = self.factory.from_desired(planned.desired)
             # Make before break: the new backend is set up and discovers while the old one runs, and
             # replaces it only when it is READY. So there is nothing to undo after a failure.
             self._activate(self._probe(driver))
@@ -297,8 +289,8 @@ class BackendReconciler(LoopThread):
 
     def _probe(self, driver: Driver) -> Backend:
         """Return a backend whose first discovery succeeded. Raise DriverFailed and Stopping."""
-        backend, states = self._make_backend(driver), list[BackendState]()
-        previous = self._registry.get(backend.name)
+        backend, states = self.make_backend(driver), list[BackendState]()
+        previous = self.registry.get(backend.name)
         if previous is not None:
             # An unhealthy device must not become schedulable because its backend was replaced.
             backend.copy_health_from(previous)
@@ -330,7 +322,7 @@ class BackendReconciler(LoopThread):
         with self._lock:
             # Under the lock of stop(): nothing would stop a backend that is added after it.
             stopped = self._stopped.is_set()
-            old = None if stopped else self._registry.replace(backend)
+            old = None if stopped else self.registry.replace(backend)
         if stopped:
             backend.stop()
             raise Stopping
@@ -340,7 +332,7 @@ class BackendReconciler(LoopThread):
 
     def _notify_watchers(self) -> None:
         try:
-            self._on_change()
+            self.on_change()
         except Exception:
             # The change itself succeeded and is not undone.
             LOG.exception("Failed to notify watchers of a backend change")

@@ -16,6 +16,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from oslo_config import cfg
@@ -241,23 +242,20 @@ class ExternalDriver(Driver):
         return call(self._path, method, target, body, seconds=seconds, users=self._users)
 
 
+@dataclass(eq=False)
 class ExternalDriverHost:
-    """The agent's socket and the drivers that may register there."""
+    """The agent's socket and the drivers that may register there.
 
-    def __init__(
-        self,
-        folder: str,
-        drivers: Mapping[str, ExternalDriver],
-        owner: int,
-        interval: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """A driver is asked to send a hello every ``interval`` seconds."""
-        self.drivers = drivers
-        self._folder = folder
-        self._owner = owner
-        self._interval = interval
-        self._clock = clock
+    A driver is asked to send a hello every ``interval`` seconds.
+    """
+
+    folder: str
+    drivers: Mapping[str, ExternalDriver]
+    owner: int
+    interval: float
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._rate_limit_until: dict[str, float] = {}  # by driver, of the clock
         self._wake: Callable[[str], None] = lambda _: None
@@ -266,8 +264,8 @@ class ExternalDriverHost:
     def start(self, wake: Callable[[str], None]) -> None:
         """Start to listen; call ``wake`` if a backend must discover. Raise Misconfigured."""
         self._wake = wake
-        path = external.socket_path(self._folder, external.AGENT_SOCKET)
-        self._server = RegistrationServer(path, self._owner, self.handle_hello, clock=self._clock)
+        path = external.socket_path(self.folder, external.AGENT_SOCKET)
+        self._server = RegistrationServer(path, self.owner, self.handle_hello, clock=self.clock)
         self._server.start()
         LOG.info("Waiting for external drivers %s at %s", ", ".join(self.drivers) or "none", path)
 
@@ -278,14 +276,14 @@ class ExternalDriverHost:
 
     def handle_hello(self, body: Any) -> dict[str, Any]:
         """Register a driver. Raise Invalid, and Unavailable if hellos are too frequent."""
-        hello = external.parse_hello(body, self._folder)
+        hello = external.parse_hello(body, self.folder)
         driver = self.drivers.get(hello.name)
         if driver is None:
             raise Invalid(
                 f"driver {hello.name} is not allowed: [agent] external_drivers has "
                 f"{', '.join(self.drivers) or 'none'}"
             )
-        now = self._clock()
+        now = self.clock()
         with self._lock:
             # A driver that restarts in a loop would make its backend discover without a pause.
             limit = max(now, self._rate_limit_until.get(hello.name, now)) + HELLO_INTERVAL
@@ -303,7 +301,7 @@ class ExternalDriverHost:
             driver=hello.name,
         )
         self._wake(hello.name)
-        return {"status": "READY", "interval": self._interval}
+        return {"status": "READY", "interval": self.interval}
 
 
 def load(conf: cfg.ConfigOpts, reserved: Sequence[str] = ()) -> ExternalDriverHost | None:

@@ -34,32 +34,26 @@ class GuestDevice:
     ready: bool
 
 
+@dataclass(eq=False)
 class GuestDevices:
-    """Devices of the running guests of this host. Thread-safe."""
+    """Devices of the running guests of this host. Thread-safe.
 
-    def __init__(
-        self,
-        hypervisor: Hypervisor,
-        detach_timeout: float,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-        is_known: Callable[[Arq], bool] = lambda arq: True,
-        is_pending: Callable[[], bool] = lambda: False,
-        check_unused: Callable[[Arq], None] = lambda arq: None,
-    ) -> None:
-        """``detach_timeout`` is the time for one request to a guest, in seconds.
+    ``detach_timeout`` is the time for one request to a guest, in seconds.
 
-        ``is_known`` is whether a backend of this host has the device of an ARQ; ``is_pending`` is
-        whether a backend may discover further devices soon. ``check_unused`` raises DriverFailed if
-        the host uses the device of an ARQ.
-        """
-        self._check_unused = check_unused
-        self._is_pending = is_pending
-        self._is_known = is_known
-        self._hypervisor = hypervisor
-        self._detach_timeout = detach_timeout
-        self._clock = clock
-        self._sleep = sleep
+    ``is_known`` is whether a backend of this host has the device of an ARQ; ``is_pending`` is
+    whether a backend may discover further devices soon. ``check_unused`` raises DriverFailed if
+    the host uses the device of an ARQ.
+    """
+
+    hypervisor: Hypervisor
+    detach_timeout: float
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    is_known: Callable[[Arq], bool] = lambda arq: True
+    is_pending: Callable[[], bool] = lambda: False
+    check_unused: Callable[[Arq], None] = lambda arq: None
+
+    def __post_init__(self) -> None:
         # A list of devices may be older than the request to take one back. The lock is held during
         # an attachment, so that a request to take the device back comes before or after it.
         self._lock = threading.Lock()
@@ -79,17 +73,17 @@ class GuestDevices:
         NotRunning, WrongState for a device that was detached, NotFound for a device that no backend
         has, DriverFailed, Unavailable.
         """
-        end = self._clock() + seconds
+        end = self.clock() + seconds
         while True:
             try:
                 self._check_known(arqs)
                 return sum(self._attach(instance, arq) for arq in arqs)
             except Unavailable:
-                if self._clock() >= end:
+                if self.clock() >= end:
                     raise
             if not should_continue():
                 return None
-            self._sleep(RETRY_INTERVAL)
+            self.sleep(RETRY_INTERVAL)
 
     def unplug(
         self,
@@ -107,7 +101,7 @@ class GuestDevices:
         """
         # First: a reassertion that runs now must not attach a device again that is about to go.
         self._withdraw(arqs)
-        end = self._clock() + self._detach_timeout
+        end = self.clock() + self.detach_timeout
         requested: set[tuple[str, bool]] = set()  # ARQs, and whether of the running guest
         reason: str | None = None
         while True:
@@ -123,13 +117,13 @@ class GuestDevices:
             reason = error or reason
             if not should_continue():
                 return False
-            if self._clock() >= end:
+            if self.clock() >= end:
                 raise DriverFailed(
                     _missing_error(instance)
                     if is_missing
-                    else _kept_error(instance, kept, self._detach_timeout, reason)
+                    else _kept_error(instance, kept, self.detach_timeout, reason)
                 )
-            self._sleep(POLL_INTERVAL)
+            self.sleep(POLL_INTERVAL)
 
     def reassert(self, devices: Sequence[GuestDevice]) -> bool:
         """Attach the devices that running guests lack; return whether no guest lacks a device now.
@@ -145,12 +139,12 @@ class GuestDevices:
     def _reassert_guest(self, instance: str, devices: Sequence[GuestDevice]) -> bool:
         """Attach the devices that a guest lacks; return whether it now has all, or does not run."""
         # Its backend may not have discovered a device yet, such as after a start of the agent.
-        ready = [device.arq for device in devices if device.ready and self._is_known(device.arq)]
+        ready = [device.arq for device in devices if device.ready and self.is_known(device.arq)]
         if not ready:
             return False
         complete = len(ready) == len(devices)
         try:
-            domain = self._hypervisor.describe(instance)
+            domain = self.hypervisor.describe(instance)
         except CyborgError as exc:
             failure = _message_of_guest(exc)
             LOG.warning(
@@ -182,18 +176,18 @@ class GuestDevices:
     def _check_known(self, arqs: Sequence[Arq]) -> None:
         """Raise NotFound for a device that no backend has, Unavailable if it may appear soon."""
         for arq in arqs:
-            if self._is_known(arq):
+            if self.is_known(arq):
                 continue
             error = f"no backend of this host has the device of ARQ {arq['uuid']}"
             # Asked again after the answer: the discovery may have ended between both.
-            if self._is_pending() or self._is_known(arq):
+            if self.is_pending() or self.is_known(arq):
                 raise Unavailable(f"{error} yet: the discovery of a backend has not succeeded")
             raise NotFound(error)
 
     def _describe(self, instance: str) -> tuple[Domain | None, str | None]:
         """Return the guest or None, and the error if only this guest is not available."""
         try:
-            return self._hypervisor.describe(instance), None
+            return self.hypervisor.describe(instance), None
         # Only this guest: the others can be asked, so that the caller goes on.
         except GuestBusy as exc:
             return None, exc.message
@@ -217,7 +211,7 @@ class GuestDevices:
             part = Domain(domain.running, None) if is_absent else _without(found, arq, requested)
             if part is not None:
                 try:
-                    self._hypervisor.detach(instance, os_acc.detach(arq), part)
+                    self.hypervisor.detach(instance, os_acc.detach(arq), part)
                 except DeviceAbsent:
                     if is_absent:
                         continue
@@ -237,16 +231,16 @@ class GuestDevices:
             with self._lock:
                 if arq["uuid"] in self._withdrawn:
                     raise WrongState(f"the device of ARQ {arq['uuid']} was detached from the guest")
-                domain = self._hypervisor.describe(instance)
+                domain = self.hypervisor.describe(instance)
                 if domain is None or domain.running is None:
                     raise NotRunning(f"server {instance} does not run on this host")
                 if os_acc.find_alias(arq, domain.running) is not None:
                     return False
                 if is_checked:
-                    self._hypervisor.attach(instance, os_acc.attach(arq))
+                    self.hypervisor.attach(instance, os_acc.attach(arq))
                     return True
             # Without the lock: it reads the open files of all processes.
-            self._check_unused(arq)
+            self.check_unused(arq)
             is_checked = True
 
     def _withdraw(self, arqs: Sequence[Arq]) -> None:

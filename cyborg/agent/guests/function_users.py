@@ -7,7 +7,7 @@
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,32 +89,27 @@ def _addresses(value: Any) -> frozenset[str]:
 # both while the guests cannot be read, or the owner of a function is unknown, and then starts a
 # discovery. Meanwhile what is known of the guests stays, and the functions of unknown guests are
 # offered: a host without a working libvirt must not lose all its devices.
+@dataclass(eq=False)
 class FunctionUsers(LoopThread):
-    """Reader of the functions that guests have without an ARQ. Thread-safe."""
+    """Reader of the functions that guests have without an ARQ. Thread-safe.
 
-    def __init__(
-        self,
-        host: str,
-        conductor: ConductorAPI,
-        read_guests: Callable[[], Sequence[guest_functions.Guest]],
-        file: RecordFile,
-        rediscover: Callable[[], object],
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        max_seconds: float = MAX_SECONDS,
-    ) -> None:
-        """``rediscover`` is called when the owners of functions have become known.
+    ``rediscover`` is called when the owners of functions have become known.
 
-        ``read_guests`` may raise any error of ``core.errors``, and takes a limited time.
-        """
+    ``read_guests`` may raise any error of ``core.errors``, and takes a limited time.
+    """
+
+    host: str
+    conductor: ConductorAPI
+    read_guests: Callable[[], Sequence[guest_functions.Guest]]
+    file: RecordFile
+    rediscover: Callable[[], object]
+    _: KW_ONLY
+    clock: Callable[[], float] = time.monotonic
+    max_seconds: float = MAX_SECONDS
+
+    def __post_init__(self) -> None:
         super().__init__("function-users", run_at_start=False)
-        self._host = host
-        self._conductor = conductor
-        self._read_guests = read_guests
-        self._file = file
-        self._rediscover = rediscover
-        self._clock = clock
-        self._calls = TimedCalls("conductor", max_seconds)
+        self._calls = TimedCalls("conductor", self.max_seconds)
         self._lock = threading.Lock()
         self._read_at = self._recheck_at = float("-inf")
         self._facts = DomainFacts()
@@ -123,7 +118,7 @@ class FunctionUsers(LoopThread):
         self._is_unknown = False  # the owner of a function
         self._needs_discovery = False  # a discovery was told incomplete facts
         self._backoff = Backoff(FIRST_RETRY, LAST_RETRY)
-        self._owner_log = RateLimitedLogger(clock, LOG)
+        self._owner_log = RateLimitedLogger(self.clock, LOG)
 
     def read(self, *, fresh: bool = False) -> DomainFacts:
         """Return the functions that guests have without an ARQ; they are at most MAX_AGE old.
@@ -132,7 +127,7 @@ class FunctionUsers(LoopThread):
         whose owner the conductor does not tell then counts, for this caller: host work can wait.
         """
         with self._lock:
-            if fresh or self._clock() >= self._read_at + MAX_AGE:
+            if fresh or self.clock() >= self._read_at + MAX_AGE:
                 self._update(recheck=fresh)
             if self._is_incomplete and not self._needs_discovery:
                 self._needs_discovery = True
@@ -146,14 +141,14 @@ class FunctionUsers(LoopThread):
         with self._lock:
             if not self._needs_discovery:
                 return None
-            if self._is_incomplete and self._clock() >= self._read_at + FIRST_RETRY:
+            if self._is_incomplete and self.clock() >= self._read_at + FIRST_RETRY:
                 self._update()
             self._needs_discovery = self._is_incomplete
             if self._needs_discovery:
                 return self._backoff.next_delay()
         self._backoff.reset()
         # Each backend: one may have discovered before another one learnt the owners.
-        self._rediscover()
+        self.rediscover()
         return None
 
     @property
@@ -163,25 +158,25 @@ class FunctionUsers(LoopThread):
     def _update(self, *, recheck: bool = False) -> None:
         guests = self._list_guests()
         if guests is not None:
-            self._decide(guests, recheck=recheck or self._clock() >= self._recheck_at)
+            self._decide(guests, recheck=recheck or self.clock() >= self._recheck_at)
         self._facts = DomainFacts(
-            guest_functions.GuestDecision(self._file.records).withheld,
+            guest_functions.GuestDecision(self.file.records).withheld,
             remarks=(UNREAD,) * self._is_unread,
         )
         # After the read, however long it took: the age counts from its end, or a slow libvirt would
         # be read without a pause.
-        self._read_at = self._clock()
+        self._read_at = self.clock()
 
     def _decide(self, guests: Sequence[guest_functions.Guest], *, recheck: bool) -> None:
         """Store what is known of the guests from now."""
-        records = self._file.records
+        records = self.file.records
         questions = guest_functions.list_questions(guests, records, recheck=recheck)
         owners = self._ask(questions)
         self._unanswered = {
             a: g.name for g in guests for a in g.running if (g.uuid, a) not in owners
         }
         if recheck and len(owners) == len(questions):
-            self._recheck_at = self._clock() + RECHECK
+            self._recheck_at = self.clock() + RECHECK
         decision = guest_functions.decide(guests, records, owners)
         if decision.withheld.keys() - guest_functions.GuestDecision(records).withheld.keys():
             # Their ARQs may have ended together with their guests, after these were listed.
@@ -191,25 +186,25 @@ class FunctionUsers(LoopThread):
             if present is None:
                 return
             decision = guest_functions.decide(present, records, owners)
-        self._file.store(decision.records)
+        self.file.store(decision.records)
         self._is_unknown = decision.unknown
 
     def _list_guests(self) -> Sequence[guest_functions.Guest] | None:
         """Return the guests, None if they cannot be read."""
         try:
-            guests = self._read_guests()
+            guests = self.read_guests()
         except CyborgError as exc:
             if not self._is_unread:  # once, as the host may have no libvirt
                 LOG.warning(
                     "Cannot read the guests of this host, devices of unknown guests may be "
                     "offered: %s; set [libvirt] read_domains = false on a host without libvirt",
                     exc.message,
-                    host=self._host,
+                    host=self.host,
                 )
             self._is_unread = True
             return None
         if self._is_unread:
-            LOG.info("The guests of this host can be read again", host=self._host)
+            LOG.info("The guests of this host can be read again", host=self.host)
         self._is_unread = False
         return guests
 
@@ -222,7 +217,7 @@ class FunctionUsers(LoopThread):
             for begin in range(0, len(questions), guest_functions.MAX_FUNCTIONS):
                 part = questions[begin : begin + guest_functions.MAX_FUNCTIONS]
                 functions = [{"instance": uuid, "address": address} for uuid, address in part]
-                call = partial(self._conductor.find_function_owners, self._host, functions)
+                call = partial(self.conductor.find_function_owners, self.host, functions)
                 answer = self._calls.run(call)["owners"]
                 owners = [
                     None if value is None else guest_functions.FunctionOwner(value)

@@ -145,26 +145,24 @@ def load_library() -> ModuleType:
         ) from exc
 
 
+@dataclass(eq=False)
 class LibvirtHypervisor:
-    """Guests of one libvirt connection, which is opened when it is needed."""
+    """Guests of one libvirt connection, which is opened when it is needed.
 
-    def __init__(
-        self,
-        uri: str,
-        timeout: float,
-        on_start: Callable[[], None],
-        library: ModuleType | None = None,
-    ) -> None:
-        """``timeout`` is for each call, in seconds.
+    ``timeout`` is for each call, in seconds.
 
-        ``on_start`` is called, in another thread, when a guest has started, and when the connection
-        was opened: a start before may have been missed. Raise Misconfigured.
-        """
-        self._libvirt: Any = library or load_library()
-        self._uri = uri
-        self._on_start = on_start
-        self._calls = TimedCalls(f"libvirt ({uri})", timeout)
-        self._timeout = timeout
+    ``on_start`` is called, in another thread, when a guest has started, and when the connection
+    was opened: a start before may have been missed. Raise Misconfigured.
+    """
+
+    uri: str
+    timeout: float
+    on_start: Callable[[], None]
+    library: ModuleType | None = None
+
+    def __post_init__(self) -> None:
+        self._libvirt: Any = self.library or load_library()
+        self._calls = TimedCalls(f"libvirt ({self.uri})", self.timeout)
         self._connection: Any = None
         self._callback = 0  # of the events of the connection
         self._closed = threading.Event()
@@ -243,8 +241,8 @@ class LibvirtHypervisor:
         libvirt = self._libvirt
         start_event_loop(libvirt)
         self._disconnect()  # it is lost: without this call its callback is kept
-        connection = libvirt.open(self._uri)
-        keep_alive(libvirt, connection, self._timeout)
+        connection = libvirt.open(self.uri)
+        keep_alive(libvirt, connection, self.timeout)
         self._callback = connection.domainEventRegisterAny(
             None, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._on_event, None
         )
@@ -252,12 +250,12 @@ class LibvirtHypervisor:
         if self._closed.is_set():  # while it was opened
             self._disconnect()
             raise Unavailable("the agent is stopping")
-        LOG.info("Connected to libvirt at %s", self._uri)
-        self._on_start()
+        LOG.info("Connected to libvirt at %s", self.uri)
+        self.on_start()
 
     def _on_event(self, connection: Any, domain: Any, event: int, detail: int, data: Any) -> None:
         if event == self._libvirt.VIR_DOMAIN_EVENT_STARTED:
-            self._on_start()
+            self.on_start()
 
     def _describe(self, instance: str) -> Domain | None:
         domain = self._find(instance)
@@ -287,11 +285,11 @@ class LibvirtHypervisor:
         }
         connection = self._connection
         if exc.get_error_code() in lost or connection is None or not connection.isAlive():
-            return Unavailable(f"libvirt at {self._uri} cannot be used now: {exc}")
+            return Unavailable(f"libvirt at {self.uri} cannot be used now: {exc}")
         code = exc.get_error_code()
         if code == libvirt.VIR_ERR_OPERATION_TIMEOUT:
             # An operation of the same guest holds its lock; the connection works.
-            return GuestBusy(f"libvirt at {self._uri} is busy with the guest: {exc}")
+            return GuestBusy(f"libvirt at {self.uri} is busy with the guest: {exc}")
         # Versions of libvirt differ in the code for a device that the running guest lacks.
         is_absent = code == libvirt.VIR_ERR_OPERATION_FAILED and "not found" in str(exc)
         if code == libvirt.VIR_ERR_DEVICE_MISSING or is_absent:

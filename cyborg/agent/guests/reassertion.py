@@ -28,12 +28,12 @@ from cyborg.threads.periodic import LoopThread
 LOG = get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
 class HostHandles:
     """The handles that the backends of this host have discovered."""
 
-    def __init__(self, host: str, backends: Sequence[Backend]) -> None:
-        self._host = host
-        self._backends = backends
+    host: str
+    backends: Sequence[Backend]
 
     def is_known(self, arq: Mapping[str, Any]) -> bool:
         """Return whether a backend has the handle of an ARQ."""
@@ -44,9 +44,9 @@ class HostHandles:
             expected == (handle.type, dict(handle.info))
             and (
                 handle.type is not HandleType.MDEV
-                or uuid == handle_uuid(self._host, deployable.address, handle.address)
+                or uuid == handle_uuid(self.host, deployable.address, handle.address)
             )
-            for backend in self._backends
+            for backend in self.backends
             for deployable, handle in _handles(backend)
         )
 
@@ -55,7 +55,7 @@ class HostHandles:
         if arq["attach_handle_type"] != HandleType.PCI:
             return  # for example a mediated device, which exists only for its server
         info = dict(arq["attach_handle_info"])
-        for backend in self._backends:
+        for backend in self.backends:
             if isinstance(backend.driver, UseInterface):
                 for _, handle in _handles(backend):
                     if dict(handle.info) == info:
@@ -64,7 +64,7 @@ class HostHandles:
     def is_pending(self) -> bool:
         """Return whether a backend may discover further devices soon."""
         # After a start of the agent, no backend has devices before its first discovery has ended.
-        return any(b.snapshot.state.status != BackendStatus.READY for b in self._backends)
+        return any(b.snapshot.state.status != BackendStatus.READY for b in self.backends)
 
 
 def _handles(backend: Backend) -> Iterator[tuple[Deployable, AttachHandle]]:
@@ -78,29 +78,25 @@ def _handles(backend: Backend) -> Iterator[tuple[Deployable, AttachHandle]]:
 FIRST_RETRY = 2.0  # seconds until the next check if a guest lacks a device, doubled each time
 
 
+@dataclass(eq=False)
 class Reasserter(LoopThread):
-    """Thread that compares the running guests with the devices that they must have."""
+    """Thread that compares the running guests with the devices that they must have.
 
-    def __init__(
-        self,
-        host: str,
-        epoch: str,
-        conductor: ConductorAPI,
-        guests: GuestDevices,
-        watch: Callable[[], None],
-        interval: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """``watch`` makes sure that starts of guests are noticed; ``interval`` is in seconds."""
+    ``watch`` makes sure that starts of guests are noticed; ``interval`` is in seconds.
+    """
+
+    host: str
+    epoch: str
+    conductor: ConductorAPI
+    guests: GuestDevices
+    watch: Callable[[], None]
+    interval: float
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         super().__init__("reasserter")
-        self._host = host
-        self._epoch = epoch
-        self._conductor = conductor
-        self._guests = guests
-        self._watch = watch
-        self._interval = interval
-        self._backoff = Backoff(min(FIRST_RETRY, interval), interval)
-        self._log = RateLimitedLogger(clock, LOG)
+        self._backoff = Backoff(min(FIRST_RETRY, self.interval), self.interval)
+        self._log = RateLimitedLogger(self.clock, LOG)
 
     def notice_start(self) -> None:
         """Check the guests now, and again soon if a guest lacks a device. Thread-safe."""
@@ -113,11 +109,11 @@ class Reasserter(LoopThread):
         complete = False
         try:
             # First, so that a start during the check is not missed.
-            self._watch()
-            answer = self._conductor.get_guest_devices(self._host, self._epoch)
+            self.watch()
+            answer = self.conductor.get_guest_devices(self.host, self.epoch)
             devices = load_devices(answer)
             is_whole = len(devices) == len(answer["devices"])
-            complete = self._guests.reassert(devices) and is_whole
+            complete = self.guests.reassert(devices) and is_whole
             if self._log.reset():
                 LOG.info("Checking the devices of guests works again")
         except Stale as exc:
@@ -134,7 +130,7 @@ class Reasserter(LoopThread):
             )
         if complete:
             self._backoff.reset()
-            return self._interval
+            return self.interval
         return self._backoff.next_delay()
 
 

@@ -8,6 +8,7 @@ the extra ``signatures``.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from castellan.common.exception import CastellanException
@@ -79,22 +80,22 @@ class Signatures:
         return make
 
 
+@dataclass(frozen=True, slots=True)
 class _ImageSignature:
-    def __init__(self, image: ImageMetadata, verifier: Any) -> None:
-        self._image = image
-        self._verifier = verifier
+    image: ImageMetadata
+    verifier: Any
 
     def update(self, chunk: bytes) -> None:
         """Add data of the image."""
-        self._verifier.update(chunk)
+        self.verifier.update(chunk)
 
     def verify(self) -> None:
         """Raise DriverFailed if the signature is not valid for the data."""
         try:
-            self._verifier.verify()
+            self.verifier.verify()
         except InvalidSignature as exc:
             raise DriverFailed(
-                f"image {self._image.uuid}: the signature does not fit the data and the "
+                f"image {self.image.uuid}: the signature does not fit the data and the "
                 "certificate; sign the image again, with the key of the certificate"
             ) from exc
 

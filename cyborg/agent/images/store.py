@@ -68,46 +68,48 @@ class Signature(Protocol):
         """Raise DriverFailed if the signature is not valid for the data."""
 
 
+@dataclass(eq=False)
 class Digest:
     """Digest of the data of an image, compared with the digest in the image service."""
 
-    def __init__(self, image: ImageMetadata, signature: Signature | None = None) -> None:
-        self._image = image
-        self._signature = signature
+    image: ImageMetadata
+    signature: Signature | None = None
+
+    def __post_init__(self) -> None:
         self._size = 0
-        self._hash = hashlib.new(image.algorithm or "")
+        self._hash = hashlib.new(self.image.algorithm or "")
 
     def update(self, chunk: bytes) -> None:
         """Add data. Raise DriverFailed as soon as there are more bytes than expected."""
         self._size += len(chunk)
         # Now, not at the end: a service that sends without an end must not fill the disk.
-        if self._size > (self._image.size or 0):
+        if self._size > (self.image.size or 0):
             raise DriverFailed(
-                f"image {self._image.uuid}: Glance sends more than the {self._image.size} bytes "
+                f"image {self.image.uuid}: Glance sends more than the {self.image.size} bytes "
                 "that it declares; the download was stopped. Check the stores of Glance"
             )
         self._hash.update(chunk)
-        if self._signature is not None:
+        if self.signature is not None:
             # While the data pass: a second pass over gigabytes would take as long as the download.
-            self._signature.update(chunk)
+            self.signature.update(chunk)
 
     def verify(self) -> None:
         """Raise DriverFailed if the size, the digest or the signature is wrong."""
         self.verify_digest()
-        if self._signature is not None:
-            self._signature.verify()
+        if self.signature is not None:
+            self.signature.verify()
 
     def verify_digest(self) -> None:
         """Raise DriverFailed if the size or the digest is wrong."""
-        if self._size != self._image.size:
+        if self._size != self.image.size:
             raise DriverFailed(
-                f"image {self._image.uuid}: Glance sent {self._size} bytes and declares "
-                f"{self._image.size}; check the stores of Glance"
+                f"image {self.image.uuid}: Glance sent {self._size} bytes and declares "
+                f"{self.image.size}; check the stores of Glance"
             )
-        if not hmac.compare_digest(self._hash.hexdigest(), self._image.digest or ""):
+        if not hmac.compare_digest(self._hash.hexdigest(), self.image.digest or ""):
             raise DriverFailed(
-                f"image {self._image.uuid}: the {self._image.algorithm} digest of the data is "
-                f"{self._hash.hexdigest()[:16]}..., expected {self._image.digest!s:.16}...: the "
+                f"image {self.image.uuid}: the {self.image.algorithm} digest of the data is "
+                f"{self._hash.hexdigest()[:16]}..., expected {self.image.digest!s:.16}...: the "
                 "data were changed in a store of Glance or on the way; upload the image again"
             )
 
@@ -214,46 +216,41 @@ class Limits:
     retries: int
 
 
+@dataclass(eq=False)
 class GlanceImageStore:
-    """Image store of an agent with an image service."""
+    """Image store of an agent with an image service.
 
-    def __init__(
-        self,
-        service: ImageService,
-        spool: Spool,
-        limits: Limits,
-        trusted_projects: tuple[str, ...] = (),
-        signatures: SignatureService | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        retry_pause: float = RETRY_PAUSE,
-    ) -> None:
-        """``spool`` must be open. If ``signatures`` is set, each image must have a signature."""
-        self._service = service
-        self._spool = spool
-        self._limits = limits
-        self._trusted_projects = trusted_projects
-        self._signatures = signatures
-        self._clock = clock
-        self._retry_pause = retry_pause
+    ``spool`` must be open. If ``signatures`` is set, each image must have a signature.
+    """
+
+    service: ImageService
+    spool: Spool
+    limits: Limits
+    trusted_projects: tuple[str, ...] = ()
+    signatures: SignatureService | None = None
+    clock: Callable[[], float] = time.monotonic
+    retry_pause: float = RETRY_PAUSE
+
+    def __post_init__(self) -> None:
         self._calls = BoundedCalls("images", MAX_CALLS)
         self._stopping = threading.Event()
 
     def close(self) -> None:
         """Stop the downloads and release the directory."""
         self._stopping.set()
-        self._spool.close()
+        self.spool.close()
 
     @contextmanager
     def open(self, uuid: str, check: CheckProperties = lambda properties: None) -> Iterator[Image]:
         """Return an image, fetched and verified; see ``ImageStore``."""
-        deadline = Deadline(self._limits.download_timeout, self._clock)
+        deadline = Deadline(self.limits.download_timeout, self.clock)
         # At each use, also if the image is cached: one that was deleted or deactivated in Glance
         # must not be loaded any more.
         image = self._describe(uuid, deadline)
-        ensure_loadable(image, self._limits.max_image_size)
+        ensure_loadable(image, self.limits.max_image_size)
         check(image.properties)
         make_signature = self._load_signature(image, deadline)
-        with self._spool.use(image.uuid) as fetching:
+        with self.spool.use(image.uuid) as fetching:
             # Another device may be waiting for the same image.
             if not fetching.acquire(timeout=deadline.left()):
                 raise errors.TimedOut(f"image {image.uuid}: {deadline.error}")
@@ -261,24 +258,24 @@ class GlanceImageStore:
                 self._ensure_cached(image, make_signature, deadline)
             finally:
                 fetching.release()
-            path = self._spool.path(image.uuid)
+            path = self.spool.path(image.uuid)
             yield Image(image.uuid, path, image.size or 0, image.properties)
 
     def find(self, properties: Mapping[str, str]) -> str:
         """Return the uuid of the only active image with these properties; see ``ImageStore``."""
         if not properties:
             raise errors.DriverFailed("images cannot be searched without a property")
-        deadline = Deadline(self._limits.download_timeout, self._clock)
+        deadline = Deadline(self.limits.download_timeout, self.clock)
         return self._call("search of an image", lambda: self._find(properties), deadline)
 
     def _find(self, properties: Mapping[str, str]) -> str:
-        own = self._service.project_id()
-        projects = tuple(dict.fromkeys([*([own] if own else []), *self._trusted_projects]))
+        own = self.service.project_id()
+        projects = tuple(dict.fromkeys([*([own] if own else []), *self.trusted_projects]))
         found: list[ImageMetadata] = []
         # One request for each owner: images of others cannot fill up a page.
         for scope in ({"visibility": "public"}, *({"owner": name} for name in projects)):
             filters = {**properties, **scope, "status": "active"}
-            found += self._service.list_images(filters, MAX_FOUND)
+            found += self.service.list_images(filters, MAX_FOUND)
         return select_image(found, properties, projects)
 
     def _describe(self, uuid: str, deadline: Deadline) -> ImageMetadata:
@@ -289,10 +286,10 @@ class GlanceImageStore:
             raise errors.DriverFailed(
                 f"{exc.message}: refer to the image by its uuid in the image service"
             ) from exc
-        return self._call(f"image {name}", lambda: self._service.get_image(name), deadline)
+        return self._call(f"image {name}", lambda: self.service.get_image(name), deadline)
 
     def _load_signature(self, image: ImageMetadata, deadline: Deadline) -> SignatureFactory:
-        signatures = self._signatures
+        signatures = self.signatures
         if signatures is None:
             return lambda: None
         return self._call(f"image {image.uuid}", lambda: signatures.load(image), deadline)
@@ -304,15 +301,15 @@ class GlanceImageStore:
         try:
             if not self._is_cached(image, make_signature()):
                 self._fetch(image, make_signature, deadline)
-            self._spool.touch(image.uuid)
+            self.spool.touch(image.uuid)
         except OSError as exc:
             raise errors.DriverFailed(
-                f"image {image.uuid} cannot be stored in {self._spool.folder}: {exc.strerror}; "
+                f"image {image.uuid} cannot be stored in {self.spool.folder}: {exc.strerror}; "
                 "correct [glance] spool_directory, its permissions or its disk"
             ) from exc
 
     def _is_cached(self, image: ImageMetadata, signature: Signature | None) -> bool:
-        file = self._spool.read(image.uuid, image.size or 0)
+        file = self.spool.read(image.uuid, image.size or 0)
         if file is None:
             return False
         # At each use, which takes a second per gigabyte. A record of an earlier verification would
@@ -324,7 +321,7 @@ class GlanceImageStore:
             os.close(file)
         LOG.warning(
             "Cached image is damaged, downloading it again; check the disk of %s",
-            self._spool.folder,
+            self.spool.folder,
             image=image.uuid,
         )
         return False
@@ -338,16 +335,16 @@ class GlanceImageStore:
 
         def download() -> None:
             with (
-                self._spool.reserve(image.uuid, image.size or 0),
-                self._service.download(image.uuid) as chunks,
-                self._spool.write(image.uuid) as file,
+                self.spool.reserve(image.uuid, image.size or 0),
+                self.service.download(image.uuid) as chunks,
+                self.spool.write(image.uuid) as file,
             ):
-                copy(image, chunks, file, check, self._clock, make_signature())
+                copy(image, chunks, file, check, self.clock, make_signature())
 
         LOG.info("Downloading image of %d bytes", image.size, image=image.uuid)
-        begin = self._clock()
+        begin = self.clock()
         self._call(f"image {image.uuid}", download, deadline)
-        LOG.info("Downloaded image in %.1f s", self._clock() - begin, image=image.uuid)
+        LOG.info("Downloaded image in %.1f s", self.clock() - begin, image=image.uuid)
 
     def _call(self, subject: str, func: Callable[[], T], deadline: Deadline) -> T:
         """Call the image service; retry after a failure.
@@ -371,9 +368,9 @@ class GlanceImageStore:
                 if not deadline.left():
                     raise errors.TimedOut(f"{subject}: {deadline.error}") from exc
                 # Repeated logins with a wrong password could lock the user.
-                if attempt > self._limits.retries or exc.details.get("status") == 401:
+                if attempt > self.limits.retries or exc.details.get("status") == 401:
                     raise type(exc)(f"{subject}: {exc.message}", **exc.details) from exc
-                pause = min(self._retry_pause * attempt, deadline.left())
+                pause = min(self.retry_pause * attempt, deadline.left())
                 LOG.warning("Request to Glance failed, retrying in %.1f s: %s", pause, exc.message)
             # Not sleep(): a stop must not wait for it.
             self._stopping.wait(pause)

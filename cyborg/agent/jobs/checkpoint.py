@@ -160,16 +160,19 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
+@dataclass(eq=False)
 class Outcomes(Generic[K, V]):
-    """Undelivered outcomes, the oldest first, at most one for each key. Thread-safe."""
+    """Undelivered outcomes, the oldest first, at most one for each key. Thread-safe.
 
-    def __init__(self, subject: str, subject_of: Callable[[K], str] = str) -> None:
-        """``subject`` is the name of a log field, such as ``job``.
+    ``subject`` is the name of a log field, such as ``job``.
 
-        ``subject_of`` returns its value for a key, by default the key.
-        """
-        self._subject = subject
-        self._subject_of = subject_of
+    ``subject_of`` returns its value for a key, by default the key.
+    """
+
+    subject: str
+    subject_of: Callable[[K], str] = str
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._pending: dict[K, V] = {}
         self._logged: set[K] = set()  # keys whose failure was logged; only of ``deliver``
@@ -198,7 +201,7 @@ class Outcomes(Generic[K, V]):
         were not sent stay for the next call.
         """
         for key, outcome in pending:
-            fields: dict[str, Any] = {self._subject: self._subject_of(key)}
+            fields: dict[str, Any] = {self.subject: self.subject_of(key)}
             try:
                 send(key, outcome)
             except errors.Unavailable:

@@ -47,38 +47,31 @@ class _Task:
         return self.cancelled or (self.timeout_error is not None and not self.spec.retried)
 
 
+@dataclass(eq=False)
 class JobQueue:
-    """Queue of the jobs of this host, in order of arrival."""
+    """Queue of the jobs of this host, in order of arrival.
 
-    def __init__(
-        self,
-        backends: Sequence[Backend],
-        checkpoint: Checkpoint,
-        max_concurrent: int,
-        on_done: JobCallback,
-        timer: Callable[..., threading.Timer] = threading.Timer,
-        removed_driver: RemovedDriverLookup = lambda _: None,
-        count_undelivered: Callable[[], int] = lambda: 0,
-        guests: GuestDevices | None = None,
-    ) -> None:
-        """Run up to ``max_concurrent`` jobs at a time, not counting jobs past their timeout.
+    Run up to ``max_concurrent`` jobs at a time, not counting jobs past their timeout.
 
-        At most half of them are unplug jobs.
+    At most half of them are unplug jobs.
 
-        ``on_done`` is called, from any thread, with the uuid, the state (``done`` or ``failed``)
-        and the error of each job. ``timer`` creates the timeout of a job. ``removed_driver`` looks
-        up the driver of a removed backend, which is still needed to release its handles.
-        ``count_undelivered`` returns the number of undelivered outcomes; they count as open jobs.
-        Without ``guests``, jobs that change a guest fail.
-        """
-        self._guests = guests
-        self._backends = backends
-        self._checkpoint = checkpoint
-        self._max_concurrent = max_concurrent
-        self._on_done = on_done
-        self._timer = timer
-        self._removed_driver = removed_driver
-        self._count_undelivered = count_undelivered
+    ``on_done`` is called, from any thread, with the uuid, the state (``done`` or ``failed``)
+    and the error of each job. ``timer`` creates the timeout of a job. ``removed_driver`` looks
+    up the driver of a removed backend, which is still needed to release its handles.
+    ``count_undelivered`` returns the number of undelivered outcomes; they count as open jobs.
+    Without ``guests``, jobs that change a guest fail.
+    """
+
+    backends: Sequence[Backend]
+    checkpoint: Checkpoint
+    max_concurrent: int
+    on_done: JobCallback
+    timer: Callable[..., threading.Timer] = threading.Timer
+    removed_driver: RemovedDriverLookup = lambda _: None
+    count_undelivered: Callable[[], int] = lambda: 0
+    guests: GuestDevices | None = None
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._stopped = False
         self._tasks: dict[str, _Task] = {}
@@ -96,7 +89,7 @@ class JobQueue:
                 raise Unavailable("the agent is stopping")
             answer = self._current_answer(spec)
             if answer is None:
-                if len(self._tasks) + self._count_undelivered() >= MAX_PENDING:
+                if len(self._tasks) + self.count_undelivered() >= MAX_PENDING:
                     raise Unavailable(
                         f"the agent has {MAX_PENDING} open or undelivered jobs, the maximum; "
                         "retry when some have ended"
@@ -141,7 +134,7 @@ class JobQueue:
         # Its outcome must not reach the conductor before the report of the device that it changed.
         if spec.job_uuid in self._rediscovering:
             return _answer(AgentJobStatus.RUNNING)
-        entry = self._checkpoint.get(spec.job_uuid)
+        entry = self.checkpoint.get(spec.job_uuid)
         if entry is None or entry.state is CheckpointState.STARTED:
             return None
         if entry.state is CheckpointState.COMPLETED:
@@ -160,7 +153,7 @@ class JobQueue:
                 continue
             # Also of a job that is unknown here: its request may arrive after the one that cancels
             # it.
-            self._checkpoint.record(job, JobKind.PREPARE, CheckpointState.CANCELLED)
+            self.checkpoint.record(job, JobKind.PREPARE, CheckpointState.CANCELLED)
             task = self._tasks.get(job)
             if task is not None:
                 task.cancelled = True
@@ -174,11 +167,11 @@ class JobQueue:
         tasks = self._tasks.values()
         # A job past its timeout keeps its thread, but not its slot: some hanging drivers must not
         # stop all work of the host.
-        free_slots = self._max_concurrent - sum(
+        free_slots = self.max_concurrent - sum(
             t.thread is not None and t.timeout_error is None for t in tasks
         )
         # Guests may keep their devices for a long time: other jobs do not wait for them.
-        free_unplugs = max(1, self._max_concurrent // 2) - sum(map(_is_unplugging, tasks))
+        free_unplugs = max(1, self.max_concurrent // 2) - sum(map(_is_unplugging, tasks))
         locks = _Locks()
         for task in tasks:
             unplugs = task.spec.kind is JobKind.UNPLUG
@@ -202,7 +195,7 @@ class JobQueue:
         thread = threading.Thread(
             target=self._run, args=(task,), name=f"job-{spec.job_uuid}", daemon=True
         )
-        self._checkpoint.record(spec.job_uuid, spec.kind, CheckpointState.STARTED)
+        self.checkpoint.record(spec.job_uuid, spec.kind, CheckpointState.STARTED)
         task.thread = thread
         try:
             thread.start()
@@ -225,24 +218,24 @@ class JobQueue:
             device={item.device for item in spec.items},
             instance=spec.instance,
         )
-        watchdog = self._timer(spec.timeout, self._time_out, (task,))
+        watchdog = self.timer(spec.timeout, self._time_out, (task,))
         # A driver that hangs must not keep the process at its end.
         watchdog.daemon = True
         aborted, error = False, None
         try:
             watchdog.start()
             # The present drivers: a job keeps the drivers that it started with.
-            drivers = {backend.name: backend.driver for backend in self._backends}
+            drivers = {backend.name: backend.driver for backend in self.backends}
             with tracing.remote_span("job.execute", task.trace_context, **_span_fields(spec)):
                 # Before the driver is called: an agent that is killed during the call then knows of
                 # the job.
-                self._checkpoint.flush()
+                self.checkpoint.flush()
                 error = execute(
                     spec,
                     drivers,
                     lambda: not (self._stopped or task.discarded),
-                    self._removed_driver,
-                    self._guests,
+                    self.removed_driver,
+                    self.guests,
                 )
         except Aborted:
             aborted = True
@@ -257,7 +250,7 @@ class JobQueue:
             reported = not aborted and not task.discarded
             if reported:
                 state = CheckpointState.COMPLETED if error is None else CheckpointState.FAILED
-                self._checkpoint.record(spec.job_uuid, spec.kind, state, error)
+                self.checkpoint.record(spec.job_uuid, spec.kind, state, error)
                 if spec.kind in INVENTORY_KINDS:
                     self._rediscovering.add(spec.job_uuid)
             del self._tasks[spec.job_uuid]
@@ -289,7 +282,7 @@ class JobQueue:
             error = task.timeout_error = f"{spec.kind} did not end in {spec.timeout:g} s"
             reported = not task.cancelled
             if reported:
-                self._checkpoint.record(spec.job_uuid, spec.kind, CheckpointState.FAILED, error)
+                self.checkpoint.record(spec.job_uuid, spec.kind, CheckpointState.FAILED, error)
             self._start_ready()
         if reported:
             self._report(spec, error)
@@ -299,7 +292,7 @@ class JobQueue:
         if error is not None:
             LOG.warning("Job failed: %s", error, job=spec.job_uuid, instance=spec.instance)
         try:
-            self._checkpoint.flush()
+            self.checkpoint.flush()
         except OSError as exc:
             LOG.warning(
                 "Cannot write the checkpoint, the job may run again after a restart: %s",
@@ -313,12 +306,12 @@ class JobQueue:
     def _finish(self, spec: JobSpec, state: AgentJobStatus, error: str | None) -> None:
         with self._lock:
             self._rediscovering.discard(spec.job_uuid)
-        self._on_done(spec.job_uuid, str(state), error)
+        self.on_done(spec.job_uuid, str(state), error)
 
     def _rediscover(self, spec: JobSpec, callback: Callable[[], None] = lambda: None) -> None:
         """Rediscover the backends whose devices a job changed; then call ``callback``."""
         names = {item.backend for item in spec.items}
-        affected = [backend for backend in self._backends if backend.name in names]
+        affected = [backend for backend in self.backends if backend.name in names]
         if spec.kind not in INVENTORY_KINDS or not affected:
             callback()
             return

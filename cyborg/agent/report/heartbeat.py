@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -173,47 +174,39 @@ class DesiredStateListener(Protocol):
         """Record whether the conductor accepted the outcomes of a generation."""
 
 
+@dataclass(eq=False)
 class Reporter(LoopThread):
-    """Sender of this agent's heartbeats and reports; one object for each epoch of the agent."""
+    """Sender of this agent's heartbeats and reports; one object for each epoch of the agent.
 
-    def __init__(
-        self,
-        host: str,
-        endpoint: str,
-        conductor: ConductorAPI,
-        backends: Sequence[Backend],
-        clock: Callable[[], float] = time.monotonic,
-        identity: Callable[[], Identity] = lambda: NO_IDENTITY,
-        drivers: Callable[[], Sequence[DriverEntry] | None] = lambda: None,
-        boot_id: str | None = None,
-        schedule: HeartbeatSchedule | None = None,
-        record_interval: Callable[[float], object] = lambda interval: None,
-    ) -> None:
-        """``clock`` returns monotonic seconds, for heartbeats, reports and rate-limited logs.
+    ``clock`` returns monotonic seconds, for heartbeats, reports and rate-limited logs.
 
-        ``record_interval`` is called with the interval in each answer to a heartbeat.
+    ``record_interval`` is called with the interval in each answer to a heartbeat.
 
-        ``identity`` returns the names of the host, and ``drivers`` the installed drivers; both are
-        called before each heartbeat. ``boot_id`` is the boot id of the host. Set ``desired_state``
-        to the reconciler, so that heartbeats include its generation, and ``live_attach`` to whether
-        this agent attaches devices to running guests.
-        """
+    ``identity`` returns the names of the host, and ``drivers`` the installed drivers; both are
+    called before each heartbeat. ``boot_id`` is the boot id of the host. Set ``desired_state``
+    to the reconciler, so that heartbeats include its generation, and ``live_attach`` to whether
+    this agent attaches devices to running guests.
+    """
+
+    host: str
+    endpoint: str
+    conductor: ConductorAPI
+    backends: Sequence[Backend]
+    clock: Callable[[], float] = time.monotonic
+    identity: Callable[[], Identity] = lambda: NO_IDENTITY
+    drivers: Callable[[], Sequence[DriverEntry] | None] = lambda: None
+    boot_id: str | None = None
+    schedule: HeartbeatSchedule | None = None
+    record_interval: Callable[[float], object] = lambda interval: None
+
+    def __post_init__(self) -> None:
         super().__init__("reporter")
         self.desired_state: DesiredStateListener | None = None
         self.epoch = str(uuid.uuid4())
-        self._host = host
-        self._endpoint = endpoint
-        self._conductor = conductor
-        self._backends = backends
-        self._clock = clock
-        self._identity = identity
-        self._drivers = drivers
-        self._boot_id = boot_id
         self.live_attach = False
         self._report_number = 0
         self._reported_digest: str | None = None  # of the last report of this epoch
-        self._schedule = schedule or HeartbeatSchedule()
-        self._record_interval = record_interval
+        self._schedule = self.schedule or HeartbeatSchedule()
         self._start_at: float | None = None  # when the first heartbeat is due
         self._heartbeat_at = float("-inf")  # when the next heartbeat is due
         self._pace = ReportPace()
@@ -225,7 +218,7 @@ class Reporter(LoopThread):
         self._backend_outcomes: tuple[int, Sequence[BackendOutcome]] | None = None
         self._lock = threading.Lock()  # of the backend outcomes
         self._backoff = Backoff(INITIAL_PAUSE, self._schedule.max_pause, jitter=True)
-        self._failure_log = RateLimitedLogger(clock, LOG)
+        self._failure_log = RateLimitedLogger(self.clock, LOG)
 
     def add_discovery_outcome(self, discovery_id: str, state: BackendState) -> None:
         """Queue the outcome of a discovery; it is sent after the report of the found devices."""
@@ -264,13 +257,13 @@ class Reporter(LoopThread):
             LOG.debug("Call to the conductor failed: %s", failure, exc_info=not is_expected(exc))
         else:
             if self._failure_log.reset():
-                LOG.info("Connection to conductor restored", host=self._host)
+                LOG.info("Connection to conductor restored", host=self.host)
             self._backoff.reset()
             return pause
         self._schedule.record_failure()
         pause = self._backoff.next_delay()
         self._failure_log.warn(
-            "Heartbeat to conductor failed, retrying in %.1f s: %s", pause, failure, host=self._host
+            "Heartbeat to conductor failed, retrying in %.1f s: %s", pause, failure, host=self.host
         )
         return pause
 
@@ -282,10 +275,10 @@ class Reporter(LoopThread):
             self._discoveries.pending(),
         )
         urgent = outcomes is not None or bool(jobs or discoveries)
-        snapshots = [backend.snapshot for backend in self._backends]
+        snapshots = [backend.snapshot for backend in self.backends]
         # At each heartbeat, because a name of the host or a driver may have come since.
-        inventory = collect(snapshots, self._identity(), self._drivers())
-        now, reported = self._clock(), False
+        inventory = collect(snapshots, self.identity(), self.drivers())
+        now, reported = self.clock(), False
         if self._start_at is None:
             self._start_at = now + self._schedule.first_delay
         if now < self._start_at and not urgent:
@@ -302,7 +295,7 @@ class Reporter(LoopThread):
             self._flush_backend_outcomes(outcomes)
         self._jobs.deliver(jobs, self._deliver_job)
         self._discoveries.deliver(discoveries, self._deliver_discovery)
-        return max(0.0, self._heartbeat_at - self._clock())
+        return max(0.0, self._heartbeat_at - self.clock())
 
     def _heartbeat(self, inventory: Inventory) -> None:
         """Send a heartbeat, and a report if the answer requests it."""
@@ -339,8 +332,8 @@ class Reporter(LoopThread):
         bodies = [outcome.to_dict() for outcome in outcomes]
         accepted = False
         try:
-            self._conductor.report_backend_outcomes(
-                host=self._host, epoch=self.epoch, generation=generation, outcomes=bodies
+            self.conductor.report_backend_outcomes(
+                host=self.host, epoch=self.epoch, generation=generation, outcomes=bodies
             )
             accepted = True
         except Unavailable:
@@ -352,7 +345,7 @@ class Reporter(LoopThread):
                 "them again: %s",
                 generation,
                 exc.message,
-                host=self._host,
+                host=self.host,
             )
         with self._lock:
             # Newer outcomes may have replaced them during the call.
@@ -363,20 +356,18 @@ class Reporter(LoopThread):
 
     def _deliver_job(self, job: str, outcome: tuple[str, str | None]) -> None:
         state, error = outcome
-        self._conductor.job_done(
-            job=job, host=self._host, state=state, error=error, epoch=self.epoch
-        )
+        self.conductor.job_done(job=job, host=self.host, state=state, error=error, epoch=self.epoch)
 
     def _deliver_discovery(self, discovery: tuple[str, str], state: BackendState) -> None:
         body = state.without_details().to_dict()
-        self._conductor.discovery_done(discovery[0], self._host, [body], self.epoch)
+        self.conductor.discovery_done(discovery[0], self.host, [body], self.epoch)
 
     def _send_hello(self, inventory: Inventory) -> Mapping[str, Any]:
-        drivers = {b.driver.name: b.driver.version for b in self._backends}
-        answer = self._conductor.hello(
-            host=self._host,
+        drivers = {b.driver.name: b.driver.version for b in self.backends}
+        answer = self.conductor.hello(
+            host=self.host,
             epoch=self.epoch,
-            endpoint=self._endpoint,
+            endpoint=self.endpoint,
             status="READY",
             drivers=[state.without_details().to_dict() for state in inventory.states],
             digest=inventory.digest,
@@ -389,13 +380,13 @@ class Reporter(LoopThread):
             observed_generation=None
             if self.desired_state is None
             else self.desired_state.reported_generation,
-            boot_id=self._boot_id,
+            boot_id=self.boot_id,
         )
         interval = float(answer["interval"])
-        self._heartbeat_at = self._schedule.next_heartbeat(self._clock(), interval)
+        self._heartbeat_at = self._schedule.next_heartbeat(self.clock(), interval)
         # A longer interval means more agents, whose retries must be spread as far.
         self._backoff.set_maximum(self._schedule.max_pause)
-        self._record_interval(interval)
+        self.record_interval(interval)
         desired = answer.get("desired_generation")
         if desired is not None and self.desired_state is not None:
             self.desired_state.request(desired)
@@ -406,15 +397,15 @@ class Reporter(LoopThread):
         self._report_number += 1
         # Until the conductor accepts it: after a failure nobody knows which inventory it has.
         self._reported_digest = None
-        self._pace.sent(self._clock())
+        self._pace.sent(self.clock())
         LOG.info(
             "Sending report %d: %d devices",
             self._report_number,
             len(inventory.devices),
-            host=self._host,
+            host=self.host,
         )
         report = Report(
-            host=self._host,
+            host=self.host,
             epoch=self.epoch,
             generation=self._report_number,
             digest=digest,
@@ -423,5 +414,5 @@ class Reporter(LoopThread):
             identity=inventory.identity,
             drivers=inventory.drivers,
         )
-        self._conductor.report(report.dump())
+        self.conductor.report(report.dump())
         self._reported_digest = digest

@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from cyborg.core.capture.model import Capture, Folder
 
@@ -29,11 +29,11 @@ _NO_MAC = ("00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff")
 _MOUNTS = re.compile(r"proc/[^/]+/mountinfo")
 
 
+@dataclass(frozen=True, slots=True)
 class Scrubber:
     """Replacement of identifying values with one salt."""
 
-    def __init__(self, salt: bytes) -> None:
-        self._salt = salt
+    salt: bytes
 
     def scrub(self, capture: Capture) -> Capture:
         """Return the capture without values that identify the host or its devices."""
@@ -73,7 +73,7 @@ class Scrubber:
         found = b""
         while len(found) < size:
             block = f"{len(found)}:{text.strip().lower()}".encode()
-            found += hmac.digest(self._salt, block, hashlib.sha256)
+            found += hmac.digest(self.salt, block, hashlib.sha256)
         return found[:size]
 
     def _content(self, path: str, content: bytes | None) -> bytes | None:

@@ -166,7 +166,7 @@ def test_decompressed_size_is_limited(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_error_of_the_consumer_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     env = FilterEnv()
-    env.filter._consumer.callback = lambda _: 1 / 0
+    env.filter.consumer.callback = lambda _: 1 / 0
     env.push(call())
     assert "Failed to process message on q, discarded" in caplog.text
     assert caplog.records[0].exc_info
@@ -177,7 +177,7 @@ def test_lost_connection_of_the_consumer_is_one_line(caplog: pytest.LogCaptureFi
         raise ConnectionResetError(104, "Connection reset by peer")
 
     env = FilterEnv()
-    env.filter._consumer.callback = fail
+    env.filter.consumer.callback = fail
     env.push(call())
     (record,) = caplog.records
     assert "Lost a message on q" in record.getMessage()

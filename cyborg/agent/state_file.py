@@ -147,51 +147,27 @@ MAX_TEXT = 65536  # characters of a key or a text
 
 
 class MemoryFile:
-    """The texts of all drivers of a host. Thread-safe; the file is read at the first use."""
+    """The texts of all drivers of a host; the file is read at the first use."""
 
     def __init__(self, path: Path) -> None:
-        self._file = StateFile(
+        self.file = StateFile(
             path,
             _load_texts,
             description="The memory of the drivers",
             consequence="drivers do not know what they stored, such as capacities of drives",
         )
-        self._lock = threading.Lock()
+        # One for all drivers: each change writes the texts of all.
+        self.lock = threading.Lock()
         self._texts: dict[str, dict[str, str]] | None = None  # by driver and key
 
     def of(self, driver: str) -> "DriverMemory":
         """Return the memory of a driver."""
         return DriverMemory(self, driver)
 
-    def get(self, driver: str, key: str) -> str | None:
-        """Return a text; None if it is unknown."""
-        with self._lock:
-            return self._loaded().get(driver, {}).get(key)
-
-    def put(self, driver: str, key: str, text: str | None) -> bool:
-        """Store or remove a text, and write the file if that changes it.
-
-        Return whether the file has the change. If it cannot be written, log a warning; the next
-        call writes it again. Raise ValueError for a text that is too long.
-        """
-        if max(len(key), len(text or "")) > MAX_TEXT:
-            raise ValueError(f"a key or its text has more than {MAX_TEXT} characters: {key[:40]!r}")
-        with self._lock:
-            texts = self._loaded().setdefault(driver, {})
-            # Drivers store at each discovery what they know already: that must not cost a write.
-            if texts.get(key) == text and self._file.is_written:
-                return True
-            texts.pop(key, None)
-            if text is not None:
-                texts[key] = text
-            # A driver with a mistake must not fill the disk; a dict keeps the order of insertion.
-            while len(texts) > MAX_TEXTS:
-                del texts[next(iter(texts))]
-            return self._file.try_write(self._texts)
-
-    def _loaded(self) -> dict[str, dict[str, str]]:
+    def texts(self) -> dict[str, dict[str, str]]:
+        """Return the texts by driver and key, to be changed under the lock."""
         if self._texts is None:
-            self._texts = self._file.read() or {}
+            self._texts = self.file.read() or {}
         return self._texts
 
 
@@ -204,15 +180,33 @@ def _load_texts(data: Any) -> dict[str, dict[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class DriverMemory:
-    """The memory of one driver."""
+    """The memory of one driver. Thread-safe."""
 
-    file: MemoryFile
+    memory: MemoryFile
     driver: str
 
     def get(self, key: str) -> str | None:
         """Return the text of a key; None if it is unknown."""
-        return self.file.get(self.driver, key)
+        with self.memory.lock:
+            return self.memory.texts().get(self.driver, {}).get(key)
 
     def put(self, key: str, text: str | None) -> bool:
-        """Store the text of a key; None removes the key. Return whether a restart keeps it."""
-        return self.file.put(self.driver, key, text)
+        """Store the text of a key, or remove it; write the file if that changes it.
+
+        Return whether a restart keeps the change. If the file cannot be written, log a warning; the
+        next call writes it again. Raise ValueError for a text that is too long.
+        """
+        if max(len(key), len(text or "")) > MAX_TEXT:
+            raise ValueError(f"a key or its text has more than {MAX_TEXT} characters: {key[:40]!r}")
+        with self.memory.lock:
+            texts = self.memory.texts().setdefault(self.driver, {})
+            # Drivers store at each discovery what they know already: that must not cost a write.
+            if texts.get(key) == text and self.memory.file.is_written:
+                return True
+            texts.pop(key, None)
+            if text is not None:
+                texts[key] = text
+            # A driver with a mistake must not fill the disk; a dict keeps the order of insertion.
+            while len(texts) > MAX_TEXTS:
+                del texts[next(iter(texts))]
+            return self.memory.file.try_write(self.memory.texts())

@@ -10,16 +10,14 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Any
 
 from oslo_config import cfg
-from oslo_log import log
 
-import cyborg.conf
+from cyborg import conf as options
 from cyborg.agent.backends.factory import deny_host_work
 from cyborg.agent.service import AgentService
-from cyborg.compat.oslo import set_up_logging
+from cyborg.cmd.configuration import configure
 from cyborg.core.errors import Misconfigured
 from cyborg.core.log import get_logger
 from cyborg.rpc.client import make_conductor_client
@@ -31,17 +29,8 @@ LOG = get_logger(__name__)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until SIGTERM or SIGINT; return the exit status."""
-    conf = cfg.ConfigOpts()
-    cyborg.conf.register(conf, cyborg.conf.AGENT_GROUPS)
-    log.register_options(conf)
     try:
-        conf(
-            sys.argv[1:] if argv is None else argv,
-            project="cyborg",
-            prog="cyborg-agent",
-            version=metadata.version("cyborg"),
-        )
-        set_up_logging(conf, "cyborg-agent")
+        conf = configure("cyborg-agent", options.AGENT_GROUPS, argv)
         share_configuration(conf)
         transport = make_transport(conf)
         service = AgentService(conf, make_conductor_client(transport, conf), transport)

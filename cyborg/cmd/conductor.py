@@ -3,13 +3,12 @@
 
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 
 from oslo_config import cfg
-from oslo_log import log
 from oslo_service import backend
 
 from cyborg import conf as options
+from cyborg.cmd.configuration import configure
 from cyborg.compat.oslo import set_up_logging
 from cyborg.conductor.service import ConductorService
 from cyborg.core.errors import Misconfigured
@@ -22,17 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     backend.init_backend(backend.BackendType.THREADING)
     from oslo_service import service
 
-    conf = cfg.ConfigOpts()
-    options.register(conf, options.CONDUCTOR_GROUPS)
-    log.register_options(conf)
     try:
-        conf(
-            sys.argv[1:] if argv is None else list(argv),
-            project="cyborg",
-            prog="cyborg-conductor",
-            version=metadata.version("cyborg"),
-        )
-        set_up_logging(conf, "cyborg-conductor")
+        conf = configure("cyborg-conductor", options.CONDUCTOR_GROUPS, argv)
         # Checked before workers start: the launcher would restart a failing worker for ever.
         ConductorService(conf).open()
     except (Misconfigured, cfg.Error) as exc:

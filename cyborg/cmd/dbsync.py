@@ -2,53 +2,55 @@
 """``cyborg-dbsync``: upgrade the database to the schema of this release, or show its revision.
 
 ``import`` takes over a database of OpenStack Cyborg: see ``cyborg.cmd.dbsync_import``. ``purge``
-deletes old rows: see ``cyborg.cmd.dbsync_purge``.
+deletes old rows in batches, while the service runs. The sweeps of the conductors do the same by the
+options of [conductor]. The command is for a database that has grown before, or whose rows an
+operator wants to keep for a shorter time.
+
+``sign-custody`` signs custody logs that were written without the present key. Conductors accept
+only what has a signature of one of their keys. An operator who sets, or has lost, the key decides
+with this command that the present logs, as far as their hashes fit, are genuine. One who gives up
+the key removes all signatures; each log then has an event that says so.
 """
 
+import json
 import logging
 import sys
-from collections.abc import Sequence
-from importlib import metadata
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
 from oslo_config import cfg
-from oslo_log import log
 
 from cyborg import conf as options
-from cyborg.cmd import dbsync_custody, dbsync_import, dbsync_purge
-from cyborg.cmd.common import add_format, wait_for_database, write_line
-from cyborg.compat.oslo import set_up_logging
+from cyborg.cmd import dbsync_import
+from cyborg.cmd.common import add_format, require_head, wait_for_database, write_line
+from cyborg.cmd.configuration import configure
 from cyborg.conf.options import reference_release
-from cyborg.core.errors import CyborgError
+from cyborg.core.custody.record import Entry, Event, SealedRecord
+from cyborg.core.custody.verify import Log, serialize_new, verify
+from cyborg.core.errors import Conflict, CyborgError, Misconfigured
 from cyborg.db import errors, migrate
-from cyborg.db.custody import write as custody_keys
+from cyborg.db.custody import chains, read
+from cyborg.db.custody import write as custody
 from cyborg.db.engine import make_engine
+from cyborg.db.old_rows import KINDS
+from cyborg.db.unit_of_work import UnitOfWork
 
-CLI_OPTIONS = [
-    cfg.FloatOpt(
-        "wait",
-        default=60.0,
-        min=0.0,
-        help="Seconds to wait for a database that does not respond.",
-    ),
-]
+WAIT = cfg.FloatOpt(
+    "wait", default=60.0, min=0.0, help="Seconds to wait for a database that does not respond."
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or 1 with the reason on stderr."""
-    conf = cfg.ConfigOpts()
-    options.register(conf, options.DBSYNC_GROUPS)
-    log.register_options(conf)
-    conf.register_cli_opts([*CLI_OPTIONS, cfg.SubCommandOpt("verb", handler=_verbs)])
+    verbs = cfg.SubCommandOpt("verb", handler=_verbs)
     try:
-        conf(
-            sys.argv[1:] if argv is None else list(argv),
-            project="cyborg",
-            prog="cyborg-dbsync",
-            version=metadata.version("cyborg"),
-        )
-        set_up_logging(conf, "cyborg-dbsync")
+        conf = configure("cyborg-dbsync", options.DBSYNC_GROUPS, argv, (WAIT, verbs))
         if not conf.debug:
             # Their log lines would duplicate the output of this command.
             for name in ("alembic", "oslo_db"):
@@ -96,17 +98,285 @@ def _verbs(parsers: Any) -> None:
     add_format(parser)
     parser.set_defaults(
         run=lambda engine, conf: dbsync_import.run(
-            custody_keys.attach(engine, custody_keys.load(conf)),
+            custody.attach(engine, custody.load(conf)),
             conf.verb.source,
             reference_release(conf),
             dry_run=conf.verb.dry_run,
             as_json=conf.verb.format == "json",
         )
     )
-    dbsync_purge.add_parser(parsers)
-    dbsync_custody.add_parser(parsers)
+    _add_purge(parsers)
+    _add_sign_custody(parsers)
 
 
 def _version(engine: sa.Engine) -> None:
     current, head = migrate.version(engine), migrate.head()
     write_line(f"{current} (head)" if current == head else f"{current or 'none'} (head is {head})")
+
+
+NAMED_ONLY = ("services", "tombstones")
+"""Kinds that are deleted only if they are named: an operator may still need them."""
+
+DEFAULT_KINDS = tuple(kind for kind in KINDS if kind not in NAMED_ONLY)
+PROGRESS_INTERVAL = 5.0  # seconds between two lines of progress
+MAX_BATCH_SIZE = 10_000
+MAX_FAILURES = 3  # batches in a row that deleted nothing
+_PAUSE = threading.Event()  # never set
+
+
+@dataclass(slots=True)
+class PurgeResult:
+    """Numbers of old rows of a kind: found before the purge, and deleted."""
+
+    kind: str
+    found: int
+    deleted: int = 0
+
+
+def _add_purge(parsers: Any) -> None:
+    parser = parsers.add_parser("purge", help="delete old rows in batches")
+    parser.add_argument(
+        "--older-than", required=True, type=_parse_days, metavar="DAYS", help="age in days, from 1"
+    )
+    parser.add_argument(
+        "--kind",
+        action="append",
+        choices=sorted(KINDS),
+        help=f"only these rows; by default all except {' and '.join(NAMED_ONLY)}",
+    )
+    parser.add_argument(
+        "--max-rows", type=_parse_count, metavar="N", help="delete at most N rows of each kind"
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=_parse_count,
+        default=1000,
+        metavar="N",
+        help=f"rows of one transaction, at most {MAX_BATCH_SIZE} (1000)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only count the rows")
+    add_format(parser)
+    parser.set_defaults(run=_run_purge)
+
+
+def _run_purge(engine: sa.Engine, conf: Any) -> None:
+    """Purge, and print the numbers of rows. Raise Conflict for another revision."""
+    arguments = conf.verb
+    require_head(engine, "database")
+    with errors.translate():
+        results = purge(
+            UnitOfWork(engine),
+            arguments.kind or DEFAULT_KINDS,
+            timedelta(days=arguments.older_than),
+            batch_size=min(arguments.batch_size, MAX_BATCH_SIZE),
+            max_rows=arguments.max_rows,
+            dry_run=arguments.dry_run,
+        )
+    if arguments.format == "json":
+        rows = {row.kind: {"found": row.found, "deleted": row.deleted} for row in results}
+        write_line(json.dumps(rows, indent=2))
+        return
+    write_line(f"{'old rows':<14}{'found':>12}{'deleted':>12}")
+    for result in results:
+        write_line(f"{result.kind:<14}{result.found:>12}{result.deleted:>12}")
+
+
+def purge(
+    uow: UnitOfWork,
+    kinds: Sequence[str],
+    age: timedelta,
+    *,
+    batch_size: int,
+    max_rows: int | None = None,
+    dry_run: bool = False,
+    pause: Callable[[float], object] = _PAUSE.wait,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[PurgeResult]:
+    """Delete the rows of these kinds that are older than ``age``; return the numbers of each kind.
+
+    A batch is one transaction, after which ``pause`` waits as long as the batch took. An
+    interrupted purge keeps what it has deleted. Progress is written to standard error.
+    """
+    cutoff = uow.clock() - age
+    results = []
+    for kind in dict.fromkeys(kinds):
+        rows = KINDS[kind]
+        found = uow.run(lambda tx, rows=rows: rows.count(tx, cutoff))  # type: ignore[misc]
+        result = PurgeResult(kind, found)
+        results.append(result)
+        limit = 0 if dry_run else found if max_rows is None else min(found, max_rows)
+        shown_at, failures = clock(), 0
+        while result.deleted < limit:
+            size = min(batch_size, limit - result.deleted)
+            began = clock()
+            deleted = uow.run(lambda tx, rows=rows, size=size: rows.purge(tx, cutoff, size))  # type: ignore[misc]
+            result.deleted += deleted
+            # A conductor may have deleted the same rows at the same time, but hardly each time.
+            failures = 0 if deleted else failures + 1
+            if failures == MAX_FAILURES:
+                break
+            now = clock()
+            if now - shown_at > PROGRESS_INTERVAL:
+                sys.stderr.write(f"{kind}: {result.deleted} of {limit} deleted\n")
+                shown_at = now
+            # The service runs: the purge uses the database for at most half of the time.
+            pause(now - began)
+    return results
+
+
+def _parse_days(text: str) -> int:
+    days = int(text)
+    if not 1 <= days <= 36500:
+        raise ValueError
+    return days
+
+
+def _parse_count(text: str) -> int:
+    if (count := int(text)) < 1:
+        raise ValueError
+    return count
+
+
+PAGE_SIZE = 500  # records, and heads, that are read together
+
+
+@dataclass(slots=True)
+class SignResult:
+    """Numbers of chains and of new records that were signed, and why others were not."""
+
+    chains: int = 0
+    records: int = 0
+    refused: list[str] = field(default_factory=list)
+
+
+def _add_sign_custody(parsers: Any) -> None:
+    parser = parsers.add_parser(
+        "sign-custody", help="sign custody logs that were written without the key"
+    )
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--replace", action="store_true", help="also those with a signature that does not fit"
+    )
+    group.add_argument(
+        "--remove",
+        action="store_true",
+        help="remove all signatures, for conductors without a key, and record this in each log",
+    )
+    parser.set_defaults(run=_run_sign_custody)
+
+
+def _run_sign_custody(engine: sa.Engine, conf: Any) -> None:
+    keys = custody.load(conf)
+    if conf.verb.remove:
+        if keys.secrets:
+            raise Misconfigured(
+                "[conductor] custody_key_file is set, expected none: remove it from the "
+                "configuration of all conductors, and restart them",
+                option="[conductor] custody_key_file",
+            )
+        with errors.translate():
+            result = remove_signatures(UnitOfWork(engine))
+        sys.stdout.write(
+            f"removed the signatures of {result.chains} chains and {result.records} new records: "
+            "nothing proves now that conductors wrote them\n"
+        )
+        return
+    if not keys.secrets:
+        raise Misconfigured(
+            "[conductor] custody_key_file is not set: there is no key to sign with",
+            option="[conductor] custody_key_file",
+        )
+    with errors.translate():
+        uow = UnitOfWork(custody.attach(engine, keys))
+        result = sign_custody(uow, replace=conf.verb.replace)
+    sys.stdout.write(f"signed {result.chains} chains and {result.records} new records\n")
+    for line in result.refused:
+        sys.stdout.write(f"not signed: {line}\n")
+    if result.refused:
+        raise Conflict(f"{len(result.refused)} chains or records were not signed")
+
+
+def sign_custody(uow: UnitOfWork, *, replace: bool) -> SignResult:
+    """Sign the chains whose hashes fit, and the new records, that have no signature.
+
+    With ``replace`` also those that have a signature which does not fit, or of an unknown key.
+    """
+    result, after = SignResult(), ""
+    while uuids := uow.run(partial(chains.next_devices, after=after, limit=PAGE_SIZE)):
+        for uuid in uuids:
+            reason = uow.run(partial(_sign_chain, uuid=uuid, replace=replace))
+            if reason:
+                result.refused.append(f"device {uuid}: {reason}")
+            elif reason is not None:
+                result.chains += 1
+        after = uuids[-1]
+    last = 0
+    while rows := uow.run(partial(chains.new_records_after, last=last, limit=PAGE_SIZE)):
+        signed, refused = uow.run(partial(_sign_new, rows=rows, replace=replace))
+        result.records += signed
+        result.refused += refused
+        # By id, since signing does not take a record out of the list.
+        last = rows[-1]["id"]
+    return result
+
+
+def remove_signatures(uow: UnitOfWork) -> SignResult:
+    """Remove the signatures of all chains and new records; record it in each of these chains."""
+    result, after = SignResult(records=uow.run(chains.remove_new_signatures)), ""
+
+    def remove(tx: sa.Connection) -> list[tuple[str, str]]:
+        found = chains.remove_signatures(tx, after, PAGE_SIZE)
+        custody.add(
+            tx, [Entry(*chain, Event.SIGNATURES_REMOVED, {}) for chain in found], uow.clock()
+        )
+        return found
+
+    while found := uow.run(remove):
+        result.chains += len(found)
+        after = found[-1][0]
+    return result
+
+
+def _sign_new(
+    tx: sa.Connection, rows: Sequence[chains.UnsealedRow], *, replace: bool
+) -> tuple[int, list[str]]:
+    """Sign new records; return their number, and why others are not signed."""
+    keys, refused = custody.keys_of(tx), []
+    signatures: dict[int, str] = {}
+    for row in rows:
+        data = serialize_new(read.to_record(row))
+        if (reason := keys.find_fault(data, row["signature"])) is None:
+            continue
+        if row["signature"] is not None and not replace:
+            refused.append(f"record {row['uuid']}: {reason} (see --replace)")
+        else:
+            signatures[row["id"]] = keys.sign(data) or ""
+    chains.save_signatures(tx, signatures)
+    return len(signatures), refused
+
+
+def _sign_chain(tx: sa.Connection, uuid: str, *, replace: bool) -> str | None:
+    """Sign a chain; return "" if it was signed, None if it was already, else why it is not."""
+    # Conductors lock a head while they add to the chain; without waiting for them, one busy
+    # chain does not hold up the others.
+    locked = chains.lock_heads(tx, [uuid])
+    if not locked:
+        return "its head is locked by another transaction: try again"
+    (head,) = locked
+    if (reason := chains.find_fault(tx, head)) is None:
+        return None
+    if head["signature"] is not None and not replace:
+        return f"{reason} (see --replace)"
+    ends = read.to_head(head)
+    fault = verify(Log(ends, _read(tx, uuid), ends), None)[1]
+    if fault is not None:
+        return fault.explanation
+    chains.sign_head(tx, head)
+    return ""
+
+
+def _read(tx: sa.Connection, uuid: str) -> Iterator[SealedRecord]:
+    after: int | None = None
+    while page := read.sealed_after(tx, uuid, after, PAGE_SIZE):
+        yield from page
+        after = page[-1].record.sequence

@@ -121,7 +121,7 @@ def parse_configured_call(program: str, arguments: list[str]) -> None:
     conf = cfg.ConfigOpts()
     options.register(conf, options.DBSYNC_GROUPS)
     verbs = dbsync._verbs if program == "cyborg-dbsync" else status_pending._verbs
-    own = dbsync.CLI_OPTIONS if program == "cyborg-dbsync" else []
+    own = [dbsync.WAIT] if program == "cyborg-dbsync" else []
     conf.register_cli_opts([*own, cfg.SubCommandOpt("verb", handler=verbs)])
     if arguments[0] == "--config-file":
         arguments = arguments[2:]

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 from oslo_utils import timeutils
 
-from cyborg.cmd import dbsync, dbsync_purge
+from cyborg.cmd import dbsync
 from cyborg.db import schema
 from cyborg.db.old_rows import KINDS
 from cyborg.db.unit_of_work import UnitOfWork
@@ -143,7 +143,7 @@ def test_purge_pauses_as_long_as_each_batch_took(
     fill(sqlite_engine)
     moments = iter(range(0, 600, 4))
     pauses: list[float] = []
-    (result,) = dbsync_purge.purge(
+    (result,) = dbsync.purge(
         UnitOfWork(sqlite_engine),
         ["jobs", "jobs"],
         MONTH,
@@ -165,5 +165,5 @@ def test_rows_that_the_conductors_delete_meanwhile_end_the_purge(
     def delete_the_rest(_: float) -> None:
         uow.run(lambda tx: KINDS["jobs"].purge(tx, timeutils.utcnow() - MONTH, 100))
 
-    (result,) = dbsync_purge.purge(uow, ["jobs"], MONTH, batch_size=2, pause=delete_the_rest)
+    (result,) = dbsync.purge(uow, ["jobs"], MONTH, batch_size=2, pause=delete_the_rest)
     assert (result.found, result.deleted) == (5, 2)

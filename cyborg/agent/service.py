@@ -18,28 +18,23 @@ from cyborg.agent.backends.uevents import UeventWatcher
 from cyborg.agent.desired.reconciler import BackendFile, BackendReconciler
 from cyborg.agent.endpoint import AgentEndpoint
 from cyborg.agent.external import driver as external
-from cyborg.agent.guests.function_users import FunctionUsers
-from cyborg.agent.guests.reassertion import make_function_users, make_guests
+from cyborg.agent.guests import function_users, reassertion
 from cyborg.agent.images.store import ClosableImageStore, make_image_store
 from cyborg.agent.jobs.checkpoint import BOOT_ID, Checkpoint, read_boot_id
 from cyborg.agent.jobs.queue import JobQueue
-from cyborg.agent.report.heartbeat import MAX_PAUSE, HeartbeatSchedule, IntervalFile, Reporter
-from cyborg.agent.report.host_identity import HostIdentityProvider
-from cyborg.core import hosts
+from cyborg.agent.report import heartbeat, host_identity
+from cyborg.core import errors, hosts, log
 from cyborg.core.drivers.registry import DriverEntry, driver_uuid
-from cyborg.core.errors import Unavailable
-from cyborg.core.log import get_logger
-from cyborg.drivers.base import Driver
+from cyborg.drivers import base, sysfs
 from cyborg.drivers.host_use.domains import read_nothing
 from cyborg.drivers.replay.host import ReplayedHost
-from cyborg.drivers.sysfs import LOCAL_ROOT
 from cyborg.rpc.contract import ConductorAPI
 from cyborg.rpc.server import Server, make_server
 from cyborg.rpc.transport import Transport
 from cyborg.threads.failures import Backoff
 from cyborg.tracing import service as tracing
 
-LOG = get_logger(__name__)
+LOG = log.get_logger(__name__)
 
 STOP_TIMEOUT = 5.0  # seconds that a stop waits for work in progress
 
@@ -71,7 +66,7 @@ class AgentService:
         self._closers: list[Callable[[], object]] = []
         """Functions that close what the threads use, in their order: the last ones may hang."""
         self._jobs: JobQueue | None = None
-        self._function_users: FunctionUsers | None = None
+        self._function_users: function_users.FunctionUsers | None = None
         self._uevent_watcher: UeventWatcher | None = None
         self._wake: Callable[[], None] = lambda: None  # a heartbeat
         self.replayed: ReplayedHost | None = None
@@ -95,7 +90,7 @@ class AgentService:
             # An agent of the same name that manages this machine has other backends and jobs.
             state_dir = state_dir / "replay"
         factory = self._make_factory(catalogue, images, state_dir)
-        identity_provider = HostIdentityProvider(conf)
+        identity_provider = host_identity.HostIdentityProvider(conf)
         state_file = BackendFile(state_dir / f"backends-{conf.host}.json", self._boot_id)
         needs_setup = set(state_file.backends) if state_file.rebooted_since_setup else set()
         drivers = factory.load_all(state_file.backends)
@@ -104,8 +99,8 @@ class AgentService:
         registry = self._registry = BackendRegistry(
             factory.configured_backends, list(external_drivers)
         )
-        intervals = IntervalFile(state_dir / f"heartbeat-{conf.host}.json")
-        reporter = Reporter(
+        intervals = heartbeat.IntervalFile(state_dir / f"heartbeat-{conf.host}.json")
+        reporter = heartbeat.Reporter(
             conf.host,
             f"{topic}.{conf.host}",
             self._conductor,
@@ -113,11 +108,11 @@ class AgentService:
             identity=identity_provider.identity,
             drivers=lambda: factory.entries,
             boot_id=read_boot_id(self._boot_id),
-            schedule=HeartbeatSchedule(intervals.interval),
+            schedule=heartbeat.HeartbeatSchedule(intervals.interval),
             record_interval=intervals.record,
         )
         self._wake = reporter.wake
-        guests = make_guests(conf, reporter.epoch, self._conductor, registry)
+        guests = reassertion.make_guests(conf, reporter.epoch, self._conductor, registry)
         reporter.live_attach = guests is not None
         for driver in [*drivers, *external_drivers.values()]:
             # A reboot has undone the setup of the backends of the API.
@@ -238,7 +233,7 @@ class AgentService:
             self._wake()  # report the changed drivers to the conductor
         return next((e for e in entries if key in (e.name, driver_uuid(e.name))), None)
 
-    def _make_backend(self, driver: Driver, *, needs_setup: bool = False) -> Backend:
+    def _make_backend(self, driver: base.Driver, *, needs_setup: bool = False) -> Backend:
         options = self._conf.agent
         return Backend(
             driver,
@@ -267,9 +262,9 @@ class AgentService:
             create = self.replayed.create_driver
             return DriverFactory(conf, catalogue, self._sysfs_root, images, create, state_dir)
         # Only this host itself has guests.
-        if Path(self._sysfs_root) == LOCAL_ROOT:
+        if Path(self._sysfs_root) == sysfs.LOCAL_ROOT:
             path = state_dir / f"guests-{conf.host}.json"
-            self._function_users = make_function_users(
+            self._function_users = reassertion.make_function_users(
                 conf, self._conductor, path, self._rediscover_all
             )
         users = self._function_users
@@ -284,7 +279,7 @@ class AgentService:
             has_events = bool(replayed.capture.uevents)
             return UeventWatcher(registry, replayed.uevents.open) if has_events else None
         # uevents are only about the sysfs of this host, not about a sysfs_root elsewhere.
-        return UeventWatcher(registry) if Path(self._sysfs_root) == LOCAL_ROOT else None
+        return UeventWatcher(registry) if Path(self._sysfs_root) == sysfs.LOCAL_ROOT else None
 
     def _rediscover_all(self) -> None:
         for backend in self._registry:
@@ -311,11 +306,11 @@ class AgentService:
             thread.join(STOP_TIMEOUT)
 
     def _retry_start(self, server: Server) -> None:
-        backoff = Backoff(0.5, MAX_PAUSE)
+        backoff = Backoff(0.5, heartbeat.MAX_PAUSE)
         while not self._stopping.is_set():
             try:
                 server.start()
-            except Unavailable as exc:
+            except errors.Unavailable as exc:
                 # The reporter uses the same broker and logs the failure at a limited rate.
                 LOG.debug("RPC server cannot start yet: %s", exc.message)
             except Exception:

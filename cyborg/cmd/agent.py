@@ -18,13 +18,12 @@ from cyborg import conf as options
 from cyborg.agent.backends.factory import deny_host_work
 from cyborg.agent.service import AgentService
 from cyborg.cmd.configuration import configure
-from cyborg.core.errors import Misconfigured
-from cyborg.core.log import get_logger
+from cyborg.core import errors, log
 from cyborg.rpc.client import make_conductor_client
 from cyborg.rpc.transport import make_transport
 from cyborg.threads.heap import exclude_startup_objects
 
-LOG = get_logger(__name__)
+LOG = log.get_logger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         deny_host_work(conf)
         service.start()
         exclude_startup_objects()
-    except (Misconfigured, cfg.Error) as exc:
+    except (errors.Misconfigured, cfg.Error) as exc:
         print(f"cyborg-agent: {exc}", file=sys.stderr)  # noqa: T201
         return 1
     signals.wait()

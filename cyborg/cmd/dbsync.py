@@ -27,19 +27,16 @@ import sqlalchemy as sa
 from oslo_config import cfg
 
 from cyborg import conf as options
-from cyborg.cmd import dbsync_import
+from cyborg.cmd import configuration, dbsync_import
 from cyborg.cmd.common import add_format, require_head, wait_for_database, write_line
-from cyborg.cmd.configuration import configure
 from cyborg.conf.options import reference_release
 from cyborg.core.custody.record import Entry, Event, SealedRecord
 from cyborg.core.custody.verify import Log, serialize_new, verify
 from cyborg.core.errors import Conflict, CyborgError, Misconfigured
-from cyborg.db import errors, migrate
+from cyborg.db import errors, migrate, old_rows, unit_of_work
 from cyborg.db.custody import chains, read
 from cyborg.db.custody import write as custody
 from cyborg.db.engine import make_engine
-from cyborg.db.old_rows import KINDS
-from cyborg.db.unit_of_work import UnitOfWork
 
 WAIT = cfg.FloatOpt(
     "wait", default=60.0, min=0.0, help="Seconds to wait for a database that does not respond."
@@ -50,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or 1 with the reason on stderr."""
     verbs = cfg.SubCommandOpt("verb", handler=_verbs)
     try:
-        conf = configure("cyborg-dbsync", options.DBSYNC_GROUPS, argv, (WAIT, verbs))
+        conf = configuration.configure("cyborg-dbsync", options.DBSYNC_GROUPS, argv, (WAIT, verbs))
         if not conf.debug:
             # Their log lines would duplicate the output of this command.
             for name in ("alembic", "oslo_db"):
@@ -117,7 +114,7 @@ def _version(engine: sa.Engine) -> None:
 NAMED_ONLY = ("services", "tombstones")
 """Kinds that are deleted only if they are named: an operator may still need them."""
 
-DEFAULT_KINDS = tuple(kind for kind in KINDS if kind not in NAMED_ONLY)
+DEFAULT_KINDS = tuple(kind for kind in old_rows.KINDS if kind not in NAMED_ONLY)
 PROGRESS_INTERVAL = 5.0  # seconds between two lines of progress
 MAX_BATCH_SIZE = 10_000
 MAX_FAILURES = 3  # batches in a row that deleted nothing
@@ -141,7 +138,7 @@ def _add_purge(parsers: Any) -> None:
     parser.add_argument(
         "--kind",
         action="append",
-        choices=sorted(KINDS),
+        choices=sorted(old_rows.KINDS),
         help=f"only these rows; by default all except {' and '.join(NAMED_ONLY)}",
     )
     parser.add_argument(
@@ -165,7 +162,7 @@ def _run_purge(engine: sa.Engine, conf: Any) -> None:
     require_head(engine, "database")
     with errors.translate():
         results = purge(
-            UnitOfWork(engine),
+            unit_of_work.UnitOfWork(engine),
             arguments.kind or DEFAULT_KINDS,
             timedelta(days=arguments.older_than),
             batch_size=min(arguments.batch_size, MAX_BATCH_SIZE),
@@ -182,7 +179,7 @@ def _run_purge(engine: sa.Engine, conf: Any) -> None:
 
 
 def purge(
-    uow: UnitOfWork,
+    uow: unit_of_work.UnitOfWork,
     kinds: Sequence[str],
     age: timedelta,
     *,
@@ -200,7 +197,7 @@ def purge(
     cutoff = uow.clock() - age
     results = []
     for kind in dict.fromkeys(kinds):
-        rows = KINDS[kind]
+        rows = old_rows.KINDS[kind]
         found = uow.run(lambda tx, rows=rows: rows.count(tx, cutoff))  # type: ignore[misc]
         result = PurgeResult(kind, found)
         results.append(result)
@@ -275,7 +272,7 @@ def _run_sign_custody(engine: sa.Engine, conf: Any) -> None:
                 option="[conductor] custody_key_file",
             )
         with errors.translate():
-            result = remove_signatures(UnitOfWork(engine))
+            result = remove_signatures(unit_of_work.UnitOfWork(engine))
         sys.stdout.write(
             f"removed the signatures of {result.chains} chains and {result.records} new records: "
             "nothing proves now that conductors wrote them\n"
@@ -287,7 +284,7 @@ def _run_sign_custody(engine: sa.Engine, conf: Any) -> None:
             option="[conductor] custody_key_file",
         )
     with errors.translate():
-        uow = UnitOfWork(custody.attach(engine, keys))
+        uow = unit_of_work.UnitOfWork(custody.attach(engine, keys))
         result = sign_custody(uow, replace=conf.verb.replace)
     sys.stdout.write(f"signed {result.chains} chains and {result.records} new records\n")
     for line in result.refused:
@@ -296,7 +293,7 @@ def _run_sign_custody(engine: sa.Engine, conf: Any) -> None:
         raise Conflict(f"{len(result.refused)} chains or records were not signed")
 
 
-def sign_custody(uow: UnitOfWork, *, replace: bool) -> SignResult:
+def sign_custody(uow: unit_of_work.UnitOfWork, *, replace: bool) -> SignResult:
     """Sign the chains whose hashes fit, and the new records, that have no signature.
 
     With ``replace`` also those that have a signature which does not fit, or of an unknown key.
@@ -320,7 +317,7 @@ def sign_custody(uow: UnitOfWork, *, replace: bool) -> SignResult:
     return result
 
 
-def remove_signatures(uow: UnitOfWork) -> SignResult:
+def remove_signatures(uow: unit_of_work.UnitOfWork) -> SignResult:
     """Remove the signatures of all chains and new records; record it in each of these chains."""
     result, after = SignResult(records=uow.run(chains.remove_new_signatures)), ""
 

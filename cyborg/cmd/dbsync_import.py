@@ -12,13 +12,11 @@ import sqlalchemy as sa
 
 from cyborg.cmd.common import require_head, write_line, write_table
 from cyborg.core.errors import Conflict, Invalid
-from cyborg.core.migration import import_plan
-from cyborg.core.migration.host_plan import ImportPlanner
+from cyborg.core.migration import host_plan, import_plan
 from cyborg.core.migration.import_plan import Drop, HostImport, UnknownUse, find_unserved_names
 from cyborg.core.text import abbreviate
-from cyborg.db import errors
+from cyborg.db import errors, unit_of_work
 from cyborg.db.reference import reader, writer
-from cyborg.db.unit_of_work import UnitOfWork
 
 MAX_REASON = 160
 """Characters of a reason below the table; ``-f json`` has all of it."""
@@ -122,7 +120,7 @@ def import_database(
     import that was interrupted is continued by another one. With ``dry_run`` every transaction is
     rolled back.
     """
-    uow = UnitOfWork(engine)
+    uow = unit_of_work.UnitOfWork(engine)
     report = ImportReport(reader.check_revision(connection), found=reader.count_rows(connection))
     profile_rows, malformed = reader.read_profiles(connection)
     profiles, drops = import_plan.plan_profiles(profile_rows)
@@ -134,7 +132,7 @@ def import_database(
         report,
         dry_run=dry_run,
     )
-    planner = ImportPlanner(profiles)
+    planner = host_plan.ImportPlanner(profiles)
     names: set[str] = set()
     hosts = reader.read_hosts(connection)
     report.hosts = len(hosts)
@@ -181,7 +179,7 @@ class _RolledBack(Exception):
 
 
 def _write(
-    uow: UnitOfWork,
+    uow: unit_of_work.UnitOfWork,
     work: Callable[[sa.Connection], tuple[Any, Counter[str]]],
     report: ImportReport,
     *,

@@ -20,8 +20,7 @@ from cyborg.conductor.metrics import read_totals
 from cyborg.core.binding.states import ArqState
 from cyborg.core.errors import CyborgError
 from cyborg.core.text import to_iso, to_text
-from cyborg.db import errors
-from cyborg.db.engine import Reader
+from cyborg.db import engine, errors
 from cyborg.db.totals.read import Counts, Totals, count
 
 
@@ -40,7 +39,7 @@ def main(conf: cfg.ConfigOpts, argv: Sequence[str]) -> int:
     conf.register_cli_opt(cfg.SubCommandOpt("command", handler=_verbs))
     conf(list(argv), project="cyborg", prog="cyborg-status", version=metadata.version("cyborg"))
     try:
-        reader = Reader(conf)
+        reader = engine.Reader(conf)
         try:
             with reader.connect() as connection:
                 counts = count(connection)

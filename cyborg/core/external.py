@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cyborg.core import codec, naming
 from cyborg.core.address import PciAddress
-from cyborg.core.codec import as_list
 from cyborg.core.errors import CyborgError, Invalid
-from cyborg.core.inventory import capability
+from cyborg.core.inventory import capability, device_state
 from cyborg.core.inventory.device import (
     MAX_NUMA_NODE,
     Ability,
@@ -30,8 +30,6 @@ from cyborg.core.inventory.device import (
     HandleType,
     Health,
 )
-from cyborg.core.inventory.device_state import Measurement
-from cyborg.core.naming import make_custom_name
 from cyborg.core.validation import check_integer, optional, string
 
 AGENT_SOCKET = "agent"
@@ -80,7 +78,7 @@ def parse_hello(body: Any, folder: str) -> Hello:
     """Parse a hello. Raise Invalid if it is malformed."""
     try:
         status, where, kind = (string(body[key]) for key in ("status", "endpoint", "type"))
-        calls = [string(call) for call in as_list(body.get("abilities", []))]
+        calls = [string(call) for call in codec.as_list(body.get("abilities", []))]
     except (KeyError, TypeError, AttributeError) as exc:
         raise Invalid(
             f"the hello is malformed ({type(exc).__name__} {exc}): expected "
@@ -122,14 +120,14 @@ def parse_discovery(body: Any) -> str:
     return number[:255]
 
 
-def parse_health(body: Any) -> dict[str, Measurement]:
+def parse_health(body: Any) -> dict[str, device_state.Measurement]:
     """Parse the answer to GET /health: ``{"health": {address: {"health", "reason"}}}``.
 
     Raise Invalid if it is malformed.
     """
     try:
         return {
-            string(address): Measurement(
+            string(address): device_state.Measurement(
                 Health(entry["health"]), optional(string, entry.get("reason"))
             )
             for address, entry in body["health"].items()
@@ -229,7 +227,7 @@ def _device(body: Any, backend: str, kind: str) -> Device:
     board = {key: string(body[key]) for key in ("vendor_id", "product_id") if body.get(key)}
     deployable = Deployable(
         address=identity,
-        resource_class=_CLASSES.get(kind) or make_custom_name(kind),
+        resource_class=_CLASSES.get(kind) or naming.make_custom_name(kind),
         traits=capability.build_traits(kind, tree),
         handles=_handles(body, specs.get("num", 0), None if remote else pci),
     )

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cyborg.core.errors import DriverFailed, Invalid
-from cyborg.core.validation import parse_uuid
+from cyborg.core import errors, validation
 
 ALGORITHMS = frozenset(
     {"sha256", "sha384", "sha512", "sha3_256", "sha3_384", "sha3_512", "blake2b", "blake2s"}
@@ -54,13 +53,13 @@ class ImageMetadata:
 def parse_metadata(body: Any) -> ImageMetadata:
     """Parse the metadata of an image from a response of Glance. Raise Invalid if malformed."""
     if not isinstance(body, Mapping):
-        raise Invalid(f"expected an image as an object, found {type(body).__name__}")
+        raise errors.Invalid(f"expected an image as an object, found {type(body).__name__}")
     size = body.get("size")
     if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 0):
-        raise Invalid(f"size: invalid value {str(size)[:60]!r}, expected an integer")
+        raise errors.Invalid(f"size: invalid value {str(size)[:60]!r}, expected an integer")
     digest = _text(body, "os_hash_value")
     return ImageMetadata(
-        uuid=parse_uuid(body.get("id"), "id"),
+        uuid=validation.parse_uuid(body.get("id"), "id"),
         status=_text(body, "status") or "unknown",
         size=size,
         container_format=_text(body, "container_format"),
@@ -80,7 +79,7 @@ def parse_metadata(body: Any) -> ImageMetadata:
 def ensure_loadable(image: ImageMetadata, max_size: int) -> None:
     """Raise DriverFailed with the reason and the remedy if an image must not be downloaded."""
     if (reason := _reject(image, max_size)) is not None:
-        raise DriverFailed(f"image {image.uuid} {reason}")
+        raise errors.DriverFailed(f"image {image.uuid} {reason}")
 
 
 def select_image(
@@ -103,13 +102,13 @@ def select_image(
     )
     text = ", ".join(f"{name}={value}" for name, value in sorted(properties.items()))
     if not found:
-        raise DriverFailed(
+        raise errors.DriverFailed(
             f"there is no active image with {text}: upload one as a public image, or in a project "
             "that the agent trusts ([glance] trusted_projects)"
         )
     if len(found) > 1:
         names = ", ".join(found[:MAX_NAMED]) + (", ..." if len(found) > MAX_NAMED else "")
-        raise DriverFailed(
+        raise errors.DriverFailed(
             f"several images have {text}: {names}; deactivate all but one, or name one by its uuid"
         )
     return found[0]
@@ -173,5 +172,5 @@ def _reject(image: ImageMetadata, max_size: int) -> str | None:
 def _text(body: Mapping[str, Any], name: str) -> str | None:
     value = body.get(name)
     if value is not None and not isinstance(value, str):
-        raise Invalid(f"{name}: expected a string, found {type(value).__name__}")
+        raise errors.Invalid(f"{name}: expected a string, found {type(value).__name__}")
     return value

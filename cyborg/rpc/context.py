@@ -10,8 +10,7 @@ import oslo_messaging
 from oslo_context import context
 
 from cyborg import tracing
-from cyborg.core.log import parse_trace_context
-from cyborg.core.text import to_iso
+from cyborg.core import log, text
 
 # A credential allows its bearer everything, so none is sent to another process.
 _SECRETS = ("auth_token",)
@@ -94,7 +93,7 @@ class ContextSerializer(oslo_messaging.NoOpSerializer):  # type: ignore[misc]
         # A longer id would not fit into the column of the recorded calls.
         if isinstance(call_id, str) and 0 < len(call_id) <= MAX_ID:
             call_context.call_id = call_id
-        call_context.trace_context = parse_trace_context(values.get(TRACE_CONTEXT))
+        call_context.trace_context = log.parse_trace_context(values.get(TRACE_CONTEXT))
         call_context.answer_by = _parse_time(values.get(ANSWER_BY))
         return call_context
 
@@ -107,7 +106,7 @@ class CallSerializer(ContextSerializer):
         call_id = getattr(ctxt, "new_call_id", None) or uuid4().hex
         values = super().serialize_context(ctxt) | {CALL_ID: call_id}
         if (answer_by := getattr(ctxt, "answer_by", None)) is not None:
-            values[ANSWER_BY] = to_iso(answer_by)
+            values[ANSWER_BY] = text.to_iso(answer_by)
         trace_context = tracing.current_context()
         return values if trace_context is None else values | {TRACE_CONTEXT: trace_context}
 

@@ -18,16 +18,13 @@ from typing import Any
 from oslo_config import cfg
 
 from cyborg.compat import rabbit
+from cyborg.core import log, validation
 from cyborg.core.errors import Invalid
-from cyborg.core.log import drop_tracebacks, get_logger
 from cyborg.core.text import sanitize
-from cyborg.core.validation import check_text
-from cyborg.rpc import publishing
-from cyborg.rpc.context import SENDER
-from cyborg.rpc.contract import MAX_MESSAGE_BYTES
+from cyborg.rpc import context, contract, publishing
 from cyborg.rpc.publishing import FAULTS
 
-LOG = get_logger(__name__)
+LOG = log.get_logger(__name__)
 
 DRIVER = "oslo.messaging._drivers.impl_rabbit"
 TRACEBACK_LOGGERS = (
@@ -85,7 +82,7 @@ def capture_warnings(callback: Callable[[str], None]) -> Iterator[None]:
 
 def limit_library_log() -> None:
     """Limit the log of oslo.messaging in this process. Idempotent."""
-    drop_tracebacks(TRACEBACK_LOGGERS, FAULTS)
+    log.drop_tracebacks(TRACEBACK_LOGGERS, FAULTS)
     logger = logging.getLogger(DRIVER)
     if not any(isinstance(item, RateLimitFilter) for item in logger.filters):
         logger.addFilter(RateLimitFilter())
@@ -103,7 +100,7 @@ def max_body_bytes(conf: cfg.ConfigOpts) -> int:
     """Return the maximum size of a message body in bytes."""
     # The arguments are JSON within JSON, which doubles quotes and backslashes; the context is
     # small.
-    return 2 * max(int(conf.conductor.max_report_bytes), MAX_MESSAGE_BYTES) + 65536
+    return 2 * max(int(conf.conductor.max_report_bytes), contract.MAX_MESSAGE_BYTES) + 65536
 
 
 def filter_messages(transport: Any, conf: cfg.ConfigOpts) -> threading.Event:
@@ -210,7 +207,7 @@ class MessageFilter:
             # Without requeue: the broker would deliver it again for ever.
             self.consumer.queue.channel.basic_reject(raw.delivery_tag, requeue=False)
             return
-        fields[f"_context_{SENDER}"] = describe_sender(raw, {})
+        fields[f"_context_{context.SENDER}"] = describe_sender(raw, {})
         try:
             self.consumer.callback(Message(fields, message))
         except FAULTS as exc:
@@ -335,7 +332,7 @@ def _parse_object(text: Any, subject: str) -> dict[str, Any]:
 def _check_name(fields: Mapping[str, Any], key: str, *, needed: bool = False) -> None:
     value = fields.get(key)
     if value is not None or needed:
-        check_text(key, value, MAX_NAME)
+        validation.check_text(key, value, MAX_NAME)
 
 
 def _clean(value: Any) -> str:

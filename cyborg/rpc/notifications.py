@@ -15,15 +15,11 @@ from oslo_config import cfg
 from oslo_messaging.notify.listener import NotificationServer
 
 from cyborg.compat import memory_broker, rabbit
-from cyborg.core.errors import Invalid, Misconfigured, TimedOut, Unavailable
-from cyborg.core.log import get_logger
-from cyborg.core.text import sanitize
-from cyborg.rpc import filters
-from cyborg.rpc.publishing import FAULTS
-from cyborg.rpc.transport import checked_url, register_options
+from cyborg.core import errors, log, text
+from cyborg.rpc import filters, publishing, transport
 from cyborg.threads.failures import Backoff, RateLimitedLogger
 
-LOG = get_logger(__name__)
+LOG = log.get_logger(__name__)
 
 GROUP = rabbit.NOTIFICATIONS
 DRIVERS = "oslo.messaging.notify.drivers"
@@ -35,7 +31,7 @@ _LOGGER = "oslo_messaging.notify.messaging"
 
 def is_enabled(conf: cfg.ConfigOpts) -> bool:
     """Return whether a notification driver is configured."""
-    register_options(conf)
+    transport.register_options(conf)
     return bool(set(conf[GROUP].driver) - DISABLED_DRIVERS)
 
 
@@ -47,11 +43,11 @@ class Notifier:
 
         ``publisher`` is the service that the notifications name, with its host.
         """
-        register_options(conf)
+        transport.register_options(conf)
         # oslo.messaging only logs a driver that it does not know, and then sends nothing.
         installed = {entry.name for entry in metadata.entry_points(group=DRIVERS)}
         if unknown := sorted(set(conf[GROUP].driver) - installed - {""}):
-            raise Misconfigured(
+            raise errors.Misconfigured(
                 f"[{GROUP}] driver: found {unknown[0]!r}; expected one of "
                 f"{', '.join(sorted(installed))}",
                 option=f"[{GROUP}] driver",
@@ -76,7 +72,7 @@ class Notifier:
         # The driver is not made for two sends at a time, and the order of notifications would be
         # lost.
         if self._thread is not None and self._thread.is_alive():
-            raise Unavailable(
+            raise errors.Unavailable(
                 "the notification broker has not answered an earlier notification yet"
             )
         results: list[str | None] = []
@@ -97,7 +93,7 @@ class Notifier:
         else:
             error = f"the notification broker did not answer in {self.timeout:g} s"
         if not sent:
-            raise Unavailable(error) if broker_errors else TimedOut(error)
+            raise errors.Unavailable(error) if broker_errors else errors.TimedOut(error)
         return sent + [error] * (len(messages) - len(sent))
 
     def cleanup(self) -> None:
@@ -148,7 +144,7 @@ def _transport(conf: cfg.ConfigOpts) -> Any:
     url = conf[GROUP].transport_url or conf.transport_url
     memory_broker.install_for(str(url))
     logging.getLogger(_LOGGER).addFilter(_is_no_send_failure)
-    with checked_url(str(url), f"[{GROUP}] transport_url"):
+    with transport.checked_url(str(url), f"[{GROUP}] transport_url"):
         return oslo_messaging.get_notification_transport(conf)
 
 
@@ -168,7 +164,7 @@ class AuditNotifier:
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         """Create the sender, which connects at the first event. Raise Misconfigured."""
         if not is_enabled(conf):
-            raise Misconfigured(
+            raise errors.Misconfigured(
                 f"[api] audit_map_file is set, but [{GROUP}] driver is not: set it to messagingv2 "
                 "or log",
                 option=f"[{GROUP}] driver",
@@ -222,7 +218,7 @@ class AuditNotifier:
         """Send an event; return False if it must be sent again."""
         try:
             (invalid,) = self._notifier.send([event])
-        except Unavailable as exc:
+        except errors.Unavailable as exc:
             self._failures.warn(f"Cannot send audit events, retrying: {exc.message}")
             return False
         self._failures.recovered("The notification broker")
@@ -257,7 +253,7 @@ class NotificationListener:
 
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         """Create the listener without connecting. Raise Misconfigured."""
-        register_options(conf)
+        transport.register_options(conf)
         filters.limit_library_log()
         self._conf = conf
         self._transport = _make_transport(conf)
@@ -309,8 +305,8 @@ class NotificationListener:
                 server.start()
                 self._server = server
                 break
-            except FAULTS as exc:
-                error = sanitize(str(exc), 500)
+            except publishing.FAULTS as exc:
+                error = text.sanitize(str(exc), 500)
             except Exception as exc:
                 LOG.exception("Unexpected error while listening for Nova's notifications")
                 error = type(exc).__name__
@@ -375,8 +371,8 @@ class _Connection(rabbit.Connection):
                 self._receive(filters.decode(message, MAX_BYTES))
             except Exception as exc:
                 reason = type(exc).__name__
-                if isinstance(exc, Invalid):
-                    reason = sanitize(exc.message.replace("\n", " "), 500)
+                if isinstance(exc, errors.Invalid):
+                    reason = text.sanitize(exc.message.replace("\n", " "), 500)
                 else:
                     LOG.exception("Unexpected error while receiving a notification, discarded")
                 self._refuse(f"{reason} (from {filters.describe_sender(raw, {})})")
@@ -394,7 +390,7 @@ class _Connection(rabbit.Connection):
 def _make_transport(conf: cfg.ConfigOpts) -> Any:
     url = conf.nova.notification_url or conf.transport_url
     memory_broker.install_for(str(url))
-    with checked_url(str(url), "[nova] notification_url"):
+    with transport.checked_url(str(url), "[nova] notification_url"):
         return oslo_messaging.get_notification_transport(conf, url=url)
 
 
@@ -402,7 +398,7 @@ def make_listener(conf: cfg.ConfigOpts) -> NotificationListener | None:
     """Return a listener, None if notifications are disabled or impossible. Raise Misconfigured."""
     if not conf.nova.notifications:
         return None
-    register_options(conf)
+    transport.register_options(conf)
     url = str(conf.nova.notification_url or conf.transport_url)
     if not url.startswith("rabbit:"):
         LOG.warning(

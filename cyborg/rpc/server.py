@@ -18,10 +18,9 @@ from cyborg.compat import rabbit
 from cyborg.core.errors import CyborgError, Invalid, Stale, Unavailable
 from cyborg.core.log import get_logger
 from cyborg.core.text import sanitize
-from cyborg.rpc import envelope
+from cyborg.rpc import envelope, publishing
 from cyborg.rpc.context import CallContext, ContextSerializer
 from cyborg.rpc.contract import CONTRACTS, MAX_MESSAGE_BYTES, Contract, Method
-from cyborg.rpc.publishing import FAULTS
 from cyborg.rpc.transport import Transport
 from cyborg.telemetry.recorder import RPC_SERVER_CALLS, RPC_SERVER_SECONDS, MetricRecorder
 
@@ -76,7 +75,7 @@ class Server:
         oslo = self.make()
         try:
             oslo.start()
-        except FAULTS as exc:
+        except publishing.FAULTS as exc:
             raise Unavailable(
                 f"the message broker at {self.transport.broker_address} refused the server: {exc}"
             ) from exc

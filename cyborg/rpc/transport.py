@@ -17,14 +17,13 @@ import oslo_messaging
 from oslo_config import cfg
 
 from cyborg.compat import memory_broker, rabbit
+from cyborg.core import log, text
 from cyborg.core.errors import Misconfigured, Unavailable
-from cyborg.core.log import get_logger
-from cyborg.core.text import sanitize
 from cyborg.rpc import filters, publishing
 from cyborg.rpc.publishing import FAULTS
 from cyborg.telemetry.recorder import MetricRecorder
 
-LOG = get_logger(__name__)
+LOG = log.get_logger(__name__)
 
 OPEN_TIMEOUT = 5.0
 """Seconds that a call waits for the first connection to the broker."""
@@ -202,7 +201,7 @@ class Transport:
 
     def _log_error(self, error: str) -> None:
         """Log the error if it differs from the last logged error."""
-        message = sanitize(error.partition(" (retrying in")[0].replace("\n", " "), 500)
+        message = text.sanitize(error.partition(" (retrying in")[0].replace("\n", " "), 500)
         if message != self._last_error:
             LOG.error("The message broker at %s does not answer: %s", self.broker_address, message)
         self._last_error = message

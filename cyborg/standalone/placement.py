@@ -18,9 +18,8 @@ from keystoneauth1 import adapter, session, token_endpoint
 from oslo_config import cfg
 from oslo_db.sqlalchemy import enginefacade
 
+from cyborg.compat import oslo, placement
 from cyborg.compat.database import keep_connections
-from cyborg.compat.oslo import cache_policy_signatures
-from cyborg.compat.placement import cache_computed_values, reset_sync_flags
 from cyborg.threads.locks import FifoLock
 
 URL = "http://placement.embedded"
@@ -78,8 +77,8 @@ class EmbeddedPlacement:
         from placement import conf as placement_conf
         from placement import db_api, deploy, policy
 
-        cache_computed_values()
-        cache_policy_signatures()
+        placement.cache_computed_values()
+        oslo.cache_policy_signatures()
         for name in ("placement", "alembic"):
             _set_log_level(name, logging.WARNING)
         conf = cfg.ConfigOpts()
@@ -97,7 +96,7 @@ class EmbeddedPlacement:
         self._undo.callback(db_api.placement_context_manager.patch_factory(database))
         policy.reset()
         self._undo.callback(policy.reset)
-        reset_sync_flags()
+        placement.reset_sync_flags()
         app: Callable[..., Iterable[bytes]] = deploy.loadapp(conf)
         return app
 

@@ -19,25 +19,22 @@ from typing import Any
 from oslo_config import cfg
 
 from cyborg.agent.service import AgentService
+from cyborg.api import faults, health
 from cyborg.api.app import make_app
-from cyborg.api.faults import FaultMiddleware
-from cyborg.api.health import Heartbeat
 from cyborg.api.middleware import HostCheck
 from cyborg.conductor.service import ConductorService
-from cyborg.core.errors import Misconfigured, Unavailable
-from cyborg.core.log import get_logger
+from cyborg.core import errors, log
 from cyborg.db import migrate
 from cyborg.db.clock import INTERVAL
 from cyborg.db.engine import Reader, make_engine
 from cyborg.rpc.client import make_conductor_client
 from cyborg.rpc.contract import ConductorAPI
 from cyborg.rpc.transport import make_transport, register_options
-from cyborg.standalone import placement
-from cyborg.standalone.http import HttpServer
+from cyborg.standalone import http, placement
 from cyborg.threads.periodic import PeriodicTask
 from cyborg.tracing import service as tracing
 
-LOG = get_logger(__name__)
+LOG = log.get_logger(__name__)
 
 DATABASE = "cyborg.db"
 PLACEMENT_DATABASE = "placement.db"
@@ -71,8 +68,8 @@ class StandaloneStack:
 
     def __post_init__(self) -> None:
         self._undo = contextlib.ExitStack()
-        self._api: HttpServer
-        self._placement_http: HttpServer
+        self._api: http.HttpServer
+        self._placement_http: http.HttpServer
         self.conductor: ConductorAPI
         self.reader: Reader
         self.placement: Any
@@ -132,7 +129,7 @@ class StandaloneStack:
         ensure_compute_node(self.placement, conf.host)
         self._undo.callback(self._placement_http.stop)
         # The token is public, so requests of web pages are rejected as by the API.
-        self._placement_http.start(FaultMiddleware(HostCheck(app, conf.api.server_names)))
+        self._placement_http.start(faults.FaultMiddleware(HostCheck(app, conf.api.server_names)))
 
         self.report("conductor: starting")
         transport = make_transport(conf)
@@ -154,14 +151,14 @@ class StandaloneStack:
         self._run(conductor)
         # Otherwise the agent's first call is lost, and the agent waits for its full timeout.
         if not conductor.wait_ready(START_TIMEOUT):
-            raise Unavailable(f"the conductor is not ready after {START_TIMEOUT:g} s")
+            raise errors.Unavailable(f"the conductor is not ready after {START_TIMEOUT:g} s")
 
         self.report(f"agent: starting, backends {', '.join(_backends(conf))}")
         self._undo.callback(shutdown.start)
         agent.start()
 
         api = make_app(conf, self.conductor, self.reader, transport.recorder)
-        self._run(Heartbeat(conf, self.conductor, str(uuid.uuid4()), api.health))
+        self._run(health.Heartbeat(conf, self.conductor, str(uuid.uuid4()), api.health))
         self._undo.callback(self._api.stop)
         self._api.start(api, conf.standalone.threads)
 
@@ -184,9 +181,9 @@ class StandaloneStack:
         if not _backends(conf):
             conf.set_override("enabled_drivers", DEFAULT_DRIVERS, group="agent")
 
-    def _listen(self, option: str) -> HttpServer:
+    def _listen(self, option: str) -> http.HttpServer:
         section = self.conf.standalone
-        server = HttpServer(section.listen, section[option], option)
+        server = http.HttpServer(section.listen, section[option], option)
         # Registered before the start, to release the port in any case; stop() can be called twice.
         self._undo.callback(server.stop)
         return server
@@ -243,7 +240,7 @@ def make_private(state: Path) -> None:
         shared = bool(names and mode & (stat.S_IRWXG | stat.S_IRWXO))
         has_database = any(name.startswith((DATABASE, PLACEMENT_DATABASE)) for name in names)
         if mode & stat.S_ISVTX or (shared and not has_database):
-            raise Misconfigured(
+            raise errors.Misconfigured(
                 f"{state} is shared with other users: set --state-dir to a separate directory"
             )
         state.chmod(0o700)
@@ -255,7 +252,7 @@ def make_private(state: Path) -> None:
                 if not path.is_symlink():
                     path.chmod(0o600)
     except OSError as exc:
-        raise Misconfigured(f"{exc.filename or state}: {exc.strerror}") from exc
+        raise errors.Misconfigured(f"{exc.filename or state}: {exc.strerror}") from exc
 
 
 @contextlib.contextmanager
@@ -265,5 +262,5 @@ def _sole_owner(state: Path) -> Any:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
-            raise Misconfigured(f"another cyborg-standalone uses {state}") from exc
+            raise errors.Misconfigured(f"another cyborg-standalone uses {state}") from exc
         yield

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
-from cyborg.core.errors import CyborgError
-from cyborg.core.log import get_logger
+from cyborg.core import errors, log
 
-LOG = get_logger(__name__)
+LOG = log.get_logger(__name__)
 
 _QUICK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _STAGES = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
@@ -250,6 +249,6 @@ class Measurement:
     ) -> None:
         """Record the call."""
         # An error of a library may have a code too, of any value.
-        error = exc.code if isinstance(exc, CyborgError) else CyborgError.code
+        error = exc.code if isinstance(exc, errors.CyborgError) else errors.CyborgError.code
         self._recorder.count(self._calls, self._method, "ok" if exc is None else error)
         self._recorder.observe(self._seconds, time.monotonic() - self._started, self._method)

@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 
-from cyborg.core.errors import is_expected
-from cyborg.core.log import get_logger
+from cyborg.core import errors, log
 from cyborg.threads.failures import RateLimitedLogger
 
-LOG = get_logger(__name__)
+LOG = log.get_logger(__name__)
 
 ERROR_PAUSE = 10.0  # seconds until the next round after an unexpected error
 
@@ -128,7 +127,7 @@ class PeriodicTask(LoopThread):
             self.work()
             self._failure_log.recovered(self.name)
         except Exception as exc:
-            if is_expected(exc):
+            if errors.is_expected(exc):
                 self._failure_log.warn(f"{self.name}: {exc}; retrying")
             else:
                 # With a traceback each time: unlike an outage, this is a mistake of the program.

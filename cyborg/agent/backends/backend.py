@@ -17,18 +17,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
+from cyborg.core import log, naming
 from cyborg.core.errors import CyborgError, DriverFailed
 from cyborg.core.inventory import device_state
 from cyborg.core.inventory.device import Ability, Device, Health
 from cyborg.core.inventory.device_state import Measurement, Recovery
 from cyborg.core.inventory.report import MAX_REMARKS, BackendState, BackendStatus
-from cyborg.core.log import get_logger
-from cyborg.core.naming import is_accelerator_class, is_trait
 from cyborg.core.text import sanitize
 from cyborg.drivers.base import Driver, MeasureInterface, PartitionInterface, SetupInterface
 from cyborg.threads.periodic import LoopThread
 
-LOG = get_logger(__name__)
+LOG = log.get_logger(__name__)
 
 
 @dataclass(eq=False)
@@ -443,11 +442,11 @@ def _find_defect(backend: str, device: Any) -> str | None:
     if device.backend != backend:
         return f"{name} names backend {device.backend}, not {backend}"
     for deployable in device.deployables:
-        if not is_accelerator_class(deployable.resource_class):
+        if not naming.is_accelerator_class(deployable.resource_class):
             return (
                 f"{name} has resource class {deployable.resource_class}, not an accelerator class"
             )
-        if invalid := sorted(trait for trait in deployable.traits if not is_trait(trait)):
+        if invalid := sorted(trait for trait in deployable.traits if not naming.is_trait(trait)):
             return f"{name} has trait {invalid[0]}, which Placement does not accept"
     try:
         # A value that JSON changes, such as a tuple, would differ from what the conductor stores:

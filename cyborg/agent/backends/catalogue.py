@@ -20,12 +20,11 @@ from types import ModuleType
 from typing import Any
 
 from cyborg.agent.backends.backend import error_text
+from cyborg.core import errors, log
 from cyborg.core.drivers import registry
-from cyborg.core.errors import CyborgError, DriverFailed, NotFound
-from cyborg.core.log import get_logger
 from cyborg.drivers.base import ABILITY_INTERFACES, Driver
 
-LOG = get_logger(__name__)
+LOG = log.get_logger(__name__)
 
 
 class LoadedCode:
@@ -128,13 +127,13 @@ class DriverCatalogue:
         if entry is None:
             raise unknown_driver(name, self.names)
         if driver is None:
-            raise DriverFailed(f"driver {name} cannot be loaded: {entry.error}")
+            raise errors.DriverFailed(f"driver {name} cannot be loaded: {entry.error}")
         return driver
 
     def check_code(self, name: str) -> None:
         """Raise DriverFailed if the last scan found other code of a driver than is loaded."""
         if (change := self._changes.get(name)) is not None:
-            raise DriverFailed(
+            raise errors.DriverFailed(
                 f"driver {name}: {change}; only a restart of cyborg-agent on this host loads the "
                 "installed code"
             )
@@ -185,7 +184,7 @@ class DriverCatalogue:
         try:
             if len(points) > 1:
                 values = " and ".join(sorted(point.value for point in points))
-                raise DriverFailed(f"several packages have a driver of this name: {values}")
+                raise errors.DriverFailed(f"several packages have a driver of this name: {values}")
             driver = self._load(*points)
             return _describe(name, driver), driver
         # The only one that is about this process and not about the driver.
@@ -206,7 +205,7 @@ class DriverCatalogue:
         if pending.is_alive():
             # If the import finishes, the next scan uses it.
             self._pending_imports[point] = pending
-            raise DriverFailed(
+            raise errors.DriverFailed(
                 f"importing {point.module} takes longer than {self._import_timeout:g} s"
             )
         self._pending_imports.pop(point, None)
@@ -234,13 +233,13 @@ class _Import(threading.Thread):
             self.error = exc
 
 
-def unknown_driver(name: str, installed: Sequence[str]) -> NotFound:
+def unknown_driver(name: str, installed: Sequence[str]) -> errors.NotFound:
     """Return the error for a driver that is not installed here."""
     near = difflib.get_close_matches(name, installed, n=3)
     hint = f" (did you mean {' or '.join(near)}?)" if near else ""
     if (counterpart := registry.describe_counterpart(name)) is not None:
         hint = f", {counterpart}"
-    return NotFound(
+    return errors.NotFound(
         f"found {name!r}{hint}; expected one of the drivers of {NAMESPACE}: "
         f"{', '.join(installed) or 'none is installed'}",
         found=name,
@@ -292,7 +291,7 @@ def _describe(name: str, driver: Any) -> registry.DriverEntry:
 def _is_serialisable(entry: registry.DriverEntry) -> bool:
     try:
         registry.load(registry.dump([entry]))
-    except (CyborgError, TypeError, ValueError) as exc:
+    except (errors.CyborgError, TypeError, ValueError) as exc:
         LOG.warning("Ignoring an invalid entry point of %s: %s", NAMESPACE, exc, driver=entry.name)
         return False
     return True

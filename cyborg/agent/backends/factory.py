@@ -16,19 +16,20 @@ from oslo_config import cfg
 from cyborg.agent.backends.backend import error_text
 from cyborg.agent.backends.catalogue import NAMESPACE, DriverCatalogue, unknown_driver
 from cyborg.agent.state_file import MemoryFile
+from cyborg.core import errors, log
 from cyborg.core.capture.model import parse_fault
 from cyborg.core.drivers import desired_state
 from cyborg.core.drivers.registry import DriverEntry, Option, Source, Support, list_settings
-from cyborg.core.errors import DriverFailed, Invalid, Misconfigured
 from cyborg.core.inventory.device import Device
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import ABILITY_INTERFACES, Driver, ImageStore, NoImageStore
+from cyborg.drivers.base import ABILITY_INTERFACES, Driver
 from cyborg.drivers.host_use.domains import ReadDomains, read_nothing
 from cyborg.drivers.replay.host import ReplayedHost
 from cyborg.drivers.replay.recorder import load_capture
 
-LOG = get_logger(__name__)
+LOG = log.get_logger(__name__)
 
 
 def open_replay(conf: cfg.ConfigOpts) -> ReplayedHost | None:
@@ -46,11 +47,11 @@ def open_replay(conf: cfg.ConfigOpts) -> ReplayedHost | None:
         raise _misconfigured("external_driver_dir", "external drivers cannot be replayed")
     try:
         faults = [parse_fault(text) for text in options.replay_faults]
-    except Invalid as exc:
+    except errors.Invalid as exc:
         raise _misconfigured("replay_faults", exc.message) from exc
     try:
         host = ReplayedHost(load_capture(Path(options.replay)), faults)
-    except Invalid as exc:
+    except errors.Invalid as exc:
         raise _misconfigured("replay", exc.message) from exc
     except OSError as exc:
         raise _misconfigured("replay", f"{options.replay}: {exc.strerror or exc}") from exc
@@ -74,8 +75,8 @@ def deny_host_work(conf: cfg.ConfigOpts) -> None:
         privileged.deny_calls("this process replays a capture ([agent] replay)")
 
 
-def _misconfigured(option: str, problem: str) -> Misconfigured:
-    return Misconfigured(f"[agent] {option}: {problem}", option=f"agent.{option}")
+def _misconfigured(option: str, problem: str) -> errors.Misconfigured:
+    return errors.Misconfigured(f"[agent] {option}: {problem}", option=f"agent.{option}")
 
 
 __all__ = ["NAMESPACE", "DriverFactory", "load_drivers", "options_of"]
@@ -206,7 +207,7 @@ class DriverFactory:
         # The name of a backend is that of its devices in the database: two owners would delete each
         # other's.
         if backend in self._conf.agent.external_drivers:
-            raise Misconfigured(
+            raise errors.Misconfigured(
                 f"backend {backend}: an external driver has that name; expected another name"
             )
         driver = self._catalogue.driver(desired.driver)
@@ -215,7 +216,7 @@ class DriverFactory:
         if not self._is_allowed(driver.SUPPORT_LEVEL) and not self._is_in_file(
             backend, desired.driver
         ):
-            raise Misconfigured(
+            raise errors.Misconfigured(
                 f"backend {backend}: driver {desired.driver} is a reference driver; set "
                 "[agent] allow_reference_drivers = true, or give the backend a section of its own, "
                 "in this host's configuration file",
@@ -265,10 +266,10 @@ class DriverFactory:
         name, option = self._configured[backend]
         if name not in self._catalogue.names:
             exc = unknown_driver(name, self._catalogue.names)
-            raise Misconfigured(f"{option}: {exc.message}", **exc.details)
+            raise errors.Misconfigured(f"{option}: {exc.message}", **exc.details)
         try:
             return self.from_config(backend)
-        except Misconfigured:
+        except errors.Misconfigured:
             raise
         except BaseException as exc:  # a driver may end with sys.exit()
             LOG.debug("Failed to create backend", backend=backend, exc_info=True)
@@ -326,7 +327,7 @@ class DriverFactory:
                 values[option.name] = self._conf[backend][option.name]
             # oslo.config converts a value when it is read, not when the option is registered.
             except ValueError as exc:
-                raise Misconfigured(
+                raise errors.Misconfigured(
                     f"[{backend}] {option.name}: {exc}; expected a value of type {option.kind}",
                     section=backend,
                     option=option.name,
@@ -352,12 +353,12 @@ class DriverFactory:
         instance.memory = self._memory.of(driver.name)
         # Its constructor may choose any name, under which reports would add a second backend.
         if instance.backend != backend:
-            raise DriverFailed(
+            raise errors.DriverFailed(
                 f"the driver calls its backend {instance.backend!r:.100}, expected {backend!r}"
             )
         for ability in instance.abilities:
             if not isinstance(instance, ABILITY_INTERFACES[ability]):
-                raise Misconfigured(
+                raise errors.Misconfigured(
                     f"[{backend}] driver: found {driver.name!r}, which has ability {ability} but "
                     f"not the methods of {ABILITY_INTERFACES[ability].__name__}; expected a "
                     "driver that has them",
@@ -384,15 +385,15 @@ class FailedDriver(Driver):
 
     def discover(self) -> Sequence[Device]:
         """Fail with the reason."""
-        raise DriverFailed(self._reason)
+        raise errors.DriverFailed(self._reason)
 
     def prepare(self, item: WorkItem, instance: str | None) -> None:
         """Fail with the reason."""
-        raise DriverFailed(self._reason)
+        raise errors.DriverFailed(self._reason)
 
     def release(self, item: WorkItem) -> None:
         """Fail with the reason: only the driver itself can clean a handle."""
-        raise DriverFailed(self._reason)
+        raise errors.DriverFailed(self._reason)
 
 
 def _log_failed(backend: str, driver: str, text: str, exc: BaseException) -> FailedDriver:
@@ -412,7 +413,7 @@ def _read_configured(conf: cfg.ConfigOpts) -> dict[str, tuple[str, str]]:
         for backend in conf.agent[option]:
             _check_section_name(conf, backend, f"[agent] {option}")
             if backend in backends:
-                raise Misconfigured(
+                raise errors.Misconfigured(
                     f"[agent] {option}: found {backend!r} twice; expected each backend once"
                 )
             if option == "enabled_drivers":
@@ -420,7 +421,7 @@ def _read_configured(conf: cfg.ConfigOpts) -> dict[str, tuple[str, str]]:
                 continue
             conf.register_opts(_DRIVER, group=backend)
             if not conf[backend].driver:
-                raise Misconfigured(
+                raise errors.Misconfigured(
                     f"[{backend}] driver: found nothing; expected the driver of the backend that "
                     f"[agent] {option} names"
                 )
@@ -431,13 +432,13 @@ def _read_configured(conf: cfg.ConfigOpts) -> dict[str, tuple[str, str]]:
 def _check_section_name(conf: cfg.ConfigOpts, backend: str, option: str) -> None:
     section = backend.lower()  # sections are found in lower case
     if section in _RESERVED_SECTIONS or section.startswith(("oslo_", "keystone_")) or not backend:
-        raise Misconfigured(
+        raise errors.Misconfigured(
             f"{option}: found {backend!r}, which is a section of the service itself; "
             "expected another name"
         )
     # In oslo.config a section hides an option of the same name.
     if backend in conf and not isinstance(conf[backend], cfg.ConfigOpts.GroupAttr):
-        raise Misconfigured(
+        raise errors.Misconfigured(
             f"{option}: found {backend!r}, which is an option of the service itself; "
             "expected another name"
         )

@@ -14,13 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cyborg.agent.backends.backend import Backend
-from cyborg.core import clock
+from cyborg.core import clock, log
 from cyborg.core.clock import EventBatch
-from cyborg.core.log import get_logger
-from cyborg.threads.failures import Backoff
-from cyborg.threads.periodic import LoopThread
+from cyborg.threads import failures, periodic
 
-LOG = get_logger(__name__)
+LOG = log.get_logger(__name__)
 
 BUFFER_SIZE = 16 * 1024 * 1024
 """Receive buffer in bytes; adding or removing 256 virtual functions needs about half a MiB."""
@@ -125,7 +123,7 @@ MAX_PAUSE = 60.0
 
 
 @dataclass(eq=False)
-class UeventWatcher(LoopThread):
+class UeventWatcher(periodic.LoopThread):
     """Thread that reads uevents and makes the affected backends rediscover.
 
     ``open_source`` opens a source for subsystems; ``clock`` is monotonic, in seconds.
@@ -143,7 +141,7 @@ class UeventWatcher(LoopThread):
         self._batch: EventBatch | None = None
         self._started = False  # opening a source was tried
         self._reopen_needed = False  # the source lacks subsystems of new backends
-        self._backoff = Backoff(INITIAL_PAUSE, MAX_PAUSE)
+        self._backoff = failures.Backoff(INITIAL_PAUSE, MAX_PAUSE)
         self._warned = False
         self._opened_at = 0.0
         self._event_count = self._rediscoveries = 0  # since the start, for the log

@@ -18,17 +18,16 @@ from cyborg.agent.backends.factory import DriverFactory
 from cyborg.agent.backends.inventory import BackendRegistry
 from cyborg.agent.jobs.checkpoint import BOOT_ID, read_boot_id
 from cyborg.agent.state_file import StateFile
+from cyborg.core import log, validation
 from cyborg.core.drivers import desired_state
 from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.report import BackendState, BackendStatus
-from cyborg.core.log import get_logger
-from cyborg.core.validation import integer
 from cyborg.drivers.base import Driver
 from cyborg.drivers.pci import managed
 from cyborg.rpc.contract import ConductorAPI
 from cyborg.threads.periodic import LoopThread
 
-LOG = get_logger(__name__)
+LOG = log.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ class BackendFile:
 def _load_backends(data: Any) -> BackendFileContent:
     records = [desired_state.BackendRecord.from_dict(item) for item in data["backends"]]
     return BackendFileContent(
-        generation=integer(data["generation"]),
+        generation=validation.integer(data["generation"]),
         backends={record.desired.backend: record for record in records},
         setup_boot=data.get("boot_id"),
     )

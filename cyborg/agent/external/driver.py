@@ -23,17 +23,15 @@ from oslo_config import cfg
 
 from cyborg.agent.external import server
 from cyborg.agent.external.server import RegistrationServer, peer_credentials
-from cyborg.core import external
+from cyborg.core import external, log
 from cyborg.core.errors import DriverFailed, Invalid, Misconfigured, TimedOut, Unavailable
 from cyborg.core.external import Hello
-from cyborg.core.inventory.device import Ability, Device
-from cyborg.core.inventory.device_state import Measurement
+from cyborg.core.inventory import device, device_state
 from cyborg.core.jobs.job import WorkItem
-from cyborg.core.log import get_logger
 from cyborg.core.text import sanitize
 from cyborg.drivers.base import Driver
 
-LOG = get_logger(__name__)
+LOG = log.get_logger(__name__)
 
 MAX_RESPONSE = 1024 * 1024  # bytes of a body
 _MAX_HEADER = 64 * 1024
@@ -176,7 +174,7 @@ class ExternalDriver(Driver):
         self._hello: Hello | None = None
 
     @property
-    def abilities(self) -> frozenset[Ability]:
+    def abilities(self) -> frozenset[device.Ability]:
         """Return the abilities in the last hello."""
         return frozenset() if self._hello is None else self._hello.abilities
 
@@ -185,18 +183,18 @@ class ExternalDriver(Driver):
         previous, self._hello = self._hello, hello
         return hello != previous
 
-    def discover(self) -> Sequence[Device]:
+    def discover(self) -> Sequence[device.Device]:
         """Return the devices that the driver discovers. Raise DriverFailed and TimedOut."""
         hello = self._registered_hello()
         # Two calls: a driver may answer from a cache that only its discovery refreshes.
         self._read("POST", "/discovery", external.parse_discovery)
 
-        def load(body: Any) -> tuple[Device, ...]:
+        def load(body: Any) -> tuple[device.Device, ...]:
             return external.load_devices(body, self.backend, hello.type)
 
         return self._read("GET", "/hardware", load)
 
-    def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
+    def measure(self, devices: Sequence[device.Device]) -> Mapping[str, device_state.Measurement]:
         """Return the health of these devices. Raise DriverFailed and TimedOut."""
         measured = self._read("GET", "/health", external.parse_health)
         # Devices that appeared since the discovery are left out: they have no row that could be
@@ -213,7 +211,7 @@ class ExternalDriver(Driver):
         Raise DriverFailed also before the driver has registered, because it is unknown whether it
         must release anything. The conductor then retries.
         """
-        if Ability.PREPARES in self._registered_hello().abilities:
+        if device.Ability.PREPARES in self._registered_hello().abilities:
             self._call_work("/release", {"item": item.to_dict()})
 
     def program(self, item: WorkItem, image: str) -> None:

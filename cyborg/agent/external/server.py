@@ -20,12 +20,10 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, cast
 
-from cyborg.core import external
-from cyborg.core.errors import CyborgError, Invalid, Misconfigured, Unavailable
-from cyborg.core.log import get_logger
+from cyborg.core import errors, external, log
 from cyborg.core.text import sanitize
 
-LOG = get_logger(__name__)
+LOG = log.get_logger(__name__)
 
 # Nobody else may enter, as any user who can is a driver; the group is for operators.
 MODES = (0o700, 0o750)
@@ -82,8 +80,8 @@ def owner_uid(folder: str) -> int:
     return status.st_uid
 
 
-def _misconfigured(folder: str, expected: str) -> Misconfigured:
-    return Misconfigured(
+def _misconfigured(folder: str, expected: str) -> errors.Misconfigured:
+    return errors.Misconfigured(
         f"[agent] external_driver_dir: found {folder!r}; expected {expected}",
         option="agent.external_driver_dir",
     )
@@ -136,7 +134,7 @@ class RegistrationServer(socketserver.UnixStreamServer):
         try:
             super().__init__(path, _Request)
         except OSError as exc:
-            raise Misconfigured(
+            raise errors.Misconfigured(
                 f"[agent] external_driver_dir: found {os.path.dirname(path)!r}; "
                 f"expected a directory in which the agent can listen ({exc.strerror})",
                 option="agent.external_driver_dir",
@@ -230,7 +228,7 @@ class RegistrationServer(socketserver.UnixStreamServer):
         )
 
 
-class _TooLarge(Invalid):
+class _TooLarge(errors.Invalid):
     """The body exceeds MAX_REQUEST."""
 
 
@@ -250,9 +248,9 @@ class _Request(BaseHTTPRequestHandler):
             self._answer(200, server.handle_hello(self._body()))
         except _TooLarge as exc:
             self._answer(413, {"error": exc.message})
-        except Unavailable as exc:
+        except errors.Unavailable as exc:
             self._answer(429, {"error": exc.message})
-        except CyborgError as exc:
+        except errors.CyborgError as exc:
             self._answer(400, {"error": exc.message})
 
     raw_requestline: bytes  # set by BaseHTTPRequestHandler
@@ -268,7 +266,7 @@ class _Request(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "")
         expected = f"expected a Content-Length of 0 to {MAX_REQUEST}, found {length[:40]!r}"
         if not length.isascii() or not length.isdigit():
-            raise Invalid(expected)
+            raise errors.Invalid(expected)
         # Ten digits are enough to compare; int() of a megabyte of digits takes minutes.
         if int(length[:10]) > MAX_REQUEST:
             raise _TooLarge(expected)
@@ -328,10 +326,10 @@ def _remove_stale_socket(path: str) -> None:
             os.unlink(path)
             return
         except OSError as exc:
-            raise Misconfigured(
+            raise errors.Misconfigured(
                 f"[agent] external_driver_dir: {path} cannot be replaced: {exc}"
             ) from exc
-    raise Misconfigured(
+    raise errors.Misconfigured(
         f"[agent] external_driver_dir: another agent listens at {path}; "
         "expected a separate directory",
         option="agent.external_driver_dir",

@@ -13,16 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from cyborg.agent.state_file import StateFile
-from cyborg.core.errors import CyborgError
+from cyborg.core import errors, log
 from cyborg.core.inventory import functions as guest_functions
-from cyborg.core.log import get_logger
 from cyborg.drivers.host_use.domains import DomainFacts
 from cyborg.rpc.contract import ConductorAPI
-from cyborg.threads.calls import TimedCalls
-from cyborg.threads.failures import Backoff, RateLimitedLogger
-from cyborg.threads.periodic import LoopThread
+from cyborg.threads import calls, failures, periodic
 
-LOG = get_logger(__name__)
+LOG = log.get_logger(__name__)
 
 MAX_AGE = 30.0
 """Seconds for which facts are kept: the backends of an agent discover at different times."""
@@ -90,7 +87,7 @@ def _addresses(value: Any) -> frozenset[str]:
 # discovery. Meanwhile what is known of the guests stays, and the functions of unknown guests are
 # offered: a host without a working libvirt must not lose all its devices.
 @dataclass(eq=False)
-class FunctionUsers(LoopThread):
+class FunctionUsers(periodic.LoopThread):
     """Reader of the functions that guests have without an ARQ. Thread-safe.
 
     ``rediscover`` is called when the owners of functions have become known.
@@ -109,7 +106,7 @@ class FunctionUsers(LoopThread):
 
     def __post_init__(self) -> None:
         super().__init__("function-users", run_at_start=False)
-        self._calls = TimedCalls("conductor", self.max_seconds)
+        self._calls = calls.TimedCalls("conductor", self.max_seconds)
         self._lock = threading.Lock()
         self._read_at = self._recheck_at = float("-inf")
         self._facts = DomainFacts()
@@ -117,8 +114,8 @@ class FunctionUsers(LoopThread):
         self._is_unread = False  # the list of guests
         self._is_unknown = False  # the owner of a function
         self._needs_discovery = False  # a discovery was told incomplete facts
-        self._backoff = Backoff(FIRST_RETRY, LAST_RETRY)
-        self._owner_log = RateLimitedLogger(self.clock, LOG)
+        self._backoff = failures.Backoff(FIRST_RETRY, LAST_RETRY)
+        self._owner_log = failures.RateLimitedLogger(self.clock, LOG)
 
     def read(self, *, fresh: bool = False) -> DomainFacts:
         """Return the functions that guests have without an ARQ; they are at most MAX_AGE old.
@@ -193,7 +190,7 @@ class FunctionUsers(LoopThread):
         """Return the guests, None if they cannot be read."""
         try:
             guests = self.read_guests()
-        except CyborgError as exc:
+        except errors.CyborgError as exc:
             if not self._is_unread:  # once, as the host may have no libvirt
                 LOG.warning(
                     "Cannot read the guests of this host, devices of unknown guests may be "
@@ -224,7 +221,7 @@ class FunctionUsers(LoopThread):
                     for value in answer
                 ]
                 found |= dict(zip(part, owners, strict=True))
-        except CyborgError as exc:
+        except errors.CyborgError as exc:
             failure = exc.message
         except (KeyError, TypeError, ValueError) as exc:
             failure = f"malformed answer: {type(exc).__name__} {exc}"

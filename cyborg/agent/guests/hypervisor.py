@@ -22,8 +22,7 @@ from cyborg.core.errors import CyborgError, DriverFailed, Misconfigured, NotFoun
 from cyborg.core.inventory.functions import Guest
 from cyborg.core.log import get_logger
 from cyborg.drivers.host_use.domains import parse_functions
-from cyborg.threads.calls import TimedCalls
-from cyborg.threads.failures import RateLimitedLogger
+from cyborg.threads import calls, failures
 
 LOG = get_logger(__name__)
 
@@ -108,7 +107,7 @@ def keep_alive(libvirt: Any, connection: Any, seconds: float) -> None:
 
 def run_events(libvirt: Any, sleep: Callable[[float], None] = time.sleep) -> None:
     """Call the functions for the events of libvirt, without end."""
-    log = RateLimitedLogger(logger=LOG)
+    log = failures.RateLimitedLogger(logger=LOG)
     while True:
         error: object = "unknown error"
         try:
@@ -162,7 +161,7 @@ class LibvirtHypervisor:
 
     def __post_init__(self) -> None:
         self._libvirt: Any = self.library or load_library()
-        self._calls = TimedCalls(f"libvirt ({self.uri})", self.timeout)
+        self._calls = calls.TimedCalls(f"libvirt ({self.uri})", self.timeout)
         self._connection: Any = None
         self._callback = 0  # of the events of the connection
         self._closed = threading.Event()
@@ -325,7 +324,7 @@ class LibvirtDomains:
         self._libvirt: Any = library
         self._max_seconds = max_seconds
         self._broken: set[str] = set()  # uuids of domains that cannot be described
-        self._calls = TimedCalls(f"libvirt ({uri})", max_seconds)
+        self._calls = calls.TimedCalls(f"libvirt ({uri})", max_seconds)
         # The binding also prints each error.
         self._libvirt.registerErrorHandler(lambda context, error: None, None)
 

@@ -13,19 +13,16 @@ from cyborg.agent.backends.backend import Backend
 from cyborg.agent.guests.devices import GuestDevice, GuestDevices
 from cyborg.agent.guests.function_users import FunctionUsers, RecordFile
 from cyborg.agent.guests.hypervisor import LibvirtDomains, LibvirtHypervisor, find_library
-from cyborg.core.errors import CyborgError, Invalid, Stale
+from cyborg.core import errors, log, naming
 from cyborg.core.inventory.device import AttachHandle, Deployable, HandleType
 from cyborg.core.inventory.report import BackendStatus
 from cyborg.core.jobs.job import parse_guest_arq
-from cyborg.core.log import get_logger
-from cyborg.core.naming import handle_uuid
 from cyborg.core.validation import parse_uuid
 from cyborg.drivers.base import UseInterface
 from cyborg.rpc.contract import ConductorAPI
-from cyborg.threads.failures import Backoff, RateLimitedLogger
-from cyborg.threads.periodic import LoopThread
+from cyborg.threads import failures, periodic
 
-LOG = get_logger(__name__)
+LOG = log.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +41,7 @@ class HostHandles:
             expected == (handle.type, dict(handle.info))
             and (
                 handle.type is not HandleType.MDEV
-                or uuid == handle_uuid(self.host, deployable.address, handle.address)
+                or uuid == naming.handle_uuid(self.host, deployable.address, handle.address)
             )
             for backend in self.backends
             for deployable, handle in _handles(backend)
@@ -79,7 +76,7 @@ FIRST_RETRY = 2.0  # seconds until the next check if a guest lacks a device, dou
 
 
 @dataclass(eq=False)
-class Reasserter(LoopThread):
+class Reasserter(periodic.LoopThread):
     """Thread that compares the running guests with the devices that they must have.
 
     ``watch`` makes sure that starts of guests are noticed; ``interval`` is in seconds.
@@ -95,8 +92,8 @@ class Reasserter(LoopThread):
 
     def __post_init__(self) -> None:
         super().__init__("reasserter")
-        self._backoff = Backoff(min(FIRST_RETRY, self.interval), self.interval)
-        self._log = RateLimitedLogger(self.clock, LOG)
+        self._backoff = failures.Backoff(min(FIRST_RETRY, self.interval), self.interval)
+        self._log = failures.RateLimitedLogger(self.clock, LOG)
 
     def notice_start(self) -> None:
         """Check the guests now, and again soon if a guest lacks a device. Thread-safe."""
@@ -116,10 +113,10 @@ class Reasserter(LoopThread):
             complete = self.guests.reassert(devices) and is_whole
             if self._log.reset():
                 LOG.info("Checking the devices of guests works again")
-        except Stale as exc:
+        except errors.Stale as exc:
             # No heartbeat of this agent has arrived yet, or another agent has replaced it.
             LOG.debug("The conductor does not know this agent: %s", exc.message)
-        except CyborgError as exc:
+        except errors.CyborgError as exc:
             self._log.warn("Cannot check the devices of guests, retrying: %s", exc.message)
         except (KeyError, TypeError, ValueError) as exc:
             self._log.warn(
@@ -141,7 +138,7 @@ def load_devices(answer: Any) -> list[GuestDevice]:
         try:
             instance, ready = parse_uuid(item["instance"], "instance"), item["ready"] is True
             devices.append(GuestDevice(instance, parse_guest_arq(item["arq"]), ready))
-        except (Invalid, KeyError, TypeError) as exc:
+        except (errors.Invalid, KeyError, TypeError) as exc:
             # The guests get their other devices nevertheless.
             LOG.warning("Malformed device of a guest: %s %s", type(exc).__name__, exc)
     return devices

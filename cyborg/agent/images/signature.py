@@ -19,9 +19,8 @@ from keystoneauth1.exceptions import ClientException
 from oslo_context.context import RequestContext
 
 from cyborg.agent.images.store import Signature
-from cyborg.core.errors import DriverFailed, Invalid, Unavailable
+from cyborg.core import errors, validation
 from cyborg.core.image import ImageMetadata
-from cyborg.core.validation import parse_uuid
 
 
 class _Context(RequestContext):
@@ -53,22 +52,22 @@ class Signatures:
         """
         properties = image.properties
         if not signature_utils.should_create_verifier(properties):
-            raise DriverFailed(
+            raise errors.DriverFailed(
                 f"image {image.uuid} has no signature, which [glance] require_signature demands: "
                 "sign it and set its properties img_signature*"
             )
         certificate = properties[signature_utils.CERT_UUID]
         try:
             # castellan makes a URL of it.
-            certificate = parse_uuid(certificate, signature_utils.CERT_UUID)
+            certificate = validation.parse_uuid(certificate, signature_utils.CERT_UUID)
             certificate_utils.verify_certificate(self._context, certificate, self._trusted)
             value = signature_utils.get_signature(properties[signature_utils.SIGNATURE])
             method = signature_utils.get_hash_method(properties[signature_utils.HASH_METHOD])
             kind = signature_utils.SignatureKeyType.lookup(properties[signature_utils.KEY_TYPE])
             key = signature_utils.get_public_key(self._context, certificate, kind)
         except ClientException as exc:
-            raise Unavailable(f"the key manager cannot be reached: {exc}") from exc
-        except (Invalid, CursiveException, CastellanException) as exc:
+            raise errors.Unavailable(f"the key manager cannot be reached: {exc}") from exc
+        except (errors.Invalid, CursiveException, CastellanException) as exc:
             raise _unusable(image, certificate, exc) from exc
         except (UnsupportedAlgorithm, ValueError, TypeError, AttributeError) as exc:
             # cursive expects that the secret is a well-formed certificate.
@@ -94,14 +93,14 @@ class _ImageSignature:
         try:
             self.verifier.verify()
         except InvalidSignature as exc:
-            raise DriverFailed(
+            raise errors.DriverFailed(
                 f"image {self.image.uuid}: the signature does not fit the data and the "
                 "certificate; sign the image again, with the key of the certificate"
             ) from exc
 
 
-def _unusable(image: ImageMetadata, certificate: str, exc: Exception) -> DriverFailed:
-    return DriverFailed(
+def _unusable(image: ImageMetadata, certificate: str, exc: Exception) -> errors.DriverFailed:
+    return errors.DriverFailed(
         f"image {image.uuid}: the signature cannot be verified with certificate "
         f"{certificate:.40}: {exc}; check the properties img_signature*, the key manager, and "
         "[glance] trusted_certificates"

@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cyborg.core.errors import Misconfigured, Unavailable
+from cyborg.core import errors, log
 from cyborg.core.image import CachedFile, plan_evictions
-from cyborg.core.log import get_logger
 
-LOG = get_logger(__name__)
+LOG = log.get_logger(__name__)
 
 LOCK = "lock"
 PART = ".part"
@@ -75,7 +74,7 @@ class Spool:
                 or status.st_uid != os.geteuid()
                 or stat.S_IMODE(status.st_mode) & 0o077
             ):
-                raise Misconfigured(
+                raise errors.Misconfigured(
                     f"[glance] spool_directory: found {self._folder}; expected a directory of "
                     "the agent's user with mode 0700, or a new path",
                     option="glance.spool_directory",
@@ -83,7 +82,7 @@ class Spool:
             self._take_lock()
             self._clean()
         except OSError as exc:
-            raise Misconfigured(
+            raise errors.Misconfigured(
                 f"[glance] spool_directory: {self._folder} cannot be used: {exc.strerror}; "
                 "expected a directory that the agent can create and write",
                 option="glance.spool_directory",
@@ -187,7 +186,7 @@ class Spool:
         excess = max(total + size - self._max_bytes, reserved + size - self._free(self._folder))
         evictions = plan_evictions(files, excess)
         if evictions is None:
-            raise Unavailable(
+            raise errors.Unavailable(
                 f"there is no room for {size} bytes in {self._folder}: {total} bytes are in use, "
                 f"and [glance] cache_size is {self._max_bytes}; free space on the disk, or retry "
                 "when other devices have been programmed"
@@ -215,7 +214,7 @@ class Spool:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
             os.close(file)
-            raise Misconfigured(
+            raise errors.Misconfigured(
                 f"[glance] spool_directory: another process uses {self._folder}; expected a "
                 "directory for each agent",
                 option="glance.spool_directory",

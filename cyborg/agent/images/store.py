@@ -16,16 +16,17 @@ from oslo_config import cfg
 
 from cyborg.agent.images.spool import Spool
 from cyborg.conf.options import GLANCE
-from cyborg.core import errors
+from cyborg.core import errors, log, validation
 from cyborg.core.errors import DriverFailed, TimedOut
 from cyborg.core.image import ImageMetadata, ensure_loadable, select_image
 from cyborg.core.jobs.progress import show_activity
 from cyborg.core.log import get_logger
 from cyborg.core.validation import parse_uuid
 from cyborg.drivers.base import CheckProperties, Image, ImageStore, NoImageStore
+from cyborg.drivers.images import CheckProperties, Image, ImageStore, NoImageStore
 from cyborg.threads.calls import BoundedCalls
 
-LOG = get_logger(__name__)
+LOG = log.get_logger(__name__)
 
 
 PROGRESS_INTERVAL = 5.0  # seconds between two lines of progress in the log
@@ -281,7 +282,7 @@ class GlanceImageStore:
     def _describe(self, uuid: str, deadline: Deadline) -> ImageMetadata:
         try:
             # It becomes a path, and comes from a job.
-            name = parse_uuid(uuid, "image")
+            name = validation.parse_uuid(uuid, "image")
         except errors.Invalid as exc:
             raise errors.DriverFailed(
                 f"{exc.message}: refer to the image by its uuid in the image service"

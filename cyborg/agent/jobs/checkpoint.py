@@ -16,11 +16,9 @@ from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
 from cyborg.agent.state_file import StateFile
-from cyborg.core import errors
-from cyborg.core.codec import Serializable
-from cyborg.core.log import get_logger
+from cyborg.core import codec, errors, log
 
-LOG = get_logger(__name__)
+LOG = log.get_logger(__name__)
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 RETENTION = 86400.0  # seconds for which ended jobs are kept
@@ -37,7 +35,7 @@ class CheckpointState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointEntry(Serializable):
+class CheckpointEntry(codec.Serializable):
     """State of one job. ``at`` is the time of its last change, in seconds since 1970."""
 
     kind: str

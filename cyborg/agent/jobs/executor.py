@@ -8,8 +8,7 @@ from cyborg.agent.backends.backend import error_text
 from cyborg.agent.guests.devices import GuestDevices
 from cyborg.core.errors import CyborgError, DriverFailed, NotFound
 from cyborg.core.inventory.device import Ability
-from cyborg.core.jobs.job import GUEST_KINDS, MAX_ERROR, JobKind, JobSpec, WorkItem
-from cyborg.core.jobs.progress import describe_failure, describe_subject, show_activity
+from cyborg.core.jobs import job, progress
 from cyborg.core.log import get_logger
 from cyborg.drivers import base
 
@@ -36,7 +35,7 @@ NO_LIVE_ATTACH = "live attach is not enabled on this host: set [libvirt] live_at
 
 
 def execute(
-    spec: JobSpec,
+    spec: job.JobSpec,
     drivers: Mapping[str, base.Driver],
     should_continue: Callable[[], bool] = lambda: True,
     removed_driver: RemovedDriverLookup = lambda _: None,
@@ -50,10 +49,10 @@ def execute(
     ``should_continue`` returns False before an item. The activity of the job shows the item. A job
     of GUEST_KINDS needs ``guests`` instead of a driver.
     """
-    if spec.kind in GUEST_KINDS:
+    if spec.kind in job.GUEST_KINDS:
         return _change_guest(spec, should_continue, guests)
     errors: list[str] = []
-    releasing = spec.kind is JobKind.RELEASE
+    releasing = spec.kind is job.JobKind.RELEASE
     total = len(spec.items) if len(spec.items) > 1 else None
     # The first round only looks up each call: a job that one backend cannot do must not begin with
     # the others.
@@ -63,25 +62,25 @@ def execute(
         for number, item in enumerate(() if dry_run and releasing else spec.items):
             if not should_continue():
                 raise Aborted
-            subject = describe_subject(item)
+            subject = progress.describe_subject(item)
             try:
                 call = _driver_call(spec, item, drivers, removed_driver)
                 if not dry_run:
-                    with show_activity(f"{spec.kind} {subject}", total, number):
+                    with progress.show_activity(f"{spec.kind} {subject}", total, number):
                         call()
             except BaseException as exc:  # a SystemExit is a failure too
                 LOG.debug("Job item failed", job=spec.job_uuid, device=item.device, exc_info=True)
-                errors.append(describe_failure(spec.kind, item, error_text(exc)))
+                errors.append(progress.describe_failure(spec.kind, item, error_text(exc)))
                 if not releasing:
                     # What earlier items, or a part of this one, have prepared is not undone here:
                     # the conductor answers a failed prepare with a release job for all items, which
                     # also comes if this agent dies now.
-                    return errors[0][:MAX_ERROR]
-    return "; ".join(errors)[:MAX_ERROR] or None
+                    return errors[0][: job.MAX_ERROR]
+    return "; ".join(errors)[: job.MAX_ERROR] or None
 
 
 def _change_guest(
-    spec: JobSpec, should_continue: Callable[[], bool], guests: GuestDevices | None
+    spec: job.JobSpec, should_continue: Callable[[], bool], guests: GuestDevices | None
 ) -> str | None:
     """Attach the devices of a job to its guest, or detach them. Return the error text or None.
 
@@ -93,9 +92,9 @@ def _change_guest(
     if not should_continue():
         raise Aborted
     try:
-        with show_activity(f"{spec.kind} server {instance}", None, 0):
+        with progress.show_activity(f"{spec.kind} server {instance}", None, 0):
             # A part of the timeout: the rest is for the answer, which has the reason of a failure.
-            if spec.kind is JobKind.PLUG:
+            if spec.kind is job.JobKind.PLUG:
                 seconds = PLUG_PART * spec.timeout
                 is_complete = (
                     guests.plug(instance, spec.devices, should_continue, seconds) is not None
@@ -105,15 +104,15 @@ def _change_guest(
                     instance, spec.devices, should_continue, guest_expected=spec.guest_expected
                 )
     except CyborgError as exc:
-        return error_text(exc)[:MAX_ERROR]
+        return error_text(exc)[: job.MAX_ERROR]
     if not is_complete:
         raise Aborted
     return None
 
 
 def _driver_call(
-    spec: JobSpec,
-    item: WorkItem,
+    spec: job.JobSpec,
+    item: job.WorkItem,
     drivers: Mapping[str, base.Driver],
     removed_driver: RemovedDriverLookup,
 ) -> Callable[[], None]:
@@ -122,26 +121,26 @@ def _driver_call(
     Raise NotFound without the backend, and DriverFailed if the driver does not support the job.
     """
     driver = drivers.get(item.backend)
-    if driver is None and spec.kind is JobKind.RELEASE:
+    if driver is None and spec.kind is job.JobKind.RELEASE:
         driver = removed_driver(item.backend)
     if driver is None:
         message = (
             f"this host has no backend {item.backend!r}; it has {', '.join(drivers) or 'none'}"
         )
-        raise NotFound(message + (RELEASE_HINT if spec.kind is JobKind.RELEASE else ""))
+        raise NotFound(message + (RELEASE_HINT if spec.kind is job.JobKind.RELEASE else ""))
     abilities = driver.abilities
     match spec.kind:
-        case JobKind.PREPARE | JobKind.RESTORE if Ability.PREPARES in abilities and isinstance(
-            driver, base.PrepareInterface
+        case job.JobKind.PREPARE | job.JobKind.RESTORE if (
+            Ability.PREPARES in abilities and isinstance(driver, base.PrepareInterface)
         ):
             return partial(driver.prepare, item, spec.instance)
-        case JobKind.RELEASE:
+        case job.JobKind.RELEASE:
             return partial(_clean, item, driver)
-        case JobKind.PROGRAM if Ability.PROGRAMS in abilities and isinstance(
+        case job.JobKind.PROGRAM if Ability.PROGRAMS in abilities and isinstance(
             driver, base.ProgramInterface
         ):
             return partial(driver.program, item, spec.image or "")
-        case JobKind.PARTITION if Ability.PARTITIONS in abilities and isinstance(
+        case job.JobKind.PARTITION if Ability.PARTITIONS in abilities and isinstance(
             driver, base.PartitionInterface
         ):
             return partial(_partition, item, driver, spec.layout or "", spec.previous_layout)
@@ -152,7 +151,7 @@ def _driver_call(
 
 
 def _partition(
-    item: WorkItem, driver: base.PartitionInterface, layout: str, previous: str | None
+    item: job.WorkItem, driver: base.PartitionInterface, layout: str, previous: str | None
 ) -> None:
     """Apply a layout; if that fails, restore the previous one. Raise DriverFailed."""
     error = _try_partition(item, driver, layout)
@@ -166,7 +165,7 @@ def _partition(
     raise DriverFailed(error)
 
 
-def _try_partition(item: WorkItem, driver: base.PartitionInterface, layout: str) -> str | None:
+def _try_partition(item: job.WorkItem, driver: base.PartitionInterface, layout: str) -> str | None:
     """Apply a layout; return the error, or None."""
     try:
         driver.partition(item, layout)
@@ -176,7 +175,7 @@ def _try_partition(item: WorkItem, driver: base.PartitionInterface, layout: str)
     return None
 
 
-def _clean(item: WorkItem, driver: base.Driver) -> None:
+def _clean(item: job.WorkItem, driver: base.Driver) -> None:
     """Release a handle, then sanitise it."""
     # Not checked against the abilities: the handle may have been prepared under an older
     # configuration.

@@ -15,12 +15,11 @@ from cyborg.agent.backends.backend import Backend, error_text
 from cyborg.agent.guests.devices import GuestDevices
 from cyborg.agent.jobs.checkpoint import MAX_PENDING, Checkpoint, CheckpointState
 from cyborg.agent.jobs.executor import Aborted, RemovedDriverLookup, execute
-from cyborg.core.errors import Unavailable
+from cyborg.core import errors, log
 from cyborg.core.jobs.job import INVENTORY_KINDS, AgentJobStatus, JobKind, JobSpec, WorkItem
 from cyborg.core.jobs.progress import Activity, ActivityRecorder
-from cyborg.core.log import get_logger, log_fields
 
-LOG = get_logger(__name__)
+LOG = log.get_logger(__name__)
 
 CANCELLED = "cancelled"
 JobAnswer = dict[str, Any]
@@ -86,11 +85,11 @@ class JobQueue:
         """
         with self._lock:
             if self._stopped:
-                raise Unavailable("the agent is stopping")
+                raise errors.Unavailable("the agent is stopping")
             answer = self._current_answer(spec)
             if answer is None:
                 if len(self._tasks) + self.count_undelivered() >= MAX_PENDING:
-                    raise Unavailable(
+                    raise errors.Unavailable(
                         f"the agent has {MAX_PENDING} open or undelivered jobs, the maximum; "
                         "retry when some have ended"
                     )
@@ -206,7 +205,7 @@ class JobQueue:
         return task.thread is not None
 
     def _run(self, task: _Task) -> None:
-        with log_fields(job=task.spec.job_uuid), task.activity.record():
+        with log.log_fields(job=task.spec.job_uuid), task.activity.record():
             self._run_task(task)
 
     def _run_task(self, task: _Task) -> None:

@@ -19,17 +19,16 @@ from cyborg.agent.backends.backend import Backend
 from cyborg.agent.backends.inventory import Inventory, collect
 from cyborg.agent.jobs.checkpoint import Outcomes
 from cyborg.agent.state_file import StateFile
+from cyborg.core import hosts, log
 from cyborg.core.drivers.desired_state import BackendOutcome
 from cyborg.core.drivers.registry import DriverEntry
 from cyborg.core.errors import CyborgError, Stale, Unavailable, is_expected
-from cyborg.core.hosts import LIVE_ATTACH, NO_IDENTITY, RESULT_EPOCHS, Identity
 from cyborg.core.inventory.report import BackendState, Report
-from cyborg.core.log import get_logger
 from cyborg.rpc.contract import AGENT, ConductorAPI
 from cyborg.threads.failures import JITTER, Backoff, RateLimitedLogger
 from cyborg.threads.periodic import LoopThread
 
-LOG = get_logger(__name__)
+LOG = log.get_logger(__name__)
 
 BURST = 16
 """Reports that may follow each other without a pause: the virtual functions of a card come and go
@@ -193,7 +192,7 @@ class Reporter(LoopThread):
     conductor: ConductorAPI
     backends: Sequence[Backend]
     clock: Callable[[], float] = time.monotonic
-    identity: Callable[[], Identity] = lambda: NO_IDENTITY
+    identity: Callable[[], hosts.Identity] = lambda: hosts.NO_IDENTITY
     drivers: Callable[[], Sequence[DriverEntry] | None] = lambda: None
     boot_id: str | None = None
     schedule: HeartbeatSchedule | None = None
@@ -374,8 +373,8 @@ class Reporter(LoopThread):
             versions={
                 "rpc": AGENT.version,
                 "drivers": drivers,
-                LIVE_ATTACH: self.live_attach,
-                RESULT_EPOCHS: True,
+                hosts.LIVE_ATTACH: self.live_attach,
+                hosts.RESULT_EPOCHS: True,
             },
             observed_generation=None
             if self.desired_state is None

@@ -8,11 +8,9 @@ from pathlib import Path
 
 from oslo_config import cfg
 
-from cyborg.core.errors import Invalid, Misconfigured
-from cyborg.core.hosts import MAX_NAME, Identity, name_variants
-from cyborg.core.log import get_logger
+from cyborg.core import errors, hosts, log
 
-LOG = get_logger(__name__)
+LOG = log.get_logger(__name__)
 
 RESOLVER_TIMEOUT = 1.0
 """Seconds that the first call waits for the resolver, which may hang for minutes."""
@@ -53,14 +51,14 @@ class HostIdentityProvider:
         self._resolver = resolve
         self._hostname = hostname()
         try:
-            Identity(self._provider)
-        except Invalid as exc:
-            raise Misconfigured(
+            hosts.Identity(self._provider)
+        except errors.Invalid as exc:
+            raise errors.Misconfigured(
                 f"[agent] resource_provider: {exc.message}", option="agent.resource_provider"
             ) from exc
         self._resolver_thread: threading.Thread | None = None
 
-    def identity(self) -> Identity:
+    def identity(self) -> hosts.Identity:
         """Return the names of this host that are known now."""
         if self._resolver_thread is None:
             # The join has a timeout: a resolver that hangs only delays the first answer.
@@ -71,7 +69,7 @@ class HostIdentityProvider:
             self._resolver_thread.join(self._timeout)
         # The resolver and the kernel may return anything; one bad name must not refuse the report.
         names = [name for name in (self._hostname, self._fqdn) if name and _is_name(name)]
-        return Identity(self._provider, self._compute_id(), name_variants(names))
+        return hosts.Identity(self._provider, self._compute_id(), hosts.name_variants(names))
 
     def _resolve_fqdn(self) -> None:
         try:
@@ -87,10 +85,10 @@ class HostIdentityProvider:
             with Path(self._compute_id_file).open(encoding="ascii") as file:
                 # Limited: the option may name any file, such as a device without an end.
                 found = file.read(MAX_COMPUTE_ID).strip()
-            return Identity(compute_id=found).compute_id
+            return hosts.Identity(compute_id=found).compute_id
         except FileNotFoundError:
             return None
-        except (OSError, UnicodeError, Invalid) as exc:
+        except (OSError, UnicodeError, errors.Invalid) as exc:
             error = f"[agent] compute_id_file {self._compute_id_file} cannot be used: {exc}"
         # The file is read for each heartbeat, and a wrong one stays wrong for days.
         if error != self._last_error:
@@ -100,4 +98,4 @@ class HostIdentityProvider:
 
 
 def _is_name(name: str) -> bool:
-    return len(name) <= MAX_NAME and name.isprintable()
+    return len(name) <= hosts.MAX_NAME and name.isprintable()

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
-from cyborg.core import naming
+from cyborg.core import naming, validation
 from cyborg.core.address import PciAddress
 from cyborg.core.binding.profile import Group, parse_groups, parse_name
 from cyborg.core.errors import Invalid
@@ -19,7 +19,6 @@ from cyborg.core.inventory.device import AttachHandle, Device, DeviceType, Handl
 from cyborg.core.inventory.plan import Attribute
 from cyborg.core.inventory.reference_names import UNPUBLISHED, describe_remedy
 from cyborg.core.text import abbreviate, sanitize
-from cyborg.core.validation import parse_uuid
 
 RELEASES: Mapping[str, str] = {
     "6c77bd6afea5": "12.0 to 16.0",
@@ -335,7 +334,7 @@ def plan_profiles(
             body = _load_object(row.text, "profile_json")
             profile = ImportedProfile(
                 row.id,
-                parse_uuid(row.uuid, "uuid"),
+                validation.parse_uuid(row.uuid, "uuid"),
                 parse_name(row.name),
                 None if row.description is None else sanitize(row.description),
                 parse_groups(body.get("groups")),

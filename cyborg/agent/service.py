@@ -10,6 +10,7 @@ from typing import Any
 
 from oslo_config import cfg
 
+from cyborg import tracing
 from cyborg.agent.backends.backend import Backend
 from cyborg.agent.backends.catalogue import DriverCatalogue
 from cyborg.agent.backends.factory import DriverFactory, open_replay
@@ -25,14 +26,14 @@ from cyborg.agent.jobs.queue import JobQueue
 from cyborg.agent.report import heartbeat, host_identity
 from cyborg.core import errors, hosts, log
 from cyborg.core.drivers.registry import DriverEntry, driver_uuid
-from cyborg.drivers import base, sysfs
+from cyborg.drivers.base import Driver
 from cyborg.drivers.host_use.domains import read_nothing
 from cyborg.drivers.replay.host import ReplayedHost
+from cyborg.drivers.sysfs import LOCAL_ROOT
 from cyborg.rpc.contract import ConductorAPI
 from cyborg.rpc.server import Server, make_server
 from cyborg.rpc.transport import Transport
 from cyborg.threads.failures import Backoff
-from cyborg.tracing import service as tracing
 
 LOG = log.get_logger(__name__)
 
@@ -233,7 +234,7 @@ class AgentService:
             self._wake()  # report the changed drivers to the conductor
         return next((e for e in entries if key in (e.name, driver_uuid(e.name))), None)
 
-    def _make_backend(self, driver: base.Driver, *, needs_setup: bool = False) -> Backend:
+    def _make_backend(self, driver: Driver, *, needs_setup: bool = False) -> Backend:
         options = self._conf.agent
         return Backend(
             driver,
@@ -262,7 +263,7 @@ class AgentService:
             create = self.replayed.create_driver
             return DriverFactory(conf, catalogue, self._sysfs_root, images, create, state_dir)
         # Only this host itself has guests.
-        if Path(self._sysfs_root) == sysfs.LOCAL_ROOT:
+        if Path(self._sysfs_root) == LOCAL_ROOT:
             path = state_dir / f"guests-{conf.host}.json"
             self._function_users = reassertion.make_function_users(
                 conf, self._conductor, path, self._rediscover_all
@@ -279,7 +280,7 @@ class AgentService:
             has_events = bool(replayed.capture.uevents)
             return UeventWatcher(registry, replayed.uevents.open) if has_events else None
         # uevents are only about the sysfs of this host, not about a sysfs_root elsewhere.
-        return UeventWatcher(registry) if Path(self._sysfs_root) == sysfs.LOCAL_ROOT else None
+        return UeventWatcher(registry) if Path(self._sysfs_root) == LOCAL_ROOT else None
 
     def _rediscover_all(self) -> None:
         for backend in self._registry:

@@ -40,7 +40,7 @@ from cyborg.db.engine import Reader
 from cyborg.policies.enforcer import make_enforcer
 from cyborg.rpc.contract import ConductorAPI
 from cyborg.telemetry.recorder import MetricRecorder
-from cyborg.tracing.wsgi import TracingMiddleware
+from cyborg.tracing import TracingMiddleware
 
 
 class Api:

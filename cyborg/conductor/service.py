@@ -10,6 +10,7 @@ from uuid import uuid4
 import sqlalchemy as sa
 from oslo_config import cfg
 
+from cyborg import tracing
 from cyborg.clients import nova as nova_client
 from cyborg.clients import placement as placement_client
 from cyborg.conductor.binding.limits import LimitSource, make_source
@@ -36,7 +37,6 @@ from cyborg.rpc.transport import Transport, make_transport
 from cyborg.telemetry.server import RETRY_INTERVAL, MetricsServer
 from cyborg.threads.failures import Backoff, RateLimitedLogger
 from cyborg.threads.periodic import PeriodicTask
-from cyborg.tracing import service as tracing
 
 LOG = get_logger(__name__)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from oslo_config import cfg
 
+from cyborg import tracing
 from cyborg.agent.service import AgentService
 from cyborg.api import faults, health
 from cyborg.api.app import make_app
@@ -32,7 +33,6 @@ from cyborg.rpc.contract import ConductorAPI
 from cyborg.rpc.transport import make_transport, register_options
 from cyborg.standalone import http, placement
 from cyborg.threads.periodic import PeriodicTask
-from cyborg.tracing import service as tracing
 
 LOG = log.get_logger(__name__)
 

@@ -13,20 +13,38 @@ periodic work records none.
     remote_span     continues a trace in another thread or process, or after a row was stored
 """
 
-from collections.abc import Iterable
+import atexit
+import os
+import threading
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from oslo_config import cfg
+
+from cyborg.core.errors import Misconfigured
+
 if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+
     from cyborg.tracing.recorder import SpanRecorder
+
+App = Callable[..., Iterable[bytes]]
 
 _NO_SPAN = nullcontext()
 
 
 # An object, so that the functions need no global statement; each process has one recorder.
 class _State:
+    """The recorder of this process and its provider, and the number of services that use it."""
+
     recorder: "SpanRecorder | None" = None
+    provider: "TracerProvider | None" = None
+    users = 0
+    pid = os.getpid()
+    lock = threading.Lock()
 
 
 _state = _State()
@@ -97,3 +115,94 @@ def annotate(**attributes: Any) -> None:
     """Add attributes to the current span, such as ``arq``, ``instance`` and ``host``."""
     if (recorder := _state.recorder) is not None:
         recorder.annotate(attributes)
+
+
+def check_config(conf: cfg.ConfigOpts) -> None:
+    """Raise Misconfigured if tracing is enabled and its libraries are missing."""
+    if not conf.tracing.enabled:
+        return
+    try:
+        import cyborg.tracing.recorder  # noqa: F401
+    except ImportError as exc:
+        raise Misconfigured(
+            f"[tracing] enabled = true needs pip install 'cyborg[tracing]': {exc}",
+            option="[tracing] enabled",
+        ) from exc
+
+
+def start(conf: cfg.ConfigOpts, service: str, processor: "SpanProcessor | None" = None) -> None:
+    """Record the spans of this process if ``[tracing] enabled``. Raise Misconfigured.
+
+    Call it in each process after the fork: threads and connections of the export do not survive a
+    fork. A second service of the process uses the recorder of the first. ``processor`` replaces the
+    export to the collector.
+    """
+    check_config(conf)
+    if not conf.tracing.enabled:
+        return
+    from cyborg.tracing.recorder import SpanRecorder, make_provider
+
+    with _state.lock:
+        # A fork has copied the provider, but not the thread that exports its spans.
+        if _state.pid != os.getpid():
+            _state.provider, _state.pid, _state.users = None, os.getpid(), 0
+        _state.users += 1
+        if _state.provider is None:
+            _state.provider = make_provider(conf, service, processor)
+            use_recorder(SpanRecorder(_state.provider, conf.tracing.sample_ratio))
+
+
+def stop() -> None:
+    """Export the remaining spans when the last service of the process stops.
+
+    Return within ``recorder.STOP_TIMEOUT`` seconds.
+    """
+    with _state.lock:
+        _state.users = max(0, _state.users - 1)
+        if _state.users or _state.provider is None or _state.pid != os.getpid():
+            return
+        provider, _state.provider = _state.provider, None
+        use_recorder(None)
+    from cyborg.tracing.recorder import stop_provider
+
+    stop_provider(provider)
+
+
+# Web servers have no common hook for the end of a worker.
+atexit.register(stop)
+
+
+@dataclass(eq=False)
+class TracingMiddleware:
+    """A WSGI layer that records the requests of an app.
+
+    The header ``traceparent`` of the client is used if it is well-formed. The name of a span has
+    the method and the route, such as ``GET /v2/devices/{uuid}``, so that a client cannot choose it.
+
+    ``find_route`` returns the method and the route to show of a method and a path.
+    """
+
+    app: App
+    find_route: Callable[[str, str], tuple[str, str]]
+    ignored_paths: Collection[str]
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        """Serve one request."""
+        path = environ.get("PATH_INFO", "")
+        if path in self.ignored_paths:
+            return self.app(environ, start_response)
+
+        def start(line: str, headers: list[tuple[str, str]], *more: Any) -> Any:
+            annotate(status=int(line.split(" ", 1)[0]))
+            return start_response(line, headers, *more)
+
+        method, route = self.find_route(environ["REQUEST_METHOD"], path)
+        with root_span(
+            f"{method} {route}",
+            environ.get("HTTP_TRACEPARENT"),
+            SpanKind.SERVER,
+            method=method,
+            route=route,
+            request_id=environ.get("openstack.request_id"),
+        ):
+            return self.app(environ, start)

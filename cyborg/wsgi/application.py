@@ -20,6 +20,7 @@ from oslo_config import cfg
 from oslo_log import log
 
 from cyborg import conf as options
+from cyborg import tracing
 from cyborg.api import auth
 from cyborg.api.app import Api, make_app
 from cyborg.api.body import STOP_READING
@@ -33,7 +34,6 @@ from cyborg.rpc.transport import make_transport
 from cyborg.telemetry.recorder import MetricRecorder
 from cyborg.threads.heap import exclude_startup_objects
 from cyborg.threads.periodic import PeriodicTask
-from cyborg.tracing import service as tracing
 
 CONFIG_FILE = "cyborg.conf"
 

@@ -16,8 +16,7 @@ from cyborg.core.log import MAX_LENGTH, MAX_VALUES, get_logger
 from cyborg.rpc.context import CallSerializer, ContextSerializer, current
 from cyborg.tests.fixtures.machine.options import make_conf
 from cyborg.tests.fixtures.tracing.boot import CALLER, TRACE, TRACEPARENT, plain
-from cyborg.tracing import SpanKind, service
-from cyborg.tracing.wsgi import TracingMiddleware
+from cyborg.tracing import SpanKind, TracingMiddleware
 
 SERVER, INTERNAL = SpanKind.SERVER, SpanKind.INTERNAL
 
@@ -37,7 +36,7 @@ def start(**options: Any) -> InMemorySpanExporter:
     """Record in memory with these options of ``[tracing]``."""
     exporter = InMemorySpanExporter()
     conf = make_conf(tracing={"enabled": True, **options})
-    service.start(conf, "test", SimpleSpanProcessor(exporter))
+    tracing.start(conf, "test", SimpleSpanProcessor(exporter))
     return exporter
 
 
@@ -47,7 +46,7 @@ def spans() -> Iterator[Spans]:
     try:
         yield Spans(exporter)
     finally:
-        service.stop()
+        tracing.stop()
     assert tracing.current_context() is None
 
 
@@ -229,7 +228,7 @@ def test_unsampled_trace_is_continued_but_not_recorded() -> None:
             pass
         assert exporter.get_finished_spans() == ()
     finally:
-        service.stop()
+        tracing.stop()
 
 
 @pytest.mark.parametrize(("trace_id", "expected"), [("1" * 32, ["client"]), ("f" * 32, [])])
@@ -244,7 +243,7 @@ def test_trace_of_a_client_is_recorded_if_its_id_is_in_the_share(
             assert is_sampled(stored) is (bool(expected) and flags == "01")
         assert [span.name for span in exporter.get_finished_spans()] == expected
     finally:
-        service.stop()
+        tracing.stop()
 
 
 def test_failed_block_raises_its_own_error(spans: Spans) -> None:

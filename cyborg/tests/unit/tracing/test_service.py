@@ -16,13 +16,13 @@ from cyborg.tests.fixtures.machine.options import make_conf
 from cyborg.tests.fixtures.machine.processes import free_port, wait_until
 from cyborg.tests.fixtures.machine.slowdown import measure_slowdown
 from cyborg.tests.fixtures.tracing.collector import serve_collector
-from cyborg.tracing import SpanKind, service
+from cyborg.tracing import SpanKind
 
 
 @pytest.fixture(autouse=True)
 def stopped() -> Iterator[None]:
     yield
-    service.stop()
+    tracing.stop()
     assert tracing._state.recorder is None
 
 
@@ -34,7 +34,7 @@ def record(count: int) -> None:
 
 
 def test_disabled_tracing_imports_nothing_and_returns_one_block() -> None:
-    service.start(make_conf(), "test")
+    tracing.start(make_conf(), "test")
     assert tracing._state.recorder is None
     block = tracing.child_span("a", arq="x")
     assert block is tracing.root_span("b", "x", SpanKind.SERVER) is tracing.remote_spans("c", [])
@@ -46,19 +46,19 @@ def test_missing_extra_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delattr(tracing, "recorder", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(Misconfigured, match=r"pip install 'cyborg\[tracing\]'"):
-        service.start(make_conf(tracing={"enabled": True}), "test")
-    service.check_config(make_conf())
+        tracing.start(make_conf(tracing={"enabled": True}), "test")
+    tracing.check_config(make_conf())
 
 
 def test_spans_reach_the_collector_at_the_stop() -> None:
     with serve_collector() as collector:
         conf = make_conf(tracing={"enabled": True, "otlp_endpoint": collector.url})
-        service.start(conf, "cyborg-agent")
-        service.start(conf, "second of the process")
+        tracing.start(conf, "cyborg-agent")
+        tracing.start(conf, "second of the process")
         record(3)
-        service.stop()
+        tracing.stop()
         assert tracing._state.recorder is not None, "the first service still runs"
-        service.stop()
+        tracing.stop()
         spans = wait_until("the spans arrive", collector.spans)
     assert {span["name"] for span in spans} == {"span 0", "span 1", "span 2"}
     assert {(span["service"], span["host"]) for span in spans} == {
@@ -76,10 +76,10 @@ def test_absent_collector_blocks_nothing_and_is_logged_once(
         "queue_size": 16,
         "timeout": 0.1,
     }
-    service.start(make_conf(tracing=options), "test")
+    tracing.start(make_conf(tracing=options), "test")
     begin = time.monotonic()
     record(2000)
-    service.stop()
+    tracing.stop()
     assert time.monotonic() - begin < 6 * measure_slowdown()
     warnings = [line for line in texts_of(caplog.records) if "collector of traces" in line]
     assert len(warnings) == 1
@@ -91,14 +91,14 @@ def test_absent_collector_blocks_nothing_and_is_logged_once(
 def test_child_process_does_not_use_the_recorder_of_its_parent() -> None:
     with serve_collector() as collector:
         conf = make_conf(tracing={"enabled": True, "otlp_endpoint": collector.url})
-        service.start(conf, "parent")
+        tracing.start(conf, "parent")
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
-                service.start(conf, "child")
+                tracing.start(conf, "child")
                 record(1)
-                service.stop()
+                tracing.stop()
                 code = 0
             finally:
                 os._exit(code)

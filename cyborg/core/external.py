@@ -12,7 +12,8 @@ import json
 import os.path
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,17 +75,25 @@ def decode(body: bytes) -> Any:
         raise Invalid(f"the body is not JSON: {type(exc).__name__} {str(exc)[:100]}") from exc
 
 
+@contextmanager
+def _expecting(subject: str, example: str, field: str) -> Iterator[None]:
+    """Raise Invalid if the block cannot read what ``example`` shows."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        raise Invalid(
+            f"the {subject} is malformed ({type(exc).__name__} {str(exc)[:100]}): expected "
+            f"{example}",
+            field=field,
+        ) from exc
+
+
 def parse_hello(body: Any, folder: str) -> Hello:
     """Parse a hello. Raise Invalid if it is malformed."""
-    try:
+    example = '{"status": "READY", "endpoint": "<path>", "type": "<type>"}'
+    with _expecting("hello", example, "hello"):
         status, where, kind = (string(body[key]) for key in ("status", "endpoint", "type"))
         calls = [string(call) for call in codec.as_list(body.get("abilities", []))]
-    except (KeyError, TypeError, AttributeError) as exc:
-        raise Invalid(
-            f"the hello is malformed ({type(exc).__name__} {exc}): expected "
-            '{"status": "READY", "endpoint": "<path>", "type": "<type>"}',
-            field="hello",
-        ) from exc
     if status != "READY":
         raise Invalid(f"the hello has status {status[:40]!r}: expected READY", field="status")
     # The agent only calls sockets in its own folder, whatever path a driver claims.
@@ -107,14 +116,9 @@ def parse_discovery(body: Any) -> str:
 
     Raise Invalid if the answer is malformed.
     """
-    try:
+    example = '{"status": "IN-PROGRESS", "discovery_id": "<id>"}'
+    with _expecting("answer", example, "discovery"):
         status, number = string(body["status"]), string(body["discovery_id"])
-    except (KeyError, TypeError) as exc:
-        raise Invalid(
-            f"the answer is malformed ({type(exc).__name__} {exc}): expected "
-            '{"status": "IN-PROGRESS", "discovery_id": "<id>"}',
-            field="discovery",
-        ) from exc
     if status != "IN-PROGRESS":
         raise Invalid(f"the status is {status[:40]!r}: expected IN-PROGRESS", field="status")
     return number[:255]
@@ -125,19 +129,14 @@ def parse_health(body: Any) -> dict[str, device_state.Measurement]:
 
     Raise Invalid if it is malformed.
     """
-    try:
+    example = '{"health": {"<address>": {"health": "ok", "reason": null}}}'
+    with _expecting("answer", example, "health"):
         return {
             string(address): device_state.Measurement(
                 Health(entry["health"]), optional(string, entry.get("reason"))
             )
             for address, entry in body["health"].items()
         }
-    except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise Invalid(
-            f"the answer is malformed ({type(exc).__name__} {str(exc)[:100]}): expected "
-            '{"health": {"<address>": {"health": "ok", "reason": null}}}',
-            field="health",
-        ) from exc
 
 
 def _abilities(calls: list[str]) -> frozenset[Ability]:

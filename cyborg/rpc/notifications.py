@@ -54,7 +54,9 @@ class Notifier:
             )
         filters.limit_library_log()
         self.timeout = float(conf.rpc.timeout)
-        self._transport = _transport(conf)
+        logging.getLogger(_LOGGER).addFilter(_is_no_send_failure)
+        own_url = conf[GROUP].transport_url
+        self._transport = _make_transport(conf, own_url, f"[{GROUP}] transport_url")
         self._errors: list[Exception] = []
         rabbit.record_send_errors(self._transport, self._errors)
         self._oslo = oslo_messaging.Notifier(
@@ -140,12 +142,12 @@ def _is_no_send_failure(record: logging.LogRecord) -> bool:
     return record.levelno < logging.ERROR
 
 
-def _transport(conf: cfg.ConfigOpts) -> Any:
-    url = conf[GROUP].transport_url or conf.transport_url
-    memory_broker.install_for(str(url))
-    logging.getLogger(_LOGGER).addFilter(_is_no_send_failure)
-    with transport.checked_url(str(url), f"[{GROUP}] transport_url"):
-        return oslo_messaging.get_notification_transport(conf)
+def _make_transport(conf: cfg.ConfigOpts, own_url: str | None, option: str) -> Any:
+    """Return a transport to the URL of an option, by default to that of [DEFAULT]."""
+    url = str(own_url or conf.transport_url)
+    memory_broker.install_for(url)
+    with transport.checked_url(url, option):
+        return oslo_messaging.get_notification_transport(conf, url=url)
 
 
 MAX_QUEUED = 4096
@@ -256,7 +258,8 @@ class NotificationListener:
         transport.register_options(conf)
         filters.limit_library_log()
         self._conf = conf
-        self._transport = _make_transport(conf)
+        own_url = conf.nova.notification_url
+        self._transport = _make_transport(conf, own_url, "[nova] notification_url")
         self._server: Any = None
         self._starter: threading.Thread | None = None
         self._stopped = threading.Event()
@@ -385,13 +388,6 @@ class _Connection(rabbit.Connection):
     def make_sender(self, channel: Any, producer: Any) -> Callable[..., Any]:
         """Return the driver's own function: nothing is sent over this connection."""
         return producer.publish  # type: ignore[no-any-return]
-
-
-def _make_transport(conf: cfg.ConfigOpts) -> Any:
-    url = conf.nova.notification_url or conf.transport_url
-    memory_broker.install_for(str(url))
-    with transport.checked_url(str(url), "[nova] notification_url"):
-        return oslo_messaging.get_notification_transport(conf, url=url)
 
 
 def make_listener(conf: cfg.ConfigOpts) -> NotificationListener | None:

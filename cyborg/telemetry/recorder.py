@@ -9,8 +9,9 @@ set, such as the routes of the API: no client can add series.
 import threading
 import time
 from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol
 
 from cyborg.core import errors, log
@@ -189,9 +190,23 @@ class MetricRecorder:
                 self._store.values[index + bisect_left(family.buckets, seconds)] += 1.0
                 self._store.values[index + len(family.buckets) + 1] += seconds
 
-    def measure(self, calls: Family, seconds: Family, method: str) -> "Measurement":
-        """Return a context manager that counts a call and observes its duration."""
-        return Measurement(self, calls, seconds, method)
+    @contextmanager
+    def measure(self, calls: Family, seconds: Family, method: str) -> Iterator[None]:
+        """Count a call by its result and observe its duration.
+
+        The result is ok, or the code of the error that the block raises.
+        """
+        started, result = time.monotonic(), "ok"
+        try:
+            yield
+        except BaseException as exc:
+            # An error of a library may have a code too, of any value.
+            kind = errors.CyborgError
+            result = exc.code if isinstance(exc, kind) else kind.code
+            raise
+        finally:
+            self.count(calls, method, result)
+            self.observe(seconds, time.monotonic() - started, method)
 
     def _find(self, key: Key, family: Family) -> int:
         """Return the index of the first value of a key, -1 if it cannot be stored."""
@@ -226,29 +241,3 @@ class MetricRecorder:
         self._indexes[key] = index
         self._used += width
         return index
-
-
-class Measurement:
-    """Measurement of a call: its result is ok, or the code of the error that it raises."""
-
-    __slots__ = ("_calls", "_method", "_recorder", "_seconds", "_started")
-
-    def __init__(
-        self, recorder: MetricRecorder, calls: Family, seconds: Family, method: str
-    ) -> None:
-        self._recorder, self._calls, self._seconds = recorder, calls, seconds
-        self._method = method
-        self._started = 0.0
-
-    def __enter__(self) -> None:
-        """Begin the measurement."""
-        self._started = time.monotonic()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, _: TracebackType | None
-    ) -> None:
-        """Record the call."""
-        # An error of a library may have a code too, of any value.
-        error = exc.code if isinstance(exc, errors.CyborgError) else errors.CyborgError.code
-        self._recorder.count(self._calls, self._method, "ok" if exc is None else error)
-        self._recorder.observe(self._seconds, time.monotonic() - self._started, self._method)

@@ -2,12 +2,13 @@
 """Calls in threads: with a deadline, several at a time, or many in the background."""
 
 import contextvars
+import functools
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from cyborg.core.errors import TimedOut, Unavailable
 
@@ -159,22 +160,6 @@ MAX_THREADS = 8
 """Threads of one ``FanOut``. An unresponsive agent occupies a thread for ``[rpc] timeout``."""
 
 
-class _Batch(Generic[T]):
-    """Items for which one function must still be called."""
-
-    def __init__(self, func: Callable[[T], None], items: Iterable[T]) -> None:
-        self._func = func
-        self._items = deque(items)
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def take(self) -> Callable[[], None]:
-        """Remove the first item of the queue and return the function that calls its agent."""
-        item = self._items.popleft()
-        return lambda: self._func(item)
-
-
 class FanOut:
     """Pool of at most MAX_THREADS daemon threads that calls functions for lists of items."""
 
@@ -182,7 +167,7 @@ class FanOut:
         """``name`` is the name of the threads."""
         self._name = name
         self._lock = threading.Lock()
-        self._batches: deque[_Batch[object]] = deque()
+        self._batches: deque[deque[Callable[[], None]]] = deque()
         self._threads = 0
         self._stopped = False
 
@@ -192,7 +177,7 @@ class FanOut:
         ``func`` must not raise. Batches take turns, call by call, so that a small batch does not
         wait for a large one. After ``stop`` nothing is submitted.
         """
-        batch: _Batch[object] = _Batch(func, items)  # type: ignore[arg-type]
+        batch: deque[Callable[[], None]] = deque(functools.partial(func, item) for item in items)
         with self._lock:
             if self._stopped or not batch:
                 return
@@ -231,7 +216,7 @@ class FanOut:
                 self._threads -= 1
                 return None
             batch = self._batches.popleft()
-            call = batch.take()
+            call = batch.popleft()
             if batch:
                 self._batches.append(batch)
             return call

@@ -54,11 +54,13 @@ def call(
     error or an invalid response, or if its uid is not one of ``users``.
     """
     request = f"{method} {target}"
+    end = clock() + seconds
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            return external.decode(
-                _call(connection, path, method, target, body, seconds, users, clock)
-            )
+            connection.settimeout(seconds)
+            _connect(connection, path, users)
+            reader = _DeadlineReader(connection, end, clock)
+            return external.decode(_exchange(reader, method, target, body))
     except TimeoutError as exc:
         raise TimedOut(f"the driver did not answer {request} within {seconds:g} s") from exc
     except Invalid as exc:
@@ -68,38 +70,30 @@ def call(
         raise DriverFailed(f"cannot call {request} of the driver at {path}: {text}") from exc
 
 
-def _call(
-    connection: socket.socket,
-    path: str,
-    method: str,
-    target: str,
-    body: Any,
-    seconds: float,
-    users: Collection[int],
-    clock: Callable[[], float],
-) -> bytes:
-    end = clock() + seconds
+def _connect(connection: socket.socket, path: str, users: Collection[int]) -> None:
     # lstat: a link could lead to the socket of another service, such as that of libvirt.
     if not stat.S_ISSOCK(os.lstat(path).st_mode):
         raise OSError("not a socket")
-    connection.settimeout(seconds)
     connection.connect(path)
     # The mode of the folder may have been changed since the start. The kernel vouches for the uid
     # of the peer, which no process can forge.
     if (user := peer_credentials(connection)[1]) not in users:
         raise OSError(f"user {user} is not allowed to run a driver")
+
+
+def _exchange(reader: "_DeadlineReader", method: str, target: str, body: Any) -> bytes:
+    """Send a request and return the body of its response."""
     data = b"" if body is None else json.dumps(body).encode()
     head = (
         f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         f"Accept: application/json\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(data)}\r\n\r\n"
     )
-    # The timeout of a socket is for one operation: it is set again before each, to what is left.
-    connection.settimeout(_seconds_left(end, clock))
-    connection.sendall(head.encode("ascii") + data)
+    reader.set_timeout()
+    reader.connection.sendall(head.encode("ascii") + data)
     # For the whole call: a driver that sends one byte each second exceeds it too.
-    reader: Any = _DeadlineReader(connection, end, clock)
-    with http.client.HTTPResponse(reader, method=method) as response:
+    sock: Any = reader
+    with http.client.HTTPResponse(sock, method=method) as response:
         response.begin()
         content = response.read(MAX_RESPONSE + 1)
         if len(content) > MAX_RESPONSE:
@@ -121,8 +115,15 @@ class _DeadlineReader(io.RawIOBase):
     """Reader of a socket with a deadline and a limit on the size of a response."""
 
     def __init__(self, connection: socket.socket, end: float, clock: Callable[[], float]) -> None:
-        self._connection, self._end, self._clock = connection, end, clock
+        self.connection, self._end, self._clock = connection, end, clock
         self._bytes_left = MAX_RESPONSE + _MAX_HEADER
+
+    def set_timeout(self) -> None:
+        """Give the next operation what is left of the time. Raise TimeoutError if nothing is."""
+        # The timeout of a socket is for one operation: it is set again before each.
+        if (left := self._end - self._clock()) <= 0:
+            raise TimeoutError
+        self.connection.settimeout(left)
 
     def makefile(self, _: str) -> io.BufferedReader:
         """Return a buffered reader, as http.client expects it from a socket."""
@@ -134,19 +135,12 @@ class _DeadlineReader(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Read available bytes. Raise TimeoutError, and Invalid beyond the limit."""
-        self._connection.settimeout(_seconds_left(self._end, self._clock))
-        count = self._connection.recv_into(buffer)
+        self.set_timeout()
+        count = self.connection.recv_into(buffer)
         self._bytes_left -= count
         if self._bytes_left < 0:
             raise Invalid(f"response longer than {MAX_RESPONSE} bytes (1 MiB), headers included")
         return count
-
-
-def _seconds_left(end: float, clock: Callable[[], float]) -> float:
-    """Return the seconds left. Raise TimeoutError if there are none."""
-    if (left := end - clock()) <= 0:
-        raise TimeoutError
-    return left
 
 
 T = TypeVar("T")

@@ -146,7 +146,6 @@ class _Converter:
             ("nvme", "device_spec"): partial(self._convert_specs, "nvme"),
             (_GPU, "enabled_vgpu_types"): self._convert_mdev_types,
             (_GPU, "filter_sriov_vfs"): self._convert_filter,
-            ("nic_devices", "enabled_nic_types"): self._convert_nic_types,
             (_NIC, "physical_device_mappings"): partial(
                 self._convert_nic, device_rules.convert_networks, "physical_networks"
             ),
@@ -334,9 +333,6 @@ class _Converter:
             "virtual functions are not offered as whole GPUs; to offer them as CUSTOM_GPU_VF, "
             "write [gpu] devices = vendor=10de,class=0300|0302,functions=vf",
         )
-
-    def _convert_nic_types(self, values: Sequence[str]) -> Result:
-        return Result(Kind.NOT_NEEDED, "the driver has one section, [nic]")
 
     def _has_nic_section(self) -> bool:
         return _NIC in self._entries("nic_devices", "enabled_nic_types")

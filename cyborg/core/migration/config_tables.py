@@ -87,6 +87,7 @@ NOT_NEEDED: Mapping[tuple[str, str], str] = {
     ("api", "api_paste_config"): "the middleware of the API cannot be configured",
     ("database", "mysql_engine"): "the tables use InnoDB",
     ("glance", "enable_certificate_validation"): "certificates are always validated",
+    ("nic_devices", "enabled_nic_types"): "the driver has one section, [nic]",
     ("oslo_messaging_rabbit", "use_queue_manager"): (
         "the permissions of the message broker are for queues of answers with random names"
     ),

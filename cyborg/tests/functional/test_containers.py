@@ -20,7 +20,7 @@ import requests
 import yaml
 
 import cyborg
-from cyborg.cmd import status
+from cyborg.cmd import status_checks
 from cyborg.tests.fixtures.databases.databases import fresh_database
 from cyborg.tests.fixtures.machine.processes import BIN, Daemon, free_port, wait_until
 
@@ -186,7 +186,7 @@ def test_cloud_offers_its_cards(cloud: LocalCloud) -> None:
 
 
 def test_configuration_has_known_options_only() -> None:
-    result = status.check_options([str(CONTAINERS / "cloud" / "cyborg.conf")])
+    result = status_checks.check_options([str(CONTAINERS / "cloud" / "cyborg.conf")])
     assert result.details is None
 
 

@@ -283,7 +283,7 @@ def test_error_of_a_check_does_not_hide_the_others(
     def fail(*_: object) -> None:
         raise LookupError("unexpected")
 
-    monkeypatch.setattr("cyborg.cmd.status.check_options", fail)
+    monkeypatch.setattr("cyborg.cmd.status_checks.check_options", fail)
     code, found = check(config, capsys)
     assert code == 2
     assert "LookupError: unexpected" in found["Options"]["details"]

@@ -22,6 +22,7 @@ from cyborg.core.image import ImageMetadata, parse_metadata
 MAX_METADATA = 1 << 20  # bytes of a response with metadata
 CHUNK = 1 << 18  # bytes of data that are read at once, at most
 
+# The catalog may have the endpoint with the version or without it.
 _VERSION = re.compile(r"/v\d+(\.\d+)?$")
 
 
@@ -154,6 +155,7 @@ class Glance(ServiceClient):
             return Forbidden(f"{message}: {self._credentials} may not read it", status=status)
         if status == 404:
             return NotFound(message, status=status)
+        # These may succeed later; a repetition of any other rejected request is rejected too.
         if status >= 500 or status in (408, 429):
             return Unavailable(message, status=status)
         return Invalid(message, status=status)

@@ -52,6 +52,7 @@ class Nova(ServiceClient):
         be reached, TimedOut if it does not answer in time.
         """
         answer = self._call("POST", _PATH, json={"events": [dict(event) for event in events]})
+        # 207 if Nova has rejected some of the events.
         if answer.status_code in (200, 207):
             return _event_errors(answer, events)
         # Nova answers 404 for the whole request if it knows none of the instances.
@@ -150,6 +151,7 @@ class Nova(ServiceClient):
         Raise NotFound, WrongState if Nova cannot reboot a server in this state, Invalid,
         Unavailable, TimedOut.
         """
+        # Not a soft reboot: that starts the guest from its old definition, without the new device.
         answer = self._call(
             "POST", f"/servers/{quote(uuid, safe='')}/action", json={"reboot": {"type": "HARD"}}
         )

@@ -237,6 +237,7 @@ class Placement(ServiceClient):
 
     def rename(self, uuid: str, name: str, parent_uuid: str | None) -> int:
         """Set the name and the parent of a provider; return its generation."""
+        # This call of Placement has no generation.
         body = {"name": name, "parent_provider_uuid": parent_uuid}
         return int(self._call("PUT", f"/resource_providers/{uuid}", json=body).json()["generation"])
 

@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         transport = make_transport(conf)
         service = AgentService(conf, make_conductor_client(transport, conf), transport)
         signals = _Signals(conf, service)
+        # Before the first thread of a driver runs.
         deny_host_work(conf)
         service.start()
         exclude_startup_objects()
@@ -67,6 +68,7 @@ class _Signals:
         # thread waited for an event or a queue, a signal just before the wait could be lost.
         self._read_fd, write_fd = os.pipe()
         os.set_blocking(write_fd, False)
+        # A full pipe has enough bytes to wake the main thread.
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup

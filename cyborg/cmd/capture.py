@@ -25,6 +25,7 @@ MAX_WATCH = 86400.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Write a capture; return the exit status."""
     args = _parser().parse_args(argv)
+    # Before the devices are read, because that takes time.
     if args.file.exists():
         return _fail(f"{args.file} exists: name a new file")
     if args.watch:
@@ -44,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as exc:
         return _fail(f"uevents cannot be watched: {exc}")
     if args.scrub:
+        # A new salt, which nothing stores: with it, guesses of a serial number could be tested.
         capture = Scrubber(secrets.token_bytes(32)).scrub(capture)
     try:
         size = save_capture(capture, args.file)

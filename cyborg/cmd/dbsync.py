@@ -194,8 +194,10 @@ def purge(
     A batch is one transaction, after which ``pause`` waits as long as the batch took. An
     interrupted purge keeps what it has deleted. Progress is written to standard error.
     """
+    # One time for all batches: otherwise the purge would follow the rows that get old meanwhile.
     cutoff = uow.clock() - age
     results = []
+    # An operator may name a kind twice.
     for kind in dict.fromkeys(kinds):
         rows = old_rows.KINDS[kind]
         found = uow.run(lambda tx, rows=rows: rows.count(tx, cutoff))  # type: ignore[misc]
@@ -264,6 +266,7 @@ def _add_sign_custody(parsers: Any) -> None:
 
 def _run_sign_custody(engine: sa.Engine, conf: Any) -> None:
     keys = custody.load(conf)
+    # Conductors that still have the key would refuse what has no signature.
     if conf.verb.remove:
         if keys.secrets:
             raise Misconfigured(

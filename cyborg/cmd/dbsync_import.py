@@ -96,6 +96,7 @@ def run(
         if source.url.set(query={}) == engine.url.set(query={}):
             raise Invalid("--from is the database of this service; expected the former one")
         with errors.translate(), source.connect() as connection:
+            # Standard output must have nothing but the JSON document.
             progress = (lambda *_: None) if as_json else _show_progress
             report = import_database(connection, engine, progress, release, dry_run=dry_run)
     finally:
@@ -126,6 +127,7 @@ def import_database(
     profiles, drops = import_plan.plan_profiles(profile_rows)
     planned = Counter({import_plan.PROFILE: len(profiles)})
     report.drops += [*malformed, *drops]
+    # Before the hosts, whose requests refer to profiles.
     profile_ids = _write(
         uow,
         lambda tx: writer.write_profiles(tx, list(profiles.values())),
@@ -157,6 +159,7 @@ def import_database(
                 f"host {host} cannot be imported, and the hosts after it are not: the database "
                 f"refuses its rows: {errors.reason(exc)}"
             ) from exc
+    # Rows without a host are dropped, but counted: the report has each row of the source.
     plan = planner.plan("", reader.read_orphans(connection))
     report.drops += plan.drops
     report.unknown_uses += plan.unknown_uses

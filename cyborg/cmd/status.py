@@ -78,6 +78,7 @@ class Checks(UpgradeCommands):
             sa.select(sa.func.count()).select_from(providers).where(providers.c.error.is_not(None))
         )
         messages, failing = connection.scalar(dead), connection.scalar(stale)
+        # Neither prevents an upgrade, so that this is only a warning.
         if not messages and not failing:
             return Result(Code.SUCCESS)
         return Result(
@@ -93,6 +94,8 @@ class Checks(UpgradeCommands):
             # Any request that requires a token; the provider need not exist.
             client = placement.make(self._conf)
             client.find(self._conf.host)
+        # A conductor starts without Placement and waits for it, but not with a section that it
+        # cannot use.
         except Misconfigured as exc:
             return Result(Code.FAILURE, exc.message)
         except CyborgError as exc:
@@ -156,11 +159,13 @@ class Checks(UpgradeCommands):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     args = list(sys.argv[1:] if argv is None else argv)
+    # Before the options are registered: it reads the files of another service.
     if args[:1] == [status_convert.VERB]:
         return status_convert.main(args)
     conf = cfg.ConfigOpts()
     options.register(conf, options.STATUS_GROUPS)
     log.register_options(conf)
+    # oslo.upgradecheck knows its own command only.
     if "upgrade" not in args:
         return status_pending.main(conf, args)
     return run(conf, "cyborg", Checks(conf), argv=args)

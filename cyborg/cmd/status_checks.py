@@ -51,6 +51,7 @@ def check_daemons(connection: sa.Connection) -> Result:
     other, newer = defaultdict[str, list[str]](list), list[str]()
     for row in connection.execute(query.order_by(services.c.host, services.c.binary)):
         release = AGENT.version if row.binary == AGENT_BINARY else CONDUCTOR.version
+        # Nothing is known of a daemon that sends no version, so that it is not reported.
         version = str((row.versions or {}).get("rpc", release))
         ours, theirs = _parse_version(release), _parse_version(version)
         name = f"{row.binary} of host {row.host}"
@@ -105,6 +106,7 @@ def check_service_tokens(conf: cfg.ConfigOpts) -> Result:
     if conf.auth_strategy != "keystone":
         return Result(Code.SUCCESS)
     try:
+        # A late import: a host without the API may lack keystonemiddleware.
         from cyborg.api.auth import check_config
 
         check_config(conf)
@@ -277,6 +279,7 @@ def _renamed_options(declared: Mapping[str, Iterable[cfg.Opt]]) -> dict[tuple[st
         for option in options:
             for former in option.deprecated_opts:
                 # The library gives an option without a former section its own one.
+                # oslo.config finds an option by its destination, which has underscores.
                 place = (former.group or section, (former.name or option.name).replace("-", "_"))
                 renamed[place] = f"[{section}] {option.dest}"
     return renamed

@@ -87,6 +87,7 @@ def known_options() -> dict[str, dict[str, Callable[[str], object]]]:
     known: dict[str, dict[str, Callable[[str], object]]] = {}
     for section, listed in (*own_options.list_opts(), *_library_options(), *_credentials()):
         for option in listed:
+            # A file may have the name of an option with dashes or with underscores.
             names = {(section, name) for name in (option.name, option.dest)}
             names |= {
                 (old.group or section, old.name or option.dest) for old in option.deprecated_opts

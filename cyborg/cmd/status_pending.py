@@ -107,6 +107,7 @@ def pending_items(
 
 
 def _verbs(parsers: Any) -> None:
+    # These two are only for the help: their own commands parse them.
     parsers.add_parser("upgrade", help="'upgrade check': check the prerequisites of this release")
     parsers.add_parser("convert-config", help="convert a file of OpenStack Cyborg")
     parser = parsers.add_parser("pending", help="show self-heal actions and pending work")

@@ -3,6 +3,7 @@
 
 from collections.abc import Mapping
 
+# A test compares these with constraints.txt, so that an upgrade needs a look at each use.
 CHECKED: Mapping[str, str] = {
     "amqp": "5.4.2",
     "keystonemiddleware": "13.0.1",

@@ -17,6 +17,7 @@ def cache_pecan_signatures() -> None:
     For each request pecan inspects the signatures of the same few methods, which is a tenth of the
     cost of a request. Pecan has no setting to cache them.
     """
+    # Both have imported the function under this name.
     for module in (pecan.core, pecan.routing):
         if not hasattr(module.getargspec, "uncached"):
             module.getargspec = _cache(module.getargspec)

@@ -25,6 +25,7 @@ class PciAddress:
     function: int
 
     def __post_init__(self) -> None:
+        # Not only of texts: numbers come from captures and imported rows too.
         limits = (
             ("domain", self.domain, 0xFFFFFFFF),
             ("bus", self.bus, 0xFF),
@@ -91,6 +92,7 @@ class MdevAddress:
             plain = str(uuid.UUID(self.uuid))
         except ValueError as exc:
             raise Invalid(f"{self.uuid!r} is not an mdev uuid", field="address") from exc
+        # Canonical: two spellings of a uuid must not be two addresses.
         object.__setattr__(self, "uuid", plain)
 
     @classmethod

@@ -174,4 +174,6 @@ def as_list(values: Any) -> Sequence[Any]:
 def _dump_any(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _dump_any(item) for name, item in value.items()}
+    # A tuple becomes a list, as JSON makes of it: otherwise what is read differs from what was
+    # dumped.
     return [_dump_any(item) for item in value] if isinstance(value, list | tuple) else value

@@ -34,6 +34,7 @@ T = TypeVar("T")
 class CyborgError(Exception):
     """Base class of all kinds of errors; by itself, an unexpected failure."""
 
+    # Not the name of the class, which may change: peers of other releases read the code.
     code: ClassVar[str] = "internal"
 
     def __init__(self, message: str, **details: Any) -> None:
@@ -138,6 +139,7 @@ class Misconfigured(CyborgError):
 
 def is_expected(exc: BaseException) -> bool:
     """Return whether an exception is of a subclass of CyborgError, so not a programming error."""
+    # The base class is raised for what must not happen, such as a result that JSON cannot encode.
     return isinstance(exc, CyborgError) and type(exc) is not CyborgError
 
 
@@ -156,11 +158,13 @@ def _kinds(kind: type[CyborgError]) -> Iterator[type[CyborgError]]:
         yield from _kinds(child)
 
 
+# From the classes themselves, so that a new kind cannot be forgotten.
 KINDS: Mapping[str, type[CyborgError]] = {kind.code: kind for kind in _kinds(CyborgError)}
 
 
 def from_wire(body: Mapping[str, Any]) -> CyborgError:
     """Return the error that ``to_wire`` converted; an unknown code becomes a CyborgError."""
+    # A peer of a newer release may send a code that this one does not know.
     kind = KINDS.get(str(body.get("code")), CyborgError)
     details = body.get("details")
     fields = {str(k): v for k, v in details.items()} if isinstance(details, Mapping) else {}

@@ -37,8 +37,10 @@ AGENT_SOCKET = "agent"
 """Name of the agent's own socket, reserved."""
 
 SUFFIX = ".sock"
+# It becomes the name of a file in the folder of the sockets.
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 _KIND = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+# Both or none of prepare and release: a handle that cannot be cleaned would never be free again.
 _CALLS: Mapping[Ability, frozenset[str]] = {
     Ability.PREPARES: frozenset({"prepare", "release"}),
     Ability.PROGRAMS: frozenset({"program"}),
@@ -70,6 +72,7 @@ def socket_path(folder: str, name: str) -> str:
 def decode(body: bytes) -> Any:
     """Parse JSON. Raise Invalid for malformed or too deeply nested JSON, and for NaN."""
     try:
+        # Python accepts NaN and Infinity, which the message of a report must not have.
         return json.loads(body.decode("utf-8"), parse_constant=_no_constant)
     except (ValueError, RecursionError) as exc:
         raise Invalid(f"the body is not JSON: {type(exc).__name__} {str(exc)[:100]}") from exc
@@ -195,6 +198,7 @@ def load_devices(body: Any, backend: str, kind: str) -> tuple[Device, ...]:
         handles = {
             handle.address for deployable in device.deployables for handle in deployable.handles
         }
+        # An address is that of one object: the schema of the conductor refuses a second one.
         for address in sorted({device.address} | handles):
             if address in numbers:
                 raise Invalid(

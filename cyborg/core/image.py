@@ -19,6 +19,7 @@ ALGORITHMS = frozenset(
 
 MAX_NAMED = 3  # images that an error names
 
+# Of the schema of Glance: all other keys of an image are its properties.
 _ATTRIBUTES = frozenset(
     {
         *("id", "name", "status", "visibility", "protected", "owner", "tags", "self", "file"),
@@ -55,6 +56,7 @@ def parse_metadata(body: Any) -> ImageMetadata:
     if not isinstance(body, Mapping):
         raise errors.Invalid(f"expected an image as an object, found {type(body).__name__}")
     size = body.get("size")
+    # A boolean is an integer for Python.
     if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 0):
         raise errors.Invalid(f"size: invalid value {str(size)[:60]!r}, expected an integer")
     digest = _text(body, "os_hash_value")
@@ -91,6 +93,7 @@ def select_image(
     because all users can set any property of their own images. Raise DriverFailed if there is no
     such image, or more than one.
     """
+    # A set: the searches for public images and for those of a project may find the same image.
     found = sorted(
         {
             image.uuid

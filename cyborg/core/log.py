@@ -53,6 +53,7 @@ MAX_LENGTH = 255
 
 _STANDARD = ("exc_info", "stack_info", "stacklevel")
 _ORDER = {name: position for position, name in enumerate(FIELDS)}
+# Not threading.local: a call that is started in another thread gets a copy of the context.
 _scope: ContextVar[Mapping[str, Any]] = ContextVar("cyborg_log_fields")
 _NO_FIELDS: Mapping[str, Any] = {}
 

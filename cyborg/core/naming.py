@@ -10,6 +10,7 @@ import os_traits
 from cyborg.core.errors import Invalid
 
 OWNER_TRAIT: str = os_traits.OWNER_CYBORG
+# The limit of Placement for the names of traits and resource classes.
 MAX_NAME = 255
 
 # A namespace of our own: the uuid of a deployable's provider stays the same after restarts and

@@ -14,6 +14,7 @@ from cyborg.core.text import abbreviate
 T = TypeVar("T")
 H = TypeVar("H", bound=Hashable)
 MAX_GENERATION = 2**53  # the largest integer that every JSON parser reads exactly
+# For the hint in an error: what an operator may have given instead of a uuid.
 _ADDRESS = re.compile(r"([0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 _NAME = re.compile(r"[a-z][a-z0-9]*([-_.][a-z0-9]+)+|[g-z][a-z0-9]{2,}", re.IGNORECASE)
 _UUID = re.compile(r"[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")

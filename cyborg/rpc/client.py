@@ -61,6 +61,7 @@ _NOT_SENT = object()
 _NO_ANSWER = object()
 """Result of a call that was not answered in time."""
 
+# Of the process, not of a client: the threads of the process must stay free.
 _PATIENT = threading.BoundedSemaphore(MAX_RESTART_WAITS)
 _pause = threading.Event().wait
 
@@ -155,6 +156,7 @@ class Client:
         """Return the result of a call; its error says if an earlier copy may have been executed."""
         try:
             return self._deliver(call, deadline)
+        # A kind of Unavailable that already says that the call may have been carried out.
         except TimedOut:
             raise
         except Unavailable as exc:
@@ -286,6 +288,7 @@ def _make_method(client: Client, name: str, declared: Callable[..., Any]) -> Cal
     signature = inspect.signature(declared)
 
     def method(*args: Any, **kwargs: Any) -> Any:
+        # To the declared signature, so that a wrong argument fails here and not in the server.
         bound = signature.bind(None, *args, **kwargs)
         bound.apply_defaults()
         _self, *items = bound.arguments.items()

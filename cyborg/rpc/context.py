@@ -30,6 +30,7 @@ MAX_ID = 64
 TRACE_CONTEXT = "traceparent"
 """Context key of the trace of a call. A peer of a release without it ignores it."""
 
+# The types of oslo.context: all other values are texts.
 _LISTS = ("roles",)
 _FLAGS = ("is_admin", "read_only", "show_deleted", "is_admin_project")
 _MAX_LENGTH = 255  # characters of one value, and values of a list

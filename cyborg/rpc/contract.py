@@ -19,6 +19,7 @@ Plain = Mapping[str, Any]
 MAX_MESSAGE_BYTES = 1024 * 1024
 """Limit of messages other than reports, in bytes of JSON."""
 
+# An attribute of the declared function: a method of a Protocol has no other place for options.
 _OPTIONS = "__rpc_options__"
 
 
@@ -61,6 +62,7 @@ class Contract:
         methods = {
             method: _describe(func, server_argument)
             for method, func in vars(api).items()
+            # typing.Protocol adds functions of its own, such as __init__.
             if inspect.isfunction(func) and not method.startswith("_")
         }
         return cls(name, version, methods, server_argument)
@@ -102,6 +104,8 @@ def _describe(func: Callable[..., Any], server_argument: str | None) -> Method:
 class ConductorAPI(Protocol):
     """Calls to any conductor. Every method may raise TimedOut and Unavailable."""
 
+    # The name of the first version of the contract, so that older agents are served; elsewhere it
+    # is called a heartbeat.
     def hello(
         self,
         host: str,
@@ -122,6 +126,7 @@ class ConductorAPI(Protocol):
         generation}``.
         """
 
+    # The only message that grows with the number of devices of a host.
     @rpc_method(is_report=True)
     def report(self, report: Plain) -> dict[str, Any]:
         """Send the inventory of a host (``core.inventory.report``).
@@ -486,4 +491,5 @@ class AgentAPI(Protocol):
 
 CONDUCTOR = Contract.from_api("conductor", "1.0", ConductorAPI)
 AGENT = Contract.from_api("agent", "1.0", AgentAPI, "host")
+# By name: a server finds its contract by the end of its topic.
 CONTRACTS: Mapping[str, Contract] = {c.name: c for c in (CONDUCTOR, AGENT)}

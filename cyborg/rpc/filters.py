@@ -89,6 +89,7 @@ def limit_library_log() -> None:
 
 
 ENVELOPE = "2.0"  # version of oslo.messaging's envelope
+# The longest short string of AMQP 0-9-1.
 MAX_NAME = 255  # characters of a valid name
 _JSON = "application/json"
 _REPLY_QUEUE = re.compile(r"reply_[A-Za-z0-9_.:-]{1,200}")
@@ -192,6 +193,7 @@ class MessageFilter:
         """Validate a message and pass it on; reject an invalid message, which discards it."""
         fields: dict[str, Any] = {}
         try:
+            # Before the body is decompressed and parsed, so that a refused message costs little.
             self._check_sender(raw)
             message = self.consumer.queue.channel.message_to_python(raw)
             fields.update(decode(message, self.max_bytes))

@@ -206,6 +206,7 @@ class AuditNotifier:
     def _run(self) -> None:
         while True:
             with self._lock:
+                # The thread ends without events, so that an idle worker has none.
                 if not self._events:
                     self._thread = None
                     return
@@ -301,6 +302,7 @@ class NotificationListener:
         rate_limited_log = RateLimitedLogger(logger=LOG)
         backoff = Backoff(0.5, MAX_RETRY_DELAY)
         while not self._stopped.is_set():
+            # A new one for each attempt: one that failed to start counts as started.
             server = NotificationServer(
                 self._transport, [target], _Dispatcher(), pool=queue_name(self._conf)
             )

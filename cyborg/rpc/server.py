@@ -157,6 +157,8 @@ class _Endpoint:
             subject = f"{contract.name}.{name}"
             max_answer = conf.conductor.max_report_bytes
             func = _with_checks(subject, method, limit, max_answer, getattr(endpoint, name))
+            # Around the checks: a report that is refused must not be encoded first to find its
+            # size.
             handler = _with_admission(admission, subject, func) if method.is_report else func
             measured = _with_metrics(recorder, subject, handler)
             setattr(self, name, oslo_messaging.expose(measured))
@@ -280,6 +282,7 @@ def _sender(ctxt: CallContext, arguments: Mapping[str, Any]) -> str:
     items = [
         f"{key} {sanitize(str(fields[key])[:64])}" for key in ("host", "epoch") if fields.get(key)
     ]
+    # A name with a line break must not look like a line of the log.
     items = [item.replace("\n", " ") for item in items]
     return f"from {', '.join([ctxt.sender, *items, str(ctxt.request_id)])}"
 

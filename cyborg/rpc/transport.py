@@ -137,6 +137,7 @@ class Transport:
         """
         if time.monotonic() - self._answered.get(queue, float("-inf")) < ANSWER_FRESH:
             return True
+        # The servers of the in-process bus end with their process.
         if not str(self._conf.transport_url).startswith("rabbit:"):
             return True
         try:
@@ -150,6 +151,7 @@ class Transport:
     def broker_address(self) -> str:
         """Return the addresses of the broker without credentials."""
         parsed = oslo_messaging.TransportURL.parse(self._conf)
+        # The URL may leave out the default port of AMQP.
         hosts = [f"{host.hostname}:{host.port or 5672}" for host in parsed.hosts]
         return ", ".join(hosts) or str(parsed.transport)
 

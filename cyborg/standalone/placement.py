@@ -23,6 +23,7 @@ from cyborg.compat.database import keep_connections
 from cyborg.threads.locks import FifoLock
 
 URL = "http://placement.embedded"
+# The last one that cyborg.clients.placement was checked with.
 MICROVERSION = "1.39"
 TOKEN = "admin"  # noqa: S105  the administrator of Placement's noauth2
 QUEUE_TIMEOUT = 30.0  # seconds that a request waits for the previous ones
@@ -85,6 +86,7 @@ class EmbeddedPlacement:
         placement_conf.register_opts(conf)
         conf.set_override("auth_strategy", "noauth2", group="api")
         conf.set_override("connection", database_url, group="placement_database")
+        # Placement then migrates its database itself: nobody runs placement-manage here.
         conf.set_override("sync_on_startup", True, group="placement_database")
         conf([], project="placement", default_config_files=[], default_config_dirs=[])
         database = enginefacade.transaction_context()

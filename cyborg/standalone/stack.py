@@ -167,6 +167,7 @@ class StandaloneStack:
         conf.set_override("auth_strategy", "noauth")
         names = [*conf.api.server_names, conf.standalone.listen]
         conf.set_override("server_names", names, group="api")
+        # Only a default: the file of a user may disable it.
         conf.set_default("console", True, group="api")
         conf.set_override("state_path", str(self.state))
         # One process: its metrics need no files.
@@ -176,6 +177,7 @@ class StandaloneStack:
         # The in-memory broker is shared in the process: stacks need separate topics.
         conf.set_override("topic", f"standalone-{uuid.uuid4().hex}", group="rpc")
         conf.set_override("connection", f"sqlite:///{self.state / DATABASE}", group="database")
+        # Without Nova nobody takes the events, which would become dead letters.
         if not conf.nova.endpoint_override:
             conf.set_override("send_events", False, group="nova")
         if not _backends(conf):

@@ -18,6 +18,7 @@ from cyborg.core import errors, log
 
 LOG = log.get_logger(__name__)
 
+# Up to 30 s, the default timeout of an RPC call.
 _QUICK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _STAGES = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 _DELIVERY = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0, 300.0, 1800.0)
@@ -165,6 +166,7 @@ class MetricRecorder:
 
     def count(self, family: Family, *labels: str, amount: float = 1.0) -> None:
         """Add to a counter. With ``amount`` 0 the counter is shown before the first event."""
+        # Before the lock, so that agents, which have no store, never wait for it.
         if self._store is None:
             return
         with self._lock:

@@ -114,6 +114,7 @@ class WorkerFiles:
         line = json.dumps([key, width]).encode() + b"\n"
         # A key that a full disk has cut off must not stand before the next one.
         os.ftruncate(self._keys, self._keys_size)
+        # A full disk may write a part, without an error.
         if os.write(self._keys, line) != len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._keys_size += len(line)
@@ -282,6 +283,7 @@ class WorkerCollector(Collector):
 
     def describe(self) -> Iterable[core.Metric]:
         """Return the metrics without samples."""
+        # prometheus_client would otherwise read the files to learn the names.
         return [_make_family(family) for family in FAMILIES.values()]
 
     def collect(self) -> Iterable[core.Metric]:
@@ -346,6 +348,7 @@ class MetricsServer:
                 self._refresh()
                 if self._server is not None:
                     return True
+                # Not logged: of the workers of a host all but one find the port served.
                 if not store.lock_serving():
                     return False
                 self._server, self._thread = start_http_server(

@@ -22,6 +22,7 @@ class LoopThread:
         self._run_at_start = run_at_start
         self._wake = threading.Event()
         self._stopped = threading.Event()
+        # A daemon, so that a round that hangs does not keep the process.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def run_once(self) -> float | None:

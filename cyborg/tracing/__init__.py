@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 App = Callable[..., Iterable[bytes]]
 
+# One for all calls: it has no state.
 _NO_SPAN = nullcontext()
 
 
@@ -146,6 +147,7 @@ def start(conf: cfg.ConfigOpts, service: str, processor: "SpanProcessor | None" 
         # A fork has copied the provider, but not the thread that exports its spans.
         if _state.pid != os.getpid():
             _state.provider, _state.pid, _state.users = None, os.getpid(), 0
+        # The stand-alone service runs all services in one process.
         _state.users += 1
         if _state.provider is None:
             _state.provider = make_provider(conf, service, processor)

@@ -195,6 +195,7 @@ def make_provider(
         }
     )
     provider = TracerProvider(
+        # A service follows the decision of its caller, so that a trace is complete or absent.
         sampler=ParentBased(TraceIdRatioBased(conf.tracing.sample_ratio)),
         resource=resource,
         # It would wait for the collector without a limit of its own.

@@ -208,6 +208,7 @@ class Backend(LoopThread):
 
     def run_once(self) -> float:
         """Run the pending check and setup, and a discovery; return the seconds to the next one."""
+        # The check first: a setup would already change devices that must not be adopted.
         if self._pending_check is not None:
             self._run_with_watchdog("adoption check", self._run_check, discovers=True)
         if self._pending_check is None and self._pending_setup is not None:
@@ -380,6 +381,7 @@ class Backend(LoopThread):
     def _update_remarks(self) -> None:
         """Read the driver's warnings; log new warnings, and log once when no warning is left."""
         texts = [sanitize(str(remark))[:MAX_ERROR] for remark in self.driver.remarks]
+        # A driver may give the same warning for each of its devices.
         remarks = tuple(dict.fromkeys(text for text in texts if text))[:MAX_REMARKS]
         for remark in remarks:
             if remark not in self._remarks:

@@ -93,6 +93,7 @@ def _digest(module: ModuleType) -> bytes | None:
 
 NAMESPACE = "cyborg.accelerator.driver"
 
+# A report has the metadata of all drivers, and its size has a limit.
 MAX_ENTRY_BYTES = 32 * 1024  # of the metadata of one driver, as JSON
 IMPORT_TIMEOUT = 60.0  # seconds
 
@@ -155,6 +156,7 @@ class DriverCatalogue:
             found: dict[str, tuple[registry.DriverEntry, type[Driver] | None]] = {}
             changes: dict[str, str] = {}
             for name in sorted(points.names):
+                # A set: a package may be found twice in the search path.
                 candidates = set(points.select(name=name))
                 entry, driver = self._inspect(name, candidates)
                 changed = map(self._code.find_change, candidates)
@@ -172,6 +174,7 @@ class DriverCatalogue:
                     registry.MAX_ENTRIES,
                 )
             self._logged_count = len(found)
+            # Replaced as a whole, so that readers need no lock.
             self._drivers, self._changes = found, changes
 
     def _inspect(
@@ -219,6 +222,7 @@ class _Import(threading.Thread):
     """Thread that imports an entry point and stores the result in ``loaded`` or ``error``."""
 
     def __init__(self, point: EntryPoint) -> None:
+        # A daemon: an import that hangs must not keep the process.
         super().__init__(name=f"import-{point.name}", daemon=True)
         self._point = point
         self.loaded: Any = None

@@ -269,6 +269,7 @@ class DriverFactory:
             raise errors.Misconfigured(f"{option}: {exc.message}", **exc.details)
         try:
             return self.from_config(backend)
+        # A mistake in the file stops the agent; a driver that fails stops only its own backend.
         except errors.Misconfigured:
             raise
         except BaseException as exc:  # a driver may end with sys.exit()
@@ -346,6 +347,7 @@ class DriverFactory:
         sources: Mapping[str, Source],
     ) -> Driver:
         instance = self._new_driver(driver, backend, values)
+        # Not by the constructor, which the authors of drivers define.
         instance.settings = list_settings(driver.OPTIONS, values, sources)
         instance.host = str(self._conf.host)
         instance.images = self._images

@@ -106,6 +106,7 @@ def collect(
         ignored: list[str] = []
         for device in snapshot.devices:
             addresses = _exclusive_addresses(device)
+            # Two drivers may divide one card into different devices: its parts show that.
             conflict = next((part_owners[a] for a in addresses if a in part_owners), None)
             first = device_owners.get(device.address) or conflict
             if first is not None:

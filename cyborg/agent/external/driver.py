@@ -151,6 +151,7 @@ HELLO_BURST = 5  # hellos allowed without a pause
 class ExternalDriver(Driver):
     """Proxy of the driver process that registered under this backend's name."""
 
+    # Conductors store this name and compare it, so that another one would be another driver.
     name = "outside"
     version = "1.0"
 

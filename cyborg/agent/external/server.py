@@ -235,6 +235,7 @@ class _TooLarge(errors.Invalid):
 class _Request(BaseHTTPRequestHandler):
     """Handler of ``POST /hello``, the only request."""
 
+    # Without the version of Python, which is no concern of a peer.
     server_version = "cyborg"
     sys_version = ""
 

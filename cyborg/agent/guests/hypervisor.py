@@ -116,6 +116,7 @@ def run_events(libvirt: Any, sleep: Callable[[float], None] = time.sleep) -> Non
         except Exception as exc:  # noqa: BLE001  without this loop no start is noticed
             error = exc
         log.warn("Cannot wait for the events of libvirt, retrying: %s", error)
+        # An error that stays must not become a busy loop.
         sleep(PAUSE)
 
 
@@ -223,6 +224,7 @@ class LibvirtHypervisor:
         connection, self._connection = self._connection, None
         if connection is None:
             return
+        # Each on its own: the connection must be closed even if its callback is gone.
         for function in (
             lambda: connection.domainEventDeregisterAny(self._callback),
             connection.close,
@@ -276,6 +278,7 @@ class LibvirtHypervisor:
 
     def _convert(self, exc: Any) -> CyborgError:
         libvirt = self._libvirt
+        # Errors of the connection and not of the guest: the next call opens another one.
         lost = {
             libvirt.VIR_ERR_RPC,
             libvirt.VIR_ERR_NO_CONNECT,
@@ -298,6 +301,7 @@ class LibvirtHypervisor:
 
 MAX_SECONDS = 5.0
 """Seconds for one read: a discovery waits for it."""
+# The URI of a local connection has no host: qemu:///system.
 _THIS_HOST = (None, "", "localhost", "127.0.0.1", "::1")
 
 

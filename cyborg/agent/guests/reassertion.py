@@ -109,6 +109,7 @@ class Reasserter(periodic.LoopThread):
             self.watch()
             answer = self.conductor.get_guest_devices(self.host, self.epoch)
             devices = load_devices(answer)
+            # A malformed device was left out, and its guest may still lack it.
             is_whole = len(devices) == len(answer["devices"])
             complete = self.guests.reassert(devices) and is_whole
             if self._log.reset():

@@ -117,6 +117,7 @@ class Spool:
         token = next(self._tokens)
         with self._lock:
             self._evict(uuid, size)
+            # Two downloads must not both count on the same free bytes.
             self._reserved[token] = size
         try:
             yield

@@ -138,6 +138,7 @@ def _pruned(entries: Mapping[str, CheckpointEntry], now: float) -> dict[str, Che
         if entry.state is CheckpointState.STARTED or entry.at > now - RETENTION
     }
     if len(kept) > MAX_ENTRIES:
+        # A job in progress keeps its entry: without it a repeated request would start it again.
         ranked = sorted(
             kept, key=lambda job: (kept[job].state is CheckpointState.STARTED, kept[job].at)
         )

@@ -31,6 +31,7 @@ from cyborg.core.validation import boolean, number, optional, string
 _V = TypeVar("_V")
 FORMAT = "cyborg-capture"
 VERSION = 1
+# Anybody may have written a capture: without these limits a short file could fill the memory.
 MAX_TEXT = 64 * 1024 * 1024
 """Bytes of a capture without compression."""
 MAX_FOLDERS = 100_000
@@ -43,6 +44,7 @@ MAX_SECONDS = 366 * 24 * 3600
 MAX_SOURCE = 1000
 _MAX_PATH = 1024
 _MAX_NAME = 255
+# Drivers read nothing else, and unpacking must write nowhere else.
 _TOPS = frozenset({"sys", "proc", "lib"})
 _GROUP = "iommu_group"  # link of a device
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -95,6 +97,7 @@ def dump(capture: Capture) -> Iterator[str]:
         "scrubbed": capture.scrubbed,
         "names": {key: list(names) for key, names in sorted(capture.names.items())},
         "unreadable": dict(sorted(capture.unreadable.items())),
+        # Left out if it is empty, because most hosts have no NVML.
         **({"nvml": dict(sorted(capture.nvml.items()))} if capture.nvml else {}),
     }
     yield f"{json.dumps(header)}\n"
@@ -114,6 +117,7 @@ def parse(text: str) -> Capture:
     """Return the capture of a text. Raise Invalid with the number of the line that is wrong."""
     if len(text) > MAX_TEXT:
         raise Invalid(f"the capture has more than {MAX_TEXT} bytes", field="capture")
+    # Empty lines are skipped and counted, so that an editor shows the same numbers.
     lines = [(number_, line) for number_, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
         raise Invalid("the capture is empty", field="capture")
@@ -150,6 +154,7 @@ def merge(source: str, captures: Sequence[Capture]) -> Capture:
         source=source,
         folders=folders,
         kernel=next((c.kernel for c in captures if c.kernel is not None), None),
+        # One part that is not scrubbed is enough to identify a host.
         scrubbed=all(c.scrubbed for c in captures),
         names={key: names for capture in captures for key, names in capture.names.items()},
         unreadable={path: e for capture in captures for path, e in capture.unreadable.items()},
@@ -198,6 +203,7 @@ def check(folders: Mapping[str, Folder], uevents: int = 0) -> None:
     for path, folder in folders.items():
         if both := sorted(folder.files.keys() & folder.links.keys()):
             raise Invalid(f"{path}/{both[0]} is a file and a link", field="capture")
+        # Otherwise unpacking would write through a link, out of its folder.
         for parent, name in _ancestors(path):
             above = folders.get(parent)
             if above is not None and (name in above.links or name in above.files):
@@ -226,6 +232,7 @@ def _parse_line(line: tuple[int, str], parse_body: Any) -> Any:
 def _check_header(body: Mapping[str, Any]) -> dict[str, Any]:
     if body.get("format") != FORMAT:
         raise Invalid(f"it is no capture: expected the format {FORMAT!r}", field="format")
+    # Not ignored: a newer format may give the same keys another meaning.
     if body.get("version") != VERSION:
         raise Invalid(
             f"version {body.get('version')!r} is unknown: expected {VERSION}", field="version"
@@ -287,6 +294,7 @@ def check_link(folder: str, target: str) -> None:
 
 
 def _check_name(name: str) -> None:
+    # In bytes, as the kernel counts (NAME_MAX of limits.h).
     if name in ("", ".", "..") or "/" in name or len(name.encode()) > _MAX_NAME:
         raise Invalid(f"{name!r:.100} is not a valid file name", field="name")
     if _CONTROL.search(name):
@@ -354,6 +362,7 @@ class Operation(StrEnum):
     PROGRAM = "program"  # of a region of an FPGA card
 
 
+# Greedy: an address has colons too, and the last one ends it.
 _FAULT = re.compile(r"(.+):([a-z_]+)(?:=([1-9][0-9]{0,3}))?(?:@([a-z]+))?")
 
 

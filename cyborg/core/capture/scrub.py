@@ -25,6 +25,7 @@ UNIQUE = frozenset(
 
 _UUID = re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")
 _MAC = re.compile(r"(?<![0-9a-fA-F:])(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}(?![0-9a-fA-F:])")
+# They identify no device.
 _NO_MAC = ("00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff")
 _MOUNTS = re.compile(r"proc/[^/]+/mountinfo")
 
@@ -72,6 +73,7 @@ class Scrubber:
     def _stream(self, text: str, size: int) -> bytes:
         found = b""
         while len(found) < size:
+            # The same value in other letters or with blanks has the same replacement.
             block = f"{len(found)}:{text.strip().lower()}".encode()
             found += hmac.digest(self.salt, block, hashlib.sha256)
         return found[:size]
@@ -104,6 +106,7 @@ class Scrubber:
         if len(columns) < 5 or len(device) < 2:
             return ""
         digest = self._stream(columns[4], 6).hex()
+        # These three are the same on all hosts, so that they identify none.
         point = columns[4] if columns[4] in ("/", "/boot", "/boot/efi") else f"/mnt/{digest}"
         name = device[1] if device[1].startswith("/dev/") else "none"
         return f"{' '.join(columns[:3])} / {point} rw - {device[0]} {name} rw\n"

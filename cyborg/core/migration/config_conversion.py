@@ -109,8 +109,10 @@ class Conversion:
         """Return the text of a configuration file; the notes are comments at its beginning."""
         # A line break in a value would end a comment.
         lines = [f"# {' '.join(note.split())}" for note in self.notes]
+        # DEFAULT first, as in the sample file.
         for section in sorted(self.settings, key=lambda name: (name != _DEFAULT, name)):
             lines += ["", f"[{section}]"]
+            # oslo.config continues a value on indented lines.
             for name, values in sorted(self.settings[section].items()):
                 lines += [f"{name} = {value}".replace("\n", "\n    ") for value in values]
         return "\n".join(lines).lstrip("\n") + "\n"
@@ -169,6 +171,8 @@ class _Converter:
 
     def _convert(self, section: str, name: str, values: Sequence[str]) -> Result:
         place = (section, name)
+        # The order decides: a renamed option may be a special one, and a special one may be in a
+        # section that has no counterpart otherwise.
         if place in RENAMED:
             place = section, name = RENAMED[place]
         if (special := self._special.get(place)) is not None:
@@ -210,6 +214,8 @@ class _Converter:
                     f"write [{section}] {name}, with $$ for a dollar sign",
                 )
             parse = self._known.get(section, {}).get(name)
+            # A value with a reference has its type only after oslo.config has replaced the
+            # reference.
             if parse is None or "$" in value:
                 continue
             try:

@@ -35,6 +35,7 @@ class Kind(StrEnum):
     """A line that the operator must write, or check, to have what the former file had."""
 
 
+# Also deprecated names of the former service and its libraries: files often outlive them.
 RENAMED: Mapping[tuple[str, str], tuple[str, str]] = {
     ("api", "api_workers"): ("api", "workers"),
     ("agent", "resource_provider_name"): ("agent", "resource_provider"),
@@ -59,6 +60,7 @@ _MEMORY = (
 _QUOTA = "no release enforced it; write [quota] driver = static, and default_limits = CLASS:UNITS"
 _UNREAD = "no release reads it"
 
+# Not converted: the meaning differs, so that the operator must choose the value.
 REPLACED: Mapping[tuple[str, str], str] = {
     ("DEFAULT", "bind_timeout"): "write [conductor] prepare_timeout",
     ("DEFAULT", "periodic_interval"): "write [agent] discovery_interval",

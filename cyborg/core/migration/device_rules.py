@@ -183,6 +183,7 @@ def _parse_glob(text: str) -> list[list[str]] | None:
     if len(fields) > 3:
         return None
     parsed = []
+    # ``3d:00.0`` has no domain and ``00.0`` no bus: they are filled up on the left.
     for name, part in zip(_WIDTHS, [*[""] * (3 - len(fields)), *fields, function], strict=True):
         value = part.strip()
         if value in ("", "*"):
@@ -210,6 +211,7 @@ def _parse_expressions(fields: Mapping[str, Any]) -> list[list[str]] | None:
         except (re.error, TypeError):
             return None
         values = [f"{number:0{width}x}" for number in range(_MAXIMA[name] + 1)]
+        # match and not fullmatch, as the former service does.
         matched = [value for value in values if expression.match(value)]
         parsed.append(["*"] if matched == values else matched)
     return parsed

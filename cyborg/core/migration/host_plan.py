@@ -76,6 +76,7 @@ class ImportPlanner:
     """Plans one host after another; what one of them has taken is not taken again."""
 
     profiles: Mapping[int, ImportedProfile]
+    # Of all hosts: a uuid or a name is unique in the whole database of this service.
     _owners: dict[Identity, str] = field(default_factory=dict)
 
     def plan(self, host: str, rows: HostRows) -> HostImport:
@@ -237,6 +238,7 @@ class _HostPlanner:
 
     def _check_ancestors(self, row: DeployableRow) -> None:
         rows = {d.id: d for d in self.deployables_of[row.device_id]}
+        # The database would accept a cycle, and no walk up the tree would end.
         seen = {row.id}
         above = rows.get(row.parent_id or 0)
         while above is not None:
@@ -262,6 +264,7 @@ class _HostPlanner:
         attributes: list[Attribute] = []
         class_known = False
         for row in self.attributes_of.get(owner.id, []):
+            # The first one is the class of the deployable, see ``_deployable``.
             if row.key == _CLASS_KEY and class_known:
                 self._drop(row, "its deployable has another resource class")
             elif row.key == _CLASS_KEY:
@@ -272,6 +275,7 @@ class _HostPlanner:
                     traits.add(trait)
             elif (attribute := self._try(self._attribute, row)) is not None:
                 attributes.append(attribute)
+        # The publisher sets this trait on each provider; it says nothing about the device.
         return frozenset(traits - {naming.OWNER_TRAIT}), tuple(attributes)
 
     def _attribute(self, row: AttributeRow) -> Attribute:
@@ -347,6 +351,8 @@ class _HostPlanner:
                 address = self._find_address(source_device, row.handle_id)
                 self.unknown_uses.append(UnknownUse(row.uuid, row.host, address, row.instance))
                 continue
+            # The handle is taken with the request that owns it, so that nothing can assign it
+            # again.
             if row.handle_id in self.handles and self.handles[row.handle_id].uuid in owned:
                 continue
             closed.add(device)
@@ -360,6 +366,7 @@ class _HostPlanner:
     def _find_address(self, device_id: int, handle_id: int | None) -> str | None:
         """Return the PCI address of a device, or else of a handle; None if neither is valid."""
         infos = [path.info for path in self.paths_of.get(device_id, ())]
+        # A handle is a function of the device: its address leads an operator to the card too.
         infos += [row.info for row in self.rows.handles if row.id == handle_id]
         for info in infos:
             with contextlib.suppress(Invalid):
@@ -395,6 +402,7 @@ class _HostPlanner:
 
     def _explain(self, kind: str, id_: int) -> str:
         """Return why a row is dropped whose parent has this kind and row id."""
+        # At the first drop: most hosts have none.
         if not self.uuids:
             rows: tuple[Row, ...] = (*self.rows.devices, *self.rows.deployables, *self.rows.handles)
             self.uuids.update({(row.KIND, row.id): row.uuid for row in rows})

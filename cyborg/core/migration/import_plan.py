@@ -35,6 +35,7 @@ MAINTAINING = "maintaining"
 STATUSES = frozenset({"enabled", MAINTAINING})
 """Values of ``status`` of a device."""
 
+# None: before release 17 the table has no such column.
 CLEAN_STATES = frozenset({None, "available", "allocated"})
 """Values of ``device_state`` of a device that has no data of a former owner."""
 
@@ -190,6 +191,8 @@ def _name_row(kind: type[Row], values: Sequence[Any]) -> str:
     return plain or f"of row {abbreviate(values[0])}"
 
 
+# Once, because get_type_hints evaluates the annotations of a class at each call, and an import
+# loads a row for each object of a cloud.
 _FIELDS: Mapping[type[Row], tuple[list[str], list[Any]]] = {
     kind: (
         [field.name for field in fields(kind)],
@@ -218,6 +221,8 @@ def find_unserved_names(
     for group in groups:
         for name in sorted({*group.resources, *group.required} - {naming.OWNER_TRAIT}):
             remedy = describe_remedy(name)
+            # A name with a remedy is one of OpenStack Cyborg: the first report of an agent replaces
+            # it, unless [conductor] reference_traits keeps it.
             stays = remedy is None or (release is not None and name not in UNPUBLISHED)
             if name not in reported and not (name in offered and stays):
                 found[name] = remedy or "compare with 'cyborg deployable-list --long'"
@@ -393,6 +398,8 @@ def load_texts(text: str | None) -> dict[str, str]:
     try:
         return {str(key): str(value) for key, value in _load_object(text, "").items()}
     except (Invalid, ValueError, RecursionError):
+        # The information is only shown, so that a text of another form is no reason to drop the
+        # device.
         return {"info": text}
 
 

@@ -76,6 +76,7 @@ class AgentEndpoint:
     def hardware(self, ctxt: Any, driver: str | None = None) -> dict[str, Any]:
         """Return the devices and states of backends after their last discovery. Raise NotFound."""
         names = {backend.name for backend in self._select(driver)}
+        # Of all backends: which of two owns a device is decided among all of them.
         inventory = collect([backend.snapshot for backend in self._backends])
         return dump_answer(
             [device for device in inventory.devices if device.backend in names],

@@ -170,6 +170,7 @@ class AgentService:
             guests.reasserter.start()
         if self._function_users is not None:
             self._function_users.start()
+        # Last: a call that arrives must find all backends and jobs.
         self._start_server(server)
         LOG.info(
             "Agent is starting with backends %s",

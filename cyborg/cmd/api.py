@@ -71,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # gunicorn would show an error without the name of this command.
         configure(arguments)
     except (Misconfigured, cfg.Error) as exc:
+        # On one line: a message of oslo.config may have several.
         sys.stderr.write(f"cyborg-api: {' '.join(str(exc).split())}\n")
         return 1
     Server(arguments).run()

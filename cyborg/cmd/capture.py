@@ -69,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _load_drivers() -> list[type[Driver]]:
     """Return the installed drivers; print a warning for each driver that cannot be loaded."""
     found: list[type[Driver]] = []
+    # In a fixed order, so that two captures of a host can be compared.
     for entry in sorted(metadata.entry_points(group=_GROUP), key=lambda entry: entry.name):
         try:
             driver = entry.load()

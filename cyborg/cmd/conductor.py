@@ -26,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Checked before workers start: the launcher would restart a failing worker for ever.
         ConductorService(conf).open()
     except (Misconfigured, cfg.Error) as exc:
+        # On one line: a message of oslo.config may have several.
         sys.stderr.write(f"cyborg-conductor: {' '.join(str(exc).split())}\n")
         return 1
 

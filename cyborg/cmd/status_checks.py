@@ -204,6 +204,7 @@ def _is_understood(name: Any, rule: Any) -> bool:
     if not isinstance(name, str) or not isinstance(rule, str | list):
         return False
     try:
+        # Alone, so that the denials are those of this rule.
         check = str(policy.Rules.from_dict({name: cast(str, rule)})[name])
     except (TypeError, AttributeError):
         return False

@@ -301,7 +301,9 @@ CONDUCTOR = Section(
     # Long enough for an operator who looks once a month: each is a message that somebody lacks.
     cfg.FloatOpt("dead_letter_ttl", default=2592000.0, min=1.0),
     cfg.FloatOpt("jobs_interval", default=5.0, min=0.1),
+    # Setup and first discovery, each up to [agent] discovery_timeout, and the way of the result.
     cfg.FloatOpt("driver_timeout", default=150.0, min=1.0),
+    # Less than the 300 s of nova-compute, which must get the failure before it gives up.
     cfg.FloatOpt("prepare_timeout", default=240.0, min=1.0),
     cfg.FloatOpt("drain_timeout", default=86400.0, min=1.0),
     cfg.FloatOpt("release_timeout", default=600.0, min=1.0),
@@ -315,6 +317,7 @@ CONDUCTOR = Section(
     cfg.FloatOpt("orphan_grace", min=0.0, sample_default=600.0),
     cfg.FloatOpt("unbound_ttl", default=86400.0, min=0.0),
     cfg.FloatOpt("dropped_ttl", default=300.0, min=0.0),
+    # Far more than the instances of a project need: it stops a client that creates without end.
     cfg.IntOpt("max_project_arqs", default=1000, min=-1),
     cfg.StrOpt(
         "reference_traits",

@@ -29,6 +29,7 @@ class Estimate:
 
     def error_at(self, clock: float) -> float:
         """Return the largest possible error of ``time_at``, in seconds; it grows with time."""
+        # The drift before a sample is as unknown as that after it.
         return self.error + MAX_DRIFT * abs(clock - self.at)
 
 

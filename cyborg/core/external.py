@@ -220,6 +220,7 @@ def _device(body: Any, backend: str, kind: str) -> Device:
     tree = capability.validate(specs.get("acc_capability", {}))
     number = _uuid(body.get("uuid"))
     address, serial, numa = (body.get(key) for key in ("address", "serial", "numa_node"))
+    # One of them is the identity of the device.
     if address is None and number is None:
         raise Invalid("hardware has neither an address nor a uuid", field="address")
     pci = optional(lambda text: PciAddress.parse(string(text)), address)

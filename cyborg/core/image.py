@@ -73,6 +73,7 @@ def parse_metadata(body: Any) -> ImageMetadata:
         properties={
             str(name): value
             for name, value in body.items()
+            # Properties are texts; a value of another type is an attribute of a newer Glance.
             if name not in _ATTRIBUTES and isinstance(value, str)
         },
     )

@@ -92,6 +92,7 @@ ENVELOPE = "2.0"  # version of oslo.messaging's envelope
 # The longest short string of AMQP 0-9-1.
 MAX_NAME = 255  # characters of a valid name
 _JSON = "application/json"
+# As oslo.messaging names them: an answer must not be sent to any other queue.
 _REPLY_QUEUE = re.compile(r"reply_[A-Za-z0-9_.:-]{1,200}")
 _VERSION = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}")
 _MAX_IDS = 64  # unique ids that are kept for a queue, to detect duplicates
@@ -307,6 +308,7 @@ def decode(message: Any, max_bytes: int) -> dict[str, Any]:
     """Return the content of oslo.messaging's envelope. Raise Invalid."""
     if message.content_type != _JSON:
         raise Invalid(f"content type is {str(message.content_type)[:MAX_NAME]!r}, not {_JSON}")
+    # kombu collects the errors of decompression instead of raising them.
     if message.errors:
         raise Invalid(f"decompression failed: {message.errors[0][1]}")
     if len(message.body or b"") > max_bytes:

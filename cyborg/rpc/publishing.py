@@ -50,6 +50,7 @@ QUERY_TIMEOUT = 3.0
 _CLOSED = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
+# Of the thread, because a call is published in the thread of its caller.
 class _State(threading.local):
     sent = 0
 

@@ -81,6 +81,7 @@ def listen(host: str, port: int, option: str) -> socket.socket:
         )
     except OSError as exc:
         raise Misconfigured(f"[standalone] listen = {host}: {exc.strerror or exc}") from exc
+    # All of them: a name may resolve to loopback and to another address.
     if not all(ipaddress.ip_address(info[4][0]).is_loopback for info in addresses):
         raise Misconfigured(
             f"[standalone] listen = {host}: the stand-alone service treats every caller as an "

@@ -37,20 +37,17 @@ class Backoff:
     def __init__(self, initial: float, maximum: float, *, jitter: bool = False) -> None:
         """With ``jitter`` each delay is shortened by a random part, at most by one half."""
         self._initial = initial
-        self._maximum = maximum
+        self.maximum = maximum
+        """The longest delay in seconds; it may be changed."""
         self._jitter = jitter
         self.delay = initial
         """Seconds until the next try, without jitter."""
 
     def next_delay(self) -> float:
         """Return the seconds until the next try, after a failure."""
-        delay, self.delay = self.delay, min(2 * self.delay, self._maximum)
+        delay, self.delay = self.delay, min(2 * self.delay, self.maximum)
         # Shortened only, so that the maximum holds.
         return delay * JITTER.uniform(0.5, 1.0) if self._jitter else delay
-
-    def set_maximum(self, maximum: float) -> None:
-        """Set the longest delay."""
-        self._maximum = maximum
 
     def reset(self) -> None:
         """Start again with ``initial``, after a success."""

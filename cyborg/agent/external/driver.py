@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from oslo_config import cfg
@@ -183,10 +184,7 @@ class ExternalDriver(Driver):
         hello = self._registered_hello()
         # Two calls: a driver may answer from a cache that only its discovery refreshes.
         self._read("POST", "/discovery", external.parse_discovery)
-
-        def load(body: Any) -> tuple[device.Device, ...]:
-            return external.load_devices(body, self.backend, hello.type)
-
+        load = partial(external.load_devices, backend=self.backend, kind=hello.type)
         return self._read("GET", "/hardware", load)
 
     def measure(self, devices: Sequence[device.Device]) -> Mapping[str, device_state.Measurement]:

@@ -133,6 +133,7 @@ class GuestDevices:
         guests: dict[str, list[GuestDevice]] = {}
         for device in devices:
             guests.setdefault(device.instance, []).append(device)
+        # A list and not a generator: all() would stop at the first guest that lacks a device.
         results = [self._reassert_guest(instance, found) for instance, found in guests.items()]
         return all(results)
 

@@ -175,11 +175,8 @@ class LibvirtHypervisor:
 
     def attach(self, instance: str, device: str) -> None:
         """Attach a device to the running guest. Raise NotFound if there is no such guest."""
-
-        def attach() -> None:
-            self._require(instance).attachDeviceFlags(device, self._libvirt.VIR_DOMAIN_AFFECT_LIVE)
-
-        self._run(attach)
+        flags = self._libvirt.VIR_DOMAIN_AFFECT_LIVE
+        self._run(lambda: self._require(instance).attachDeviceFlags(device, flags))
 
     def detach(self, instance: str, device: str, domain: Domain) -> None:
         """Request the removal of a device from each part of ``domain`` that is not None.

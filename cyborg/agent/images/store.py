@@ -78,6 +78,7 @@ class Digest:
 
     def __post_init__(self) -> None:
         self._size = 0
+        # An image without an algorithm has been refused by ensure_loadable.
         self._hash = hashlib.new(self.image.algorithm or "")
 
     def update(self, chunk: bytes) -> None:

@@ -374,6 +374,7 @@ class Reporter(LoopThread):
                 "rpc": AGENT.version,
                 "drivers": drivers,
                 hosts.LIVE_ATTACH: self.live_attach,
+                # A conductor accepts a result without an epoch only from agents that send none.
                 hosts.RESULT_EPOCHS: True,
             },
             observed_generation=None
@@ -384,7 +385,7 @@ class Reporter(LoopThread):
         interval = float(answer["interval"])
         self._heartbeat_at = self._schedule.next_heartbeat(self.clock(), interval)
         # A longer interval means more agents, whose retries must be spread as far.
-        self._backoff.set_maximum(self._schedule.max_pause)
+        self._backoff.maximum = self._schedule.max_pause
         self.record_interval(interval)
         desired = answer.get("desired_generation")
         if desired is not None and self.desired_state is not None:

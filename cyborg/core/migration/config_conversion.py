@@ -38,6 +38,7 @@ Each has the function that parses a value, and raises ValueError for an invalid 
 _DEFAULT = "DEFAULT"
 _GPU, _NIC, _VGPU = "gpu_devices", "x710_static", "vgpu_"
 _UNKNOWN = "neither service has such an option: it had no effect"
+# As oslo.config replaces them: $name, ${name} and ${section.name}; $$ is a dollar sign.
 _REFERENCE = re.compile(r"\$(?:(\$)|\{?(?:([A-Za-z_]\w*)\.)?([A-Za-z_]\w*)\}?)")
 _BUS_SCHEMES = ("rabbit", "kombu+memory")
 _TRUE = ("true", "1", "yes", "on")  # as oslo.config parses a BoolOpt

@@ -132,6 +132,7 @@ class _HostPlanner:
         return HostImport(
             self.host,
             tuple(
+                # A status that an operator can change back.
                 replace(device, status=import_plan.MAINTAINING) if device.uuid in closed else device
                 for device in devices
             ),

@@ -186,6 +186,7 @@ def drop_row(row: Row, reason: str) -> Drop:
 
 def _name_row(kind: type[Row], values: Sequence[Any]) -> str:
     """Return the name of a profile, the uuid of another row, or the number of the row."""
+    # A malformed row may have neither.
     name = values[2] if kind is ProfileRow else values[1]
     plain = sanitize(name, 80) if isinstance(name, str) else ""
     return plain or f"of row {abbreviate(values[0])}"

@@ -28,6 +28,7 @@ class KeystoneLimits:
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         """Check the options. Raise Misconfigured."""
         self._conf = conf
+        # Made at the first use: its constructor connects to keystone.
         self._enforcer: limit.Enforcer | None = None
         _register(conf)
         _check(conf)

@@ -92,8 +92,7 @@ class Placement(ServiceClient):
 
     def find(self, name: str) -> ProviderSummary | None:
         """Return the provider with this name, or None."""
-        found = self._list(f"name={quote(name, safe='')}")
-        return found[0] if found else None
+        return next(iter(self._list(f"name={quote(name, safe='')}")), None)
 
     def tree(self, uuid: str, trait: str | None = None) -> dict[str, ProviderSummary]:
         """Return every provider in the tree of a provider, by uuid; empty if it does not exist.
@@ -260,6 +259,7 @@ class Placement(ServiceClient):
 
     def delete(self, uuid: str) -> None:
         """Delete a provider; do nothing if it does not exist. Raise InUse if it has allocations."""
+        # 404: another conductor, or an earlier attempt, has deleted it.
         self._call("DELETE", f"/resource_providers/{uuid}", 404)
 
     def _list(self, query: str) -> list[ProviderSummary]:

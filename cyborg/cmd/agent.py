@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 from oslo_config import cfg
 
@@ -24,6 +23,8 @@ from cyborg.rpc.transport import make_transport
 from cyborg.threads.heap import exclude_startup_objects
 
 LOG = log.get_logger(__name__)
+
+CLOSE_TIMEOUT = 2.0  # seconds for the connections to the broker
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     signals.wait()
     service.stop()
-    _close(transport)
+    # In a thread: an unreachable broker must not delay the exit.
+    closing = threading.Thread(target=transport.cleanup, name="closing", daemon=True)
+    closing.start()
+    closing.join(CLOSE_TIMEOUT)
     return 0
 
 
@@ -81,21 +85,11 @@ class _Signals:
 
     def _reload(self) -> None:
         LOG.info("SIGHUP received, reloading the configuration")
-        error: str | None = None
         try:
             self._conf.mutate_config_files()
         except (cfg.Error, ValueError) as exc:
-            error = str(exc)
-        if error is not None:
-            LOG.error("Failed to reload the configuration, keeping the previous one: %s", error)
+            LOG.error("Failed to reload the configuration, keeping the previous one: %s", exc)
         self._service.rediscover()
-
-
-def _close(transport: Any) -> None:
-    """Close the connections within 2 s: an unreachable broker must not delay the exit."""
-    closing = threading.Thread(target=transport.cleanup, name="closing", daemon=True)
-    closing.start()
-    closing.join(2.0)
 
 
 if __name__ == "__main__":

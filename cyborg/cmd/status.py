@@ -9,6 +9,7 @@ Exit status 0: success; 1: warnings; 2: failures, with instructions; 255: the ch
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 
 import sqlalchemy as sa
 from oslo_config import cfg
@@ -112,12 +113,8 @@ class Checks(UpgradeCommands):
     def _read(self, check: Callable[[sa.Connection], Result]) -> Result:
         """Return the result of a check of the database."""
         try:
-            reader = Reader(self._conf)
-            try:
-                with reader.connect() as connection:
-                    return check(connection)
-            finally:
-                reader.close()
+            with closing(Reader(self._conf)) as reader, reader.connect() as connection:
+                return check(connection)
         except (CyborgError, *errors.FAILURES):
             return Result(Code.WARNING, "Unknown: the database cannot be read.")
 

@@ -8,6 +8,7 @@ read.
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib import metadata
@@ -39,14 +40,12 @@ def main(conf: cfg.ConfigOpts, argv: Sequence[str]) -> int:
     conf.register_cli_opt(cfg.SubCommandOpt("command", handler=_verbs))
     conf(list(argv), project="cyborg", prog="cyborg-status", version=metadata.version("cyborg"))
     try:
-        reader = engine.Reader(conf)
-        try:
+        with closing(engine.Reader(conf)) as reader:
             with reader.connect() as connection:
                 counts = count(connection)
             now = reader.clock()
+            # Without the connection above: it reads with one of its own.
             totals = read_totals(reader, now)
-        finally:
-            reader.close()
     except CyborgError as exc:
         sys.stderr.write(f"cyborg-status: {exc.message}\n")
         return 2

@@ -333,6 +333,7 @@ CONDUCTOR = Section(
     cfg.FloatOpt("custody_seal_interval", default=5.0, min=0.1),
     cfg.StrOpt("custody_key_file"),
     cfg.IntOpt("custody_retention", default=400, min=0, max=36500),
+    # Off by default, because the metrics are served without authentication.
     cfg.PortOpt("metrics_port", default=0),
     cfg.HostAddressOpt("metrics_listen", default="127.0.0.1"),
     cfg.StrOpt("metrics_directory", default="$state_path/metrics/conductor"),

@@ -41,6 +41,7 @@ def join_limited(
 
 def format_number(value: float) -> str:
     """Return a number as text: a whole number with all its digits, never as 2.14748e+09."""
+    # The format g alone would round a number of more than six digits.
     return str(int(value)) if float(value).is_integer() else f"{value:g}"
 
 

@@ -129,6 +129,7 @@ def _is_valid(key: str, value: Any) -> bool:
 def _parse_time(value: Any) -> datetime | None:
     """Return a time of ``to_iso`` as naive UTC, None for anything else."""
     try:
+        # Naive, as the times of the database.
         return datetime.fromisoformat(value).astimezone(UTC).replace(tzinfo=None)
     except (TypeError, ValueError, OverflowError):
         return None

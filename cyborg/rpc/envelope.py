@@ -23,6 +23,7 @@ def encoded_size(body: Any, subject: str) -> int:
         # A search is cheap, and a second encoding is not: few messages have such an escape at all.
         if "\\ud" in text:
             json.dumps(body, ensure_ascii=False).encode()
+        # Characters are bytes here: json.dumps has escaped all that is not ASCII.
         return len(text)
     except (TypeError, ValueError, RecursionError) as exc:
         raise Invalid(f"{subject}: not plain JSON values: {exc}", field=subject) from exc

@@ -85,7 +85,9 @@ class Transport:
         self.recorder = MetricRecorder()
         register_options(conf)
         if str(conf.transport_url).startswith("kombu+memory:"):
-            _silence_inprocess_logs()
+            # They warn of the missing host name and heartbeat, which such a connection never has.
+            for name in ("kombu.connection", filters.DRIVER):
+                logging.getLogger(name).setLevel(logging.ERROR)
             memory_broker.install()
         filters.limit_library_log()
         with checked_url(str(conf.transport_url), "[DEFAULT] transport_url"):
@@ -207,15 +209,6 @@ class Transport:
         if message != self._last_error:
             LOG.error("The message broker at %s does not answer: %s", self.broker_address, message)
         self._last_error = message
-
-
-def _silence_inprocess_logs() -> None:
-    """Suppress warnings of kombu and the rabbit driver about in-process connections.
-
-    They are about the missing host name and heartbeat, which such a connection never has.
-    """
-    for name in ("kombu.connection", filters.DRIVER):
-        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def make_transport(conf: cfg.ConfigOpts) -> Transport:

@@ -81,7 +81,9 @@ class EmbeddedPlacement:
         placement.cache_computed_values()
         oslo.cache_policy_signatures()
         for name in ("placement", "alembic"):
-            _set_log_level(name, logging.WARNING)
+            # Unless the user has set a level.
+            if (logger := logging.getLogger(name)).level == logging.NOTSET:
+                logger.setLevel(logging.WARNING)
         conf = cfg.ConfigOpts()
         placement_conf.register_opts(conf)
         conf.set_override("auth_strategy", "noauth2", group="api")
@@ -166,9 +168,3 @@ def _unavailable(
 ) -> Iterable[bytes]:
     response = webob.Response(status=503, text=reason, content_type="text/plain")
     return response(environ, start_response)
-
-
-def _set_log_level(name: str, level: int) -> None:
-    logger = logging.getLogger(name)
-    if logger.level == logging.NOTSET:
-        logger.setLevel(level)

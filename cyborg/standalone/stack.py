@@ -46,10 +46,6 @@ FINAL_CALL_TIMEOUT = 0.2  # seconds for the agent's call in flight at a stop
 DEFAULT_DRIVERS = ["fake"]
 
 
-def _discard(_: str) -> None:
-    """Discard a progress message."""
-
-
 @dataclass(eq=False)
 class StandaloneStack:
     """All components of the service. ``start()`` returns when the API serves requests.
@@ -63,7 +59,7 @@ class StandaloneStack:
 
     conf: cfg.ConfigOpts
     state: Path
-    report: Callable[[str], None] = _discard
+    report: Callable[[str], object] = lambda line: None
     sysfs_root: str | Path = "/sys"
 
     def __post_init__(self) -> None:
@@ -86,13 +82,11 @@ class StandaloneStack:
 
     def start(self) -> None:
         """Start all components. If one fails, stop the others and raise its error."""
-        started = False
         try:
             self._start()
-            started = True
-        finally:
-            if not started:
-                self.stop()
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """Stop all components in reverse order. Can be called twice.

@@ -164,6 +164,7 @@ class WorkerFiles:
 
     def _merge_ended(self) -> list[str]:
         """Add the values of ended workers to the sums; return the names of the running ones."""
+        # By the files of values: those of keys are created after them, and deleted before them.
         names = sorted(path.stem for path in self._directory.glob("*-*.values"))
         running = [name for name in names if _is_locked(self._directory / f"{name}.values")]
         ended = sorted(set(names) - set(running))

@@ -107,6 +107,7 @@ class SpanRecorder:
         span = trace.get_current_span()
         if span.is_recording():
             span.set_attributes(_render(attributes))
+            # A 4xx is the mistake of a client, and no failure of the service.
             if attributes.get("status", 0) >= SERVER_ERRORS:
                 span.set_status(trace.StatusCode.ERROR)
 

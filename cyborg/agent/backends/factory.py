@@ -22,9 +22,7 @@ from cyborg.core.drivers import desired_state
 from cyborg.core.drivers.registry import DriverEntry, Option, Source, Support, list_settings
 from cyborg.core.inventory.device import Device
 from cyborg.core.jobs.job import WorkItem
-from cyborg.core.log import get_logger
 from cyborg.drivers.base import ABILITY_INTERFACES, Driver, ImageStore, NoImageStore
-from cyborg.drivers.base import ABILITY_INTERFACES, Driver
 from cyborg.drivers.host_use.domains import ReadDomains, read_nothing
 from cyborg.drivers.replay.host import ReplayedHost
 from cyborg.drivers.replay.recorder import load_capture

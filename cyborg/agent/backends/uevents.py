@@ -272,9 +272,7 @@ class UeventWatcher(periodic.LoopThread):
 
     def _subsystems_needed(self) -> frozenset[str]:
         """Return the subsystems that the current backends subscribe to."""
-        return frozenset[str]().union(
-            *(backend.driver.UEVENT_SUBSYSTEMS for backend in self.backends)
-        )
+        return frozenset[str]().union(*(b.driver.UEVENT_SUBSYSTEMS for b in self.backends))
 
     def _close(self) -> None:
         with self._lock:

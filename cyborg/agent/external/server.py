@@ -297,6 +297,7 @@ class _Request(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
+    # The base class calls it for requests that it cannot parse.
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer with JSON instead of an HTML page."""
         self._answer(code, {"error": message or "invalid request"})

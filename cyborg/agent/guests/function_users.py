@@ -76,6 +76,7 @@ def _load_records(data: Any) -> dict[str, guest_functions.GuestRecord]:
 
 def _addresses(value: Any) -> frozenset[str]:
     """Return a list of texts as a set. Raise TypeError for any other value."""
+    # frozenset() of a text would be its letters.
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
         raise TypeError("expected a list of texts")
     return frozenset(value)

@@ -43,7 +43,7 @@ class Spool:
         self, folder: Path, max_bytes: int, free: Callable[[Path], int] = free_bytes
     ) -> None:
         """Use a directory for up to ``max_bytes`` of images; ``free`` returns its free bytes."""
-        self._folder = folder
+        self.folder = folder
         self._max_bytes = max_bytes
         self._free = free
         self._lock = threading.Lock()
@@ -53,29 +53,24 @@ class Spool:
         self._tokens = itertools.count()
         self._lock_file: int | None = None
 
-    @property
-    def folder(self) -> Path:
-        """Return the path of the directory."""
-        return self._folder
-
     def open(self) -> None:
         """Create, check and lock the directory; remove incomplete images.
 
         Raise Misconfigured.
         """
         try:
-            os.makedirs(self._folder.parent, mode=0o700, exist_ok=True)
+            os.makedirs(self.folder.parent, mode=0o700, exist_ok=True)
             with contextlib.suppress(FileExistsError):
-                os.mkdir(self._folder, 0o700)
+                os.mkdir(self.folder, 0o700)
             # Another user who owns or enters it could replace an image after its verification.
-            status = os.lstat(self._folder)
+            status = os.lstat(self.folder)
             if (
                 not stat.S_ISDIR(status.st_mode)
                 or status.st_uid != os.geteuid()
                 or stat.S_IMODE(status.st_mode) & 0o077
             ):
                 raise errors.Misconfigured(
-                    f"[glance] spool_directory: found {self._folder}; expected a directory of "
+                    f"[glance] spool_directory: found {self.folder}; expected a directory of "
                     "the agent's user with mode 0700, or a new path",
                     option="glance.spool_directory",
                 )
@@ -83,7 +78,7 @@ class Spool:
             self._clean()
         except OSError as exc:
             raise errors.Misconfigured(
-                f"[glance] spool_directory: {self._folder} cannot be used: {exc.strerror}; "
+                f"[glance] spool_directory: {self.folder} cannot be used: {exc.strerror}; "
                 "expected a directory that the agent can create and write",
                 option="glance.spool_directory",
             ) from exc
@@ -130,7 +125,7 @@ class Spool:
         # The only place where a name from outside becomes a path.
         if not _UUID.fullmatch(uuid):
             raise ValueError(f"{uuid!r} is not a canonical uuid")
-        return self._folder / uuid
+        return self.folder / uuid
 
     def read(self, uuid: str, size: int) -> int | None:
         """Return a file descriptor of a complete image; None if no image has this uuid and size."""
@@ -184,21 +179,21 @@ class Spool:
         files = [file for file in self._files() if file.uuid != uuid]
         reserved = sum(self._reserved.values())
         total = sum(file.size for file in files) + reserved
-        excess = max(total + size - self._max_bytes, reserved + size - self._free(self._folder))
+        excess = max(total + size - self._max_bytes, reserved + size - self._free(self.folder))
         evictions = plan_evictions(files, excess)
         if evictions is None:
             raise errors.Unavailable(
-                f"there is no room for {size} bytes in {self._folder}: {total} bytes are in use, "
+                f"there is no room for {size} bytes in {self.folder}: {total} bytes are in use, "
                 f"and [glance] cache_size is {self._max_bytes}; free space on the disk, or retry "
                 "when other devices have been programmed"
             )
         for name in evictions:
             LOG.info("Removing image from the cache to free space", image=name)
-            os.unlink(self._folder / name)
+            os.unlink(self.folder / name)
 
     def _files(self) -> list[CachedFile]:
         files = []
-        with os.scandir(self._folder) as entries:
+        with os.scandir(self.folder) as entries:
             for entry in entries:
                 if _UUID.fullmatch(entry.name):
                     status = entry.stat(follow_symlinks=False)
@@ -208,7 +203,7 @@ class Spool:
 
     def _take_lock(self) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        file = os.open(self._folder / LOCK, flags, 0o600)
+        file = os.open(self.folder / LOCK, flags, 0o600)
         try:
             # A lock of the process, not of the open file: the daemon of oslo.privsep, which is
             # forked, must not keep it when the agent ends.
@@ -216,7 +211,7 @@ class Spool:
         except OSError as exc:
             os.close(file)
             raise errors.Misconfigured(
-                f"[glance] spool_directory: another process uses {self._folder}; expected a "
+                f"[glance] spool_directory: another process uses {self.folder}; expected a "
                 "directory for each agent",
                 option="glance.spool_directory",
             ) from exc
@@ -224,13 +219,13 @@ class Spool:
 
     def _clean(self) -> None:
         """Remove incomplete images, but no other unknown files."""
-        for name in os.listdir(self._folder):
+        for name in os.listdir(self.folder):
             if _INCOMPLETE.fullmatch(name):
                 LOG.info("Removing incomplete download %s", name)
-                os.unlink(self._folder / name)
+                os.unlink(self.folder / name)
 
     def _sync_folder(self) -> None:
-        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)
         finally:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -20,8 +21,6 @@ from cyborg.core import errors, log, validation
 from cyborg.core.errors import DriverFailed, TimedOut
 from cyborg.core.image import ImageMetadata, ensure_loadable, select_image
 from cyborg.core.jobs.progress import show_activity
-from cyborg.core.log import get_logger
-from cyborg.core.validation import parse_uuid
 from cyborg.drivers.base import CheckProperties, Image, ImageStore, NoImageStore
 from cyborg.drivers.images import CheckProperties, Image, ImageStore, NoImageStore
 from cyborg.threads.calls import BoundedCalls
@@ -160,7 +159,7 @@ def is_intact(image: ImageMetadata, file: int, signature: Signature | None = Non
     digest, size = Digest(image, signature), 0
     try:
         with show_activity(f"verify cached image {image.uuid}", image.size) as set_done:
-            for chunk in _read(file):
+            for chunk in iter(partial(os.read, file, _READ), b""):
                 digest.update(chunk)
                 size += len(chunk)
                 set_done(size)
@@ -171,11 +170,6 @@ def is_intact(image: ImageMetadata, file: int, signature: Signature | None = Non
         return False
     digest.verify()
     return True
-
-
-def _read(file: int) -> Iterator[bytes]:
-    while chunk := os.read(file, _READ):
-        yield chunk
 
 
 T = TypeVar("T")

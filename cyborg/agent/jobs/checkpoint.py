@@ -91,12 +91,9 @@ class Checkpoint:
             with self._lock:
                 self._entries = _pruned(self._entries, self._now())
                 changes, entries = self._change_count, dict(self._entries)
-            self._write(entries)
+            jobs = {job: entry.to_dict() for job, entry in entries.items()}
+            self._file.write({"boot_id": self._boot_id, "jobs": jobs})
             self._written_count = changes
-
-    def _write(self, entries: Mapping[str, CheckpointEntry]) -> None:
-        jobs = {job: entry.to_dict() for job, entry in entries.items()}
-        self._file.write({"boot_id": self._boot_id, "jobs": jobs})
 
     def _read(self) -> dict[str, CheckpointEntry]:
         boot_id, jobs = self._file.read() or (self._boot_id, {})

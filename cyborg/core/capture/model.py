@@ -164,6 +164,7 @@ def merge(source: str, captures: Sequence[Capture]) -> Capture:
 
 def select_device(capture: Capture, device: str) -> Capture:
     """Return the part of a capture about a device: its folder, IOMMU group and links to it."""
+    # The kernel shows a device in several places by links to its folder.
     own = {path: f for path, f in capture.folders.items() if _is_below(path, device)}
     groups = {_target(path, f.links[_GROUP]) for path, f in own.items() if _GROUP in f.links}
     folders: dict[str, Folder] = {}
@@ -288,9 +289,8 @@ def check_link(folder: str, target: str) -> None:
         ups += 1
     if len(target) > _MAX_PATH or ups > folder.count("/") + 1:
         raise Invalid(f"the link to {target!r:.100} leaves the tree", field="links")
-    if parts[ups:]:
-        for part in parts[ups:]:
-            _check_name(part)
+    for part in parts[ups:]:
+        _check_name(part)
 
 
 def _check_name(name: str) -> None:

@@ -41,6 +41,7 @@ DRIVER_RULES: Mapping[str, tuple[str, ...]] = {
 }
 """The devices that each driver selects by itself, as rules of its counterpart."""
 
+# Device profiles of the former cloud name these classes.
 CLASSES: Mapping[str, str] = {"generic": "CUSTOM_PCI", "nvme": "CUSTOM_SSD"}
 """The resource class that the other service gives to the devices of a list, by backend."""
 

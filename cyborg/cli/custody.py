@@ -11,6 +11,7 @@ from cyborg.cli.common import formatting, listing
 from cyborg.cli.common.base import Arguments, argument, field_argument, flag
 from cyborg.cli.common.rest import Collection, CommandError, RestClient, Row
 from cyborg.cli.devices import DEVICES
+from cyborg.core import custody as core
 from cyborg.core.custody import (
     Event,
     Keys,
@@ -18,9 +19,7 @@ from cyborg.core.custody import (
     Record,
     SealedRecord,
     parse_keys,
-    verify,
 )
-from cyborg.core.custody.record import Event, Keys, Link, Record, SealedRecord, parse_keys
 from cyborg.core.errors import Invalid
 from cyborg.core.text import sanitize
 
@@ -108,7 +107,7 @@ class Custody(listing.Lister, of=CUSTODY):
 
     def _check_logs(self, rest: RestClient, args: Arguments) -> None:
         keys = _read_file(args.key_file, parse_keys) if args.key_file else None
-        anchors = _read_file(args.anchor, verify.parse_anchors) if args.anchor else {}
+        anchors = _read_file(args.anchor, core.parse_anchors) if args.anchor else {}
         if args.device:
             uuids = [DEVICES.find_uuid(rest, args.device)]
         else:
@@ -157,11 +156,11 @@ def verify_log(
         key=lambda sealed: sealed.record.sequence,
     )
     new = [
-        verify.NewRecord(_to_sealed_record(row).record, row.get("signature"))
+        core.NewRecord(_to_sealed_record(row).record, row.get("signature"))
         for row in rows
         if row["sequence"] is None
     ]
-    reached, fault = verify.verify(verify.Log(before, sealed, after, new), keys, anchor=anchor)
+    reached, fault = core.verify(core.Log(before, sealed, after, new), keys, anchor=anchor)
     if fault is not None:
         raise CommandError(f"the chain is broken: {fault.explanation}")
     if after is None:
@@ -190,7 +189,7 @@ def _read_file(name: str, parse: Callable[[str], T]) -> T:
 
 
 def _write_anchors(name: str, tips: Mapping[str, Link]) -> None:
-    document = {"time": datetime.now(UTC).isoformat(), "chains": verify.format_anchors(tips)}
+    document = {"time": datetime.now(UTC).isoformat(), "chains": core.format_anchors(tips)}
     try:
         # A new file only: who overwrites an anchor loses what it proves.
         with Path(name).open("x", encoding="utf-8") as file:
@@ -199,13 +198,13 @@ def _write_anchors(name: str, tips: Mapping[str, Link]) -> None:
         raise CommandError(f"cannot write {name}: {exc}") from exc
 
 
-def _read_head(rest: RestClient, device: str) -> verify.Head | None:
+def _read_head(rest: RestClient, device: str) -> core.Head | None:
     chain = rest.call("GET", _path(device), params={"limit": 1})["chain"]
     if chain is None:
         return None
     tip = Link(chain["sequence"], chain["hash"])
     base = Link(chain["base_sequence"], chain["base_hash"])
-    return verify.Head(device, tip, base, chain.get("signature"))
+    return core.Head(device, tip, base, chain.get("signature"))
 
 
 def _to_sealed_record(row: Row) -> SealedRecord:

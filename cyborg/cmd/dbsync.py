@@ -30,8 +30,7 @@ from cyborg import conf as options
 from cyborg.cmd import configuration, dbsync_import
 from cyborg.cmd.common import add_format, require_head, wait_for_database, write_line
 from cyborg.conf.options import reference_release
-from cyborg.core.custody.record import Entry, Event, SealedRecord
-from cyborg.core.custody.verify import Log, serialize_new, verify
+from cyborg.core.custody import Entry, Event, Log, SealedRecord, serialize_new, verify
 from cyborg.core.errors import Conflict, CyborgError, Misconfigured
 from cyborg.db import errors, migrate, old_rows, unit_of_work
 from cyborg.db.custody import chains, read

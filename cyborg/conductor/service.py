@@ -19,7 +19,7 @@ from cyborg.conductor.common.sweeps import LoopWatch
 from cyborg.conductor.common.work_lease import process_owner
 from cyborg.conductor.manager import make_handlers
 from cyborg.conductor.metrics import make_server as make_metrics_server
-from cyborg.conductor.wiring import Conductor
+from cyborg.conductor.wiring import Conductor, build_conductor
 from cyborg.core import hosts
 from cyborg.core.errors import Unavailable
 from cyborg.core.log import get_logger
@@ -207,7 +207,7 @@ class ConductorService:
         agents = make_agent_client(transport, self._conf)
         stalls = self._detect_stalls()
         uow = UnitOfWork(engine, stalls=stalls)
-        conductor = Conductor(
+        conductor = build_conductor(
             self._conf,
             uow,
             agents,

@@ -144,8 +144,9 @@ def build_conductor(
     ``notifier`` is None if ``conf`` enables no notifications, ``limits`` if it enables no limits.
     ``metrics`` records binds and deliveries.
     """
-    options = conf.conductor
+    options, metrics = conf.conductor, metrics or MetricRecorder()
     notices = NotificationBuilder(conf, now=uow.clock)
+    recorder = ArqEventRecorder(conf, notices)
     publishing = placement and placement.with_timeout(options.publish_timeout)
     publisher = Publisher(conf, uow, publishing)
 
@@ -164,15 +165,14 @@ def build_conductor(
         conf,
         uow,
         agents,
+        recorder,
         lambda result: wake_tasks(result, jobs_task, outbox_task, publisher_task),
-        notices,
         metrics=metrics,
     )
     jobs_task = PeriodicTask("jobs", options.jobs_interval, jobs.run_once)
     # Without Nova there are no allocations, and a request keeps the project of its creation.
     instances = nova if conf.nova.send_events else None
     orphan_collector = OrphanCollector(conf, uow, placement, jobs_task.wake, notices, instances)
-    recorder = ArqEventRecorder(conf, notices)
     releaser = OrphanReleaser(uow, recorder, jobs_task.wake, uow.clock)
     orphans = OrphanCheck(uow, placement, nova, releaser) if _releases_orphans(conf) else None
     repair = RepairExecutor(
@@ -180,7 +180,6 @@ def build_conductor(
         placement,
         publisher_task.wake,
         jobs_task.wake,
-        now=uow.clock,
         release_timeout=options.release_timeout,
     )
     audits = AuditRunner(conf, uow, agents, placement, instances, repair)
@@ -189,19 +188,19 @@ def build_conductor(
         conf,
         uow,
         agents,
+        notices,
         lambda: rollout_task.wake(),  # noqa: PLW0108  the task is created below
         publisher_task.wake,
-        notices,
     )
     rollout_task = PeriodicTask("rollouts", options.jobs_interval, rollouts.run_once)
     discoveries = Discoveries(conf, uow, agents)
-    hosts = Hosts(conf, uow, publisher_task.wake, jobs_task.wake, notices)
-    failure_detector = FailureDetector(conf, uow, publisher_task.wake, notices)
+    hosts = Hosts(conf, uow, notices, publisher_task.wake, jobs_task.wake)
+    failure_detector = FailureDetector(conf, uow, notices, publisher_task.wake)
     dead_letters = DeadLetters(conf, uow, outbox_task.wake)
     driver_lookup = DriverLookup(conf, uow, agents)
     custody_sealer = CustodySealer(conf, uow)
     partitions = Partitions(conf, uow, jobs_task.wake, publisher_task.wake)
-    programs = Programs(conf, uow, jobs_task.wake, notices)
+    programs = Programs(conf, uow, notices, jobs_task.wake)
     arqs = Arqs(
         conf,
         uow,
@@ -214,7 +213,7 @@ def build_conductor(
         metrics=metrics,
     )
     contexts = DeviceContexts(conf, uow, placement, notices, arqs=arqs, limit_source=limits)
-    context_leases = ContextLeases(conf, uow, arqs, ArqEventRecorder(conf, notices))
+    context_leases = ContextLeases(conf, uow, arqs, recorder)
     attached_devices = AttachedDevices(
         uow, arqs, limits, jobs_task.wake, outbox_task.wake, uow.clock
     )
@@ -227,12 +226,12 @@ def build_conductor(
     windows = MaintenanceWindows(
         conf,
         uow,
-        publisher_task.wake,
         notices,
+        publisher_task.wake,
         wake_attachments=attachment_task.wake,
         has_nova=instances is not None,
     )
-    services = Services(conf, uow, publisher_task.wake, notices)
+    services = Services(conf, uow, notices, publisher_task.wake)
     sweep = functools.partial(
         sweeps.run_all,
         {
@@ -292,7 +291,7 @@ def build_conductor(
         device_contexts=contexts,
         context_leases=context_leases,
         device_profiles=DeviceProfiles(uow, notices),
-        devices=Devices(uow, publisher_task.wake, notices),
+        devices=Devices(uow, notices, publisher_task.wake),
         discoveries=discoveries,
         driver_lookup=driver_lookup,
         drivers=Drivers(conf, uow, rollout_task.wake, publisher_task.wake, find=driver_lookup.find),
@@ -311,7 +310,7 @@ def build_conductor(
         provider_verifier=verifier,
         rollouts=rollouts,
         services=services,
-        host_removal=HostRemoval(conf, uow, arqs, publisher_task.wake, notices),
+        host_removal=HostRemoval(conf, uow, arqs, notices, publisher_task.wake),
         tasks=tasks,
     )
 

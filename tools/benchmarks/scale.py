@@ -19,7 +19,7 @@ from benchmarks import memory, processes, report
 from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement
 from cyborg.conductor.metrics import read_totals
-from cyborg.conductor.wiring import Conductor
+from cyborg.conductor.wiring import build_conductor
 from cyborg.db import schema
 from cyborg.db.engine import Reader
 from cyborg.db.totals.cache import CountCache
@@ -146,7 +146,7 @@ def _measure_tasks(engine: sa.Engine, server: _Server, folder: Path) -> Iterator
         nova = Nova(stack.enter_context(serve_nova(FakeNova())).adapter(), 5.0)
         agents: Any = None  # no task calls an agent of a cloud at rest
         conf = make_conf(conductor={"orphan_scan_interval": 0})
-        conductor = Conductor(conf, UnitOfWork(engine), agents, placement, nova)
+        conductor = build_conductor(conf, UnitOfWork(engine), agents, placement, nova)
         for task in conductor.tasks:
             yield {"task": task.name, **_repeat(server, task.run_once)}
         conductor.stop()
@@ -162,7 +162,7 @@ def _measure_scrapes(engine: sa.Engine, server: _Server) -> Iterator[report.Resu
 
     def read() -> None:
         cache.read()
-        read_totals(conf, reader, timeutils.utcnow)
+        read_totals(reader, timeutils.utcnow())
 
     yield {"what": "numbers of objects, counted", **_repeat(server, count)}
     cache.read()

@@ -22,7 +22,6 @@ from cyborg.core.errors import DriverFailed, TimedOut
 from cyborg.core.image import ImageMetadata, ensure_loadable, select_image
 from cyborg.core.jobs.progress import show_activity
 from cyborg.drivers.base import CheckProperties, Image, ImageStore, NoImageStore
-from cyborg.drivers.images import CheckProperties, Image, ImageStore, NoImageStore
 from cyborg.threads.calls import BoundedCalls
 
 LOG = log.get_logger(__name__)

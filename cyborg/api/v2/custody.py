@@ -4,8 +4,8 @@
 from typing import Any
 
 from cyborg.api import types
-from cyborg.api.collection import Collection
 from cyborg.api.controller import PageRequest, RequestContext, Resource
+from cyborg.api.operation import Collection
 from cyborg.core.custody import Event
 from cyborg.core.errors import NotFound
 from cyborg.db.custody import read

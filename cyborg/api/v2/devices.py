@@ -9,7 +9,7 @@ from cyborg.api import types
 from cyborg.api.controller import PageRequest, RequestContext, Resource
 from cyborg.api.operation import Collection
 from cyborg.api.v2 import jobs
-from cyborg.core.custody.record import Event
+from cyborg.core.custody import Event
 from cyborg.core.errors import Conflict, Invalid, NotFound, WrongState
 from cyborg.core.inventory import device as core
 from cyborg.core.inventory import device_state

@@ -33,7 +33,6 @@ from cyborg.core.log import get_logger
 from cyborg.db.attachments import handles
 from cyborg.db.attachments import write as store
 from cyborg.db.binding import accelerators
-from cyborg.db.contexts import states
 from cyborg.db.contexts import write as device_contexts
 from cyborg.db.profiles import write as device_profiles
 
@@ -274,7 +273,7 @@ def find_lease(tx: sa.Connection, context: device_contexts.ContextRow) -> Contex
     """Return the lease of a context, which may have ended, or None. The context is not locked."""
     if context["state"] not in LEASED or context["hostname"] is None:
         return None
-    found = states.group_providers(tx, context["id"])
+    found = device_contexts.group_providers(tx, context["id"])
     if len(found) != len(context["groups"]):
         return None
     providers = tuple(found[number] for number in sorted(found))

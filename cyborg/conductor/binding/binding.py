@@ -36,7 +36,6 @@ from cyborg.core.contexts.leases import stale_lease
 from cyborg.core.contexts.states import ContextState
 from cyborg.core.errors import Conflict, WrongState
 from cyborg.db.binding import write as store
-from cyborg.db.contexts import states
 from cyborg.db.contexts import write as contexts
 from cyborg.db.jobs import write as jobs
 
@@ -208,7 +207,7 @@ def _consume_lease(call: _Call) -> BindResult:
     pending = any(row["state"] == ArqState.BIND_STARTED for row in rows)
     state = ContextState.BINDING if pending else ContextState.BOUND
     id_, former = device_context["id"], device_context["epoch"]
-    if not states.consume_lease(tx, id_, state, instance, context.epoch, context.now):
+    if not contexts.consume_lease(tx, id_, state, instance, context.epoch, context.now):
         uuid = device_context["uuid"]
         raise stale_lease(uuid, device_context["state"], former, context.epoch)
     ids = [row["id"] for row in rows]
@@ -316,7 +315,7 @@ def reserve(
     state = ContextState.RESERVING if plan.to_prepare else ContextState.RESERVED
     # In the guarded UPDATE, which compares the former epoch: of two callers one gets this lease.
     epoch = device_context["epoch"] + 1
-    if not states.start_lease(tx, device_context["id"], state, hostname, epoch, expires_at):
+    if not contexts.start_lease(tx, device_context["id"], state, hostname, epoch, expires_at):
         raise Retry("the device context, or the agent of the host, has changed")
     changed = store.bind(
         tx,

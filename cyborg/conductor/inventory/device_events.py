@@ -15,8 +15,6 @@ from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.binding.arqs import describe_user
 from cyborg.core.custody import Entry
 from cyborg.core.custody import Event as CustodyEvent
-from cyborg.core.custody.record import Entry
-from cyborg.core.custody.record import Event as CustodyEvent
 from cyborg.core.inventory import plan
 from cyborg.core.inventory.device import Device, Health
 from cyborg.core.inventory.plan import Step

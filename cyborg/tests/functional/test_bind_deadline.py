@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.common.calls import IdempotentEndpoint
 from cyborg.conductor.manager import make_handlers
-from cyborg.conductor.wiring import Conductor
+from cyborg.conductor.wiring import build_conductor
 from cyborg.core.errors import Unavailable
 from cyborg.db import deadline, schema
 from cyborg.db.unit_of_work import UnitOfWork
@@ -35,7 +35,7 @@ class Env:
         self.engine, self.uow = engine, UnitOfWork(engine)
         unused: Any = None
         conf = make_conf(nova={"send_events": False})
-        conductor = Conductor(conf, self.uow, unused, unused, unused)
+        conductor = build_conductor(conf, self.uow, unused, unused, unused)
         self.endpoint = IdempotentEndpoint(make_handlers(conductor), self.uow)
         self.card = rows.insert_card(engine, handles=2)
         self.arq = str(uuid4())

@@ -16,7 +16,7 @@ from oslo_utils import timeutils
 
 from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement
-from cyborg.conductor.wiring import Conductor
+from cyborg.conductor.wiring import Conductor, build_conductor
 from cyborg.core.errors import CyborgError, NoHandle
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
@@ -45,7 +45,7 @@ class Cloud(PublishedCard):
         uow = UnitOfWork(self.engine)
         nova = Nova(self.nova.adapter(), 5.0)
         agents: Any = None
-        return Conductor(conf, uow, agents, placement or self.node.placement, nova)
+        return build_conductor(conf, uow, agents, placement or self.node.placement, nova)
 
     def schedule(self, project: str = "project-1") -> str:
         """Create a server with an allocation of one unit, as nova-api and the scheduler do."""

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.common.calls import IdempotentEndpoint
 from cyborg.conductor.manager import make_handlers
-from cyborg.conductor.wiring import Conductor
+from cyborg.conductor.wiring import build_conductor
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc import filters as message_filter
@@ -51,7 +51,7 @@ class Counted:
         unused: Any = None
         self._name, self._calls, self._lock = name, calls, threading.Lock()
         conf, uow = make_conf(nova={"send_events": False}), UnitOfWork(engine)
-        conductor = Conductor(conf, uow, unused, unused, unused)
+        conductor = build_conductor(conf, uow, unused, unused, unused)
         self._endpoint = IdempotentEndpoint(make_handlers(conductor), uow)
 
     def __getattr__(self, method: str) -> Any:

@@ -273,7 +273,7 @@ def test_failed_preparation_leaves_the_old_device(sqlite_env: MaintenanceEnv) ->
 
 def test_successor_without_nova_is_refused(sqlite_env: MaintenanceEnv) -> None:
     env = sqlite_env
-    env.windows._has_nova = False
+    env.windows.has_nova = False
     with pytest.raises(Conflict, match="needs Nova"):
         env.begin()
     env.begin(successor=None)

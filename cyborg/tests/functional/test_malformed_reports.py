@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.common.calls import IdempotentEndpoint
 from cyborg.conductor.manager import make_handlers
-from cyborg.conductor.wiring import Conductor
+from cyborg.conductor.wiring import build_conductor
 from cyborg.core.errors import Conflict, CyborgError, Invalid, Stale, Unavailable
 from cyborg.core.inventory.device import Device
 from cyborg.db import schema
@@ -96,7 +96,7 @@ def env(
         schema.metadata.create_all(engine)
         nobody = cast(Any, None)
         uow = UnitOfWork(engine)
-        conductor = Conductor(bus.conf, uow, nobody, nobody, nobody)
+        conductor = build_conductor(bus.conf, uow, nobody, nobody, nobody)
         with bus.serving("conductor", IdempotentEndpoint(make_handlers(conductor), uow)):
             yield ReportEnv(bus.conductor(), engine)
 

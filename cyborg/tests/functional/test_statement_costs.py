@@ -17,7 +17,7 @@ from oslo_utils import timeutils
 
 from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement
-from cyborg.conductor.wiring import Conductor
+from cyborg.conductor.wiring import Conductor, build_conductor
 from cyborg.core.binding.accelerator import AcceleratorState
 from cyborg.db import schema
 from cyborg.db.backends import read as backends
@@ -105,7 +105,7 @@ def make_conductor(engine: sa.Engine, nova: FakeNova, placement: Any) -> Conduct
     conf = make_conf(conductor={"orphan_scan_interval": 0})
     agents: Any = None
     client = Nova(nova.adapter(), 5.0)
-    return Conductor(conf, UnitOfWork(engine), agents, Placement(placement), client)
+    return build_conductor(conf, UnitOfWork(engine), agents, Placement(placement), client)
 
 
 def describe(found: list[costs.Cost]) -> str:

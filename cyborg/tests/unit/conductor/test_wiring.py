@@ -13,7 +13,7 @@ from oslo_config import cfg
 from cyborg.conductor import wiring
 from cyborg.conductor.jobs.completion import JobResult
 from cyborg.conductor.notifications.notifications import NotificationBuilder
-from cyborg.conductor.wiring import Conductor
+from cyborg.conductor.wiring import Conductor, build_conductor
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.machine.options import make_conf
 from cyborg.threads.periodic import PeriodicTask
@@ -23,7 +23,7 @@ NO_CALLS: Any = None
 
 def build(engine: sa.Engine, notifier: Any = None, **conductor: Any) -> Conductor:
     conf = make_conf(nova={"send_events": False}, conductor=conductor)
-    return Conductor(conf, UnitOfWork(engine), NO_CALLS, NO_CALLS, NO_CALLS, notifier)
+    return build_conductor(conf, UnitOfWork(engine), NO_CALLS, NO_CALLS, NO_CALLS, notifier)
 
 
 def test_all_objects_have_one_notification_builder(
@@ -94,7 +94,7 @@ def test_instances_are_watched_if_orphans_are_released(
 ) -> None:
     conf = make_conf(nova=nova, conductor={"orphan_grace": grace})
     client: Any = SimpleNamespace(with_timeout=lambda seconds: None)
-    conductor = Conductor(conf, UnitOfWork(sqlite_engine), NO_CALLS, client, client)
+    conductor = build_conductor(conf, UnitOfWork(sqlite_engine), NO_CALLS, client, client)
     assert (conductor.instance_watcher is not None) is watches
     names = {task.name for task in conductor.tasks}
     assert names & {"instances", "deletion scan"} == (

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from cyborg.agent.endpoint import AgentEndpoint
 from cyborg.conductor.manager import make_handlers
-from cyborg.conductor.wiring import Conductor
+from cyborg.conductor.wiring import build_conductor
 from cyborg.core.errors import Unavailable
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.client import Client, make_agent_client
@@ -102,7 +102,7 @@ def _check_parameters(handler: Any, expected: list[str], method: Method) -> None
 def test_each_conductor_method_has_a_handler(sqlite_engine: sa.Engine) -> None:
     unused: Any = None
     conf = make_conf(nova={"send_events": False})
-    conductor = Conductor(conf, UnitOfWork(sqlite_engine), unused, unused, unused)
+    conductor = build_conductor(conf, UnitOfWork(sqlite_engine), unused, unused, unused)
     handlers = make_handlers(conductor)
     assert set(handlers) == set(CONDUCTOR.methods)
     for name, method in CONDUCTOR.methods.items():

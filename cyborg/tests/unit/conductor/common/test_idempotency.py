@@ -18,7 +18,7 @@ from cyborg.conductor.common.calls import (
     make_key,
 )
 from cyborg.conductor.manager import make_handlers
-from cyborg.conductor.wiring import Conductor
+from cyborg.conductor.wiring import build_conductor
 from cyborg.core.errors import Conflict, CyborgError, NoHandle, NotFound, TimedOut, Unavailable
 from cyborg.db import schema
 from cyborg.db import unit_of_work as idempotency
@@ -43,7 +43,9 @@ def conductor(engine: sa.Engine) -> IdempotentEndpoint:
     """Return the RPC endpoint of a conductor."""
     unused: Any = None
     conf, uow = make_conf(nova={"send_events": False}), UnitOfWork(engine)
-    return IdempotentEndpoint(make_handlers(Conductor(conf, uow, unused, unused, unused)), uow)
+    return IdempotentEndpoint(
+        make_handlers(build_conductor(conf, uow, unused, unused, unused)), uow
+    )
 
 
 def call(request_id: str | None = None) -> CallContext:

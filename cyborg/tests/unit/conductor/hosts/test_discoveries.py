@@ -63,7 +63,7 @@ def make_discoveries(
         Discoveries,
         make_conf(),
         UnitOfWork(engine),
-        agents,  # type: ignore[arg-type]
+        agents,
         now=lambda: now or timeutils.utcnow(),
     )
 

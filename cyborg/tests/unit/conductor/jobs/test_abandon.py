@@ -44,7 +44,7 @@ def run_jobs(cloud: Cloud, workers: AgentsDouble) -> RunJobs:
 
     def work() -> None:
         cloud.advance(700)
-        jobs = build(JobDispatcher, cloud.conf, cloud.uow, workers, now=cloud.now, max_hosts=1)  # type: ignore[arg-type]
+        jobs = build(JobDispatcher, cloud.conf, cloud.uow, workers, now=cloud.now, max_hosts=1)
         jobs.sweep()
         jobs.run_once()
 

@@ -431,7 +431,7 @@ def test_jobs_of_one_host_run_in_one_round(sqlite_env: JobsEnv) -> None:
         JobDispatcher,
         sqlite_env.conf,
         sqlite_env.uow,
-        sqlite_env.agents,  # type: ignore[arg-type]
+        sqlite_env.agents,
         now=sqlite_env.now,
     )
     for card in cards:

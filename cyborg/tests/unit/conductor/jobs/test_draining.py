@@ -29,7 +29,7 @@ class DrainEnv(PartitionEnv):
         self.jobs = self.new_dispatcher()
         self.arq = self.add_arq()
         self.bind(self.card, self.arq)
-        self.rollouts = build(RolloutController, self.conf, self.uow, self.agents, now=self.now)  # type: ignore[arg-type]
+        self.rollouts = build(RolloutController, self.conf, self.uow, self.agents, now=self.now)
 
     def drain(self) -> str:
         """Start to drain the card for its other layout; return the uuid of the job."""

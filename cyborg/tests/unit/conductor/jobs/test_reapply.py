@@ -306,7 +306,7 @@ def test_cancelled_retry_ends_with_the_next_failure(
     sqlite_env: BootEnv, kind: str, layout: str
 ) -> None:
     env = sqlite_env
-    rollouts = build(RolloutController, env.conf, env.uow, env.agents, now=env.now)  # type: ignore[arg-type]
+    rollouts = build(RolloutController, env.conf, env.uow, env.agents, now=env.now)
     if kind == "program":
         env.program()
     else:

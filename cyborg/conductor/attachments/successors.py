@@ -105,6 +105,7 @@ class Successors(AllocationSteps):
         Raise NotFound, WrongState, Conflict.
         """
         old, new = self.uow.run(lambda tx: self._lock_both(tx, work))
+        # A restore after a reboot of the host goes on with the handle of an ARQ: let it end first.
         if any(row["job_id"] for row in (*old, *new)):
             return Wait(POLL_DELAY, "waiting until the host has restored the devices")
         marker = self._guests.read_marker(work, awaited=RESUMABLE)

@@ -79,6 +79,7 @@ class ContextLeases:
             reservation, len(context["groups"]), conf.lease_ttl, conf.max_lease
         )
 
+        # Nova has not chosen the host of a lease, so nobody else has found that its agent is up.
         claim = replace(self._arqs.binder.make_context(), check_host=True)
         work = partial(self._reserve, uuid=context["uuid"], scope=scope, request=request)
         result, row = self._run(context, claim, work)

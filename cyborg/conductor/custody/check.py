@@ -157,6 +157,7 @@ class ChainChecker:
         return custody.verify(custody.Log(None, records, None), None)[1]
 
     def _forged_records(self, host: str, keys: custody.Keys) -> list[Finding]:
+        # Without keys no record has a signature: nothing distinguishes a forged one.
         if not keys.secrets:
             return []
         records = self._uow.run(lambda tx: read.new_records(tx, host, MAX_CHAINS))

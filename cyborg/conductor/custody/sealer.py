@@ -80,6 +80,7 @@ class CustodySealer:
             sealed = self._seal_batch()
             count += sealed
             skipped = len(self._failed) + len(self._refused)
+            # A batch that has changed nothing: all that is left is skipped in this round.
             if (not sealed and skipped == known) or skipped >= MAX_FAILED:
                 self._failed.clear()
                 self._refused.clear()

@@ -128,6 +128,7 @@ class OutboxWorker:
                 self._uow.run(lambda tx, owner=lease.owner: store.release(tx, owner))  # type: ignore[misc]
             if rows:
                 lease.ended()
+            # Fewer messages than one lease can have: no other one is due.
             if not round_.complete or len(rows) < BATCH:
                 return delivered
 
@@ -367,6 +368,7 @@ class DeadLetters:
 
     def _change(self, uuid_: str, action: str, change: Callable[[sa.Connection], bool]) -> None:
         def write(tx: sa.Connection) -> None:
+            # The guarded change decides; the query is for the error alone.
             if change(tx):
                 return
             message = read.get(tx, uuid_)

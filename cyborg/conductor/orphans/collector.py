@@ -218,6 +218,7 @@ class OrphanCollector:
         providers = sorted({arq.provider for arq in page})
         max_calls = self._conf.conductor.max_placement_calls
         found_consumers = map_parallel("orphan scan", self._list_consumers, providers, max_calls)
+        # The answers are incomplete then: a provider that was not read has none.
         if self._stopped.is_set():
             return
         now = self._now()

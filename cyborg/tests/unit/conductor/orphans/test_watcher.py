@@ -399,7 +399,7 @@ def test_new_bind_is_released_later(sqlite_env: Env) -> None:
 
 def test_releases_are_in_batches(sqlite_env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
     env = sqlite_env
-    monkeypatch.setattr(watcher, "RELEASE_BATCH", 2)
+    monkeypatch.setattr("cyborg.conductor.orphans.release.RELEASE_BATCH", 2)
     sizes, release = [], env.watcher._releaser.release
 
     def count(arqs: Any, **options: Any) -> Any:

@@ -28,7 +28,8 @@ from cyborg.db.profiles import write as store
 from cyborg.db.unit_of_work import UnitOfWork
 
 MAX_DESCRIPTION = 4096
-MAX_NAMED = 10  # ARQs listed in the error of a delete; the rest is counted
+# ARQs listed in the error of a delete; the rest is counted.
+MAX_NAMED = 10
 
 
 @dataclass(frozen=True)

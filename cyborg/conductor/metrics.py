@@ -39,7 +39,8 @@ from cyborg.threads.locks import CachedValue
 
 LOG = get_logger(__name__)
 
-CACHE_SECONDS = 5.0  # seconds for which collected metrics are cached
+# Seconds for which collected metrics are cached.
+CACHE_SECONDS = 5.0
 # Maximum number of resource classes in metrics.
 MAX_CLASSES = 200
 

@@ -41,11 +41,15 @@ from cyborg.threads.periodic import PeriodicTask
 LOG = get_logger(__name__)
 
 BINARY = hosts.CONDUCTOR
-MAX_RETRY_DELAY = 10.0  # seconds between two attempts to reach the broker at the start
-STOP_TIMEOUT = 10.0  # seconds for the whole of a stop
-CONNECTION_CLOSE_TIME = 2.0  # seconds of STOP_TIMEOUT that are reserved for closing connections
-# A heartbeat over a broker that is away takes up to [rpc] timeout.
-HEARTBEAT_JOIN_TIMEOUT = 0.5  # seconds of STOP_TIMEOUT for a running heartbeat
+# Seconds between two attempts to reach the broker at the start.
+MAX_RETRY_DELAY = 10.0
+# Seconds for the whole of a stop.
+STOP_TIMEOUT = 10.0
+# Seconds of STOP_TIMEOUT that are reserved for closing connections.
+CONNECTION_CLOSE_TIME = 2.0
+# Seconds of STOP_TIMEOUT for a running heartbeat. A heartbeat over a broker that is away takes up
+# to [rpc] timeout.
+HEARTBEAT_JOIN_TIMEOUT = 0.5
 
 
 class ConductorService:

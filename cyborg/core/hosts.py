@@ -18,7 +18,8 @@ from cyborg.core.validation import check_text, parse_uuid
 
 MAX_NAMES = 16
 MAX_NAME = 255
-MAX_COMPARED = 2000  # names that closest_names compares: each costs some microseconds
+# Names that closest_names compares: each costs some microseconds.
+MAX_COMPARED = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +200,8 @@ def choose_interval(agents: int, processes: int, minimum: float, maximum: float)
     return max(minimum, min(needed, maximum))
 
 
-_START = datetime(1970, 1, 1)  # naive, as the moments of the database are
+# Without a time zone, as the times of the database are.
+_START = datetime(1970, 1, 1)
 
 
 class Liveness(StrEnum):

@@ -33,12 +33,17 @@ from cyborg.rpc.contract import AgentAPI
 
 LOG = get_logger(__name__)
 
-PAGE_SIZE = 100  # hosts whose names are read together
-MAX_FINDINGS = 1000  # findings that are stored for one audit
+# Hosts whose names are read together.
+PAGE_SIZE = 100
+# Findings that are stored for one audit.
+MAX_FINDINGS = 1000
 
-RECHECK_DELAY = 3.0  # seconds before a recheck: a report and its publishing take less
-RETENTION = timedelta(days=7)  # how long audits that have ended can be looked up
-PURGE_LIMIT = 100  # old audits that one sweep deletes
+# Seconds before a recheck: a report and its publishing take less.
+RECHECK_DELAY = 3.0
+# How long audits that have ended can be looked up.
+RETENTION = timedelta(days=7)
+# Old audits that one sweep deletes.
+PURGE_LIMIT = 100
 # A timer that creates audits faster than hosts answer gets an error.
 MAX_OPEN_AUDITS = 100
 

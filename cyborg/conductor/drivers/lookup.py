@@ -25,10 +25,12 @@ from cyborg.threads.calls import FanOut
 
 LOG = get_logger(__name__)
 
-# An operator waits for the answer: an agent that hangs must not use up the time of the request.
-MAX_SECONDS = 5.0  # that a request waits for the answers of agents
-# The rest is for the transactions before and after the queries.
-_SHARE = 0.5  # of [rpc] timeout, which limits the whole request of the API
+# Seconds that a request waits for the answers of agents. An operator waits too: an agent that hangs
+# must not use up the time of the request.
+MAX_SECONDS = 5.0
+# Share of [rpc] timeout, which limits the whole request of the API. The rest is for the
+# transactions before and after the queries.
+_SHARE = 0.5
 
 
 @dataclass(eq=False)

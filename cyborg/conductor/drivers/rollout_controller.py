@@ -41,13 +41,16 @@ from cyborg.rpc.contract import AgentAPI
 
 LOG = get_logger(__name__)
 
-BATCH_SIZE = 16  # jobs that are leased together
-# The outcome of an agent wakes the controller. Polling finds released handles, deadlines and
-# notifications that were lost.
-POLL_INTERVAL = 5.0  # seconds between two iterations of a job with steps in progress
-# Each rollback locks the row of an agent, so that one transaction must not take hundreds.
-MAX_OVERDUE = 64  # overdue steps that one iteration rolls back
-MAX_NAMED = 8  # hosts whose errors the job's error names
+# Jobs that are leased together.
+BATCH_SIZE = 16
+# Seconds between two iterations of a job with steps in progress. The outcome of an agent wakes the
+# controller. Polling finds released handles, deadlines and notifications that were lost.
+POLL_INTERVAL = 5.0
+# Overdue steps that one iteration rolls back. Each rollback locks the row of an agent, so that one
+# transaction must not take hundreds.
+MAX_OVERDUE = 64
+# Hosts whose errors the job's error names.
+MAX_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)

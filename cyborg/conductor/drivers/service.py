@@ -32,8 +32,9 @@ from cyborg.db.unit_of_work import UnitOfWork
 
 LOG = get_logger(__name__)
 
-# A retry finds the job of the other request, so that a further one is seldom needed.
-MAX_ATTEMPTS = 3  # to record a job while others change the same driver
+# Attempts to record a job while others change the same driver. A retry finds the job of the other
+# request, so that a further one is seldom needed.
+MAX_ATTEMPTS = 3
 
 # The row of a job that is already open, or id and uuid of a new one.
 OpenJob = job_store.JobRow | tuple[int, str]

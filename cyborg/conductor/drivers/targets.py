@@ -23,9 +23,12 @@ from cyborg.db.backends import desired as desired_backends
 from cyborg.db.drivers import write as store
 from cyborg.db.drivers.rollouts import HolderRow, NewStep
 
-MAX_HOSTS = 10_000  # of one request
-MAX_CONFIG = 65536  # characters of JSON
-MAX_NAMED = 20  # hosts, requests or reasons in an error
+# Hosts of one request.
+MAX_HOSTS = 10_000
+# Characters of the options of a request, as JSON.
+MAX_CONFIG = 65536
+# Hosts, requests or reasons in an error.
+MAX_NAMED = 20
 # Backends of one host. The margin is for other driver jobs that run at the same time.
 MAX_BACKENDS = desired_state.MAX_BACKENDS - 16
 

@@ -28,13 +28,17 @@ from cyborg.threads.calls import FanOut
 
 LOG = get_logger(__name__)
 
-RETENTION = timedelta(days=1)  # how long discoveries can be looked up
+# How long discoveries can be looked up.
+RETENTION = timedelta(days=1)
 HOST_DOWN = "the agent of the host is down"
-PURGE_LIMIT = 1000  # rows of old discoveries that one transaction deletes
-MAX_PURGES = 100  # transactions of one sweep
+# Rows of old discoveries that one transaction deletes.
+PURGE_LIMIT = 1000
+# Transactions of one sweep.
+MAX_PURGES = 100
 # The calls of each one take threads of this process.
 MAX_OPEN_DISCOVERIES = 100
-MAX_ATTEMPTS = 5  # of a creation, after concurrent ones with the same filters
+# Attempts to record a discovery while others with the same filters are recorded.
+MAX_ATTEMPTS = 5
 _OUTCOMES: Mapping[BackendStatus, str] = {
     BackendStatus.READY: store.DONE,
     BackendStatus.ERROR: store.FAILED,

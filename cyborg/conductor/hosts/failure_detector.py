@@ -35,12 +35,14 @@ from cyborg.threads.failures import RateLimitedLogger
 
 LOG = get_logger(__name__)
 
-# A new count costs a query. The interval may lag: the deadlines of a heartbeat are those of the
-# interval that its agent was given.
-MAX_COUNT_AGE = 30.0  # seconds for which the number of agents is used
+# Seconds for which the number of agents is used. A new count costs a query. The interval may lag:
+# the deadlines of a heartbeat are those of the interval that its agent was given.
+MAX_COUNT_AGE = 30.0
 
-BATCH_SIZE = 1000  # agents that one transaction marks down
-MAX_NAMED = 20  # hosts that one log line names
+# Agents that one transaction marks down.
+BATCH_SIZE = 1000
+# Hosts that one log line names.
+MAX_NAMED = 20
 
 
 @dataclass(eq=False)

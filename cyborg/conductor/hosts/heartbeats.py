@@ -41,11 +41,13 @@ LOG = get_logger(__name__)
 
 T = TypeVar("T")
 
-# The versions are stored and compared at each heartbeat.
-MAX_VERSIONS = 16384  # characters of the versions in a heartbeat
-MAX_NAMED = 8  # provider names in one message
-# Each removal is a transaction of its own: the next sweep does the rest.
-MAX_REMOVALS = 64  # uninstalled backends of down hosts that one sweep removes
+# Characters of the versions in a heartbeat. The versions are stored and compared at each heartbeat.
+MAX_VERSIONS = 16384
+# Provider names in one message.
+MAX_NAMED = 8
+# Uninstalled backends of down hosts that one sweep removes. Each removal is a transaction of its
+# own: the next sweep does the rest.
+MAX_REMOVALS = 64
 
 
 @dataclass(frozen=True, slots=True)

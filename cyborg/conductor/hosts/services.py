@@ -33,9 +33,12 @@ from cyborg.db.unit_of_work import UnitOfWork
 
 LOG = get_logger(__name__)
 
-MAX_NAMED = 3  # objects that an error message names
-PURGE_LIMIT = 64  # daemons that one sweep deletes
-DAY = 86400.0  # seconds
+# Objects that an error message names.
+MAX_NAMED = 3
+# Daemons that one sweep deletes.
+PURGE_LIMIT = 64
+# Seconds.
+DAY = 86400.0
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ from cyborg.db.devices import write as devices
 from cyborg.db.handles import write as attach_handles
 from cyborg.db.outbox import write as outbox
 
-MAX_NAMED = 8  # ARQs listed in one log line
+# ARQs listed in one log line.
+MAX_NAMED = 8
 
 
 def record_changes(

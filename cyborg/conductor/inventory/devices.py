@@ -36,7 +36,8 @@ LOG = get_logger(__name__)
 
 ENABLED = "enabled"
 MAINTAINING = "maintaining"
-BATCH = 256  # tombstones deleted in one sweep
+# Tombstones deleted in one sweep.
+BATCH = 256
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,8 @@ from cyborg.db.handles import write as attach_handles
 from cyborg.db.providers import write as providers
 from cyborg.db.unit_of_work import UnitOfWork
 
-MAX_NAMED = 8  # handles listed in one log line
+# Handles listed in one log line.
+MAX_NAMED = 8
 
 
 @dataclass(frozen=True)

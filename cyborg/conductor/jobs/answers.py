@@ -14,15 +14,18 @@ from cyborg.core.text import sanitize
 from cyborg.db.jobs.write import JobRow
 from cyborg.threads.failures import JITTER, compute_delay
 
-# Rare, because the agent calls when the job ends: a query only replaces a lost call.
-POLL_INTERVAL = 15.0  # seconds between two queries about a running job
+# Seconds between two queries about a running job. Rare, because the agent calls when the job ends:
+# a query only replaces a lost call.
+POLL_INTERVAL = 15.0
 # Shorter intervals: an operator looks at the activity of the job.
 POLL_INTERVALS = {JobKind.PROGRAM: 5.0}
 # Maximum seconds between two attempts of a job; a server may wait for a restored device.
 MAX_RETRY_DELAYS = {JobKind.RELEASE: 600.0, JobKind.RESTORE: 60.0, JobKind.UNPLUG: 60.0}
-# Short: a server or an operator waits for the end of such a job.
-MAX_DELAY = 10.0  # the same for a job with a deadline
-AFTER_REBOOT_DELAY = 60.0  # the same for a layout or image that is applied again
+# Maximum seconds between two attempts of a job with a deadline. Short: a server or an operator
+# waits for the end of such a job.
+MAX_DELAY = 10.0
+# Maximum seconds between two attempts to apply a layout or image again.
+AFTER_REBOOT_DELAY = 60.0
 NO_AGENT_REASON = "the agent gave no reason"
 
 # Log fields of the subjects of jobs.

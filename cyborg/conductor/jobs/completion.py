@@ -36,11 +36,14 @@ from cyborg.db.totals import write as self_heal
 NOT_IN_TIME = "not completed in time"
 NO_JOB_REASON = "no reason given"
 NO_PREPARE_JOB = "no open job prepares its device"
-SWEEP_LIMIT = 256  # objects of each kind that one sweep repairs
-# The dispatcher ends jobs at their deadline and must win: its result has the reason.
-OVERDUE_MARGIN = timedelta(minutes=5)  # past its deadline, until an unreadable job is failed
-# Both limits keep the transaction of a sweep short; the next sweep does the rest.
-OPEN_LIMIT = 256  # devices that one sweep opens
+# Objects of each kind that one sweep repairs.
+SWEEP_LIMIT = 256
+# Time past its deadline after which an unreadable job is failed. The dispatcher ends jobs at their
+# deadline and must win: its result has the reason.
+OVERDUE_MARGIN = timedelta(minutes=5)
+# Devices that one sweep opens. Both limits keep the transaction of a sweep short; the next sweep
+# does the rest.
+OPEN_LIMIT = 256
 
 
 @dataclass(frozen=True, slots=True)

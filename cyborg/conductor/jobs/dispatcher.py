@@ -45,12 +45,17 @@ from cyborg.telemetry.recorder import BIND_SECONDS, BINDS, MetricRecorder
 
 LOG = get_logger(__name__)
 
-MAX_HOSTS = 64  # hosts whose agents are queried at the same time
-BATCH_SIZE = 64  # jobs that are leased together
-# A round that waits longer would lease the next jobs of other hosts later.
-ROUND_TIMEOUT = 2.0  # seconds that a round waits for answers
-RETENTION = timedelta(days=1)  # how long jobs that have ended can be looked up
-PURGE_LIMIT = 1000  # ended jobs that one sweep deletes
+# Hosts whose agents are queried at the same time.
+MAX_HOSTS = 64
+# Jobs that are leased together.
+BATCH_SIZE = 64
+# Seconds that a round waits for answers. A round that waits longer would lease the next jobs of
+# other hosts later.
+ROUND_TIMEOUT = 2.0
+# How long jobs that have ended can be looked up.
+RETENTION = timedelta(days=1)
+# Ended jobs that one sweep deletes.
+PURGE_LIMIT = 1000
 
 
 @dataclass(eq=False)

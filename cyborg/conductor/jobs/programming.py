@@ -38,8 +38,10 @@ from cyborg.threads.failures import JITTER, compute_delay
 
 LOG = get_logger(__name__)
 
-MAX_NAMED = 8  # layouts or ARQs in an error
-MAX_DELAY = 60.0  # seconds between two checks
+# Layouts or ARQs in an error.
+MAX_NAMED = 8
+# Seconds between two checks.
+MAX_DELAY = 60.0
 _FAILED = (JobState.FAILED, JobState.CANCELLED)
 
 

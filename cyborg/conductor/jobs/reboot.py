@@ -35,8 +35,8 @@ from cyborg.threads.failures import RateLimitedLogger
 
 LOG = get_logger(__name__)
 
-# Each device takes several transactions, and other work of the sweep waits.
-MAX_DEVICES = 64  # devices of one sweep
+# Devices of one sweep. Each device takes several transactions, and other work of the sweep waits.
+MAX_DEVICES = 64
 
 
 def enqueue_restores(tx: sa.Connection, host: str, now: datetime) -> int:
@@ -79,17 +79,17 @@ def enqueue_layouts(tx: sa.Connection, host: str, now: datetime) -> int:
     for uuid in store.devices_in_use(tx, host):
         rows = store.lock_device(tx, uuid)
         row = rows[0]
-        known = [layout["name"] for layout in row["layouts"]]
+        layout, known = row["layout"], [offered["name"] for offered in row["layouts"]]
         if any(row["job_id"] is not None for row in rows):
             continue
-        if Ability.PARTITIONS not in row["abilities"] or row["layout"] not in known:
+        if Ability.PARTITIONS not in row["abilities"] or layout is None or layout not in known:
             continue
         if len(known) < 2:
             continue  # such as a card without virtual functions: there is nothing to apply
         # No previous layout: after an error, the device keeps what it has after the boot. No
         # deadline either: such a job is retried until it succeeds.
         options = {AFTER_REBOOT: True}
-        job = programming.enqueue_partition(tx, uuid, row, row["layout"], None, options, now)
+        job = programming.enqueue_partition(tx, uuid, row, layout, None, options, now)
         if not store.start(tx, programming.deployable_ids(rows), job):
             raise Conflict(f"device {uuid} was changed concurrently", device=uuid)
         programming.mark_stale(tx, rows, now)

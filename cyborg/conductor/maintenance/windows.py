@@ -30,8 +30,9 @@ from cyborg.db.unit_of_work import UnitOfWork
 
 LOG = get_logger(__name__)
 
-# Each device has its own transaction; the next sweep does the rest.
-BATCH = 100  # windows that one sweep ends, and devices whose successors it plans
+# Windows that one sweep ends, and devices whose successors it plans. Each device has its own
+# transaction; the next sweep does the rest.
+BATCH = 100
 
 
 @dataclass(eq=False)

@@ -39,9 +39,11 @@ LIST_TTL = 60.0
 # Seconds for which a result is cached. Later a better match may exist, such as the host's name.
 RESULT_TTL = 600.0
 
-MAX_HOSTS = 16384  # cache entries, each of some hundred bytes
+# Cache entries, each of some hundred bytes.
+MAX_HOSTS = 16384
 
-MAX_NAMED = 10  # hosts listed in one log line
+# Hosts listed in one log line.
+MAX_NAMED = 10
 
 
 @dataclass(frozen=True, slots=True)

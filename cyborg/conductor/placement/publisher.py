@@ -33,11 +33,15 @@ from cyborg.threads.failures import RateLimitedLogger
 
 LOG = get_logger(__name__)
 
-MAX_RUN = 10.0  # seconds of one run, and up to one batch more
-BATCH = 64  # providers of one lease
-MAX_RETRY_DELAY = 60.0  # seconds; nova-compute creates the compute node when it first starts
-# Placement may answer the probe and still fail for everything that is written.
-MAX_CONSECUTIVE_FAILURES = 16  # consecutive providers without an answer that end a run
+# Seconds of one run, and up to one batch more.
+MAX_RUN = 10.0
+# Providers of one lease.
+BATCH = 64
+# Maximum seconds between two attempts; nova-compute creates the compute node when it first starts.
+MAX_RETRY_DELAY = 60.0
+# Consecutive providers without an answer that end a run. Placement may answer the probe and still
+# fail for everything that is written.
+MAX_CONSECUTIVE_FAILURES = 16
 INTERNAL = "internal error, see the log of cyborg-conductor"
 # A name that no provider has: the answer is empty.
 PROBE_NAME = "no-such-resource-provider"  # query that checks whether Placement answers

@@ -25,8 +25,10 @@ from cyborg.db.providers.write import LeasedProviderRow, PlacementState, Verifie
 
 LOG = get_logger(__name__)
 
-MAX_NAMED = 3  # consumers that an error message names
-MAX_ATTEMPTS = 4  # for one provider, while other clients write to it
+# Consumers that an error message names.
+MAX_NAMED = 3
+# Attempts for one provider, while other clients write to it.
+MAX_ATTEMPTS = 4
 
 
 @dataclass(frozen=True, slots=True)

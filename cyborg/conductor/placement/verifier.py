@@ -36,10 +36,12 @@ LOG = get_logger(__name__)
 T = TypeVar("T")
 R = TypeVar("R")
 
-BATCH = 512  # providers of one lease, of 64 hosts with 8 providers
-MAX_FAILURES = 8  # failed hosts of a batch that end it if Placement answered for no other host
-# A count reads the rows of all providers.
-MAX_COUNT_AGE = 600.0  # seconds for which the number of providers is used
+# Providers of one lease, of 64 hosts with 8 providers.
+BATCH = 512
+# Failed hosts of a batch that end it if Placement answered for no other host.
+MAX_FAILURES = 8
+# Seconds for which the number of providers is used. A count reads the rows of all providers.
+MAX_COUNT_AGE = 600.0
 
 
 @dataclass(frozen=True, slots=True)

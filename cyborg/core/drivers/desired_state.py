@@ -24,7 +24,8 @@ from cyborg.core.errors import Invalid
 from cyborg.core.text import DescribedEnum, sanitize
 from cyborg.core.validation import find_duplicate, malformed, string
 
-MAX_BACKENDS = 256  # of one host
+# Backends of one host.
+MAX_BACKENDS = 256
 MAX_ERROR = 1000
 
 

@@ -116,8 +116,10 @@ def _numbers(version: str | None) -> list[int]:
 # The type of an option; ``list`` is one comma separated line, ``multi`` a line for each value.
 Kind = Literal["str", "int", "float", "bool", "list", "multi"]
 
-MAX_VALUE = 4096  # characters of one text
-MAX_VALUES = 256  # of a list
+# Characters of one text.
+MAX_VALUE = 4096
+# Elements of a list.
+MAX_VALUES = 256
 HIDDEN = "***"
 LISTS: frozenset[str] = frozenset({"list", "multi"})
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True}
@@ -304,8 +306,10 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
 }
 
 
-MAX_ENTRIES = 256  # drivers of one host
-MAX_OPTIONS = 256  # of one driver
+# Drivers of one host.
+MAX_ENTRIES = 256
+# Options of one driver.
+MAX_OPTIONS = 256
 MAX_NAME = 255
 MAX_ERROR = 1000
 

@@ -18,8 +18,10 @@ from typing import Any, NamedTuple
 from cyborg.core.drivers.desired_state import BackendOutcome, DesiredBackend, DesiredStatus
 from cyborg.core.text import DescribedEnum
 
-MAX_CONCURRENT_STEPS = 16  # of an install or uninstall
-MAX_REVERTED_STEPS = 32  # steps that one plan reverts
+# Steps of an install or uninstall that run at the same time.
+MAX_CONCURRENT_STEPS = 16
+# Steps that one plan reverts.
+MAX_REVERTED_STEPS = 32
 
 
 class Kind(StrEnum):

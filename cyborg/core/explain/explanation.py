@@ -18,7 +18,8 @@ from cyborg.core.inventory.device_state import READY, DeviceFacts
 from cyborg.core.inventory.reference_names import find_counterpart
 from cyborg.core.text import join_limited
 
-MAX_HOLDERS_SHOWN = 3  # in a text
+# Owners of handles that a text names.
+MAX_HOLDERS_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,8 @@ MAX_BINS = 64
 # Steps of bounds for each step of an exact search.
 BOUND_STEPS = 100
 
-_FIRST_FIT_STEPS = 8  # for each kind and bin
+# Steps that first-fit-decreasing takes for each kind and bin.
+_FIRST_FIT_STEPS = 8
 
 Caps = tuple[int, ...]
 

@@ -19,7 +19,8 @@ from cyborg.core.explain.request_fit import evaluate_request
 from cyborg.core.inventory.device_state import READY, DeviceFacts
 from cyborg.core.text import join_limited
 
-MAX_REASONS = 20  # of one ARQ, in the details of an error
+# Reasons of one ARQ in the details of an error.
+MAX_REASONS = 20
 
 
 @dataclass(frozen=True, slots=True)

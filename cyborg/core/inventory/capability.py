@@ -16,14 +16,17 @@ from typing import Any
 from cyborg.core.errors import Invalid
 from cyborg.core.naming import make_custom_name
 
-MAX_DEPTH = 6  # levels of nested objects
-MAX_BYTES = 16 * 1024  # of the tree as compact JSON in UTF-8
+# Levels of nested objects.
+MAX_DEPTH = 6
+# Bytes of the tree as compact JSON in UTF-8.
+MAX_BYTES = 16 * 1024
 MAX_TRAITS = 128
 # An integer, so that a limit and its absence can be compared.
 UNLIMITED = sys.maxsize
 COUNT = "num"
 INFO_KEY = "acc_capability"
-_PIECE = 4000  # characters of one entry: a longer one than 4096 would be cut
+# Characters of one entry: a longer one than 4096 would be cut.
+_PIECE = 4000
 
 
 def validate(tree: Any) -> Mapping[str, Any]:

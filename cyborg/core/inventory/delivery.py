@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from cyborg.core.text import join_limited
 
-MAX_SHOWN = 3  # other functions of a group in a reason
+# Other functions of a group in a reason.
+MAX_SHOWN = 3
 _VFIO = "vfio"
 _HARMLESS = frozenset({"pci-stub", "pcieport"})
 _PCI_BRIDGE = "0604"  # class of the bridges between PCI buses

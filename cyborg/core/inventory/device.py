@@ -20,9 +20,12 @@ from cyborg.core.errors import Invalid
 from cyborg.core.text import sanitize
 from cyborg.core.validation import check_integer, check_text, find_duplicate, string
 
-MAX_ADDRESS = 120  # provider names are `<host>_<address>`, at most 200 characters in Placement
+# Characters of an address: a provider has the name ``<host>_<address>``, for which Placement has
+# 200 characters.
+MAX_ADDRESS = 120
 MAX_TEXT = 255
-MAX_INFO_ENTRIES = 256  # in one of the maps of a device or deployable
+# Entries of one of the maps of a device or deployable.
+MAX_INFO_ENTRIES = 256
 MAX_NUMA_NODE = 65535
 MAX_LAYOUTS = 64
 NO_REASON = "its driver gives no reason"

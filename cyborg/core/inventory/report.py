@@ -28,8 +28,10 @@ from cyborg.core.text import sanitize
 from cyborg.core.validation import check_integer, find_duplicate, integer, malformed, string
 
 FORMAT = 1
-MAX_REMARKS = 64  # of one backend
-MAX_PROVIDER_NAME = 200  # characters, as in Placement
+# Remarks of one backend.
+MAX_REMARKS = 64
+# Characters of the name of a provider, as in Placement.
+MAX_PROVIDER_NAME = 200
 
 
 class BackendStatus(StrEnum):

@@ -98,8 +98,10 @@ def _only(value: Any, name: str, keys: tuple[str, ...]) -> Mapping[str, Any]:
     return dict(found)
 
 
-MAX_ITEMS = 1024  # the limit of ARQs in one PATCH
-MAX_ERROR = 1000  # characters of a driver's error that are stored
+# Items of a job: the limit of ARQs in one PATCH.
+MAX_ITEMS = 1024
+# Characters of a driver's error that are stored.
+MAX_ERROR = 1000
 
 
 class JobKind(StrEnum):

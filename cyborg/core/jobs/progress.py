@@ -25,7 +25,8 @@ from cyborg.core.errors import Invalid
 from cyborg.core.jobs.job import JobKind, WorkItem
 from cyborg.core.text import sanitize, to_iso, to_text
 
-MAX_STEP = 255  # characters
+# Characters of a step.
+MAX_STEP = 255
 
 
 @dataclass(frozen=True, slots=True)

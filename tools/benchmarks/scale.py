@@ -154,7 +154,7 @@ def _measure_tasks(engine: sa.Engine, server: _Server, folder: Path) -> Iterator
 
 def _measure_scrapes(engine: sa.Engine, server: _Server) -> Iterator[report.Results]:
     """Yield the first and the later reads of the metrics."""
-    reader, conf = Reader(engine), make_conf()
+    reader = Reader(engine)
     cache = CountCache(reader)
 
     def count() -> None:

@@ -7,7 +7,6 @@ With an agent the inventory of its host is deleted, and with a host everything t
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
 import sqlalchemy as sa
 from oslo_config import cfg
@@ -154,16 +153,12 @@ def remove_inventory(
 
 @dataclass(frozen=True, slots=True)
 class HostRemovalResult:
-    """What was removed of a host, as numbers of objects.
+    """What was removed of a host; ``counts`` are the numbers of objects for the caller.
 
-    ``providers`` resource providers remain to be deleted in Placement.
+    The resource providers of ``counts`` remain to be deleted in Placement.
     """
 
-    services: int
-    devices: int
-    arqs: int
-    tombstones: int
-    providers: int
+    counts: dict[str, int]
     report: ReportResult
     release: ReleaseResult
 
@@ -181,7 +176,7 @@ class HostRemoval:
     notifications: NotificationBuilder
     wake_publisher: Callable[[], None] = lambda: None
 
-    def forget(self, host: str, force: bool, dry_run: bool | None = None) -> dict[str, Any]:
+    def forget(self, host: str, force: bool, dry_run: bool | None = None) -> dict[str, int]:
         """Remove the daemons of a host that are down, its inventory and its resource providers.
 
         Return the number of removed objects of each kind. With ``force``, also delete the ARQs that
@@ -202,28 +197,26 @@ class HostRemoval:
         if dry_run:
             return self._count(host, force, now)
         try:
-            result = self.uow.run_once(lambda tx: self._forget(tx, host, force, now), _to_dict)
+            result = self.uow.run_once(
+                lambda tx: self._forget(tx, host, force, now), lambda removal: removal.counts
+            )
         except DBDuplicateEntry as exc:
             raise _returned(host) from exc
         LOG.info(
             "Removed host: %d services, %d devices, %d ARQs, %d tombstones; %d resource providers "
             "to delete in Placement; %s",
-            result.services,
-            result.devices,
-            result.arqs,
-            result.tombstones,
-            result.providers,
+            *result.counts.values(),
             result.report.summary,
             host=host,
         )
         for remark in result.report.remarks:
             LOG.warning("%s", remark.text, host=host, **remark.fields)
         self.arqs.finish_release(result.release, deleted=True)
-        if result.providers:
+        if result.counts["resource_providers"]:
             self.wake_publisher()
-        return _to_dict(result)
+        return result.counts
 
-    def _count(self, host: str, force: bool, now: datetime) -> dict[str, Any]:
+    def _count(self, host: str, force: bool, now: datetime) -> dict[str, int]:
         """Return what a removal would return. Raise its errors."""
 
         # The same statements as the removal, then a rollback: a count of its own could differ from
@@ -235,7 +228,7 @@ class HostRemoval:
         try:
             self.uow.run(undo)
         except _RolledBackError as exc:
-            return _to_dict(exc.result)
+            return exc.result.counts
         raise AssertionError("the transaction was committed")
 
     def _forget(
@@ -269,15 +262,19 @@ class HostRemoval:
         devices.delete_windows(tx, {*uuids, *tombstone_devices}.difference(kept))
         discoveries.delete_of_host(tx, host)
         remaining = providers.mark_removed(tx, host, now, evict=force)
-        result = HostRemovalResult(
-            len(daemons), len(uuids), released.count, removed, remaining, report, released
-        )
-        if not any(_to_dict(result).values()):
+        counts = {
+            "services": len(daemons),
+            "devices": len(uuids),
+            "accelerator_requests": released.count,
+            "tombstones": removed,
+            "resource_providers": remaining,
+        }
+        if not any(counts.values()):
             raise NotFound(
                 f"nothing is stored of host {host}; GET /v2/services lists the known hosts",
                 host=host,
             )
-        return result
+        return HostRemovalResult(counts, report, released)
 
     def _release(self, tx: sa.Connection, host: str) -> ReleaseResult:
         """Delete the ARQs that hold devices of a host; unbind those of device contexts."""
@@ -307,13 +304,3 @@ def _advice(binary: str) -> str:
 
 def _returned(host: str) -> WrongState:
     return WrongState(f"a daemon of host {host} has just returned; stop it first", host=host)
-
-
-def _to_dict(result: HostRemovalResult) -> dict[str, Any]:
-    return {
-        "services": result.services,
-        "devices": result.devices,
-        "accelerator_requests": result.arqs,
-        "tombstones": result.tombstones,
-        "resource_providers": result.providers,
-    }

@@ -2,6 +2,7 @@
 """Driver for all devices on the PCI bus; its layouts are numbers of SR-IOV virtual functions."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from cyborg.core.inventory.device import Ability, Device, Layout
@@ -25,9 +26,11 @@ class GenericDriver(PciDriver):
 
     def initialize(self) -> None:
         """Read the options of this driver, and create its readers."""
-        settings = sriov.read_options(self, allow_network=self.CHANGES_USED_INTERFACES)
-        self._layouts = sriov.Layouts(
-            self._sysfs, settings, self._offered_class, self._access.set_count
+        self._layouts = replace(
+            self._layouts,
+            counts=self.parse_option("vf_counts", sriov.parse_counts),
+            autoprobe=bool(self.options["vf_autoprobe"]),
+            allow_network=self.CHANGES_USED_INTERFACES,
         )
 
     @property

@@ -45,11 +45,6 @@ class Connection:
     network: str
     card: str
 
-    @property
-    def is_address(self) -> bool:
-        """Return whether ``card`` is a PCI address, not a network interface."""
-        return ":" in self.card
-
     def __str__(self) -> str:
         return f"{self.network}:{self.card}"
 

@@ -30,7 +30,7 @@ from cyborg.drivers.kernel import reset as kernel_reset
 from cyborg.drivers.pci import classes, health, managed, obstacles, offers, reset, rules, topology
 from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.pci.host_uses import DiskHistory, Exceptions, HostUses
-from cyborg.drivers.pci.sriov import NOT_SELECTED, Layouts, Settings
+from cyborg.drivers.pci.sriov import NOT_SELECTED, Layouts
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
 LOG = get_logger(__name__)
@@ -100,9 +100,7 @@ class PciDriver(Driver):
         self._disks = DiskHistory(self._sysfs, lambda: self.memory)
         self._uses = HostUses(self.sysfs_root, self._managed.in_use, lambda: self.memory)
         self._resetter = reset.Resetter(self, self._access.reset)
-        self._layouts = Layouts(
-            self._sysfs, Settings(), self._offered_class, self._access.set_count
-        )
+        self._layouts = Layouts(self._sysfs, self._offered_class, self._access.set_count)
         # Kernel drivers required by the rules at the last discovery, by device and function.
         self._kernel_drivers: dict[str, dict[str, frozenset[str]]] = {}
         self._remarks: tuple[str, ...] = ()
@@ -339,8 +337,7 @@ class PciDriver(Driver):
     ) -> tuple[str, ...]:
         """Return the warnings about rules and adopted addresses."""
         offerable = [f for f in functions.values() if self.is_candidate(f)]
-        virtual = map(self._layouts.find_virtual, offerable) if self._layouts.counts else ()
-        offerable += [function for function in virtual if function is not None]
+        offerable += filter(None, map(self._layouts.find_virtual, list(offerable)))
         selected = {
             f.address
             for f in offerable
@@ -385,7 +382,7 @@ class PciDriver(Driver):
 
         The offer is withheld: the card is only shown. Return None for any other card.
         """
-        function = self._layouts.find_virtual(card) if self._layouts.counts else None
+        function = self._layouts.find_virtual(card)
         offer = None if function is None else self._offer(function, None)
         if offer is None:
             return None

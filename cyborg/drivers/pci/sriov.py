@@ -19,7 +19,7 @@ from cyborg.core.drivers.registry import Option
 from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device import MAX_LAYOUTS, Device, Layout, count_handles
 from cyborg.core.naming import make_custom_name
-from cyborg.drivers.base import Driver, InvalidOption
+from cyborg.drivers.base import InvalidOption
 from cyborg.drivers.sysfs import PCI_DEVICES, PciFunction, Sysfs
 
 OPTIONS = (
@@ -55,25 +55,8 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,4}")
 _PRODUCT = re.compile(r"(0x)?[0-9a-f]{1,4}")
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Options of layouts.
-
-    If ``allow_network`` is True, a card can be changed while the host uses its interface.
-    """
-
-    counts: tuple[int, ...] = ()
-    autoprobe: bool = False
-    allow_network: bool = False
-
-
-def read_options(driver: Driver, *, allow_network: bool) -> Settings:
-    """Return the settings from a driver's options. Raise Misconfigured for an invalid value."""
-    counts = driver.parse_option("vf_counts", _parse_counts)
-    return Settings(counts, bool(driver.options["vf_autoprobe"]), allow_network)
-
-
-def _parse_counts(texts: Sequence[str]) -> tuple[int, ...]:
+def parse_counts(texts: Sequence[str]) -> tuple[int, ...]:
+    """Parse the numbers of the option ``vf_counts``. Raise InvalidOption."""
     for text in texts:
         if not _NUMBER.fullmatch(text) or int(text) > MAX_VFS:
             raise InvalidOption(text, f"numbers from 0 to {MAX_VFS}")
@@ -144,18 +127,17 @@ class Layouts:
     """Layouts of the cards of one backend.
 
     ``offered_class`` returns a PCI function's resource class; None if it is not offered. ``change``
-    is ``privileged.pci.set_count``.
+    is ``privileged.pci.set_count``. ``counts`` are the configured numbers of virtual functions; if
+    empty, no device has layouts. If ``allow_network`` is True, a card can be changed while the host
+    uses its interface.
     """
 
     sysfs: Sysfs
-    settings: Settings
     offered_class: Callable[[PciFunction], str | None]
     change: Callable[[str, int, bool, bool], None]
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """Return the configured numbers of virtual functions; if empty, no device has layouts."""
-        return self.settings.counts
+    counts: tuple[int, ...] = ()
+    autoprobe: bool = False
+    allow_network: bool = False
 
     def describe(self, card: PciFunction) -> tuple[dict[str, str], frozenset[str]]:
         """Return board info and traits of a card's current layout; both empty without layouts."""
@@ -201,7 +183,7 @@ class Layouts:
         if count is None or count not in counts:
             names = ", ".join(f"vfs-{n}" for n in counts) or layout_name(card)
             raise DriverFailed(f"{address} has no layout {layout!r}: expected one of {names}")
-        self.change(address, count, self.settings.autoprobe, self.settings.allow_network)
+        self.change(address, count, self.autoprobe, self.allow_network)
 
     def _predict(self, card: PciFunction, count: int) -> Mapping[str, int] | None:
         """Return how many handles of each resource class a card would have, or None.

@@ -144,7 +144,7 @@ class ReplayedHost:
         control = SimulatedControl(self.kernel)
         self.access = replace(
             HostAccess.of(self.sysfs_root),
-            lookup=self.find_names,
+            lookup=lambda address: Names(*capture.names.get(address, ())),
             nvml=gpus.get,
             reset=self.kernel.reset,
             set_count=SimulatedSriov(self.kernel).set_count,
@@ -175,10 +175,6 @@ class ReplayedHost:
         if issubclass(driver, PciDriver):
             return driver(backend, options, self.sysfs_root, self.access)
         return driver(backend, options, self.sysfs_root)
-
-    def find_names(self, address: str) -> Names:
-        """Return the names of a function, as the capture has them."""
-        return Names(*self.capture.names.get(address, (None, None)))
 
 
 # Drivers that can run on a replayed host: a HostAccess replaces all of their host work.

@@ -25,7 +25,7 @@ _ROUNDS = 3  # discoveries after the first one, each of which opens more files i
 @rule("discover() raises no exception.", "Driver.discover")
 def discover_succeeds(env: Environment) -> None:
     """Check that the first discovery raises no exception."""
-    _, call = env.first_discovery
+    _, call = env.discovery(0)
     if call.timed_out:
         raise RuleBlocked(call.failure)
     if call.error is not None:
@@ -36,7 +36,7 @@ def discover_succeeds(env: Environment) -> None:
 def discover_is_in_time(env: Environment) -> None:
     """Check the duration of discover()."""
     # A slow discovery sets the backend to ERROR.
-    _, call = env.first_discovery
+    _, call = env.discovery(0)
     if call.timed_out:
         raise RuleViolated(f"{call.failure}; the limit is {env.subject.limit:g} s")
 
@@ -45,7 +45,7 @@ def discover_is_in_time(env: Environment) -> None:
 def discover_returns_devices(env: Environment) -> None:
     """Check the result type."""
     # A generator can be read only once, and a set has no order.
-    _, call = env.first_discovery
+    _, call = env.discovery(0)
     if call.failure is not None:
         raise RuleBlocked(f"discover() {call.failure}")
     if not isinstance(call.value, Sequence) or isinstance(call.value, str | bytes):
@@ -170,7 +170,7 @@ def discover_is_read_only(env: Environment) -> None:
 def discover_leaks_no_thread(env: Environment) -> None:
     """Check that no thread remains after discover()."""
     # The agent has one thread per backend.
-    _, call = env.first_discovery
+    _, call = env.discovery(0)
     if call.timed_out:
         raise RuleBlocked(f"discover() {call.failure}")
     for result in (call, env.discovery(1)[1]):

@@ -225,11 +225,6 @@ class Environment:
         """An object that never discovers, for questions about abilities. Raise RuleBlocked."""
         return self.create()
 
-    @property
-    def first_discovery(self) -> tuple[Driver, CallResult]:
-        """Return the first object and the result of its first discovery. Raise RuleBlocked."""
-        return self.discovery(0)
-
     def discovery(self, index: int) -> tuple[Driver, CallResult]:
         """Return the first object and the result of its discovery number ``index``, from 0.
 
@@ -248,7 +243,7 @@ class Environment:
     def discovered_devices(self) -> tuple[Any, list[Device]]:
         """Return the first object and its devices. Raise RuleBlocked if the discovery failed."""
         # Any: the rules call methods of abilities, which the class Driver does not have.
-        driver, call = self.first_discovery
+        driver, call = self.discovery(0)
         return driver, require_devices(call)
 
     def rediscover(self, driver: Driver) -> list[Device]:

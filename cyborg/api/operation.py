@@ -294,7 +294,7 @@ class Collection:
         fields |= {"answer": self.list_type, "paged": True}
         fields["query"] = {
             **fields.get("query", {}),
-            controller.WITH_COUNT: types.Enum("true", "false"),
+            controller.WITH_COUNT: types.TRUTH,
         }
         fields["query_since"] = {
             **fields.get("query_since", {}),

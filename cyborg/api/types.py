@@ -237,6 +237,10 @@ class Enum(wtypes.UserType):  # type: ignore[misc]
         return str(value)
 
 
+# A boolean of a query.
+TRUTH = Enum("true", "false")
+
+
 class Repeated(wtypes.UserType):  # type: ignore[misc]
     """A query parameter that may be repeated; each value is of the inner type."""
 

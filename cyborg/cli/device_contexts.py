@@ -12,8 +12,7 @@ from cyborg.cli.device_profiles import parse_group
 
 SHORT = formatting.columns_of("uuid, name, state, groups, instance_uuid=Instance, hostname=Host")
 LONG = formatting.columns_of(
-    "description, device_profile=Made from, hidden_profile=Profile, config_data, error, "
-    "successor, "
+    "description, device_profile=Made from, hidden_profile=Profile, config_data, error, successor, "
     "project_id=Project, epoch, expires_at=Expires, created_at, updated_at",
     after=SHORT,
 )

@@ -10,11 +10,7 @@ from cyborg.cli.common.listing import WATCH
 from cyborg.cli.common.rest import Collection, CommandError, RestClient
 from cyborg.core.binding.limits import UNLIMITED
 
-COUNTED = {
-    "accelerator_requests": "accelerator requests",
-    "attachments": "attachments",
-    "device_contexts": "device contexts",
-}
+COUNTED = ("accelerator_requests", "attachments", "device_contexts")
 COLUMNS = formatting.columns_of("resource_class=Resource, limit, used, bound")
 LIMITS = Collection("/limits", COLUMNS, COLUMNS, nouns="limits")
 IDENTITY = "identity"
@@ -69,7 +65,8 @@ class Show(listing.Lister, of=LIMITS):
         """Return the rows of the counted objects, and one for each resource class."""
         limits = self.app.rest.call("GET", LIMITS.path, params=self.read_fields(args))
         counted = [
-            {"resource_class": name, "bound": None, **limits[key]} for key, name in COUNTED.items()
+            {"resource_class": key.replace("_", " "), "bound": None, **limits[key]}
+            for key in COUNTED
         ]
         return [{**row, "limit": _limit(row["limit"])} for row in (*counted, *limits["resources"])]
 

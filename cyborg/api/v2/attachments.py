@@ -15,7 +15,6 @@ from cyborg.db.attachments import read
 
 STATE = types.Enum(*AttachmentState)
 MODE = types.Enum(*Mode)
-TRUTH = types.Enum("true", "false")
 HOST = types.Text(min_length=1)
 DELETE_FOR_HOST = "cyborg:attachment:delete_for_host"
 
@@ -106,7 +105,7 @@ class Controller(Resource):
         return request.created(Attachment, _with_selector(row), ATTACHMENTS.name)
 
     @ATTACHMENTS.operation(
-        "DELETE attachments/{uuid}", status=202, query={"reboot": TRUTH}, raises=(Conflict,)
+        "DELETE attachments/{uuid}", status=202, query={"reboot": types.TRUTH}, raises=(Conflict,)
     )
     def delete(self, request: RequestContext, uuid: str, reboot: str | None) -> None:
         """Start to detach the accelerators of an attachment; it is deleted at the end.
@@ -127,7 +126,7 @@ class Controller(Resource):
             "instance": types.Uuid(),
             "host": HOST,
             "accelerator": types.Uuid(),
-            "reboot": TRUTH,
+            "reboot": types.TRUTH,
         },
         raises=(NotFound, Conflict),
     )

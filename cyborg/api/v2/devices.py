@@ -32,7 +32,7 @@ PATH = {"uuid": types.UuidOrName()}
 STATE_FILTERS = {"status": STATUSES, "health": types.Enum(*Health), "address": types.Text()}
 MORE_FILTERS = {
     **STATE_FILTERS,
-    "deliverable": types.Enum("true", "false"),
+    "deliverable": types.TRUTH,
     "model": types.Text(),
     "backend": types.Text(),
 }

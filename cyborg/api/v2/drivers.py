@@ -28,7 +28,7 @@ from cyborg.db.drivers import read
 MAX_HOSTS = 10_000  # in one request
 MAX_CONFIG = 65536  # characters of JSON
 _NAME = types.Text(min_length=1)
-_FLAG = types.Enum("true", "false")
+_FLAG = types.TRUTH
 _ANY = types.Validated("any value", lambda value: value)
 
 

@@ -74,7 +74,6 @@ class HostRemoval(
     host = types.required(str)
 
 
-_SWITCH = types.Enum("true", "false")
 _Row = read.ServiceRow | read_backends.AgentBackendRow
 HOSTS = Collection("hosts", "service", read, Host, since=(2, 6))
 SERVICES = Collection("services", "service", read, Service, since=(2, 4))
@@ -137,7 +136,7 @@ class Controller(Resource):
         since=(2, 6),
         answer=HostRemoval,
         path={"host": types.Text(min_length=1)},
-        query={"force": _SWITCH, "dry_run": _SWITCH},
+        query={"force": types.TRUTH, "dry_run": types.TRUTH},
         raises=(WrongState, InUse),
     )
     def forget_host(

@@ -27,7 +27,7 @@ LEVELS = {"warning", "warn", "error", "critical"}
 METHODS = {"warn"}
 """Methods that log a warning and are called from other modules."""
 
-FIELD_LOGGER = "LOG = get_logger(__name__)"
+FIELD_LOGGERS = ("LOG = get_logger(__name__)", "LOG = log.get_logger(__name__)")
 """How a module makes its logger; ``core.log.FieldLogger`` ends the cause of each message."""
 
 LOG_OR_EXCEPT = re.compile(r"\b(?:LOG|log|logger)\.|\bexcept\b")
@@ -117,7 +117,7 @@ def quoting_lines(tree: ast.Module) -> Iterator[int]:
 
 
 def has_field_logger(tree: ast.Module) -> bool:
-    return any(ast.unparse(statement) == FIELD_LOGGER for statement in tree.body)
+    return any(ast.unparse(statement) in FIELD_LOGGERS for statement in tree.body)
 
 
 def found_in(tree: ast.Module, elsewhere: set[str]) -> set[int]:
@@ -180,7 +180,7 @@ def test_found_in_detects_violations(body: str, expected: bool) -> None:
         f"        except ValueError as exc:\n            {body}\n"
     )
     assert bool(found_in(ast.parse(text), METHODS)) is expected
-    with_fields = ast.parse(f"{FIELD_LOGGER}\n{text}")
+    with_fields = ast.parse(f"{FIELD_LOGGERS[0]}\n{text}")
     assert bool(found_in(with_fields, METHODS)) is (body == "LOG.exception('%s', exc)")
 
 

@@ -44,8 +44,8 @@ from cyborg.drivers.replay.recorder import (
 from cyborg.drivers.sysfs import LOCAL_ROOT, Sysfs
 
 GROUP = "cyborg.accelerator.driver"
+# Program that has a device node open until its input ends.
 OPEN = "import os, sys; os.open(sys.argv[1], os.O_RDONLY); print(flush=True); sys.stdin.read()"
-"""Program that has a device node open until its input ends."""
 WAIT = 30.0  # seconds for this program
 
 

@@ -141,8 +141,8 @@ def atomic_write(path: Path, body: bytes) -> None:
         os.close(folder_fd)
 
 
+# Texts of one driver; the oldest one is dropped for another.
 MAX_TEXTS = 1024
-"""Texts of one driver; the oldest one is dropped for another."""
 
 MAX_TEXT = 65536  # characters of a key or a text
 

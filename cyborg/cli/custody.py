@@ -12,14 +12,7 @@ from cyborg.cli.common.base import Arguments, argument, field_argument, flag
 from cyborg.cli.common.rest import Collection, CommandError, RestClient, Row
 from cyborg.cli.devices import DEVICES
 from cyborg.core import custody as core
-from cyborg.core.custody import (
-    Event,
-    Keys,
-    Link,
-    Record,
-    SealedRecord,
-    parse_keys,
-)
+from cyborg.core.custody import Event, Keys, Link, Record, SealedRecord, parse_keys
 from cyborg.core.errors import Invalid
 from cyborg.core.text import sanitize
 

@@ -15,8 +15,8 @@ from cyborg.compat.oslo import use_limit_configuration
 from cyborg.core.errors import Misconfigured, Unavailable
 
 GROUP = "oslo_limit"
+# A limit is named class:RESOURCE_CLASS, as those of Nova.
 PREFIX = "class:"
-"""A limit is named class:RESOURCE_CLASS, as those of Nova."""
 
 TIMEOUT = 10  # seconds of one request, unless [oslo_limit] timeout is set
 _ALL: Any = None  # oslo.limit returns all limits, though its type hints do not say so

@@ -14,8 +14,8 @@ from cyborg.core.attachments.server import PROFILE_KEY, Action, Event, Server
 from cyborg.core.errors import Invalid, Misconfigured, NotFound, Unavailable, WrongState
 from cyborg.core.hosts import Instance
 
+# The first microversion with the event accelerator-request-bound.
 MICROVERSION = "2.82"
-"""The first microversion with the event accelerator-request-bound."""
 
 BOUND = "accelerator-request-bound"
 ACCEPTED = 200
@@ -29,15 +29,14 @@ _FINAL_CODES = frozenset({ACCEPTED, NOT_FOUND, NO_HOST_YET})
 _PATH = "/os-server-external-events"
 _PAGE = 1000  # servers per response, the maximum of Nova by default
 _PAGES = 20  # maximum number of pages of one list
+# Statuses of servers whose ARQs Nova may be about to bind.
 _BUILDING = ("BUILD", "REBUILD")
-"""Statuses of servers whose ARQs Nova may be about to bind."""
 _OFFLOADED = "SHELVED_OFFLOADED"
+# Statuses of the queries for these servers.
+#
+# REBUILD is a task. Nova does not select by tasks if one of the statuses has any task, so that
+# REBUILD with the others would select the active servers too.
 _BUILDING_QUERIES = (("REBUILD",), ("BUILD", _OFFLOADED))
-"""Statuses of the queries for these servers.
-
-REBUILD is a task. Nova does not select by tasks if one of the statuses has any task, so that
-REBUILD with the others would select the active servers too.
-"""
 
 
 class Nova(ServiceClient):

@@ -21,8 +21,8 @@ from cyborg.core.errors import Conflict, InUse, Invalid, Misconfigured, Unavaila
 
 # The last one whose behaviour was checked: a later one may change a body.
 MAX_MICROVERSION = (1, 39)
+# The first microversion in which ``reserved`` may equal ``total``, as a cordon requires.
 MIN_MICROVERSION = (1, 26)
-"""The first microversion in which ``reserved`` may equal ``total``, as a cordon requires."""
 
 # Placement answers 409 for these and for a stale generation. Only the code of the error tells
 # whether a repetition may help.
@@ -35,8 +35,8 @@ _IN_USE = frozenset(
 )
 
 
+# The first one with suffixes in allocation candidates, which name the provider of each group.
 MAPPINGS_MICROVERSION = (1, 34)
-"""The first one with suffixes in allocation candidates, which name the provider of each group."""
 
 CANDIDATES = "1.34"
 

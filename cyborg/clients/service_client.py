@@ -146,8 +146,8 @@ def load_adapter(conf: cfg.ConfigOpts, section: str) -> adapter.Adapter:
 class ServiceClient:
     """Client of a service of the cloud over a keystoneauth adapter."""
 
+    # The name of the service in error messages; in lower case that of its section.
     SERVICE: ClassVar[str]
-    """The name of the service in error messages; in lower case that of its section."""
 
     def __init__(
         self, adapter: adapter.Adapter, timeout: float = 30.0, credentials: str | None = None

@@ -110,8 +110,8 @@ def _version(engine: sa.Engine) -> None:
     write_line(f"{current} (head)" if current == head else f"{current or 'none'} (head is {head})")
 
 
+# Kinds that are deleted only if they are named: an operator may still need them.
 NAMED_ONLY = ("services", "tombstones")
-"""Kinds that are deleted only if they are named: an operator may still need them."""
 
 DEFAULT_KINDS = tuple(kind for kind in old_rows.KINDS if kind not in NAMED_ONLY)
 PROGRESS_INTERVAL = 5.0  # seconds between two lines of progress

@@ -18,11 +18,11 @@ from cyborg.core.text import abbreviate
 from cyborg.db import errors, unit_of_work
 from cyborg.db.reference import reader, writer
 
+# Characters of a reason below the table; ``-f json`` has all of it.
 MAX_REASON = 160
-"""Characters of a reason below the table; ``-f json`` has all of it."""
 
+# Dropped objects that are named below the table; ``-f json`` has all of them.
 MAX_DROPS = 50
-"""Dropped objects that are named below the table; ``-f json`` has all of them."""
 
 
 @dataclass(slots=True)
@@ -34,8 +34,8 @@ class ImportReport:
     found: Counter[str] = field(default_factory=Counter)
     taken: Counter[str] = field(default_factory=Counter)
     drops: list[Drop] = field(default_factory=list)
+    # By the name of a device profile: the names that no device will have, with what to do.
     unserved: dict[str, Mapping[str, str]] = field(default_factory=dict)
-    """By the name of a device profile: the names that no device will have, with what to do."""
     unknown_uses: list[UnknownUse] = field(default_factory=list)
 
     def present(self, kind: str) -> int:

@@ -32,13 +32,13 @@ from cyborg.rpc.contract import AGENT, CONDUCTOR
 
 MAX_NAMED = 5  # objects that one result names
 MAX_PROFILES = 50  # each of them needs a change
+# Prefix of the policy rules of this service; others are those of the operator.
 PREFIX = "cyborg:"
-"""Prefix of the policy rules of this service; others are those of the operator."""
+# Default of ``[oslo_policy] policy_file``, a file that need not exist.
 DEFAULT_POLICY_FILE = "policy.yaml"
-"""Default of ``[oslo_policy] policy_file``, a file that need not exist."""
 _DELIMITERS = "()[],'\"" + string.whitespace
+# A denial in a rule, or in a list of the former syntax.
 _DENIAL = re.compile(rf"(?<![^{re.escape(_DELIMITERS)}])!(?![^{re.escape(_DELIMITERS)}])")
-"""A denial in a rule, or in a list of the former syntax."""
 
 
 def check_daemons(connection: sa.Connection) -> Result:

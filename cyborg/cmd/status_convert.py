@@ -18,11 +18,11 @@ from cyborg import conf as own_options
 from cyborg.core.migration import config_conversion, config_tables
 
 VERB = "convert-config"
+# Namespaces of the options of libraries that the services use.
 LIBRARIES = (
     *("keystonemiddleware.auth_token", "oslo.log", "oslo.messaging", "oslo.policy"),
     "oslo.middleware.http_proxy_to_wsgi",
 )
-"""Namespaces of the options of libraries that the services use."""
 # Of oslo.service, whose own list imports eventlet.
 SERVICE_OPTIONS = (cfg.IntOpt("graceful_shutdown_timeout", min=0), cfg.BoolOpt("log_options"))
 

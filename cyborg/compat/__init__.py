@@ -4,6 +4,7 @@
 from collections.abc import Mapping
 
 # A test compares these with constraints.txt, so that an upgrade needs a look at each use.
+# The version of each library with which this package was last checked.
 CHECKED: Mapping[str, str] = {
     "amqp": "5.4.2",
     "keystonemiddleware": "13.0.1",
@@ -17,4 +18,3 @@ CHECKED: Mapping[str, str] = {
     "PyMySQL": "1.2.4",
     "SQLAlchemy": "2.1.9",
 }
-"""The version of each library with which this package was last checked."""

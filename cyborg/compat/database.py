@@ -6,8 +6,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+# Number of column descriptions that are kept; the statements of a service have some hundreds.
 MAX_COLUMNS = 4096
-"""Number of column descriptions that are kept; the statements of a service have some hundreds."""
 
 
 def cache_column_descriptions() -> None:

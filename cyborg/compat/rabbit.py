@@ -111,9 +111,9 @@ class Connection(impl_rabbit.Connection):  # type: ignore[misc]
     """
 
     prefetch: int | None = None
+    # Error of the last message that the broker returned. The function of ``make_sender`` sets it to
+    # None before it publishes, and raises it after the broker has confirmed the message.
     returned: oslo_messaging.MessageUndeliverable | None = None
-    """Error of the last message that the broker returned. The function of ``make_sender`` sets it
-    to None before it publishes, and raises it after the broker has confirmed the message."""
 
     _is_closing = False
 

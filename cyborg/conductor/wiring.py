@@ -63,13 +63,13 @@ from cyborg.rpc.notifications import Notifier
 from cyborg.telemetry.recorder import MetricRecorder
 from cyborg.threads.periodic import PeriodicTask
 
+# Seconds that an outbox message waits, so that a batch shares the cost of one lease, one call and
+# one commit. Nova requests its ARQs before it waits for their events, so it is not delayed. Only a
+# boot with host work, which takes longer, waits for the event.
 BATCH_DELAY = 0.2
-"""Seconds that an outbox message waits, so that a batch shares the cost of one lease, one call and
-one commit. Nova requests its ARQs before it waits for their events, so it is not delayed. Only a
-boot with host work, which takes longer, waits for the event."""
 
+# Seconds between two searches for attachments whose work is due; a search is one statement.
 ATTACHMENT_INTERVAL = 1.0
-"""Seconds between two searches for attachments whose work is due; a search is one statement."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,10 +90,10 @@ class OptionalClientSection(ClientSection):
 class DatabaseSection(Section):
     """The options of oslo.db, which is imported late: an agent does not need it."""
 
+    # Connections in the pool of a process: half of the concurrent calls of oslo.messaging.
     POOL = 32
-    """Connections in the pool of a process: half of the concurrent calls of oslo.messaging."""
+    # Connections beyond those of the pool, which are closed after use.
     OVERFLOW = 8
-    """Connections beyond those of the pool, which are closed after use."""
 
     def register(self, conf: cfg.ConfigOpts) -> None:
         """Register the options of oslo.db with defaults for this service."""

@@ -4,11 +4,11 @@
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+# Seconds; a sample with at most this round trip is always used.
 MAX_ROUND_TRIP = 0.1
-"""Seconds; a sample with at most this round trip is always used."""
 
+# Seconds of additional difference between the two clocks per second: twice NTP's slew rate.
 MAX_DRIFT = 0.001
-"""Seconds of additional difference between the two clocks per second: twice NTP's slew rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,11 @@ def is_better(new: Estimate, current: Estimate | None) -> bool:
     return new.error <= allowed or apart > new.error + allowed
 
 
+# Seconds without an event after which a batch is complete.
 QUIET_PERIOD = 0.1
-"""Seconds without an event after which a batch is complete."""
 
+# Seconds after which a batch is complete even if events keep arriving.
 MAX_DELAY = 0.5
-"""Seconds after which a batch is complete even if events keep arriving."""
 
 
 @dataclass(frozen=True, slots=True)

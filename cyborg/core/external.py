@@ -33,8 +33,8 @@ from cyborg.core.inventory.device import (
 )
 from cyborg.core.validation import check_integer, optional, string
 
+# Name of the agent's own socket, reserved.
 AGENT_SOCKET = "agent"
-"""Name of the agent's own socket, reserved."""
 
 SUFFIX = ".sock"
 # It becomes the name of a file in the folder of the sockets.
@@ -46,8 +46,8 @@ _CALLS: Mapping[Ability, frozenset[str]] = {
     Ability.PROGRAMS: frozenset({"program"}),
     Ability.MEASURES: frozenset({"health"}),
 }
+# Optional calls that a hello may list in ``abilities``.
 OPTIONAL_CALLS = frozenset[str]().union(*_CALLS.values())
-"""Optional calls that a hello may list in ``abilities``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from typing import Any
 
 from cyborg.core import errors, validation
 
+# Digests without known collisions. Glance uses sha512 unless an operator changes it.
 ALGORITHMS = frozenset(
     {"sha256", "sha384", "sha512", "sha3_256", "sha3_384", "sha3_512", "blake2b", "blake2s"}
 )
-"""Digests without known collisions. Glance uses sha512 unless an operator changes it."""
 
 MAX_NAMED = 3  # images that an error names
 

@@ -23,6 +23,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+# Names of fields, in the order of the text.
 FIELDS = (
     "job",
     "audit",
@@ -43,13 +44,12 @@ FIELDS = (
     "image",
     "trace_id",
 )
-"""Names of fields, in the order of the text."""
 
+# Number of values of a field with several values that are shown.
 MAX_VALUES = 50
-"""Number of values of a field with several values that are shown."""
 
+# Characters of a value that are shown; a peer may choose the value.
 MAX_LENGTH = 255
-"""Characters of a value that are shown; a peer may choose the value."""
 
 _STANDARD = ("exc_info", "stack_info", "stacklevel")
 _ORDER = {name: position for position, name in enumerate(FIELDS)}
@@ -180,11 +180,11 @@ def _word(value: Any) -> str:
     return "".join(c if c.isprintable() and c not in " []" else "?" for c in str(value))
 
 
+# Characters of a trace context.
 LENGTH = 55
-"""Characters of a trace context."""
 
+# Attempts of a job or a message that its trace shows, so that no trace grows for ever.
 MAX_TRACED_ATTEMPTS = 10
-"""Attempts of a job or a message that its trace shows, so that no trace grows for ever."""
 
 _PATTERN = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 

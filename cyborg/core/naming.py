@@ -85,7 +85,7 @@ def is_trait(name: str) -> bool:
     return len(name) <= MAX_NAME and (bool(_CUSTOM.fullmatch(name)) or name in _TRAITS)
 
 
+# The standard resource classes of Placement that stand for accelerators.
 ACCELERATOR_CLASSES = frozenset({"FPGA", "PGPU", "VGPU"})
-"""The standard resource classes of Placement that stand for accelerators."""
 
 _TRAITS = frozenset(os_traits.get_traits())

@@ -173,23 +173,22 @@ class Driver(abc.ABC):
 
     name: ClassVar[str]
     version: ClassVar[str]
+    # Type of all devices of the driver; None if they can have different types.
     DEVICE_TYPE: ClassVar[DeviceType | None] = None
-    """Type of all devices of the driver; None if they can have different types."""
     SUPPORT_LEVEL: ClassVar[Support] = Support.UNKNOWN
     OPTIONS: ClassVar[tuple[Option, ...]] = ()
+    # Kernel subsystems whose uevents trigger a discovery at once, such as ``pci``.
+    #
+    # The names are those of ``/sys/bus`` and ``/sys/class``. The agent receives the uevents. It
+    # does not pass them to the driver: ``discover`` reads the current state, as always.
     UEVENT_SUBSYSTEMS: ClassVar[frozenset[str]] = frozenset()
-    """Kernel subsystems whose uevents trigger a discovery at once, such as ``pci``.
 
-    The names are those of ``/sys/bus`` and ``/sys/class``. The agent receives the uevents. It does
-    not pass them to the driver: ``discover`` reads the current state, as always.
-    """
-
+    # Effective options, shown to operators; the agent sets this attribute.
     settings: tuple[Setting, ...] = ()
-    """Effective options, shown to operators; the agent sets this attribute."""
+    # Name of the host in this service, for ``handle_uuid``; the agent sets this attribute.
     host: str = ""
-    """Name of the host in this service, for ``handle_uuid``; the agent sets this attribute."""
+    # Images of the image service, for drivers that load them; the agent sets this attribute.
     images: ImageStore = NoImageStore()
-    """Images of the image service, for drivers that load them; the agent sets this attribute."""
 
     def __init__(
         self, backend: str, options: Mapping[str, Any], sysfs_root: str | Path = "/sys"

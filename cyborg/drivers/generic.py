@@ -20,8 +20,8 @@ class GenericDriver(PciDriver):
 
     name = "generic"
     version = "1.0"
+    # Whether a card can get virtual functions while the host uses its own network interface.
     CHANGES_USED_INTERFACES: ClassVar[bool] = False
-    """Whether a card can get virtual functions while the host uses its own network interface."""
     OPTIONS = (*PciDriver.OPTIONS, *sriov.OPTIONS)
 
     def initialize(self) -> None:

@@ -33,33 +33,31 @@ LOG = get_logger(__name__)
 # One retry replaces a stale connection; more retries would exceed the timeout of the caller.
 _RETRIES = 1
 
+# Seconds that a call waits for a server to listen.
 SERVER_WAIT = 4.0
-"""Seconds that a call waits for a server to listen."""
 
+# Seconds that a call which an API makes for its caller waits for a conductor to listen.
+#
+# A conductor that was killed is started again by its service manager, and needs seconds itself.
+# Nova sets a server to ERROR if it gets an error earlier.
 RESTART_WAIT = 20.0
-"""Seconds that a call which an API makes for its caller waits for a conductor to listen.
 
-A conductor that was killed is started again by its service manager, and needs seconds itself.
-Nova sets a server to ERROR if it gets an error earlier.
-"""
-
+# Seconds without an answer after which such a call is sent again: its conductor may have ended.
+#
+# A copy costs what the call costs, so a slow conductor must have its time: with the default timeout
+# a call is sent twice at most.
 REPEAT_AFTER = 15.0
-"""Seconds without an answer after which such a call is sent again: its conductor may have ended.
 
-A copy costs what the call costs, so a slow conductor must have its time: with the default timeout
-a call is sent twice at most.
-"""
-
+# Calls of a process that wait so long at a time: others need its threads, such as reads.
 MAX_RESTART_WAITS = 4
-"""Calls of a process that wait so long at a time: others need its threads, such as reads."""
 
+# Seconds between two checks for a server.
 SERVER_PAUSE = 0.5
-"""Seconds between two checks for a server."""
 
+# Result of a call that no queue took. A server may answer with any other value, also with None.
 _NOT_SENT = object()
-"""Result of a call that no queue took. A server may answer with any other value, also with None."""
+# Result of a call that was not answered in time.
 _NO_ANSWER = object()
-"""Result of a call that was not answered in time."""
 
 # Of the process, not of a client: the threads of the process must stay free.
 _PATIENT = threading.BoundedSemaphore(MAX_RESTART_WAITS)

@@ -15,20 +15,20 @@ from cyborg.core import log, text
 # A credential allows its bearer everything, so none is sent to another process.
 _SECRETS = ("auth_token",)
 
+# Context key under which the receiver stores the sender of a message.
 SENDER = "sender"
-"""Context key under which the receiver stores the sender of a message."""
 
+# Context key of the id of a call.
 CALL_ID = "call_id"
-"""Context key of the id of a call."""
 
+# Context key of the time until which the caller waits. An older peer ignores it.
 ANSWER_BY = "answer_by"
-"""Context key of the time until which the caller waits. An older peer ignores it."""
 
+# Characters of a call id.
 MAX_ID = 64
-"""Characters of a call id."""
 
+# Context key of the trace of a call. A peer of a release without it ignores it.
 TRACE_CONTEXT = "traceparent"
-"""Context key of the trace of a call. A peer of a release without it ignores it."""
 
 # The types of oslo.context: all other values are texts.
 _LISTS = ("roles",)

@@ -16,8 +16,8 @@ from typing import Any, Protocol, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 Plain = Mapping[str, Any]
 
+# Limit of messages other than reports, in bytes of JSON.
 MAX_MESSAGE_BYTES = 1024 * 1024
-"""Limit of messages other than reports, in bytes of JSON."""
 
 # An attribute of the declared function: a method of a Protocol has no other place for options.
 _OPTIONS = "__rpc_options__"

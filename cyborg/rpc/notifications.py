@@ -150,14 +150,14 @@ def _make_transport(conf: cfg.ConfigOpts, own_url: str | None, option: str) -> A
         return oslo_messaging.get_notification_transport(conf, url=url)
 
 
+# Events that wait while the broker does not answer; later events are lost.
 MAX_QUEUED = 4096
-"""Events that wait while the broker does not answer; later events are lost."""
 
+# Seconds between two attempts to send the oldest event.
 RETRY_DELAY = 2.0
-"""Seconds between two attempts to send the oldest event."""
 
+# Seconds for the remaining events when the process ends.
 FLUSH_TIMEOUT = 2.0
-"""Seconds for the remaining events when the process ends."""
 
 
 class AuditNotifier:
@@ -230,12 +230,12 @@ class AuditNotifier:
         return True
 
 
+# Maximum size of a message body. A notification of Nova with many volumes has some 10 KB.
 MAX_BYTES = 1024 * 1024
-"""Maximum size of a message body. A notification of Nova with many volumes has some 10 KB."""
 
 MAX_RETRY_DELAY = 10.0  # seconds between two attempts to create the queue
+# Nova sends the events of completed actions with this priority.
 PRIORITY = "info"
-"""Nova sends the events of completed actions with this priority."""
 
 _Receive = Callable[[Mapping[str, Any]], None]
 _Refuse = Callable[[str], None]

@@ -21,13 +21,13 @@ from kombu.exceptions import KombuError
 
 from cyborg.rpc.contract import CONDUCTOR
 
+# Errors of calls and servers while the broker is unavailable.
+#
+# The driver translates the errors of open connections; when its pool opens another connection, it
+# passes on the errors of the libraries.
 FAULTS = (oslo_messaging.MessagingException, KombuError, amqp.AMQPError, OSError)
-"""Errors of calls and servers while the broker is unavailable.
 
-The driver translates the errors of open connections; when its pool opens another connection, it
-passes on the errors of the libraries.
-"""
-
+# Methods that may be repeated: each reads, or reports a state identified by an epoch or a uuid.
 IDEMPOTENT_METHODS = frozenset(
     {
         *("hello", "report", "service_hello", "discovery_done", "job_done"),
@@ -35,17 +35,16 @@ IDEMPOTENT_METHODS = frozenset(
         *("report_backend_outcomes", "device_context_candidates"),
     }
 )
-"""Methods that may be repeated: each reads, or reports a state identified by an epoch or a uuid."""
 
 # All others, so that a new method is deduplicated unless somebody decides that it need not be.
+# Methods whose effect and answer are recorded for each call; a copy gets the same answer.
 DEDUPLICATED_METHODS = frozenset(CONDUCTOR.methods) - IDEMPOTENT_METHODS
-"""Methods whose effect and answer are recorded for each call; a copy gets the same answer."""
 
+# Seconds for the broker to confirm a message. The driver's own limit is that of the heartbeat.
 CONFIRM_TIMEOUT = 5.0
-"""Seconds for the broker to confirm a message. The driver's own limit is that of the heartbeat."""
 
+# Seconds for the broker to answer whether a queue has a consumer.
 QUERY_TIMEOUT = 3.0
-"""Seconds for the broker to answer whether a queue has a consumer."""
 
 _CLOSED = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 

@@ -25,24 +25,24 @@ from cyborg.telemetry.recorder import MetricRecorder
 
 LOG = log.get_logger(__name__)
 
+# Seconds that a call waits for the first connection to the broker.
 OPEN_TIMEOUT = 5.0
-"""Seconds that a call waits for the first connection to the broker."""
 
+# Seconds that an answer waits for the reply queue of its caller to exist again.
 REPLY_QUEUE_WAIT = 5
-"""Seconds that an answer waits for the reply queue of its caller to exist again."""
 
+# Seconds between two attempts to reconnect. With the driver's default of 30, calls would fail for
+# up to 30 s after the broker is back.
 MAX_RETRY_DELAY = 3
-"""Seconds between two attempts to reconnect. With the driver's default of 30, calls would fail for
-up to 30 s after the broker is back."""
 
+# Seconds between heartbeats of a broker connection; after twice this time without one, the
+# connection is replaced. With the driver's default of 60, a connection that receives no bytes
+# blocks all calls for two minutes. With 15, twice the interval plus the pause between two checks is
+# more than 30 s: an outage of 30 s would be detected only after its end.
 HEARTBEAT = 12
-"""Seconds between heartbeats of a broker connection; after twice this time without one, the
-connection is replaced. With the driver's default of 60, a connection that receives no bytes blocks
-all calls for two minutes. With 15, twice the interval plus the pause between two checks is more
-than 30 s: an outage of 30 s would be detected only after its end."""
 
+# Seconds after an answer from a queue in which the queue is assumed to have a server.
 ANSWER_FRESH = 1.0
-"""Seconds after an answer from a queue in which the queue is assumed to have a server."""
 
 
 def register_options(conf: cfg.ConfigOpts) -> None:

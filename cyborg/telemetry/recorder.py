@@ -48,8 +48,8 @@ class Family:
         return len(self.buckets) + 2 if self.buckets else 1
 
 
+# All metrics by name.
 FAMILIES: dict[str, Family] = {}
-"""All metrics by name."""
 
 
 def _define(
@@ -120,14 +120,14 @@ NOTIFICATIONS = _define(
 )
 
 
+# Values of one process, three times those of each operation and RPC method with its results.
 MAX_VALUES = 16384
-"""Values of one process, three times those of each operation and RPC method with its results."""
 
+# Seconds after which a series that could not be stored is tried again.
 RETRY_INTERVAL = 10.0
-"""Seconds after which a series that could not be stored is tried again."""
 
+# The name of a metric and the values of its labels.
 Key = tuple[str, ...]
-"""The name of a metric and the values of its labels."""
 
 
 class ValueStore(Protocol):

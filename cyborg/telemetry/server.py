@@ -271,8 +271,8 @@ def _load_ended(directory: Path) -> tuple[Samples, set[str]]:
     return samples, merged
 
 
+# Seconds between two attempts to bind the port, so until another worker takes it over.
 RETRY_INTERVAL = 3.0
-"""Seconds between two attempts to bind the port, so until another worker takes it over."""
 
 
 class WorkerCollector(Collector):

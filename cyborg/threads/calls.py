@@ -156,8 +156,8 @@ def map_parallel(
     return results
 
 
+# Threads of one ``FanOut``. An unresponsive agent occupies a thread for ``[rpc] timeout``.
 MAX_THREADS = 8
-"""Threads of one ``FanOut``. An unresponsive agent occupies a thread for ``[rpc] timeout``."""
 
 
 class FanOut:

@@ -10,12 +10,11 @@ from cyborg.core.log import FieldLogger, get_logger
 
 LOG = get_logger(__name__)
 
+# Generator of all random delays.
+#
+# It has no state, which the forked workers of a service would share, and which threads would change
+# for other users of the generator of the module ``random``.
 JITTER = random.SystemRandom()
-"""Generator of all random delays.
-
-It has no state, which the forked workers of a service would share, and which threads would change
-for other users of the generator of the module ``random``.
-"""
 
 MAX_DOUBLINGS = 30  # 2.0 to the power of a larger number would only be cut off, or overflow
 

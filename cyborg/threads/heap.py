@@ -5,8 +5,8 @@ import gc
 
 # Python's default is 700. References are counted, so that the search only finds cycles, of which a
 # call of this service makes few.
+# New objects, beyond those freed meanwhile, after which the youngest are searched for cycles.
 THRESHOLD = 10_000
-"""New objects, beyond those freed meanwhile, after which the youngest are searched for cycles."""
 
 
 def exclude_startup_objects() -> None:

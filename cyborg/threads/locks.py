@@ -59,8 +59,8 @@ class FifoLock:
 
 T = TypeVar("T")
 
+# Seconds to wait for another thread that reads the value.
 MAX_WAIT = 10.0
-"""Seconds to wait for another thread that reads the value."""
 
 
 class CachedValue(Generic[T]):

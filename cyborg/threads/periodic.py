@@ -77,8 +77,8 @@ class LoopThread:
 
 
 OVERDUE_INTERVALS = 3
+# Minimum age of the last run for a task to count as overdue: a run with much work takes long.
 OVERDUE_SECONDS = 60.0
-"""Minimum age of the last run for a task to count as overdue: a run with much work takes long."""
 
 
 @dataclass(eq=False)

@@ -31,9 +31,10 @@ from cyborg.tracing import SpanKind
 
 LOG = get_logger(__name__)
 
+# The first HTTP status with which a span of the API is an error.
 SERVER_ERRORS = 500
-"""The first HTTP status with which a span of the API is an error."""
 
+# The names of OpenTelemetry's semantic conventions; all others begin with ``cyborg.``
 _CONVENTIONS: Mapping[str, str] = {
     "database": "db.system.name",
     "method": "http.request.method",
@@ -41,7 +42,6 @@ _CONVENTIONS: Mapping[str, str] = {
     "route": "http.route",
     "status": "http.response.status_code",
 }
-"""The names of OpenTelemetry's semantic conventions; all others begin with ``cyborg.``"""
 
 _NO_SPAN = nullcontext()
 
@@ -166,14 +166,14 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, int | float) else str(value)[:MAX_LENGTH]
 
 
+# Seconds between two exports.
 INTERVAL = 2.0
-"""Seconds between two exports."""
 
+# Spans of one export.
 BATCH = 256
-"""Spans of one export."""
 
+# Seconds for the export of the remaining spans when a service stops.
 STOP_TIMEOUT = 2.0
-"""Seconds for the export of the remaining spans when a service stops."""
 
 # Exceptions are not recorded as events: their messages may have addresses and names.
 _LIMITS = SpanLimits(max_attributes=32, max_events=0, max_links=0, max_attribute_length=MAX_LENGTH)

@@ -19,8 +19,8 @@ MAX_WARM_UP = 100
 WORKERS = ("--workers", "2", *installations.WORKER_OPTIONS)
 TITLES = {"cloud": "MariaDB and RabbitMQ", "standalone": "Stand-alone"}
 CELL = "each figure but the first three is of one cycle"
+# Groups whose CPU time is summed for the goal; stand-alone is one process.
 SUMMED_GROUPS = ("api", "conductor", "database", "standalone")
-"""Groups whose CPU time is summed for the goal; stand-alone is one process."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -29,9 +29,9 @@ from cyborg.tests.fixtures.databases.databases import engine_of
 from cyborg.tests.fixtures.machine.processes import BIN, Daemon, free_port, wait_until
 
 READY = "floor is ready"
+# What a boot cycle cannot do without: POST, PATCH, two GETs and DELETE; a call for each change; the
+# commits of these calls and that of the delivery to Nova.
 CYCLE: Mapping[str, int] = {"answers": 5, "calls": 3, "commits": 4}
-"""What a boot cycle cannot do without: POST, PATCH, two GETs and DELETE; a call for each change;
-the commits of these calls and that of the delivery to Nova."""
 
 
 def own_cpu_ms() -> float:

@@ -12,8 +12,8 @@ from cyborg.db import schema
 from cyborg.tests.fixtures.databases.rows import DEVICE_VALUES, GROUPS, TRAIT
 
 BATCH = 2000
+# ARQs and handles of a card: all ARQs are Bound except the last, which is Initial.
 CARD = 16
-"""ARQs and handles of a card: all ARQs are Bound except the last, which is Initial."""
 
 HOST_CARDS = 4
 

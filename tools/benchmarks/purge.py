@@ -27,8 +27,8 @@ from cyborg.tests.fixtures.machine.processes import BIN, ini
 AGE = timedelta(days=60)
 CHUNK = 5000  # rows of one INSERT
 SLICE = 2.0  # seconds
+# Share of each kind in the old rows.
 SHARES = {"jobs": 0.6, "discoveries": 0.2, "dead-letters": 0.2}
-"""Share of each kind in the old rows."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -35,9 +35,9 @@ from cyborg.threads.heap import exclude_startup_objects
 KINDS = ("mysql", "postgresql")
 PORTS = {"mysql": 3306, "postgresql": 5432}
 PAGES = (100, 1000)
+# Something is repeated for this time, as the kernel counts CPU time in steps of 10 ms, and so often
+# at least, as other work of the machine delays one execution.
 MIN_SECONDS, MIN_TIMES = 0.2, 3
-"""Something is repeated for this time, as the kernel counts CPU time in steps of 10 ms, and so
-often at least, as other work of the machine delays one execution."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -18,14 +18,14 @@ from cyborg.rpc.contract import ConductorAPI
 from cyborg.tests.fixtures.bus.broker import open_bus
 from cyborg.tests.fixtures.hosts.hosts import READY, Host, card
 
+# Seconds for a call; the agents of a cold start wait for each other.
 CALL_TIMEOUT = 60.0
-"""Seconds for a call; the agents of a cold start wait for each other."""
 
+# Seconds before the next attempts of the agents that a conductor could not serve.
 RETRY_PAUSE = 0.2
-"""Seconds before the next attempts of the agents that a conductor could not serve."""
 
+# Maximum number of error texts that a process returns.
 MAX_ERRORS = 5
-"""Maximum number of error texts that a process returns."""
 
 
 @dataclass(frozen=True, slots=True)

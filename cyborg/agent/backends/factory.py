@@ -107,8 +107,8 @@ def load_drivers(conf: cfg.ConfigOpts, sysfs_root: str | Path = "/sys") -> list[
     return DriverFactory(conf, DriverCatalogue(), sysfs_root).load_all({})
 
 
+# Function that creates the driver of a backend with its options.
 CreateDriver = Callable[[type[Driver], str, Mapping[str, Any]], Driver]
-"""Function that creates the driver of a backend with its options."""
 
 
 class DriverFactory:

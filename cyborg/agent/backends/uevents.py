@@ -20,8 +20,8 @@ from cyborg.threads import failures, periodic
 
 LOG = log.get_logger(__name__)
 
+# Receive buffer in bytes; adding or removing 256 virtual functions needs about half a MiB.
 BUFFER_SIZE = 16 * 1024 * 1024
-"""Receive buffer in bytes; adding or removing 256 virtual functions needs about half a MiB."""
 
 MAX_EVENTS_PER_READ = 1024  # so that an event storm cannot prevent a stop
 

@@ -21,18 +21,18 @@ from cyborg.threads import calls, failures, periodic
 
 LOG = log.get_logger(__name__)
 
+# Seconds for which facts are kept: the backends of an agent discover at different times.
 MAX_AGE = 30.0
-"""Seconds for which facts are kept: the backends of an agent discover at different times."""
+# Seconds until the owners of known functions are asked for again.
 RECHECK = 300.0
-"""Seconds until the owners of known functions are asked for again."""
+# Seconds for an answer of a conductor.
 MAX_SECONDS = 5.0
-"""Seconds for an answer of a conductor."""
 FIRST_RETRY, LAST_RETRY = 2.0, 60.0  # seconds until a read and a question are repeated
+# Remark of the backends; it is the same on identical hosts, so it has no error.
 UNREAD = (
     "the domains of libvirt cannot be read, so devices of unknown guests may be offered: see the "
     "log of the agent; set [libvirt] read_domains = false on a host without libvirt"
 )
-"""Remark of the backends; it is the same on identical hosts, so it has no error."""
 
 
 class RecordFile:

@@ -296,8 +296,8 @@ class LibvirtHypervisor:
         return DriverFailed(f"libvirt refused: {exc}")
 
 
+# Seconds for one read: a discovery waits for it.
 MAX_SECONDS = 5.0
-"""Seconds for one read: a discovery waits for it."""
 # The URI of a local connection has no host: qemu:///system.
 _THIS_HOST = (None, "", "localhost", "127.0.0.1", "::1")
 

@@ -144,13 +144,13 @@ def _pruned(entries: Mapping[str, CheckpointEntry], now: float) -> dict[str, Che
     return kept
 
 
+# Maximum of open or undelivered jobs, and of backends of discoveries; more requests are refused. No
+# outcome is dropped instead, because the conductor waits for each.
 MAX_PENDING = 1024
-"""Maximum of open or undelivered jobs, and of backends of discoveries; more requests are refused.
-No outcome is dropped instead, because the conductor waits for each."""
 
 # TimedOut and Unavailable are not among them: another conductor may accept the outcome.
+# Errors that a retry would get again.
 REFUSALS = (errors.Invalid, errors.NotFound, errors.Forbidden, errors.Conflict, errors.Stale)
-"""Errors that a retry would get again."""
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -24,12 +24,12 @@ RemovedDriverLookup = Callable[[str], base.Driver | None]
 # Part of the timeout of a plug job in which it is retried: then its error has the reason.
 PLUG_PART = 0.8
 
+# What an operator can do about a release job without its backend.
 RELEASE_HINT = (
     "; put the backend, or only its section, back into the configuration file of the host and "
     "restart the agent, or abandon the cleaning: cyborg uninstall-driver DRIVER --host HOST "
     "--backend BACKEND --force"
 )
-"""What an operator can do about a release job without its backend."""
 
 NO_LIVE_ATTACH = "live attach is not enabled on this host: set [libvirt] live_attach = true"
 

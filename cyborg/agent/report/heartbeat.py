@@ -30,12 +30,12 @@ from cyborg.threads.periodic import LoopThread
 
 LOG = log.get_logger(__name__)
 
+# Reports that may follow each other without a pause: the virtual functions of a card come and go
+# one after the other, and Placement must have each within a second.
 BURST = 16
-"""Reports that may follow each other without a pause: the virtual functions of a card come and go
-one after the other, and Placement must have each within a second."""
 
+# Seconds between two reports when an outcome waits that must not be delivered before them.
 MIN_PAUSE = 1.0
-"""Seconds between two reports when an outcome waits that must not be delivered before them."""
 
 
 class ReportPace:
@@ -72,13 +72,13 @@ class ReportPace:
         self._sent_at = now
 
 
+# Share of the interval within which the first heartbeat is sent after a restart.
 START_SHARE = 0.5
-"""Share of the interval within which the first heartbeat is sent after a restart."""
 
+# Growth of the interval after which the heartbeats of all agents must be spread again.
+#
+# Agents that were spread over a shorter interval call within that part of a longer one.
 RESPREAD_RATIO = 1.5
-"""Growth of the interval after which the heartbeats of all agents must be spread again.
-
-Agents that were spread over a shorter interval call within that part of a longer one."""
 
 MAX_INTERVAL = 3600.0  # seconds; a longer interval in the file is not used
 MAX_PAUSE = 10.0  # seconds between two attempts, unless half of the interval is longer

@@ -12,8 +12,8 @@ from cyborg.core import errors, hosts, log
 
 LOG = log.get_logger(__name__)
 
+# Seconds that the first call waits for the resolver, which may hang for minutes.
 RESOLVER_TIMEOUT = 1.0
-"""Seconds that the first call waits for the resolver, which may hang for minutes."""
 
 MAX_COMPUTE_ID = 1024  # characters of a compute_id file; nova writes 36
 

@@ -32,13 +32,13 @@ _V = TypeVar("_V")
 FORMAT = "cyborg-capture"
 VERSION = 1
 # Anybody may have written a capture: without these limits a short file could fill the memory.
+# Bytes of a capture without compression.
 MAX_TEXT = 64 * 1024 * 1024
-"""Bytes of a capture without compression."""
 MAX_FOLDERS = 100_000
+# Files and links of a capture.
 MAX_NAMES = 400_000
-"""Files and links of a capture."""
+# Bytes of one file.
 MAX_FILE = 4 * 1024 * 1024
-"""Bytes of one file."""
 MAX_UEVENTS = 100_000
 MAX_SECONDS = 366 * 24 * 3600
 MAX_SOURCE = 1000

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 
 from cyborg.core.capture.model import Capture, Folder
 
+# Names of attributes whose whole value identifies a device or a host.
 UNIQUE = frozenset(
     {
         *("serial", "serial_number", "unique_id", "subsysnqn", "wwid", "nguid", "eui", "uuid"),
         *("phys_switch_id", "phys_port_id", "hostnqn", "hostid", "board_serial", "vpd", "dsn"),
     }
 )
-"""Names of attributes whose whole value identifies a device or a host."""
 
 _UUID = re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")
 _MAC = re.compile(r"(?<![0-9a-fA-F:])(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}(?![0-9a-fA-F:])")

@@ -26,14 +26,13 @@ from cyborg.core.migration.config_tables import (
 )
 from cyborg.core.migration.device_rules import Rules
 
+# The values of each option by section and name; an option that is repeated has several.
 Settings = Mapping[str, Mapping[str, Sequence[str]]]
-"""The values of each option by section and name; an option that is repeated has several."""
 
+# The options of this service and of its libraries, by section and name.
+#
+# Each has the function that parses a value, and raises ValueError for an invalid one.
 Known = Mapping[str, Mapping[str, Callable[[str], object]]]
-"""The options of this service and of its libraries, by section and name.
-
-Each has the function that parses a value, and raises ValueError for an invalid one.
-"""
 
 _DEFAULT = "DEFAULT"
 _GPU, _NIC, _VGPU = "gpu_devices", "x710_static", "vgpu_"

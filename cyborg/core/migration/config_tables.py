@@ -8,6 +8,7 @@ Libraries have their own options; those that the installed library knows are kep
 from collections.abc import Mapping
 from enum import StrEnum
 
+# Sections of libraries that both services use.
 LIBRARIES = frozenset(
     {
         *("keystone_authtoken", "oslo_messaging_kafka", "oslo_messaging_notifications"),
@@ -15,27 +16,27 @@ LIBRARIES = frozenset(
         *("barbican", "key_manager"),  # of castellan
     }
 )
-"""Sections of libraries that both services use."""
 
+# Sections of clients, whose options are mostly those of keystoneauth.
 SERVICES = frozenset({"glance", "nova", "placement"})
-"""Sections of clients, whose options are mostly those of keystoneauth."""
 
+# Options that newer releases of oslo.log do not have.
 LOG_OPTIONS = frozenset({("DEFAULT", "use_eventlog"), ("DEFAULT", "watch_log_file")})
-"""Options that newer releases of oslo.log do not have."""
 
 
 class Kind(StrEnum):
     """What the operator must know of an option."""
 
     CONVERTED = "converted"
+    # Named with what to write instead; the services work without it.
     REPLACED = "replaced"
-    """Named with what to write instead; the services work without it."""
     NOT_NEEDED = "not needed"
+    # A line that the operator must write, or check, to have what the former file had.
     BY_HAND = "by hand"
-    """A line that the operator must write, or check, to have what the former file had."""
 
 
 # Also deprecated names of the former service and its libraries: files often outlive them.
+# Options with the same meaning under another name.
 RENAMED: Mapping[tuple[str, str], tuple[str, str]] = {
     ("api", "api_workers"): ("api", "workers"),
     ("agent", "resource_provider_name"): ("agent", "resource_provider"),
@@ -50,7 +51,6 @@ RENAMED: Mapping[tuple[str, str], tuple[str, str]] = {
     ("DEFAULT", "sql_connection"): ("database", "connection"),
     ("database", "sql_connection"): ("database", "connection"),
 }
-"""Options with the same meaning under another name."""
 
 _TLS = "a reverse proxy terminates TLS: see the installation guide"
 _MEMORY = (
@@ -99,6 +99,7 @@ NOT_NEEDED: Mapping[tuple[str, str], str] = {
         for name in ("version", "min_version", "max_version")
     },
 }
+# Sections of which no option has a counterpart.
 SECTIONS: Mapping[str, tuple[Kind, str]] = {
     "backend_defaults": (Kind.NOT_NEEDED, "the driver nvmf_spdk_driver has no counterpart"),
     "cors": (Kind.REPLACED, "let the reverse proxy send these headers"),
@@ -118,6 +119,5 @@ SECTIONS: Mapping[str, tuple[Kind, str]] = {
     "service_user": (Kind.NOT_NEEDED, "the services send no tokens of users to other services"),
     "ssl": (Kind.REPLACED, _TLS),
 }
-"""Sections of which no option has a counterpart."""
 
 TLS_OF_API = _TLS

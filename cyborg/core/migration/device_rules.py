@@ -18,6 +18,7 @@ from typing import Any
 
 from cyborg.core.naming import make_custom_name
 
+# The devices that each driver selects by itself, as rules of its counterpart.
 DRIVER_RULES: Mapping[str, tuple[str, ...]] = {
     # ``lspci`` calls the classes 0300 and 0302 VGA compatible and 3D controllers.
     "nvidia_gpu_driver": ("vendor=10de,class=0300|0302,functions=whole",),
@@ -39,11 +40,10 @@ DRIVER_RULES: Mapping[str, tuple[str, ...]] = {
     "inspur_nvme_ssd_driver": ("vendor=1bd4,functions=whole,resource_class=CUSTOM_SSD",),
     "huawei_ascend_driver": ("vendor=19e5,product=d100,functions=whole",),
 }
-"""The devices that each driver selects by itself, as rules of its counterpart."""
 
 # Device profiles of the former cloud name these classes.
+# The resource class that the other service gives to the devices of a list, by backend.
 CLASSES: Mapping[str, str] = {"generic": "CUSTOM_PCI", "nvme": "CUSTOM_SSD"}
-"""The resource class that the other service gives to the devices of a list, by backend."""
 
 _WIDTHS = {"domain": 4, "bus": 2, "slot": 2, "function": 1}
 _MAXIMA = {"domain": 0xFFFF, "bus": 0xFF, "slot": 0x1F, "function": 7}

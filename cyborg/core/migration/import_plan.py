@@ -20,30 +20,30 @@ from cyborg.core.inventory.plan import Attribute
 from cyborg.core.inventory.reference_names import UNPUBLISHED, describe_remedy
 from cyborg.core.text import abbreviate, sanitize
 
+# The releases whose schema has a revision of Alembic.
 RELEASES: Mapping[str, str] = {
     "6c77bd6afea5": "12.0 to 16.0",
     "9625668549b5": "a development version of 17.0",
     "a35b4295a0e5": "a development version of 17.0",
     "b47c8f2d1e3a": "17.0",
 }
-"""The releases whose schema has a revision of Alembic."""
 
+# The state of an accelerator request that owns a handle.
 BOUND = "Bound"
-"""The state of an accelerator request that owns a handle."""
 
 MAINTAINING = "maintaining"
+# Values of ``status`` of a device.
 STATUSES = frozenset({"enabled", MAINTAINING})
-"""Values of ``status`` of a device."""
 
 # None: before release 17 the table has no such column.
+# Values of ``device_state`` of a device that has no data of a former owner.
 CLEAN_STATES = frozenset({None, "available", "allocated"})
-"""Values of ``device_state`` of a device that has no data of a former owner."""
 
 PROFILE, DEVICE, CONTROL_PATH = "device profile", "device", "control path"
 DEPLOYABLE, ATTRIBUTE = "deployable", "attribute"
 HANDLE, ARQ = "attach handle", "accelerator request"
+# A kind for each table that an import reads.
 KINDS = (PROFILE, DEVICE, CONTROL_PATH, DEPLOYABLE, ATTRIBUTE, HANDLE, ARQ)
-"""A kind for each table that an import reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +194,7 @@ def _name_row(kind: type[Row], values: Sequence[Any]) -> str:
 
 # Once, because get_type_hints evaluates the annotations of a class at each call, and an import
 # loads a row for each object of a cloud.
+# Names and types of the fields of each row.
 _FIELDS: Mapping[type[Row], tuple[list[str], list[Any]]] = {
     kind: (
         [field.name for field in fields(kind)],
@@ -203,7 +204,6 @@ _FIELDS: Mapping[type[Row], tuple[list[str], list[Any]]] = {
         *(ProfileRow, DeviceRow, ControlPathRow, DeployableRow, AttributeRow, HandleRow, ArqRow),
     )
 }
-"""Names and types of the fields of each row."""
 
 
 def find_unserved_names(
@@ -230,8 +230,8 @@ def find_unserved_names(
     return found
 
 
+# The backend of an imported device until its host reports it.
 BACKEND = "imported"
-"""The backend of an imported device until its host reports it."""
 
 _TYPES = {"NVME": DeviceType.SSD, "MDEV": DeviceType.OTHER, "PCI": DeviceType.OTHER}
 

@@ -30,8 +30,8 @@ PROCESSES = {
     "process_resident_memory_bytes",
     "process_start_time_seconds",
 }
+# Minutes of the simulated time in which the cause of an alert lasts, and its end.
 START, END, LENGTH = 60, 180, 320
-"""Minutes of the simulated time in which the cause of an alert lasts, and its end."""
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from cyborg.tests.fixtures.machine.processes import start_fork_server
 
 # openstacksdk warns of calls that it makes itself.
 pytestmark = pytest.mark.filterwarnings("ignore::openstack.warnings.RemovedInSDK50Warning")
+# Rows of each list; the API gives two at once.
 ROWS = 3
-"""Rows of each list; the API gives two at once."""
 LISTS = ("devices", "deployables", "device_profiles", "accelerator_requests", "attributes")
 COMMANDS = {
     "python-openstackclient": ("device", "deployable", "device profile", "arq"),

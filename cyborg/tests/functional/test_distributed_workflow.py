@@ -23,8 +23,8 @@ from cyborg.tests.fixtures.machine.tiers import sample
 
 HOSTS = ("compute-1", "compute-2")
 HANDLES = 4
+# One process of each kind runs its console script; their imports take most of the test's time.
 SCRIPTS = ("dbsync", "conductor-1", "agent-compute-1", "api")
-"""One process of each kind runs its console script; their imports take most of the test's time."""
 
 pytestmark = [
     pytest.mark.services,

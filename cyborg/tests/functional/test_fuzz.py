@@ -391,11 +391,11 @@ BAD_CHUNKS = (
     *(b"2;a=\rb\r\n{}\r\n", b"f" * 40 + b"\r\n{}", b"2\n{}\n0\n\n", b"5\r\n{}\r\n0\r\n\r\nXXXX"),
     *(b"2\r\n{}\r\n0\r\nbad trailer\r\n\r\n", b"2" * 70_000, b" 2\r\n{}\r\n"),
 )
+# The share of each kind of raw requests in per cent.
 SHARES = {
     **{"json": 30, "chunked json": 20, "chunk": 30, "length": 6, "early end": 8},
     **{"slow": 3, "slow chunk": 3},
 }
-"""The share of each kind of raw requests in per cent."""
 PAUSE = 0.3  # seconds between two bytes of a slow body
 
 

@@ -15,13 +15,7 @@ import sqlalchemy as sa
 
 from cyborg.cmd import dbsync
 from cyborg.conductor.placement.verifier import ProviderVerifier
-from cyborg.core.inventory.device import (
-    AttachHandle,
-    Deployable,
-    Device,
-    DeviceType,
-    HandleType,
-)
+from cyborg.core.inventory.device import AttachHandle, Deployable, Device, DeviceType, HandleType
 from cyborg.core.naming import OWNER_TRAIT
 from cyborg.db import schema
 from cyborg.db.engine import make_engine

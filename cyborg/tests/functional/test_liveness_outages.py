@@ -11,12 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cyborg.tests.fixtures.hosts.watched_cloud import (
-    GRACE,
-    LIMIT,
-    WatchedCloud,
-    watched_cloud,
-)
+from cyborg.tests.fixtures.hosts.watched_cloud import GRACE, LIMIT, WatchedCloud, watched_cloud
 from cyborg.tests.fixtures.machine.processes import wait_until
 
 pytestmark = [pytest.mark.services, pytest.mark.matrix]

@@ -28,8 +28,8 @@ from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.databases import engine_of, fresh_database
 from cyborg.tests.fixtures.hosts.hosts import Host, card
 
+# ``[conductor] max_report_bytes`` unless told otherwise.
 LIMIT = 16777216
-"""``[conductor] max_report_bytes`` unless told otherwise."""
 
 
 @dataclass

@@ -204,8 +204,8 @@ def test_server_with_attachments_is_deleted(servers: Servers, cyborg: Run) -> No
 
 
 DAEMONS = ("nova-api", "nova-compute", "conductors")
+# Nova's power state of a guest that was shut down.
 STOPPED = 4
-"""Nova's power state of a guest that was shut down."""
 
 
 def kill(cloud: NovaCloud, daemon: str) -> None:

@@ -28,8 +28,8 @@ pytestmark = [
     pytest.mark.timeout(1800),
 ]
 
+# The action begins when Nova has bound this number of ARQs, and ends before the last bind.
 BEFORE = 2
-"""The action begins when Nova has bound this number of ARQs, and ends before the last bind."""
 
 Run = Callable[..., str]
 

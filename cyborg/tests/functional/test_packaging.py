@@ -23,8 +23,8 @@ from cyborg.tests.fixtures.machine.processes import BIN, wait_until
 ETC = ROOT / "etc"
 UNITS = sorted(path.name for path in (ETC / "systemd").glob("*.service"))
 PRIVILEGED = ETC / "systemd" / "cyborg-agent-privileged.conf"
+# The limit of ``systemd-analyze security``, from 0 to 10.
 EXPOSURE = 4.0
-"""The limit of ``systemd-analyze security``, from 0 to 10."""
 
 
 def run(*command: object) -> "subprocess.CompletedProcess[str]":

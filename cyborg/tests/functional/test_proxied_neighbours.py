@@ -31,16 +31,16 @@ HEARTBEAT_SECONDS = 30.0
 GET_SECONDS = 6.0
 HEALTH_SECONDS = 5.0
 DISABLE_SECONDS = 10.0
+# Seconds more for a machine that runs other tests at the same time; 0: the limits are exact.
 SLACK = float(os.environ.get("CYBORG_TEST_PROXY_SLACK", "2"))
-"""Seconds more for a machine that runs other tests at the same time; 0: the limits are exact."""
+# A limit grows by this multiple of the longest answer of Placement, asked directly from before the
+# fault until the recovery: a detection and a recovery are several such steps one after the other,
+# and each is as slow as the machine.
 LOAD_FACTOR = 10.0 if SLACK else 0.0
-"""A limit grows by this multiple of the longest answer of Placement, asked directly from before the
-fault until the recovery: a detection and a recovery are several such steps one after the other, and
-each is as slow as the machine."""
+# Seconds of two RPC timeouts: on a busy machine a dead connection to the broker may be detected
+# only after the end of the fault, and the call that was sent on it is repeated. The API and the
+# conductor have connections of their own.
 LOST_CALLS = 20.0 if SLACK else 0.0
-"""Seconds of two RPC timeouts: on a busy machine a dead connection to the broker may be detected
-only after the end of the fault, and the call that was sent on it is repeated. The API and the
-conductor have connections of their own."""
 
 FAULTS = (Fault.HALF_OPEN, Fault.FROZEN, Fault.RESET)
 PORTS = {"mysql": 3306, "postgresql": 5432}

@@ -27,8 +27,8 @@ HOST = "compute-1"
 AGENT = f"agent-{HOST}"
 CARD = naming.provider_uuid(HOST, "0000:0c:00.0")
 CLIENTS, WORKERS = 3, 2
+# Boots that end between two signals.
 MIN_CYCLES = 5
-"""Boots that end between two signals."""
 
 pytestmark = pytest.mark.services
 

@@ -41,15 +41,15 @@ from cyborg.tests.fixtures.scale.lists import EMPTY, LISTS, find_middle, list_re
 __all__ = ["placement_adapter"]
 
 SIZE = Size(hosts=1000, arqs=100_000)
+# Rows of one statement; PostgreSQL reads a table of 8 000 rows once rather than looks up 100.
 LIMITS = {"mysql": 3000, "postgresql": 15_000}
-"""Rows of one statement; PostgreSQL reads a table of 8 000 rows once rather than looks up 100."""
 
 PAGE = 100
 LONG_PAGE = 1000
+# Rows of a page of what counts the handles of its devices: 128 of each host.
 FEW = 16
-"""Rows of a page of what counts the handles of its devices: 128 of each host."""
+# States that are searched by the deployables, of which a cloud has sixteen times fewer.
 OF_DEPLOYABLES = frozenset({AcceleratorState.CORDONED, AcceleratorState.DRAINING})
-"""States that are searched by the deployables, of which a cloud has sixteen times fewer."""
 
 TASKS = (
     *(
@@ -67,6 +67,7 @@ TASKS = (
     ),
     "compute nodes",
 )
+# Filters and sort keys that scan a table other than those of handles and ARQs, by list.
 SCANS: Mapping[str, frozenset[str]] = {
     # A cloud has sixteen times fewer devices than handles. Reports change these columns, and an
     # index on each of them would cost every report more than a seldom used order is worth.
@@ -85,7 +86,6 @@ SCANS: Mapping[str, frozenset[str]] = {
     # MariaDB sorts the entries of the index for a state that most jobs have. Ended jobs expire.
     "jobs": frozenset({"state"}),
 }
-"""Filters and sort keys that scan a table other than those of handles and ARQs, by list."""
 
 
 @pytest.fixture(scope="module", params=tiers.sample(["mysql", "postgresql"], "mysql"))

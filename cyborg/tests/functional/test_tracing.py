@@ -16,6 +16,7 @@ from cyborg.tests.fixtures.tracing.boot import CALLER, TRACE
 from cyborg.tests.fixtures.tracing.picture import component_of, draw, drawn_spans, walk
 
 PICTURE = Path(cyborg.__file__).parents[1] / "doc/source/admin/trace-boot.svg"
+# The depth and the name of each span of a boot that prepares a device.
 BOOT = [
     (0, "POST /v2/accelerator_requests"),
     (1, "rpc conductor.arq_create"),
@@ -40,7 +41,6 @@ BOOT = [
     (0, "GET /v2/accelerator_requests"),
     (1, "db.read"),
 ]
-"""The depth and the name of each span of a boot that prepares a device."""
 
 
 def record(folder: Path, *, enabled: bool) -> dict[str, Any]:

@@ -24,8 +24,8 @@ from cyborg.tests.fixtures.clouds.standalone import HOST
 __all__ = ["filled_service"]
 
 UUID = "11111111-2222-3333-4444-555555555555"
+# Longest time of an answer, with a stand-alone service on a busy machine.
 SECONDS = 6.0
-"""Longest time of an answer, with a stand-alone service on a busy machine."""
 
 NO_UUID = "is not a uuid but a name, give its uuid"
 UNKNOWN_HOST = "unknown host 'compute-9'; known are compute-1"

@@ -10,8 +10,8 @@ from cyborg.tests.fixtures.machine import guest
 
 pytestmark = [pytest.mark.lab, pytest.mark.matrix]
 
+# Functions that share an IOMMU group.
 FIRST, SECOND = "0000:00:1a.0", "0000:00:1a.1"
-"""Functions that share an IOMMU group."""
 DRIVE_PROGRAM = "virtual_functions"
 
 

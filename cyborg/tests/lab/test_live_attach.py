@@ -29,8 +29,8 @@ VGPU = "VGPU"
 SERVER = str(uuid.uuid4())
 FUNCTION = "0000:01:00.1"
 DISK = "/dev/nvme0n2"
+# PCI device ids of QEMU's NVMe controller, and of mtty, as the server sees them.
 IDS = {"drive": "0x0010", "vgpu": "0x3253"}
-"""PCI device ids of QEMU's NVMe controller, and of mtty, as the server sees them."""
 SLOW = 600.0  # seconds for what the server does
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "agent": {"enabled_drivers": "", "enabled_backends": "drives,vgpus", "discovery_interval": 5},

@@ -19,8 +19,8 @@ MAX_ROWS = 120
 HEADER = ["Fact", "Module", "Source"]
 # Paths below these folders, or relative to the root of sysfs.
 FOREIGN = re.compile(r"/(?:sys|proc|dev)/|(?:bus|class|dev|fs|kernel|module)/\w")
+# Modules of Python for what a kernel, a library or a file format lays out.
 BINARY = {"ctypes", "fcntl", "struct"}
-"""Modules of Python for what a kernel, a library or a file format lays out."""
 LITERAL = re.compile(r"``([^`]+)``")
 
 

@@ -24,11 +24,11 @@ from cyborg.threads.periodic import PeriodicTask
 
 ROOT = Path(cyborg.__file__).parent
 LEVELS = {"warning", "warn", "error", "critical"}
+# Methods that log a warning and are called from other modules.
 METHODS = {"warn"}
-"""Methods that log a warning and are called from other modules."""
 
+# How a module makes its logger; ``core.log.FieldLogger`` ends the cause of each message.
 FIELD_LOGGERS = ("LOG = get_logger(__name__)", "LOG = log.get_logger(__name__)")
-"""How a module makes its logger; ``core.log.FieldLogger`` ends the cause of each message."""
 
 LOG_OR_EXCEPT = re.compile(r"\b(?:LOG|log|logger)\.|\bexcept\b")
 Functions = dict[str, ast.FunctionDef]

@@ -97,8 +97,8 @@ class Window:
             self.page.screenshot(path=Path(folder, f"{name}.png"), animations="disabled")
 
 
+# A function that opens a window of the console, with a URL, a size and a colour scheme.
 OpenWindow = Callable[..., Window]
-"""A function that opens a window of the console, with a URL, a size and a colour scheme."""
 
 
 def _describe(violation: Mapping[str, Any]) -> str:

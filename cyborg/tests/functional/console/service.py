@@ -36,11 +36,11 @@ USERS = {
     "auditor": ("reader", "auditor"),
 }
 AUDITOR = "auditor"
+# The policy of the API with keystone: a role that reads devices.
 POLICY = """\
 "cyborg:device:get_all": "rule:elevated or role:auditor"
 "cyborg:device:get_one": "rule:elevated or role:auditor"
 """
-"""The policy of the API with keystone: a role that reads devices."""
 
 
 @dataclass(frozen=True)

@@ -87,8 +87,8 @@ PAGES = {
     "drivers/..": "Page not found",
 }
 COLORS = "(({backgroundColor, color}) => [backgroundColor, color])(getComputedStyle(document.body))"
+# Pages of one object, and the collections that have an object.
 OBJECTS = {"contexts": "device_contexts", "attachments": "attachments", "jobs": "jobs"}
-"""Pages of one object, and the collections that have an object."""
 
 
 @pytest.mark.matrix

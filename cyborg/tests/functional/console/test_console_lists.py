@@ -22,11 +22,11 @@ from cyborg.tests.functional.console.service import (
 
 pytestmark = [pytest.mark.slow, pytest.mark.matrix, pytest.mark.requires("chromium")]
 
+# The fields with texts that users, operators, drivers or other services wrote.
 TEXTS = re.compile(
     r"name|description|error|model|vendor|serial|.*reason|remedy|tags|explanation|advice|object|"
     r"remarks|job_errors|hostname|host|backend|driver|version|layout|user_id|address|help|subject"
 )
-"""The fields with texts that users, operators, drivers or other services wrote."""
 DICTS = ("topology", "config_data", "attach_handle_info", "details", "groups")
 MAX_ROW = 120  # pixels of a device on a phone
 

@@ -23,6 +23,7 @@ from cyborg.tests.fixtures.machine.processes import wait_until
 
 BUS = Path("/sys/bus/pci")
 DISK = Path("/dev/nvme0n1")
+# Program that has a node open, as a child of init: processes of the agent do not count.
 HOLD = """
 import os, sys
 if os.fork():
@@ -32,7 +33,6 @@ descriptor = os.open(sys.argv[1], os.O_RDWR)
 open("/run/held", "w").write(str(os.getpid()))
 os.read(int(sys.argv[2]), 1)
 """
-"""Program that has a node open, as a child of init: processes of the agent do not count."""
 
 
 def find_function(class_code: str) -> str:

@@ -6,12 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cyborg.core.hosts import Identity
-from cyborg.core.placement import (
-    ComputeNode,
-    affected_hosts,
-    changed_nodes,
-    may_belong_to,
-)
+from cyborg.core.placement import ComputeNode, affected_hosts, changed_nodes, may_belong_to
 
 UUID = "0b7a7e2a-5b0f-4b52-8f6b-7c7f6c0d1e55"
 NODE = ComputeNode("compute-1", 5)

@@ -8,13 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cyborg.core.errors import Invalid
-from cyborg.core.hosts import (
-    MAX_NAMES,
-    Identity,
-    closest_names,
-    matching_nodes,
-    name_variants,
-)
+from cyborg.core.hosts import MAX_NAMES, Identity, closest_names, matching_nodes, name_variants
 from cyborg.core.inventory import report
 
 LABEL = st.text("abcAB01-", min_size=1, max_size=4)

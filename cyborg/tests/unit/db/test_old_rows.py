@@ -37,6 +37,7 @@ def _service(moment: Any, **values: Any) -> Values:
     }
 
 
+# By kind: the values of a row of an age, and values with which an old row stays.
 EXAMPLES: dict[str, tuple[Callable[..., Values], list[Values]]] = {
     "jobs": (_job, [{"state": "pending"}]),
     "audits": (lambda t, **v: {"state": "DONE", "updated_at": t, **v}, [{"state": "RUNNING"}]),
@@ -72,7 +73,6 @@ EXAMPLES: dict[str, tuple[Callable[..., Values], list[Values]]] = {
     ),
     "services": (_service, []),
 }
-"""By kind: the values of a row of an age, and values with which an old row stays."""
 
 
 @pytest.mark.parametrize(

@@ -123,8 +123,8 @@ FINDERS: Mapping[type, Find] = {
 }
 
 
+# The keys that only the conductor reads.
 OMITTED: Mapping[type, set[str]] = {device_contexts.ContextRow: {"id", "lease_expires_at"}}
-"""The keys that only the conductor reads."""
 
 
 @pytest.fixture

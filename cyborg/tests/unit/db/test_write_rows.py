@@ -190,10 +190,10 @@ FINDERS: Mapping[type, Callable[[sa.Connection], Any]] = {
 }
 
 
+# The keys that only lists have.
 OMITTED: Mapping[type, set[str]] = {
     device_contexts.ContextRow: {"successor"},
 }
-"""The keys that only lists have."""
 
 
 def test_every_row_type_of_a_result_is_checked() -> None:

@@ -14,12 +14,7 @@ from cyborg.core.errors import Unavailable
 from cyborg.db.engine import Reader
 from cyborg.tests.fixtures.machine.options import make_conf
 from cyborg.tests.fixtures.machine.processes import free_port, ini, start_fork_server
-from cyborg.wsgi.application import (
-    Application,
-    config_arguments,
-    find_primary,
-    server_id,
-)
+from cyborg.wsgi.application import Application, config_arguments, find_primary, server_id
 
 OF_SERVER = ("--workers", "2", "--no-such-option")  # arguments of a WSGI server
 HEAVY = (

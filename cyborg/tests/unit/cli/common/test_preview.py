@@ -5,11 +5,11 @@ from cyborg.cli.common import base
 from cyborg.cli.common.base import plan
 from cyborg.cli.common.pci_ids import UNKNOWN
 
+# Commands that change several objects without an argument for each.
 MANY = {
     *("device-layout-set", "detach-host", "detach-instance", "host-forget"),
     *("install-driver", "uninstall-driver", "update-driver"),
 }
-"""Commands that change several objects without an argument for each."""
 
 
 def accepts_several(command: type[base.Command]) -> bool:

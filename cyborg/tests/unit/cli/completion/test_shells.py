@@ -13,6 +13,7 @@ from cyborg.cli.completion.command import WRITERS, CompletionTable, build_table,
 from cyborg.tests.fixtures.cli.terminal import Terminal, run_in_terminal
 
 # The typed words, of which the last one is completed, and some of the offered words.
+# An option takes the next word as its value, also if it looks like a command.
 CASES: Mapping[str, set[str]] = {
     "dev": {"device", "device-list", "device-context-list"},
     "device ": {"list", "show", "context", "profile"},
@@ -30,7 +31,6 @@ CASES: Mapping[str, set[str]] = {
     "topology --svg pict": {"picture.svg"},
     "topology --svg=pict": {"picture.svg"},
 }
-"""An option takes the next word as its value, also if it looks like a command."""
 ABSENT: Mapping[str, set[str]] = {
     "device-list --": {"--os-cloud", "--svg", "list"},
     "device ": {"device-list", "--host"},

@@ -16,13 +16,7 @@ import pytest
 from cyborg.cli import app
 from cyborg.cli.common.listing import parse_interval
 from cyborg.tests.fixtures.cli.cloud import ViewService
-from cyborg.tests.fixtures.cli.terminal import (
-    ENTER,
-    LEAVE,
-    SHOW_CURSOR,
-    Terminal,
-    run_in_terminal,
-)
+from cyborg.tests.fixtures.cli.terminal import ENTER, LEAVE, SHOW_CURSOR, Terminal, run_in_terminal
 from cyborg.tests.unit.cli.common.test_rest import serving
 
 COMMAND = str(Path(sys.executable).with_name("cyborg"))

@@ -11,25 +11,14 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from cyborg.conductor.common.calls import (
-    PURGE_BATCH,
-    CallRecords,
-    IdempotentEndpoint,
-    make_key,
-)
+from cyborg.conductor.common.calls import PURGE_BATCH, CallRecords, IdempotentEndpoint, make_key
 from cyborg.conductor.manager import make_handlers
 from cyborg.conductor.wiring import build_conductor
 from cyborg.core.errors import Conflict, CyborgError, NoHandle, NotFound, TimedOut, Unavailable
 from cyborg.db import schema
 from cyborg.db import unit_of_work as idempotency
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.rpc.context import (
-    MAX_ID,
-    CallContext,
-    CallSerializer,
-    ContextSerializer,
-    current,
-)
+from cyborg.rpc.context import MAX_ID, CallContext, CallSerializer, ContextSerializer, current
 from cyborg.rpc.contract import CONDUCTOR
 from cyborg.rpc.publishing import DEDUPLICATED_METHODS, IDEMPOTENT_METHODS
 from cyborg.tests.fixtures.databases import rows

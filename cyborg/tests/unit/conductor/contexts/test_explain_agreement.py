@@ -22,8 +22,8 @@ from cyborg.tests.fixtures.machine.options import make_conf
 from cyborg.tests.fixtures.machine.tiers import scale
 
 OTHER_TRAIT = "CUSTOM_OTHER"
+# Codes of an explanation for a provider that can serve a group, if it is asked for no other.
 JOINT = (None, "taken_in_call", "other_group")
-"""Codes of an explanation for a provider that can serve a group, if it is asked for no other."""
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,7 @@ from cyborg.conductor.binding.arqs import Arqs
 from cyborg.conductor.binding.binder import InstanceAllocations
 from cyborg.conductor.contexts import leases
 from cyborg.core.binding.limits import Limits
-from cyborg.core.errors import (
-    Conflict,
-    Invalid,
-    Unavailable,
-    WrongState,
-)
+from cyborg.core.errors import Conflict, Invalid, Unavailable, WrongState
 from cyborg.core.text import to_iso
 from cyborg.db import schema
 from cyborg.rpc.notifications import GROUP, is_enabled

@@ -12,12 +12,7 @@ from cyborg.conductor.placement.publisher import Publisher
 from cyborg.conductor.placement.reconciler import ProviderReconciler
 from cyborg.core.errors import Stale
 from cyborg.db.providers import write as store
-from cyborg.tests.fixtures.databases.placement import (
-    Node,
-    make_allocation,
-    node,
-    placement_adapter,
-)
+from cyborg.tests.fixtures.databases.placement import Node, make_allocation, node, placement_adapter
 from cyborg.tests.fixtures.databases.publisher_setup import (
     Clock,
     make_publisher,

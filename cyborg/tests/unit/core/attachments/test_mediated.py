@@ -20,9 +20,9 @@ from cyborg.core.attachments.server import (
 )
 from cyborg.core.errors import Conflict
 
+# Operations of a server; ``soft`` is a soft reboot, ``user`` a reboot by another user, ``failed`` a
+# rebuild that fails before it has begun.
 OPERATIONS = ("reboot", "soft", "user", "stop", "start", "rebuild", "shelve", "unshelve", "failed")
-"""Operations of a server; ``soft`` is a soft reboot, ``user`` a reboot by another user, ``failed``
-a rebuild that fails before it has begun."""
 
 
 @dataclass

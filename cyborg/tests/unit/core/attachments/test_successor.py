@@ -7,12 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cyborg.core.attachments.attachment import AttachmentState, Step
-from cyborg.core.attachments.successor import (
-    OwnedUnit,
-    describe_missing,
-    describe_work,
-    pair_units,
-)
+from cyborg.core.attachments.successor import OwnedUnit, describe_missing, describe_work, pair_units
 from cyborg.core.errors import Conflict
 from cyborg.core.explain.explanation import GroupDemand, HandleCounts, ProviderState
 from cyborg.core.explain.predicates import Predicate

@@ -21,12 +21,7 @@ from cyborg.core.inventory.device import (
     HandleType,
 )
 from cyborg.core.inventory.plan import flatten
-from cyborg.core.inventory.report import (
-    BackendState,
-    BackendStatus,
-    Report,
-    digest,
-)
+from cyborg.core.inventory.report import BackendState, BackendStatus, Report, digest
 from cyborg.core.validation import MAX_GENERATION
 from cyborg.tests.fixtures.hosts import strategies
 

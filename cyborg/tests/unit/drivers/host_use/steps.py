@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from cyborg.testing.machine import HostTree
 
+# The function that the host uses; its interface is eth0, or its disk is nvme0n1 or sda.
 A = "0000:01:00.0"
-"""The function that the host uses; its interface is eth0, or its disk is nvme0n1 or sda."""
 
 Step = Callable[[HostTree], object]
 FOLDER = f"pci0000:01/{A}"

@@ -41,6 +41,7 @@ MORE_OPTIONS: Mapping[str, Mapping[str, object]] = {
     "generic": {"reset": "required"},
     "nic": {"reset": "if_possible"},
 }
+# What the rules let each driver do to a host, at least.
 WORK: Mapping[str, set[Ability]] = {
     "crypto": {Ability.PARTITIONS},
     "fpga": {Ability.PREPARES, Ability.PROGRAMS},
@@ -49,7 +50,6 @@ WORK: Mapping[str, set[Ability]] = {
     "nic": {Ability.PARTITIONS, Ability.SANITISES},
     "nvme": {Ability.SANITISES},
 }
-"""What the rules let each driver do to a host, at least."""
 
 
 def replayed_class(driver: type[Driver], host: ReplayedHost, images: DirectoryImages) -> Any:

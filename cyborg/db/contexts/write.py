@@ -363,7 +363,14 @@ def set_failure(tx: sa.Connection, ids: Collection[int], failure: ContextFailure
         tx.execute(sa.update(contexts).where(guard).values(**failure_values(failure)))
 
 
-def failure_values(failure: ContextFailure) -> dict[str, Any]:
+class FailureValues(TypedDict):
+    """The columns of a failure of a context: its text, and ``ContextFailure.to_dict``."""
+
+    error: str
+    failure: dict[str, Any]
+
+
+def failure_values(failure: ContextFailure) -> FailureValues:
     """Return the columns of a failure of a context."""
     return {"error": failure.text, "failure": failure.to_dict()}
 

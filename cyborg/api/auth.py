@@ -132,7 +132,7 @@ def check_config(conf: cfg.ConfigOpts) -> None:
     from keystoneauth1 import discover
     from keystonemiddleware import opts
 
-    from cyborg.clients.service_client import check_url, load_auth
+    from cyborg.conf.auth_options import check_url, load_auth
 
     for group, options in opts.list_auth_token_opts():
         conf.register_opts(options, group=group)

@@ -10,8 +10,9 @@ from openstack import exceptions as sdk
 from oslo_config import cfg
 from oslo_limit import exception, limit, opts
 
-from cyborg.clients.service_client import describe, load_auth
+from cyborg.clients.service_client import describe
 from cyborg.compat.oslo import use_limit_configuration
+from cyborg.conf.auth_options import load_auth
 from cyborg.core.errors import Misconfigured, Unavailable
 
 GROUP = "oslo_limit"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cyborg.clients import nova, placement
-from cyborg.clients.service_client import check_url, load_auth
+from cyborg.conf.auth_options import check_url, load_auth
 from cyborg.core.errors import Misconfigured, Unavailable
 from cyborg.tests.fixtures.machine.options import make_conf
 

@@ -62,7 +62,6 @@ class DatabaseCollector(Collector):
     ``clock`` returns monotonic seconds.
     """
 
-    conf: cfg.ConfigOpts
     reader: Reader
     clock: Callable[[], float] = time.monotonic
 
@@ -127,7 +126,7 @@ def make_server(
         for outcome in EXPECTED_OUTCOMES:
             recorder.count(BINDS, outcome, amount=0)
 
-    options, collector = conf.conductor, DatabaseCollector(conf, reader)
+    options, collector = conf.conductor, DatabaseCollector(reader)
     return MetricsServer(
         options.metrics_listen,
         options.metrics_port,

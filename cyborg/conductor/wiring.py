@@ -294,7 +294,7 @@ def build_conductor(
         devices=Devices(uow, notices, publisher_task.wake),
         discoveries=discoveries,
         driver_lookup=driver_lookup,
-        drivers=Drivers(conf, uow, rollout_task.wake, publisher_task.wake, find=driver_lookup.find),
+        drivers=Drivers(uow, rollout_task.wake, publisher_task.wake, find=driver_lookup.find),
         failure_detector=failure_detector,
         function_owners=FunctionOwners(uow),
         hosts=hosts,

@@ -90,7 +90,7 @@ class DatabaseClock:
         self._connect = connect
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        # One thread measures at a time; the lock of the estimate is not held meanwhile.
+        # One thread measures at a time. Others read the estimate without a lock: it is one value.
         self._measuring = threading.Lock()
         self._estimate: Estimate | None = None
         self._last = datetime.min

@@ -36,7 +36,7 @@ from cyborg.db.unit_of_work import UnitOfWork
 POLL_DELAY = 1.0  # seconds between two looks at host work
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class AttachedDevices:
     """The steps of attachments that create, bind, unbind and delete ARQs.
 

@@ -30,11 +30,11 @@ class Wait:
     reason: str | None = None
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class LeasedAttachment:
     """A leased attachment; ``row`` has the last values that were committed.
 
-    Every commit renews the lease.
+    Every commit renews the lease in the row; of ``lease``, only the owner and the seconds are used.
     """
 
     uow: UnitOfWork

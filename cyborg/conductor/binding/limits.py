@@ -234,8 +234,10 @@ def find_limits(source: LimitSource | None, projects: Iterable[str | None]) -> P
 
 
 def projects_change() -> Unavailable:
-    """Return the error of a call whose transactions need other projects at each attempt."""
-    return Unavailable("the projects of the accelerator requests change concurrently, retry")
+    """Return the error of a call that found other projects, or no row to lock, at each attempt."""
+    return Unavailable(
+        "other calls change the projects of this one, or delete their rows, at the same time: retry"
+    )
 
 
 @dataclass(frozen=True, slots=True)

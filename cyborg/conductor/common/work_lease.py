@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leases of database rows: which conductor works on a row, for which purpose, and until when.
 
-Jobs, driver rollouts, messages, providers and audits are done by any conductor. Each worker takes
-its rows in one transaction, which writes ``owner`` and ``lease_until``, works outside of a
-transaction, and writes the result only where it still is the owner::
+Jobs, driver rollouts, messages, providers, attachments and audits are done by any conductor. Each
+worker takes its rows in one transaction, which writes ``owner`` and ``lease_until``, works outside
+of a transaction, and writes the result only where it still is the owner::
 
     begin     owner and end for the rows; the worker's transaction takes those that are due
     taken     logged with the number of rows, and how long they have waited

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
-from oslo_config import cfg
 from oslo_db import exception as db_exc
 
 from cyborg.conductor.drivers import targets
@@ -48,7 +47,6 @@ class Drivers:
     agents for a driver that their hosts have not reported yet: those of the given hosts, or all.
     """
 
-    conf: cfg.ConfigOpts
     uow: UnitOfWork
     wake: Callable[[], None] = lambda: None
     wake_publisher: Callable[[], None] = lambda: None

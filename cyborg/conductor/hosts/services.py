@@ -36,7 +36,7 @@ LOG = get_logger(__name__)
 MAX_NAMED = 3
 # Daemons that one sweep deletes.
 PURGE_LIMIT = 64
-# Seconds.
+# Seconds of a day.
 DAY = 86400.0
 
 
@@ -262,6 +262,7 @@ class HostRemoval:
         devices.delete_windows(tx, {*uuids, *tombstone_devices}.difference(kept))
         discoveries.delete_of_host(tx, host)
         remaining = providers.mark_removed(tx, host, now, evict=force)
+        # ``forget`` logs the numbers in this order.
         counts = {
             "services": len(daemons),
             "devices": len(uuids),

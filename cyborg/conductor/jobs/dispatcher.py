@@ -371,7 +371,7 @@ class JobDispatcher:
     ) -> tuple[JobResult, list[Remark]]:
         """Write a job that stays open; return what was abandoned instead, and remarks to log."""
         row, answer, recorder = job.row, job.answer, self.recorder
-        result = Completion(tx, recorder, now)
+        completion = Completion(tx, recorder, now)
         if job.kind is JobKind.RELEASE and job.retried:
             handler = ReportHandler(self.conf, recorder.notifications)
             abandoned, remarks = cancellation.abandon_cleaning(tx, row, answer.error, now, handler)
@@ -387,7 +387,7 @@ class JobDispatcher:
         if job.kind is JobKind.RELEASE and answer.status is AgentJobStatus.FAILED:
             entries.record_cleaning_failed(tx, row, answer.error, now)
         if job.first_failure:
-            result.record_first_failure(row, waiting, str(message))
+            completion.record_first_failure(row, waiting, str(message))
         if (
             job.failed
             and AFTER_REBOOT in row["arguments"]
@@ -395,7 +395,7 @@ class JobDispatcher:
         ):
             # It shows whether the job is impossible: ``cancellation.give_up_impossible``.
             services.request_report(tx, row["host"])
-        if job.late and result.fail_unbinds(row, waiting, str(message)):
+        if job.late and completion.fail_unbinds(row, waiting, str(message)):
             text = f"ARQs are UnbindFailed until their handles are clean: {message}"
             return JobResult(), [Remark(text, {"arq": [arq["uuid"] for arq in waiting]})]
         return JobResult(), []

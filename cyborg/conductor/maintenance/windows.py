@@ -30,8 +30,7 @@ from cyborg.db.unit_of_work import UnitOfWork
 
 LOG = get_logger(__name__)
 
-# Windows that one sweep ends, and devices whose successors it plans. Each device has its own
-# transaction; the next sweep does the rest.
+# Windows that one sweep ends, and devices whose successors it plans; the next sweep does the rest.
 BATCH = 100
 
 

@@ -294,7 +294,7 @@ class Sender(Protocol):
 
 
 class TimedSender(Sender, Protocol):
-    """Interface of ``cyborg.rpc.notifiers.Notifier``."""
+    """Interface of ``cyborg.rpc.notifications.Notifier``."""
 
     timeout: float
 

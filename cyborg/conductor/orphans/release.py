@@ -56,7 +56,7 @@ QUERY_SECONDS = 3.0  # timeout of one query
 MAX_CHECKS = 4  # concurrent checks, so that a Placement that hangs does not block all binds
 
 
-@dataclass
+@dataclass(eq=False)
 class OrphanReleaser:
     """Releases orphaned ARQs and frees their handles, unless their bind has changed since.
 

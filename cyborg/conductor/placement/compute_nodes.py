@@ -221,10 +221,7 @@ def parse_identity(stored: object) -> core.Identity:
 
 @dataclass(eq=False)
 class ComputeNodeWatch:
-    """Watch of the list of compute nodes; ``run_once`` is the work of a periodic task.
-
-    ``now`` returns naive UTC.
-    """
+    """Watch of the list of compute nodes; ``run_once`` is the work of a periodic task."""
 
     uow: UnitOfWork
     placement: Placement

@@ -43,8 +43,8 @@ MAX_RETRY_DELAY = 60.0
 # fail for everything that is written.
 MAX_CONSECUTIVE_FAILURES = 16
 INTERNAL = "internal error, see the log of cyborg-conductor"
-# A name that no provider has: the answer is empty.
-PROBE_NAME = "no-such-resource-provider"  # query that checks whether Placement answers
+# A query for a name that no provider has checks whether Placement answers: the answer is empty.
+PROBE_NAME = "no-such-resource-provider"
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class _Batch:
 class Publisher:
     """Publisher of resource providers. Safe to run in several conductors.
 
-    ``now`` returns naive UTC; ``clock`` returns monotonic seconds.
+    ``clock`` returns monotonic seconds.
     """
 
     conf: cfg.ConfigOpts

@@ -2,8 +2,8 @@
 """Reconcile single resource providers: compare with the desired state and write the difference.
 
 A provider is read at most once, unless another client writes to it concurrently: a write carries
-the generation that was read, and after a conflict the provider is read again. The functions at the
-end convert rows of providers to bodies of Placement's API, and back.
+the generation that was read, and after a conflict the provider is read again. The functions after
+the class order rows of providers, and convert them to bodies of Placement's API and back.
 """
 
 import dataclasses

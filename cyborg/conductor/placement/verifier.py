@@ -108,7 +108,7 @@ class _Batch:
 class ProviderVerifier:
     """Verifier of published resource providers. Safe to run in several conductors.
 
-    ``now`` returns naive UTC; ``clock`` returns monotonic seconds.
+    ``clock`` returns monotonic seconds.
     """
 
     conf: cfg.ConfigOpts

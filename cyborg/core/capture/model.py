@@ -32,6 +32,7 @@ _V = TypeVar("_V")
 FORMAT = "cyborg-capture"
 VERSION = 1
 # Anybody may have written a capture: without these limits a short file could fill the memory.
+
 # Bytes of a capture without compression.
 MAX_TEXT = 64 * 1024 * 1024
 MAX_FOLDERS = 100_000

@@ -35,8 +35,8 @@ class Kind(StrEnum):
     BY_HAND = "by hand"
 
 
-# Also deprecated names of the former service and its libraries: files often outlive them.
-# Options with the same meaning under another name.
+# Options with the same meaning under another name. Also deprecated names of the former service and
+# its libraries: files often outlive them.
 RENAMED: Mapping[tuple[str, str], tuple[str, str]] = {
     ("api", "api_workers"): ("api", "workers"),
     ("agent", "resource_provider_name"): ("agent", "resource_provider"),

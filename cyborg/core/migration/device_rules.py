@@ -41,8 +41,8 @@ DRIVER_RULES: Mapping[str, tuple[str, ...]] = {
     "huawei_ascend_driver": ("vendor=19e5,product=d100,functions=whole",),
 }
 
-# Device profiles of the former cloud name these classes.
-# The resource class that the other service gives to the devices of a list, by backend.
+# The resource class that the other service gives to the devices of a list, by backend. Device
+# profiles of the former cloud name these classes.
 CLASSES: Mapping[str, str] = {"generic": "CUSTOM_PCI", "nvme": "CUSTOM_SSD"}
 
 _WIDTHS = {"domain": 4, "bus": 2, "slot": 2, "function": 1}

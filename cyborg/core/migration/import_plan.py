@@ -35,8 +35,8 @@ MAINTAINING = "maintaining"
 # Values of ``status`` of a device.
 STATUSES = frozenset({"enabled", MAINTAINING})
 
-# None: before release 17 the table has no such column.
-# Values of ``device_state`` of a device that has no data of a former owner.
+# Values of ``device_state`` of a device that has no data of a former owner. None: before release 17
+# the table has no such column.
 CLEAN_STATES = frozenset({None, "available", "allocated"})
 
 PROFILE, DEVICE, CONTROL_PATH = "device profile", "device", "control path"
@@ -192,9 +192,8 @@ def _name_row(kind: type[Row], values: Sequence[Any]) -> str:
     return plain or f"of row {abbreviate(values[0])}"
 
 
-# Once, because get_type_hints evaluates the annotations of a class at each call, and an import
-# loads a row for each object of a cloud.
-# Names and types of the fields of each row.
+# Names and types of the fields of each row. Once, because get_type_hints evaluates the annotations
+# of a class at each call, and an import loads a row for each object of a cloud.
 _FIELDS: Mapping[type[Row], tuple[list[str], list[Any]]] = {
     kind: (
         [field.name for field in fields(kind)],

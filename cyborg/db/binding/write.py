@@ -443,7 +443,7 @@ def write_label(tx: sa.Connection, handle: str, label: Label, project_scope: str
     ``updated_at`` does not change: the orphan collector uses it as the time of the bind.
     """
     owner = sa.select(attach_handles.c.arq_id).where(attach_handles.c.uuid == handle)
-    # By the handle: a label whose accelerator has changed its owner meanwhile is not written.
+    # The owner of the moment of the UPDATE, so that no other statement is needed before it.
     guard = equal({arqs.c.id: owner.scalar_subquery(), arqs.c.project_id: project_scope})
     values = {f"label_{name}": value for name, value in label.items()}
     change = sa.update(arqs).where(*guard)

@@ -86,7 +86,7 @@ def test_agent_killed_raises_an_alarm(
     conf.set_override("amqp_auto_delete", True, group="oslo_messaging_rabbit")
     conductor = ConductorService(conf, transport, engine=sqlite_engine, placement=node.client)
     metrics = CollectorRegistry()
-    metrics.register(DatabaseCollector(conf, Reader(sqlite_engine)))
+    metrics.register(DatabaseCollector(Reader(sqlite_engine)))
     host = Host(node.name, devices=[card()])
 
     def closed() -> float | None:

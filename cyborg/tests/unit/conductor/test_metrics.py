@@ -138,7 +138,7 @@ def test_ages_are_those_of_pending_objects(sqlite_engine: sa.Engine) -> None:
     rows.insert(sqlite_engine, schema.jobs, **job, created_at=created_at)
     with sqlite_engine.begin() as tx:
         self_heal.increment(tx, CorrectiveAction.JOBS_UNDONE, 1, datetime(1970, 1, 2))
-    samples = collect(DatabaseCollector(make_conf(), at(Reader(sqlite_engine), lambda: NOW)))
+    samples = collect(DatabaseCollector(at(Reader(sqlite_engine), lambda: NOW)))
     assert samples["cyborg_outbox_messages", ("nova-event", "pending")] == 1
     assert samples["cyborg_outbox_messages", ("nova-event", "dead")] == 1
     assert samples["cyborg_outbox_oldest_seconds", ("nova-event",)] == 90
@@ -188,7 +188,7 @@ def test_contexts_and_attachments_are_counted_by_state(sqlite_engine: sa.Engine)
         until=NOW,
         next_status="enabled",
     )
-    samples = collect(DatabaseCollector(make_conf(), Reader(sqlite_engine)))
+    samples = collect(DatabaseCollector(Reader(sqlite_engine)))
     counted = {
         (name, *labels): value
         for (name, labels), value in samples.items()
@@ -207,7 +207,7 @@ def test_contexts_and_attachments_are_counted_by_state(sqlite_engine: sa.Engine)
 
 def test_counts_by_state_read_an_index_only(sqlite_engine: sa.Engine) -> None:
     with count_statements(sqlite_engine) as counted:
-        collect(DatabaseCollector(make_conf(), Reader(sqlite_engine)))
+        collect(DatabaseCollector(Reader(sqlite_engine)))
     for table in ("device_contexts", "attachments"):
         (query,) = [
             text
@@ -221,7 +221,7 @@ def test_counts_by_state_read_an_index_only(sqlite_engine: sa.Engine) -> None:
 
 def test_scrape_within_the_cache_time_runs_no_statement(sqlite_engine: sa.Engine) -> None:
     seconds = [0.0]
-    collector = DatabaseCollector(make_conf(), Reader(sqlite_engine), clock=lambda: seconds[0])
+    collector = DatabaseCollector(Reader(sqlite_engine), clock=lambda: seconds[0])
     first = collect(collector)
     rows.insert_arq(sqlite_engine, rows.insert_profile(sqlite_engine))
     seconds[0] = CACHE_SECONDS - 0.1
@@ -234,7 +234,7 @@ def test_scrape_within_the_cache_time_runs_no_statement(sqlite_engine: sa.Engine
 
 def test_database_outage_is_reported(tmp_path: Path) -> None:
     with engine_of(f"sqlite:///{tmp_path}/empty.db") as engine:
-        samples = collect(DatabaseCollector(make_conf(), Reader(engine)))
+        samples = collect(DatabaseCollector(Reader(engine)))
     assert samples == {("cyborg_database_up", ()): 0}
 
 
@@ -249,7 +249,7 @@ def test_scrape_does_not_wait_for_ever_for_another_one(
         assert go_on.wait(30)
         return NOW
 
-    collector = DatabaseCollector(make_conf(), at(Reader(sqlite_engine), now))
+    collector = DatabaseCollector(at(Reader(sqlite_engine), now))
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(collect, collector)
         assert started.wait(30)
@@ -275,7 +275,7 @@ def test_scrapes_while_the_database_hangs_wait_for_one_timeout(sqlite_engine: sa
         seconds[0] += 2 * CACHE_SECONDS
         raise Unavailable("no answer")
 
-    collector = DatabaseCollector(make_conf(), at(Reader(sqlite_engine), hang), clock=clock)
+    collector = DatabaseCollector(at(Reader(sqlite_engine), hang), clock=clock)
     with ThreadPoolExecutor(4) as pool:
         calls = [pool.submit(collect, collector) for _ in range(4)]
         assert [call.result() for call in calls] == [{("cyborg_database_up", ()): 0}] * 4
@@ -372,7 +372,7 @@ def test_failing_devices_and_findings_of_the_last_audit(sqlite_engine: sa.Engine
     rows.insert_card(sqlite_engine, handles=1)
     with sqlite_engine.begin() as tx:
         tx.execute(schema.devices.update().values(failing=True, retry_at=NOW))
-    collector = DatabaseCollector(make_conf(), Reader(sqlite_engine))
+    collector = DatabaseCollector(Reader(sqlite_engine))
     samples = collect(collector)
     assert samples["cyborg_devices_failing", ()] == 1
     assert ("cyborg_audit_findings", ()) not in samples
@@ -380,5 +380,5 @@ def test_failing_devices_and_findings_of_the_last_audit(sqlite_engine: sa.Engine
         rows.insert(
             sqlite_engine, schema.audits, uuid=str(uuid4()), state=state, num_findings=count
         )
-    samples = collect(DatabaseCollector(make_conf(), Reader(sqlite_engine)))
+    samples = collect(DatabaseCollector(Reader(sqlite_engine)))
     assert samples["cyborg_audit_findings", ()] == 3

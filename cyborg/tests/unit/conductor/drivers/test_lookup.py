@@ -52,7 +52,7 @@ def agents() -> Iterator[FakeAgents]:
 def drivers(cloud: Cloud, agents: FakeAgents, timeout: float = 60) -> Drivers:
     cloud.conf.set_override("timeout", timeout, group="rpc")
     lookup = DriverLookup(cloud.conf, cloud.uow, agents)  # type: ignore[arg-type]
-    return build(Drivers, cloud.conf, cloud.uow, find=lookup.find, now=cloud.now)
+    return build(Drivers, cloud.uow, find=lookup.find, now=cloud.now)
 
 
 def hosts_of(cloud: Cloud, job: str) -> list[str]:

@@ -184,7 +184,7 @@ def test_each_unhealthy_device_has_a_metric(sqlite_engine: sa.Engine) -> None:
         started = START - timedelta(seconds=90)
         address = f"0000:0{n}:00.0"
         rows.insert_card(sqlite_engine, address=address, health=health, health_since=started)
-    collector = DatabaseCollector(make_conf(), at(Reader(sqlite_engine), lambda: START))
+    collector = DatabaseCollector(at(Reader(sqlite_engine), lambda: START))
     (family,) = (f for f in collector.collect() if f.name == "cyborg_device_unhealthy_seconds")
     assert [(sample.labels, sample.value) for sample in family.samples] == [
         ({"host": "compute-1", "address": "0000:01:00.0"}, 90.0)

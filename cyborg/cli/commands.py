@@ -7,8 +7,7 @@ test compares them.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
-from pathlib import Path
+from importlib import metadata, resources
 from typing import Any
 
 from cliff import commandmanager
@@ -68,7 +67,7 @@ def _parse_table(table: str) -> dict[str, list[Topic]]:
 
 # Text instead of nested calls: a command is one line, as in setup.cfg.
 TASKS: Mapping[str, Sequence[Topic]] = _parse_table(
-    Path(__file__).with_name("commands.txt").read_text("utf-8")
+    resources.files(__package__).joinpath("commands.txt").read_text("utf-8")
 )
 COMMANDS: Mapping[str, CommandEntry] = {
     entry.name: entry for topics in TASKS.values() for topic in topics for entry in topic.commands

@@ -48,7 +48,7 @@ MAX_CLASSES = 200
 EXPECTED_OUTCOMES = ("bound", "no_handle", "prepare_failed")
 
 # Every metric from the database: its help text and its labels.
-_TABLE = resources.files("cyborg.conductor").joinpath("metrics.toml").read_text("utf-8")
+_TABLE = resources.files(__package__).joinpath("metrics.toml").read_text("utf-8")
 METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     name: (metric["help"], tuple(metric.get("labels", ())))
     for name, metric in tomllib.loads(_TABLE).items()

@@ -145,7 +145,6 @@ def is_expected(exc: BaseException) -> bool:
 
 def attempt(call: Callable[[], T]) -> T | CyborgError:
     """Return the result of a call, or the error of this service that it raised."""
-    # For a caller that logs the error: in an except block, oslo.log would add it to each line.
     try:
         return call()
     except CyborgError as exc:

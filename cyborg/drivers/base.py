@@ -19,12 +19,37 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from cyborg.core.codec import Serializable
-from cyborg.core.drivers.registry import Option, Setting, Support
+from cyborg.core.drivers.registry import Kind, Option, Setting, Support
 from cyborg.core.errors import DriverFailed, Invalid, Misconfigured
 from cyborg.core.inventory.device import Ability, Device, DeviceType, Layout
 from cyborg.core.inventory.device_state import Measurement
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.host_use.domains import ReadDomains, read_nothing
+
+# What drivers of other packages import: without the list, mypy would refuse the names of ``core``.
+__all__ = [
+    "ABILITY_INTERFACES",
+    "CheckProperties",
+    "Driver",
+    "Image",
+    "ImageStore",
+    "InvalidOption",
+    "Kind",
+    "MeasureInterface",
+    "Memory",
+    "NoImageStore",
+    "Option",
+    "PartitionInterface",
+    "PrepareInterface",
+    "ProgramInterface",
+    "SanitiseInterface",
+    "SetupInterface",
+    "UseInterface",
+    "VolatileMemory",
+    "in_range",
+    "load_record",
+    "one_of",
+]
 
 _Parsed = TypeVar("_Parsed")
 _Record = TypeVar("_Record", bound=Serializable)

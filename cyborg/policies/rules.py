@@ -7,7 +7,7 @@ passes no rule.
 
 import configparser
 import functools
-from pathlib import Path
+from importlib import resources
 
 from oslo_policy import policy
 
@@ -29,7 +29,7 @@ def list_rules() -> list[policy.RuleDefault]:
 def _read_rules() -> tuple[policy.RuleDefault, ...]:
     # A name contains a colon, and a check percent signs.
     parser = configparser.ConfigParser(interpolation=None, delimiters=("=",))
-    parser.read_string(Path(__file__).with_name("rules.ini").read_text("utf-8"))
+    parser.read_string(resources.files(__package__).joinpath("rules.ini").read_text("utf-8"))
     rules = []
     for name, text in parser["base"].items():
         check, *lines = text.split("\n")

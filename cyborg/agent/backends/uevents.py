@@ -68,7 +68,7 @@ class NetlinkSource:
             # Its text: a log record that keeps the exception keeps the frames that have the socket.
             reason = str(exc)
             LOG.info("Cannot enlarge the uevent buffer, using the kernel's default: %s", reason)
-        # After the filters: an event that comes between would fill the buffer.
+        # After the filters: before them, events of all subsystems would be queued.
         self._monitor.start()
         self._wakeup_fd, self._wakeup_write_fd = os.pipe()
         # A full pipe must not block the thread that wakes this one.

@@ -50,7 +50,7 @@ class ConsoleSession:
     def _show(self, caller: auth.Caller) -> dict[str, Any]:
         """Return the caller, and the operations that the policy allows in the caller's project."""
         context = caller.context
-        # Not the base rules: they are no operations, and change with the policy file.
+        # Not the base rules: they are no operations.
         rules = [rule.name for rule in list_rules() if rule.name.startswith("cyborg:")]
         return {
             "release": metadata.version("cyborg"),

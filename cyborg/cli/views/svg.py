@@ -9,7 +9,7 @@ import math
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from importlib import resources
 from xml.etree import ElementTree as ET
 
 from cyborg.cli.common.formatting import UUID, UUID_PREFIXES
@@ -54,7 +54,7 @@ def draw_svg(topology: TopologyView) -> bytes:
     root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "role": "img"})
     ET.SubElement(root, "title").text = "Accelerators by host"
     ET.SubElement(root, "desc").text = _clean(_describe(topology))
-    style = Path(__file__).with_name("svg.css").read_text("utf-8")
+    style = resources.files(__package__).joinpath("svg.css").read_text("utf-8")
     ET.SubElement(root, "style").text = f"\n{style}"
     _rect(root, "paper", 0, 0, WIDTH, 0)
     # Its height is known at the end.

@@ -30,11 +30,12 @@ _NO_MAC = ("00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff")
 _MOUNTS = re.compile(r"proc/[^/]+/mountinfo")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Scrubber:
     """Replacement of identifying values with one salt."""
 
-    salt: bytes
+    # Not in a log: with the salt, the values can be guessed.
+    salt: bytes = field(repr=False)
 
     def scrub(self, capture: Capture) -> Capture:
         """Return the capture without values that identify the host or its devices."""

@@ -88,6 +88,21 @@ def service(pytestconfig):
     with pytestconfig.rootpath.joinpath("starts").open("a") as file:
         file.write("started\\n")
 """
+SLOW = """
+import pytest, threading
+
+@pytest.mark.timeout(1)
+def test_waits():
+    threading.Event().wait()
+"""
+SESSION_LEAK = """
+import pytest
+
+@pytest.fixture(scope="session")
+def service():
+    yield
+    assert False, "a process is left"
+"""
 LEAK = """
 import pytest
 
@@ -300,6 +315,22 @@ def test_run_shares_a_session_fixture_between_the_files_of_a_worker(
     ended = run(files, env={"PYTEST_PLUGINS": "service", "PYTHONPATH": str(tmp_path)})
     assert (ended.status, ended.counts) == (0, (8, 0, 0)), ended.output
     assert 1 <= len((tmp_path / "starts").read_text().splitlines()) <= 2
+
+
+@pytest.mark.matrix
+def test_run_test_over_its_limit_says_so(run: Runner) -> None:
+    ended = run({"test_a.py": SLOW, "test_b.py": PASSING})
+    assert (ended.status, ended.counts) == (1, (1, 1, 0)), ended.output
+    assert "FAILED test_a.py::test_waits - Failed: Timeout (>1.0s)" in ended.output
+
+
+@pytest.mark.matrix
+def test_run_error_of_a_session_fixture_at_the_end_fails(run: Runner, tmp_path: Path) -> None:
+    (tmp_path / "service.py").write_text(SESSION_LEAK)
+    plugin = {"PYTEST_PLUGINS": "service", "PYTHONPATH": str(tmp_path)}
+    ended = run({"test_a.py": "def test_uses(service): pass\n"}, env=plugin)
+    assert (ended.status, ended.counts) == (1, (1, 1, 0)), ended.output
+    assert "a process is left" in ended.output
 
 
 @pytest.mark.matrix

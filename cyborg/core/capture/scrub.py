@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from cyborg.core.capture.model import Capture, Folder
 

@@ -9,7 +9,7 @@ it after the fork of a worker: two processes must not share a connection.
     MariaDB, MySQL, PostgreSQL    READ COMMITTED, exceptions of oslo.db
     SQLite                        WAL, BEGIN IMMEDIATE, busy timeout, foreign keys
 
-``Reader`` gives out read-only connections, ``unit_of_work.UnitOfWork`` transactions.
+``Reader`` gives out connections for queries, ``unit_of_work.UnitOfWork`` transactions.
 """
 
 import contextlib
@@ -136,10 +136,11 @@ def make_engine(
 ) -> sa.Engine:
     """Return an engine for ``[database] connection``. Raise Misconfigured.
 
-    If ``read_only`` is True, the database rejects every change, each statement sees the data
-    committed at its start, and ``slave_connection`` is used if set, unless ``use_replica`` is
-    False. If ``bounded`` is False, statements have no time limit: migrations need this. ``limits``
-    replace those of ``conf``.
+    If ``read_only`` is True, the database rejects every change (PostgreSQL:
+    ``default_transaction_read_only``; MariaDB and MySQL: a session that is READ ONLY; SQLite:
+    ``PRAGMA query_only``), each statement sees the data committed at its start, and
+    ``slave_connection`` is used if set, unless ``use_replica`` is False. If ``bounded`` is False,
+    statements have no time limit: migrations need this. ``limits`` replace those of ``conf``.
     """
     replica = conf.database.slave_connection if read_only and use_replica else None
     text = replica or conf.database.connection
@@ -310,11 +311,12 @@ def _sqlite(url: sa.URL, conf: cfg.ConfigOpts, read_only: bool) -> sa.Engine:
 
 
 class Reader:
-    """Provider of read-only connections. Thread-safe.
+    """Provider of connections for queries, in autocommit mode. Thread-safe.
 
-    A reader that is created from configuration has its own engine, for which the database rejects
-    changes; the engine connects to the replica if one is configured, unless ``use_replica`` is
-    False. A reader that is created from an engine shares the pool of this engine. ``clock`` is the
+    A reader that is created from configuration, as in the API, has its own engine, for which the
+    database rejects changes; the engine connects to the replica if one is configured, unless
+    ``use_replica`` is False. A reader that is created from an engine, as in the conductor, shares
+    the pool of this engine: the database would accept a change there. ``clock`` is the
     clock of the database, which is the replica's own one if the engine connects to a replica.
     """
 

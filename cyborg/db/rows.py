@@ -19,7 +19,14 @@ class StoredRow(TypedDict):
 
 
 class DeviceColumns(TypedDict):
-    """The columns of a device, except ``host`` and the columns of ``StoredRow``."""
+    """The columns of a device, except ``host`` and the columns of ``StoredRow``.
+
+    ``status``: set by the operator (enabled or maintaining). ``cordoned``: its backend is disabled
+    or being uninstalled. ``failing``: closed for a time, because its last prepare jobs failed.
+    ``layout``: the name of the current layout. ``layouts``: ``core.inventory.device.Layout``.
+    ``desired_layout``: the last layout that an operator chose. ``boot_check``:
+    ``core.inventory.device_state``.
+    """
 
     uuid: str
     address: str

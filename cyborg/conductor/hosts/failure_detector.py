@@ -8,8 +8,10 @@ sets the deadlines of the next one, which follow from the interval of heartbeats
 
 "Down" has two meanings. A daemon *is down* when its deadline ``down_at`` has passed: lists show
 that, and it needs no writer. An agent *is marked down* by ``down_since``, which only this detector
-sets: that cordons its host, and any decision about a host takes the mark. After an outage of the
-conductors or the broker, the deadlines of all agents have passed, and none is marked.
+sets for an agent that runs: that cordons its host, and any decision about a host takes the mark.
+After an outage of the conductors or the broker, the deadlines of all agents have passed, and none
+is marked. An agent that never sent a heartbeat is inserted with the mark when its host is removed
+(``db.services.write.insert_absent_agent``).
 """
 
 import time

@@ -292,7 +292,11 @@ class _RolledBackError(Exception):
 
 
 def _is_down(row: store.DaemonRow, now: datetime) -> bool:
-    """Return whether a daemon is down, as the deletion of its row decides it again."""
+    """Return whether a daemon is down, for the message of the error.
+
+    The guard of the deletion, ``_is_down`` of ``cyborg/db/services/write.py``, is the same rule in
+    SQL and decides again.
+    """
     return row["down_since"] is not None or (row["binary"] != AGENT and row["down_at"] <= now)
 
 

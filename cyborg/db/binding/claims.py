@@ -12,9 +12,10 @@ handle, whatever the callers do. The order of the steps of a bind:
     claim            assign them, if the devices are still schedulable; all or none
     release          the reverse: clean handles at once, dirty ones after a job
 
-One other function writes owners: ``db.attachments.successors.exchange_handles``. It exchanges the
-handles of ARQs that own some, under the locks of the ARQs, so that it needs no guard of free
-handles: no handle gets its first owner there, and none becomes free.
+Two other functions write owners, and neither gives a free handle to an ARQ.
+``db.attachments.successors.exchange_handles`` exchanges the handles of ARQs that own some, under
+the locks of the ARQs, so that it needs no guard of free handles. ``db.reference.writer`` inserts
+handles with the owners of an imported database, before any conductor runs.
 
 A handle is free if it has no owner, is not draining and does not need cleaning. ``needs_cleaning``
 is set on handles that the host prepares, and on handles that it must sanitise after use. Such a

@@ -1,21 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read devices.
-
-Fields: uuid, hostname, address, backend, type, vendor, model, std_board_info and vendor_board_info
-(objects), numa_node, serial, health, health_reason, health_since, setup_required, reboot_required,
-deliverable, undeliverable_reason, topology (an object), layout (the name of the current layout),
-layouts (``core.inventory.device.Layout``), desired_layout (the last layout that an operator chose),
-boot_check (``core.inventory.device_state``), status (set by the operator: enabled or maintaining),
-cordoned (its backend is disabled or being uninstalled), draining, programming (any deployable is
-being programmed), restore_failed (of any deployable: ``db.deployables.read``), host_down,
-job_errors (texts: until when a failing device is closed; the last failed job of each kind, until
-one of the kind succeeds (``core.jobs.progress``); the errors of open jobs that apply a layout or an
-image; and, one for each handle, the errors of open jobs that clean its handles, or prepare them
-again after a reboot), failing (closed, because its last prepare jobs failed), placement (the worst
-state of its resource providers: error, stale or in_sync; None if it has none), maintenance (its
-maintenance window and how far it is drained; None if it has none), use (its handles by use, the
-clean ones as free: ``db.handles.usage``), created_at, updated_at.
-"""
+"""Read devices: ``DeviceRow`` has the fields of a list."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
@@ -77,7 +61,19 @@ class MaintenanceRow(TypedDict):
 
 
 class DeviceRow(DeviceColumns):
-    """A device; ``placement`` is the worst state of its resource providers."""
+    """A device.
+
+    ``programming``: any of its deployables is being programmed. ``restore_failed``: of any of them,
+    as in ``db.deployables.read``. ``host_down``: the agent of its host is marked down.
+    ``placement``: the worst state of its resource providers (error, stale or in_sync), or None if
+    it has none. ``maintenance``: its maintenance window and how far it is drained, or None.
+    ``use``: its handles by use, the clean ones as free (``db.handles.usage``).
+
+    ``job_errors`` are texts: until when a failing device is closed; the last failed job of each
+    kind, until one of the kind succeeds (``core.jobs.progress``); the errors of open jobs that
+    apply a layout or an image; and, one for each handle, the errors of open jobs that clean its
+    handles, or prepare them again after a reboot.
+    """
 
     hostname: str
     programming: bool

@@ -149,7 +149,8 @@ def _is_down(now: datetime) -> sa.ColumnElement[bool]:
     """Return the condition that a daemon is down: an agent is marked, another one has a deadline.
 
     The deadline of an agent does not decide: after an outage of the conductors the deadlines of all
-    agents have passed, and the desired state of one that runs must not be deleted.
+    agents have passed, and the desired state of one that runs must not be deleted. ``_is_down`` of
+    ``cyborg/conductor/hosts/services.py`` is the same rule for a row that was read.
     """
     # No other daemon is ever marked, because no host is cordoned for it.
     return sa.or_(

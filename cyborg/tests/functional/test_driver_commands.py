@@ -14,6 +14,7 @@ from cyborg.cli import app
 from cyborg.standalone.stack import StandaloneStack
 from cyborg.tests.fixtures.clouds.osc import GROUP, IMPORTED, entries, typed_command
 from cyborg.tests.fixtures.clouds.standalone import HOST, running
+from cyborg.tests.fixtures.drivers import all_drivers
 from cyborg.tests.fixtures.machine.processes import BIN, start_fork_server, wait_until
 
 OWN_GROUP = "openstack.cyborg.v2"
@@ -146,8 +147,7 @@ def test_openstack_commands_have_no_name_conflict() -> None:
 def test_openstack_accelerator_commands_succeed(openstack: Run, cyborg: Run) -> None:
     form = ("-f", "json")
     rows, _ = openstack("driver", "list", *form)
-    names = ["crypto", "fake", "fpga", "generic", "gpu", "nic", "nvme"]
-    assert [row["Driver"] for row in rows] == names
+    assert [row["Driver"] for row in rows] == list(all_drivers())
     shown_driver, same = (
         openstack("driver", "show", "fake", *form)[0],
         cyborg("driver-show", "fake")[0],

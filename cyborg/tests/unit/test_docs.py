@@ -23,18 +23,13 @@ from cyborg.core.attachments.attachment import FLOWS
 from cyborg.core.inventory import capability
 from cyborg.core.inventory.device import AttachHandle, Deployable, Device
 from cyborg.drivers.base import Driver
-from cyborg.drivers.crypto.driver import CryptoDriver
 from cyborg.drivers.fake import FakeDriver
-from cyborg.drivers.fpga.driver import FpgaDriver
-from cyborg.drivers.generic import GenericDriver
-from cyborg.drivers.gpu.driver import GpuDriver
-from cyborg.drivers.nic.driver import NicDriver
-from cyborg.drivers.nvme.driver import NvmeDriver
 from cyborg.drivers.pci.rules import KEYS
 from cyborg.policies.rules import list_rules
 from cyborg.testing import captures
 from cyborg.testing.conformance.kit import Outcome, run_rules
 from cyborg.testing.sysfs_tree import SysfsTree
+from cyborg.tests.fixtures.drivers import all_drivers
 
 pytestmark = pytest.mark.static
 
@@ -90,11 +85,7 @@ def test_help_is_of_declared_options() -> None:
     assert sorted(described - declared) == []
 
 
-@pytest.mark.parametrize(
-    "driver",
-    [CryptoDriver, FakeDriver, FpgaDriver, GenericDriver, GpuDriver, NicDriver, NvmeDriver],
-    ids=lambda d: d.name,
-)
+@pytest.mark.parametrize("driver", all_drivers().values(), ids=lambda d: d.name)
 def test_docs_have_driver_and_its_options(driver: type[Driver]) -> None:
     text = page(f"admin/drivers/{driver.name}")
     assert re.search(rf"^{driver.name}\n=+$", text, re.MULTILINE)
@@ -105,8 +96,15 @@ def test_docs_have_driver_and_its_options(driver: type[Driver]) -> None:
 
 
 def test_entry_points_have_expected_drivers() -> None:
+    """The other tests of all drivers follow the entry points, so that they notice no loss."""
     names = ["crypto", "fake", "fpga", "generic", "gpu", "nic", "nvme"]
-    assert entry_points("cyborg.accelerator.driver") == names
+    assert list(all_drivers()) == names
+    assert [driver.name for driver in all_drivers().values()] == names
+
+
+def test_tree_of_pages_has_each_driver() -> None:
+    pages = re.findall(r"^   drivers/(\w+)$", page("admin/drivers"), re.MULTILINE)
+    assert sorted(pages) == list(all_drivers())
 
 
 def hardware_table() -> dict[str, str]:
@@ -119,7 +117,7 @@ def hardware_table() -> dict[str, str]:
 
 def test_docs_of_hardware_have_each_driver_with_its_proofs() -> None:
     table = hardware_table()
-    assert set(table) == {"all", *entry_points("cyborg.accelerator.driver")}
+    assert set(table) == {"all", *all_drivers()}
     reference = {"fake"}  # it drives no hardware
     assert {driver for driver, proofs in table.items() if "guest: " not in proofs} == reference
 

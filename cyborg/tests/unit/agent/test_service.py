@@ -26,6 +26,7 @@ from cyborg.drivers.replay.recorder import save_capture
 from cyborg.rpc.client import make_agent_client
 from cyborg.testing import captures
 from cyborg.tests.fixtures.bus.broker import Bus
+from cyborg.tests.fixtures.drivers import all_drivers
 from cyborg.tests.fixtures.hosts.reconciler_host import ConductorDouble
 from cyborg.tests.fixtures.hosts.scripted_driver import LONG
 from cyborg.tests.fixtures.machine.processes import free_port, wait_until
@@ -134,15 +135,7 @@ def test_agent_service_desired_backend_over_bus_added_and_removed(bus: Bus, tmp_
     first = 0 if reports[0].devices else 1
     assert names[first:][:3] == ["report", "report_backend_outcomes", "report"]
     assert [len(report.devices) for report in reports[first:][:2]] == [2, 0]
-    assert {entry.name for entry in reports[0].drivers} == {
-        "crypto",
-        "fake",
-        "fpga",
-        "generic",
-        "gpu",
-        "nic",
-        "nvme",
-    }
+    assert {entry.name for entry in reports[0].drivers} == set(all_drivers())
     hellos = recorded_calls(conductor, "hello")
     assert hellos[0]["observed_generation"] == 0
     assert hellos[-1]["drivers"] == [], "nor in the next life"

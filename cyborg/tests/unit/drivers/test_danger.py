@@ -25,6 +25,7 @@ from cyborg.drivers.pci.driver import PciDriver
 from cyborg.drivers.privileged import CONTEXT, fpga, gpu, nvme, pci, qat
 from cyborg.testing.conformance.environment import CallResult, DriverUnderTest, Environment
 from cyborg.testing.machine import HostTree
+from cyborg.tests.fixtures.drivers import family_drivers
 
 DRIVE, CARD, GPU, ACCELERATOR = "0000:01:00.0", "0000:02:00.0", "0000:03:00.0", "0000:04:00.0"
 PROGRAMMABLE = "0000:05:00.0"
@@ -37,6 +38,10 @@ FAMILIES: dict[str, tuple[type[PciDriver], tuple[str, str, str], str]] = {
     PROGRAMMABLE: (FpgaDriver, ("8086", "bcce", "120000"), "dfl-pci"),
 }
 EVERYTHING = {"devices": ("address=*,functions=all",), "health": ()}
+
+
+def test_families_have_each_driver_of_a_family() -> None:
+    assert {driver for driver, _, _ in FAMILIES.values()} == set(family_drivers().values())
 
 
 @pytest.fixture

@@ -1,29 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is offered on real machines, as their operators would say; each has a public source."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cyborg.core.inventory.device import NOT_OFFERED, Device
-from cyborg.drivers.crypto.driver import CryptoDriver
-from cyborg.drivers.fpga.driver import FpgaDriver
 from cyborg.drivers.generic import GenericDriver
-from cyborg.drivers.gpu.driver import GpuDriver
-from cyborg.drivers.nic.driver import NicDriver
-from cyborg.drivers.nvme.driver import NvmeDriver
-from cyborg.drivers.pci.driver import PciDriver
 from cyborg.testing import machine
+from cyborg.tests.fixtures.drivers import family_drivers
 
-DRIVERS: Mapping[str, type[PciDriver]] = {
-    "crypto": CryptoDriver,
-    "fpga": FpgaDriver,
-    "gpu": GpuDriver,
-    "nic": NicDriver,
-    "nvme": NvmeDriver,
-}
+DRIVERS = family_drivers()
 # Traits that follow from the ids and the place of each function.
 PLACE = ("CUSTOM_PCI_", "CUSTOM_PCIE_ROOT_", "CUSTOM_NUMA_NODE_")
 NAMES = machine.machine_names()

@@ -14,6 +14,7 @@ from cyborg.core.drivers.registry import Support
 from cyborg.core.errors import DriverFailed, NotFound
 from cyborg.drivers.fake import FakeDriver
 from cyborg.drivers.generic import GenericDriver
+from cyborg.tests.fixtures.drivers import all_drivers
 from cyborg.tests.fixtures.hosts.scripted_driver import LONG
 from cyborg.tests.fixtures.machine.log_lines import texts_of
 
@@ -55,7 +56,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 def test_catalogue_has_installed_drivers() -> None:
     catalogue = DriverCatalogue()
     entries = {entry.name: entry for entry in catalogue.entries}
-    assert set(entries) == {"crypto", "fake", "fpga", "generic", "gpu", "nic", "nvme"}
+    assert set(entries) == set(all_drivers())
     fake = entries["fake"]
     assert (fake.version, fake.type, fake.support) == ("1.0", "FPGA", Support.REFERENCE)
     assert {"prepares", "programs", "measures"} <= set(fake.abilities)
@@ -120,7 +121,7 @@ def test_scan_broken_driver_does_not_affect_others(
     install("made", code)
     catalogue = DriverCatalogue()
     entries = {entry.name: entry for entry in catalogue.entries}
-    assert set(entries) == {"crypto", "fake", "fpga", "generic", "gpu", "made", "nic", "nvme"}
+    assert set(entries) == {"made", *all_drivers()}
     assert str(entries["made"].error).startswith(error)
     assert entries["made"].version is None
     with pytest.raises(DriverFailed, match="driver made cannot be loaded: "):
@@ -176,16 +177,7 @@ def test_scan_import_hangs_sets_error(install: Install, tmp_path: Path) -> None:
     hang = f"import os, time\nwhile not os.path.exists({str(gate)!r}):\n    time.sleep(0.01)\n"
     install("made", hang + HEAD + BODY)
     catalogue = DriverCatalogue(import_timeout=1.0)
-    assert {entry.name for entry in catalogue.entries} == {
-        "crypto",
-        "fake",
-        "fpga",
-        "generic",
-        "gpu",
-        "made",
-        "nic",
-        "nvme",
-    }
+    assert {entry.name for entry in catalogue.entries} == {"made", *all_drivers()}
     with pytest.raises(DriverFailed, match=r"importing cyborg_test_made_\w+ takes longer than 1"):
         catalogue.driver("made")
     threads = threading.active_count()

@@ -7,7 +7,7 @@ out: what a replay does not simulate, such as MIG, is no ability that these opti
 """
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +15,16 @@ import pytest
 
 from cyborg.core.inventory.device import Ability
 from cyborg.drivers.base import Driver
-from cyborg.drivers.crypto.driver import CryptoDriver
 from cyborg.drivers.fpga.driver import FpgaDriver
-from cyborg.drivers.generic import GenericDriver
-from cyborg.drivers.gpu.driver import GpuDriver
-from cyborg.drivers.nic.driver import NicDriver
-from cyborg.drivers.nvme.driver import NvmeDriver
 from cyborg.drivers.pci.driver import PciDriver
 from cyborg.drivers.replay.host import ReplayedHost
 from cyborg.testing import captures
 from cyborg.testing.conformance.kit import Outcome, run_rules
+from cyborg.tests.fixtures.drivers import pci_drivers
 from cyborg.tests.fixtures.hosts.directory_images import DirectoryImages
 from cyborg.tests.fixtures.hosts.gbs import make_gbs
 
 INTERFACE, FUNCTION = "9346116da52d5ca8b06aa9a389ef7c8d", "d8424dc4a4a3c413f89e433683f9040b"
-DRIVERS: Sequence[type[Driver]] = (
-    CryptoDriver,
-    FpgaDriver,
-    GenericDriver,
-    GpuDriver,
-    NicDriver,
-    NvmeDriver,
-)
 MORE_OPTIONS: Mapping[str, Mapping[str, object]] = {
     "generic": {"reset": "required"},
     "nic": {"reset": "if_possible"},
@@ -50,6 +38,12 @@ WORK: Mapping[str, set[Ability]] = {
     "nic": {Ability.PARTITIONS, Ability.SANITISES},
     "nvme": {Ability.SANITISES},
 }
+
+
+def test_each_driver_has_options_and_work() -> None:
+    """A new driver needs both, or the next test does not run it."""
+    assert set(pci_drivers()) == set(WORK) == set(captures.DRIVERS)
+    assert set(captures.RESOURCE_CLASSES) == set(captures.DRIVERS)
 
 
 def replayed_class(driver: type[Driver], host: ReplayedHost, images: DirectoryImages) -> Any:
@@ -77,7 +71,7 @@ def test_driver_of_a_capture_passes_all_rules(name: str, tmp_path: Path) -> None
     host = ReplayedHost(captures.load(name))
     try:
         tested = []
-        for driver in DRIVERS:
+        for driver in pci_drivers().values():
             options = {**captures.DRIVERS[driver.name], **MORE_OPTIONS.get(driver.name, {})}
             if not host.create_driver(driver, driver.name, options).discover():
                 continue

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The documentation is complete: additions that are not documented fail here."""
 
+import ast
 import dataclasses
 import functools
 import importlib.util
@@ -249,6 +250,27 @@ def test_docs_file_references_exist() -> None:
     assert (
         sorted(f for f in references if f[1] not in generated and not (ROOT / f[1]).exists()) == []
     )
+
+
+def test_docs_function_references_exist() -> None:
+    """A page names a function of a file as ``cyborg/x.py:function`` or ``:Class.method``."""
+    pattern = re.compile(r"``(cyborg/[\w/]+\.py):([\w.]+)``")
+    references = {m for path in PAGES for m in pattern.findall(path.read_text(encoding="utf-8"))}
+    assert references
+    missing = [
+        f"{name}:{function}"
+        for name, function in sorted(references)
+        if not (ROOT / name).exists() or function not in defined_names(ROOT / name)
+    ]
+    assert missing == []
+
+
+def defined_names(path: Path) -> set[str]:
+    """Return the functions and classes of a file, and the methods as ``Class.method``."""
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    tops = [n for n in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(n, kinds)]
+    methods = {f"{top.name}.{n.name}" for top in tops for n in top.body if isinstance(n, kinds)}
+    return {top.name for top in tops} | methods
 
 
 def test_docs_page_references_exist() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import cyborg
+from cyborg.db import schema
 
 ROOT = Path(cyborg.__file__).parents[1]
 MOCKS_PER_TEST = 0.2
@@ -20,7 +21,7 @@ _MOCKS = {"Mock", "MagicMock", "AsyncMock", "patch", "mocker"}
 _MOCK = re.compile(rf"\b(?:{'|'.join(sorted(_MOCKS))})\b")
 _CHANGE = re.compile(
     r"\bsa\.(?:insert|update|delete)\(|\.(?:insert|update|delete)\(\)"
-    r"|\bbulk\.(?:insert|insert_row|update|delete)\(|\bchange_state\("
+    r"|\bbulk\.(?:insert|insert_row|update|update_where|delete|delete_where|change_state)\("
 )
 _TEST = re.compile(r"^[ \t]*def test_\w+\(", re.MULTILINE)
 
@@ -108,10 +109,12 @@ def imported_modules(path: Path) -> list[str]:
 
 @pytest.mark.static
 def test_contract_names_every_writer() -> None:
-    """The contract ``one-writer`` lists the modules of ``db`` that change rows."""
+    """The contracts ``one-writer`` list the modules of ``db`` that change rows."""
     contracts = configparser.ConfigParser()
     contracts.read(ROOT / ".importlinter")
-    listed = contracts["importlinter:contract:one-writer"]["forbidden_modules"].split()
+    contract = "importlinter:contract:one-writer"
+    listed = contracts[contract]["forbidden_modules"].split()
+    assert contracts[f"{contract}-programs"]["forbidden_modules"].split() == listed
     folder = ROOT / "cyborg"
     unlisted = [
         name
@@ -127,6 +130,72 @@ def test_contract_names_every_writer() -> None:
     ]
     # It locks and counts; the API uses its counts.
     assert unlisted == ["cyborg.db.binding.project_units"]
+
+
+def folders_of(package: str) -> list[str]:
+    """Return the packages of a package, except the tests."""
+    found = (path.parent.name for path in (ROOT / package).glob("*/__init__.py"))
+    return sorted(name for name in found if name != "tests")
+
+
+@pytest.mark.static
+def test_maps_have_each_folder() -> None:
+    """The maps are the page of the architecture, CONTRIBUTING and CODEOWNERS."""
+    page = (ROOT / "doc/source/contributor/architecture.rst").read_text(encoding="utf-8")
+    layers = (ROOT / "CONTRIBUTING.rst").read_text(encoding="utf-8")
+    owners = (ROOT / "CODEOWNERS").read_text(encoding="utf-8")
+    folders = folders_of("cyborg")
+    assert [name for name in folders if f"``cyborg/{name}``" not in page] == []
+    assert [name for name in folders if not re.search(rf"^    .*\b{name}\b", layers, re.M)] == []
+    assert [name for name in folders if f"\n/cyborg/{name}/ " not in owners] == []
+    owned = re.findall(r"^/(\S+)", owners, re.MULTILINE)
+    assert [name for name in owned if not (ROOT / name).exists()] == []
+    for package in ("cyborg/conductor", "cyborg/agent"):
+        names = folders_of(package)
+        assert [name for name in names if f"``{package}/{name}``" not in page] == []
+
+
+@pytest.mark.static
+def test_docs_have_the_writers_of_each_table() -> None:
+    """The table below the invariant "One writer" names the modules that change rows."""
+    page = (ROOT / "doc/source/contributor/architecture.rst").read_text(encoding="utf-8")
+    rows = re.findall(r"^   \* - ``(\w+)``\n     - (.*(?:\n       .*)*)", page, re.MULTILINE)
+    documented = {table: set(re.findall(r"``([\w/.]+)``", cell)) for table, cell in rows}
+    found: dict[str, set[str]] = {}
+    folder = ROOT / "cyborg" / "db"
+    for path in sorted(folder.rglob("*.py")):
+        if "migrations" not in path.parts and path != folder / "bulk.py":
+            for table in changed_tables(path.read_text(encoding="utf-8")):
+                found.setdefault(table, set()).add(str(path.relative_to(folder)))
+    assert documented == found
+    assert set(found) == set(schema.metadata.tables)
+
+
+def changed_tables(text: str) -> set[str]:
+    """Return the tables whose rows a module changes, by the first table that each call names."""
+    nodes = list(ast.walk(ast.parse(text)))
+    names = {}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module == "cyborg.db.schema":
+            names |= {alias.asname or alias.name: alias.name for alias in node.names}
+        elif isinstance(node, ast.Assign):
+            targets = ast.unparse(node.targets[0]).strip("()").split(", ")
+            values = ast.unparse(node.value).strip("()").split(", ")
+            for name, value in zip(targets, values, strict=False):
+                base = value.removeprefix("schema.").partition(".")[0]
+                if base in names or value.startswith("schema."):
+                    names[name] = names.get(base, base)
+    tables = set()
+    for node in nodes:
+        called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        if isinstance(node, ast.Call) and (_CHANGE.fullmatch(f"{called}(") or called == "OldRows"):
+            # The first argument, or the one after the transaction: a table or one of its columns.
+            argument = ast.unparse(node.args[1 if called.startswith("bulk.") else 0])
+            name = argument.removeprefix("schema.").partition(".")[0]
+            # ``OldRows`` deletes from the table that it has got.
+            if name != "self":
+                tables.add(schema.__dict__[names.get(name, name)].name)
+    return tables
 
 
 @pytest.mark.static

@@ -174,7 +174,7 @@ def test_docs_have_the_writers_of_each_table() -> None:
 def changed_tables(text: str) -> set[str]:
     """Return the tables whose rows a module changes, by the first table that each call names."""
     nodes = list(ast.walk(ast.parse(text)))
-    names = {}
+    names: dict[str, str] = {}
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module == "cyborg.db.schema":
             names |= {alias.asname or alias.name: alias.name for alias in node.names}

@@ -19,7 +19,6 @@ from cyborg.drivers.fpga.driver import FpgaDriver
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.kernel.nvml import GpuFacts
-from cyborg.drivers.nic.driver import NicDriver
 from cyborg.drivers.nvme.driver import NvmeDriver
 from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.pci.classes import Names
@@ -27,6 +26,7 @@ from cyborg.drivers.replay.host import ReplayedHost
 from cyborg.drivers.replay.recorder import load_capture, record_host, save_capture
 from cyborg.testing import captures
 from cyborg.testing.machine import build_machine, load_machine
+from cyborg.tests.fixtures.drivers import pci_drivers
 from cyborg.tests.unit.drivers.crypto.simulated_qat import make_host
 from cyborg.tests.unit.drivers.fpga import simulated_fpga
 from cyborg.tests.unit.drivers.gpu.simulated_gpu import SimulatedKernel
@@ -42,7 +42,6 @@ MIG_FACTS = GpuFacts(
     mig_instances={"1g.5gb": 7},
     vgpu_profiles={"A100-1-5C": "1g.5gb"},
 )
-CARD_DRIVERS: Sequence[type[Driver]] = (*DRIVERS, FpgaDriver, NicDriver)
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "crypto": {"devices": ["vendor=8086", "vendor=1af4", "vendor=1022"]},
     "gpu": {"devices": ["address=*"], "mdev_types": ["parent=mtty,type=mtty-1"]},
@@ -223,7 +222,7 @@ def test_capture_of_a_card_names_its_source_and_has_its_devices(name: str) -> No
     try:
         devices = [
             device
-            for driver in CARD_DRIVERS
+            for driver in pci_drivers().values()
             for device in host.create_driver(
                 driver, driver.name, captures.DRIVERS[driver.name]
             ).discover()

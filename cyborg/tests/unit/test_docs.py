@@ -265,6 +265,28 @@ def test_docs_function_references_exist() -> None:
     assert missing == []
 
 
+def test_docstrings_name_modules_and_files_that_exist() -> None:
+    """Of ``cyborg.a.b.name`` the module must exist, of ``cyborg/a/b.py`` the file."""
+    missing = []
+    for path in sorted((ROOT / "cyborg").rglob("*.py")):
+        text = path.read_text(encoding="utf-8") if "tests" not in path.parts else ""
+        names = re.findall(r"``(cyborg(?:/\w+)+\.\w+)", text)
+        missing += [f"{path.name}: {name}" for name in names if not (ROOT / name).exists()]
+        names = re.findall(r"``(cyborg(?:\.[a-z_0-9]+)+(?:\.\w+)?)", text)
+        missing += [f"{path.name}: {name}" for name in names if not names_code(name)]
+    # The groups of entry points of drivers.
+    assert [item for item in missing if "cyborg.accelerator." not in item] == []
+
+
+def names_code(dotted: str) -> bool:
+    """Return whether a dotted name is a package, a module, or a name that a module contains."""
+    path = ROOT.joinpath(*dotted.split("."))
+    if path.is_dir() or path.with_suffix(".py").exists():
+        return True
+    modules = (path.parent.with_suffix(".py"), path.parent / "__init__.py")
+    return any(m.exists() and path.name in m.read_text(encoding="utf-8") for m in modules)
+
+
 def defined_names(path: Path) -> set[str]:
     """Return the functions and classes of a file, and the methods as ``Class.method``."""
     kinds = (ast.FunctionDef, ast.ClassDef)

@@ -394,6 +394,7 @@ def format_anchors(tips: Mapping[str, Link]) -> dict[str, Any]:
 
 
 def _find_fault_without_head(log: Log, keys: Keys | None, anchor: Link | None) -> Fault | None:
+    """Return the fault of a log without a head; None if all its records are new and valid."""
     for sealed in log.records:
         return Fault(
             sealed.record.sequence,

@@ -69,9 +69,9 @@ def malformed(subject: str, field: str) -> Iterator[None]:
     """Raise Invalid for plain values that the block cannot parse, as their shape is wrong."""
     try:
         yield
-    # Of a missing key, a wrong type, an unknown member of an enumeration or a huge number. Other
-    # exceptions are errors of this program, and Invalid says more than this does.
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as exc:
+        # Of a missing key, a wrong type, an unknown member of an enumeration or a huge number.
+        # Other exceptions are errors of this program, and Invalid says more than this does.
         raise Invalid(f"malformed {subject}: {type(exc).__name__} {exc}", field=field) from exc
 
 

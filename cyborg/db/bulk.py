@@ -184,8 +184,7 @@ def change_state(
 ) -> int:
     """Apply a transition to the rows that meet the conditions; return how many were changed.
 
-    ``values`` are the columns that change with the state. The condition of the UPDATE is the table
-    of ``cyborg.core.life_cycle``, and the count of changed rows decides.
+    ``values`` are the columns that change with the state.
     """
     # Not a SELECT before the UPDATE: another transaction can change the state in between, also if
     # this one holds no lock on the row.

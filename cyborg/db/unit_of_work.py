@@ -188,10 +188,11 @@ class UnitOfWork:
                     deadline.check()
                     committing = True
                 return answer
-            # A failure that another attempt may cure is retried while attempts and time are left.
-            # Of the others, a database that is lost has an error of its own, and so has one that is
-            # lost at the commit, whose outcome is unknown. The rest are mistakes in the code.
             except errors.FAILURES as error:
+                # A failure that another attempt may cure is retried while attempts and time are
+                # left. Of the others, a database that is lost has an error of its own, and so has
+                # one that is lost at the commit, whose outcome is unknown. The rest are mistakes in
+                # the code.
                 exhausted = (
                     attempt >= MAX_ATTEMPTS
                     or time.monotonic() - started_at > RETRY_DEADLINE

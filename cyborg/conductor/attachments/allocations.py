@@ -101,11 +101,14 @@ class AllocationSteps:
         """
         consumer, intent = work.consumer, work.intent
         known = self._placement.consumer(consumer)
-        # The ARQs of this attachment may not exist yet.
-        others = self.uow.run(
+        # Without the ARQs of this attachment, which may not exist yet: ``added`` is their amount.
+        # And without a context that was leased: its allocation may belong to another consumer.
+        owned_by_others = self.uow.run(
             lambda tx: store.owned_units(tx, consumer, without=work.row["id"], all_contexts=False)
         )
-        needed = core.extend(core.select_amounts(others, intent.added), intent.added)
+        # Only at the providers and of the classes of this attachment: of others nothing was added.
+        owned_there = core.select_amounts(owned_by_others, like=intent.added)
+        needed = core.extend(owned_there, intent.added)
         if (
             known is None
             or core.is_recreated(known.generation, intent)
@@ -294,7 +297,9 @@ def _check_own(
     another consumer.
     """
     if known is None:
-        return ConsumerAllocation({}, None, work.row["project_id"], HOST_USER)
+        return ConsumerAllocation(
+            amounts={}, generation=None, project=work.row["project_id"], user=HOST_USER
+        )
     if not intent.base:
         raise Conflict(
             f"uuid: {work.consumer} already is a consumer in Placement, such as a server: attach "

@@ -126,7 +126,10 @@ class Attachments:
             # Without a source of limits: the number of attachments is an option, and only the row
             # of the project must exist to be locked.
             row = run_with_limits(
-                self._uow, None, (), lambda _: self._uow.run_once(insert, _to_response)
+                self._uow,
+                source=None,
+                projects=(),
+                work=lambda _: self._uow.run_once(insert, answer=_to_response),
             )
         except (db_exc.DBDuplicateEntry, CyborgError) as exc:
             # The same request may have been accepted concurrently: it has reached the limit, or
@@ -238,8 +241,8 @@ class Attachments:
             # The attachments of a host are never among those of an instance.
             step = first_detach_step(Mode(locked[0]["mode"]))
             # Those that are attached, then those whose attach is in progress: they keep their step.
-            store.start_detach(tx, ids, step, now, reboot=reboot)
-            store.start_detach(tx, ids, None, now, reboot=reboot)
+            store.start_detach(tx, ids, now, step=step, reboot=reboot)
+            store.start_detach(tx, ids, now, step=None, reboot=reboot)
             store.delete_failed(tx, ids)
 
         self._uow.run_once(start)
@@ -300,7 +303,7 @@ class Attachments:
         def add_reboot(tx: sa.Connection) -> store.AttachmentRow:
             # Nothing is changed if the attachment has changed so that it cannot get a reboot.
             store.schedule_reboot(tx, row["id"], now, self._deadline(now))
-            found = store.find_request(tx, row["uuid"], None)
+            found = store.find_request(tx, row["uuid"], request_key=None)
             if found is None:
                 raise NotFound(f"no attachment {row['uuid']}", field="uuid")
             return found

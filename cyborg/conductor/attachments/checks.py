@@ -180,30 +180,60 @@ def check_selection(
 
     ``server`` is None for a host; ``owner`` is the project of the attachment.
     """
-    field, value, for_host = selector.field, selector.value, server is None
+    for_host = server is None
     # Checks for an early answer to the caller: the step ``bind`` decides, with the rows locked.
-    if field == ACCELERATOR:
-        row = find_accelerator(tx, value, scope)
-        selectors.check_accelerator(value, row["state"])
-        accel = {attach_target.KEY: str(attach_target.AttachTarget.HOST)} if for_host else {}
-        return Selection(groups=[Group({row["resource_class"]: 1}, accel=accel).to_dict()])
-    if field == CONTEXT:
-        found = find_context(tx, value, scope)
-        state, project, instance = found["state"], found["project_id"], found["instance_uuid"]
-        selectors.check_context(value, state, project, instance, owner)
-        groups = merge_config(parse_groups(found["groups"]), found["config_data"])
-        _check_user(groups, f"of device context {value}", for_host=for_host)
-        if state not in LEASED:
-            return Selection()
-        if scope is not None:
-            raise selectors.lease_scope_error(value, state)
-        if found["lease_expires_at"] is None or found["lease_expires_at"] <= now:
-            raise stale_lease(value, state, found["epoch"], None)
-        return Selection(epoch=found["epoch"])
-    profile = device_profiles.by_name(tx, value)
+    if selector.field == ACCELERATOR:
+        return _select_accelerator(tx, selector.value, scope, for_host=for_host)
+    if selector.field == CONTEXT:
+        return _select_context(tx, selector.value, owner, scope, now, for_host=for_host)
+    return _select_profile(tx, selector, for_host=for_host)
+
+
+def _select_accelerator(
+    tx: sa.Connection, uuid: str, scope: str | None, *, for_host: bool
+) -> Selection:
+    row = find_accelerator(tx, uuid, scope)
+    selectors.check_accelerator(uuid, row["state"])
+    accel = {attach_target.KEY: str(attach_target.AttachTarget.HOST)} if for_host else {}
+    return Selection(groups=[Group({row["resource_class"]: 1}, accel=accel).to_dict()])
+
+
+def _select_context(
+    tx: sa.Connection,
+    uuid: str,
+    owner: str,
+    scope: str | None,
+    now: datetime,
+    *,
+    for_host: bool,
+) -> Selection:
+    found = find_context(tx, uuid, scope)
+    state = found["state"]
+    selectors.check_context(
+        uuid,
+        state=state,
+        project=found["project_id"],
+        instance=found["instance_uuid"],
+        server_project=owner,
+    )
+    groups = merge_config(parse_groups(found["groups"]), found["config_data"])
+    _check_user(groups, f"of device context {uuid}", for_host=for_host)
+    if state not in LEASED:
+        return Selection()
+    # A lease is for the service that made it, so no user of a project may take it.
+    if scope is not None:
+        raise selectors.lease_scope_error(uuid, state)
+    if found["lease_expires_at"] is None or found["lease_expires_at"] <= now:
+        raise stale_lease(uuid, state, found["epoch"], given=None)
+    return Selection(epoch=found["epoch"])
+
+
+def _select_profile(tx: sa.Connection, selector: Selector, *, for_host: bool) -> Selection:
+    field = selector.field
+    profile = device_profiles.by_name(tx, selector.value)
     if profile is None:
-        raise NotFound(f"{field}: no device profile {value!r}", field=field)
-    _check_user(parse_groups(profile["groups"]), value, for_host=for_host)
+        raise NotFound(f"{field}: no device profile {selector.value!r}", field=field)
+    _check_user(parse_groups(profile["groups"]), selector.value, for_host=for_host)
     return Selection()
 
 

@@ -76,7 +76,7 @@ class Guests:
             check_claimed(tx, work)
             if any(row["state"] != ArqState.BOUND for row in rows):
                 raise WrongState("an accelerator request of the attachment is no longer bound")
-            store.set_hidden(tx, work.row["id"], False)
+            store.set_hidden(tx, work.row["id"], hidden=False)
 
         marker = self.read_marker(work)
         if isinstance(marker, Wait):
@@ -136,7 +136,7 @@ class Guests:
 
     def hide(self, work: LeasedAttachment) -> None:
         """Hide the ARQs from Nova."""
-        work.complete_step(lambda tx: store.set_hidden(tx, work.row["id"], True))
+        work.complete_step(lambda tx: store.set_hidden(tx, work.row["id"], hidden=True))
 
     def wait_for_guest(self, work: LeasedAttachment) -> Wait | None:
         """Wait until the guest cannot have the devices.
@@ -196,7 +196,7 @@ class Guests:
                 "failure": None,
                 "attempts": 0,
             }
-            work.commit(values, lambda tx: store.set_hidden(tx, work.row["id"], False))
+            work.commit(values, lambda tx: store.set_hidden(tx, work.row["id"], hidden=False))
             return None
         if keeps_devices:
             return _wait_for_operator(work, core.kept_error(uuid))
@@ -215,9 +215,11 @@ class Guests:
         Otherwise the absence of the devices proves nothing: an action such as a reboot first ends
         the guest, and then starts it again with the mediated devices that it had.
         """
+        # Without devices there is nothing that an action could attach again.
         if not self.devices.owns_devices(work):
             return True
         uuid = work.instance
+        # The actions are read before the task: an action that is not among them starts later.
         actions = self.nova.list_actions(uuid)
         server = self._read(uuid)
         if server is None:
@@ -298,7 +300,7 @@ class Guests:
             return self._wait_for_unplug(work, job)
         expected = self.expects_guest(work)
         # No deadline: as long as the guest may have the devices, nothing else may get them.
-        if not self._enqueue(work, JobKind.UNPLUG, None, guest_expected=expected):
+        if not self._enqueue(work, JobKind.UNPLUG, deadline=None, guest_expected=expected):
             # Its ARQs were deleted, as Nova does after it has ended the guest.
             return work.complete_step()
         return Wait(POLL_DELAY if job is None else RETRY_DELAY, job and job["error"])
@@ -368,7 +370,9 @@ class Guests:
         guest_expected: bool = False,
     ) -> bool:
         """Enqueue a job; return False if no ARQ of the attachment owns a device."""
-        row, uuid, previous = work.row, str(uuid4()), work.row["guest_job"]
+        row = work.row
+        uuid = str(uuid4())
+        previous = row["guest_job"]
 
         def enqueue(tx: sa.Connection) -> bool:
             devices = handles.of_attachment(tx, row["id"])

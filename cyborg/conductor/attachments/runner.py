@@ -122,7 +122,9 @@ class AttachmentRunner:
 
         def detach_lost(tx: Any) -> int:
             ids = [row["id"] for row in store.lock_lost(tx, LOST_LIMIT)]
-            return store.start_detach(tx, ids, Step.RELEASE, now, reboot=False) if ids else 0
+            if not ids:
+                return 0
+            return store.start_detach(tx, ids, now, step=Step.RELEASE, reboot=False)
 
         lost = self._uow.run(detach_lost)
         if lost:

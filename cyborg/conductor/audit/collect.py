@@ -112,7 +112,7 @@ class SourceCollector:
                 root = self._compute_nodes.find(host)
                 tree = self.placement.tree(root.uuid)
         except (NotFound, Invalid) as exc:  # no such provider, or a malformed host identity
-            return None, sources.PlacementSnapshot(missing=exc.message)
+            return None, sources.PlacementSnapshot(missing_reason=exc.message)
         own = self._own_providers(root.uuid, tree, host, records)
         if recheck is not None:
             doubtful = {finding.provider for finding in recheck}
@@ -125,7 +125,7 @@ class SourceCollector:
             actual[uuid] = reconciler.actual_provider(summary, inventories, traits)
             if (allocations := self.placement.allocations(uuid)) is not None:
                 consumers[uuid] = {c: sum(used.values()) for c, used in allocations.items()}
-        return root.uuid, sources.PlacementSnapshot(None, actual, consumers)
+        return root.uuid, sources.PlacementSnapshot(actual=actual, consumers=consumers)
 
     def _own_providers(
         self,
@@ -166,6 +166,10 @@ class SourceCollector:
     def _collect_instances(
         self, snapshot: sources.HostSnapshot, recheck: Sequence[Finding] | None
     ) -> sources.NovaSnapshot | None:
+        """Return the instances in Nova, only the doubtful ones of ``recheck``; None without Nova.
+
+        Nova counts as absent after an error, which is stored in ``nova_error``.
+        """
         # One error is enough: each further call would wait for its timeout.
         if self.nova is None or self.nova_error is not None:
             return None

@@ -251,8 +251,9 @@ class AuditRunner:
             return lease.finish(State.DONE)
         except LeaseLost:
             return False
-        # The audit ends with an error: left open, it would be run again by each conductor in turn.
         except Exception as exc:
+            # The audit ends with an error: left open, it would be run again by each conductor in
+            # turn.
             if is_expected(exc):
                 return lease.finish(State.FAILED, str(exc))
             LOG.exception("Unexpected error while running an audit", audit=lease.row["uuid"])

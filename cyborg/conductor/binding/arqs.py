@@ -159,7 +159,7 @@ class Arqs:
         context = self.binder.make_instance_context(instance, project)
 
         def work(tx: sa.Connection, context: BindContext, wait: bool) -> BindResult:
-            return self.bind_locked(tx, bind_requests, scope, context, wait)
+            return self.bind_locked(tx, bind_requests, scope, context, wait=wait)
 
         result = self.binder.run(
             {context.project or item.project_id for item in bind_requests},
@@ -305,8 +305,8 @@ class Arqs:
         bind_requests: Sequence[BindRequest],
         scope: str | None,
         context: BindContext,
-        wait: bool,
         *,
+        wait: bool,
         append: bool = False,
         subject: str | None = None,
     ) -> BindResult:

@@ -85,13 +85,17 @@ class _Call:
     @property
     def projects(self) -> dict[int, str]:
         """Return the new project of each ARQ whose project changes, by row id."""
-        projects = {}
-        for row in self.todo:
-            # What Placement says of the instance is no claim of the caller, so it comes first.
-            project = self.context.project or self.requests[row["uuid"]].project_id
-            if project is not None and project != row["project_id"]:
-                projects[row["id"]] = project
-        return projects
+        return {
+            row["id"]: project
+            for row in self.todo
+            if (project := self.project_of(row)) is not None and project != row["project_id"]
+        }
+
+    def project_of(self, row: store.ArqToBindRow) -> str | None:
+        """Return the project of an ARQ after the bind."""
+        # What Placement says of the instance is no claim of the caller, so it comes first.
+        project = self.context.project or self.requests[row["uuid"]].project_id
+        return row["project_id"] if project is None else project
 
     def first_slot(self) -> int:
         """Return the first free slot of an instance, after those of its other ARQs."""
@@ -161,35 +165,49 @@ def bind(
 
 def _claim(call: _Call, *, wait: bool, subject: str) -> BindResult:
     """Bind ARQs that own no handles: check, reserve the slots of the instance, claim handles."""
-    tx, todo, context, first = call.tx, call.todo, call.context, call.first
-    by_uuid = {uuid: item.device_rp_uuid for uuid, item in call.requests.items()}
-    plan = make_plan(tx, todo, first.hostname, by_uuid, for_host=first.instance_uuid is None)
+    tx = call.tx
+    todo = call.todo
+    context = call.context
+    hostname = call.first.hostname
+    provider_by_uuid = {uuid: item.device_rp_uuid for uuid, item in call.requests.items()}
+    plan = make_plan(tx, todo, hostname, provider_by_uuid, for_host=call.instance is None)
     if context.check_host:
         check_available(tx, plan.demands)
-    projects = call.projects
     if context.limits is not None:
-        units = [(projects.get(r["id"], r["project_id"]), r["resource_class"]) for r in todo]
+        units = [(call.project_of(row), row["resource_class"]) for row in todo]
         check_bind(tx, units, context.limits)
     # Locks are taken in one order: ARQs (by the caller), projects, contexts, slots, handles. The
     # slots come before the handles: then two binds for one instance never claim for both.
-    state = ContextState.BINDING if plan.to_prepare else ContextState.BOUND
-    claim_contexts(tx, todo, call.user, state, first.hostname, check_host=context.check_host)
-    _reserve_instance_slots(call, plan.state, projects)
-    updated: list[store.ArqToBindRow] = [
+    context_state = ContextState.BINDING if plan.to_prepare else ContextState.BOUND
+    claim_contexts(tx, todo, call.user, context_state, hostname, check_host=context.check_host)
+    _reserve_instance_slots(call, plan.state)
+    updated = _updated_rows(call, plan.state)
+    claim_planned(
+        tx,
+        rows=todo,
+        updated=updated,
+        plan=plan,
+        context=context,
+        instance=call.instance,
+        subject=subject,
+        wait=wait,
+    )
+    return BindResult(arqs=updated, host_work_pending=bool(plan.to_prepare))
+
+
+def _updated_rows(call: _Call, state: ArqState) -> list[store.ArqToBindRow]:
+    """Return the rows of the ARQs to bind with the values that the bind writes."""
+    return [
         {
             **row,
-            "state": plan.state,
-            "hostname": first.hostname,
-            "instance_uuid": first.instance_uuid,
-            "device_rp_uuid": by_uuid[row["uuid"]],
-            "project_id": projects.get(row["id"], row["project_id"]),
+            "state": state,
+            "hostname": call.first.hostname,
+            "instance_uuid": call.instance,
+            "device_rp_uuid": call.requests[row["uuid"]].device_rp_uuid,
+            "project_id": call.project_of(row),
         }
-        for row in todo
+        for row in call.todo
     ]
-    claim_planned(
-        tx, todo, updated, plan, context, instance=first.instance_uuid, subject=subject, wait=wait
-    )
-    return BindResult(updated, bool(plan.to_prepare))
 
 
 def _consume_lease(call: _Call) -> BindResult:
@@ -198,18 +216,26 @@ def _consume_lease(call: _Call) -> BindResult:
     Their units were counted when the lease began. Raise Conflict, Unavailable, WrongState if the
     lease has ended or has another epoch, and Retry with ``append``.
     """
-    tx, rows, instance, context = call.tx, call.todo, call.instance, call.context
+    tx = call.tx
+    rows = call.todo
+    instance = call.instance
+    context = call.context
     if instance is None:
         raise WrongState("a device context with a lease can only be bound to an instance")
     _check_target(rows, call.requests)
     (device_context,) = lock_contexts(tx, rows, call.user).values()
     _check_allocated(rows, instance, context.allocated)
     pending = any(row["state"] == ArqState.BIND_STARTED for row in rows)
-    state = ContextState.BINDING if pending else ContextState.BOUND
-    id_, former = device_context["id"], device_context["epoch"]
-    if not contexts.consume_lease(tx, id_, state, instance, context.epoch, context.now):
-        uuid = device_context["uuid"]
-        raise stale_lease(uuid, device_context["state"], former, context.epoch)
+    context_state = ContextState.BINDING if pending else ContextState.BOUND
+    if not contexts.consume_lease(
+        tx, device_context["id"], context_state, instance, context.epoch, context.now
+    ):
+        raise stale_lease(
+            device_context["uuid"],
+            device_context["state"],
+            device_context["epoch"],
+            given=context.epoch,
+        )
     ids = [row["id"] for row in rows]
     try:
         changed = store.assign_instance(
@@ -221,7 +247,7 @@ def _consume_lease(call: _Call) -> BindResult:
         raise Retry("an ARQ of the lease has changed")
     updated: list[store.ArqToBindRow] = [{**row, "instance_uuid": instance} for row in rows]
     entries.record_assigned(tx, updated, context.now)
-    return BindResult(updated, pending)
+    return BindResult(arqs=updated, host_work_pending=pending)
 
 
 def _is_bound_as_requested(
@@ -264,13 +290,13 @@ def _instance_conflict(tx: sa.Connection, instance: str | None, uuids: Sequence[
     )
 
 
-def _reserve_instance_slots(call: _Call, state: ArqState, projects: Mapping[int, str]) -> None:
+def _reserve_instance_slots(call: _Call, state: ArqState) -> None:
     """Set state and slot of the ARQs; afterwards no other call can bind for the same instance."""
     try:
         changed = store.bind(
             call.tx,
             providers=call.providers,
-            projects=projects,
+            projects=call.projects,
             hostname=call.first.hostname,
             instance=call.instance,
             first_slot=call.first_slot(),
@@ -306,20 +332,22 @@ def reserve(
     ``providers`` has the provider of each group, by its number. Raise NotFound, OverLimit,
     NoHandle, Retry, and ProjectsMissing of ``limits``.
     """
-    by_arq = {row["uuid"]: providers[row["device_profile_group_id"]] for row in rows}
-    plan = make_plan(tx, rows, hostname, by_arq)
+    provider_by_uuid = {row["uuid"]: providers[row["device_profile_group_id"]] for row in rows}
+    plan = make_plan(tx, rows, hostname, provider_by_uuid)
     check_available(tx, plan.demands)
     if context.limits is not None:
         units = [(row["project_id"], row["resource_class"]) for row in rows]
         check_bind(tx, units, context.limits)
-    state = ContextState.RESERVING if plan.to_prepare else ContextState.RESERVED
+    context_state = ContextState.RESERVING if plan.to_prepare else ContextState.RESERVED
     # In the guarded UPDATE, which compares the former epoch: of two callers one gets this lease.
     epoch = device_context["epoch"] + 1
-    if not contexts.start_lease(tx, device_context["id"], state, hostname, epoch, expires_at):
+    if not contexts.start_lease(
+        tx, device_context["id"], context_state, hostname, epoch, expires_at
+    ):
         raise Retry("the device context, or the agent of the host, has changed")
     changed = store.bind(
         tx,
-        providers={row["id"]: by_arq[row["uuid"]] for row in rows},
+        providers={row["id"]: provider_by_uuid[row["uuid"]] for row in rows},
         projects={},
         hostname=hostname,
         instance=None,
@@ -335,13 +363,21 @@ def reserve(
             "state": plan.state,
             "hostname": hostname,
             "instance_uuid": None,
-            "device_rp_uuid": by_arq[row["uuid"]],
+            "device_rp_uuid": provider_by_uuid[row["uuid"]],
         }
         for row in rows
     ]
-    subject = device_context["uuid"]
-    claim_planned(tx, rows, updated, plan, context, instance=None, subject=subject, wait=wait)
-    return BindResult(updated, bool(plan.to_prepare))
+    claim_planned(
+        tx,
+        rows=rows,
+        updated=updated,
+        plan=plan,
+        context=context,
+        instance=None,
+        subject=device_context["uuid"],
+        wait=wait,
+    )
+    return BindResult(arqs=updated, host_work_pending=bool(plan.to_prepare))
 
 
 def _check_target(

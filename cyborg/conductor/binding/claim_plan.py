@@ -118,11 +118,11 @@ def make_plan(
 
 def claim_planned(
     tx: sa.Connection,
+    *,
     rows: Sequence[store.ArqRow],
     updated: Sequence[store.ArqRow],
     plan: ClaimPlan,
     context: BindContext,
-    *,
     instance: str | None,
     subject: str,
     wait: bool,

@@ -135,7 +135,8 @@ def _attach_leased(
     """
     if attachments.take_arqs(tx, attachment_id, ids) != len(ids):
         raise _changed_concurrently(context)
-    # No claim checks it, and Placement may not know it yet.
+    # The handles were claimed when the lease began: no later claim sees that a device was closed,
+    # and Placement may not know it yet.
     if handle_claims.lock_schedulable(tx, ids) != len(ids):
         raise WrongState(
             f"a device that device context {context['uuid']} has reserved can no longer be used: "
@@ -149,7 +150,9 @@ def _attach_leased(
 
 def _not_usable(context: contexts.ContextRow) -> WrongState:
     """Return the error for a context in a state in which its caller cannot use it."""
-    uuid, state, instance = context["uuid"], context["state"], context["instance_uuid"]
+    uuid = context["uuid"]
+    state = context["state"]
+    instance = context["instance_uuid"]
     if state in LEASED:  # only an attachment without an epoch cannot use it
         reason = "it was reserved after the request to attach it, attach it again"
     else:
@@ -183,7 +186,7 @@ def _rename_leased(
     """
     ended = context["lease_expires_at"] is None or context["lease_expires_at"] <= now
     if ended or epoch not in (None, context["epoch"]):
-        raise stale_lease(context["uuid"], context["state"], context["epoch"], epoch)
+        raise stale_lease(context["uuid"], context["state"], context["epoch"], given=epoch)
     renamed: list[store.ArqRow] = [{**row, "uuid": str(uuid4())} for row in rows]
     store.replace_uuids(tx, {row["id"]: row["uuid"] for row in renamed})
     recorder.record_replaced(tx, rows, renamed)

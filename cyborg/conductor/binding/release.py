@@ -142,7 +142,7 @@ def fail_binds(
 
 def make_cancelled(now: datetime) -> ContextFailure:
     """Return the failure of a bind of which other ARQs were released."""
-    return make_job_failure(PREPARE_FAILED, CANCELLED_ERROR, None, None, now)
+    return make_job_failure(PREPARE_FAILED, CANCELLED_ERROR, now)
 
 
 def enqueue_cleaning(

@@ -73,7 +73,8 @@ def make_stale_error(host: str, epoch: str | None) -> Stale:
 class IdempotentEndpoint:
     """RPC endpoint that executes each call of DEDUPLICATED_METHODS once.
 
-    A rejected call leaves no record: nothing has changed, and a copy is rejected again.
+    A rejected call leaves no record: nothing has changed, and a copy is rejected again. The
+    exception is a call whose transaction committed and recorded an error as the answer.
     """
 
     def __init__(self, handlers: Mapping[str, Callable[..., Any]], uow: UnitOfWork) -> None:
@@ -96,9 +97,9 @@ class IdempotentEndpoint:
         with idempotency.call_context(key), deadline.call_deadline(end):
             try:
                 return handler(**arguments)
-            # Raised by the INSERT of the record, so the first copy has committed: its answer is in
-            # the table.
             except idempotency.RepeatedCall:
+                # Raised by the INSERT of the record, so the first copy has committed: its answer is
+                # in the table.
                 recorded = self._find(key)
                 if recorded is None:
                     raise TimedOut(
@@ -107,12 +108,9 @@ class IdempotentEndpoint:
             except CyborgError as exc:
                 # The error may be caused by an earlier copy, or by a commit whose answer was lost.
                 # If no record can be read, the error is raised: it may be the error that leaves
-                # open whether the call was executed. A record with the same error is this call's
-                # own: it deleted the known objects and is rejected for the unknown ones.
+                # open whether the call was executed.
                 recorded = self._find(key)
-                if recorded is None or recorded.get("error") == json.loads(
-                    json.dumps(exc.to_wire())
-                ):
+                if recorded is None or _is_own_error(recorded, exc):
                     raise
         LOG.warning(
             "Duplicate of call %s (%s) received, returning the recorded answer", call_id, name
@@ -136,6 +134,16 @@ class IdempotentEndpoint:
                 return self._uow.run(lambda tx: idempotency.find_answer(tx, key))
         except Unavailable:
             return None
+
+
+def _is_own_error(recorded: Mapping[str, Any], error: CyborgError) -> bool:
+    """Return whether the recorded answer of a call is the error that it has just raised.
+
+    A call may commit and record an error as its answer: one that deletes the known objects is
+    rejected for the unknown ones.
+    """
+    # Compared as JSON, which the record was: a tuple is a list there.
+    return bool(recorded.get("error") == json.loads(json.dumps(error.to_wire())))
 
 
 class CallRecords:

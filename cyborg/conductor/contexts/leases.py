@@ -206,7 +206,7 @@ class ContextLeases:
         if core.decide_reserve(_facts(context, rows), request, claim.now) is core.Decision.RENEW:
             id_, epoch = context["id"], context["epoch"]
             if not store.renew_lease(tx, id_, epoch, expires_at, claim.now):
-                raise core.stale_lease(uuid, context["state"], epoch, request.epoch)
+                raise core.stale_lease(uuid, context["state"], epoch, given=request.epoch)
         else:
             _check_providers(tx, request.hostname, request.providers)
             context, rows = self._renew_arqs(tx, context, claim.now)
@@ -253,15 +253,15 @@ class ContextLeases:
                 for row in rows
             ]
             claim = replace(claim, epoch=request.epoch)
-            result = self._arqs.bind_locked(tx, bind_requests, None, claim, wait)
+            result = self._arqs.bind_locked(tx, bind_requests, None, claim, wait=wait)
         return result, to_response(find_context(tx, uuid, scope))
 
     def _renew_arqs(
         self, tx: sa.Connection, context: store.ContextRow, now: datetime
     ) -> tuple[store.ContextRow, list[arq_store.ArqRow]]:
         """Replace the ARQs of a locked context; return the context and the new ARQs."""
-        renew_context_arqs(tx, context["id"], None, now, self._recorder)
-        return _lock(tx, context["uuid"], None)
+        renew_context_arqs(tx, context["id"], scope=None, now=now, recorder=self._recorder)
+        return _lock(tx, context["uuid"], scope=None)
 
     def _expire(self, tx: sa.Connection, after: int) -> tuple[int, list[int], ReleaseResult]:
         """Release a batch of leases; return how many, the row ids found, and the result.

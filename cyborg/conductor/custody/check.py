@@ -153,8 +153,10 @@ class ChainChecker:
         ]
 
     def _find_fault_without_head(self, device: str) -> custody.Fault | None:
-        records = self._uow.run(lambda tx: read.sealed_after(tx, device, None, 1))
-        return custody.verify(custody.Log(None, records, None), None)[1]
+        # One record is enough: a chain without a head is a fault whatever its records are.
+        records = self._uow.run(lambda tx: read.sealed_after(tx, device, sequence=None, limit=1))
+        log = custody.Log(before=None, records=records, after=None)
+        return custody.verify(log, None)[1]
 
     def _forged_records(self, host: str, keys: custody.Keys) -> list[Finding]:
         # Without keys no record has a signature: nothing distinguishes a forged one.

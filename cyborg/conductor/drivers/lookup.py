@@ -108,14 +108,15 @@ class DriverLookup:
             return dict(entries)
 
     def _query_agent(self, key: str, host: str) -> registry.DriverEntry | None:
+        """Return the driver on a host, None if the host does not have it or does not answer."""
         try:
             body = self.agents.find_driver(host=host, driver=key)["driver"]
             if body is None:
                 return None
             (entry,) = registry.load([body])
-        # An agent of another release may answer in another form: its host counts as without the
-        # driver.
         except (CyborgError, KeyError, TypeError, ValueError, AttributeError) as exc:
+            # An agent of another release may answer in another form: its host counts as without the
+            # driver.
             LOG.info("Driver lookup failed on a host: %s", exc, host=host, driver=key)
             return None
         except Exception:

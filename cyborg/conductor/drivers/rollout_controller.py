@@ -287,7 +287,9 @@ class RolloutController:
         self, tx: sa.Connection, row: job_store.JobRow, rows: Sequence[store.StepRow]
     ) -> RolloutUpdate:
         """Plan the steps of a job, and write what the plan says; end the job if it is complete."""
-        now, kind, arguments = self.uow.clock(), Kind(row["kind"]), row["arguments"]
+        now = self.uow.clock()
+        kind = Kind(row["kind"])
+        arguments = row["arguments"]
         forced = _forced_backends(arguments)
         # Only an uninstallation waits for the release of bound handles.
         pending = [(s["host"], s["backend"]) for s in rows if s["state"] in rollout.PENDING_STATES]

@@ -71,8 +71,8 @@ class GenerationNotifier:
                 exc.message,
                 host=host,
             )
-        # The thread notifies further hosts.
         except Exception:
+            # The thread notifies further hosts.
             LOG.exception("Unexpected error while notifying an agent", host=host)
 
 
@@ -108,7 +108,9 @@ class StepExecutor:
         """
         if not steps:
             return [], False
-        kind, arguments, now = Kind(job["kind"]), job["arguments"], self.uow.clock()
+        kind = Kind(job["kind"])
+        arguments = job["arguments"]
+        now = self.uow.clock()
         agents = desired_backends.lock_agents(tx, agent_ids(steps))
         desired_backends.bump_generation(tx, agents)
         deadline = now + timedelta(seconds=self.conf.conductor.driver_timeout)
@@ -116,7 +118,9 @@ class StepExecutor:
         host_generations: list[HostGeneration] = []
         removed: list[tuple[str, str]] = []
         for step in steps:
-            service_id, host, backend = step["service_id"], step["host"], step["backend"]
+            service_id = step["service_id"]
+            host = step["host"]
+            backend = step["backend"]
             if service_id is None or (agent := agents.get(service_id)) is None:
                 error = "its agent was deleted"
                 store.update_step(tx, step["id"], StepState.FAILED, error=error)

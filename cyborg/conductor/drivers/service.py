@@ -5,7 +5,6 @@ The rollout controller runs the job. An uninstallation also cordons the backends
 driver in the same transaction, so that none of their handles is claimed from then on.
 """
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -286,10 +285,12 @@ class Drivers:
     ) -> dict[str, Any]:
         # No lock of a driver exists: the unique key of open jobs decides.
         for _ in range(MAX_ATTEMPTS):
-            with contextlib.suppress(db_exc.DBDuplicateEntry):
-                uuid = self.uow.run_once(write, lambda job: {"uuid": job})
-                break
-            # Another job for the driver was recorded concurrently; the retry sees it.
+            try:
+                uuid = self.uow.run_once(write, answer=lambda job: {"uuid": job})
+            except db_exc.DBDuplicateEntry:
+                # Another job for the driver was recorded concurrently; the retry sees it.
+                continue
+            break
         else:
             raise Conflict("another job for the driver is being created, retry")
         self.wake()

@@ -289,7 +289,9 @@ def _read_host_drivers(tx: sa.Connection, driver: str) -> dict[int, HostDriver]:
     installations = store.installations(tx, driver)
     host_drivers: dict[int, HostDriver] = {}
     for agent in store.agents(tx):
-        id_, host, down = agent["id"], agent["host"], agent["down_since"] is not None
+        id_ = agent["id"]
+        host = agent["host"]
+        down = agent["down_since"] is not None
         if (row := installations.get(id_)) is None:
             host_drivers[id_] = HostDriver(id_, host, down, installable=False)
             continue

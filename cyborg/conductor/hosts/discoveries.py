@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Discoveries on demand: started on agents, which report the result later."""
 
-import contextlib
 import difflib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -67,12 +66,13 @@ class Discoveries:
         host = check_optional_text("host", host)
         driver = check_optional_text("driver", driver)
         # The key is UNIQUE: of two requests with the same filters, the second INSERT fails.
-        uuid, key = str(uuid4()), store.mutex_key(host, driver)
+        key = store.mutex_key(host, driver)
+        uuid = str(uuid4())
 
         def write(tx: sa.Connection) -> list[str]:
             targets = store.targets(tx, host, driver)
             if not targets:
-                raise _no_target(store.targets(tx, None, None), host, driver)
+                raise _no_target(store.targets(tx, host=None, driver=None), host, driver)
             # Refused, not joined: the open one may have read a host before its last change.
             if (other := store.find_open(tx, key)) is not None:
                 raise Conflict(
@@ -88,7 +88,8 @@ class Discoveries:
             # Each call of an absent agent would occupy a thread for seconds, while others wait.
             return sorted({row["host"] for row in targets if not row["host_down"]})
 
-        ctxt, started = context.get_current(), time.monotonic()
+        ctxt = context.get_current()
+        started = time.monotonic()
 
         def start(target: str) -> None:
             if time.monotonic() - started > self._timeout():
@@ -97,16 +98,21 @@ class Discoveries:
                 ctxt.update_store()  # so that the agents' logs have the request id
             self._start(uuid, target, driver)
 
-        for _ in range(MAX_ATTEMPTS):
-            with contextlib.suppress(db_exc.DBDuplicateEntry):
-                hosts = self.uow.run_once(write, lambda _: {"uuid": uuid})
-                break
-            # Another one with the same filters was recorded concurrently; the retry sees it.
-        else:
-            raise Conflict("another discovery of the same host and driver is being created, retry")
+        hosts = self._record(uuid, write)
         # After the commit: an agent may answer before the call returns.
         self._calls.submit(start, hosts)
         return {"uuid": uuid}
+
+    def _record(self, uuid: str, write: Callable[[sa.Connection], list[str]]) -> list[str]:
+        """Commit a new discovery; return the hosts whose agents to call. Raise Conflict."""
+        for _ in range(MAX_ATTEMPTS):
+            try:
+                # A copy of the call gets the same uuid from the record of this one.
+                return self.uow.run_once(write, answer=lambda _: {"uuid": uuid})
+            except db_exc.DBDuplicateEntry:
+                # Another one with the same filters was recorded concurrently; the retry sees it.
+                continue
+        raise Conflict("another discovery of the same host and driver is being created, retry")
 
     def complete(
         self,

@@ -136,9 +136,9 @@ class FailureDetector:
         sent_at = self.uow.clock()
         try:
             answer = send()
-        # Also for the end of the process: a heartbeat that did not arrive proves nothing about the
-        # bus.
         except BaseException:
+            # Also for the end of the process: a heartbeat that did not arrive proves nothing about
+            # the bus.
             self._self_check = None
             raise
         received_at, clock = self.uow.clock(), self.clock()

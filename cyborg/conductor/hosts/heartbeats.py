@@ -173,7 +173,7 @@ class Hosts:
             failure_detector.mark_up(tx, row, self.notifications, now)
             stale = providers.mark_stale_of_hosts(tx, [host], now)
         if previous is None:
-            return _Registration(row, None, stale, 0)
+            return _Registration(row, previous=None, stale=stale, expedited=0)
         if has_rebooted(previous["boot_id"], beat.boot_id):
             # Before the jobs are locked: the locks of ARQs come first.
             reboot.enqueue_restores(tx, host, now)
@@ -325,8 +325,9 @@ class Hosts:
         for attempt in range(2):
             try:
                 return self.uow.run(work)
-            # Kept for the cause: Python deletes the name of the exception at the end of this block.
             except db_exc.DBDuplicateEntry as exc:
+                # Kept for the cause: Python deletes the name of the exception at the end of this
+                # block.
                 duplicate = exc
             conflicts = self.uow.run(
                 lambda tx: deployable_store.find_name_conflicts(tx, inventory.host, addresses)

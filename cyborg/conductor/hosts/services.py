@@ -81,7 +81,7 @@ class Services:
             if row["binary"] != AGENT:
                 return row, ReportResult(0, "no inventory")
             handler = ReportHandler(self.conf, self.notifications)
-            return row, remove_inventory(tx, row["host"], name, "deleted", now, handler)
+            return row, remove_inventory(tx, row["host"], now, handler, name=name, verb="deleted")
 
         row, outcome = self.uow.run_once(write)
         LOG.info(
@@ -126,19 +126,20 @@ class Services:
 def remove_inventory(
     tx: sa.Connection,
     host: str,
-    name: str,
-    verb: str,
     now: datetime,
     handler: ReportHandler,
+    *,
+    name: str,
+    verb: str,
 ) -> ReportResult:
     """Remove the inventory of a host whose agent is down, and fail its jobs on devices.
 
     ``name`` and ``verb`` say in errors what is removed and how. Raise InUse while a request holds a
     device of the host.
     """
-    outcome = handler.remove_backend(tx, host, None, now)
+    outcome = handler.remove_backend(tx, host, backend=None, now=now)
     # After the removal: no free handle is left that could be claimed between this check and the
-    # commit.
+    # commit. The error rolls the removal back.
     if owners := store.holders(tx, host):
         raise InUse(
             f"{name} cannot be {verb}: {len(owners)} requests hold devices of this host, such as "
@@ -252,7 +253,7 @@ class HostRemoval:
         uuids = devices.uuids_of_host(tx, host)
         tombstone_devices = tombstones.uuids_of_host(tx, host)
         handler = ReportHandler(self.conf, self.notifications)
-        report = remove_inventory(tx, host, f"host {host}", "removed", now, handler)
+        report = remove_inventory(tx, host, now, handler, name=f"host {host}", verb="removed")
         if store.delete_of_host(tx, ids, now) != len(ids):
             raise _returned(host)
         # Not all: a device with dirty handles must be cleaned if it ever returns.

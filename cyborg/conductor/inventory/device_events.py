@@ -52,6 +52,7 @@ def record_changes(
 
 
 def _to_entry(host: str, state: HostState, step: Step, added: Mapping[str, str]) -> Entry | None:
+    """Return the custody entry of a step; None if it adds, removes and moves no device."""
     if not isinstance(step.key, plan.DeviceKey):
         return None
     address = step.key.device

@@ -118,8 +118,8 @@ class Attributes:
 
         try:
             self.uow.run_once(write, lambda _: made)
-        # A query before the INSERT could be outdated: the unique key decides.
         except db_exc.DBDuplicateEntry as exc:
+            # A query before the INSERT could be outdated: the unique key decides.
             raise Conflict(
                 f"deployable {owner} already has an attribute {key!r}, delete it first",
                 deployable=owner,

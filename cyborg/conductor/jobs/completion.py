@@ -50,11 +50,11 @@ OPEN_LIMIT = 256
 class JobResult:
     """Numbers of objects that the end of jobs has changed."""
 
-    count: int = 0  # jobs or objects that were completed
+    completed: int = 0  # jobs or objects
     jobs: int = 0  # new jobs
     events: int = 0  # new messages in the outbox
     providers: int = 0  # providers to publish
-    closed: str | None = None  # the device that was closed, because its prepare jobs fail
+    closed_device: str | None = None  # its uuid; it was closed, because its prepare jobs fail
     binds: int = 0  # binds that succeeded or failed; a job succeeds or fails with its bind
 
 
@@ -89,8 +89,8 @@ class Completion:
             return result  # what a guest does with a device is no evidence about the device
         if succeeded:
             return replace(result, providers=result.providers + self._record_success(row))
-        closed = self._record_failure(row, error or NO_JOB_REASON, reported=reported)
-        return result if closed is None else replace(result, providers=1, closed=closed)
+        device = self._record_failure(row, error or NO_JOB_REASON, reported=reported)
+        return result if device is None else replace(result, providers=1, closed_device=device)
 
     def _apply_result(
         self,
@@ -191,10 +191,10 @@ class Completion:
         opened = open_devices(tx, now)
         self_heal.increment(tx, CorrectiveAction.STUCK_BINDS_FAILED, len(stranded), now)
         return JobResult(
-            failed.count + len(dirty) + len(released) + freed,
-            failed.jobs + len(set(cleaning.values())),
-            failed.events,
-            failed.providers + opened,
+            failed.completed + len(dirty) + len(released) + freed,
+            jobs=failed.jobs + len(set(cleaning.values())),
+            events=failed.events,
+            providers=failed.providers + opened,
             binds=failed.binds,
         )
 
@@ -236,7 +236,7 @@ class Completion:
         for row in devices.lock_history(self.tx, job["host"], failed):
             if row["failing"]:
                 opened.append(row["uuid"])
-            _write(self.tx, row, progress.add_success(_history(row), kind), None)
+            _write(self.tx, row, progress.add_success(_history(row), kind), retry_at=None)
         return publishing.mark_stale_of_devices(self.tx, opened, self.now) if opened else 0
 
     def _record_partitioned(self, row: jobs.JobRow, error: str | None) -> None:
@@ -351,10 +351,16 @@ def _make_failure(
 ) -> refusals.ContextFailure:
     """Return the failure of a job for the device contexts of its ARQs."""
     if job is None:
-        return refusals.make_job_failure(code, error, None, None, now)
+        return refusals.make_job_failure(code, error, now)
     items: list[dict[str, Any]] = job["arguments"].get("items", [])
     names = {str(item.get(name)) for item in items for name in ("device", "deployable", "handle")}
     requested = {str(value) for item in items for value in item.get("accel", {}).values()}
     return refusals.make_job_failure(
-        code, error, job["host"], job["uuid"], now, names=names, requested=requested
+        code,
+        error,
+        now,
+        hostname=job["host"],
+        job=job["uuid"],
+        names=names,
+        requested=requested,
     )

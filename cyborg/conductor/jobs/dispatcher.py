@@ -144,7 +144,7 @@ class JobDispatcher:
         if result.jobs or result.events or result.providers:
             self.on_result(result)
         purged = self.uow.run(lambda tx: old_rows.JOBS.purge(tx, now - RETENTION, PURGE_LIMIT))
-        return result.count + purged
+        return result.completed + purged
 
     def stop(self) -> None:
         """Start no more calls; the leases of unprocessed jobs expire."""
@@ -226,6 +226,7 @@ class JobDispatcher:
             return self._process_leased(row, unreachable_reason)
 
     def _process_leased(self, row: store.JobRow, unreachable_reason: str | None) -> str | None:
+        """Return why the agent is unreachable; None if it answered, or was not needed."""
         store_error: str | None = None
         try:
             if jobs.DRAINS in row["arguments"]:
@@ -251,7 +252,7 @@ class JobDispatcher:
         result = self.uow.run(
             lambda tx: programming.advance_drain(tx, row, self._owner, now, notices)
         )
-        if result.count:
+        if result.completed:
             LOG.info(
                 "Draining of the device for another layout has ended", **answers.job_fields(row)
             )
@@ -284,25 +285,28 @@ class JobDispatcher:
     def _report_end(
         self,
         row: store.JobRow,
-        succeeded: bool,
-        reason: str | None,
         result: JobResult,
         now: datetime,
+        *,
+        succeeded: bool,
+        reason: str | None,
     ) -> None:
         """Log a job that has ended, and count the bind that it ends."""
-        if not result.count:
+        # Otherwise another conductor has ended the job, and has reported it.
+        if not result.completed:
             return
-        kind, fields = JobKind(row["kind"]), answers.job_fields(row)
+        kind = JobKind(row["kind"])
+        fields = answers.job_fields(row)
         if succeeded:
             LOG.info("Job (%s) succeeded", kind, **fields)
         else:
             LOG.warning("Job (%s) failed: %s", kind, reason, **fields)
-        if result.closed is not None:
+        if result.closed_device is not None:
             LOG.warning(
                 "Device is failing and not schedulable for %g s, because its last prepare "
                 "jobs failed; repair the device and enable it to end this earlier",
                 self.conf.conductor.device_cordon_time,
-                device=result.closed,
+                device=result.closed_device,
                 host=row["host"],
             )
         if kind is JobKind.PREPARE and result.binds:
@@ -335,7 +339,7 @@ class JobDispatcher:
             return completion.complete(row, succeeded, reason, reported=reported)
 
         result = self.uow.run(complete)
-        self._report_end(row, succeeded, reason, result, now)
+        self._report_end(row, result, now, succeeded=succeeded, reason=reason)
         self.on_result(result)
 
     def _reschedule(self, job: OpenJob, owner: str | None, now: datetime) -> None:
@@ -349,7 +353,7 @@ class JobDispatcher:
         )
         for remark in remarks:
             LOG.warning("%s", remark.text, host=row["host"], **remark.fields)
-        if abandoned.count:
+        if abandoned.completed:
             self.on_result(abandoned)
         elif job.retried:
             LOG.warning(
@@ -370,12 +374,14 @@ class JobDispatcher:
         until: datetime,
     ) -> tuple[JobResult, list[Remark]]:
         """Write a job that stays open; return what was abandoned instead, and remarks to log."""
-        row, answer, recorder = job.row, job.answer, self.recorder
+        row = job.row
+        answer = job.answer
+        recorder = self.recorder
         completion = Completion(tx, recorder, now)
         if job.kind is JobKind.RELEASE and job.retried:
             handler = ReportHandler(self.conf, recorder.notifications)
             abandoned, remarks = cancellation.abandon_cleaning(tx, row, answer.error, now, handler)
-            if abandoned.count:
+            if abandoned.completed:
                 return abandoned, remarks
         # ARQs are locked before jobs, as in every transaction.
         waiting = arqs.lock_of_jobs(tx, [row["id"]]) if job.late or job.first_failure else []

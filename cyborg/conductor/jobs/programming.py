@@ -147,9 +147,10 @@ def enqueue_partition(
     uuid: str,
     row: store.PartitionRow,
     layout: str,
-    previous_layout: str | None,
     options: Mapping[str, bool],
     now: datetime,
+    *,
+    previous_layout: str | None,
     deadline: datetime | None = None,
 ) -> int:
     """Enqueue a job that applies a layout to a device; return the id of the job."""
@@ -306,11 +307,22 @@ class Partitions:
             raise obstacle
         if obstacle is None:
             arguments = {name: value for name, value in options.items() if name != DRAINS}
-            job = enqueue_partition(tx, uuid, row, layout, row["layout"], arguments, now)
+            job = enqueue_partition(
+                tx, uuid, row, layout, arguments, now, previous_layout=row["layout"]
+            )
             close_device(tx, uuid, rows, job)
         else:
             deadline = now + timedelta(seconds=self.conf.conductor.drain_timeout)
-            job = enqueue_partition(tx, uuid, row, layout, row["layout"], options, now, deadline)
+            job = enqueue_partition(
+                tx,
+                uuid,
+                row,
+                layout,
+                options,
+                now,
+                previous_layout=row["layout"],
+                deadline=deadline,
+            )
             desired_backends.sync_cordon(tx, [row["host"]], now)
         mark_stale(tx, rows, now)
         return jobs.uuids(tx, [job])[0]

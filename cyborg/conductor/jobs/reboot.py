@@ -89,7 +89,9 @@ def enqueue_layouts(tx: sa.Connection, host: str, now: datetime) -> int:
         # No previous layout: after an error, the device keeps what it has after the boot. No
         # deadline either: such a job is retried until it succeeds.
         options = {AFTER_REBOOT: True}
-        job = programming.enqueue_partition(tx, uuid, row, layout, None, options, now)
+        job = programming.enqueue_partition(
+            tx, uuid, row, layout, options, now, previous_layout=None
+        )
         if not store.start(tx, programming.deployable_ids(rows), job):
             raise Conflict(f"device {uuid} was changed concurrently", device=uuid)
         programming.mark_stale(tx, rows, now)

@@ -107,7 +107,7 @@ class OutboxWorker:
             f"messages to {channel.destination}",
             now=self._now,
             clock=clock,
-            requests=2,  # one that times out, and the one after it
+            requests=2,  # a lease lasts for one that times out, and for the one after it
         )
         self._failure_log = RateLimitedLogger(clock, LOG)
         self._stopped = threading.Event()
@@ -191,8 +191,8 @@ class OutboxWorker:
                 f"outbox.deliver {self._channel.kind}", traces, messages=len(rows)
             ):
                 return [*self._channel.send([row["payload"] for row in rows])]
-        # Returned, not handled here: in an except block, oslo.log would add it to each line.
         except (Invalid, Unavailable) as exc:
+            # Returned, not handled here: in an except block, oslo.log would add it to each line.
             return exc
 
     def _record_answers(
@@ -304,15 +304,15 @@ def create_nova_worker(
 ) -> OutboxWorker:
     """Create the worker that sends events to Nova; ``options`` are passed to OutboxWorker."""
     channel = Channel(
-        NOVA_EVENT,
-        "Nova",
-        # Looked up at the first event: a conductor that sends none may have no client. Nova ignores
-        # events that it does not wait for, so that a second delivery does no harm.
-        lambda events: nova.send(events),  # noqa: PLW0108
-        conf.nova.request_timeout,
-        MAX_EVENT_DELAY,
-        "instance",
+        kind=NOVA_EVENT,
+        destination="Nova",
+        # Looked up at the first event: a conductor that sends none may have no client.
+        send=lambda events: nova.send(events),  # noqa: PLW0108
+        send_timeout=conf.nova.request_timeout,
+        max_retry_delay=MAX_EVENT_DELAY,
+        subject_field="instance",
     )
+    # A second delivery does no harm: Nova ignores events that it does not wait for.
     return OutboxWorker(conf, uow, channel, **options)
 
 
@@ -321,11 +321,11 @@ def create_worker(
 ) -> OutboxWorker:
     """Create the worker that sends notifications; ``options`` are passed to OutboxWorker."""
     channel = Channel(
-        NOTIFICATION,
-        "notification listeners",
-        notifier.send,
-        notifier.timeout,
-        MAX_NOTIFICATION_DELAY,
+        kind=NOTIFICATION,
+        destination="notification listeners",
+        send=notifier.send,
+        send_timeout=notifier.timeout,
+        max_retry_delay=MAX_NOTIFICATION_DELAY,
     )
     return OutboxWorker(conf, uow, channel, **options)
 

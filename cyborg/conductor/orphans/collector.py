@@ -273,6 +273,7 @@ class OrphanCollector:
         now = self._now()
 
         def write(tx: sa.Connection) -> int:
+            # ``group_by_owner`` leaves out the instances whose project is unknown.
             count = sum(
                 store.assign_project(tx, ids, instance, project)
                 for (instance, project), ids in orphans.group_by_owner(
@@ -349,7 +350,7 @@ class OrphanCollector:
         while batch := list(itertools.islice(remaining, release.RELEASE_BATCH)):
             released = self._releaser.release(batch, keep=keep, unchanged=orphans.is_unchanged)
             stats.released += len(released)
-            release.log_released(released, deleted=not keep)
+            release.log_released(released, keep=keep)
 
     def _expire(self, stats: RoundStats, query: release.InstanceQuery) -> None:
         """Delete ARQs that have been unbound for ``unbound_ttl`` or ``dropped_ttl`` seconds."""

@@ -148,10 +148,10 @@ def record_suspects(
     return counts
 
 
-def log_released(released: Iterable[BoundArq], *, deleted: bool) -> None:
-    """Log each released orphan."""
+def log_released(released: Iterable[BoundArq], *, keep: bool) -> None:
+    """Log each released orphan; ``keep`` is that of ``OrphanReleaser.release``."""
     for arq in released:
-        if deleted:
+        if not keep:
             text = (
                 "Orphaned ARQ was deleted: its instance no longer exists and has no allocation on "
                 "the resource provider"
@@ -360,6 +360,11 @@ class OrphanCheck:
         return True
 
     def _check(self, providers: Sequence[str]) -> None:
+        """Release the orphans of the first providers, until the limit of time.
+
+        The errors of Placement and Nova are logged, not raised.
+        """
+        # ``end`` is for the requests to Placement, and ``seconds`` for those to Nova.
         end = self._clock() + MAX_SECONDS
         query = InstanceQuery(self._nova, limit=MAX_QUERIES, seconds=MAX_SECONDS, clock=self._clock)
         for provider in providers[:MAX_PROVIDERS]:
@@ -371,7 +376,7 @@ class OrphanCheck:
                 if query.get_presence(arq.instance, arq.hostname) is Presence.NOT_FOUND
             ]
             if orphan_arqs:
-                log_released(self._releaser.release(orphan_arqs, keep=False), deleted=True)
+                log_released(self._releaser.release(orphan_arqs, keep=False), keep=False)
 
     def _unallocated(self, provider: str) -> Iterable[BoundArq]:
         # The owners are read first: an allocation precedes its bind, so the answer of Placement

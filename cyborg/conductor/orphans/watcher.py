@@ -313,7 +313,7 @@ class InstanceWatcher:
                 arqs[start : start + release.RELEASE_BATCH], keep=keep
             )
             batch.released += len(released)
-            release.log_released(released, deleted=not keep)
+            release.log_released(released, keep=keep)
 
     def _following(self, hint: Hint, batch: _Batch) -> Hint | None:
         """Return the hint for the next check of an instance, None if there is none."""

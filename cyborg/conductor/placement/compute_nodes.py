@@ -132,9 +132,11 @@ class ComputeNodeResolver:
     def _find_configured(self, host: str, provider: str) -> ProviderSummary:
         """Return the configured provider, without fallback: the operator's choice is binding."""
         try:
-            summary = self.placement.get(parse_uuid(provider, "resource_provider"))
-        except Invalid:
+            uuid = parse_uuid(provider, "resource_provider")
+        except Invalid:  # not a uuid, so a name
             summary = self.placement.find(provider)
+        else:
+            summary = self.placement.get(uuid)
         if summary is None:
             raise self._not_found(
                 host,

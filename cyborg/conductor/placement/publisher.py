@@ -182,8 +182,11 @@ class Publisher:
         Several hosts are published at a time. The providers of one host are published one after the
         other, parents first.
         """
-        result, rows, desired = _BatchResult(), batch.rows, batch.desired
-        self._compute_nodes.preload({row["host"]: row["identity"] for row in desired.values()})
+        result = _BatchResult()
+        rows = batch.rows
+        self._compute_nodes.preload(
+            {row["host"]: row["identity"] for row in batch.desired.values()}
+        )
         hosts = reconciler.group_by_host(rows)
         max_calls = self.conf.conductor.max_placement_calls
         # By host, not by provider: a child needs its parent first, and the writes of one tree would

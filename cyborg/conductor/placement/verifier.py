@@ -183,6 +183,7 @@ class ProviderVerifier:
         )
 
     def _lease_batch(self, tx: sa.Connection, age: timedelta, limit: int) -> _Batch | None:
+        """Lease providers that were not verified for ``age``; return None if there are none."""
         lease = self._leasing.begin(request_timeout=self.placement.timeout)
         rows = store.lease_for_verification(
             tx,

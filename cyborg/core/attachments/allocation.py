@@ -123,7 +123,9 @@ def is_shrunk(allocated: Amounts, intent: Intent, floor: Amounts) -> bool:
     """
     if not intent.base or not intent.shrinks:
         return False
-    found, base, least = _flatten(allocated), _flatten(intent.base), _flatten(floor)
+    found = _flatten(allocated)
+    base = _flatten(intent.base)
+    least = _flatten(floor)
     # At most these amounts: Nova may have removed more of them meanwhile.
     return all(
         found[key] <= max(least[key], base[key] - units)

@@ -153,7 +153,7 @@ def parse_attach(request: Any) -> AttachRequest:
 
 
 def check_context(
-    uuid: str, state: str, project: str | None, instance: str | None, server_project: str
+    uuid: str, *, state: str, project: str | None, instance: str | None, server_project: str
 ) -> None:
     """Raise WrongState or Conflict unless a device context can be attached now.
 

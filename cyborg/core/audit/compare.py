@@ -55,12 +55,13 @@ def compare_providers(snapshot: HostSnapshot) -> Iterator[Finding]:
     A provider that waits for the publisher gives a separate finding and is not compared.
     """
     records = snapshot.database.providers
-    if snapshot.placement.missing is not None:
-        # Without a device there is nothing to publish, and no compute node is needed.
+    if snapshot.placement.missing_reason is not None:
+        # Without providers and deployables nothing is published, and no compute node is needed.
         if records or any(device.deployables for device in snapshot.database.devices):
-            text = f"Placement: {snapshot.placement.missing}"
+            text = f"Placement: {snapshot.placement.missing_reason}"
             yield snapshot.finding(Kind.NODE_MISSING, "compute node", text)
         return
+    # The providers that a deployable needs.
     for uuid, desired in snapshot.desired.items():
         record = records.get(uuid)
         if record is None:
@@ -70,12 +71,15 @@ def compare_providers(snapshot: HostSnapshot) -> Iterator[Finding]:
             yield from _not_published(snapshot, record)
         else:
             yield from _compare_provider(snapshot, desired, snapshot.placement.actual.get(uuid))
+    # Those that were published, and that no deployable needs any more.
     for uuid, record in records.items():
         if uuid not in snapshot.desired:
             if record.stale_since is not None:
                 yield from _not_published(snapshot, record)
             elif uuid in snapshot.placement.actual:
+                # The publisher deletes the provider of a record without a deployable.
                 yield _leftover_finding(snapshot, uuid, record.name, Repair.PUBLISH)
+    # Those of this service of which the database knows nothing.
     for uuid, actual in snapshot.placement.actual.items():
         if uuid not in snapshot.desired and uuid not in records:
             # Known to be empty: a provider whose allocations were not read must not be deleted.

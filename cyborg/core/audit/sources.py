@@ -302,11 +302,11 @@ class DatabaseSnapshot:
 class PlacementSnapshot:
     """Providers of this service in Placement, below one compute node, and their allocated units.
 
-    ``missing`` is the reason why there is no compute node. ``actual`` and ``consumers`` are by
+    ``missing_reason`` is why there is no compute node. ``actual`` and ``consumers`` are by
     provider uuid. Allocations of a provider that is not in ``consumers`` were not read.
     """
 
-    missing: str | None = None
+    missing_reason: str | None = None
     actual: Mapping[str, Provider] = field(default_factory=dict)
     consumers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 

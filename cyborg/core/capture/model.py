@@ -329,6 +329,7 @@ def _dump_content(content: bytes | None) -> Any:
 
 
 def _load_content(value: Any) -> bytes | None:
+    """Return the content of a captured file, None if it has none. Raise ValueError."""
     if value is None:
         return None
     if isinstance(value, str):

@@ -80,6 +80,7 @@ class Scrubber:
         return found[:size]
 
     def _content(self, path: str, content: bytes | None) -> bytes | None:
+        """Return the content of a file without unique values, None if it has none."""
         if content is None:
             return None
         name = path.rpartition("/")[2]

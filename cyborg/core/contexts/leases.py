@@ -233,7 +233,7 @@ def _not_in_use_by(context: ContextFacts, given: str, field: str) -> Conflict:
     )
 
 
-def stale_lease(uuid: str, state: str, epoch: int, given: int | None) -> CyborgError:
+def stale_lease(uuid: str, state: str, epoch: int, *, given: int | None) -> CyborgError:
     """Return the error for a lease that has ended or has another epoch than ``given``."""
     context = ContextFacts(uuid, state, epoch)
     if given is not None and given != epoch:
@@ -269,7 +269,7 @@ def lost_lease(context: ContextFacts, given: int, error: str | None) -> CyborgEr
             f"the lease of device context {uuid} has ended, and the context is {state}: attach it "
             "again",
         )
-    return stale_lease(uuid, state, context.epoch, given)
+    return stale_lease(uuid, state, context.epoch, given=given)
 
 
 def _stale(context: ContextFacts, given: int) -> Conflict:
@@ -301,7 +301,7 @@ def _check_holder(
     The lease has the epoch, has not ended, and is for the host and the providers, if given.
     """
     if context.expires_at is None or context.expires_at <= now or epoch != context.epoch:
-        raise stale_lease(context.uuid, context.state, context.epoch, epoch)
+        raise stale_lease(context.uuid, context.state, context.epoch, given=epoch)
     if request.hostname != context.hostname:
         raise Conflict(
             f"hostname: the lease of device context {context.uuid} is for host "

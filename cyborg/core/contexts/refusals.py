@@ -141,10 +141,10 @@ def describe_to_owner(message: str, reasons: Mapping[str, Sequence[Mapping[str, 
 def make_job_failure(
     code: str,
     error: str,
-    hostname: str | None,
-    job: str | None,
     now: datetime,
     *,
+    hostname: str | None = None,
+    job: str | None = None,
     names: Collection[str] = (),
     requested: Collection[str] = (),
 ) -> ContextFailure:

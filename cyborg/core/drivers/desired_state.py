@@ -199,7 +199,7 @@ def plan(
         for name, backend in desired.items()
     ]
     actions += [
-        PlannedAction(_revert_action(record, configured), name, None)
+        PlannedAction(_revert_action(record, configured), name, desired=None)
         for name, record in records.items()
         if name not in desired
     ]
@@ -222,8 +222,11 @@ def next_record(
         absent = planned.desired.status is DesiredStatus.ABSENT
         kept = absent and planned.action is Action.KEEP
         never_ran = kept and (record is None or record.applied is None or record.never_ran)
-        return BackendRecord(planned.desired, None, planned.desired, never_ran)
-    return BackendRecord(planned.desired, error, None if record is None else record.applied)
+        return BackendRecord(
+            planned.desired, error=None, applied=planned.desired, never_ran=never_ran
+        )
+    applied = None if record is None else record.applied
+    return BackendRecord(planned.desired, error=error, applied=applied)
 
 
 def merge_options(

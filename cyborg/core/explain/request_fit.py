@@ -146,6 +146,7 @@ class _Search:
         return self.cache[key]
 
     def _find(self, bins: Sequence[Caps]) -> _Problem | None:
+        """Return why providers cannot serve all groups, None if they can or this is not known."""
         columns = range(len(self.kinds))
         served = [column for column in columns if any(caps[column] for caps in bins)]
         competing = [

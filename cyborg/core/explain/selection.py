@@ -87,27 +87,33 @@ def choose_handles(
     # By provider: Nova has allocated on these, so that a handle of another one is of no use.
     for candidate in candidates:
         pools.setdefault(candidate.provider, []).append(candidate)
-    # Shuffled: conductors that choose at the same time then seldom choose the same handles. Handles
-    # that only some demands need come last, so that the others leave them to later servers.
     for pool in pools.values():
+        # Conductors that choose at the same time then seldom choose the same handles.
         order.shuffle(pool)
-        pool.sort(key=_meets_requirements)
+        # True sorts last, and the sort keeps the shuffled order otherwise: handles that only some
+        # demands need come last, so that the others leave them to later servers.
+        pool.sort(key=_has_scarce_info)
     chosen: dict[str, int] = {}
     taken_counts: Counter[str] = Counter()
     taken_ids: set[int] = set()
+    # ``kind`` has the provider, so that all demands of a search have the same pool.
     searches: dict[object, _Search] = {}
     reasons: dict[str, list[dict[str, object]]] = {}
     # The handles that fit a demand with required info also fit one without: the demands without it
     # must not take them first.
-    for demand in sorted(
+    ordered_demands = sorted(
         demands, key=lambda demand: not device_profile.REQUIRED_INFO[demand.target]
-    ):
-        search = searches.setdefault(demand.kind, _Search(pools.get(demand.provider, [])))
+    )
+    for demand in ordered_demands:
+        if demand.kind not in searches:
+            searches[demand.kind] = _Search(pools.get(demand.provider, []))
+        search = searches[demand.kind]
         if (handle := search.next(demand, taken_ids)) is not None:
             chosen[demand.arq_uuid] = handle.handle_id
             taken_ids.add(handle.handle_id)
             taken_counts[demand.provider] += 1
             continue
+        # A search skips the handles that other demands of this call have: they count as a reason.
         in_call = {fail(Predicate.TAKEN_IN_CALL): taken_counts[demand.provider]}
         rejections = search.rejections + Counter(in_call)
         reasons[demand.arq_uuid] = [
@@ -180,7 +186,7 @@ def _to_group(part: Sequence[Demand]) -> GroupDemand:
     return GroupDemand(first.group, units, first.required, first.forbidden, first.target)
 
 
-def _meets_requirements(candidate: Candidate) -> bool:
+def _has_scarce_info(candidate: Candidate) -> bool:
     """Return whether a handle has info that an attach target requires."""
     return any(map(candidate.info.get, _REQUIRED_KEYS))
 

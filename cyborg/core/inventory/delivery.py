@@ -49,7 +49,7 @@ class FunctionFacts:
     * ``host_has_iommu``: the host has at least one IOMMU group;
     * ``host_has_vfio``: a VFIO driver is loaded, or can be loaded;
     * ``denied``: the PCI function is in the denylist of vfio-pci, and the list is enabled;
-    * ``mapped``: the firmware requires a direct mapping of memory for the group.
+    * ``direct_mapped``: the firmware requires a direct mapping of memory for the group.
     """
 
     iommu_group: str | None
@@ -59,7 +59,7 @@ class FunctionFacts:
     others: tuple[GroupMember, ...] = ()
     host_use: str | None = None
     denied: bool = False
-    mapped: bool = False
+    direct_mapped: bool = False
 
 
 def find_obstacle(facts: FunctionFacts) -> str | None:
@@ -86,7 +86,7 @@ def find_obstacle(facts: FunctionFacts) -> str | None:
             "vfio-pci refuses this model by its denylist: use another device, or load vfio-pci "
             "with disable_denylist=1 where you trust the users of the device"
         )
-    if facts.mapped:
+    if facts.direct_mapped:
         return (
             f"the firmware requires a direct mapping of memory for IOMMU group {facts.iommu_group} "
             "(RMRR or IVMD), which VFIO refuses: turn off the feature of the firmware that uses "
@@ -96,8 +96,9 @@ def find_obstacle(facts: FunctionFacts) -> str | None:
         names = join_limited([_format(other) for other in blocking], MAX_SHOWN)
         remedy = "use another slot, or one with ACS"
         # Nobody shall take a function from the host that the host uses.
-        if any(other.same_card for other in blocking) and not any(o.used for o in blocking):
+        if any(other.same_card for other in blocking) and not any(other.used for other in blocking):
             remedy = "bind these to vfio-pci and do not offer them, or use a slot with ACS"
+        # This remedy replaces the one before: what a guest has cannot be bound to another driver.
         if any(other.guest for other in blocking):
             remedy = "take these from the domain, or use a slot with ACS"
         return f"it shares IOMMU group {facts.iommu_group} with {names}: {remedy}"

@@ -129,12 +129,12 @@ def evaluate(facts: DeviceFacts) -> DeviceStatus:
 
     A device of unknown health is schedulable.
     """
-    # An unknown ``status`` makes it unschedulable, as a newer release may have written it.
     applies = {
         DeviceCondition.SETUP_REQUIRED: facts.setup_required,
         DeviceCondition.REBOOT_REQUIRED: facts.reboot_required,
         DeviceCondition.UNDELIVERABLE: not facts.deliverable,
         DeviceCondition.BACKEND_DISABLED: facts.cordoned,
+        # An unknown status makes it unschedulable, too: a newer release may have written it.
         DeviceCondition.MAINTAINING: facts.status != ENABLED,
         DeviceCondition.PROGRAMMING: facts.programming,
         DeviceCondition.RESTORE_FAILED: facts.restore_failed,
@@ -143,6 +143,7 @@ def evaluate(facts: DeviceFacts) -> DeviceStatus:
         DeviceCondition.HOST_DOWN: facts.host_down,
         DeviceCondition.DRAINING: facts.draining,
     }
+    # The enum lists the weakest first. READY has no fact: it is shown if no other one applies.
     return DeviceStatus(tuple(state for state in reversed(DeviceCondition) if applies.get(state)))
 
 

@@ -85,7 +85,7 @@ def summarize_functions(
                 total = min(usage.total, limit)
                 used = min(usage.used, total)
                 free = min(usage.free, total - used)
-                known = functions.get(name, Function(name, 0, 0, 0))
+                known = functions.get(name, Function(name, total=0, used=0, free=0))
                 functions[name] = Function(
                     name, known.total + total, known.used + used, known.free + free
                 )

@@ -302,7 +302,9 @@ class _Problem(NamedTuple):
 
 def _find_problem(work: JobSpec) -> _Problem | None:
     """Return the first rule that a job breaks, None if it keeps all."""
-    items, devices, in_guest = len(work.items), len(work.devices), work.kind in GUEST_KINDS
+    items = len(work.items)
+    devices = len(work.devices)
+    in_guest = work.kind in GUEST_KINDS
     if not 1 <= items <= MAX_ITEMS:
         return _Problem("items", f"the job has {items} items: expected 1 to {MAX_ITEMS}")
     if devices > MAX_ITEMS:

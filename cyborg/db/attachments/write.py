@@ -152,7 +152,7 @@ def provider_of(tx: sa.Connection, accelerator: str) -> str | None:
 
 
 def start_detach(
-    tx: sa.Connection, ids: Collection[int], step: Step | None, now: datetime, *, reboot: bool
+    tx: sa.Connection, ids: Collection[int], now: datetime, *, step: Step | None, reboot: bool
 ) -> int:
     """Change attached attachments to detaching; return how many were changed.
 
@@ -305,7 +305,7 @@ def take_arqs(tx: sa.Connection, id_: int, arq_ids: Collection[int]) -> int:
     return tx.execute(sa.update(arqs).where(*free).values(**values)).rowcount
 
 
-def set_hidden(tx: sa.Connection, id_: int, hidden: bool) -> int:
+def set_hidden(tx: sa.Connection, id_: int, *, hidden: bool) -> int:
     """Hide the ARQs of an attachment from Nova, or show them to Nova; return their number."""
     query = sa.update(arqs).where(arqs.c.attachment_id == id_)
     # The orphan collector uses updated_at as the time of the bind.

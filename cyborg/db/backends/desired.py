@@ -210,8 +210,8 @@ def bump_generation(tx: sa.Connection, agents: Collection[int]) -> None:
 def write(tx: sa.Connection, service_id: int, desired: DesiredBackend) -> bool:
     """Write the desired state of one backend; return whether it was written.
 
-    Nothing is written while the backend belongs to another driver. The caller must hold a lock on
-    the agent's row.
+    Nothing is written while the backend belongs to another driver, unless it is ABSENT there. The
+    caller must hold a lock on the agent's row.
     """
     same_backend = sa.and_(table.c.service_id == service_id, table.c.backend == desired.backend)
     available = sa.or_(
@@ -236,8 +236,9 @@ def revert(
 ) -> bool:
     """Restore the previous desired state of a backend if it still has this ``generation``.
 
-    Return whether it had. Without a previous state, delete the desired state, so that the host's
-    configuration file applies. The caller must hold a lock on the agent's row.
+    Return whether it had; no backend has the ``generation`` None, which a step has that did not
+    write one. Without a previous state, delete the desired state, so that the host's configuration
+    file applies. The caller must hold a lock on the agent's row.
     """
     condition = sa.and_(
         table.c.service_id == service_id,

@@ -108,7 +108,9 @@ def functions(
         of_backend = usages.setdefault(backend.id, {})
         key = device, resource_class
         if (before := of_backend.get(key)) is not None:
-            total, used, free = before[1] + total, before[2] + used, before[3] + free
+            total += before[1]
+            used += before[2]
+            free += before[3]
         of_backend[key] = resource_class, total, used, free, board
     return {
         id_: [

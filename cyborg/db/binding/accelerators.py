@@ -347,7 +347,9 @@ def _find_ids_by_deployable(
         wanted -= len(ids)
         if len(chunk) < size:
             return
-        start, after, size = chunk[-1], sa.true(), min(2 * size, MAX_CHUNK)
+        start = chunk[-1]
+        after = sa.true()
+        size = min(2 * size, MAX_CHUNK)
 
 
 def _find_deployables(

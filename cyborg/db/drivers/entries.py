@@ -179,7 +179,13 @@ def entries_by_driver(
         installations[installed["driver"]].append(installed)
     for row in _read(connection, _USED.driver, _REPORTED, drivers, hosts):
         version = version_of(row["driver"], row["versions"])
-        entry = _entry(row, row["backend"], row["status"], row["error"], version)
+        entry = _entry(
+            row,
+            backend=row["backend"],
+            status=row["status"],
+            error=row["error"],
+            version=version,
+        )
         entry["remarks"] = list(row["remarks"] or ())
         entries[row["driver"]][row["host"], row["backend"]] = entry
     for desired in _read(connection, _DESIRED.driver, _STATE, drivers, hosts):
@@ -187,7 +193,9 @@ def entries_by_driver(
         # It was removed, and its agent does not report it any more: no entry is left.
         if key not in by_backend and desired["desired_status"] == DesiredStatus.ABSENT:
             continue
-        missing = _entry(desired, desired["backend"], NOT_REPORTED, None, None)
+        missing = _entry(
+            desired, backend=desired["backend"], status=NOT_REPORTED, error=None, version=None
+        )
         entry = by_backend.setdefault(key, missing)
         entry["desired_status"] = desired["desired_status"]
         entry["applied"] = bool(desired["applied"])
@@ -230,7 +238,9 @@ def _merge(
         # A driver that is installed and used has only the entries of its backends.
         if row["host"] not in hosts_with_backends:
             status = INSTALLED if row["error"] is None else IMPORT_FAILED
-            entry = _entry(row, None, status, row["error"], row["version"])
+            entry = _entry(
+                row, backend=None, status=status, error=row["error"], version=row["version"]
+            )
             entries[row["host"], ""] = entry
     return paging.sort_by_page(
         list(entries.values()), hosts, lambda entry: (entry["host"], entry["backend"] or "")
@@ -238,7 +248,7 @@ def _merge(
 
 
 def _entry(
-    row: Row, backend: str | None, status: str, error: str | None, version: str | None
+    row: Row, *, backend: str | None, status: str, error: str | None, version: str | None
 ) -> HostDriverRow:
     return {
         "host": row["host"],

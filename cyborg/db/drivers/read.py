@@ -72,7 +72,7 @@ SORTABLE = ("name", "uuid")
 
 def names(connection: sa.Connection) -> list[str]:
     """Return the names of all drivers, sorted, in one statement."""
-    return _names(connection, None, None)
+    return _names(connection, hosts=None, type_=None)
 
 
 def find(
@@ -241,7 +241,7 @@ def _newest(connection: sa.Connection, drivers: Collection[str], hosts: Hosts) -
 
 
 def _options(connection: sa.Connection, driver: str) -> list[dict[str, Any]]:
-    facts = _newest(connection, [driver], None).get(driver)
+    facts = _newest(connection, [driver], hosts=None).get(driver)
     if facts is None:
         return []
     options = connection.scalar(sa.select(table.c.options).where(table.c.id == facts["id"]))

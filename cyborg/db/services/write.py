@@ -165,8 +165,10 @@ def purge(tx: sa.Connection, cutoff: datetime, limit: int) -> list[DaemonRow]:
     An agent is deleted only if its host has no devices. With a daemon, its backends, their desired
     state and its drivers are deleted.
     """
+    # The condition leaves out the agents of hosts with devices; foreign keys delete the rest.
     old = old_rows.SERVICES.is_old(cutoff)
-    # FOR UPDATE: a daemon that sends a heartbeat now is not among the rows, or waits for its end.
+    # FOR UPDATE: a daemon that sends a heartbeat now is not among the rows, or waits for the end of
+    # this transaction.
     query = sa.select(services).where(old).order_by(services.c.last_seen_at).limit(limit)
     rows = fetch_all(DaemonRow, tx.execute(query.with_for_update(of=services)))
     bulk.delete(tx, services, [row["id"] for row in rows])

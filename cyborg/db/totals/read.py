@@ -291,17 +291,19 @@ def _outbox(connection: sa.Connection) -> list[OutboxCountRow]:
 
 
 def _jobs(connection: sa.Connection, now: datetime) -> list[JobCountRow]:
-    j = schema.jobs.c
+    """Count the open jobs of each kind."""
+    jobs = schema.jobs.c
     counts = {
         "count": sa.func.count(),
-        "overdue": count_if(sa.func.coalesce(j.deadline < now, sa.false())),
-        "oldest": sa.func.min(j.created_at),
+        # The comparison is NULL for a job without a deadline, which is never overdue.
+        "overdue": count_if(sa.func.coalesce(jobs.deadline < now, sa.false())),
+        "oldest": sa.func.min(jobs.created_at),
     }
     query = (
         sa.select(*row_columns(JobCountRow, schema.jobs, **counts))
-        .where(j.state == JobState.OPEN)
-        .group_by(j.kind)
-        .order_by(j.kind)
+        .where(jobs.state == JobState.OPEN)
+        .group_by(jobs.kind)
+        .order_by(jobs.kind)
     )
     return fetch_all(JobCountRow, connection.execute(query))
 

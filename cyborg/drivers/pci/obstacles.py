@@ -55,7 +55,7 @@ class IommuFacts:
         self._sysfs = sysfs
         self._guests = guests
         # By group, of those that were asked for.
-        self._mapped: dict[str, bool] = {}
+        self._direct_mapped: dict[str, bool] = {}
         self._others: dict[str, tuple[GroupMember, ...]] = {}  # devices that are not PCI functions
         self._groups: dict[str, list[PciFunction]] = {}
         # Without an IOMMU, VFIO makes groups of PCI functions that no hypervisor can use. It gives
@@ -121,7 +121,7 @@ class IommuFacts:
                 ),
                 host_use=host_use,
                 denied=self._has_denylist and (function.vendor, function.product) in DENYLIST,
-                mapped=self._is_mapped(number),
+                direct_mapped=self._is_direct_mapped(number),
             )
         )
 
@@ -138,7 +138,7 @@ class IommuFacts:
             )
         return self._others[group]
 
-    def _is_mapped(self, group: str | None) -> bool:
+    def _is_direct_mapped(self, group: str | None) -> bool:
         """Return whether an IOMMU group has an address range that must be mapped 1:1; read it once.
 
         Each line of ``reserved_regions`` has a first address, a last address and a type.
@@ -148,10 +148,12 @@ class IommuFacts:
         # ``drivers/iommu/intel/iommu.c``.
         if group is None:
             return False
-        if group not in self._mapped:
+        if group not in self._direct_mapped:
             text = self._sysfs.read_text(f"kernel/iommu_groups/{group}/reserved_regions") or ""
-            self._mapped[group] = any(line.split()[2:] == [_DIRECT] for line in text.splitlines())
-        return self._mapped[group]
+            self._direct_mapped[group] = any(
+                line.split()[2:] == [_DIRECT] for line in text.splitlines()
+            )
+        return self._direct_mapped[group]
 
 
 def _slot(address: str) -> str:

@@ -340,7 +340,7 @@ def test_error_of_host_work_is_shown_whole_to_administrators(
     path = create(api, resources={"FPGA": 1})
     (context,) = rows.read(api.engine, schema.device_contexts)
     at = datetime(2026, 1, 2)
-    failure = make_job_failure("prepare_failed", "/sys/x is missing", "compute-1", None, at)
+    failure = make_job_failure("prepare_failed", "/sys/x is missing", at, hostname="compute-1")
     rows.update(api.engine, schema.device_contexts, context["id"], failure=failure.to_dict())
     with api.engine.connect() as connection:
         (listed,) = read.find(connection)

@@ -192,7 +192,10 @@ def test_device_closes_after_failures_in_a_row_and_opens_by_itself(env: FailureE
         rows.read(env.engine, schema.providers, uuid=env.card.provider)[0]["revision"]
         > provider["revision"]
     ), "Placement is changed"
-    assert (env.results[-2].closed, env.results[-1].closed) == (env.device()["uuid"], None)
+    assert (env.results[-2].closed_device, env.results[-1].closed_device) == (
+        env.device()["uuid"],
+        None,
+    )
     assert env.device()["job_errors"][0] == (
         "closed until 2026-01-01T00:10:00Z, because 3 prepare jobs failed in a row"
     )

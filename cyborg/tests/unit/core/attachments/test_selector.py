@@ -66,16 +66,18 @@ def test_each_selector_has_values_and_a_key_of_its_own() -> None:
 @pytest.mark.parametrize("state", ContextState)
 def test_context_must_own_no_handle_or_have_a_lease(state: ContextState) -> None:
     if state in USABLE | LEASED:
-        selector.check_context(UUID, state, "p", None, "p")
+        selector.check_context(UUID, state=state, project="p", instance=None, server_project="p")
         return
     with pytest.raises(WrongState, match=f"is {state}, instance {OTHER}; only") as found:
-        selector.check_context(UUID, state, "p", OTHER, "p")
+        selector.check_context(UUID, state=state, project="p", instance=OTHER, server_project="p")
     assert found.value.details["field"] == "device_context"
 
 
 def test_context_of_another_project_is_a_conflict() -> None:
     with pytest.raises(Conflict, match="belongs to project q, and the server to project p"):
-        selector.check_context(UUID, ContextState.UNBOUND, "q", None, "p")
+        selector.check_context(
+            UUID, state=ContextState.UNBOUND, project="q", instance=None, server_project="p"
+        )
 
 
 @pytest.mark.parametrize("state", AcceleratorState)

@@ -88,7 +88,7 @@ def with_provider(snapshot: HostSnapshot, n: int, **values: Any) -> HostSnapshot
 def without_provider(snapshot: HostSnapshot, n: int) -> HostSnapshot:
     actual, consumers = dict(snapshot.placement.actual), dict(snapshot.placement.consumers)
     del actual[provider_uuid(snapshot, n)], consumers[provider_uuid(snapshot, n)]
-    return replace(snapshot, placement=PlacementSnapshot(None, actual, consumers))
+    return replace(snapshot, placement=PlacementSnapshot(actual=actual, consumers=consumers))
 
 
 def with_consumers(snapshot: HostSnapshot, n: int, **units: int) -> HostSnapshot:
@@ -188,7 +188,9 @@ DEFECTS: Mapping[str, tuple[Callable[[HostSnapshot], HostSnapshot], Kind, str, R
         *(K.REQUEST_WITHOUT_HANDLE, "request 2a000000-0000-4000-8000-000000000000", None),
     ),
     "no compute node": (
-        lambda f: replace(f, desired={}, placement=PlacementSnapshot("no provider of this name")),
+        lambda f: replace(
+            f, desired={}, placement=PlacementSnapshot(missing_reason="no provider of this name")
+        ),
         *(K.NODE_MISSING, "compute node", None),
     ),
     "a deployable that nobody publishes": (

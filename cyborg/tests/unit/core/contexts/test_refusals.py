@@ -85,7 +85,9 @@ def test_owner_of_an_attachment_gets_no_details_of_devices() -> None:
 
 
 def test_failed_job_has_its_error() -> None:
-    failure = make_job_failure(PREPARE_FAILED, "checksum differs", "compute-1", "job", NOW)
+    failure = make_job_failure(
+        PREPARE_FAILED, "checksum differs", NOW, hostname="compute-1", job="job"
+    )
     assert failure.text == "checksum differs"
     assert failure.to_dict() == {
         "at": AT,
@@ -106,7 +108,9 @@ def test_failed_job_hides_names_and_addresses_from_the_owner() -> None:
         f"https://glance.internal:9292/v2 and 10.0.0.7:80, mdev {other}, node-10 and region0"
     )
     failure = make_job_failure(
-        *(PREPARE_FAILED, error, "node-1", "job", NOW),
+        *(PREPARE_FAILED, error, NOW),
+        hostname="node-1",
+        job="job",
         names={"0000:3b:00.0", "0000:3b:00.0-region0", ""},
         requested={image},
     )

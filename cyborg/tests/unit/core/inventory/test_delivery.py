@@ -30,12 +30,12 @@ def test_find_obstacle_order_of_reasons() -> None:
         others=(USED,),
         host_use="vda holds the root file system",
         denied=True,
-        mapped=True,
+        direct_mapped=True,
     )
     grouped = replace(worst, iommu_group="7", host_has_iommu=True)
     denied = replace(grouped, host_has_vfio=True)
     mapped = replace(denied, denied=False)
-    loaded = replace(mapped, mapped=False)
+    loaded = replace(mapped, direct_mapped=False)
     alone = replace(loaded, others=())
     expected = {
         worst: "the host has no IOMMU: enable VT-d",
@@ -115,7 +115,7 @@ def test_is_vfio(name: str | None, expected: bool) -> None:
     assert (find_obstacle(unloaded) is None) is expected, "a variant serves its device"
     denied = replace(GOOD, denied=True, kernel_driver=name)
     assert (find_obstacle(denied) is None) is expected, "it has accepted the device"
-    mapped = replace(GOOD, mapped=True, kernel_driver=name)
+    mapped = replace(GOOD, direct_mapped=True, kernel_driver=name)
     assert find_obstacle(mapped) is not None, "the kernel refuses to open it"
 
 

@@ -52,8 +52,8 @@ class StateFile(Generic[T]):
             return self.load(_unwrap(json.loads(self.path.read_bytes())))
         except FileNotFoundError:
             return None
-        # All that wrong content makes json and the function raise, not only ValueError.
         except (OSError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as exc:
+            # All that wrong content makes json and the function raise, not only ValueError.
             self._quarantine(exc)
             return None
 

@@ -96,8 +96,8 @@ def load_record(kind: type[_Record], text: str | None) -> _Record | None:
     """Return the record that a text of a memory has; None without one, or if it is malformed."""
     try:
         return None if text is None else kind.from_dict(json.loads(text))
-    # Another release, or an operator, may have written it: what it says is not known then.
     except (Invalid, KeyError, RecursionError, TypeError, ValueError):
+        # Another release, or an operator, may have written it: what it says is not known then.
         return None
 
 

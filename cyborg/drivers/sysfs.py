@@ -143,8 +143,8 @@ def read_facts(
         return kind.from_dict(body)
     except FileNotFoundError:
         return kind()
-    # A capture is a file of somebody else: whatever is wrong with it, the facts are not known.
     except (Invalid, KeyError, OSError, RecursionError, TypeError, ValueError) as exc:
+        # A capture is a file of somebody else: whatever is wrong with it, the facts are not known.
         return failed(f"{place}: {exc}")
 
 
@@ -242,8 +242,8 @@ class Sysfs:
             observer.on_link(self.root / path)
         try:
             return (self.root / path).resolve(strict=strict)
-        # Python before 3.13 raises RuntimeError for a loop of links.
         except (OSError, RuntimeError):
+            # Python before 3.13 raises RuntimeError for a loop of links.
             return None
 
     def list_names(self, path: str | Path) -> list[str]:

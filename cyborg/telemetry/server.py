@@ -93,35 +93,37 @@ class WorkerFiles:
         with self._locked(), contextlib.ExitStack() as undo:
             self._merge_ended()
             # Without all of its files, this worker must leave none of them.
-            self._values = _create(directory / f"{name}.values")
+            self._values_file = _create(directory / f"{name}.values")
             undo.callback((directory / f"{name}.values").unlink)
-            undo.callback(os.close, self._values)
+            undo.callback(os.close, self._values_file)
             # Without blocks on the disk, a write to the mapped file could kill the process.
-            os.posix_fallocate(self._values, 0, SIZE)
-            fcntl.flock(self._values, fcntl.LOCK_EX)
-            self._keys = _create(directory / f"{name}.keys")
+            os.posix_fallocate(self._values_file, 0, SIZE)
+            # It shows that this worker runs. Before ``_locked`` ends: another worker would merge
+            # and delete a file without it.
+            fcntl.flock(self._values_file, fcntl.LOCK_EX)
+            self._keys_file = _create(directory / f"{name}.keys")
             undo.callback((directory / f"{name}.keys").unlink)
-            undo.callback(os.close, self._keys)
+            undo.callback(os.close, self._keys_file)
             # Mapped, so that a worker that is killed loses nothing: the kernel has its values.
-            self._map = mmap.mmap(self._values, SIZE)
+            self._map = mmap.mmap(self._values_file, SIZE)
             self.values = memoryview(self._map).cast("d")
             undo.pop_all()
         self._keys_size = 0
-        self._serving: int | None = None
+        self._serving_lock: int | None = None  # descriptor, held by the worker that serves the port
 
     def add_key(self, key: Key, width: int) -> None:
         """Record that the next ``width`` values are those of a key. Raise OSError."""
         line = json.dumps([key, width]).encode() + b"\n"
         # A key that a full disk has cut off must not stand before the next one.
-        os.ftruncate(self._keys, self._keys_size)
+        os.ftruncate(self._keys_file, self._keys_size)
         # A full disk may write a part, without an error.
-        if os.write(self._keys, line) != len(line):
+        if os.write(self._keys_file, line) != len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._keys_size += len(line)
 
     def lock_serving(self) -> bool:
         """Return whether this worker may serve the port, because no other one does."""
-        if self._serving is None:
+        if self._serving_lock is None:
             descriptor = os.open(self._directory / "serving", os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -130,7 +132,7 @@ class WorkerFiles:
                 if isinstance(exc, BlockingIOError):
                     return False
                 raise
-            self._serving = descriptor
+            self._serving_lock = descriptor
         return True
 
     def read(self) -> Snapshot:
@@ -147,10 +149,10 @@ class WorkerFiles:
         """Close the files; their values count as those of a worker that has ended."""
         self.values.release()
         self._map.close()
-        os.close(self._values)
-        os.close(self._keys)
-        if self._serving is not None:
-            os.close(self._serving)
+        os.close(self._values_file)
+        os.close(self._keys_file)
+        if self._serving_lock is not None:
+            os.close(self._serving_lock)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -215,8 +217,8 @@ def _read_worker(directory: Path, name: str) -> tuple[Samples, str | None]:
         keys = [(_check_key(key), int(width)) for key, width in map(json.loads, lines)]
         content = (directory / f"{name}.values").read_bytes()[:SIZE]
         values = struct.unpack(f"{len(content) // 8}d", content)
-    # Such as after a crash of the host: metrics must not fail a worker.
     except (OSError, ValueError, TypeError, RecursionError, struct.error) as exc:
+        # Such as after a crash of the host: metrics must not fail a worker.
         return {}, f"{type(exc).__name__}: {exc}"
     return _split(keys, values), None
 
@@ -368,8 +370,11 @@ class MetricsServer:
         """Close the server and its port. Idempotent."""
         with self._lock:
             self._stopped = True
-            server, thread, self._server = self._server, self._thread, None
-            store, self._store = self._store, None
+            server = self._server
+            thread = self._thread
+            store = self._store
+            self._server = None
+            self._store = None
         if server is not None and thread is not None:
             server.shutdown()
             server.server_close()

@@ -146,7 +146,9 @@ def start(conf: cfg.ConfigOpts, service: str, processor: "SpanProcessor | None" 
     with _state.lock:
         # A fork has copied the provider, but not the thread that exports its spans.
         if _state.pid != os.getpid():
-            _state.provider, _state.pid, _state.users = None, os.getpid(), 0
+            _state.provider = None
+            _state.pid = os.getpid()
+            _state.users = 0
         # The stand-alone service runs all services in one process.
         _state.users += 1
         if _state.provider is None:

@@ -115,6 +115,7 @@ class SpanRecorder:
     def _span(
         self, name: str, kind: SpanKind, parent: Context | None, attributes: Mapping[str, Any]
     ) -> Iterator[None]:
+        """Record the block as a span; an error that leaves the block is its status."""
         span = self._tracer.start_span(name, parent, trace.SpanKind[kind], _render(attributes))
         trace_id = f"{span.get_span_context().trace_id:032x}"
         # Not the record of the library: messages of exceptions may have addresses and names.

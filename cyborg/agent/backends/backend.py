@@ -331,9 +331,9 @@ class Backend(LoopThread):
             current = next((layout.name for layout in layouts if layout.matches(device)), None)
             described = replace(plain, layouts=layouts, layout=current)
             defect = _find_defect(self.name, described)
-        # Only this device goes without layouts: one card with a strange firmware is no reason to
-        # lose the others.
         except Exception as exc:
+            # Only this device goes without layouts: one card with a strange firmware is no reason
+            # to lose the others.
             LOG.debug("Layouts cannot be read", backend=self.name, exc_info=True)
             defect = error_text(exc)
         if defect is None:
@@ -438,6 +438,7 @@ def _usable_devices(backend: str, found: Sequence[Any]) -> tuple[tuple[Device, .
 
 
 def _find_defect(backend: str, device: Any) -> str | None:
+    """Return why a device of a driver cannot be reported, None if it can."""
     if not isinstance(device, Device):
         return f"the driver reports a {type(device).__name__} as a device"
     name = f"device {device.address}"

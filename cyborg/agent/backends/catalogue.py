@@ -190,8 +190,8 @@ class DriverCatalogue:
                 raise errors.DriverFailed(f"several packages have a driver of this name: {values}")
             driver = self._load(*points)
             return _describe(name, driver), driver
-        # The only one that is about this process and not about the driver.
         except KeyboardInterrupt:
+            # The only one that is about this process and not about the driver.
             raise
         except BaseException as exc:  # reading a class attribute may run code, even sys.exit()
             LOG.debug("Driver has invalid metadata", driver=name, exc_info=True)

@@ -267,8 +267,8 @@ class DriverFactory:
             raise errors.Misconfigured(f"{option}: {exc.message}", **exc.details)
         try:
             return self.from_config(backend)
-        # A mistake in the file stops the agent; a driver that fails stops only its own backend.
         except errors.Misconfigured:
+            # A mistake in the file stops the agent; a driver that fails stops only its own backend.
             raise
         except BaseException as exc:  # a driver may end with sys.exit()
             LOG.debug("Failed to create backend", backend=backend, exc_info=True)
@@ -324,8 +324,8 @@ class DriverFactory:
         for option in driver.OPTIONS:
             try:
                 values[option.name] = self._conf[backend][option.name]
-            # oslo.config converts a value when it is read, not when the option is registered.
             except ValueError as exc:
+                # oslo.config converts a value when it is read, not when the option is registered.
                 raise errors.Misconfigured(
                     f"[{backend}] {option.name}: {exc}; expected a value of type {option.kind}",
                     section=backend,

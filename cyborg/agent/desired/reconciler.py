@@ -56,8 +56,11 @@ class BackendFile:
         )
         self.path = path
         self._boot_id = read_boot_id(boot_id)
-        content = self._file.read() or BackendFileContent(0, {}, None)
-        self.generation, self.backends = content.generation, content.backends
+        content = self._file.read() or BackendFileContent(
+            generation=0, backends={}, setup_boot=None
+        )
+        self.generation = content.generation
+        self.backends = content.backends
         # Of the file, not of now: whether the host has rebooted since is asked below.
         self._setup_boot = content.setup_boot
 
@@ -172,7 +175,8 @@ class BackendReconciler(LoopThread):
         except Stopping:
             return
         except Exception as exc:
-            # The answer to the next heartbeat requests it again.
+            # Of the whole round, but not of a backend: ``_execute`` returns these errors. The
+            # answer to the next heartbeat requests it again.
             with self._lock:
                 self._target_generation = None
             LOG.debug("Reconciliation failed", exc_info=True)

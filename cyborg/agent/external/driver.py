@@ -116,7 +116,9 @@ class _DeadlineReader(io.RawIOBase):
     """Reader of a socket with a deadline and a limit on the size of a response."""
 
     def __init__(self, connection: socket.socket, end: float, clock: Callable[[], float]) -> None:
-        self.connection, self._end, self._clock = connection, end, clock
+        self.connection = connection
+        self._end = end
+        self._clock = clock
         self._bytes_left = MAX_RESPONSE + _MAX_HEADER
 
     def set_timeout(self) -> None:
@@ -221,7 +223,7 @@ class ExternalDriver(Driver):
         self._call("POST", target, body, self._work_seconds)
 
     def _read(self, method: str, target: str, parse: Callable[[Any], T]) -> T:
-        answer = self._call(method, target, None, self._seconds)
+        answer = self._call(method, target, body=None, seconds=self._seconds)
         try:
             return parse(answer)
         except Invalid as exc:

@@ -189,8 +189,8 @@ class GuestDevices:
         """Return the guest or None, and the error if only this guest is not available."""
         try:
             return self.hypervisor.describe(instance), None
-        # Only this guest: the others can be asked, so that the caller goes on.
         except GuestBusy as exc:
+            # Only this guest: the others can be asked, so that the caller goes on.
             return None, exc.message
 
     def _request_removal(

@@ -91,7 +91,8 @@ def _addresses(value: Any) -> frozenset[str]:
 class FunctionUsers(periodic.LoopThread):
     """Reader of the functions that guests have without an ARQ. Thread-safe.
 
-    ``rediscover`` is called when the owners of functions have become known.
+    ``rediscover`` is called when the owners of functions have become known. It is for all backends:
+    one may have discovered before another one learnt the owners.
 
     ``read_guests`` may raise any error of ``core.errors``, and takes a limited time.
     """
@@ -112,9 +113,10 @@ class FunctionUsers(periodic.LoopThread):
         self._read_at = self._recheck_at = float("-inf")
         self._facts = DomainFacts()
         self._unanswered: dict[str, str] = {}  # guests by functions that run without an answer
-        self._is_unread = False  # the list of guests
-        self._is_unknown = False  # the owner of a function
-        self._needs_discovery = False  # a discovery was told incomplete facts
+        # Whether the facts are incomplete, and a discovery that has got them must be repeated.
+        self._guests_unread = False
+        self._owner_unknown = False
+        self._needs_discovery = False
         self._backoff = failures.Backoff(FIRST_RETRY, LAST_RETRY)
         self._owner_log = failures.RateLimitedLogger(self.clock, LOG)
 
@@ -141,17 +143,16 @@ class FunctionUsers(periodic.LoopThread):
                 return None
             if self._is_incomplete and self.clock() >= self._read_at + FIRST_RETRY:
                 self._update()
-            self._needs_discovery = self._is_incomplete
-            if self._needs_discovery:
+            if self._is_incomplete:
                 return self._backoff.next_delay()
+            self._needs_discovery = False
         self._backoff.reset()
-        # Each backend: one may have discovered before another one learnt the owners.
         self.rediscover()
         return None
 
     @property
     def _is_incomplete(self) -> bool:
-        return self._is_unread or self._is_unknown
+        return self._guests_unread or self._owner_unknown
 
     def _update(self, *, recheck: bool = False) -> None:
         guests = self._list_guests()
@@ -159,7 +160,7 @@ class FunctionUsers(periodic.LoopThread):
             self._decide(guests, recheck=recheck or self.clock() >= self._recheck_at)
         self._facts = DomainFacts(
             guest_functions.GuestDecision(self.file.records).withheld,
-            remarks=(UNREAD,) * self._is_unread,
+            remarks=(UNREAD,) * self._guests_unread,
         )
         # After the read, however long it took: the age counts from its end, or a slow libvirt would
         # be read without a pause.
@@ -185,25 +186,25 @@ class FunctionUsers(periodic.LoopThread):
                 return
             decision = guest_functions.decide(present, records, owners)
         self.file.store(decision.records)
-        self._is_unknown = decision.unknown
+        self._owner_unknown = decision.unknown
 
     def _list_guests(self) -> Sequence[guest_functions.Guest] | None:
         """Return the guests, None if they cannot be read."""
         try:
             guests = self.read_guests()
         except errors.CyborgError as exc:
-            if not self._is_unread:  # once, as the host may have no libvirt
+            if not self._guests_unread:  # once, as the host may have no libvirt
                 LOG.warning(
                     "Cannot read the guests of this host, devices of unknown guests may be "
                     "offered: %s; set [libvirt] read_domains = false on a host without libvirt",
                     exc.message,
                     host=self.host,
                 )
-            self._is_unread = True
+            self._guests_unread = True
             return None
-        if self._is_unread:
+        if self._guests_unread:
             LOG.info("The guests of this host can be read again", host=self.host)
-        self._is_unread = False
+        self._guests_unread = False
         return guests
 
     def _ask(self, questions: Sequence[tuple[str, str]]) -> guest_functions.Owners:

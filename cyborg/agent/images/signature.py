@@ -65,8 +65,8 @@ class Signatures:
             method = signature_utils.get_hash_method(properties[signature_utils.HASH_METHOD])
             kind = signature_utils.SignatureKeyType.lookup(properties[signature_utils.KEY_TYPE])
             key = signature_utils.get_public_key(self._context, certificate, kind)
-        # Not unusable: keystone may answer at the next attempt.
         except ClientException as exc:
+            # Not unusable: keystone may answer at the next attempt.
             raise errors.Unavailable(f"the key manager cannot be reached: {exc}") from exc
         except (errors.Invalid, CursiveException, CastellanException) as exc:
             raise _unusable(image, certificate, exc) from exc

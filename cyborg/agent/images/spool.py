@@ -162,8 +162,7 @@ class Spool:
                 os.fsync(file)
             finally:
                 os.close(file)
-            # Only now, when the block has verified the digest: after a kill or a power failure the
-            # image is incomplete, and the next start removes it.
+            # Only now, when the block has verified the digest.
             os.rename(part, target)
             self._sync_folder()
         except BaseException:

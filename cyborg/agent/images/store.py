@@ -163,9 +163,9 @@ def is_intact(image: ImageMetadata, file: int, signature: Signature | None = Non
                 size += len(chunk)
                 set_done(size)
         digest.verify_digest()
-    # Damaged: the caller downloads the image again. A signature that is not valid raises below,
-    # because another download would not help.
     except DriverFailed:
+        # Damaged: the caller downloads the image again. A signature that is not valid raises below,
+        # because another download would not help.
         return False
     digest.verify()
     return True

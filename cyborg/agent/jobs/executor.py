@@ -92,7 +92,7 @@ def _change_guest(
     if not should_continue():
         raise Aborted
     try:
-        with progress.show_activity(f"{spec.kind} server {instance}", None, 0):
+        with progress.show_activity(f"{spec.kind} server {instance}"):
             # A part of the timeout: the rest is for the answer, which has the reason of a failure.
             if spec.kind is job.JobKind.PLUG:
                 seconds = PLUG_PART * spec.timeout

@@ -268,11 +268,9 @@ class Reporter(LoopThread):
 
     def _sync(self) -> float:
         # Read before the devices are collected: an outcome is sent only after its devices.
-        outcomes, jobs, discoveries = (
-            self._backend_outcomes,
-            self._jobs.pending(),
-            self._discoveries.pending(),
-        )
+        outcomes = self._backend_outcomes
+        jobs = self._jobs.pending()
+        discoveries = self._discoveries.pending()
         urgent = outcomes is not None or bool(jobs or discoveries)
         snapshots = [backend.snapshot for backend in self.backends]
         # At each heartbeat, because a name of the host or a driver may have come since.

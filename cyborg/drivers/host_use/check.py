@@ -108,6 +108,7 @@ def platform_functions(functions: Mapping[str, PciFunction]) -> dict[str, str]:
 
 
 def _find_reason(function: PciFunction) -> str | None:
+    """Return why a PCI function belongs to the machine, None if it does not."""
     is_encryption = function.class_code.startswith(_ENCRYPTION)
     if is_encryption and function.vendor in _AMD and function.product not in _ENGINES:
         return (

@@ -142,18 +142,24 @@ def _link(message: Any) -> Link:
 
 
 def _route(message: Any) -> Route | None:
-    """Return a route of the host to other machines; None for any other route."""
+    """Return a route of the host to other machines; None for any other route.
+
+    ``message`` is a message of pyroute2: a mapping that also has ``get_attr``.
+    """
     if message["type"] != _UNICAST or message["flags"] & _CLONED:
         return None
     destination = str(message.get("dst") or "")
     if message["family"] == socket.AF_INET6 and destination.lower().startswith("fe80:"):
         return None  # each interface that is up has this route
+    # A route with several next hops has their interfaces in RTA_MULTIPATH, and none in RTA_OIF.
     hops = message.get("multipath") or ()
-    interfaces = [message.get("oif"), *(hop["oif"] for hop in hops)]
-    found = tuple(number for number in interfaces if number)
+    numbers = [message.get("oif"), *(hop["oif"] for hop in hops)]
+    interfaces = tuple(number for number in numbers if number)
+    if not interfaces:
+        return None
     # The table of the header has eight bits; RTA_TABLE has all.
     table = message.get_attr("RTA_TABLE") or message["table"]
-    return Route(found, table, message["dst_len"] == 0) if found else None
+    return Route(interfaces, table=table, is_default=message["dst_len"] == 0)
 
 
 # Classes of controllers. The kernel drivers of Ethernet controllers create network interfaces,

@@ -180,12 +180,14 @@ def parse_controller(data: bytes) -> ControllerInfo:
 
 def parse_namespace(data: bytes) -> NamespaceInfo:
     """Parse the Identify Namespace data structure."""
-    last_format, flbas, dps, nmic = data[_NLBAF], data[_FLBAS], data[_DPS], data[_NMIC]
+    last_format = data[_NLBAF]
+    flbas = data[_FLBAS]
+    dps = data[_DPS]
     # The bits are defined only with more than 16 formats.
     upper = flbas >> 5 & 0x3 if last_format > 15 else 0
     # LBA format, metadata settings, protection information and its location, upper LBA format.
     format_bits = flbas & 0x1F | (dps & 0x7) << 5 | (dps >> 3 & 0x1) << 8 | upper << 12
-    return NamespaceInfo(shared=bool(nmic & 0x1), format_bits=format_bits)
+    return NamespaceInfo(shared=bool(data[_NMIC] & 0x1), format_bits=format_bits)
 
 
 def parse_controllers(data: bytes) -> set[int]:

@@ -191,7 +191,8 @@ class NvmeDriver(PciDriver):
     def _find_supported(self, function: PciFunction) -> Sequence[nvme.Method] | None:
         """Return the methods that a controller supports; None if they are unknown."""
         # They are read once for each drive and firmware, and else taken from the memory.
-        key, model = f"methods {function.address}", f"{function.vendor}:{function.product}"
+        key = f"methods {function.address}"
+        model = _model_of(function)
         known_model, drive, texts = [*(self.memory.get(key) or "").split("\n"), "", "", ""][:3]
         known = [method for method in nvme.Method if method.value in texts.split(";")]
         controller, _ = self._read_namespaces(function.address)
@@ -209,18 +210,24 @@ class NvmeDriver(PciDriver):
 
     def _find_class(self, function: PciFunction) -> str | None:
         """Return the resource class of a controller to report; None if it is unknown."""
-        key, model = f"class {function.address}", f"{function.vendor}:{function.product}"
-        known_model, _, known = (self.memory.get(key) or "").partition(" ")
-        previous = known if known_model == model and known else None
-        shown = self._read_class(function.address)
+        stored = self._stored_class(function)
+        class_now = self._read_class(function.address)
+        is_confirmed = class_now == self._shown.get(function.address)
+        self._shown[function.address] = class_now
+        if class_now is None:
+            return stored
         # A class that differs from the stored one is reported only after two discoveries have found
         # it: the kernel shows the namespaces of a controller one after another.
-        confirmed = shown is not None and self._shown.get(function.address) == shown
-        self._shown[function.address] = shown
-        if shown is None or (previous is not None and shown != previous and not confirmed):
-            return previous
-        self.memory.put(key, f"{model} {shown}")
-        return shown
+        is_change = stored is not None and class_now != stored
+        if is_change and not is_confirmed:
+            return stored
+        self.memory.put(_class_key(function), f"{_model_of(function)} {class_now}")
+        return class_now
+
+    def _stored_class(self, function: PciFunction) -> str | None:
+        """Return the class that an earlier discovery stored; None if its slot had another model."""
+        model, _, stored = (self.memory.get(_class_key(function)) or "").partition(" ")
+        return (stored or None) if model == _model_of(function) else None
 
     def _read_class(self, address: str) -> str | None:
         """Return the resource class for the capacity of the namespaces; None if none is visible."""
@@ -259,6 +266,15 @@ class NvmeDriver(PciDriver):
             serial=self._sysfs.read_text(controller / "serial"),
             info={key: value[:MAX_TEXT] for key, value in info.items() if value},
         )
+
+
+def _class_key(function: PciFunction) -> str:
+    """Return the key of a controller's class in the memory of the backend."""
+    return f"class {function.address}"
+
+
+def _model_of(function: PciFunction) -> str:
+    return f"{function.vendor}:{function.product}"
 
 
 def resource_class_of(capacity: int, *, rotational: bool) -> str:

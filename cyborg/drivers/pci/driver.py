@@ -352,6 +352,7 @@ class PciDriver(Driver):
         return (*found, *self.read_domains().remarks)
 
     def _offer(self, function: PciFunction, withheld: str | None) -> offers.Offer | None:
+        """Return the offer of a PCI function; None unless a rule or an operator selects it."""
         if not self.is_candidate(function):
             return None
         rule = self.select(function)
@@ -374,7 +375,7 @@ class PciDriver(Driver):
             rule.resource_class or resource_class,
             rule.traits | traits,
             rule.kernel_drivers,
-            withheld,
+            withheld=withheld,
         )
 
     def _physical_only(self, card: PciFunction) -> offers.Offer | None:

@@ -128,6 +128,7 @@ class XidLog:
         return Measurement(Health.UNHEALTHY, reason)
 
     def _open(self) -> int | None:
+        """Open the log of the kernel at its first record; return None if it cannot be opened."""
         try:
             file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as exc:

@@ -82,7 +82,10 @@ def open_group(path: Path) -> int:
 
 STATUS, CAPABILITIES = 0x06, 0x34
 _HAS_CAPABILITIES = 0x10
+_ADDRESS = 0xFC  # the two lowest bits of the address of a capability are reserved
 _MSI = 0x05
+_NEXT, _CONTROL = 1, 2  # offsets in a capability
+_DATA_32, _DATA_64 = 8, 12
 _ENABLED, _IS_64_BIT = 0x01, 0x80
 _MAX_CAPABILITIES = 48  # in 192 bytes, each of four bytes at least
 _SIZE = 256
@@ -91,7 +94,7 @@ MARK = 0xC0DE
 # ``drivers/pci/pci.c``. Those of one kind of device, and of ACPI, may leave it: their effect cannot
 # be seen there.
 CHECKED = frozenset({"flr", "af_flr", "pm", "bus", "cxl_bus"})
-_HEADER = 64  # bytes
+_HEADER = 64  # bytes; capabilities are behind it
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +113,15 @@ def find_message_data(config: bytes) -> int | None:
     """Return the offset of the Message Data of MSI; None without MSI, or while it is enabled."""
     if len(config) < _SIZE or not config[STATUS] & _HAS_CAPABILITIES:
         return None
-    offset = config[CAPABILITIES] & 0xFC
+    offset = config[CAPABILITIES] & _ADDRESS
     for _ in range(_MAX_CAPABILITIES):
-        if offset < 0x40:
+        if offset < _HEADER:
             return None
         if config[offset] == _MSI:
-            control = config[offset + 2]
-            data = offset + (12 if control & _IS_64_BIT else 8)
-            return None if control & _ENABLED or data + 2 > _SIZE else data
-        offset = config[offset + 1] & 0xFC
+            flags = config[offset + _CONTROL]
+            data = offset + (_DATA_64 if flags & _IS_64_BIT else _DATA_32)
+            return None if flags & _ENABLED or data + 2 > _SIZE else data
+        offset = config[offset + _NEXT] & _ADDRESS
     return None
 
 
@@ -134,6 +137,7 @@ def set_mark(config: Path) -> Mark | None:
         return None
     mark = Mark(config, offset)
     _write(config, offset, MARK.to_bytes(2, "little"))
+    # A register that does not keep the mark now would look like one that a reset has cleared.
     return mark if mark.is_left() else None
 
 

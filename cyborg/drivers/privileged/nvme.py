@@ -209,6 +209,8 @@ def _format(
     method: Method,
     end: float,
 ) -> Callable[[], None]:
+    """Return the work that formats all namespaces until a time. It raises DriverFailed."""
+
     def work() -> None:
         # One by one, also where one command erases all: each keeps its own format.
         for number, namespace in namespaces.items():

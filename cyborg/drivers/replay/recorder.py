@@ -280,8 +280,8 @@ def record_host(
             for options in _option_sets(driver, sysfs):
                 try:
                     _run(driver(driver.name, options, sysfs_root))
-                # One driver that fails must not lose what the others read.
                 except (CyborgError, OSError, ValueError) as exc:
+                    # One driver that fails must not lose what the others read.
                     errors.append(f"driver {driver.name}: {type(exc).__name__}: {exc}")
     # Where /lib is a link to /usr/lib, the capture has /lib as the folder.
     folders = {path.removeprefix("usr/"): folder for path, folder in recorder.folders.items()}

@@ -182,8 +182,8 @@ class _KeystoneErrors:
 
         try:
             response = self._app(environ, start)
-        # An error of the layers below is no failure of keystone.
         except CyborgError:
+            # An error of the layers below is no failure of keystone.
             raise
         except Exception as exc:
             if ENVIRON in environ:

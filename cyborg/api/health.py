@@ -95,7 +95,9 @@ class Health:
 
     def _finish_check(self, started: float, reason: str | None) -> None:
         with self._condition:
-            self._started, self._ended, self._reason = started, self._clock(), reason
+            self._started = started
+            self._ended = self._clock()
+            self._reason = reason
             self._checking = False
             self._condition.notify_all()
 
@@ -114,6 +116,7 @@ class Health:
         self._conductor = answered
 
     def _check_database(self) -> str | None:
+        """Return why the database cannot be used, None if it can."""
         # Logged after the except block: within it oslo.log would append the exception to the line.
         message: str | None = None
         try:

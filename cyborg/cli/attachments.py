@@ -257,7 +257,9 @@ def _check_selection(args: Arguments) -> None:
 def _measure(row: Row) -> Progress:
     is_working = row["state"] == core.AttachmentState.ATTACHING
     pending = f"attachment {row['uuid']} is {row['state']}: {row['error'] or row['step']}"
-    return Progress(0, 0, pending if is_working else None, [_describe(row)] if is_working else [])
+    if not is_working:
+        return Progress(done=0, total=0, pending=None)
+    return Progress(done=0, total=0, pending=pending, lines=[_describe(row)])
 
 
 def _measure_detach(target: str, selected: Set[str] | None, page: Row) -> Progress:
@@ -269,10 +271,11 @@ def _measure_detach(target: str, selected: Set[str] | None, page: Row) -> Progre
         and (selected is None or row["uuid"] in selected)
     ]
     if not rows:
-        return Progress(0, 0, None)
+        return Progress(done=0, total=0, pending=None)
     lines = [_describe(row) for row in rows]
     name = core.describe_target(rows[0]["instance_uuid"], target)
-    return Progress(0, 0, f"{name} has {len(rows)} attachments: {lines[0]}", lines)
+    pending = f"{name} has {len(rows)} attachments: {lines[0]}"
+    return Progress(done=0, total=0, pending=pending, lines=lines)
 
 
 def _target(row: Row) -> str:

@@ -23,8 +23,8 @@ def parse_group(text: str) -> dict[str, str]:
 def _parse_json(text: str) -> dict[str, str]:
     try:
         value = json.loads(text)
-    # RecursionError: the parser calls itself for each nested bracket.
     except (ValueError, RecursionError) as exc:
+        # RecursionError: the parser calls itself for each nested bracket.
         raise argparse.ArgumentTypeError(f"not JSON: {exc}") from exc
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError("a JSON group must be an object")

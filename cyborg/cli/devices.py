@@ -269,8 +269,8 @@ class LayoutSet(base.WaitCommand, listing.Lister, of=RESULTS):
         try:
             body = {"layout": args.layout, "drain": args.drain}
             job = self.app.rest.call("PUT", path, body)
-        # The other devices go on: each has a job of its own.
         except CommandError as exc:
+            # The other devices go on: each has a job of its own.
             return {**row, "error": str(exc)}
         return {**row, "job": job["uuid"], "state": job["state"]}
 

@@ -187,7 +187,7 @@ class _DriverJob(JobCommand, of=DRIVERS):
         rest, path = self.app.rest, self.find_path(args)
         pages = [rest.read_whole(path, "hosts", host=host) for host in args.host or (None,)]
         changes = [
-            Change(self.ACTION, "backend", None, sanitize(text))
+            Change(self.ACTION, "backend", uuid=None, details=sanitize(text))
             for page in pages
             for text in self.find_backends(args, page)
         ]

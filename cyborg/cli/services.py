@@ -159,7 +159,8 @@ class ForgetHost(base.Command, tables.ShowOne, of=HOSTS):
                 yield plan("delete", "accelerator request", request)
         for key in ("tombstones", "resource_providers"):
             if removed[key]:
-                yield Change("delete", f"{removed[key]} {key.replace('_', ' ')}", None, "")
+                objects = f"{removed[key]} {key.replace('_', ' ')}"
+                yield Change("delete", objects, uuid=None, details="")
 
     def _call(self, args: Arguments, **params: str) -> Any:
         force = {"force": "true"} if args.force else {}

@@ -95,9 +95,9 @@ class Checks(UpgradeCommands):
             # Any request that requires a token; the provider need not exist.
             client = placement.make(self._conf)
             client.find(self._conf.host)
-        # A conductor starts without Placement and waits for it, but not with a section that it
-        # cannot use.
         except Misconfigured as exc:
+            # A conductor starts without Placement and waits for it, but not with a section that it
+            # cannot use.
             return Result(Code.FAILURE, exc.message)
         except CyborgError as exc:
             return Result(Code.WARNING, f"{exc}. The conductor waits for it and retries.")

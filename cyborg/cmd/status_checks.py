@@ -222,7 +222,9 @@ def check_options(files: Sequence[str]) -> Result:
     renamed = _renamed_options(declared)
     # Libraries have options of their own in [DEFAULT], auth plugins in the sections of services.
     closed = {name for name in known if name != "DEFAULT" and "auth_type" not in known[name]}
-    old, unknown, foreign = list[str](), list[str](), list[str]()
+    old: list[str] = []
+    unknown: list[str] = []
+    foreign: list[str] = []
     for file in files:
         try:
             settings = _read_settings(file)

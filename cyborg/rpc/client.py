@@ -154,8 +154,8 @@ class Client:
         """Return the result of a call; its error says if an earlier copy may have been executed."""
         try:
             return self._deliver(call, deadline)
-        # A kind of Unavailable that already says that the call may have been carried out.
         except TimedOut:
+            # A kind of Unavailable that already says that the call may have been carried out.
             raise
         except Unavailable as exc:
             if not call.may_be_executed:

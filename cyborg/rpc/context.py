@@ -76,7 +76,7 @@ class ContextSerializer(oslo_messaging.NoOpSerializer):  # type: ignore[misc]
     """Serializer of contexts to plain values, without credentials."""
 
     def serialize_context(self, ctxt: context.RequestContext) -> dict[str, Any]:
-        """Return the context as plain values, without credentials."""
+        """Return the values that are set."""
         values = ctxt.to_dict()
         return {
             key: value

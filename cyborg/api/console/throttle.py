@@ -113,7 +113,9 @@ class Throttle:
         """Admit one sign-in of a client's address until the end of the block.
 
         A body that is malformed, or does not arrive in time, is a failure of the address, as a
-        wrong password is. Raise HTTPTooManyRequests.
+        wrong password is. A success does not clear these failures: they end FORGET_AFTER seconds
+        after the last one. ``client`` is None for a proxy, see ``client_key``: it has no failures,
+        because its address is that of all its clients. Raise HTTPTooManyRequests.
         """
         if client is None:
             with _slot(self._sign_ins, timeout=0):

@@ -182,18 +182,18 @@ class Controller(Resource):
         if instance is not None and not request.caller.is_service:
             raise errors.ServiceTokenRequired("deleting ARQs by instance requires a service token")
         if arqs is None:
-            self._delete(request, None, instance)
+            self._delete(request, instance=instance)
         elif not arqs:
             raise errors.Invalid(
                 "arqs: empty, expected uuids of accelerator requests", field="arqs"
             )
         else:
-            self._delete(request, [types.load(types.Uuid(), arq, "arqs") for arq in arqs], None)
+            self._delete(request, [types.load(types.Uuid(), arq, "arqs") for arq in arqs])
 
     @ARQS.operation("DELETE accelerator_requests/{uuid}", raises=(errors.Conflict,))
     def delete(self, request: RequestContext, uuid: str) -> None:
         """Delete one ARQ."""
-        self._delete(request, [uuid], None)
+        self._delete(request, [uuid])
 
     def _patch(self, request: RequestContext, body: Sequence[BindRequest | UnbindRequest]) -> None:
         if any(isinstance(item, BindRequest) and item.project_id is not None for item in body):
@@ -207,7 +207,11 @@ class Controller(Resource):
             self.context.conductor.arq_unbind(requests, scope)
 
     def _delete(
-        self, request: RequestContext, uuids: list[str] | None, instance: str | None
+        self,
+        request: RequestContext,
+        uuids: list[str] | None = None,
+        *,
+        instance: str | None = None,
     ) -> None:
         caller = request.caller
         self.context.conductor.arq_delete(uuids, instance, caller.project_scope, caller.is_service)

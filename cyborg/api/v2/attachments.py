@@ -116,7 +116,14 @@ class Controller(Resource):
         if ATTACHMENTS.read_row(self, request, uuid)["instance_uuid"] is None:
             request.caller.require(DELETE_FOR_HOST)
         scope = request.caller.project_scope
-        self.context.conductor.attachment_delete(uuid, None, scope, reboot == "true", None, None)
+        self.context.conductor.attachment_delete(
+            uuid=uuid,
+            instance=None,
+            project_scope=scope,
+            reboot=reboot == "true",
+            accelerator=None,
+            hostname=None,
+        )
 
     @ATTACHMENTS.operation(
         "DELETE attachments",
@@ -152,5 +159,10 @@ class Controller(Resource):
             request.caller.require(DELETE_FOR_HOST)
         scope = request.caller.project_scope
         self.context.conductor.attachment_delete(
-            None, instance, scope, reboot == "true", accelerator, host
+            uuid=None,
+            instance=instance,
+            project_scope=scope,
+            reboot=reboot == "true",
+            accelerator=accelerator,
+            hostname=host,
         )

@@ -187,7 +187,9 @@ class CapacityController(Resource):
         if room is not None and room < servers:
             usable = room * sum(demand.count for demand in demands)
             losses[Predicate.QUOTA] = free - usable
-            servers, free, exact = room, usable, True
+            servers = room
+            free = usable
+            exact = True
         document = {
             "uuid": profile["uuid"],
             "name": profile["name"],

@@ -258,7 +258,9 @@ class Controller(Resource):
     @DRIVERS.operation("PATCH drivers/{key}", **jobs.STARTS_JOB)
     def update(self, request: RequestContext, key: str, body: DriverUpdate) -> Any:
         """Change the backends of a driver; a job does it host by host in the background."""
-        config, status, reload = body.config or None, body.status or None, bool(body.reload)
+        config = body.config or None
+        status = body.status or None
+        reload = bool(body.reload)
         if config is None and status is None and not reload:
             raise Invalid("body: nothing to change: give config, status or reload", field="body")
         result = self.context.conductor.driver_update(

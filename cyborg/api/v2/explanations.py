@@ -357,7 +357,7 @@ def _visible_owners(
         mine = [own[uuid] for uuid in summary.taken if uuid in own]
         by_others = sum(summary.taken.values()) > sum(each.total for each in mine)
         # First the other projects: a text names only the first owners.
-        holders = [core.Holder("", None, None)] if by_others else []
+        holders = [core.Holder(arq="", instance=None, project=None)] if by_others else []
         holders += [holder for each in mine for holder in each.first]
         texts[summary.demand.number] = core.describe_holders(holders, project)
     return texts

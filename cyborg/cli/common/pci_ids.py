@@ -59,8 +59,8 @@ def read_names() -> VendorNames:
             # errors: one wrong byte must not hide all names.
             with open_file(path, "rt", encoding="utf-8", errors="replace") as file:
                 return parse_names(file)
-        # Not installed, or not readable for this user.
         except OSError:
+            # Not installed, or not readable for this user.
             continue
     return {}
 

@@ -182,7 +182,7 @@ def describe(rest: RestClient, found: Found) -> Description:
         row = kind.collection.read_one(rest, str(row["uuid"]))
     sections = [_read_section(rest, row, related) for related in kind.related]
     parts = [
-        Section(title, collection, row[key], f"{key}_links" in row)
+        Section(title, collection, row[key], has_more=f"{key}_links" in row)
         for key, (title, collection) in kind.parts.items()
         if row.get(key)
     ]
@@ -190,20 +190,26 @@ def describe(rest: RestClient, found: Found) -> Description:
 
 
 def _read_section(rest: RestClient, row: Row, related: Related) -> Section | None:
+    """Read what belongs to an object; return None if a field that the request needs is null.
+
+    There are four requests: for the only object, named by the field ``key``; for the rows ``below``
+    that object; for the rows ``below`` the object itself; or for the rows of the collection. The
+    last three have the ``filters``.
+    """
     collection = related.collection
     try:
-        name = row.get(related.key or "uuid")
+        identifier = row.get(related.key or "uuid")
         # The object has no such relation now, as a request that is not bound.
-        if related.key and name is None:
+        if related.key and identifier is None:
             return None
         if related.key and not related.below:
-            return Section(related.title, collection, [collection.read_one(rest, str(name))])
+            return Section(related.title, collection, [collection.read_one(rest, str(identifier))])
         params = {parameter: row.get(field) for parameter, field in related.filters.items()}
         if None in params.values():
             return None
         path = collection.path
         if related.below:
-            path = f"{collection.object_path(str(name))}/{related.below}"
+            path = f"{collection.object_path(str(identifier))}/{related.below}"
         page = rest.call("GET", path, params={**params, **related.fixed})
     except CommandError as exc:
         # Without a status the service did not answer at all.
@@ -212,8 +218,9 @@ def _read_section(rest: RestClient, row: Row, related: Related) -> Section | Non
         return Section(related.title, collection, (), error=str(exc))
     if related.below == EXPLANATION:
         return Section(related.title, collection, list(device_profiles.summary_rows(page)))
-    key = collection.rows_key
-    return Section(related.title, collection, page[key], f"{key}_links" in page)
+    rows_key = collection.rows_key
+    has_more = f"{rows_key}_links" in page
+    return Section(related.title, collection, page[rows_key], has_more=has_more)
 
 
 def find_hindrances(description: Description) -> Iterator[str]:

@@ -56,7 +56,7 @@ def draw_svg(topology: TopologyView) -> bytes:
     ET.SubElement(root, "desc").text = _clean(_describe(topology))
     style = resources.files(__package__).joinpath("svg.css").read_text("utf-8")
     ET.SubElement(root, "style").text = f"\n{style}"
-    _rect(root, "paper", 0, 0, WIDTH, 0)
+    _rect(root, "paper", x=0, y=0, width=WIDTH, height=0)
     # Its height is known at the end.
     paper = root[-1]
     _text(root, "title", MARGIN, MARGIN + 16, "Accelerators by host")
@@ -96,7 +96,7 @@ def _legend(root: ET.Element, x: int, y: int) -> None:
 def _draw_host(root: ET.Element, host: HostView, y: int) -> int:
     """Draw a host and return its height."""
     panel = ET.SubElement(root, "g")
-    _rect(panel, "panel", MARGIN, y, WIDTH - 2 * MARGIN, 0, 8)
+    _rect(panel, "panel", x=MARGIN, y=y, width=WIDTH - 2 * MARGIN, height=0, radius=8)
     # Its height is known when its cards are drawn.
     frame = panel[-1]
     name = _fit(host.name, 80)

@@ -116,6 +116,7 @@ def write_picture(path: Path, content: bytes) -> None:
         raise CommandError(f"{path} is not a regular file: choose another name")
     # A symbolic link stays a link to the new content.
     target = Path(os.path.realpath(path))
+    # Cut: with a dot and the uuid, it must be no longer than a file system allows, often 255 bytes.
     temporary = target.with_name(f".{target.name[:200]}.{uuid4().hex}")
     try:
         # With the permissions of a new file of this user, which those of tempfile are not.

@@ -339,8 +339,9 @@ def sysfs_of(path: Path) -> Iterator[Path]:
                 machine.build_machine(machine.read_machine(path), folder)
         except Invalid as exc:
             raise Misconfigured(exc.message) from exc
-        # The description of a machine is a file of somebody else: any of its parts may be wrong.
         except (OSError, KeyError, TypeError, ValueError, AttributeError) as exc:
+            # The description of a machine is a file of somebody else: any of its parts may be
+            # wrong.
             raise Misconfigured(f"{path}: {type(exc).__name__}: {exc}") from exc
         yield folder / "sys"
 

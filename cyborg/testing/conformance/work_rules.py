@@ -256,7 +256,9 @@ def health_reasons_are_stable(env: Environment) -> None:
 def prepare_is_idempotent(env: Environment) -> None:
     """Check repeated calls of prepare()."""
     # A restarted agent repeats calls that it had started.
-    driver, other, item = env.create_discovered(), env.create_discovered(), env.first_item()
+    driver = env.create_discovered()
+    other = env.create_discovered()
+    item = env.first_item()
     try:
         env.must_succeed("prepare()", lambda: driver.prepare(item, INSTANCE))
         env.must_succeed("prepare() again", lambda: driver.prepare(item, INSTANCE))
@@ -288,7 +290,9 @@ def prepared_handles_are_discovered(env: Environment) -> None:
 def release_is_idempotent(env: Environment) -> None:
     """Check repeated calls of release(), also on a second object."""
     # As after a restart: the agent may have been killed before it recorded the end.
-    driver, other, item = env.create_discovered(), env.create_discovered(), env.first_item()
+    driver = env.create_discovered()
+    other = env.create_discovered()
+    item = env.first_item()
     env.must_succeed("prepare()", lambda: driver.prepare(item, INSTANCE))
     env.must_succeed("release()", lambda: driver.release(item))
     env.must_succeed("release() again", lambda: driver.release(item))
@@ -315,7 +319,9 @@ def release_accepts_missing(env: Environment) -> None:
 def sanitise_is_idempotent(env: Environment) -> None:
     """Check repeated calls of sanitise() after release(), also on a second object."""
     # The agent retries until the handle is clean, also after a restart.
-    driver, other, item = env.create_discovered(), env.create_discovered(), env.first_item()
+    driver = env.create_discovered()
+    other = env.create_discovered()
+    item = env.first_item()
     if Ability.PREPARES in driver.abilities:
         env.must_succeed("prepare()", lambda: driver.prepare(item, INSTANCE))
         env.must_succeed("release()", lambda: driver.release(item))

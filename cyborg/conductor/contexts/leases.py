@@ -253,7 +253,7 @@ class ContextLeases:
                 for row in rows
             ]
             claim = replace(claim, epoch=request.epoch)
-            result = self._arqs.bind_locked(tx, bind_requests, None, claim, wait=wait)
+            result = self._arqs.bind_locked(tx, bind_requests, scope=None, context=claim, wait=wait)
         return result, to_response(find_context(tx, uuid, scope))
 
     def _renew_arqs(

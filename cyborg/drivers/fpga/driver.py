@@ -158,7 +158,7 @@ class FpgaDriver(PciDriver):
         elif function is not None:
             if (function_id := images.parse_id(function)) is None:
                 raise DriverFailed(f"accel:function_id {function!r:.100} is not a function id")
-            self._load(item, None, function_id)
+            self._load(item, image=None, function_id=function_id)
         offered = self._sysfs.pci_function(parse_address(item.handle))
         # A server with a virtual function cannot load images: the records stay trusted.
         if offered is None or offered.physfn is None:

@@ -283,7 +283,7 @@ class ImageLoader:
         with self.get_images().open(image, check) as opened:
             try:
                 # Before the change, so that a crash leaves no wrong record.
-                self.records.put(place.card, place.number, None)
+                self.records.put(place.card, place.number, record=None)
                 programmer.load(place, opened, self.access, self.timeout)
                 self._record(place, opened)
             except (CyborgError, OSError) as exc:

@@ -122,8 +122,7 @@ def translate() -> Iterator[None]:
 
 
 def _is_access_denied(error: BaseException) -> bool:
-    number = _number(error)
-    state = _state(error)
+    number, state = _number(error), _state(error)
     text = str(_origin(error))
     if number is not None:
         return number in _DENIED_NUMBERS
@@ -133,16 +132,14 @@ def _is_access_denied(error: BaseException) -> bool:
 
 
 def _is_full(error: BaseException) -> bool:
-    number = _number(error)
-    state = _state(error)
+    number, state = _number(error), _state(error)
     if number is not None or state is not None:
         return number in _FULL_NUMBERS or state == _FULL_STATE
     return any(text in str(_origin(error)) for text in _FULL_TEXTS)
 
 
 def _is_down(error: BaseException) -> bool:
-    number = _number(error)
-    state = _state(error)
+    number, state = _number(error), _state(error)
     origin = _origin(error)
     if _is_sqlite(error):
         return "disk I/O error" in str(origin) or "disk is full" in str(origin)

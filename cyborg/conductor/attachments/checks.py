@@ -199,13 +199,7 @@ def _select_accelerator(
 
 
 def _select_context(
-    tx: sa.Connection,
-    uuid: str,
-    owner: str,
-    scope: str | None,
-    now: datetime,
-    *,
-    for_host: bool,
+    tx: sa.Connection, uuid: str, owner: str, scope: str | None, now: datetime, *, for_host: bool
 ) -> Selection:
     found = find_context(tx, uuid, scope)
     state = found["state"]

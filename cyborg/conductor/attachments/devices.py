@@ -128,13 +128,7 @@ class AttachedDevices:
             for row in rows
         ]
         return self.arqs.bind_locked(
-            tx,
-            requests,
-            scope=None,
-            context=context,
-            wait=wait,
-            append=True,
-            subject=work.consumer,
+            tx, requests, scope=None, context=context, wait=wait, append=True, subject=work.consumer
         )
 
     def prepare(self, work: LeasedAttachment) -> Wait | None:

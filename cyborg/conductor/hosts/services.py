@@ -124,13 +124,7 @@ class Services:
 
 
 def remove_inventory(
-    tx: sa.Connection,
-    host: str,
-    now: datetime,
-    handler: ReportHandler,
-    *,
-    name: str,
-    verb: str,
+    tx: sa.Connection, host: str, now: datetime, handler: ReportHandler, *, name: str, verb: str
 ) -> ReportResult:
     """Remove the inventory of a host whose agent is down, and fail its jobs on devices.
 

@@ -356,11 +356,5 @@ def _make_failure(
     names = {str(item.get(name)) for item in items for name in ("device", "deployable", "handle")}
     requested = {str(value) for item in items for value in item.get("accel", {}).values()}
     return refusals.make_job_failure(
-        code,
-        error,
-        now,
-        hostname=job["host"],
-        job=job["uuid"],
-        names=names,
-        requested=requested,
+        code, error, now, hostname=job["host"], job=job["uuid"], names=names, requested=requested
     )

@@ -180,11 +180,7 @@ def entries_by_driver(
     for row in _read(connection, _USED.driver, _REPORTED, drivers, hosts):
         version = version_of(row["driver"], row["versions"])
         entry = _entry(
-            row,
-            backend=row["backend"],
-            status=row["status"],
-            error=row["error"],
-            version=version,
+            row, backend=row["backend"], status=row["status"], error=row["error"], version=version
         )
         entry["remarks"] = list(row["remarks"] or ())
         entries[row["driver"]][row["host"], row["backend"]] = entry

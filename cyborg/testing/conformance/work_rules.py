@@ -256,8 +256,7 @@ def health_reasons_are_stable(env: Environment) -> None:
 def prepare_is_idempotent(env: Environment) -> None:
     """Check repeated calls of prepare()."""
     # A restarted agent repeats calls that it had started.
-    driver = env.create_discovered()
-    other = env.create_discovered()
+    driver, other = env.create_discovered(), env.create_discovered()
     item = env.first_item()
     try:
         env.must_succeed("prepare()", lambda: driver.prepare(item, INSTANCE))
@@ -290,8 +289,7 @@ def prepared_handles_are_discovered(env: Environment) -> None:
 def release_is_idempotent(env: Environment) -> None:
     """Check repeated calls of release(), also on a second object."""
     # As after a restart: the agent may have been killed before it recorded the end.
-    driver = env.create_discovered()
-    other = env.create_discovered()
+    driver, other = env.create_discovered(), env.create_discovered()
     item = env.first_item()
     env.must_succeed("prepare()", lambda: driver.prepare(item, INSTANCE))
     env.must_succeed("release()", lambda: driver.release(item))
@@ -319,8 +317,7 @@ def release_accepts_missing(env: Environment) -> None:
 def sanitise_is_idempotent(env: Environment) -> None:
     """Check repeated calls of sanitise() after release(), also on a second object."""
     # The agent retries until the handle is clean, also after a restart.
-    driver = env.create_discovered()
-    other = env.create_discovered()
+    driver, other = env.create_discovered(), env.create_discovered()
     item = env.first_item()
     if Ability.PREPARES in driver.abilities:
         env.must_succeed("prepare()", lambda: driver.prepare(item, INSTANCE))

@@ -15,7 +15,7 @@ from cyborg.tests.lab.cloud import HOST, Lab, running_lab
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.services,
-    pytest.mark.matrix,
+    pytest.mark.long,
     pytest.mark.requires("kernel_headers"),
 ]
 

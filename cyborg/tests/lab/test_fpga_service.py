@@ -17,7 +17,7 @@ from cyborg.tests.lab.programs import FPGA_FUNCTIONS, FPGA_INTERFACE, FPGA_OTHER
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.services,
-    pytest.mark.matrix,
+    pytest.mark.long,
     pytest.mark.requires("kernel_headers"),
 ]
 

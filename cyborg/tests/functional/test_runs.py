@@ -335,11 +335,17 @@ def test_run_error_of_a_session_fixture_at_the_end_fails(run: Runner, tmp_path: 
 
 @pytest.mark.matrix
 def test_run_divides_large_files_for_workers(run: Runner) -> None:
-    pids = "import os, pytest\n" + "".join(
-        f"def test_{number}(record_property): record_property('summary', f'pid {{os.getpid()}}')\n"
+    # The first test ends when another group has begun, which only another worker can do.
+    waiting = (
+        "import os, time\nfrom pathlib import Path\nBEGUN = Path('begun')\n"
+        "def test_waits():\n    while not BEGUN.exists(): time.sleep(0.01)\n"
+    )
+    pids = "".join(
+        f"def test_{number}(record_property):\n    {'BEGUN.touch()' if number > 9 else 'pass'}\n"
+        "    record_property('summary', f'pid {os.getpid()}')\n"
         for number in range(40)
     )
-    files = {"test_a.py": "import time\ndef test_sleeps(): time.sleep(2)\n" + pids}
+    files = {"test_a.py": waiting + pids}
     ended = run(files, "--limit", "100", "--max-group", "5")
     assert (ended.status, ended.counts) == (0, (41, 0, 0)), ended.output
     assert len({line for line in ended.output.splitlines() if line.startswith("pid ")}) == 2

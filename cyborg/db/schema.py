@@ -9,6 +9,7 @@
     services 1--n desired_backends  desired backends, in addition to the configuration file
     devices 1--n deployables 1--n attach_handles
                  deployables 1--n attributes
+                 deployables 1--n set_members n--1 attach_handles
     providers                       Placement synchronization state, one row per deployable
     device_profiles 1--n arqs       accelerator requests (ARQs), each with a copy of its group
     device_contexts 1--1 device_profiles   a context has a hidden profile
@@ -209,7 +210,16 @@ deployables = _table(
     sa.Column("draining", sa.Boolean, nullable=False, default=False),
     # The job that programs it now; meanwhile its handles are not allocated.
     _foreign_key("job_id", "jobs", "SET NULL"),
+    # ``core.inventory.device_set.DeviceSet``; null unless it is a device set. Its size and its
+    # group are in columns of their own, to count the offered sets of a group.
+    sa.Column("device_set", sa.JSON(none_as_null=True)),
+    sa.Column("set_size", sa.Integer),
+    sa.Column("set_group", sa.String(255)),
+    # ``core.inventory.device_set.OfferState``, and why a set is not offered; no report changes it.
+    sa.Column("offer", sa.String(32)),
+    sa.Column("offer_reason", sa.String(255)),
     sa.Index(None, "host", "id"),
+    sa.Index(None, "set_group", "offer", "set_size"),
 )
 
 # Tombstones: data of removed devices that is restored when they return.
@@ -344,6 +354,9 @@ attach_handles = _table(
     sa.Column("needs_cleaning", sa.Boolean, nullable=False, default=False),
     # The job that cleans it now.
     _foreign_key("job_id", "jobs", "SET NULL"),
+    # The device set through which it was claimed; kept until it is clean. RESTRICT: a set is not
+    # deleted while its fabric may be active.
+    _foreign_key("set_id", "deployables", "RESTRICT"),
     sa.UniqueConstraint("deployable_id", "address"),
     # Finds a free handle of a provider, and counts its handles, without a scan of others. The only
     # index on deployable_id: MariaDB would merge two and lock rows that the query does not need.
@@ -352,6 +365,15 @@ attach_handles = _table(
     sa.Index(None, "address", postgresql_ops={"address": "varchar_pattern_ops"}),
     # Finds the dirty handles, and lists the free ones in their order.
     sa.Index(None, "needs_cleaning", "arq_id", "id"),
+)
+
+# Handles that are members of device sets. The handle of a member that is not present has no row.
+set_members = _table(
+    "set_members",
+    # Without an index of its own: the unique key begins with it.
+    sa.Column("deployable_id", sa.ForeignKey("deployables.id", ondelete="CASCADE"), nullable=False),
+    _foreign_key("handle_id", "attach_handles", nullable=False),
+    sa.UniqueConstraint("deployable_id", "handle_id"),
 )
 
 providers = _table(

@@ -17,6 +17,7 @@ from typing import Any
 
 from cyborg.core.codec import Serializable, as_list, wire
 from cyborg.core.errors import Invalid
+from cyborg.core.inventory.device_set import DeviceSet
 from cyborg.core.text import sanitize
 from cyborg.core.validation import check_integer, check_text, find_duplicate, string
 
@@ -34,11 +35,16 @@ NOT_OFFERED = "not_offered"
 
 
 class HandleType(StrEnum):
-    """Attach types in Nova: values of ``attach_handle_type`` in the v2 API."""
+    """Attach types: values of ``attach_handle_type`` in the v2 API.
+
+    Nova attaches PCI and MDEV. It ignores other types: the agent attaches a VFIO handle to the
+    guest at each of its starts.
+    """
 
     PCI = "PCI"
     MDEV = "MDEV"
     TEST_PCI = "TEST_PCI"
+    VFIO = "VFIO"
 
 
 class DeviceType(StrEnum):
@@ -103,7 +109,8 @@ class Deployable(Serializable):
     """A schedulable part of a device: one resource provider with one resource class.
 
     ``parent`` is the address of the deployable of the same device that contains it, if any. The
-    total of its inventory is the number of its handles.
+    total of its inventory is the number of its handles, or of the members of its ``device_set``; a
+    deployable with a device set has no handles.
     """
 
     address: str
@@ -113,6 +120,8 @@ class Deployable(Serializable):
     attributes: Mapping[str, str] = field(default_factory=dict)
     parent: str | None = None
     bitstream_id: str | None = None
+    # Left out if None: the digest stays equal to that of an older release.
+    device_set: DeviceSet | None = field(default=None, metadata=wire(omit=not_))
 
     def __post_init__(self) -> None:
         check_text("deployable address", self.address, MAX_ADDRESS)
@@ -121,6 +130,11 @@ class Deployable(Serializable):
             check_text("trait", trait, MAX_TEXT)
         if self.bitstream_id is not None:
             check_text("bitstream_id", self.bitstream_id, MAX_TEXT)
+        if self.device_set is not None and self.handles:
+            raise Invalid(
+                f"deployable {self.address} has a device set and handles of its own",
+                field="device_set",
+            )
         _clean_info(self, "attributes")
         _check_unique("handle", self.address, [h.address for h in self.handles])
 

@@ -75,7 +75,10 @@ class DeployableRow(DeployableColumns):
 
 _parent = deployables.alias("parents")
 _root = deployables.alias("roots")
-_INTERNAL = ("device_id", "host", "parent_id", "root_id", "job_id", "draining", "desired_image")
+_INTERNAL = (
+    *("device_id", "host", "parent_id", "root_id", "job_id", "draining", "desired_image"),
+    *("device_set", "set_size", "set_group", "offer", "offer_reason"),
+)
 SORTABLE = {
     "hostname": deployables.c.host,
     **columns_of(

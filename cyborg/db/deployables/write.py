@@ -10,6 +10,8 @@ import sqlalchemy as sa
 
 from cyborg.core import naming
 from cyborg.core.inventory.device import Deployable
+from cyborg.core.inventory.device_set import DeviceSet
+from cyborg.core.validation import optional
 from cyborg.db import bulk, joins
 from cyborg.db.deployables import facts
 from cyborg.db.deployables.facts import DeviceFactsColumns
@@ -28,6 +30,11 @@ class DeployableRow(StoredRow, DeployableColumns):
     desired_image: str | None
     draining: bool
     job_id: int | None
+    device_set: dict[str, Any] | None
+    set_size: int | None
+    set_group: str | None
+    offer: str | None
+    offer_reason: str | None
     device: str
     parent: str | None
     job_state: str | None
@@ -85,11 +92,17 @@ def to_deployable(row: DeployableRow) -> Deployable:
         attributes=row["attributes"],
         parent=row["parent"],
         bitstream_id=row["bitstream_id"],
+        device_set=optional(DeviceSet.from_dict, row["device_set"]),
     )
 
 
 def _reported(deployable: Deployable) -> dict[str, Any]:
+    found = deployable.device_set
     return {
+        "device_set": None if found is None else found.to_dict(),
+        "set_size": None if found is None else found.size,
+        # A set without a group shares what is wanted with the other sets of its host only.
+        "set_group": None if found is None else found.group or None,
         "resource_class": deployable.resource_class,
         "traits": sorted(deployable.traits),
         "attributes": dict(deployable.attributes),

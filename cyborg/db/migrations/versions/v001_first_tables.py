@@ -256,6 +256,11 @@ def upgrade() -> None:
         sa.Column("num_accelerators", sa.Integer(), nullable=False),
         sa.Column("draining", sa.Boolean(), nullable=False),
         sa.Column("job_id", KEY),
+        sa.Column("device_set", sa.JSON()),
+        sa.Column("set_size", sa.Integer()),
+        sa.Column("set_group", sa.String(255)),
+        sa.Column("offer", sa.String(32)),
+        sa.Column("offer_reason", sa.String(255)),
         _references("deployables", "device_id", "devices", "CASCADE"),
         _references("deployables", "job_id", "jobs", "SET NULL"),
         _references("deployables", "parent_id", "deployables", "SET NULL"),
@@ -263,6 +268,7 @@ def upgrade() -> None:
         *(_unique("deployables", name) for name in ("uuid", "name", "rp_uuid")),
     )
     _index("deployables", "host", "id")
+    _index("deployables", "set_group", "offer", "set_size")
     _index_each("deployables", "device_id", "job_id", "parent_id", "resource_class", "root_id")
     _create_arq_tables()
     _table(
@@ -274,17 +280,26 @@ def upgrade() -> None:
         sa.Column("info", sa.JSON(), nullable=False),
         sa.Column("arq_id", KEY),
         *_columns(sa.Boolean(), "draining", "needs_cleaning", nullable=False),
-        sa.Column("job_id", KEY),
+        *_columns(KEY, "job_id", "set_id"),
         _references("attach_handles", "deployable_id", "deployables", "RESTRICT"),
         _references("attach_handles", "job_id", "jobs", "SET NULL"),
+        _references("attach_handles", "set_id", "deployables", "RESTRICT"),
         _references("attach_handles", "arq_id", "arqs", "RESTRICT"),
         *(_unique("attach_handles", name) for name in ("uuid", "arq_id")),
         _unique("attach_handles", "deployable_id", "address"),
     )
     _index("attach_handles", "deployable_id", "arq_id", "needs_cleaning", "draining")
     _index("attach_handles", "needs_cleaning", "arq_id", "id")
-    _index_each("attach_handles", "draining", "job_id")
+    _index_each("attach_handles", "draining", "job_id", "set_id")
     _index("attach_handles", "address", postgresql_ops={"address": "varchar_pattern_ops"})
+    _table(
+        "set_members",
+        *_columns(KEY, "deployable_id", "handle_id", nullable=False),
+        _references("set_members", "deployable_id", "deployables", "CASCADE"),
+        _references("set_members", "handle_id", "attach_handles", "CASCADE"),
+        _unique("set_members", "deployable_id", "handle_id"),
+    )
+    _index("set_members", "handle_id")
     _table(
         "attributes",
         sa.Column("uuid", sa.String(36), nullable=False),

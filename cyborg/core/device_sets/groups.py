@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups of hosts that together keep a number of sets of each size offered.
+
+A set that waits for the withdrawal of another one counts as offered: a second host would otherwise
+be split for the same shortage.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cyborg.core.device_sets.offers import (
+    OVERLAPS,
+    SPLIT,
+    WAITS,
+    Offer,
+    SetFacts,
+    UnitUse,
+    find_owned_sets,
+)
+from cyborg.core.inventory.device_set import OfferState
+
+
+@dataclass(frozen=True, slots=True)
+class SizeSummary:
+    """Numbers of free sets of one size on one host, by the reasons of their offers.
+
+    ``offered`` are offered or wait (``WAITS``), ``inside`` overlap an offered set that is not
+    smaller (``OVERLAPS``), ``split`` have their units in smaller offered sets (``SPLIT``).
+    ``free_units`` is the number of free units of the host.
+    """
+
+    host: str
+    size: int
+    offered: int
+    inside: int
+    split: int
+    free_units: int
+
+
+def update_group(
+    host: str,
+    wanted: Mapping[int, int],
+    summaries: Iterable[SizeSummary],
+    plan: Callable[[str, Mapping[int, int]], Sequence[SizeSummary]],
+) -> None:
+    """Plan the hosts of a group that a change of one host concerns.
+
+    ``summaries`` are those of all hosts of the group before the change, and ``plan`` plans a host
+    with a shortage and returns its new summaries. The first plan is that of the changed host; it
+    splits no set for the group. Then, smallest size first, one host after the other is split until
+    the size is not short; this may make a larger size short. If no size was short, one host that
+    offers small sets which the group now has elsewhere gets its large set back.
+    """
+    rows: dict[str, list[SizeSummary]] = {}
+    for summary in summaries:
+        rows.setdefault(summary.host, []).append(summary)
+
+    def get_summaries() -> list[SizeSummary]:
+        return [summary for found in rows.values() for summary in found]
+
+    def replan(name: str, split_for: int | None = None) -> bool:
+        old = rows.get(name)
+        rows[name] = list(plan(name, share_shortage(name, wanted, get_summaries(), split_for)))
+        return rows[name] != old
+
+    replan(host)
+    complete = True
+    for size in sorted(wanted):
+        if size not in find_shortage(wanted, _count_offered(get_summaries())):
+            continue
+        complete = False
+        for name in rank_hosts_to_split(size, get_summaries()):
+            replan(name, size)
+            if size not in find_shortage(wanted, _count_offered(get_summaries())):
+                break
+    if complete:
+        for name in rank_hosts_to_merge(wanted, get_summaries()):
+            if replan(name):
+                break
+
+
+def _count_offered(summaries: Iterable[SizeSummary]) -> Counter[int]:
+    totals = Counter[int]()
+    for summary in summaries:
+        totals[summary.size] += summary.offered
+    return totals
+
+
+def summarize(
+    host: str,
+    sets: Iterable[SetFacts],
+    uses: Mapping[str, UnitUse],
+    plan: Mapping[int, Offer],
+) -> list[SizeSummary]:
+    """Return the summaries of a planned host, in the order of the sizes."""
+    sets = list(sets)
+    owned = find_owned_sets(uses)
+    free_units = len({unit for fact in sets for unit in fact.units} - uses.keys())
+    counts: dict[int, Counter[str]] = {fact.size: Counter() for fact in sets}
+    for fact in sets:
+        if fact.id not in owned:
+            counts[fact.size][_classify(plan[fact.id])] += 1
+    return [
+        SizeSummary(
+            host, size, found["offered"], found[OVERLAPS], found[SPLIT], free_units=free_units
+        )
+        for size, found in sorted(counts.items())
+    ]
+
+
+def _classify(offer: Offer) -> str:
+    """Return "offered", or the start of the reason of a free set; "" for other sets."""
+    reason = offer.reason or ""
+    if offer.state is OfferState.OFFERED or reason.startswith(WAITS):
+        return "offered"
+    return next((start for start in (OVERLAPS, SPLIT) if reason.startswith(start)), "")
+
+
+def find_shortage(wanted: Mapping[int, int], offered: Mapping[int, int]) -> dict[int, int]:
+    """Return the number of sets of each size that are missing, smallest size first.
+
+    ``offered`` has the number of sets of each size that are free and offered.
+    """
+    missing = {size: number - offered.get(size, 0) for size, number in sorted(wanted.items())}
+    return {size: number for size, number in missing.items() if number > 0}
+
+
+def share_shortage(
+    host: str,
+    wanted: Mapping[int, int],
+    summaries: Iterable[SizeSummary],
+    split_for: int | None = None,
+) -> dict[int, int]:
+    """Return the shortage that a host of a group serves, for its plan.
+
+    Of the sets that the other hosts lack, the host keeps those that it offers already; of the size
+    ``split_for`` it serves all.
+    """
+    elsewhere, local = Counter[int](), Counter[int]()
+    for summary in summaries:
+        (local if summary.host == host else elsewhere)[summary.size] += summary.offered
+    return {
+        size: number if size == split_for else min(number, local[size])
+        for size, number in find_shortage(wanted, elsewhere).items()
+        if size == split_for or local[size]
+    }
+
+
+def rank_hosts_to_split(size: int, summaries: Sequence[SizeSummary]) -> list[str]:
+    """Return the hosts that can offer sets of a size instead of a larger one, the best first.
+
+    That is the host whose smallest offered set above the size is the smallest, and among these the
+    one with the fewest free units: the emptiest hosts stay whole.
+    """
+    able = {summary.host for summary in summaries if summary.size == size and summary.inside}
+    best: dict[str, tuple[int, int]] = {}
+    for summary in summaries:
+        if summary.host in able and summary.size > size and summary.offered:
+            key = summary.size, summary.free_units
+            best[summary.host] = min(key, best.get(summary.host, key))
+    return sorted(best, key=lambda host: (best[host], host))
+
+
+def rank_hosts_to_merge(wanted: Mapping[int, int], summaries: Sequence[SizeSummary]) -> list[str]:
+    """Return the hosts that may offer a large set instead of small ones, the best first.
+
+    These are hosts with a split set, and with an offered smaller one of which the group has more
+    than it wants. The best is the one with the largest split set, then with the most free units.
+    """
+    totals = _count_offered(summaries)
+    surplus: dict[str, int] = {}
+    for summary in summaries:
+        if summary.offered and totals[summary.size] > wanted.get(summary.size, 0):
+            surplus[summary.host] = min(summary.size, surplus.get(summary.host, summary.size))
+    best: dict[str, tuple[int, int]] = {}
+    for summary in summaries:
+        if summary.split and summary.size > surplus.get(summary.host, summary.size):
+            key = -summary.size, -summary.free_units
+            best[summary.host] = min(key, best.get(summary.host, key))
+    return sorted(best, key=lambda host: (best[host], host))

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cyborg.core.device_sets.groups import (
+    SizeSummary,
+    find_shortage,
+    rank_hosts_to_merge,
+    rank_hosts_to_split,
+    share_shortage,
+    summarize,
+    update_group,
+)
+from cyborg.core.device_sets.offers import SetFacts, UnitUse, plan_offers
+from cyborg.core.inventory.device_set import OfferMode, OfferState
+from cyborg.tests.fixtures.device_sets.families import H100, make_facts
+from cyborg.tests.unit.core.device_sets.strategies import apply_plan
+
+SIZES = (1, 2, 4, 8)
+
+
+class Group:
+    """H100 boards whose withdrawals end at once; ``owned`` are the sets in use of each host."""
+
+    def __init__(self, wanted: Mapping[int, int], owned: Mapping[str, set[str]]) -> None:
+        self.wanted = wanted
+        self.sets: dict[str, list[SetFacts]] = {}
+        self.uses: dict[str, dict[str, UnitUse]] = {}
+        self.summaries: list[SizeSummary] = []
+        names = list(H100)
+        for host, used in owned.items():
+            self.sets[host] = make_facts(H100)
+            self.uses[host] = {
+                unit: UnitUse(names.index(name)) for name in used for unit in H100[name]
+            }
+        for host in owned:
+            self.plan(host, {})
+
+    def plan(self, host: str, shortage: Mapping[int, int]) -> list[SizeSummary]:
+        """Plan a host, and again after the end of its withdrawals."""
+        for _ in range(3):
+            offers = plan_offers(self.sets[host], self.uses[host], OfferMode.DISJOINT, shortage)
+            self.sets[host] = [
+                replace(s, state=OfferState.WITHHELD) if s.state is OfferState.WITHDRAWING else s
+                for s in apply_plan(self.sets[host], offers)
+            ]
+        found = summarize(host, self.sets[host], self.uses[host], offers)
+        self.summaries = [s for s in self.summaries if s.host != host] + found
+        return found
+
+    def update(self, host: str) -> None:
+        update_group(host, self.wanted, self.summaries, self.plan)
+
+    def totals(self) -> Counter[int]:
+        totals = Counter[int]()
+        for summary in self.summaries:
+            totals[summary.size] += summary.offered
+        return totals
+
+    def offered(self, host: str) -> list[int]:
+        """Return the sizes of the offered free sets of a host, largest first."""
+        sizes = [s.size for s in self.summaries if s.host == host for _ in range(s.offered)]
+        return sorted(sizes, reverse=True)
+
+
+def test_find_shortage_counts_offered_sets() -> None:
+    assert find_shortage({8: 1, 4: 2, 2: 2, 1: 0}, {4: 1, 2: 5}) == {4: 1, 8: 1}
+    assert list(find_shortage({8: 1, 4: 2}, {})) == [4, 8]
+    assert find_shortage({}, {1: 3}) == {}
+
+
+def test_summarize_counts_free_sets_by_reason() -> None:
+    group = Group({}, {"a": {"7"}})  # GPU 1
+    counts = {s.size: (s.offered, s.inside, s.split, s.free_units) for s in group.summaries}
+    assert counts == {1: (1, 6, 0, 7), 2: (1, 2, 0, 7), 4: (1, 0, 0, 7), 8: (0, 0, 0, 7)}
+
+
+def test_summarize_split_board_counts_waiting_sets_as_offered() -> None:
+    sets = [replace(s, state=OfferState.OFFERED if s.size == 8 else None) for s in make_facts(H100)]
+    plan = plan_offers(sets, {}, OfferMode.DISJOINT, {4: 1})
+    counts = {s.size: (s.offered, s.inside, s.split) for s in summarize("a", sets, {}, plan)}
+    assert counts == {1: (0, 8, 0), 2: (0, 4, 0), 4: (2, 0, 0), 8: (0, 0, 1)}
+
+
+def test_rank_hosts_to_split_prefers_smallest_set_then_fewest_free_units() -> None:
+    group = Group(
+        {},
+        {
+            "empty": set(),
+            "four": {"1"},
+            "four-and-pair": {"3", "8"},  # free: GPU 4, and 5 to 8
+            "pair": {"1", "5"},
+            "single": {"1", "5", "12"},  # nothing larger
+        },
+    )
+    assert rank_hosts_to_split(1, group.summaries) == ["pair", "four", "four-and-pair", "empty"]
+    assert rank_hosts_to_split(2, group.summaries) == ["four", "four-and-pair", "empty"]
+    assert rank_hosts_to_split(8, group.summaries) == []
+
+
+def test_share_shortage_keeps_local_sets_and_splits_for_one_size() -> None:
+    def row(host: str, size: int, offered: int) -> SizeSummary:
+        return SizeSummary(host, size, offered, 1, 0, 8)
+
+    rows = [row("a", 1, 1), row("a", 4, 1), row("b", 1, 2), row("b", 8, 1)]
+    wanted = {1: 4, 2: 1, 4: 1, 8: 1}
+    assert share_shortage("a", wanted, rows) == {1: 1, 4: 1}
+    assert share_shortage("a", wanted, rows, split_for=1) == {1: 2, 4: 1}
+    assert share_shortage("a", wanted, rows, split_for=2) == {1: 1, 2: 1, 4: 1}
+    assert share_shortage("b", {1: 1}, rows) == {}
+
+
+def test_group_short_of_singles_splits_the_smallest_remainder_only() -> None:
+    group = Group({1: 2, 2: 1, 4: 1, 8: 1}, {"a": set(), "b": {"1"}, "c": {"1", "5"}})
+    assert [group.offered(host) for host in "abc"] == [[8], [4], [2]]
+    group.update("a")
+    # The pair of c became two singles, then the four of b two pairs, then a lost its eight.
+    assert [group.offered(host) for host in "abc"] == [[4, 4], [2, 2], [1, 1]]
+
+
+def test_group_size_is_available_elsewhere_merges_the_split_host() -> None:
+    group = Group({1: 1}, {"a": set(), "b": {"0"}})
+    group.update("a")
+    assert group.offered("a") == [4, 2, 1, 1]
+    # A server of seven of the eight GPUs of b is deleted.
+    group.uses["b"] = {u: UnitUse(n) for n, u in enumerate(sorted(H100["0"]), start=7) if n < 14}
+    group.update("b")
+    assert group.offered("b") == [1]
+    assert group.offered("a") == [8]
+
+
+def test_group_of_one_host_keeps_wanted_sizes() -> None:
+    group = Group({1: 2, 2: 2, 4: 1, 8: 1}, {"a": set()})
+    group.update("a")
+    assert group.offered("a") == [2, 2, 2, 1, 1]
+
+
+BOARDS = st.frozensets(st.sampled_from(sorted(H100)), max_size=5)
+
+
+@given(
+    st.lists(BOARDS, min_size=1, max_size=5),
+    st.dictionaries(st.sampled_from(SIZES), st.integers(1, 3), max_size=4),
+)
+def test_group_after_update_lacks_a_size_only_if_no_larger_set_is_left(
+    boards: list[frozenset[str]], wanted: dict[int, int]
+) -> None:
+    """Also, a second update changes nothing."""
+    owned: dict[str, set[str]] = {}
+    for number, names in enumerate(boards):
+        used: set[str] = set()
+        for name in sorted(names):
+            if all(H100[name].isdisjoint(H100[other]) for other in used):
+                used.add(name)
+        owned[f"host{number}"] = used
+    group = Group(wanted, owned)
+    group.update("host0")
+    totals = group.totals()
+    for size in find_shortage(wanted, totals):
+        # A larger set is left only for a smaller size, which is more urgent.
+        assert rank_hosts_to_split(size, group.summaries) == []
+    before = {host: list(sets) for host, sets in group.sets.items()}
+    group.update("host0")
+    assert find_shortage(wanted, group.totals()) == find_shortage(wanted, totals)
+    if find_shortage(wanted, totals):
+        assert group.sets == before
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_rank_hosts_without_summaries_is_empty(size: int) -> None:
+    assert rank_hosts_to_split(size, []) == rank_hosts_to_merge({size: 1}, []) == []

@@ -174,7 +174,7 @@ def show(request: RequestContext, row: read.DeviceRow) -> dict[str, Any]:
         return request.serialize(DeviceV23, row, DEVICES.name, **more)
     # Evaluated for each answer: a stored state would be late for what changes elsewhere, such as
     # the liveness of the agent.
-    status = device_state.evaluate_row(row)
+    status = device_state.evaluate_row(row, withheld=False)
     reasons = conditions_at(request, status.reasons)
     more |= {"state": (reasons or [status.state])[0], "state_reasons": reasons}
     more["layouts"] = [layout["name"] for layout in row["layouts"]]

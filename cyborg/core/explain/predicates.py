@@ -47,6 +47,7 @@ class Predicate(DescribedEnum):
     FAILING = "failing", "the last prepare jobs of the device failed"
     PROGRAMMING = "programming", "device is being programmed"
     DRAINING = "draining", "device is draining"
+    WITHHELD = "withheld", "device set is not offered"
     UNPUBLISHED = "unpublished", "Placement does not have the provider"
     TAKEN = "taken", "handle is taken"
     TAKEN_IN_CALL = "taken_in_call", "claimed by another request of this call"
@@ -112,6 +113,10 @@ _REMEDIES: Mapping[Predicate, str] = {
     Predicate.DRAINING: (
         "see why the host does not report the device: cyborg hardware-list; it is removed when its "
         "last instance releases it"
+    ),
+    Predicate.WITHHELD: (
+        "release the servers that have devices of the set, or request another size: the reason "
+        "names the set or the device"
     ),
     Predicate.UNPUBLISHED: (
         "see error in cyborg deployable-list --long; without one, wait some seconds"

@@ -42,6 +42,7 @@ class OfferState(StrEnum):
     """State of the offer of a set in Placement; None in the database for other deployables."""
 
     OFFERED = "offered"
+    ALLOCATED = "allocated"  # offered, and all members have an owner through the set
     # All units are being reserved. A server may have been allocated the set before.
     WITHDRAWING = "withdrawing"
     WITHHELD = "withheld"  # all units are reserved, and no consumer had an allocation then

@@ -14,7 +14,7 @@ on purpose.
 
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Self
@@ -27,6 +27,10 @@ class DeviceCondition(DescribedEnum):
     """Conditions of a device. If several conditions apply, the last in this list is shown."""
 
     READY = "ready", "Its free handles can be allocated."
+    WITHHELD = (
+        "withheld",
+        "A device set that is not offered, because its devices are needed in another set.",
+    )
     SETUP_REQUIRED = "setup_required", "Its driver must be set up on the host."
     REBOOT_REQUIRED = "reboot_required", "The host must be rebooted."
     UNDELIVERABLE = "undeliverable", "It cannot be attached to an instance."
@@ -60,7 +64,8 @@ class DeviceFacts:
     ``status`` is set by an operator, ``health`` by its driver. ``cordoned`` is set if its backend
     is disabled, cordoned or being uninstalled, or if it drains for another layout, ``host_down`` if
     the agent is marked down. ``restore_failed`` is set while a restore job of a bound handle fails,
-    ``failing`` after several prepare jobs in a row failed (``core.jobs.progress``).
+    ``failing`` after several prepare jobs in a row failed (``core.jobs.progress``). ``withheld`` is
+    set for a device set that is not offered at present.
     """
 
     # The only list of the facts: the rows of the database (``db.deployables.facts``), the filters
@@ -75,6 +80,7 @@ class DeviceFacts:
     deliverable: bool = True
     restore_failed: bool = False
     failing: bool = False
+    withheld: bool = False
     host_down: bool = False
 
     @classmethod
@@ -88,10 +94,23 @@ class DeviceFacts:
         return cls(**facts)
 
 
+def combine_facts(first: DeviceFacts, second: DeviceFacts) -> DeviceFacts:
+    """Return the facts of a unit that needs two devices: it is schedulable if both are."""
+    return replace(
+        first,
+        status=first.status if first.status != ENABLED else second.status,
+        health=second.health if second.health == Health.UNHEALTHY else first.health,
+        deliverable=first.deliverable and second.deliverable,
+        **{name: getattr(first, name) or getattr(second, name) for name in _FLAGS},
+    )
+
+
 # The facts of a device that is schedulable.
 READY = DeviceFacts()
 
 FACTS = tuple(field.name for field in fields(DeviceFacts))
+
+_FLAGS = tuple(name for name in FACTS if getattr(READY, name) is False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +149,7 @@ def evaluate(facts: DeviceFacts) -> DeviceStatus:
     A device of unknown health is schedulable.
     """
     applies = {
+        DeviceCondition.WITHHELD: facts.withheld,
         DeviceCondition.SETUP_REQUIRED: facts.setup_required,
         DeviceCondition.REBOOT_REQUIRED: facts.reboot_required,
         DeviceCondition.UNDELIVERABLE: not facts.deliverable,

@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 import sqlalchemy as sa
 
 from cyborg.core.inventory.device import Health
+from cyborg.core.inventory.device_set import OfferState
 from cyborg.core.inventory.device_state import ENABLED
 from cyborg.db.deployables.read import RESTORE_FAILED
 from cyborg.db.schema import deployables, devices, services
@@ -32,11 +33,24 @@ class DeviceFactsColumns(TypedDict):
     programming: bool
     draining: bool
     restore_failed: bool
+    withheld: bool
 
 
 _PROGRAMMING = deployables.c.job_id.is_not(None)
 _DRAINING = sa.or_(deployables.c.draining, devices.c.draining)
-_COMPUTED = {"programming": _PROGRAMMING, "draining": _DRAINING, "restore_failed": RESTORE_FAILED}
+# A new set has no offer yet.
+_WITHHELD = sa.and_(
+    deployables.c.set_size.is_not(None),
+    sa.func.coalesce(deployables.c.offer, OfferState.WITHHELD).not_in(
+        (OfferState.OFFERED, OfferState.ALLOCATED)
+    ),
+)
+_COMPUTED = {
+    "programming": _PROGRAMMING,
+    "draining": _DRAINING,
+    "restore_failed": RESTORE_FAILED,
+    "withheld": _WITHHELD,
+}
 HOST_DOWN = services.c.down_since.is_not(None)
 
 # The column of each fact.

@@ -4,7 +4,7 @@
 The handles are counted by the database, because a cloud can have more than a hundred thousand.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from cyborg.core.inventory.device_state import DeviceFacts
 from cyborg.db import joins
 from cyborg.db.deployables import facts
 from cyborg.db.deployables.read import failed_restores
-from cyborg.db.schema import arqs, deployables, devices, providers, services
+from cyborg.db.schema import arqs, deployables, devices, providers, services, set_members
 from cyborg.db.schema import attach_handles as handles
 
 # Maximum number of owners of one provider.
@@ -34,7 +34,7 @@ def find(
     uuids: Collection[str] | None = None,
     attach_targets: Collection[AttachTarget | None] = (),
 ) -> list[ProviderState]:
-    """Return the states of providers, ordered by host; execute three statements.
+    """Return the states of providers, ordered by host; execute five statements.
 
     ``resource_classes`` limits them to providers of these classes and to those of devices with a
     layout that has one of them, ``uuids`` to some providers. ``attach_targets`` are the targets
@@ -127,6 +127,7 @@ _STATES = (
         facts.HOST_DOWN.label("host_down"),
         devices.c.health_reason,
         devices.c.undeliverable_reason,
+        deployables.c.offer_reason,
         sa.func.coalesce(providers.c.published_revision, 0).label("published_revision"),
         providers.c.error,
     )
@@ -173,21 +174,32 @@ def _count_handles(
         *((condition, "without_info") for condition in lacking),
         else_="free",
     ).label("handle_use")
-    # The outer GROUP BY is over a subquery: some databases do not accept a bound parameter in the
-    # expression of a group.
-    uses = sa.select(h.deployable_id, use).select_from(joins.HANDLES).where(*where).subquery()
-    query = sa.select(uses.c.deployable_id, uses.c.handle_use, sa.func.count()).group_by(
-        uses.c.deployable_id, uses.c.handle_use
-    )
-    by_use: dict[int, dict[str, int]] = {}
-    for deployable, name, count in connection.execute(query):
-        by_use.setdefault(deployable, {})[name] = count
+    by_use = defaultdict[int, Counter[str]](Counter)
+
+    def add(id_: sa.ColumnElement[int], source: sa.FromClause, sign: int = 1) -> None:
+        # The outer GROUP BY is over a subquery: some databases do not accept a bound parameter in
+        # the expression of a group.
+        uses = sa.select(id_.label("id"), use).select_from(source).where(*where).subquery()
+        query = sa.select(uses.c.id, uses.c.handle_use, sa.func.count())
+        for deployable, name, count in connection.execute(
+            query.group_by(uses.c.id, uses.c.handle_use)
+        ):
+            by_use[deployable][name] += sign * count
+
+    add(h.deployable_id, joins.HANDLES)
+    # The handles of a device set are those of its members. Of their own deployables they cannot be
+    # claimed. Counted apart: a condition on each handle of the cloud would cost more.
+    member = sa.select(set_members.c.handle_id).distinct().subquery()
+    add(h.deployable_id, joins.HANDLES.join(member, member.c.handle_id == h.id), -1)
+    sets = set_members.join(handles, h.id == set_members.c.handle_id)
+    sets = sets.join(deployables, deployables.c.id == set_members.c.deployable_id)
+    add(set_members.c.deployable_id, sets.join(devices, devices.c.id == deployables.c.device_id))
     return {
-        deployable: HandleCounts(
-            total=sum(found.values()),
+        id_: HandleCounts(
+            total=found.total(),
             **{name: count for name, count in found.items() if name != "free"},
         )
-        for deployable, found in by_use.items()
+        for id_, found in by_use.items()
     }
 
 
@@ -204,6 +216,7 @@ def _to_state(
         Predicate.UNDELIVERABLE: row["undeliverable_reason"],
         Predicate.UNHEALTHY: row["health_reason"],
         Predicate.UNPUBLISHED: row["error"],
+        Predicate.WITHHELD: row["offer_reason"],
     }
     return ProviderState(
         uuid=row["uuid"],

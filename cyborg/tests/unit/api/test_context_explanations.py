@@ -198,7 +198,7 @@ def test_statements_of_context_explanation_are_constant(api: ApiEnv) -> None:
         with count_statements(api.engine) as executed:
             api.get(f"{path}/explanation")
         counts.append(len(executed))
-    assert counts == [5, 5]
+    assert counts == [7, 7]
 
 
 def return_candidates(

@@ -365,7 +365,7 @@ def shown_states(env: RebootEnv) -> dict[str, tuple[str, ...]]:
     """Return the reasons why devices are not schedulable, by address."""
     with env.engine.connect() as connection:
         return {
-            row["address"]: device_state.evaluate_row(row).reasons
+            row["address"]: device_state.evaluate_row(row, withheld=False).reasons
             for row in devices.find(connection)
         }
 

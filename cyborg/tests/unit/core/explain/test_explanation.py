@@ -84,6 +84,7 @@ FACTS: dict[Predicate, dict[str, Any]] = {
     Predicate.FAILING: {"failing": True},
     Predicate.PROGRAMMING: {"programming": True},
     Predicate.DRAINING: {"draining": True},
+    Predicate.WITHHELD: {"withheld": True},
 }
 
 

@@ -21,10 +21,12 @@ FACTS = st.builds(
     programming=st.booleans(),
     restore_failed=st.booleans(),
     failing=st.booleans(),
+    withheld=st.booleans(),
     draining=st.booleans(),
     host_down=st.booleans(),
 )
 ONE: dict[DeviceCondition, dict[str, Any]] = {
+    DeviceCondition.WITHHELD: {"withheld": True},
     DeviceCondition.SETUP_REQUIRED: {"setup_required": True},
     DeviceCondition.REBOOT_REQUIRED: {"reboot_required": True},
     DeviceCondition.UNDELIVERABLE: {"deliverable": False},

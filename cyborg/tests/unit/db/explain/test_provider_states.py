@@ -83,6 +83,9 @@ def test_facts_and_remarks_of_device_are_read(engine: sa.Engine) -> None:
         schema.deployables,
         card.deployable_id,
         job_id=rows.insert(engine, schema.jobs, **job),
+        set_size=2,
+        offer="withheld",
+        offer_reason="in use",
     )
     agent = rows.insert_agent(engine)
     rows.update(engine, schema.services, agent, down_since=timeutils.utcnow())
@@ -101,6 +104,7 @@ def test_facts_and_remarks_of_device_are_read(engine: sa.Engine) -> None:
         Predicate.UNHEALTHY: "too hot",
         Predicate.UNDELIVERABLE: "no IOMMU",
         Predicate.UNPUBLISHED: "no compute node",
+        Predicate.WITHHELD: "in use",
     }
 
 
@@ -193,4 +197,4 @@ def test_statements_are_constant(engine: sa.Engine) -> None:
         with count_statements(engine) as statements:
             assert len(find(engine, resource_classes={"FPGA"})) == end
         counts.append(len(statements))
-    assert counts == [3, 3]
+    assert counts == [5, 5]

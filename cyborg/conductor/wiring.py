@@ -210,6 +210,7 @@ def build_conductor(
         notices,
         orphans,
         limit_source=limits,
+        wake_publisher=publisher_task.wake,
         metrics=metrics,
     )
     contexts = DeviceContexts(conf, uow, placement, notices, arqs=arqs, limit_source=limits)

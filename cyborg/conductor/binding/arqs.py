@@ -72,9 +72,10 @@ class Arqs:
         *,
         limit_source: project_limits.LimitSource | None = None,
         now: Callable[[], datetime] | None = None,
+        wake_publisher: Callable[[], None] = _do_nothing,
         metrics: MetricRecorder | None = None,
     ) -> None:
-        """``wake_outbox`` and ``wake_jobs`` are called after a commit that adds work for them.
+        """The functions that wake a loop are called after a commit that adds work for it.
 
         Without ``owners``, an ARQ keeps the project for which it was created. Without ``orphans``,
         a bind that finds no free handle fails without a retry. Without ``limit_source``, projects
@@ -84,6 +85,7 @@ class Arqs:
         self._uow = uow
         self._wake_outbox = wake_outbox
         self._wake_jobs = wake_jobs
+        self._wake_publisher = wake_publisher
         self._limit_source = limit_source
         self._now = now or uow.clock
         self._event_recorder = ArqEventRecorder(
@@ -94,6 +96,7 @@ class Arqs:
             uow,
             wake_outbox,
             wake_jobs,
+            wake_publisher,
             owners,
             orphans,
             limit_source,
@@ -390,7 +393,7 @@ class Arqs:
         """Release locked ARQs within a transaction, and record the events. Raise WrongState."""
         timeout, now = self._conf.conductor.release_timeout, self._now()
         rows = [row for row in rows if not release.is_idle(row)]
-        result = release.release(tx, rows, keep=keep, now=now, timeout=timeout)
+        result = release.release(tx, rows, keep=keep, now=now, timeout=timeout, whole_sets=True)
         self._event_recorder.record_released(tx, rows, keep=keep, failed=result.failed_arqs)
         follow_arqs(tx, rows, self._event_recorder, now)
         failure = release.make_cancelled(now)
@@ -402,6 +405,8 @@ class Arqs:
         message = "Deleted %d ARQ(s)" if deleted else "Unbound %d ARQ(s)"
         for instance, arqs in sorted(result.instances.items()):
             LOG.info(message, len(arqs), instance=instance or None, arq=arqs)
+        if result.providers:
+            self._wake_publisher()
         if result.jobs_created:
             self._wake_jobs()
         if result.failed_arqs:

@@ -94,6 +94,7 @@ class Binder:
     uow: UnitOfWork
     wake_outbox: Callable[[], None]
     wake_jobs: Callable[[], None]
+    wake_publisher: Callable[[], None]
     owners: OwnerLookup | None
     orphans: OrphanChecker | None
     limit_source: project_limits.LimitSource | None
@@ -192,6 +193,8 @@ class Binder:
         """
         if result.arqs and not result.host_work_pending:
             self.metrics.count(BINDS, "bound")
+        if result.providers:
+            self.wake_publisher()
         if result.host_work_pending:
             self.wake_jobs()
         # With host work, Nova's event is written when the work is done.

@@ -192,7 +192,7 @@ def _claim(call: _Call, *, wait: bool, subject: str) -> BindResult:
         subject=subject,
         wait=wait,
     )
-    return BindResult(arqs=updated, host_work_pending=bool(plan.to_prepare))
+    return BindResult(updated, bool(plan.to_prepare), len(plan.sets))
 
 
 def _updated_rows(call: _Call, state: ArqState) -> list[store.ArqToBindRow]:
@@ -377,7 +377,7 @@ def reserve(
         subject=device_context["uuid"],
         wait=wait,
     )
-    return BindResult(arqs=updated, host_work_pending=bool(plan.to_prepare))
+    return BindResult(updated, bool(plan.to_prepare), len(plan.sets))
 
 
 def _check_target(

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import cast
 
 import sqlalchemy as sa
 
@@ -24,6 +25,8 @@ from cyborg.core.inventory.device_state import is_in_grace
 from cyborg.core.jobs.job import JobKind, WorkItem
 from cyborg.db.binding import claims as handle_claims
 from cyborg.db.binding import write as store
+from cyborg.db.device_sets import write as device_sets
+from cyborg.db.device_sets.write import MemberRow
 from cyborg.db.jobs import write as jobs
 from cyborg.db.services import write as agents
 
@@ -70,23 +73,41 @@ class BindResult:
     """Result of a bind: the rows of the ARQs that this call has bound, as they are now.
 
     An ARQ that an earlier call has bound is left out. If ``host_work_pending`` is True, the ARQs
-    are BindStarted and wait for a job.
+    are BindStarted and wait for a job. ``providers`` is the number of device sets whose offers are
+    planned again.
     """
 
     arqs: Sequence[store.ArqRow] = ()
     host_work_pending: bool = False
+    providers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimPlan:
     """Demands of the ARQs of one call, and the deployables that they name.
 
-    ``to_prepare`` has the uuids of the providers whose handles need work on the host.
+    ``abilities`` are those of the backends by the uuid of the provider; a device set has those of
+    its source and of all its members.
     """
 
     demands: Sequence[Demand]
     deployables: Sequence[handle_claims.ClaimedProviderRow]
-    to_prepare: frozenset[str]
+    abilities: Mapping[str, frozenset[str]]
+
+    @property
+    def sets(self) -> Sequence[int]:
+        """Return the row ids of the device sets among the deployables."""
+        return [row["deployable_id"] for row in self.deployables if row["set_size"] is not None]
+
+    @property
+    def to_prepare(self) -> frozenset[str]:
+        """Return the uuids of the providers whose handles need work on the host."""
+        return frozenset(p for p, names in self.abilities.items() if Ability.PREPARES in names)
+
+    @property
+    def to_clean(self) -> frozenset[str]:
+        """Return the uuids of the providers whose handles must be cleaned after use."""
+        return frozenset(p for p, names in self.abilities.items() if CLEANING_ABILITIES & names)
 
     @property
     def state(self) -> ArqState:
@@ -112,8 +133,11 @@ def make_plan(
         check_user([demand.target], demand.profile, for_host=for_host)
     deployables = handle_claims.providers(tx, sorted({demand.provider for demand in demands}))
     check_providers(demands, deployables)
-    prepared = (row["provider"] for row in deployables if Ability.PREPARES in row["abilities"])
-    return ClaimPlan(demands, deployables, frozenset(prepared))
+    abilities = {row["provider"]: frozenset(row["abilities"]) for row in deployables}
+    if sets := {row["deployable_id"]: row["provider"] for row in deployables if row["set_size"]}:
+        for set_id, names in device_sets.member_abilities(tx, sets).items():
+            abilities[sets[set_id]] |= names
+    return ClaimPlan(demands, deployables, abilities)
 
 
 def claim_planned(
@@ -134,16 +158,13 @@ def claim_planned(
     """
     # Set with the claim, not with the release: a conductor that is killed between the two must not
     # leave a dirty handle that looks clean.
-    providers_to_clean = {
-        row["provider"] for row in plan.deployables if CLEANING_ABILITIES & set(row["abilities"])
-    }
     ids = {row["uuid"]: row["id"] for row in rows}
     chosen = claim_handles(
         tx,
         plan.demands,
         ids,
         plan.deployables,
-        providers_to_clean=providers_to_clean,
+        providers_to_clean=plan.to_clean,
         wait=wait,
         handle=context.handle,
         check_host=context.check_host,
@@ -151,6 +172,7 @@ def claim_planned(
     )
     if plan.to_prepare:
         _enqueue_prepare_job(tx, ids.values(), plan, chosen, instance, subject, context)
+    device_sets.mark_stale(tx, plan.sets, context.now)
     by_provider = {row["provider"]: row for row in plan.deployables}
     of_arqs = {demand.arq_uuid: by_provider[demand.provider] for demand in plan.demands}
     entries.record_claimed(tx, updated, chosen, of_arqs, context.now)
@@ -193,13 +215,14 @@ def _enqueue_prepare_job(
     tx: sa.Connection,
     ids: Collection[int],
     plan: ClaimPlan,
-    chosen: Mapping[str, handle_claims.FreeHandleRow],
+    chosen: Mapping[str, handle_claims.FreeHandleRow | MemberRow],
     instance: str | None,
     subject: str,
     context: BindContext,
 ) -> None:
     """Enqueue the job that prepares the devices. Raise NoHandle if the agent is marked down."""
-    demands = [demand for demand in plan.demands if demand.provider in plan.to_prepare]
+    to_prepare = plan.to_prepare
+    demands = [demand for demand in plan.demands if demand.provider in to_prepare]
     host = demands[0].host
     # The job would wait until its deadline, and Nova with it, which may choose another host.
     if not agents.has_agent(tx, host):
@@ -207,18 +230,7 @@ def _enqueue_prepare_job(
         failure = Failure(Predicate.HOST_DOWN, reason)
         reasons = {demand.arq_uuid: [describe_rejection(demand, failure, 1)] for demand in demands}
         raise make_no_handle_error(reasons, demands)
-    by_provider = {row["provider"]: row for row in plan.deployables}
-    items = [
-        WorkItem(
-            backend=row["backend"],
-            device=row["device"],
-            deployable=row["address"],
-            handle=chosen[demand.arq_uuid]["address"],
-            accel=demand.accel,
-        )
-        for demand in demands
-        if (row := by_provider[demand.provider])
-    ]
+    items = _list_items(tx, demands, plan, chosen)
     job = jobs.enqueue(
         tx,
         kind=JobKind.PREPARE,
@@ -229,6 +241,35 @@ def _enqueue_prepare_job(
         deadline=context.now + timedelta(seconds=context.prepare_timeout),
     )
     jobs.assign_arqs(tx, ids, job)
+
+
+def _list_items(
+    tx: sa.Connection,
+    demands: Sequence[Demand],
+    plan: ClaimPlan,
+    chosen: Mapping[str, handle_claims.FreeHandleRow | MemberRow],
+) -> list[WorkItem]:
+    """Return the items of a job that prepares handles; the work of sets on their host comes last.
+
+    A fabric partition is activated when its devices are ready, and before the guest starts.
+    """
+    by_provider = {row["provider"]: row for row in plan.deployables}
+    items: list[WorkItem] = []
+    for demand in demands:
+        row, handle = by_provider[demand.provider], chosen[demand.arq_uuid]
+        member = cast(MemberRow, handle) if row["set_size"] is not None else None
+        if member is not None and Ability.PREPARES not in member["abilities"]:
+            continue
+        items.append(
+            WorkItem(
+                backend=row["backend"] if member is None else member["backend"],
+                device=row["device"] if member is None else member["device"],
+                deployable=row["address"] if member is None else member["deployable"],
+                handle=handle["address"],
+                accel=demand.accel,
+            )
+        )
+    return [*items, *device_sets.work_items(tx, plan.sets).values()]
 
 
 def _to_demand(row: store.ArqRow, hostname: str, provider: str) -> Demand:

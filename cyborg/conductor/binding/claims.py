@@ -10,7 +10,7 @@ from dataclasses import replace
 import sqlalchemy as sa
 
 from cyborg.core.binding.profile import REQUIRED_INFO
-from cyborg.core.errors import NoHandle, NotFound
+from cyborg.core.errors import Conflict, NoHandle, NotFound
 from cyborg.core.explain.explanation import ProviderState
 from cyborg.core.explain.predicates import Failure, Predicate
 from cyborg.core.explain.selection import (
@@ -21,10 +21,12 @@ from cyborg.core.explain.selection import (
     find_claim_failures,
     put_first,
 )
-from cyborg.core.inventory.device_state import ENABLED, DeviceFacts
+from cyborg.core.inventory.device_state import ENABLED, DeviceFacts, combine_facts
 from cyborg.core.naming import OWNER_TRAIT
 from cyborg.db.binding import claims as handle_claims
 from cyborg.db.binding.claims import ClaimedProviderRow, FreeHandleRow, HandleStateRow
+from cyborg.db.device_sets import write as device_sets
+from cyborg.db.device_sets.write import MemberRow, MemberStateRow
 from cyborg.db.explain import provider_states
 
 MAX_HANDLES = 4096  # of one provider, more than a device has
@@ -58,7 +60,7 @@ def claim_handles(
     handle: str | None = None,
     check_host: bool = False,
     honoured: Collection[str] = (),
-) -> dict[str, FreeHandleRow]:
+) -> dict[str, FreeHandleRow | MemberRow]:
     """Claim, for each demand, a free handle of the demanded provider; return them by ARQ uuid.
 
     Choose among free handles, which are locked for that; ``db.binding.claims.claim`` writes the
@@ -80,15 +82,25 @@ def claim_handles(
     mixed = bool(needs_info) and not all(REQUIRED_INFO[demand.target] for demand in demands)
     # Handles are locked provider by provider, in the order of ``deployables``, which is that of
     # their row ids: two binds that need the same providers never wait in a circle.
-    rows: dict[int, FreeHandleRow] = {}
+    rows: dict[int, FreeHandleRow | MemberRow] = {}
     free_handles: list[Candidate] = []
     for row in deployables:
         provider = row["provider"]
         # Not all handles may have the info: after an attempt that found none, lock all of them.
         lock_all = mixed or (wait and provider in needs_info)
         limit = MAX_HANDLES if lock_all else units[provider]
+        if row["set_size"] is not None:
+            members = device_sets.lock_unclaimed(tx, row["deployable_id"], wait=wait)
+            free_handles += [_to_member_candidate(row, item) for item in members]
+            rows |= {item["id"]: item for item in members}
+            continue
         free = handle_claims.lock_unclaimed(
-            tx, row["deployable_id"], limit, wait=wait, handle=handle
+            tx,
+            row["deployable_id"],
+            limit,
+            wait=wait,
+            handle=handle,
+            has_members=row["has_members"],
         )
         free_handles += [_to_candidate(row, item) for item in free]
         rows |= {item["id"]: item for item in free}
@@ -105,14 +117,25 @@ def claim_handles(
     # were locked, and no lock of a handle prevents that.
     owners = {handle_id: ids[arq] for arq, handle_id in chosen.items()}
     dirty = [item.handle_id for item in free_handles if item.provider in providers_to_clean]
-    claimed = handle_claims.claim(
-        tx,
-        owners,
-        needs_cleaning=dirty,
-        published=check_host,
-        honoured=[row["deployable_id"] for row in deployables if row["provider"] in honoured],
-    )
-    if claimed != len(owners):
+    sets = {row["provider"]: row for row in deployables if row["set_size"] is not None}
+    claimed = 0
+    for provider, row in sets.items():
+        of_set = {
+            chosen[demand.arq_uuid]: owners[chosen[demand.arq_uuid]]
+            for demand in demands
+            if demand.provider == provider
+        }
+        claimed += device_sets.claim(tx, row["deployable_id"], of_set, needs_cleaning=dirty)
+        owners = {handle_id: arq for handle_id, arq in owners.items() if handle_id not in of_set}
+    if owners:
+        claimed += handle_claims.claim(
+            tx,
+            owners,
+            needs_cleaning=dirty,
+            published=check_host,
+            honoured=[row["deployable_id"] for row in deployables if row["provider"] in honoured],
+        )
+    if claimed != len(chosen):
         raise Retry("a chosen handle was claimed, or its provider was cordoned")
     return {arq: rows[handle_id] for arq, handle_id in chosen.items()}
 
@@ -140,8 +163,9 @@ def check_available(tx: sa.Connection, demands: Sequence[Demand]) -> None:
 def check_providers(demands: Sequence[Demand], deployables: Sequence[ClaimedProviderRow]) -> None:
     """Raise NotFound unless the provider of each demand exists on the host of the demand.
 
-    The error names the provider and no ARQ: those of a device context or an attachment are created
-    in the transaction that is undone.
+    Raise Conflict unless the demands for a device set are as many as its members. The errors name
+    the provider and no ARQ: those of a device context or an attachment are created in the
+    transaction that is undone.
     """
     hosts = {row["provider"]: row["host"] for row in deployables}
     for demand in demands:
@@ -157,6 +181,17 @@ def check_providers(demands: Sequence[Demand], deployables: Sequence[ClaimedProv
                 f"{demand.host}: bind to its host, or take a provider of that host",
                 provider=demand.provider,
                 host=hosts[demand.provider],
+            )
+    units = Counter(demand.provider for demand in demands)
+    for row in deployables:
+        provider, size = row["provider"], row["set_size"]
+        if size not in (None, units[provider]):
+            raise Conflict(
+                f"resource provider {provider} is the device set {row['address']} of {size} "
+                f"devices, which are bound together, and the call binds {units[provider]}: bind "
+                f"the {size} accelerator requests of one group in one call",
+                provider=provider,
+                size=size,
             )
 
 
@@ -198,7 +233,7 @@ def _read_states(
     if check_host:
         return states
     return [
-        replace(state, published=True, facts=replace(state.facts, host_down=False))
+        replace(state, published=True, facts=replace(state.facts, host_down=False, withheld=False))
         for state in states
     ]
 
@@ -219,6 +254,7 @@ def _list_rejections(
     """
     by_id = {row["deployable_id"]: row for row in deployables}
     handles = handle_claims.all_handles(tx, sorted(by_id))
+    sets = [id_ for id_, row in by_id.items() if row["set_size"] is not None]
     candidates = [
         _to_candidate(
             by_id[row["deployable_id"]],
@@ -230,6 +266,8 @@ def _list_rejections(
         for row in handles
         if handle in (None, row["uuid"])
     ]
+    for member in device_sets.all_members(tx, sets) if sets else ():
+        candidates.append(_to_member_candidate(by_id[member["deployable_id"]], member))
     if handle is not None and not candidates:
         return NotFound(f"accelerator {handle} does not exist any more")
     try:
@@ -258,13 +296,30 @@ def _to_candidate(
         resource_class=deployable["resource_class"],
         # Placement shows this trait of each provider of ours; no report has it.
         traits=frozenset(deployable["traits"]) | {OWNER_TRAIT},
-        # Whether the agent is down does not matter: Nova has chosen the host.
+        # Whether the agent is down does not matter: Nova has chosen the host. Nor does the offer of
+        # a set: Placement allocated it before the offer ended, and no overlapping set is offered
+        # while it may have done so.
         facts=DeviceFacts.from_row(
-            deployable, host_down=False, draining=deployable["draining"] or draining
+            deployable, host_down=False, withheld=False, draining=deployable["draining"] or draining
         ),
         in_use=in_use,
         dirty=dirty,
         device=deployable["device"],
         numa_node=deployable["numa_node"],
         info=handle["info"],
+    )
+
+
+def _to_member_candidate(
+    device_set: ClaimedProviderRow, member: MemberRow | MemberStateRow
+) -> Candidate:
+    """Return a member of a set as a handle of the set's provider."""
+    facts = DeviceFacts.from_row(member, host_down=False, withheld=False)
+    candidate = _to_candidate(device_set, member)
+    return replace(
+        candidate,
+        device=member["device"],
+        facts=combine_facts(candidate.facts, facts),
+        in_use=bool(member.get("taken")),
+        dirty=bool(member.get("dirty")),
     )

@@ -21,6 +21,7 @@ from cyborg.core.errors import WrongState
 from cyborg.core.jobs.job import JobKind, JobState, WorkItem
 from cyborg.db.binding import claims as handle_claims
 from cyborg.db.binding import write as store
+from cyborg.db.device_sets import write as device_sets
 from cyborg.db.jobs import write as jobs
 from cyborg.db.providers import write as providers
 
@@ -34,13 +35,15 @@ class ReleaseResult:
 
     ``failed_arqs`` are the rows of other ARQs of the same instances, whose bind waited for the same
     host work. They are now BindFailed, and Nova must be notified. ``instances`` has the released
-    ARQs by instance; ARQs without an instance have the key "".
+    ARQs by instance; ARQs without an instance have the key "". ``providers`` is the number of
+    device sets whose offers are planned again.
     """
 
     count: int
     jobs_created: int = 0
     failed_arqs: Sequence[store.ArqRow] = ()
     instances: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    providers: int = 0
 
 
 def stays(row: store.ArqRow, *, keep: bool) -> bool:
@@ -57,14 +60,21 @@ def is_idle(row: store.ArqRow) -> bool:
 
 
 def release(
-    tx: sa.Connection, rows: Sequence[store.ArqRow], *, keep: bool, now: datetime, timeout: float
+    tx: sa.Connection,
+    rows: Sequence[store.ArqRow],
+    *,
+    keep: bool,
+    now: datetime,
+    timeout: float,
+    whole_sets: bool = False,
 ) -> ReleaseResult:
     """Free the handles of locked ARQs (``store.lock``), then unbind or delete the ARQs.
 
     Unbind the ARQs if ``keep`` is True, else delete them. The ARQs of a device context are always
     unbound; those that are unbound already do not change. An unbound ARQ waits for the job that
     cleans its former handle; if the job takes longer than ``timeout`` seconds, the ARQ becomes
-    UnbindFailed. Raise WrongState if the state of an ARQ does not allow it.
+    UnbindFailed. Raise WrongState if the state of an ARQ does not allow it and, with
+    ``whole_sets``, if other ARQs keep devices of the same device set.
     """
     rows = [row for row in rows if keep or not is_idle(row)]
     if not rows:
@@ -93,7 +103,7 @@ def release(
         entries.record_released(tx, released, now, reason=reason)
     entries.record_released(tx, failed, now, reason="bind_failed", error=CANCELLED_ERROR)
     # After the custody records, which name the handle and its owner.
-    dirty = handle_claims.release(tx, owners, now) if owners else ()
+    dirty, stale = _release_handles(tx, owners, now, whole_sets=whole_sets)
     cleaning = enqueue_cleaning(tx, dirty, now=now, timeout=timeout, cancelled_jobs=cancelled_uuids)
     kept = [row["id"] for row in rows if stays(row, keep=keep)]
     changed = 0
@@ -114,7 +124,7 @@ def release(
     instances = defaultdict[str, list[str]](list)
     for row in rows:
         instances[row["instance_uuid"] or ""].append(row["uuid"])
-    return ReleaseResult(len(ids), len(set(cleaning.values())), failed, instances)
+    return ReleaseResult(len(ids), len(set(cleaning.values())), failed, instances, stale)
 
 
 def fail_binds(
@@ -135,9 +145,26 @@ def fail_binds(
     if store.fail_bind(tx, ids) != len(ids):
         raise WrongState("the state of an ARQ changed during the rollback of its bind")
     entries.record_released(tx, rows, now, reason="bind_failed", error=error)
-    dirty = handle_claims.release(tx, ids, now)
+    dirty, _ = _release_handles(tx, ids, now)
     cleaning = enqueue_cleaning(tx, dirty, now=now, timeout=timeout, cancelled_jobs=cancelled_jobs)
     return len(set(cleaning.values()))
+
+
+def _release_handles(
+    tx: sa.Connection, owners: Sequence[int], now: datetime, *, whole_sets: bool = False
+) -> tuple[list[handle_claims.ReleasedHandleRow], int]:
+    """Release the handles of ARQs; return the dirty ones, and the number of stale device sets."""
+    rows = handle_claims.release(tx, owners, now) if owners else []
+    sets = {row["set_id"] for row in rows if row["set_id"] is not None}
+    if whole_sets and sets and (others := device_sets.find_owners(tx, sets)):
+        names = ", ".join(sorted({other.name for other in others}))
+        arqs = [other.uuid for other in others]
+        raise WrongState(
+            f"the devices of {names} are released together: also release ARQ {', '.join(arqs)}",
+            requests=arqs,
+        )
+    stale = device_sets.mark_stale(tx, (row["set_id"] for row in rows), now)
+    return [row for row in rows if row["needs_cleaning"]], stale
 
 
 def make_cancelled(now: datetime) -> ContextFailure:
@@ -162,7 +189,7 @@ def enqueue_cleaning(
     wait for the new job.
     """
     # Sorted for the batches: a job is one call to one agent.
-    by_host = sorted(handles, key=lambda row: (row["host"], row["id"]))
+    by_host = sorted(handles, key=lambda row: (row["host"], row["set_id"] or 0, row["id"]))
     created: dict[int, int] = {}
     for host, rows in _batches_by_host(by_host):
         job = jobs.enqueue(
@@ -171,8 +198,9 @@ def enqueue_cleaning(
             host=host,
             subject=rows[0]["deployable"],
             arguments={
-                "items": [work_item(row).to_dict() for row in rows],
+                "items": [item.to_dict() for item in _cleaning_items(tx, rows)],
                 "cancels": list(cancelled_jobs),
+                "has_sets": any(row["set_id"] is not None for row in rows),
             },
             now=now,
             deadline=now + timedelta(seconds=timeout),
@@ -183,6 +211,17 @@ def enqueue_cleaning(
         jobs.assign_cleaning(tx, ids, job)
         created |= dict.fromkeys(ids, job)
     return created
+
+
+def _cleaning_items(
+    tx: sa.Connection, rows: Sequence[handle_claims.DirtyHandleRow]
+) -> list[WorkItem]:
+    """Return the items of a job that cleans handles: the work of their sets, then the handles.
+
+    A fabric partition is deactivated before its devices are reset.
+    """
+    sets = device_sets.work_items(tx, (row["set_id"] for row in rows))
+    return [*sets.values(), *map(work_item, rows)]
 
 
 def _batches_by_host(

@@ -14,7 +14,7 @@ cancels it, or the device is removed.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -28,6 +28,7 @@ from cyborg.core.inventory.device import Ability
 from cyborg.core.jobs.job import AFTER_REBOOT, WorkItem
 from cyborg.core.log import get_logger
 from cyborg.db.deployables import programming as store
+from cyborg.db.device_sets import write as device_sets
 from cyborg.db.devices.write import DeviceRow
 from cyborg.db.jobs import write as jobs
 from cyborg.db.unit_of_work import UnitOfWork
@@ -45,26 +46,36 @@ def enqueue_restores(tx: sa.Connection, host: str, now: datetime) -> int:
     An ARQ that waits for an open job is left out: the agent forgets the jobs of an older boot, so
     that job runs again.
     """
+    rows = jobs.lock_bound_without_job(tx, host)
+    sets = device_sets.work_items(tx, (row["set_id"] for row in rows))
     restores = [
         jobs.Restore(
             arq_id=row["id"],
             instance=row["instance_uuid"],
             subject=row["instance_uuid"] or row["attachment"] or row["context"] or "",
-            item=WorkItem(
-                backend=row["backend"],
-                device=row["device"],
-                deployable=row["deployable"],
-                handle=row["handle"],
-                accel=parse_group(row["group"], "group").accel,
-            ),
+            items=items,
         )
-        for row in jobs.lock_bound_without_job(tx, host)
-        if Ability.PREPARES in row["abilities"]
+        for row in rows
+        if (items := _list_items(row, sets))
     ]
     # In bulk: a host may have hundreds of bound handles, and its heartbeat waits.
     if restores:
         jobs.enqueue_restores(tx, host, restores, now)
     return len(restores)
+
+
+def _list_items(row: jobs.BoundHandleRow, sets: Mapping[int, WorkItem]) -> tuple[WorkItem, ...]:
+    """Return the work that prepares the handle of an ARQ again, and that of its device set."""
+    handle = WorkItem(
+        backend=row["backend"],
+        device=row["device"],
+        deployable=row["deployable"],
+        handle=row["handle"],
+        accel=parse_group(row["group"], "group").accel,
+    )
+    # Each ARQ of a set has the work of the set, which is idempotent: any of them may be the last.
+    found = (handle if Ability.PREPARES in row["abilities"] else None, sets.get(row["set_id"] or 0))
+    return tuple(item for item in found if item is not None)
 
 
 def enqueue_layouts(tx: sa.Connection, host: str, now: datetime) -> int:

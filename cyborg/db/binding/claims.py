@@ -36,7 +36,7 @@ from cyborg.db.deployables import facts
 from cyborg.db.deployables.facts import DeviceFactsColumns
 from cyborg.db.providers import write as publishing
 from cyborg.db.rows import fetch_all, row_columns
-from cyborg.db.schema import arqs, deployables, devices, jobs, services
+from cyborg.db.schema import arqs, deployables, devices, jobs, services, set_members
 from cyborg.db.schema import attach_handles as handles
 from cyborg.db.schema import providers as published_providers
 
@@ -44,7 +44,9 @@ from cyborg.db.schema import providers as published_providers
 class ClaimedProviderRow(DeviceFactsColumns):
     """Data that decide whether handles of a provider may be claimed.
 
-    ``provider`` is the uuid of the provider, ``device`` the address of its device.
+    ``provider`` is the uuid of the provider, ``device`` the address of its device. ``set_size`` is
+    the number of members of a device set, None for other deployables. ``has_members`` is whether
+    handles of the deployable are members of sets: these are not claimed alone.
     """
 
     deployable_id: int
@@ -59,6 +61,8 @@ class ClaimedProviderRow(DeviceFactsColumns):
     host: str
     cordoned_since: datetime | None
     numa_node: int | None
+    set_size: int | None
+    has_members: bool
 
 
 class FreeHandleRow(TypedDict):
@@ -83,7 +87,10 @@ class HandleStateRow(TypedDict):
 
 
 class DirtyHandleRow(TypedDict):
-    """A handle to clean, with the addresses of its deployable and its device."""
+    """A handle to clean, with the addresses of its deployable and its device.
+
+    ``set_id`` is the row id of the device set through which it was claimed, None for none.
+    """
 
     id: int
     address: str
@@ -91,6 +98,7 @@ class DirtyHandleRow(TypedDict):
     device: str
     backend: str
     host: str
+    set_id: int | None
 
 
 DIRTY_COLUMNS = row_columns(DirtyHandleRow, handles, devices, **joins.ADDRESSES)
@@ -108,7 +116,7 @@ class ReleasedHandleRow(DirtyHandleRow):
 _RELEASED_COLUMNS = row_columns(
     ReleasedHandleRow, handles, devices, deployables, **joins.ADDRESSES, owner_id=handles.c.arq_id
 )
-_UNCLAIMED = (
+UNCLAIMED = (
     handles.c.arq_id.is_(None),
     sa.not_(handles.c.needs_cleaning),
     sa.not_(handles.c.draining),
@@ -126,7 +134,7 @@ _USABLE = sa.exists(_DEVICE_OF_HANDLE.where(devices.c.cordoned_since.is_not(None
 # The device is schedulable: the guard of a claim, equal to ``core.inventory.device_state``.
 # The guard omits ``restore_failed``: if the restore fails after the candidates were read, the new
 # bind has to prepare its own handle, and fails too. MariaDB would lock the jobs that it reads here.
-_SCHEDULABLE = sa.exists(
+SCHEDULABLE = sa.exists(
     _DEVICE_OF_HANDLE.where(*(sa.not_(facts.CONDITIONS[n]) for n in ("status", "cordoned")))
 )
 _PUBLISHED = sa.exists(
@@ -138,6 +146,14 @@ _PUBLISHED = sa.exists(
 )
 _PUBLISHED_HANDLE = sa.exists(
     sa.select(deployables.c.id).where(deployables.c.id == handles.c.deployable_id, _PUBLISHED)
+)
+
+
+_IS_MEMBER = sa.exists(sa.select(set_members.c.id).where(set_members.c.handle_id == handles.c.id))
+_HAS_MEMBERS = sa.exists(
+    sa.select(set_members.c.id)
+    .join(handles, handles.c.id == set_members.c.handle_id)
+    .where(handles.c.deployable_id == deployables.c.id)
 )
 
 
@@ -159,6 +175,8 @@ _PROVIDERS = (
         devices.c.host,
         devices.c.cordoned_since,
         devices.c.numa_node,
+        deployables.c.set_size,
+        _HAS_MEMBERS.label("has_members"),
     )
     .join(devices, devices.c.id == deployables.c.device_id)
     .where(deployables.c.rp_uuid.in_(sa.bindparam("uuids", expanding=True)))
@@ -182,7 +200,7 @@ _CHOOSE_UNCLAIMED = (
     # that grows with the cloud and locks handles that concurrent claims then skip.
     .with_hint(handles, f"FORCE INDEX ({_CLAIM_INDEX})", "mysql")
     .where(
-        handles.c.deployable_id == sa.bindparam("deployable_id", type_=sa.BigInteger), *_UNCLAIMED
+        handles.c.deployable_id == sa.bindparam("deployable_id", type_=sa.BigInteger), *UNCLAIMED
     )
     .limit(sa.bindparam("max_handles", type_=sa.Integer))
 )
@@ -192,9 +210,17 @@ _LOCK_UNCLAIMED_WAITING = _CHOOSE_UNCLAIMED.order_by(handles.c.id).with_for_upda
 
 
 def lock_unclaimed(
-    tx: sa.Connection, deployable_id: int, limit: int, *, wait: bool, handle: str | None = None
+    tx: sa.Connection,
+    deployable_id: int,
+    limit: int,
+    *,
+    wait: bool,
+    handle: str | None = None,
+    has_members: bool = False,
 ) -> list[FreeHandleRow]:
     """Return up to ``limit`` free handles, locked; ``handle`` is the uuid of the only one to lock.
+
+    With ``has_members``, leave out the members of device sets.
 
     Without ``wait``, skip handles that another transaction has locked, so that concurrent claims
     lock different handles and do not wait for each other. A skipped handle becomes free again if
@@ -205,6 +231,8 @@ def lock_unclaimed(
     if handle is not None:
         # Not built once: seldom does a caller ask for one accelerator.
         query = query.where(handles.c.uuid == handle)
+    if has_members:
+        query = query.where(sa.not_(_IS_MEMBER))
     values = {"deployable_id": deployable_id, "max_handles": limit}
     return fetch_all(FreeHandleRow, tx.execute(query, values))
 
@@ -216,7 +244,7 @@ def lock_unclaimed(
 # One handle, as in most calls: a CASE for each of several handles is another text each time.
 _CLAIM_ONE = (
     sa.update(handles)
-    .where(handles.c.id == sa.bindparam("old_id", type_=sa.BigInteger), *_UNCLAIMED, _SCHEDULABLE)
+    .where(handles.c.id == sa.bindparam("old_id", type_=sa.BigInteger), *UNCLAIMED, SCHEDULABLE)
     .values(
         arq_id=sa.bindparam("new_arq_id", type_=sa.BigInteger),
         # The guard: it is False before.
@@ -245,11 +273,11 @@ def claim(
         ((handle_id, arq_id),) = owners.items()
         one = {"old_id": handle_id, "new_arq_id": arq_id, "new_dirty": handle_id in needs_cleaning}
         return tx.execute(_CLAIM_ONE, one).rowcount
-    schedulable: sa.ColumnElement[bool] = _SCHEDULABLE
+    schedulable: sa.ColumnElement[bool] = SCHEDULABLE
     if honoured:
         is_honoured = handles.c.deployable_id.in_(sorted(honoured))
-        schedulable = sa.or_(_SCHEDULABLE, sa.and_(is_honoured, _USABLE))
-    guard = [handles.c.id.in_(sorted(owners)), *_UNCLAIMED, schedulable]
+        schedulable = sa.or_(SCHEDULABLE, sa.and_(is_honoured, _USABLE))
+    guard = [handles.c.id.in_(sorted(owners)), *UNCLAIMED, schedulable]
     if published:
         guard.append(_PUBLISHED_HANDLE)
     values: dict[str, Any] = {"arq_id": sa.case(owners, value=handles.c.id)}
@@ -265,25 +293,28 @@ def lock_schedulable(tx: sa.Connection, arq_ids: Collection[int]) -> int:
     """
     owned = handles.c.arq_id.in_(sorted(arq_ids))
     # An update instead of a read: it sees what concurrent transactions have committed.
-    query = sa.update(handles).where(owned, sa.not_(handles.c.draining), _SCHEDULABLE)
+    query = sa.update(handles).where(owned, sa.not_(handles.c.draining), SCHEDULABLE)
     return tx.execute(query.values(arq_id=handles.c.arq_id)).rowcount
 
 
 # UPDATE attach_handles SET arq_id = NULL
-#  WHERE arq_id IN (:arq_ids) AND NOT needs_cleaning AND NOT draining
+#  WHERE arq_id IN (:arq_ids) AND NOT needs_cleaning AND NOT draining AND set_id IS NULL
 _RELEASE_CLEAN = (
     sa.update(handles)
     .where(
         handles.c.arq_id.in_(sa.bindparam("arq_ids", expanding=True)),
         sa.not_(handles.c.needs_cleaning),
         sa.not_(handles.c.draining),
+        handles.c.set_id.is_(None),
     )
     .values(arq_id=None)
 )
 
 
 def release(tx: sa.Connection, arq_ids: Collection[int], now: datetime) -> list[ReleasedHandleRow]:
-    """Release the handles of ARQs, which the caller must have locked; return the dirty handles.
+    """Release the handles of ARQs, which the caller must have locked.
+
+    Return the dirty handles, and those of device sets, which need not be dirty.
 
     A draining handle remains, without an owner, until the next report deletes it
     (``services.write.request_stale_reports`` requests it); its provider is marked stale.
@@ -302,11 +333,12 @@ def release(tx: sa.Connection, arq_ids: Collection[int], now: datetime) -> list[
     tx.execute(
         sa.update(handles)
         .where(handles.c.id.in_([row["id"] for row in rows]), owned)
-        .values(arq_id=None)
+        # The set stays until the handle is clean: its own work on the host is part of that.
+        .values(arq_id=None, set_id=sa.case((handles.c.needs_cleaning, handles.c.set_id)))
     )
     if changed := {row["rp_uuid"] for row in rows if row["draining"]}:
         publishing.mark_stale_existing(tx, changed, now)
-    return [row for row in rows if row["needs_cleaning"]]
+    return [row for row in rows if row["needs_cleaning"] or row["set_id"] is not None]
 
 
 def any_cleaning(tx: sa.Connection, uuids: Collection[str], now: datetime) -> bool:

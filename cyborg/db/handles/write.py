@@ -15,7 +15,10 @@ from cyborg.db.schema import arqs, attach_handles, deployables, devices
 
 
 class HandleRow(TypedDict):
-    """A handle, with the addresses of its device and its deployable."""
+    """A handle, with the addresses of its device and its deployable.
+
+    ``set_id`` is the row id of the device set through which it was claimed, None for none.
+    """
 
     id: int
     address: str
@@ -24,6 +27,7 @@ class HandleRow(TypedDict):
     draining: bool
     arq_id: int | None
     needs_cleaning: bool
+    set_id: int | None
     deployable: str
     device: str
 
@@ -148,7 +152,8 @@ def force_clean(tx: sa.Connection, ids: Collection[int]) -> None:
     """
     # The owner is the guard: an owned handle keeps its mark until its release.
     unowned = attach_handles.c.arq_id.is_(None)
-    bulk.update_where(tx, attach_handles.c.id, ids, unowned, needs_cleaning=False, job_id=None)
+    values = {"needs_cleaning": False, "job_id": None, "set_id": None}
+    bulk.update_where(tx, attach_handles.c.id, ids, unowned, **values)
 
 
 def delete_clean(tx: sa.Connection, ids: Collection[int]) -> int:

@@ -66,7 +66,7 @@ class Restore:
     arq_id: int
     instance: str | None
     subject: str
-    item: WorkItem
+    items: tuple[WorkItem, ...]
 
 
 class BoundHandleRow(TypedDict):
@@ -86,6 +86,7 @@ class BoundHandleRow(TypedDict):
     device: str
     backend: str
     abilities: list[str]
+    set_id: int | None
 
 
 OPEN = jobs.c.state == JobState.OPEN
@@ -158,6 +159,7 @@ def lock_bound_without_job(tx: sa.Connection, host: str) -> list[BoundHandleRow]
                 context=context,
                 attachment=attachment,
                 handle=attach_handles.c.address,
+                set_id=attach_handles.c.set_id,
                 **joins.ADDRESSES,
             )
         )
@@ -183,7 +185,10 @@ def enqueue_restores(
                 "kind": JobKind.RESTORE,
                 "host": host,
                 "subject": restore.subject,
-                "arguments": {"items": [restore.item.to_dict()], "instance": restore.instance},
+                "arguments": {
+                    "items": [item.to_dict() for item in restore.items],
+                    "instance": restore.instance,
+                },
                 "next_try_at": now,
             }
             for restore in restores
@@ -375,7 +380,7 @@ def mark_cleaned(tx: sa.Connection, job_id: int) -> Sequence[str]:
     tx.execute(
         sa.update(attach_handles)
         .where(h.job_id == job_id, h.arq_id.is_(None))
-        .values(needs_cleaning=False, job_id=None)
+        .values(needs_cleaning=False, job_id=None, set_id=None)
     )
     return providers
 
@@ -400,6 +405,13 @@ def providers_of(tx: sa.Connection, job_id: int) -> Sequence[str]:
         .join(attach_handles, h.deployable_id == deployables.c.id)
         .where(h.job_id == job_id)
     )
+    return tx.scalars(query).all()
+
+
+def sets_of(tx: sa.Connection, job_id: int) -> Sequence[int]:
+    """Return the row ids of the device sets whose members a job cleans."""
+    h = attach_handles.c
+    query = sa.select(h.set_id).distinct().where(h.job_id == job_id, h.set_id.is_not(None))
     return tx.scalars(query).all()
 
 

@@ -60,7 +60,8 @@ class Provider:
 class DeployableState:
     """Values of a deployable in the database, from which its provider is made.
 
-    ``uncleanable`` counts the units that cannot be cleaned at present: they are reserved.
+    ``uncleanable`` counts the units that cannot be cleaned at present: they are reserved. The units
+    of a device set, which has ``set_size`` members, are allocated together or not at all.
     """
 
     uuid: str
@@ -71,6 +72,7 @@ class DeployableState:
     cordoned: bool = False
     parent_uuid: str | None = None
     uncleanable: int = 0
+    set_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +206,19 @@ def _describe_inventory_drift(
 def _build_provider(root_uuid: str, deployable: DeployableState) -> Provider:
     inventories: dict[str, Inventory] = {}
     total = deployable.total
+    if (size := deployable.set_size) is not None:
+        # The same numbers as the members, whether all are present: a request for n units is served
+        # by one provider, so that only a set of n devices can serve it.
+        is_complete = total == size and not deployable.uncleanable
+        inventories[deployable.resource_class] = Inventory(
+            total=size,
+            reserved=0 if is_complete and not deployable.cordoned else size,
+            min_unit=size,
+            max_unit=size,
+            step_size=size,
+        )
     # Placement refuses a total of 0.
-    if total > 0:
+    elif total > 0:
         inventories[deployable.resource_class] = Inventory(
             total=total,
             # Reserved, and not removed: the allocations of running servers need the inventory.

@@ -185,7 +185,7 @@ class ReportHandler:
     ) -> ReportResult:
         # Planned without locks, since most reports remove nothing; only what is to be removed is
         # locked, and planned again if it was claimed meanwhile.
-        steps: Sequence[Step] = plan.plan(devices, relevant, state.bound)
+        steps: Sequence[Step] = plan.plan(devices, relevant, state.bound | state.bound_sets)
         removals = {
             state.ids[step.key]
             for step in steps
@@ -198,7 +198,7 @@ class ReportHandler:
             bound = bound | {
                 key for key, id_ in state.ids.items() if isinstance(key, HandleKey) and id_ in owned
             }
-            steps = plan.plan(devices, relevant, bound)
+            steps = plan.plan(devices, relevant, bound | state.bound_sets)
         steps, remarks = _defer_conflicting_addresses(state.stored, steps)
         steps, deferred = _defer_owned_functions(state.stored, steps, bound)
         remarks += deferred
@@ -229,7 +229,9 @@ class ReportHandler:
         remarks += device_events.record_health_changes(tx, host, state, steps, self.notifications)
         stale = {state.providers[address]: name for address, name in names.items()}
         providers.mark_stale(tx, host, stale, now)
-        return ReportResult(len(stale), _summarize(steps), remarks)
+        others = writer.changed_sets - stale.keys()
+        providers.mark_stale_existing(tx, others, now)
+        return ReportResult(len(stale) + len(others), _summarize(steps), remarks)
 
     def remove_backend(
         self, tx: sa.Connection, host: str, backend: str | None, now: datetime

@@ -22,6 +22,7 @@ from cyborg.core.naming import handle_uuid
 from cyborg.db.backends import write as backends
 from cyborg.db.deployables import attributes, programming
 from cyborg.db.deployables import write as deployables
+from cyborg.db.device_sets import write as device_sets
 from cyborg.db.devices import tombstones
 from cyborg.db.devices import write as devices
 from cyborg.db.devices.write import DeviceRow
@@ -38,6 +39,9 @@ class HostState:
     ids: dict[Key, int] = field(default_factory=dict)
     counts: dict[DeployableKey, int] = field(default_factory=dict)
     bound: set[HandleKey] = field(default_factory=set)
+    # Members with an owner, or dirty, as handles of the set through which they were claimed: it
+    # must stay while it has one.
+    bound_sets: set[HandleKey] = field(default_factory=set)
     prepared: set[HandleKey] = field(default_factory=set)  # those of ``bound`` that need cleaning
     dirty: set[HandleKey] = field(default_factory=set)  # those of ``prepared`` without an owner
     abandoned: set[HandleKey] = field(default_factory=set)  # of ``dirty``, removed without cleaning
@@ -75,6 +79,7 @@ def read_host_state(tx: sa.Connection, host: str) -> HostState:
             for job in programming.open_partitions(tx, host)
             if DRAINS not in job["arguments"]
         )
+    sets = {state.ids[key]: key for key in state.uuids}
     for handle in attach_handles.of_host(tx, host):
         handle_key = HandleKey(handle["device"], handle["deployable"], handle["address"])
         state.stored[handle_key] = Stored(attach_handles.to_handle(handle), handle["draining"])
@@ -82,6 +87,8 @@ def read_host_state(tx: sa.Connection, host: str) -> HostState:
         # A dirty handle counts as bound: its device must stay until the host has cleaned it.
         if handle["arq_id"] is not None or handle["needs_cleaning"]:
             state.bound.add(handle_key)
+        if (of_set := sets.get(handle["set_id"] or 0)) is not None:
+            state.bound_sets.add(HandleKey(*of_set, handle["address"]))
         if handle["needs_cleaning"]:
             state.prepared.add(handle_key)
             if handle["arq_id"] is None:
@@ -109,6 +116,7 @@ class Writer:
         self._ids = dict(self.state.ids)
         self._restore_plan = plan.RestorePlan({}, {}, {})
         self.added: dict[str, str] = {}  # uuids of new devices by address
+        self.changed_sets: set[str] = set()  # uuids of providers whose sets have other members
 
     def write(self, steps: Sequence[Step], target: Mapping[Key, Stored]) -> None:
         """Write all steps; ``target`` is the state after them."""
@@ -120,6 +128,7 @@ class Writer:
             if ids := self._row_ids(steps, plan.Drain, kind):
                 drain(self.tx, ids)
         counts = Counter(key.deployable_key for key in target if isinstance(key, HandleKey))
+        counts |= _set_sizes(target)
         # Before the removals: tombstones are made of rows that are deleted next.
         self._restore_tombstones(steps, target)
         self._remove(steps)
@@ -127,6 +136,9 @@ class Writer:
         self._add(steps, counts)
         self._set_parents(steps, target)
         self._set_handle_counts(target, counts)
+        if _set_sizes(self.state.stored) or _set_sizes(target):
+            # In any report of a host with sets: a member may be a handle that it adds or removes.
+            self.changed_sets = device_sets.sync_members(self.tx, self.host)
         # Compared first: most reports change handles only, and the functions of a backend follow
         # from its deployables.
         if _functions(self.state.stored) != _functions(target):
@@ -276,6 +288,19 @@ class Writer:
                 if key in target and stored[key] != counts[key]
             },
         )
+
+
+def _set_sizes(records: Mapping[Key, Stored]) -> Counter[DeployableKey]:
+    """Return the number of members of each device set."""
+    return Counter(
+        {
+            key: record.value.device_set.size
+            for key, record in records.items()
+            if isinstance(key, DeployableKey)
+            and isinstance(record.value, Deployable)
+            and record.value.device_set is not None
+        }
+    )
 
 
 def _owner_keys(

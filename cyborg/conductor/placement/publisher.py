@@ -18,13 +18,16 @@ from oslo_config import cfg
 from cyborg import tracing
 from cyborg.clients.placement import Placement, ProviderSummary
 from cyborg.conductor.common.work_lease import Leasing, WorkLease
-from cyborg.conductor.placement import reconciler
+from cyborg.conductor.placement import offers, reconciler
 from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
 from cyborg.core.errors import CyborgError, InUse, NotFound, Unavailable
+from cyborg.core.inventory.device_set import OfferState
 from cyborg.core.log import get_logger, log_fields
 from cyborg.core.placement import Provider
 from cyborg.core.self_heal import CorrectiveAction
+from cyborg.core.text import join_limited
 from cyborg.db.deployables import write as deployables
+from cyborg.db.device_sets import offers as offer_store
 from cyborg.db.providers import write as store
 from cyborg.db.totals import write as self_heal
 from cyborg.db.unit_of_work import UnitOfWork
@@ -45,16 +48,23 @@ MAX_CONSECUTIVE_FAILURES = 16
 INTERNAL = "internal error, see the log of cyborg-conductor"
 # A query for a name that no provider has checks whether Placement answers: the answer is empty.
 PROBE_NAME = "no-such-resource-provider"
+# Consumers of a device set that an error names.
+MAX_CONSUMERS = 3
 
 
 @dataclass(slots=True)
 class _BatchResult:
-    """Results of a batch: published providers by uuid, and errors by row."""
+    """Results of a batch: published providers by uuid, and errors by row.
+
+    ``withdrawn`` has the revisions of the device sets, by the uuid of the provider, that are
+    reserved in Placement while no consumer has an allocation of them.
+    """
 
     published: dict[str, store.Published] = field(default_factory=dict)
     deleted: dict[str, int] = field(default_factory=dict)
     failed: list[tuple[store.LeasedProviderRow, str, float]] = field(default_factory=list)
     unanswered: dict[str, str] = field(default_factory=dict)
+    withdrawn: dict[str, int] = field(default_factory=dict)
     hosts_without_compute_node: set[str] = field(default_factory=set)
     repaired: int = 0
 
@@ -64,6 +74,7 @@ class _BatchResult:
         self.deleted |= other.deleted
         self.failed += other.failed
         self.unanswered |= other.unanswered
+        self.withdrawn |= other.withdrawn
         self.hosts_without_compute_node |= other.hosts_without_compute_node
         self.repaired += other.repaired
 
@@ -160,6 +171,8 @@ class Publisher:
         if not rows:
             return None
         lease.taken(len(rows))
+        # Before the desired state is read, which has the offers of device sets.
+        offers.plan_hosts(tx, {row["host"] for row in rows}, lease.start)
         desired = deployables.desired_state(tx, [row["uuid"] for row in rows])
         return _Batch(lease, rows, {row["uuid"]: row for row in desired})
 
@@ -268,6 +281,8 @@ class Publisher:
                 result.published[uuid] = store.Published(row["revision"], outcome)
             else:
                 result.deleted[uuid] = row["revision"]
+            if uuid in result.published and desired[uuid]["offer"] == OfferState.WITHDRAWING:
+                self._check_withdrawn(row, result)
             # A refusal is an answer too: Placement runs, and the run need not end.
             with self._failure_lock:
                 self._consecutive_failures = 0
@@ -379,6 +394,25 @@ class Publisher:
             )
         return outcome.state
 
+    def _check_withdrawn(self, row: store.LeasedProviderRow, result: _BatchResult) -> None:
+        """Find out whether a consumer has an allocation of a device set that is now reserved.
+
+        It is one that Placement served before. The set is checked again later, until the server has
+        its devices or Nova has removed the allocation.
+        """
+        try:
+            consumers = sorted(self.placement.allocations(row["uuid"]) or ())
+        except CyborgError as exc:
+            consumers, error = [], exc.message
+        else:
+            error = f"reserved, and still allocated to {join_limited(consumers, MAX_CONSUMERS)}"
+            if not consumers:
+                result.withdrawn[row["uuid"]] = row["revision"]
+                return
+        # Not published: a failure is tried again, after a growing time.
+        del result.published[row["uuid"]]
+        self._record_failure(result, row, error)
+
     def _record_unreachable(
         self, rows: Sequence[store.LeasedProviderRow], exc: Unavailable, result: _BatchResult
     ) -> None:
@@ -434,6 +468,7 @@ class Publisher:
     def _record(self, tx: sa.Connection, batch: _Batch, result: _BatchResult) -> None:
         now, owner = self.uow.clock(), batch.lease.owner
         store.record_published(tx, owner, result.published, now)
+        offer_store.end_withdrawals(tx, result.withdrawn, now)
         store.delete_published(tx, owner, result.deleted)
         store.record_failures(
             tx,

@@ -357,6 +357,7 @@ def _to_deployable(row: DesiredProviderRow) -> core.DeployableState:
         cordoned=is_cordoned(row),
         uncleanable=row["stuck"],
         parent_uuid=row["parent"],
+        set_size=row["set_size"],
     )
 
 

@@ -17,7 +17,15 @@ from cyborg.db.deployables import facts
 from cyborg.db.deployables.facts import DeviceFactsColumns
 from cyborg.db.deployables.read import DeployableColumns
 from cyborg.db.rows import StoredRow, fetch_all
-from cyborg.db.schema import attach_handles, attributes, deployables, devices, jobs, services
+from cyborg.db.schema import (
+    attach_handles,
+    attributes,
+    deployables,
+    devices,
+    jobs,
+    services,
+    set_members,
+)
 
 
 class DeployableRow(StoredRow, DeployableColumns):
@@ -43,11 +51,13 @@ class DeployableRow(StoredRow, DeployableColumns):
 class DesiredProviderRow(DeviceFactsColumns):
     """The data for the desired state of a provider.
 
-    ``parent`` is the uuid of the parent provider. ``total`` is the number of all handles without
-    draining handles that have no owner. ``stuck`` is the number of dirty handles whose cleaning job
-    has failed and is retried. ``host_down`` is whether the agent is marked down, False without an
-    agent. ``identity`` has the names of the compute node that the agent reported, None without an
-    agent.
+    ``parent`` is the uuid of the parent provider. ``set_size`` is the number of members of a device
+    set, None for other deployables, and ``offer`` the state of its offer. ``total`` is the number
+    of all handles without draining handles that have no owner: of a set those of its members, of
+    other deployables those that are no member of a set, or have an owner of their own. ``stuck`` is
+    the number of these that are dirty and whose cleaning job has failed and is retried.
+    ``host_down`` is whether the agent is marked down, False without an agent. ``identity`` has the
+    names of the compute node that the agent reported, None without an agent.
     """
 
     uuid: str
@@ -56,6 +66,8 @@ class DesiredProviderRow(DeviceFactsColumns):
     host: str
     resource_class: str
     traits: list[str]
+    set_size: int | None
+    offer: str | None
     total: int
     stuck: int
     host_down: bool
@@ -219,33 +231,33 @@ def desired_state(tx: sa.Connection, providers: Collection[str]) -> list[Desired
     parents = deployables.alias("parents")
     # Correlated subqueries instead of a join with GROUP BY: an index answers each, for the few
     # providers of a call.
-    total = (
-        sa.select(sa.func.count())
-        .where(
-            attach_handles.c.deployable_id == deployables.c.id,
-            sa.or_(sa.not_(attach_handles.c.draining), attach_handles.c.arq_id.is_not(None)),
-        )
-        .scalar_subquery()
-    )
-    stuck = (
-        sa.select(sa.func.count())
-        .select_from(attach_handles)
-        .join(jobs, jobs.c.id == attach_handles.c.job_id)
-        .where(
-            attach_handles.c.deployable_id == deployables.c.id,
-            attach_handles.c.arq_id.is_(None),
-            sa.not_(attach_handles.c.draining),
-            jobs.c.error.is_not(None),
-        )
-        .scalar_subquery()
-    )
+    h = attach_handles.c
+    is_present = sa.or_(sa.not_(h.draining), h.arq_id.is_not(None))
+    is_stuck = sa.and_(h.arq_id.is_(None), sa.not_(h.draining), jobs.c.error.is_not(None))
+    own = attach_handles.outerjoin(jobs, jobs.c.id == h.job_id)
+    of_set = set_members.join(attach_handles, h.id == set_members.c.handle_id)
+    of_set = of_set.outerjoin(jobs, jobs.c.id == h.job_id)
+    is_member = sa.exists(sa.select(set_members.c.id).where(set_members.c.handle_id == h.id))
+    # A member is allocated through its sets, unless an ARQ had it before there were sets.
+    is_single = sa.or_(sa.not_(is_member), sa.and_(h.arq_id.is_not(None), h.set_id.is_(None)))
+
+    def count(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
+        single = sa.select(sa.func.count()).select_from(own)
+        single = single.where(h.deployable_id == deployables.c.id, condition, is_single)
+        together = sa.select(sa.func.count()).select_from(of_set)
+        together = together.where(set_members.c.deployable_id == deployables.c.id, condition)
+        is_set = deployables.c.set_size.is_not(None)
+        return sa.case((is_set, together.scalar_subquery()), else_=single.scalar_subquery())
+
     query = (
         sa.select(
             deployables.c.rp_uuid.label("uuid"),
             deployables.c.name,
             parents.c.rp_uuid.label("parent"),
-            total.label("total"),
-            stuck.label("stuck"),
+            deployables.c.set_size,
+            deployables.c.offer,
+            count(is_present).label("total"),
+            count(is_stuck).label("stuck"),
             deployables.c.resource_class,
             deployables.c.traits,
             *facts.columns(),

@@ -346,7 +346,7 @@ def request_report(tx: sa.Connection, host: str) -> None:
 
 
 def request_stale_reports(tx: sa.Connection) -> int:
-    """Request a new report from hosts with draining handles that have no owner any more.
+    """Request a new report from hosts with draining handles or sets that have no owner any more.
 
     A report deletes the handles that are not in it, but an unchanged host sends none by itself.
     Return the number of these hosts.
@@ -369,7 +369,20 @@ def request_stale_reports(tx: sa.Connection) -> int:
             sa.not_(attach_handles.c.needs_cleaning),
         )
     )
-    ids = tx.scalars(stale_hosts).all()
+    members = sa.select(attach_handles.c.id).where(attach_handles.c.set_id == deployables.c.id)
+    hosts_with_sets = (
+        sa.select(services.c.id)
+        .distinct()
+        .join(deployables, deployables.c.host == services.c.host)
+        .where(
+            services.c.binary == AGENT,
+            services.c.digest.is_not(None),
+            deployables.c.set_size.is_not(None),
+            deployables.c.draining,
+            sa.not_(sa.exists(members)),
+        )
+    )
+    ids = tx.scalars(stale_hosts.union(hosts_with_sets)).all()
     if not ids:
         return 0
     return tx.execute(

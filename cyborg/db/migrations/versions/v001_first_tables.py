@@ -268,6 +268,7 @@ def upgrade() -> None:
         *(_unique("deployables", name) for name in ("uuid", "name", "rp_uuid")),
     )
     _index("deployables", "host", "id")
+    _index("deployables", "host", "set_size")
     _index("deployables", "set_group", "offer", "set_size")
     _index_each("deployables", "device_id", "job_id", "parent_id", "resource_class", "root_id")
     _create_arq_tables()

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plan which device sets hosts offer, before their providers are published.
+
+Each change that matters marks a provider of the host stale: a claim, a release, the end of a
+cleaning, a report, an operator's action. The transaction in which a publisher leases stale
+providers first plans the offers of their hosts, so that a plan and what is published agree.
+
+A set is withdrawn in two steps. Placement first reserves all its units; then, if no consumer has an
+allocation of it, the set is withheld, and overlapping sets can be offered. So a server that was
+allocated the set before always gets its devices.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+
+import sqlalchemy as sa
+
+from cyborg.core.device_sets.groups import SizeSummary, summarize, update_group
+from cyborg.core.device_sets.offers import (
+    Offer,
+    SetFacts,
+    UnitUse,
+    find_owned_sets,
+    plan_offers,
+)
+from cyborg.core.inventory.device_set import DeviceSet, OfferMode, OfferState
+from cyborg.core.inventory.device_state import DeviceCondition, DeviceFacts, evaluate
+from cyborg.core.text import abbreviate
+from cyborg.db.deployables.facts import DeviceFactsColumns
+from cyborg.db.device_sets import offers as store
+
+# Characters of an obstacle: the column has 255.
+MAX_REASON = 255
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Sets of a host that have members in common, directly or through others."""
+
+    sets: Sequence[SetFacts]
+    uses: Mapping[str, UnitUse]
+    mode: OfferMode
+    group: str
+    wanted: Mapping[int, int]
+
+
+def plan_hosts(tx: sa.Connection, hosts: Collection[str], now: datetime) -> None:
+    """Plan and write the offers of these hosts, and of others of their groups if a size is short.
+
+    Mark the providers of the sets stale whose offer changes. Execute one statement if no host has
+    sets.
+    """
+    for host in store.hosts_with_sets(tx, hosts):
+        groups = {part.group: part.wanted for part in _read_parts(tx, host)[1]}
+        for group, wanted in sorted(groups.items()):
+            if not group:
+                _plan(tx, now, group, host, None)
+                continue
+            plan = partial(_plan, tx, now, group)
+            update_group(host, wanted, store.summarize_group(tx, group), plan)
+
+
+def _plan(
+    tx: sa.Connection,
+    now: datetime,
+    group: str,
+    host: str,
+    shortage: Mapping[int, int] | None,
+) -> list[SizeSummary]:
+    """Plan and write the offers of a host's sets in a group; return the new summaries.
+
+    ``shortage`` is what the host should offer, None for what its sources want.
+    """
+    rows, parts = _read_parts(tx, host)
+    summaries: list[SizeSummary] = []
+    changed: dict[int, Offer] = {}
+    for part in parts:
+        if part.group != group:
+            continue
+        wanted = part.wanted if shortage is None else shortage
+        plan = plan_offers(part.sets, part.uses, part.mode, wanted)
+        summaries += summarize(host, part.sets, part.uses, plan)
+        # The plan knows from the units that a set is allocated; the state tells it to others.
+        for id_ in find_owned_sets(part.uses) & plan.keys():
+            if plan[id_].state is OfferState.OFFERED:
+                plan[id_] = Offer(OfferState.ALLOCATED)
+        for id_, offer in plan.items():
+            if (rows[id_]["offer"], rows[id_]["offer_reason"]) != (offer.state, offer.reason):
+                changed[id_] = offer
+    stale = [
+        rows[id_]["rp_uuid"]
+        for id_, offer in changed.items()
+        if _is_reserved(rows[id_]["offer"]) != _is_reserved(offer.state)
+    ]
+    if changed:
+        store.write_offers(tx, changed, stale, now)
+    return summaries
+
+
+def _is_reserved(offer: str | None) -> bool:
+    """Return whether Placement has all units of a set reserved with an offer."""
+    return offer not in (OfferState.OFFERED, OfferState.ALLOCATED)
+
+
+def _wanted(device_set: DeviceSet) -> dict[int, int]:
+    return {int(size): number for size, number in device_set.wanted.items()}
+
+
+def _read_parts(tx: sa.Connection, host: str) -> tuple[dict[int, store.SetRow], list[_Part]]:
+    """Return the rows of the sets of a host, by id and locked, and the sets as values.
+
+    Those with members in common are one part.
+    """
+    rows = store.lock_sets(tx, host)
+    units = store.units_of_host(tx, host)
+    by_set = defaultdict[int, list[store.UnitRow]](list)
+    for unit in units:
+        by_set[unit["member_of"]].append(unit)
+    uses = {
+        _name(unit): UnitUse(unit["set_id"], cleaning=not unit["is_owned"])
+        for unit in units
+        if unit["is_owned"] or unit["needs_cleaning"]
+    }
+    parts: list[_Part] = []
+    for row in rows:
+        device_set = DeviceSet.from_dict(row["device_set"])
+        facts = _to_facts(row, device_set, by_set[row["id"]])
+        part = _Part([facts], uses, device_set.mode, device_set.group, _wanted(device_set))
+        joined = [p for p in parts if any(p_set.units & facts.units for p_set in p.sets)]
+        for other in joined:
+            # Disjoint for all if for one: a set of another source may have the same devices.
+            mode = part.mode if part.mode is OfferMode.DISJOINT else other.mode
+            part = replace(other, sets=[*other.sets, *part.sets], mode=mode)
+        parts = [other for other in parts if other not in joined] + [part]
+    parts = [
+        replace(part, uses={u: uses[u] for s in part.sets for u in s.units if u in uses})
+        for part in parts
+    ]
+    return {row["id"]: row for row in rows}, parts
+
+
+def _to_facts(
+    row: store.SetRow, device_set: DeviceSet, members: Sequence[store.UnitRow]
+) -> SetFacts:
+    state = OfferState(row["offer"]) if row["offer"] is not None else None
+    return SetFacts(
+        id=row["id"],
+        name=row["address"],
+        units=frozenset(map(_name, members)) or frozenset({row["address"]}),
+        # The plan knows from its units that a set is allocated.
+        state=OfferState.OFFERED if state is OfferState.ALLOCATED else state,
+        obstacle=_find_obstacle(row, device_set, members),
+    )
+
+
+def _name(unit: store.UnitRow) -> str:
+    """Return the name of a unit, unique on its host: that of the handle if it is enough."""
+    handle, deployable = unit["address"], unit["deployable"]
+    return handle if handle == deployable else f"{handle} of {deployable}"
+
+
+def _find_obstacle(
+    row: store.SetRow, device_set: DeviceSet, members: Sequence[store.UnitRow]
+) -> str | None:
+    """Return why a set cannot be offered, whatever its members are used for; None if it can be."""
+    if device_set.obstacle is not None:
+        return device_set.obstacle
+    if (reason := _describe(row, row["health_reason"])) is not None:
+        return f"its source is {reason}"[:MAX_REASON]
+    if len(members) != device_set.size:
+        present = {(unit["device"], unit["address"]) for unit in members}
+        missing = [m.handle for m in device_set.members if (m.device, m.handle) not in present]
+        return abbreviate(f"device {', '.join(missing)} is not present or not offered", MAX_REASON)
+    for unit in members:
+        reason = _describe(unit, unit["health_reason"] or unit["undeliverable_reason"])
+        if reason is None and unit["handle_draining"]:
+            reason = str(DeviceCondition.DRAINING)
+        if reason is not None:
+            return abbreviate(f"device {unit['device']} is {reason}", MAX_REASON)
+    return None
+
+
+def _describe(row: DeviceFactsColumns, detail: str | None) -> str | None:
+    """Return the condition of a device that excludes it, with details; None if there is none."""
+    facts = DeviceFacts.from_row(row, host_down=False, withheld=False)
+    status = evaluate(facts)
+    if status.schedulable:
+        return None
+    return f"{status.state}: {detail}" if detail else str(status.state)

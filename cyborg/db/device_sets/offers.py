@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read what decides the offers of device sets, and write the offers.
+
+``conductor.placement.offers`` plans them; a publisher then writes the inventories to Placement.
+"""
+
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from typing import Any, TypedDict
+
+import sqlalchemy as sa
+
+from cyborg.core.device_sets import offers as core
+from cyborg.core.device_sets.groups import SizeSummary
+from cyborg.core.inventory.device_set import OfferState
+from cyborg.db import bulk, joins
+from cyborg.db.deployables import facts
+from cyborg.db.deployables.facts import DeviceFactsColumns
+from cyborg.db.providers import write as publishing
+from cyborg.db.rows import fetch_all, row_columns
+from cyborg.db.schema import attach_handles as handles
+from cyborg.db.schema import deployables, devices, providers, set_members
+
+
+class SetRow(DeviceFactsColumns):
+    """A device set of a host, with the facts of its source, which is a device."""
+
+    id: int
+    rp_uuid: str
+    address: str
+    set_group: str | None
+    device_set: dict[str, Any]
+    offer: str | None
+    offer_reason: str | None
+    health_reason: str | None
+
+
+class UnitRow(DeviceFactsColumns):
+    """A member of a set, with the facts of its device; ``set_id`` is the set of its claim."""
+
+    member_of: int
+    address: str
+    deployable: str
+    device: str
+    set_id: int | None
+    is_owned: bool
+    needs_cleaning: bool
+    handle_draining: bool
+    health_reason: str | None
+    undeliverable_reason: str | None
+
+
+class _GroupRow(TypedDict):
+    host: str
+    set_size: int
+    offered: int
+    inside: int
+    split: int
+
+
+def hosts_with_sets(tx: sa.Connection, hosts: Collection[str]) -> list[str]:
+    """Return those of these hosts that have device sets, in order."""
+    query = sa.select(deployables.c.host).distinct().order_by(deployables.c.host)
+    found = query.where(deployables.c.host.in_(sorted(hosts)), deployables.c.set_size.is_not(None))
+    return list(tx.scalars(found))
+
+
+def lock_sets(tx: sa.Connection, host: str) -> list[SetRow]:
+    """Return the sets of a host in the order of their row ids, locked against other plans."""
+    ids = sa.select(deployables.c.id).order_by(deployables.c.id)
+    ids = ids.where(deployables.c.host == host, deployables.c.set_size.is_not(None))
+    # Only these rows, and first: the facts are read after the lock. FOR NO KEY UPDATE on
+    # PostgreSQL: claims refer to the rows.
+    locked = tx.scalars(ids.with_for_update(key_share=True)).all()
+    query = sa.select(*row_columns(SetRow, deployables, devices, **facts.COLUMNS))
+    query = query.join(devices, devices.c.id == deployables.c.device_id)
+    query = query.where(deployables.c.id.in_(locked)).order_by(deployables.c.id)
+    return fetch_all(SetRow, tx.execute(query))
+
+
+def units_of_host(tx: sa.Connection, host: str) -> list[UnitRow]:
+    """Return the members of all sets of a host, once for each set."""
+    others = {
+        **facts.COLUMNS,
+        **joins.ADDRESSES,
+        "member_of": set_members.c.deployable_id,
+        "is_owned": handles.c.arq_id.is_not(None),
+        "handle_draining": handles.c.draining,
+    }
+    query = (
+        sa.select(*row_columns(UnitRow, handles, devices, **others))
+        .select_from(joins.HANDLES)
+        .join(set_members, set_members.c.handle_id == handles.c.id)
+        .where(devices.c.host == host)
+        .order_by(set_members.c.deployable_id, handles.c.id)
+    )
+    return fetch_all(UnitRow, tx.execute(query))
+
+
+def summarize_group(tx: sa.Connection, group: str) -> list[SizeSummary]:
+    """Return the numbers of free sets of each size on each host of a group.
+
+    The free units of a host are those of its offered sets. The cost grows with the sets of the
+    group: hence groups, and not the whole cloud.
+    """
+    d = deployables.c
+    reason = sa.func.coalesce(d.offer_reason, "")
+    offered = sa.or_(d.offer == OfferState.OFFERED, reason.startswith(core.WAITS))
+
+    def count(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
+        return sa.func.sum(sa.case((condition, 1), else_=0))
+
+    query = (
+        sa.select(
+            d.host,
+            d.set_size,
+            count(offered).label("offered"),
+            count(reason.startswith(core.OVERLAPS)).label("inside"),
+            count(reason.startswith(core.SPLIT)).label("split"),
+        )
+        .where(d.set_group == group)
+        .group_by(d.host, d.set_size)
+        .order_by(d.host, d.set_size)
+    )
+    rows = fetch_all(_GroupRow, tx.execute(query))
+    free: dict[str, int] = {}
+    for row in rows:
+        free[row["host"]] = free.get(row["host"], 0) + row["set_size"] * int(row["offered"])
+    return [
+        SizeSummary(
+            host=row["host"],
+            size=row["set_size"],
+            offered=int(row["offered"]),
+            inside=int(row["inside"]),
+            split=int(row["split"]),
+            free_units=free[row["host"]],
+        )
+        for row in rows
+    ]
+
+
+def write_offers(
+    tx: sa.Connection, changed: Mapping[int, core.Offer], stale: Collection[str], now: datetime
+) -> None:
+    """Write the offers of sets, by row id, and mark the providers with these uuids stale."""
+    rows = [
+        {"id": id_, "offer": str(offer.state), "offer_reason": offer.reason}
+        for id_, offer in sorted(changed.items())
+    ]
+    bulk.update(tx, deployables, rows)
+    publishing.mark_stale_existing(tx, stale, now)
+
+
+def end_withdrawals(tx: sa.Connection, revisions: Mapping[str, int], now: datetime) -> int:
+    """Record that sets, by provider uuid, are reserved in Placement and nothing has them.
+
+    Only if the desired state of the provider is still that of the given revision: a later one may
+    offer the set again. Return the number of sets. Their providers are marked stale, so that the
+    offers of their hosts are planned again.
+    """
+    if not revisions:
+        return 0
+    p = providers.c
+    current = sa.select(p.uuid).where(
+        p.uuid.in_(sorted(revisions)), sa.tuple_(p.uuid, p.revision).in_(sorted(revisions.items()))
+    )
+    # Read first: MariaDB would run a subquery of the UPDATE once for each row of the table.
+    uuids = tx.scalars(current.with_for_update()).all()
+    ended = tx.execute(
+        sa.update(deployables)
+        .where(deployables.c.rp_uuid.in_(uuids), deployables.c.offer == OfferState.WITHDRAWING)
+        .values(offer=OfferState.WITHHELD)
+    ).rowcount
+    publishing.mark_stale_existing(tx, uuids, now)
+    return ended

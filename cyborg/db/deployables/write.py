@@ -55,7 +55,8 @@ class DesiredProviderRow(DeviceFactsColumns):
     set, None for other deployables, and ``offer`` the state of its offer. ``total`` is the number
     of all handles without draining handles that have no owner: of a set those of its members, of
     other deployables those that are no member of a set, or have an owner of their own. ``stuck`` is
-    the number of these that are dirty and whose cleaning job has failed and is retried.
+    the number of these whose cleaning job has failed and is retried, and of a set all that are
+    dirty.
     ``host_down`` is whether the agent is marked down, False without an agent. ``identity`` has the
     names of the compute node that the agent reported, None without an agent.
     """
@@ -233,7 +234,8 @@ def desired_state(tx: sa.Connection, providers: Collection[str]) -> list[Desired
     # providers of a call.
     h = attach_handles.c
     is_present = sa.or_(sa.not_(h.draining), h.arq_id.is_not(None))
-    is_stuck = sa.and_(h.arq_id.is_(None), sa.not_(h.draining), jobs.c.error.is_not(None))
+    is_dirty = sa.and_(h.arq_id.is_(None), sa.not_(h.draining), h.needs_cleaning)
+    is_stuck = sa.and_(is_dirty, jobs.c.error.is_not(None))
     own = attach_handles.outerjoin(jobs, jobs.c.id == h.job_id)
     of_set = set_members.join(attach_handles, h.id == set_members.c.handle_id)
     of_set = of_set.outerjoin(jobs, jobs.c.id == h.job_id)
@@ -241,11 +243,13 @@ def desired_state(tx: sa.Connection, providers: Collection[str]) -> list[Desired
     # A member is allocated through its sets, unless an ARQ had it before there were sets.
     is_single = sa.or_(sa.not_(is_member), sa.and_(h.arq_id.is_not(None), h.set_id.is_(None)))
 
-    def count(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
+    def count(
+        condition: sa.ColumnElement[bool], of_members: sa.ColumnElement[bool]
+    ) -> sa.ColumnElement[int]:
         single = sa.select(sa.func.count()).select_from(own)
         single = single.where(h.deployable_id == deployables.c.id, condition, is_single)
         together = sa.select(sa.func.count()).select_from(of_set)
-        together = together.where(set_members.c.deployable_id == deployables.c.id, condition)
+        together = together.where(set_members.c.deployable_id == deployables.c.id, of_members)
         is_set = deployables.c.set_size.is_not(None)
         return sa.case((is_set, together.scalar_subquery()), else_=single.scalar_subquery())
 
@@ -256,8 +260,10 @@ def desired_state(tx: sa.Connection, providers: Collection[str]) -> list[Desired
             parents.c.rp_uuid.label("parent"),
             deployables.c.set_size,
             deployables.c.offer,
-            count(is_present).label("total"),
-            count(is_stuck).label("stuck"),
+            count(is_present, is_present).label("total"),
+            # Any dirty member: a set is seldom released, and a server of many GPUs must not be
+            # scheduled to one whose partition is still being deactivated.
+            count(is_stuck, is_dirty).label("stuck"),
             deployables.c.resource_class,
             deployables.c.traits,
             *facts.columns(),

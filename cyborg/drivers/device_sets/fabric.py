@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Partitions of an NVLink fabric, and the client that activates them.
 
-NVIDIA's Fabric Manager User Guide describes the partitions in the chapters about the shared NVSwitch
-model and the vGPU model. GPUs of one guest have NVLink only if they are exactly one active
-partition.
+NVIDIA's Fabric Manager User Guide describes the partitions in the chapters about the models "shared
+NVSwitch" and "vGPU". GPUs of one guest have NVLink only if they are exactly one active partition.
 """
 
 from collections.abc import Sequence
@@ -43,7 +42,10 @@ class FabricState:
 
 
 class Fabric(Protocol):
-    """Client of the program that manages the fabric. Thread-safe; each call takes a limited time."""
+    """Client of the program that manages the fabric.
+
+    It is thread-safe, and each call takes a limited time.
+    """
 
     def read(self) -> FabricState:
         """Return the partitions; raise nothing, a failure is the problem of the state."""

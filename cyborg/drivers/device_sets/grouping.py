@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups of handles that form device sets: below one switch, at one NUMA node, linked by NVLink.
+
+Groups of a switch or a node are made of pairs, fours of two pairs, and so on, in the order of the
+addresses, so that a smaller group is always inside of a larger one. All functions are pure.
+"""
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cyborg.core.inventory.device import AttachHandle, Deployable, Device, HandleType
+from cyborg.core.inventory.device_set import SetKind, SetMember
+
+# Types of the handles that are whole functions.
+_WHOLE = frozenset({HandleType.PCI, HandleType.TEST_PCI, HandleType.VFIO})
+# Number of bridges from the root port to the first port of a switch.
+_SWITCH_DEPTH = 2
+# Sizes of sets without counts; each is twice the one before.
+SIZES = (1, 2, 4, 8, 16)
+
+# Keys of the topology of a device: the GPUs at the other ends of its NVLinks, the number of links
+# to each in the same order, both separated by commas, and the module id.
+NVLINK_PEERS, NVLINK_LINKS, MODULE_ID = "nvlink_peers", "nvlink_links", "module_id"
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A handle that can be a member of sets."""
+
+    device: Device
+    deployable: Deployable
+    handle: AttachHandle
+
+    @property
+    def member(self) -> SetMember:
+        """Return the addresses of the unit."""
+        return SetMember(self.device.address, self.deployable.address, self.handle.address)
+
+    @property
+    def model(self) -> Hashable:
+        """Return what the members of a set without counts have in common."""
+        return self.deployable.resource_class, self.device.vendor, self.device.model
+
+    @property
+    def bridges(self) -> tuple[str, ...]:
+        """Return the bridges from the root port to the device."""
+        return tuple(self.device.topology.get("pci_path", "").split("/")[:-1])
+
+    @property
+    def links(self) -> Mapping[str, int]:
+        """Return the number of NVLinks to each linked GPU, by device address; 0 if unknown."""
+        peers = self.device.topology.get(NVLINK_PEERS, "")
+        counts = self.device.topology.get(NVLINK_LINKS, "").split(",")
+        numbers = [int(count) if count.isdecimal() else 0 for count in counts]
+        names = peers.split(",") if peers else []
+        numbers += [0] * (len(names) - len(numbers))
+        return dict(zip(names, numbers, strict=False))
+
+    @property
+    def module(self) -> int | None:
+        """Return the module id, None if it is unknown."""
+        text = self.device.topology.get(MODULE_ID, "")
+        return int(text) if text.isdecimal() else None
+
+
+Units = tuple[Unit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The units of one set. ``name`` is unique among the groups of a source.
+
+    ``attributes`` and ``traits`` are facts that only the kind of the source knows.
+    """
+
+    name: str
+    kind: SetKind
+    units: Units
+    obstacle: str | None = None
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    traits: frozenset[str] = frozenset()
+
+
+def list_units(devices: Iterable[Device]) -> list[Unit]:
+    """Return the handles of devices that are whole functions, in the order of their addresses."""
+    units = (
+        Unit(device, deployable, handle)
+        for device in devices
+        for deployable in device.deployables
+        for handle in deployable.handles
+        if handle.type in _WHOLE
+    )
+    return sorted(units, key=lambda unit: (unit.device.address, unit.handle.address))
+
+
+def group_by_place(kind: SetKind, units: Iterable[Unit], sizes: Collection[int]) -> list[Group]:
+    """Return the groups of these sizes below one switch (PCIE) or at one node (NUMA).
+
+    The units of a group have the same model. A group of one has no condition.
+    """
+    by_model: dict[Hashable, list[Unit]] = defaultdict(list)
+    for unit in units:
+        by_model[unit.model].append(unit)
+    groups: list[Group] = []
+    for same in by_model.values():
+        blocks = _blocks_below_switches(same) if kind is SetKind.PCIE else _blocks_at_nodes(same)
+        groups += [_group(kind, block) for block in blocks if len(block) in sizes]
+        groups += [_group(kind, (unit,)) for unit in same if 1 in sizes]
+    return groups
+
+
+def group_by_links(units: Iterable[Unit], sizes: Collection[int]) -> Iterator[Group]:
+    """Yield the groups of these sizes whose devices all have an NVLink to each other.
+
+    Devices with several handles are left out. The groups may be very many: stop in time.
+    """
+    single = only_units(units)
+    # What one side says is enough: while a server has a GPU, the links of the other end may not be
+    # shown.
+    links = {address: set(unit.links) & single.keys() for address, unit in single.items()}
+    for address, unit in single.items():
+        for peer in set(unit.links) & single.keys():
+            links[peer].add(address)
+    for size in sorted(sizes):
+        for clique in _cliques(sorted(single), links, size):
+            block = tuple(single[address] for address in clique)
+            yield _group(SetKind.NVLINK, block, unique=size == 1, attributes=_link_facts(block))
+
+
+def only_units(units: Iterable[Unit]) -> dict[str, Unit]:
+    """Return the units of devices that have one unit each, by device address."""
+    found = list(units)
+    counts = Counter(unit.device.address for unit in found)
+    return {u.device.address: u for u in found if counts[u.device.address] == 1}
+
+
+def group_mixed(
+    kind: SetKind, parts: Sequence[tuple[Sequence[Unit], int]]
+) -> tuple[list[Group], list[Unit]]:
+    """Return groups with a number of units of each part, and the units of the first part left over.
+
+    The units of the first part form the groups. The others are added from the nearest devices:
+    below the same switch if ``kind`` is PCIE, then at the same NUMA node. A unit is in one group.
+    """
+    (first, count), *others = parts
+    cores = [g.units for g in group_by_place(kind, first, {count})]
+    # All that share a switch come first, so that none loses a near unit to one that is far.
+    levels = [SetKind.PCIE, SetKind.NUMA] if kind is SetKind.PCIE else [SetKind.NUMA]
+    free = [list(units) for units, _ in others]
+    groups: list[Group] = []
+    for level in levels:
+        for core in list(cores):
+            chosen: list[Unit] = []
+            for pool, (_, wanted) in zip(free, others, strict=True):
+                chosen += _nearest(core, pool, level, wanted) or []
+            if len(chosen) != sum(wanted for _, wanted in others):
+                continue
+            groups.append(_group(level, core + tuple(chosen)))
+            cores.remove(core)
+            free = [without(pool, groups[-1:]) for pool in free]
+    groups.sort(key=lambda group: _first_member(group.units))
+    return groups, without(first, groups)
+
+
+def withhold(kind: SetKind, units: Iterable[Unit], reason: str) -> list[Group]:
+    """Return a group of one for each unit, with an obstacle: no set has them.
+
+    A member is allocated through sets only; without a set it would be offered alone.
+    """
+    return [_group(kind, (unit,), obstacle=reason) for unit in units]
+
+
+def without(units: Iterable[Unit], groups: Iterable[Group]) -> list[Unit]:
+    """Return the units that are in none of the groups."""
+    used = {unit.member for group in groups for unit in group.units}
+    return [unit for unit in units if unit.member not in used]
+
+
+def _group(
+    kind: SetKind,
+    units: Units,
+    *,
+    unique: bool = True,
+    obstacle: str | None = None,
+    attributes: Mapping[str, str] | None = None,
+) -> Group:
+    """Return a group; its name has the size and the first address.
+
+    Unless these are ``unique``, the name also has a digest of all addresses.
+    """
+    name = f"{len(units)}-{units[0].handle.address}"
+    if not unique:
+        text = ",".join(unit.handle.address for unit in units)
+        name += f"-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+    return Group(name, kind, units, obstacle, attributes or {})
+
+
+def _blocks_at_nodes(units: Iterable[Unit]) -> list[Units]:
+    """Return the blocks of two or more units at one NUMA node."""
+    nodes: dict[int, list[Units]] = defaultdict(list)
+    for unit in units:
+        if unit.device.numa_node is not None:
+            nodes[unit.device.numa_node].append((unit,))
+    return [block for blocks in nodes.values() for block in _double(blocks)[0]]
+
+
+def _blocks_below_switches(units: Iterable[Unit]) -> list[Units]:
+    """Return the blocks of two or more units below one switch."""
+    switches: dict[tuple[str, ...], list[Unit]] = defaultdict(list)
+    for unit in units:
+        # The root port alone is no switch: below it is one slot, or one card with its functions.
+        if len(unit.bridges) >= _SWITCH_DEPTH:
+            switches[unit.bridges[:_SWITCH_DEPTH]].append(unit)
+    return [block for below in switches.values() for block in _descend(below, _SWITCH_DEPTH)[0]]
+
+
+def _descend(units: Sequence[Unit], depth: int) -> tuple[list[Units], list[Units]]:
+    """Return the blocks of units that share ``depth`` bridges, and those that have no partner."""
+    ports: dict[str, list[Unit]] = defaultdict(list)
+    alone: list[Units] = []
+    for unit in units:
+        if len(unit.bridges) > depth:
+            ports[unit.bridges[depth]].append(unit)
+        else:
+            alone.append((unit,))
+    found: list[Units] = []
+    for below in ports.values():
+        blocks, left = _descend(below, depth + 1)
+        found += blocks
+        alone += left
+    blocks, left = _double(alone)
+    return found + blocks, left
+
+
+def _double(blocks: Iterable[Units]) -> tuple[list[Units], list[Units]]:
+    """Join blocks of equal size in pairs; return the joined blocks and those without a partner."""
+    waiting: dict[int, list[Units]] = defaultdict(list)
+    for block in blocks:
+        waiting[len(block)].append(block)
+    joined: list[Units] = []
+    left: list[Units] = []
+    for size in SIZES:
+        same = sorted(waiting[size], key=_first_member)
+        pairs = zip(same[::2], same[1::2], strict=False) if size < SIZES[-1] else ()
+        for first, second in pairs:
+            # By address, also where a part of one is between those of the other.
+            block = tuple(sorted(first + second, key=lambda unit: unit.member))
+            joined.append(block)
+            waiting[2 * size].append(block)
+        left += same if size == SIZES[-1] else same[len(same) // 2 * 2 :]
+    return joined, left
+
+
+def _first_member(units: Units) -> SetMember:
+    return units[0].member
+
+
+def _cliques(
+    nodes: Sequence[str], links: Mapping[str, Collection[str]], size: int
+) -> Iterator[tuple[str, ...]]:
+    """Yield the sets of this many nodes that are all linked to each other, in order."""
+
+    def extend(clique: tuple[str, ...], candidates: Sequence[str]) -> Iterator[tuple[str, ...]]:
+        if len(clique) == size:
+            yield clique
+            return
+        for number, node in enumerate(candidates):
+            rest = [other for other in candidates[number + 1 :] if other in links[node]]
+            yield from extend((*clique, node), rest)
+
+    yield from extend((), nodes)
+
+
+def _link_facts(units: Units) -> dict[str, str]:
+    """Return the smallest known number of NVLinks between two units of a group."""
+    counts = [
+        count
+        for unit in units
+        for other in units
+        if (count := unit.links.get(other.device.address, 0))
+    ]
+    return {"nvlinks": str(min(counts))} if counts else {}
+
+
+def _nearest(core: Units, pool: Sequence[Unit], level: SetKind, count: int) -> list[Unit] | None:
+    """Return the nearest units of a pool to those of a group; None if there are too few."""
+    near: Callable[[Unit], int] = (
+        _switch_distance(core) if level is SetKind.PCIE else _same_node(core)
+    )
+    candidates = [(near(unit), unit) for unit in pool if near(unit)]
+    # Of equally near devices the one with more free units, so that all devices are used.
+    free = Counter(unit.device.address for unit in pool)
+    candidates.sort(key=lambda c: (-c[0], -free[c[1].device.address], c[1].member))
+    return [unit for _, unit in candidates[:count]] if len(candidates) >= count else None
+
+
+def _switch_distance(core: Units) -> Callable[[Unit], int]:
+    def depth(unit: Unit) -> int:
+        """Return the number of bridges above the unit and all of the core; 0 without a switch."""
+        common = 0
+        for ports in zip(unit.bridges, *(other.bridges for other in core), strict=False):
+            if len(set(ports)) > 1:
+                break
+            common += 1
+        return common if common >= _SWITCH_DEPTH else 0
+
+    return depth
+
+
+def _same_node(core: Units) -> Callable[[Unit], int]:
+    nodes = {unit.device.numa_node for unit in core}
+
+    def is_same(unit: Unit) -> int:
+        return int(unit.device.numa_node is not None and nodes == {unit.device.numa_node})
+
+    return is_same

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices that can be members of sets, as the drivers of GPUs and NICs report them."""
+
+from collections.abc import Sequence
+
+from cyborg.core.inventory.device import AttachHandle, Deployable, Device, DeviceType, HandleType
+
+ROOT = "0000:00:01.0"
+
+
+def make_device(
+    address: str,
+    bridges: str = "",
+    *,
+    backend: str = "gpu",
+    numa: int | None = None,
+    functions: Sequence[str] | None = None,
+    handle_type: HandleType = HandleType.PCI,
+    resource_class: str = "PGPU",
+    model: str = "H100",
+    traits: Sequence[str] = (),
+    **topology: str,
+) -> Device:
+    """Return a device below bridges such as ``00:01.0/15:00.0``, whole or with these functions."""
+    path = [f"0000:{bridge}" for bridge in bridges.split("/") if bridge]
+    topology = {"pci_path": "/".join([*path, address]), **topology}
+    handles = tuple(AttachHandle(a, handle_type) for a in functions or [address])
+    part = Deployable(address, resource_class, frozenset(traits), handles)
+    type_ = DeviceType.GPU if backend == "gpu" else DeviceType.NIC
+    return Device(
+        address,
+        type_,
+        "10de",
+        model,
+        backend,
+        numa_node=numa,
+        topology=topology,
+        deployables=(part,),
+    )
+
+
+def slot(number: int) -> str:
+    """Return the address of a GPU in a slot."""
+    return f"0000:{0x20 + number:02x}:00.0"
+
+
+def hgx(modules: Sequence[int]) -> list[Device]:
+    """Return GPUs with these module ids, in slots in the order of the ids in the list."""
+    return [
+        make_device(slot(n), module_id=str(module), traits=["CUSTOM_H100"])
+        for n, module in enumerate(modules)
+    ]

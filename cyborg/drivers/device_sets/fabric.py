@@ -5,8 +5,8 @@ NVIDIA's Fabric Manager User Guide describes the partitions in the chapters abou
 NVSwitch" and "vGPU". GPUs of one guest have NVLink only if they are exactly one active partition.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from cyborg.core.codec import Serializable
@@ -34,11 +34,13 @@ class Partition(Serializable):
 class FabricState:
     """The partitions now. ``problem`` says why none can be activated and has a remedy, or is None.
 
-    With a problem the list may be empty although the system has partitions.
+    With a problem ``partitions`` are those of the last answer, if any. ``obstacles`` has the
+    partitions that cannot be activated, by their id with the reason.
     """
 
     partitions: tuple[Partition, ...] = ()
     problem: str | None = None
+    obstacles: Mapping[int, str] = field(default_factory=dict)
 
 
 class Fabric(Protocol):
@@ -50,7 +52,7 @@ class Fabric(Protocol):
     def read(self) -> FabricState:
         """Return the partitions; raise nothing, a failure is the problem of the state."""
 
-    def activate(self, partition: int, functions: Sequence[str] = ()) -> None:
+    def activate(self, number: int, functions: Sequence[str] = ()) -> None:
         """Activate a partition, also one that is active already with the same GPUs.
 
         ``functions`` are the PCI addresses of one virtual function of each GPU, in the order of the
@@ -58,5 +60,5 @@ class Fabric(Protocol):
         an active one has one of its GPUs.
         """
 
-    def deactivate(self, partition: int) -> None:
+    def deactivate(self, number: int) -> None:
         """Deactivate a partition, also one that is inactive. Raise DriverFailed."""

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Partitions of a fabric as device sets, and their activation for guests.
+
+A partition is mapped to handles by the module ids of its GPUs only: Fabric Manager does not show
+the PCI addresses of the GPUs of newer systems. The handles of each partition are stored, because a
+restarted agent may have to deactivate a partition before its first discovery.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from cyborg.core.codec import Serializable
+from cyborg.core.errors import DriverFailed
+from cyborg.core.inventory.device_set import SetKind, SetMember
+from cyborg.core.naming import make_custom_name
+from cyborg.drivers.base import Memory, load_record
+from cyborg.drivers.device_sets.fabric import Fabric, FabricState, Partition
+from cyborg.drivers.device_sets.grouping import Group, Unit, only_units
+from cyborg.drivers.host_use import domains, processes
+from cyborg.drivers.sysfs import PCI_DEVICES, Sysfs
+
+
+@dataclass(frozen=True, slots=True)
+class KnownMembers(Serializable):
+    """The members of each partition in the order of its GPUs, by the id of the partition.
+
+    They are those of the last discovery in which all GPUs of the partition had a handle.
+    """
+
+    members: Mapping[str, tuple[SetMember, ...]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class PartitionTable:
+    """The partitions of one source, and their activation.
+
+    ``key`` is the key of the known members in ``memory``.
+    """
+
+    fabric: Fabric
+    memory: Memory
+    key: str
+
+    def read(self) -> FabricState:
+        """Return the state of the fabric.
+
+        Raise DriverFailed for a fabric with a problem whose partitions were never known: without
+        sets its GPUs would be offered alone.
+        """
+        state = self.fabric.read()
+        if state.problem is not None and not state.partitions:
+            raise DriverFailed(state.problem)
+        return state
+
+    def group(self, state: FabricState, units: Iterable[Unit]) -> list[Group]:
+        """Return a group for each partition whose GPUs all have a unit; store the table.
+
+        Raise DriverFailed if two GPUs have the same module id.
+        """
+        by_module: dict[int, Unit] = {}
+        for address, unit in sorted(only_units(units).items()):
+            if unit.module is None:
+                continue
+            if (other := by_module.setdefault(unit.module, unit)) is not unit:
+                raise DriverFailed(
+                    f"{other.device.address} and {address} have the module id {unit.module}: the "
+                    "GPUs of a partition cannot be told apart; update the GPU driver of the host"
+                )
+        groups: list[Group] = []
+        known = dict(self._load().members)
+        for partition in sorted(state.partitions, key=lambda p: p.id):
+            if all(module in by_module for module in partition.modules):
+                found = tuple(by_module[module] for module in partition.modules)
+                known[str(partition.id)] = tuple(unit.member for unit in found)
+                groups.append(_group(partition, found, state.obstacles.get(partition.id)))
+        self.memory.put(self.key, json.dumps(KnownMembers(known).to_dict()))
+        return groups
+
+    def activate(self, number: int) -> None:
+        """Activate a partition with its members. Raise DriverFailed."""
+        members = self._members(number)
+        if not members:
+            raise DriverFailed(
+                f"partition {number} has no known members: rediscover the devices of the host"
+            )
+        self.fabric.activate(number, _virtual_functions(members))
+
+    def deactivate(self, number: int, sysfs_root: Path, read_domains: domains.ReadDomains) -> None:
+        """Deactivate a partition. Raise DriverFailed if a guest has one of its members.
+
+        ``read_domains`` returns the functions that domains of libvirt have.
+        """
+        members = self._members(number)
+        if not members:
+            state = self.fabric.read()
+            active = [partition.id for partition in state.partitions if partition.is_active]
+            if state.problem is None and number not in active:
+                return
+            raise DriverFailed(
+                f"partition {number} is not deactivated: {state.problem or 'its GPUs are unknown'}"
+            )
+        users = find_guests(sysfs_root, read_domains, [member.handle for member in members])
+        if users:
+            address, reason = sorted(users.items())[0]
+            raise DriverFailed(
+                f"partition {number} is not deactivated, a guest may have {address}: {reason}; "
+                "stop the guest first"
+            )
+        self.fabric.deactivate(number)
+
+    def _members(self, number: int) -> tuple[SetMember, ...]:
+        return self._load().members.get(str(number), ())
+
+    def _load(self) -> KnownMembers:
+        return load_record(KnownMembers, self.memory.get(self.key)) or KnownMembers()
+
+
+def _virtual_functions(members: Sequence[SetMember]) -> tuple[str, ...]:
+    """Return the handles of members that are virtual functions; nothing for whole GPUs."""
+    # The handle of a whole function has the address of its device.
+    if all(member.handle == member.device for member in members):
+        return ()
+    return tuple(member.handle for member in members)
+
+
+def _group(partition: Partition, units: tuple[Unit, ...], obstacle: str | None) -> Group:
+    facts = {
+        "partition": str(partition.id),
+        "modules": ",".join(map(str, partition.modules)),
+        "nvlinks": str(partition.links or ""),
+        "max_nvlinks": str(partition.max_links or ""),
+        "nvlink_mbps": str(partition.line_rate_mbps or ""),
+    }
+    rate = partition.line_rate_mbps
+    return Group(
+        str(partition.id),
+        SetKind.FABRIC,
+        units,
+        obstacle,
+        attributes={key: value for key, value in facts.items() if value},
+        traits=frozenset({make_custom_name(f"NVLINK_{rate}_MBPS")} if rate else ()),
+    )
+
+
+def find_guests(
+    sysfs_root: Path, read_domains: domains.ReadDomains, addresses: Iterable[str]
+) -> dict[str, str]:
+    """Return the functions that a guest may have now: a reason by address.
+
+    A guest has a function if a domain of libvirt has it without an accelerator request, or if a
+    process has its VFIO device open (``Documentation/driver-api/vfio.rst`` of Linux).
+    """
+    sysfs = Sysfs(sysfs_root)
+    functions = [f for address in addresses if (f := sysfs.pci_function(address)) is not None]
+    found = domains.find_used(sysfs_root, partial(read_domains, fresh=True), functions)
+    facts = processes.read(sysfs_root)
+    for function in functions:
+        folder = PCI_DEVICES / function.address
+        names = [f"devices/{name}" for name in sysfs.list_names(folder / "vfio-dev")]
+        names += [function.iommu_group] if function.iommu_group is not None else []
+        users = {f"/dev/vfio/{name}": facts.programs.get(f"/dev/vfio/{name}") for name in names}
+        reasons = [f"the process {u[0]} has {node} open" for node, u in users.items() if u]
+        reasons += [facts.error] if facts.error is not None else []
+        if reasons:
+            found.setdefault(function.address, reasons[0])
+    return found

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Source of device sets: it discovers which handles of other backends are allocated together.
+
+A source is one device, and each set is one of its deployables. The members stay devices of their
+own backends, which prepare and clean them. Only a fabric needs work of the source: it activates the
+partition of a set before a guest starts, and deactivates it after the guest has ended.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from cyborg.core.drivers.registry import Support
+from cyborg.core.errors import DriverFailed
+from cyborg.core.inventory.device import Ability, Deployable, Device, Health
+from cyborg.core.inventory.device_set import DeviceSet, SetKind
+from cyborg.core.inventory.device_state import Measurement
+from cyborg.core.jobs.job import WorkItem
+from cyborg.core.log import get_logger
+from cyborg.core.naming import make_custom_name
+from cyborg.drivers.base import Driver
+from cyborg.drivers.device_sets import grouping
+from cyborg.drivers.device_sets.fabric import Fabric, FabricState
+from cyborg.drivers.device_sets.grouping import Group, Unit
+from cyborg.drivers.device_sets.options import OPTIONS, parse
+from cyborg.drivers.device_sets.partitions import PartitionTable
+
+LOG = get_logger(__name__)
+
+# Sets of one source.
+MAX_SETS = 64
+
+# Return the devices of a backend of this host. Raise DriverFailed, with the reason, before its
+# first discovery and without the backend.
+ReadDevices = Callable[[str], Sequence[Device]]
+
+
+def _read_nothing(backend: str) -> Sequence[Device]:
+    raise DriverFailed(f"the devices of backend {backend} are unknown")
+
+
+class DeviceSetDriver(Driver):
+    """Driver of the sections that ``[agent] device_sets`` names; it is no entry point."""
+
+    name = "device_sets"
+    version = "1.0"
+    SUPPORT_LEVEL = Support.SUPPORTED
+    OPTIONS = OPTIONS
+
+    # The agent sets both; only the kind fabric uses the second.
+    read_devices: ReadDevices = staticmethod(_read_nothing)
+    fabric: Fabric | None = None
+
+    def __init__(
+        self, backend: str, options: Mapping[str, Any], sysfs_root: str | Path = "/sys"
+    ) -> None:
+        super().__init__(backend, options, sysfs_root)
+        self.source = parse(self)
+        self._remarks: tuple[str, ...] = ()
+        # Devices of the members at the last successful discovery, by address.
+        self.grouped: frozenset[str] = frozenset()
+
+    @property
+    def member_backends(self) -> frozenset[str]:
+        """Return the backends whose devices are the members."""
+        return frozenset(self.source.counts)
+
+    @property
+    def is_fabric(self) -> bool:
+        """Return whether the sets are partitions of a fabric."""
+        return self.source.kind is SetKind.FABRIC
+
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        """Return PREPARES and MEASURES for a fabric, else nothing."""
+        return frozenset({Ability.PREPARES, Ability.MEASURES}) if self.is_fabric else frozenset()
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """Return a warning if the last discovery found no set."""
+        return self._remarks
+
+    def discover(self) -> Sequence[Device]:
+        """Return the device of the source with a deployable for each set.
+
+        A set with an obstacle is a device that is in no set of the configured sizes. Return nothing
+        if no backend has a device that can be a member.
+        """
+        devices = {name: self.read_devices(name) for name in self.source.counts}
+        units = {name: grouping.list_units(found) for name, found in devices.items()}
+        state = self._partitions.read() if self.is_fabric else FabricState()
+        groups = self._group(units, state)
+        if len(groups) > MAX_SETS:
+            raise DriverFailed(
+                f"found {len(groups)} sets, at most {MAX_SETS} are allowed; choose fewer sizes or "
+                f"backends in [{self.backend}]"
+            )
+        self.grouped = frozenset(d.address for found in devices.values() for d in found)
+        kind = self.source.kind
+        self._remarks = () if groups else (f"no device can be a member of a set of kind {kind}",)
+        return [self._device(groups, state)] if groups else []
+
+    def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
+        """Return that the source is unhealthy while its fabric cannot activate partitions."""
+        problem = self._client.read().problem
+        health = Health.OK if problem is None else Health.UNHEALTHY
+        return {device.address: Measurement(health, problem) for device in devices}
+
+    def prepare(self, item: WorkItem, instance: str | None) -> None:
+        """Activate the partition of a set. Raise DriverFailed."""
+        number = self._partition_of(item)
+        if number is None:
+            raise DriverFailed(f"{item.deployable} is no partition of a fabric")
+        self._partitions.activate(number)
+        LOG.info(
+            "Partition %d is active for instance %s",
+            number,
+            instance,
+            backend=self.backend,
+            device=item.deployable,
+        )
+
+    def release(self, item: WorkItem) -> None:
+        """Deactivate the partition of a set. Raise DriverFailed while a guest has a member."""
+        number = self._partition_of(item) if self.is_fabric else None
+        if number is not None:
+            self._partitions.deactivate(number, self.sysfs_root, self.read_domains)
+
+    @property
+    def _client(self) -> Fabric:
+        if self.fabric is None:
+            raise DriverFailed(f"[{self.backend}] kind: no client of Fabric Manager is available")
+        return self.fabric
+
+    @property
+    def _partitions(self) -> PartitionTable:
+        return PartitionTable(self._client, self.memory, f"partitions {self.backend}")
+
+    def _partition_of(self, item: WorkItem) -> int | None:
+        """Return the partition of a set; None if its deployable is no partition."""
+        name = item.deployable.removeprefix(f"{self.backend}:")
+        return int(name) if name != item.deployable and name.isdecimal() else None
+
+    def _group(self, units: Mapping[str, Sequence[Unit]], state: FabricState) -> list[Group]:
+        """Return the groups of the units, and one with an obstacle for each unit without a group.
+
+        The latter are only units of the first backend if the members are mixed: a server may use a
+        network function alone.
+        """
+        source = self.source
+        every = [unit for found in units.values() for unit in found]
+        if source.is_mixed:
+            parts = [(units[name], count or 1) for name, count in source.counts.items()]
+            groups, left = grouping.group_mixed(source.kind, parts)
+            reason = "no set has it: too few devices of the other backends are near it"
+            return groups + grouping.withhold(source.kind, left, reason)
+        if source.kind is SetKind.FABRIC:
+            groups = self._partitions.group(state, every)
+            groups = [group for group in groups if len(group.units) in source.sizes]
+            # Parts of a GPU are no members of the fabric.
+            every = list(grouping.only_units(every).values())
+        elif source.kind is SetKind.NVLINK:
+            groups = list(islice(grouping.group_by_links(every, source.sizes), MAX_SETS + 1))
+            every = list(grouping.only_units(every).values())
+        else:
+            groups = grouping.group_by_place(source.kind, every, source.sizes)
+        left = grouping.without(every, groups)
+        return groups + [
+            group
+            for unit in left
+            for group in grouping.withhold(source.kind, [unit], self._why(unit))
+        ]
+
+    def _why(self, unit: Unit) -> str:
+        """Return why a unit is in no set."""
+        if self.is_fabric and unit.module is None:
+            return (
+                "its module id is unknown: install the extra nvml, and bind the GPU to the kernel "
+                "driver nvidia once"
+            )
+        sizes = ", ".join(map(str, sorted(self.source.sizes)))
+        return f"no set of kind {self.source.kind} and size {sizes} has it"
+
+    def _device(self, groups: Sequence[Group], state: FabricState) -> Device:
+        members = [unit.device for group in groups for unit in group.units]
+        vendors, nodes = {d.vendor for d in members}, {d.numa_node for d in members}
+        active = [str(p.id) for p in state.partitions if p.is_active]
+        return Device(
+            address=self.backend,
+            type=members[0].type,
+            vendor=vendors.pop() if len(vendors) == 1 else "various",
+            model=f"device sets ({self.source.kind})",
+            backend=self.backend,
+            numa_node=nodes.pop() if len(nodes) == 1 else None,
+            std_board_info={"active_partitions": ",".join(active)} if self.is_fabric else {},
+            deployables=tuple(self._deployable(group) for group in groups),
+        )
+
+    def _deployable(self, group: Group) -> Deployable:
+        source, size = self.source, len(group.units)
+        common = reduce(frozenset.intersection, (u.deployable.traits for u in group.units))
+        names = ", ".join(unit.handle.address for unit in group.units)
+        return Deployable(
+            address=f"{self.backend}:{group.name}",
+            resource_class=source.resource_class or group.units[0].deployable.resource_class,
+            traits=common
+            | group.traits
+            | source.traits
+            | {make_custom_name(f"SET_{group.kind}"), make_custom_name(f"SET_SIZE_{size}")},
+            attributes={"members": names, **group.attributes},
+            device_set=DeviceSet(
+                group.kind,
+                tuple(unit.member for unit in group.units),
+                source.mode,
+                source.group,
+                source.wanted,
+                group.obstacle,
+            ),
+        )

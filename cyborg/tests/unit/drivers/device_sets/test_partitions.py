@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fabric partitions as device sets, on a fabric in memory."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cyborg.core.errors import DriverFailed
+from cyborg.core.inventory.device import Ability, Device, Health
+from cyborg.core.jobs.job import WorkItem
+from cyborg.drivers.base import VolatileMemory
+from cyborg.drivers.device_sets.driver import DeviceSetDriver
+from cyborg.drivers.device_sets.fabric import FabricState, Partition
+from cyborg.testing.machine import HostTree
+from cyborg.tests.unit.drivers.device_sets.members import hgx, make_device, slot
+
+# The partitions of HGX H100 by the module ids of their GPUs.
+H100 = (
+    tuple(range(1, 9)),
+    (1, 2, 3, 4),
+    (5, 6, 7, 8),
+    *((1, 3), (2, 4), (5, 7), (6, 8)),
+    *((module,) for module in range(1, 9)),
+)
+# The module ids of the GPUs in the order of their addresses: another one, as on a machine.
+MODULES = (2, 4, 3, 1, 7, 5, 8, 6)
+PROBLEM = "Fabric Manager is starting: wait a minute"
+
+
+class MemoryFabric:
+    """A fabric whose partitions are activated in memory."""
+
+    def __init__(self) -> None:
+        self.partitions = tuple(Partition(n, m, links=18) for n, m in enumerate(H100))
+        self.problem: str | None = None
+        self.obstacles: dict[int, str] = {}
+        self.active: dict[int, tuple[str, ...]] = {}
+
+    def read(self) -> FabricState:
+        partitions = tuple(replace(p, is_active=p.id in self.active) for p in self.partitions)
+        return FabricState(partitions, self.problem, self.obstacles)
+
+    def activate(self, number: int, functions: Sequence[str] = ()) -> None:
+        if self.problem is not None:
+            raise DriverFailed(self.problem)
+        self.active[number] = tuple(functions)
+
+    def deactivate(self, number: int) -> None:
+        self.active.pop(number, None)
+
+
+class Host:
+    """A source of partitions, the devices of its GPUs, its fabric and the tree of its host."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.tree = HostTree(tmp_path)
+        for n in range(8):
+            self.tree.add_function(slot(n), "10de", "2330", "030200", iommu_group=str(n))
+        self.devices = hgx(MODULES)
+        self.fabric = MemoryFabric()
+        self.memory = VolatileMemory()
+
+    def source(self, *sizes: str) -> DeviceSetDriver:
+        """Return a new object of the driver, as after a restart of the agent."""
+        options = {"kind": "fabric", "members": ["gpu"], "sizes": list(sizes)}
+        source = DeviceSetDriver("hgx", options, self.tree.root)
+        source.fabric, source.memory = self.fabric, self.memory
+        source.read_devices = lambda backend: self.devices
+        return source
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def item(number: int | str) -> WorkItem:
+    return WorkItem("hgx", "hgx", f"hgx:{number}", "")
+
+
+def members(device: Device) -> dict[str, list[str]]:
+    return {
+        part.address.removeprefix("hgx:"): [m.handle for m in part.device_set.members]
+        for part in device.deployables
+        if part.device_set is not None and part.device_set.obstacle is None
+    }
+
+
+def test_discover_maps_partitions_by_module_ids(host: Host) -> None:
+    source = host.source()
+    (device,) = source.discover()
+    place = {module: slot(n) for n, module in enumerate(MODULES)}
+    assert members(device) == {str(n): [place[m] for m in p] for n, p in enumerate(H100)}
+    four = device.deployables[1]
+    assert four.attributes["modules"] == "1,2,3,4"
+    assert four.attributes["nvlinks"] == "18"
+    assert {"CUSTOM_SET_FABRIC", "CUSTOM_SET_SIZE_4", "CUSTOM_H100"} <= four.traits
+    assert source.abilities == {Ability.PREPARES, Ability.MEASURES}
+
+
+def test_discover_offers_partitions_of_the_configured_sizes(host: Host) -> None:
+    (device,) = host.source("2", "8").discover()
+    assert sorted(map(int, members(device))) == [0, 3, 4, 5, 6]
+
+
+def test_discover_withholds_gpus_without_a_partition(host: Host) -> None:
+    # A missing GPU, and one without a module id: no partition with these is complete.
+    host.devices = [replace(d, topology={}) if d.address == slot(3) else d for d in host.devices]
+    del host.devices[0]
+    (device,) = host.source("2").discover()
+    assert sorted(members(device)) == ["5", "6"]
+    obstacles = {
+        part.address: part.device_set.obstacle
+        for part in device.deployables
+        if part.device_set is not None and part.device_set.obstacle is not None
+    }
+    reason = "no set of kind fabric and size 2 has it"
+    assert obstacles.pop(f"hgx:1-{slot(1)}") == obstacles.pop(f"hgx:1-{slot(2)}") == reason
+    (unknown,) = obstacles.values()
+    assert unknown is not None
+    assert "module id is unknown: install the extra nvml" in unknown
+
+
+def test_discover_same_module_id_twice_fails(host: Host) -> None:
+    host.devices = hgx((1, 2, 2))
+    with pytest.raises(DriverFailed, match=f"{slot(1)} and {slot(2)} have the module id 2"):
+        host.source().discover()
+
+
+def test_discover_shows_obstacles_and_active_partitions(host: Host) -> None:
+    host.fabric.obstacles = {3: "an NVLink failed"}
+    host.fabric.active = {4: ()}
+    (device,) = host.source().discover()
+    assert "3" not in members(device)
+    assert device.std_board_info == {"active_partitions": "4"}
+
+
+def test_discover_problem_without_known_partitions_fails(host: Host) -> None:
+    host.fabric.problem, host.fabric.partitions = PROBLEM, ()
+    with pytest.raises(DriverFailed, match=PROBLEM):
+        host.source().discover()
+
+
+def test_measure_problem_makes_the_source_unhealthy(host: Host) -> None:
+    source = host.source()
+    devices = source.discover()
+    assert source.measure(devices)["hgx"].health is Health.OK
+    host.fabric.problem = PROBLEM
+    # The sets stay, so that their members are not offered alone.
+    assert source.discover() == devices
+    measured = source.measure(devices)["hgx"]
+    assert (measured.health, measured.reason) == (Health.UNHEALTHY, PROBLEM)
+
+
+def test_prepare_and_release_change_the_partition(host: Host) -> None:
+    source = host.source()
+    source.discover()
+    for _ in range(2):
+        source.prepare(item(1), "instance")
+        assert host.fabric.active == {1: ()}
+    # A restarted agent releases before its first discovery.
+    for _ in range(2):
+        host.source().release(item(1))
+        assert host.fabric.active == {}
+
+
+def test_prepare_passes_virtual_functions_in_the_order_of_the_partition(host: Host) -> None:
+    host.devices = [
+        make_device(slot(n), functions=[f"{slot(n)[:-1]}1"], module_id=str(module))
+        for n, module in enumerate(MODULES)
+    ]
+    source = host.source()
+    source.discover()
+    source.prepare(item(3), None)
+    place = {module: f"{slot(n)[:-1]}1" for n, module in enumerate(MODULES)}
+    assert host.fabric.active == {3: (place[1], place[3])}
+
+
+def test_prepare_failure_of_the_fabric_is_raised(host: Host) -> None:
+    source = host.source()
+    source.discover()
+    host.fabric.problem = PROBLEM
+    with pytest.raises(DriverFailed, match=PROBLEM):
+        source.prepare(item(1), None)
+    with pytest.raises(DriverFailed, match="partition 99 has no known members"):
+        source.prepare(item(99), None)
+    with pytest.raises(DriverFailed, match=r"hgx:1-a is no partition"):
+        source.prepare(item("1-a"), None)
+
+
+@pytest.mark.parametrize(
+    ("node", "program"), [("/dev/vfio/1", "qemu-system-x86"), ("/dev/vfio/devices/vfio3", "qemu")]
+)
+def test_release_refuses_while_a_guest_has_a_member(host: Host, node: str, program: str) -> None:
+    source = host.source()
+    source.discover()
+    source.prepare(item(1), None)
+    host.tree.add_class_device(slot(1), "vfio-dev", "vfio3")
+    host.tree.open_node(node, program)
+    reason = f"a guest may have {slot(1)}: the process {program} has {node} open; stop the guest"
+    with pytest.raises(DriverFailed, match=reason):
+        source.release(item(1))
+    assert host.fabric.active == {1: ()}
+    # Other partitions are free.
+    source.release(item(2))
+    host.tree.close_nodes()
+    host.tree.give_to_domain(slot(2), "foreign")
+    with pytest.raises(DriverFailed, match=f"{slot(2)}: it is used by the domain foreign"):
+        source.release(item(1))
+    host.tree.give_to_domain(slot(2), None)
+    source.release(item(1))
+    assert host.fabric.active == {}
+
+
+def test_release_keeps_known_members_while_a_gpu_is_missing(host: Host) -> None:
+    source = host.source()
+    source.discover()
+    source.prepare(item(1), None)
+    del host.devices[0]
+    host.tree.open_node("/dev/vfio/2", "qemu")
+    again = host.source()
+    again.discover()
+    with pytest.raises(DriverFailed, match=slot(2)):
+        again.release(item(1))
+
+
+def test_release_partition_with_unknown_members(host: Host) -> None:
+    source = host.source()
+    source.release(item(1))
+    host.fabric.active = {1: ()}
+    with pytest.raises(DriverFailed, match="partition 1 is not deactivated: its GPUs are unknown"):
+        source.release(item(1))
+    source.release(item("1-a"))
+    other = DeviceSetDriver("hgx", {"kind": "numa", "members": ["gpu"]}, host.tree.root)
+    other.release(item(1))
+    assert host.fabric.active == {1: ()}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from cyborg.core.inventory.device import AttachHandle, Deployable, Device, HandleType
 from cyborg.core.inventory.device_set import SetKind, SetMember
+from cyborg.drivers.pci.topology import MODULE_ID, NVLINK_LINKS, NVLINK_PEERS
 
 # Types of the handles that are whole functions.
 _WHOLE = frozenset({HandleType.PCI, HandleType.TEST_PCI, HandleType.VFIO})
@@ -19,10 +20,6 @@ _WHOLE = frozenset({HandleType.PCI, HandleType.TEST_PCI, HandleType.VFIO})
 _SWITCH_DEPTH = 2
 # Sizes of sets without counts; each is twice the one before.
 SIZES = (1, 2, 4, 8, 16)
-
-# Keys of the topology of a device: the GPUs at the other ends of its NVLinks, the number of links
-# to each in the same order, both separated by commas, and the module id.
-NVLINK_PEERS, NVLINK_LINKS, MODULE_ID = "nvlink_peers", "nvlink_links", "module_id"
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from cyborg.core.naming import handle_uuid, make_custom_name
 from cyborg.drivers.gpu import mdev, mig
 from cyborg.drivers.host_use import check, domains
 from cyborg.drivers.kernel.mdev import read_types
-from cyborg.drivers.kernel.nvml import GpuFacts, short_name
-from cyborg.drivers.pci import classes, reset, rules
+from cyborg.drivers.kernel.nvml import GpuFacts, is_known, short_name
+from cyborg.drivers.pci import classes, reset, rules, topology
 from cyborg.drivers.pci.driver import PciDriver
 from cyborg.drivers.pci.offers import Description
 from cyborg.drivers.sysfs import PciFunction
@@ -79,7 +79,7 @@ class GpuDriver(PciDriver):
 
     def initialize(self) -> None:
         """Read the options of this driver, and create its readers."""
-        self._facts = mig.FactsReader(self._access.nvml)
+        self._facts = mig.FactsReader(self._access.nvml, self._is_readable)
         self._cards: dict[str, GpuFacts] = {}  # facts about cards at their last description
         # Resource class of each parent of a card, and the MIG profiles of its enabled types.
         self._mig_parents: dict[str, dict[str, tuple[str, frozenset[str]]]] = {}
@@ -174,7 +174,12 @@ class GpuDriver(PciDriver):
                 else ()
             ),
             info={key: value for key, value in info.items() if value},
+            topology=_topology(facts),
         )
+
+    def _is_readable(self, address: str) -> bool:
+        function = self._sysfs.pci_function(address)
+        return function is not None and is_known(function)
 
     def discover(self) -> Sequence[inventory.Device]:
         """Return a device for each card, and for each parent that is not on the PCI bus."""
@@ -420,6 +425,16 @@ class GpuDriver(PciDriver):
         else:
             info = {"parent": slot.parent, "asked_type": slot.type}
         return inventory.AttachHandle(str(slot), inventory.HandleType.MDEV, info)
+
+
+def _topology(facts: GpuFacts) -> dict[str, str]:
+    """Return the entries of the topology that NVML knows."""
+    found = {
+        topology.MODULE_ID: str(facts.module or ""),
+        topology.NVLINK_PEERS: ",".join(facts.nvlinks),
+        topology.NVLINK_LINKS: ",".join(map(str, facts.nvlinks.values())),
+    }
+    return {key: value for key, value in found.items() if value}
 
 
 def _name_of(plans: Iterable[mdev.SlotPlan]) -> str:

@@ -9,7 +9,8 @@ guides, and the profiles in the NVML API Reference Guide, "Multi Instance GPU Ma
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from cyborg.core.inventory.device import Layout
 from cyborg.core.naming import make_custom_name
@@ -85,6 +86,10 @@ def possible_layouts(
     return list(layouts.values())
 
 
+def _load(memory: Memory, name: str) -> GpuFacts:
+    return load_record(GpuFacts, memory.get(name)) or GpuFacts()
+
+
 class FactsReader:
     """Reader that reads the facts about each GPU once while its kernel driver is bound.
 
@@ -92,8 +97,12 @@ class FactsReader:
     except ``max_vgpus``, also after a restart of the agent.
     """
 
-    def __init__(self, read_facts: ReadFacts) -> None:
+    def __init__(
+        self, read_facts: ReadFacts, is_readable: Callable[[str], bool] = lambda address: True
+    ) -> None:
+        """``is_readable`` returns whether NVML shows the GPU at an address now."""
         self._read_facts = read_facts
+        self._is_readable = is_readable
         self._facts: dict[tuple[str, str], GpuFacts] = {}  # by address and product id
         self._current: set[tuple[str, str]] = set()  # read since they were bound
 
@@ -107,13 +116,22 @@ class FactsReader:
             self._current.discard(key)
         elif key not in self._current and (found := self._read_facts(card.address)) is not None:
             self._current.add(key)
+            found = self._keep_links(found, self._facts.get(key) or _load(memory, name))
             self._facts[key] = found
             # Types and profiles may be many, and are read again with the card.
-            kept = GpuFacts(found.uuid, found.memory, found.vbios, found.ecc, found.mig)
+            kept = replace(found, max_vgpus={}, mig_profiles={}, mig_instances={}, vgpu_profiles={})
             memory.put(name, json.dumps(kept.to_dict()))
         if key not in self._facts:
-            self._facts[key] = load_record(GpuFacts, memory.get(name)) or GpuFacts()
+            self._facts[key] = _load(memory, name)
         return self._facts[key]
+
+    def _keep_links(self, facts: GpuFacts, previous: GpuFacts) -> GpuFacts:
+        """Return the facts with the previous NVLinks to GPUs that NVML does not show now."""
+        # The link to a GPU that a server uses is down as seen from here, and the bridge is there.
+        if facts.uuid != previous.uuid:
+            return facts
+        hidden = {a: n for a, n in previous.nvlinks.items() if not self._is_readable(a)}
+        return replace(facts, nvlinks=dict(sorted({**hidden, **facts.nvlinks}.items())))
 
     def forget(self, address: str) -> None:
         """Make the next call of ``read`` read a card again, because its facts have changed."""

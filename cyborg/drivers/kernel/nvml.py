@@ -18,12 +18,14 @@ import importlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import not_
 from typing import Any
 
-from cyborg.core.codec import Serializable
+from cyborg.core.codec import Serializable, wire
 from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device import MAX_TEXT
 from cyborg.core.log import get_logger
+from cyborg.drivers.kernel import nvlink
 from cyborg.drivers.sysfs import PciFunction
 
 LOG = get_logger(__name__)
@@ -50,6 +52,9 @@ class GpuFacts(Serializable):
     instances, such as ``1g.10gb``: ``mig_profiles`` has the maximum number of instances by profile,
     ``mig_instances`` the current number by profile, and ``vgpu_profiles`` the profile that each
     type of MIG-backed vGPU needs.
+
+    ``module`` is the module id of a GPU of a baseboard. ``nvlinks`` has the number of NVLinks to
+    other GPUs by their PCI address.
     """
 
     uuid: str | None = None
@@ -61,6 +66,9 @@ class GpuFacts(Serializable):
     mig_profiles: Mapping[str, int] = field(default_factory=dict)
     mig_instances: Mapping[str, int] = field(default_factory=dict)
     vgpu_profiles: Mapping[str, str] = field(default_factory=dict)
+    # Left out where there are none: the facts in captures stay equal.
+    module: int | None = field(default=None, metadata=wire(omit=not_))
+    nvlinks: Mapping[str, int] = field(default_factory=dict, metadata=wire(omit=not_))
 
 
 # Return the facts about the GPU at a PCI address; None if they cannot be read now.
@@ -230,6 +238,8 @@ def _read(nvml: Any, address: str) -> GpuFacts:
             name: len(_list_instances(nvml, device, info)) for name, info in profiles.items()
         },
         vgpu_profiles=vgpu_profiles,
+        module=nvlink.read_module(nvml, device),
+        nvlinks=nvlink.read_links(nvml, device),
     )
 
 

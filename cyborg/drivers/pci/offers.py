@@ -51,7 +51,7 @@ class Description:
 
     ``tree`` is a capability tree (``core.inventory.capability``). The capabilities of the tree and
     ``traits`` become traits of all deployables of the card. ``handle_info`` has additional info of
-    handles by the address of the PCI function.
+    handles by the address of the PCI function, ``topology`` additional entries of the topology.
     """
 
     serial: str | None = None
@@ -60,6 +60,7 @@ class Description:
     tree: Mapping[str, Any] = field(default_factory=dict)
     traits: frozenset[str] = frozenset()
     handle_info: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    topology: Mapping[str, str] = field(default_factory=dict)
 
 
 def build_device(
@@ -95,7 +96,7 @@ def build_device(
         numa_node=card.numa_node,
         deliverable=deliverable,
         undeliverable_reason=None if deliverable else obstacles[0],
-        topology={**place, **firmware},
+        topology={**place, **description.topology, **firmware},
         deployables=build_deployables(card, offers, description, traits),
     )
 

@@ -9,6 +9,9 @@ The topology is a map with these keys; an unknown key is omitted:
 ``max_link_width``  the number of lanes that the function supports
 ``max_link_speed``  the highest speed that the function supports
 ``reset_methods``   the ways in which the kernel can reset it, the preferred one first
+``module_id``       the module id of a GPU of a baseboard, by which its fabric names it
+``nvlink_peers``    the addresses of the GPUs with an NVLink to it, separated by commas
+``nvlink_links``    the number of NVLinks to each of them, in the same order
 
 The map does not have the current width and speed of the link: an idle device lowers the speed, and
 so the report of the host would change all the time.
@@ -23,6 +26,8 @@ from pathlib import Path
 
 from cyborg.core.naming import make_custom_name, numa_trait
 from cyborg.drivers.sysfs import PCI_DEVICES, PciFunction, Sysfs
+
+MODULE_ID, NVLINK_PEERS, NVLINK_LINKS = "module_id", "nvlink_peers", "nvlink_links"
 
 # Values of a width for a function without its own link, such as an integrated one.
 # 63 is read from a function without power (D3cold), all of whose registers read as ones: the width

@@ -42,5 +42,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def library(built: ctypes.CDLL) -> Iterator[ctypes.CDLL]:
     built.set_broken(0)
     built.set_mig(0)
+    built.set_bridged(1)
+    built.set_module(0)
     yield built
     assert built.count_opened() == 0, "NVML must be closed, or the kernel cannot detach the GPU"

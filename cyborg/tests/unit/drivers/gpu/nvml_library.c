@@ -123,6 +123,39 @@ int nvmlVgpuTypeGetMaxInstances(void *device, unsigned type, unsigned *count)
     return modern(device) ? SUCCESS : INVALID;
 }
 
+/* As cards of their own: bridges with two links between the GPUs. As GPUs of a baseboard: links to
+ * an NVSwitch, and module ids. */
+static int bridged = 1, module;
+void set_bridged(int value) { bridged = value; }
+void set_module(int value) { module = value; }
+
+int nvmlDeviceGetModuleId(void *device, unsigned *id)
+{
+    *id = module;
+    return opened && device ? SUCCESS : UNINITIALIZED;
+}
+
+int nvmlDeviceGetNvLinkState(void *device, unsigned link, unsigned *active)
+{
+    if (link >= 4) return INVALID;
+    *active = link > 1 || bridged;
+    return opened && device ? SUCCESS : UNINITIALIZED;
+}
+
+int nvmlDeviceGetNvLinkRemoteDeviceType(void *device, unsigned link, int *type)
+{
+    *type = link < 2 ? 0 : 2;
+    return opened && device ? SUCCESS : UNINITIALIZED;
+}
+
+typedef struct { char old[16]; unsigned domain, bus, device, ids, subsystem; char address[32]; } Pci;
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *device, unsigned link, Pci *pci)
+{
+    memset(pci, 0, sizeof *pci);
+    pci->bus = link > 1 ? 0xc0 : modern(device) ? 0x5e : 0x3d;
+    return link < 4 ? SUCCESS : INVALID;
+}
+
 static int find(const unsigned *values, unsigned value)
 {
     for (int number = 0; number < PROFILES; number++)

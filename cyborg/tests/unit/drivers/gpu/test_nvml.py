@@ -31,7 +31,16 @@ def test_read_returns_the_facts_of_a_gpu(library: ctypes.CDLL) -> None:
         ecc="enabled",
         mig="disabled",
         max_vgpus={"A40-12Q": 4, "A40-24Q": 2},
+        nvlinks={OLD: 2},
     )
+
+
+def test_read_returns_module_id_and_links_to_gpus_only(library: ctypes.CDLL) -> None:
+    library.set_bridged(0)
+    library.set_module(5)
+    found = NvmlLibrary().read(CARD)
+    assert found is not None
+    assert (found.module, found.nvlinks) == (5, {})
 
 
 def test_read_leaves_out_what_a_gpu_does_not_support(library: ctypes.CDLL) -> None:
@@ -111,6 +120,27 @@ def test_facts_of_a_gpu_in_use_survive_a_restart(tmp_path: Path) -> None:
     assert source.count == 0
 
 
+def test_facts_keep_links_to_gpus_in_use(tmp_path: Path) -> None:
+    memory, hidden = VolatileMemory(), {OLD}
+    source = Source(GpuFacts(uuid="one", module=3, nvlinks={OLD: 4, AMD: 4}))
+    for _ in range(2):
+        FactsReader(source.read).read(card("nvidia"), memory)
+        # A restarted agent knows the links while servers use both GPUs.
+        found = FactsReader(source.read).read(card("vfio-pci"), memory)
+        assert (found.module, found.nvlinks) == (3, {OLD: 4, AMD: 4})
+    # The GPU returns first: the link to the other one is down as seen from here.
+    source.facts = GpuFacts(uuid="one")
+    reader = FactsReader(source.read, lambda address: address not in hidden)
+    assert reader.read(card("nvidia"), memory).nvlinks == {OLD: 4}
+    hidden.clear()
+    reader.forget(CARD)
+    assert reader.read(card("nvidia"), memory).nvlinks == {}
+    # Another card in the slot has none of the links.
+    hidden.add(OLD)
+    source.facts = GpuFacts(uuid="two")
+    assert FactsReader(source.read, lambda a: False).read(card("nvidia"), memory).nvlinks == {}
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", json.dumps({"memory": "much"})])
 def test_facts_of_another_release_are_ignored(text: str) -> None:
     memory = VolatileMemory()
@@ -139,6 +169,10 @@ def test_discover_shows_the_facts_of_a_card(library: ctypes.CDLL, tmp_path: Path
         "enabled",
         "disabled",
     )
+    place = found[CARD].topology
+    assert (place["nvlink_peers"], place["nvlink_links"]) == (OLD, "2")
+    assert "module_id" not in place
+    assert not {"nvlink_peers", "nvlink_links", "module_id"} & found[AMD].topology.keys()
     assert found[AMD].serial is None
     assert "memory_bytes" not in found[AMD].std_board_info
     before = ctypes.c_int.in_dll(library, "reads").value

@@ -13,6 +13,7 @@ from oslo_config import cfg
 from cyborg import tracing
 from cyborg.agent.backends.backend import Backend
 from cyborg.agent.backends.catalogue import DriverCatalogue
+from cyborg.agent.backends.device_sets import MemberDevices
 from cyborg.agent.backends.factory import DriverFactory, open_replay
 from cyborg.agent.backends.inventory import BackendRegistry
 from cyborg.agent.backends.uevents import UeventWatcher
@@ -62,6 +63,7 @@ class AgentService:
         self._ready = threading.Event()
         self._catalogue: DriverCatalogue | None = None
         self._registry = BackendRegistry()
+        self._members = MemberDevices(lambda: self._registry)
         self._threads: list[Any] = []
         """Threads in the order of their stop: first those that start work in others."""
         self._closers: list[Callable[[], object]] = []
@@ -95,11 +97,9 @@ class AgentService:
         state_file = BackendFile(state_dir / f"backends-{conf.host}.json", self._boot_id)
         needs_setup = set(state_file.backends) if state_file.rebooted_since_setup else set()
         drivers = factory.load_all(state_file.backends)
-        external_host = external.load(conf, factory.configured_backends)
+        external_host = external.load(conf, factory.own_names)
         external_drivers = {} if external_host is None else external_host.drivers
-        registry = self._registry = BackendRegistry(
-            factory.configured_backends, list(external_drivers)
-        )
+        registry = self._registry = BackendRegistry(factory.own_names, list(external_drivers))
         intervals = heartbeat.IntervalFile(state_dir / f"heartbeat-{conf.host}.json")
         reporter = heartbeat.Reporter(
             conf.host,
@@ -241,7 +241,7 @@ class AgentService:
             driver,
             options.discovery_interval,
             options.discovery_timeout,
-            self._wake,
+            self._on_snapshot,
             health_interval=options.health_interval,
             recovery_window=options.health_recovery_time,
             needs_setup=needs_setup,
@@ -249,9 +249,14 @@ class AgentService:
         )
 
     def _on_backends_changed(self) -> None:
-        """Notify the uevent watcher and the reporter that the backends have changed."""
+        """Notify the uevent watcher, the sources and the reporter of a change of the backends."""
         if self._uevent_watcher is not None:
             self._uevent_watcher.refresh()
+        self._on_snapshot()
+
+    def _on_snapshot(self) -> None:
+        """Notify the sources of device sets and the reporter of a new snapshot of a backend."""
+        self._members.refresh()
         self._wake()
 
     def _make_factory(
@@ -262,7 +267,15 @@ class AgentService:
         if self.replayed is not None:
             self._sysfs_root, self._boot_id = self.replayed.sysfs_root, self.replayed.boot_id
             create = self.replayed.create_driver
-            return DriverFactory(conf, catalogue, self._sysfs_root, images, create, state_dir)
+            return DriverFactory(
+                conf,
+                catalogue,
+                self._sysfs_root,
+                images,
+                create,
+                state_dir,
+                read_devices=self._members.read,
+            )
         # Only this host itself has guests.
         if Path(self._sysfs_root) == LOCAL_ROOT:
             path = state_dir / f"guests-{conf.host}.json"
@@ -271,7 +284,14 @@ class AgentService:
             )
         users = self._function_users
         read_domains = read_nothing if users is None else users.read
-        return DriverFactory(conf, catalogue, self._sysfs_root, images, read_domains=read_domains)
+        return DriverFactory(
+            conf,
+            catalogue,
+            self._sysfs_root,
+            images,
+            read_domains=read_domains,
+            read_devices=self._members.read,
+        )
 
     def _make_uevent_watcher(self, registry: BackendRegistry) -> UeventWatcher | None:
         if not self._conf.agent.watch_uevents:

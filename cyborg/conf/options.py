@@ -171,6 +171,7 @@ AGENT = Section(
     "agent",
     cfg.ListOpt("enabled_backends", default=[]),
     cfg.ListOpt("enabled_drivers", default=[]),
+    cfg.ListOpt("device_sets", default=[]),
     cfg.BoolOpt("allow_reference_drivers", default=False),
     # No default: a wrong one would put the devices below the compute node of another host.
     cfg.StrOpt("resource_provider"),

@@ -25,6 +25,7 @@ from cyborg.core.inventory.device_state import Measurement, Recovery
 from cyborg.core.inventory.report import MAX_REMARKS, BackendState, BackendStatus
 from cyborg.core.text import sanitize
 from cyborg.drivers.base import Driver, MeasureInterface, PartitionInterface, SetupInterface
+from cyborg.drivers.device_sets.driver import DeviceSetDriver
 from cyborg.threads.periodic import LoopThread
 
 LOG = log.get_logger(__name__)
@@ -123,10 +124,18 @@ StateCallback = Callable[[BackendState], None]
 
 @dataclass(frozen=True, slots=True)
 class BackendSnapshot:
-    """State and devices of a backend at one point in time."""
+    """State and devices of a backend at one point in time.
+
+    ``has_discovered`` is set after the first successful discovery. A source of device sets has the
+    names of its ``members``, and of these backends the addresses of the devices that its last
+    successful discovery has ``grouped``.
+    """
 
     state: BackendState
     devices: tuple[Device, ...] = ()
+    has_discovered: bool = False
+    members: frozenset[str] = frozenset()
+    grouped: frozenset[str] = frozenset()
 
 
 @dataclass(eq=False)
@@ -170,7 +179,12 @@ class Backend(LoopThread):
         self._ended = False  # no step will start again
         self._next_callbacks: list[StateCallback] = []
         self._current_callbacks: list[StateCallback] = []
-        self._discovered = BackendSnapshot(self._build_state(BackendStatus.DISCOVERING))
+        self._discovered = BackendSnapshot(
+            self._build_state(BackendStatus.DISCOVERING),
+            members=self.driver.member_backends
+            if isinstance(self.driver, DeviceSetDriver)
+            else frozenset(),
+        )
         self._snapshot = self._discovered
 
     @property
@@ -275,7 +289,7 @@ class Backend(LoopThread):
                 self._pending_check()
             except BaseException as exc:  # a SystemExit is a failure too
                 LOG.debug("Check of adopted devices failed", backend=self.name, exc_info=True)
-                return BackendSnapshot(self._error_state(error_text(exc)), self._discovered.devices)
+                return replace(self._discovered, state=self._error_state(error_text(exc)))
         self._pending_check = None
         return None
 
@@ -286,8 +300,8 @@ class Backend(LoopThread):
                 self._pending_setup.setup()
             except BaseException as exc:  # a SystemExit is a failure too
                 LOG.debug("Driver setup failed", backend=self.name, exc_info=True)
-                return BackendSnapshot(
-                    self._failed_state(f"setup: {error_text(exc)}"), self._discovered.devices
+                return replace(
+                    self._discovered, state=self._failed_state(f"setup: {error_text(exc)}")
                 )
         self._pending_setup = None
         return None
@@ -302,15 +316,19 @@ class Backend(LoopThread):
             devices = tuple(self._describe(device, abilities, defects) for device in devices)
         except BaseException as exc:  # a SystemExit is a failure too
             LOG.debug("Discovery failed", backend=self.name, exc_info=True)
-            self._discovered = BackendSnapshot(
-                self._failed_state(error_text(exc)), self._discovered.devices
-            )
+            self._discovered = replace(self._discovered, state=self._failed_state(error_text(exc)))
         else:
             self._failures = 0
             error = "; ".join(defects)[:MAX_ERROR] or None
             self._update_remarks()
-            self._discovered = BackendSnapshot(
-                self._build_state(BackendStatus.READY, error), devices
+            self._discovered = replace(
+                self._discovered,
+                state=self._build_state(BackendStatus.READY, error),
+                devices=devices,
+                has_discovered=True,
+                grouped=self.driver.grouped
+                if isinstance(self.driver, DeviceSetDriver)
+                else frozenset(),
             )
         # Measured before it is published: an unhealthy device must never be schedulable.
         return self._measure()
@@ -350,13 +368,13 @@ class Backend(LoopThread):
             LOG.debug("Health measurement failed", backend=self.name, exc_info=True)
             errors = [*([state.error] if state.error else []), f"health: {error_text(exc)}"]
             state = replace(state, error="; ".join(errors)[:MAX_ERROR])
-        return BackendSnapshot(state, self._health.apply_to(devices))
+        return replace(self._discovered, state=state, devices=self._health.apply_to(devices))
 
     def _on_timeout(self, number: int, step: str, discovers: bool) -> None:
         """Publish an error for an overdue step. If the step returns later, publish its result."""
         error = f"{step} takes longer than {self.timeout:g} s"
         state = self._failed_state(error) if discovers else self._error_state(error)
-        self._publish(number, BackendSnapshot(state, self._snapshot.devices))
+        self._publish(number, replace(self._snapshot, state=state))
 
     def _failed_state(self, message: str) -> BackendState:
         """Count a failed setup or discovery; return the resulting state of the backend."""

@@ -15,6 +15,13 @@ from oslo_config import cfg
 
 from cyborg.agent.backends.backend import error_text
 from cyborg.agent.backends.catalogue import NAMESPACE, DriverCatalogue, unknown_driver
+from cyborg.agent.backends.device_sets import check_members
+from cyborg.agent.backends.sections import (
+    DRIVER,
+    check_section_name,
+    read_configured,
+    read_sources,
+)
 from cyborg.agent.state_file import MemoryFile
 from cyborg.core import errors, log
 from cyborg.core.capture.model import parse_fault
@@ -23,6 +30,7 @@ from cyborg.core.drivers.registry import DriverEntry, Option, Source, Support, l
 from cyborg.core.inventory.device import Device
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.base import ABILITY_INTERFACES, Driver, ImageStore, NoImageStore
+from cyborg.drivers.device_sets.driver import DeviceSetDriver, ReadDevices, read_nothing_yet
 from cyborg.drivers.host_use.domains import ReadDomains, read_nothing
 from cyborg.drivers.replay.host import ReplayedHost
 from cyborg.drivers.replay.recorder import load_capture
@@ -88,15 +96,6 @@ _KINDS: Mapping[str, Callable[..., cfg.Opt]] = {
     "list": cfg.ListOpt,
     "multi": cfg.MultiStrOpt,
 }
-_DRIVER = [cfg.StrOpt("driver", help="The entry point of the backend's driver.")]
-# Sections that belong to the service or to its libraries.
-_RESERVED_SECTIONS = frozenset(
-    {
-        *("agent", "api", "conductor", "database", "default", "glance", "nova", "placement"),
-        *("rpc", "standalone"),
-        *("barbican", "key_manager"),  # of castellan
-    }
-)
 
 
 def load_drivers(conf: cfg.ConfigOpts, sysfs_root: str | Path = "/sys") -> list[Driver]:
@@ -123,15 +122,19 @@ class DriverFactory:
         create: CreateDriver | None = None,
         state_dir: Path | None = None,
         read_domains: ReadDomains = read_nothing,
+        read_devices: ReadDevices = read_nothing_yet,
     ) -> None:
         """Read the configured backends. Raise Misconfigured if they are invalid.
 
         The drivers use ``images``, and store their state below ``state_dir``. ``create`` creates
         the object of a driver class, for example for a replayed host; the default passes
-        ``sysfs_root`` to the class. ``read_domains`` returns the devices of domains of libvirt.
+        ``sysfs_root`` to the class. ``read_domains`` returns the devices of domains of libvirt,
+        ``read_devices`` those of another backend.
         """
         self._images = NoImageStore() if images is None else images
         self._read_domains = read_domains
+        self._read_devices = read_devices
+        self._sysfs_root = sysfs_root
         self._conf = conf
         self._catalogue = catalogue
         self._new_driver: CreateDriver = create or (
@@ -139,12 +142,18 @@ class DriverFactory:
         )
         self._state_dir = state_dir or Path(conf.state_path, "agent")
         self._memory = MemoryFile(self._state_dir / f"memory-{conf.host}.json")
-        self._configured = _read_configured(conf)
+        self._configured = read_configured(conf)
+        self._sources = read_sources(conf, self._configured)
 
     @property
     def configured_backends(self) -> list[str]:
         """Return the names of the configured backends, in the order of the configuration."""
         return list(self._configured)
+
+    @property
+    def own_names(self) -> list[str]:
+        """Return the names of the configured backends and of the sources of device sets."""
+        return [*self._configured, *self._sources]
 
     @property
     def entries(self) -> tuple[DriverEntry, ...]:
@@ -162,7 +171,7 @@ class DriverFactory:
 
         Raise Misconfigured for invalid configuration. A driver that cannot be imported or created
         is replaced by a FailedDriver, whose discoveries fail with the error. So it does not affect
-        other drivers.
+        other drivers. The sources of device sets are the last ones.
         """
         drivers: list[Driver] = []
         for backend in [*self._configured, *sorted(set(records) - set(self._configured))]:
@@ -173,7 +182,10 @@ class DriverFactory:
                 drivers += self._load_desired(applied)
             elif backend in self._configured:
                 drivers.append(self._load_configured(backend))
-        return drivers
+        # Any error of a source stops the agent: without it, its members would be offered alone.
+        sources = [self.from_source(name) for name in self._sources]
+        check_members(sources, [*self._configured, *self._conf.agent.external_drivers])
+        return [*drivers, *sources]
 
     def rescan(self) -> None:
         """Scan for newly installed drivers."""
@@ -195,18 +207,27 @@ class DriverFactory:
         driver = self._catalogue.driver(self._configured[backend][0])
         return self._create(driver, backend, *self._read_section(driver, backend))
 
+    def from_source(self, name: str) -> DeviceSetDriver:
+        """Return a source of device sets with its configured options. Raise Misconfigured."""
+        values, sources = self._read_section(DeviceSetDriver, name)
+        # Not as the others: it needs no host work that a replay would have to simulate.
+        driver = DeviceSetDriver(name, values, self._sysfs_root)
+        self._complete(driver, name, values, sources)
+        driver.read_devices = self._read_devices
+        return driver
+
     def from_desired(self, desired: desired_state.DesiredBackend) -> Driver:
         """Return the driver of a desired backend.
 
         Raise Misconfigured, Invalid, NotFound, DriverFailed, and any exception of the driver.
         """
         backend = desired.backend
-        _check_section_name(self._conf, backend, "backend")
+        check_section_name(self._conf, backend, "backend")
         # The name of a backend is that of its devices in the database: two owners would delete each
         # other's.
-        if backend in self._conf.agent.external_drivers:
+        if (option := self._owner_of(backend)) is not None:
             raise errors.Misconfigured(
-                f"backend {backend}: an external driver has that name; expected another name"
+                f"backend {backend}: [agent] {option} has that name; expected another name"
             )
         driver = self._catalogue.driver(desired.driver)
         # A reference driver has simulated devices. Only who can write the file of the host may
@@ -256,9 +277,19 @@ class DriverFactory:
         # oslo.config finds a section in lower case.
         if backend.lower() not in {name.lower() for name in self._conf.list_all_sections()}:
             return None
-        _check_section_name(self._conf, backend, "backend")
+        check_section_name(self._conf, backend, "backend")
+        if self._is_source(backend):
+            return self.from_source(backend)
         driver = self._catalogue.driver(self._section_driver(backend))
         return self._create(driver, backend, *self._read_section(driver, backend))
+
+    def _is_source(self, name: str) -> bool:
+        """Return whether a section, also one that is not enabled, is a source of device sets."""
+        self._conf.register_opts(DRIVER, group=name)
+        if self._conf[name].driver or name in self._catalogue.names:
+            return False
+        self._conf.register_opts(options_of(DeviceSetDriver), group=name)
+        return bool(self._conf[name].kind)
 
     def _load_configured(self, backend: str) -> Driver:
         name, option = self._configured[backend]
@@ -278,9 +309,10 @@ class DriverFactory:
     def _load_desired(self, applied: desired_state.DesiredBackend) -> list[Driver]:
         if applied.status is desired_state.DesiredStatus.ABSENT:
             return []
-        if applied.backend in self._conf.agent.external_drivers:
+        if (option := self._owner_of(applied.backend)) is not None:
             LOG.error(
-                "Backend added over the API is ignored: [agent] external_drivers has the same name",
+                "Backend added over the API is ignored: [agent] %s has the same name",
+                option,
                 backend=applied.backend,
                 driver=applied.driver,
             )
@@ -292,6 +324,12 @@ class DriverFactory:
             text = "Failed to create backend from saved state: %s"
             return [_log_failed(applied.backend, applied.driver, text, exc)]
 
+    def _owner_of(self, backend: str) -> str | None:
+        """Return the option that names a backend which the API cannot add, None for any other."""
+        if backend in self._sources:
+            return "device_sets"
+        return "external_drivers" if backend in self._conf.agent.external_drivers else None
+
     def _is_allowed(self, support: Support) -> bool:
         """Return whether the API may add a backend of a driver with this support level."""
         return support is not Support.REFERENCE or bool(self._conf.agent.allow_reference_drivers)
@@ -300,14 +338,14 @@ class DriverFactory:
         """Return whether the configuration file has this backend with this driver."""
         if backend in self._configured:
             return self._configured[backend][0] == driver
-        self._conf.register_opts(_DRIVER, group=backend)
+        self._conf.register_opts(DRIVER, group=backend)
         return bool(self._conf[backend].driver == driver)
 
     def _section_driver(self, backend: str) -> str:
         """Return the driver of the backend's section, even if the backend is not enabled."""
         if backend in self._configured:
             return self._configured[backend][0]
-        self._conf.register_opts(_DRIVER, group=backend)
+        self._conf.register_opts(DRIVER, group=backend)
         return str(self._conf[backend].driver or backend)
 
     def _read_section(
@@ -345,12 +383,23 @@ class DriverFactory:
         sources: Mapping[str, Source],
     ) -> Driver:
         instance = self._new_driver(driver, backend, values)
+        self._complete(instance, backend, values, sources)
+        return instance
+
+    def _complete(
+        self,
+        instance: Driver,
+        backend: str,
+        values: Mapping[str, Any],
+        sources: Mapping[str, Source],
+    ) -> None:
+        """Set the attributes of a new driver, and check it. Raise DriverFailed, Misconfigured."""
         # Not by the constructor, which the authors of drivers define.
-        instance.settings = list_settings(driver.OPTIONS, values, sources)
+        instance.settings = list_settings(instance.OPTIONS, values, sources)
         instance.host = str(self._conf.host)
         instance.images = self._images
         instance.read_domains = self._read_domains
-        instance.memory = self._memory.of(driver.name)
+        instance.memory = self._memory.of(instance.name)
         # Its constructor may choose any name, under which reports would add a second backend.
         if instance.backend != backend:
             raise errors.DriverFailed(
@@ -359,13 +408,12 @@ class DriverFactory:
         for ability in instance.abilities:
             if not isinstance(instance, ABILITY_INTERFACES[ability]):
                 raise errors.Misconfigured(
-                    f"[{backend}] driver: found {driver.name!r}, which has ability {ability} but "
+                    f"[{backend}] driver: found {instance.name!r}, which has ability {ability} but "
                     f"not the methods of {ABILITY_INTERFACES[ability].__name__}; expected a "
                     "driver that has them",
                     section=backend,
                     option="driver",
                 )
-        return instance
 
 
 def options_of(driver: type[Driver]) -> list[cfg.Opt]:
@@ -401,47 +449,6 @@ def _log_failed(backend: str, driver: str, text: str, exc: BaseException) -> Fai
     error = error_text(exc)
     LOG.error(text, error, backend=backend, driver=driver)
     return FailedDriver(backend, driver, error)
-
-
-def _read_configured(conf: cfg.ConfigOpts) -> dict[str, tuple[str, str]]:
-    """Return, by backend name, the driver and the option that names the driver.
-
-    Raise Misconfigured.
-    """
-    backends: dict[str, tuple[str, str]] = {}
-    for option in ("enabled_backends", "enabled_drivers"):
-        for backend in conf.agent[option]:
-            _check_section_name(conf, backend, f"[agent] {option}")
-            if backend in backends:
-                raise errors.Misconfigured(
-                    f"[agent] {option}: found {backend!r} twice; expected each backend once"
-                )
-            if option == "enabled_drivers":
-                backends[backend] = (backend, f"[agent] {option}")
-                continue
-            conf.register_opts(_DRIVER, group=backend)
-            if not conf[backend].driver:
-                raise errors.Misconfigured(
-                    f"[{backend}] driver: found nothing; expected the driver of the backend that "
-                    f"[agent] {option} names"
-                )
-            backends[backend] = (conf[backend].driver, f"[{backend}] driver")
-    return backends
-
-
-def _check_section_name(conf: cfg.ConfigOpts, backend: str, option: str) -> None:
-    section = backend.lower()  # sections are found in lower case
-    if section in _RESERVED_SECTIONS or section.startswith(("oslo_", "keystone_")) or not backend:
-        raise errors.Misconfigured(
-            f"{option}: found {backend!r}, which is a section of the service itself; "
-            "expected another name"
-        )
-    # In oslo.config a section hides an option of the same name.
-    if backend in conf and not isinstance(conf[backend], cfg.ConfigOpts.GroupAttr):
-        raise errors.Misconfigured(
-            f"{option}: found {backend!r}, which is an option of the service itself; "
-            "expected another name"
-        )
 
 
 def _option(option: Option) -> cfg.Opt:

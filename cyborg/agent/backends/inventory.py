@@ -96,7 +96,12 @@ def collect(
 
     If two backends find the same device, deployable address or PCI function,
     the first backend gets the device and the state of the other has an error.
+
+    A member of device sets must never be offered alone. So a backend has no devices, and counts as
+    discovering, before the first discovery of a source whose member it is; after that it has no
+    device that the source has not grouped yet.
     """
+    sources = [snapshot for snapshot in snapshots if snapshot.members]
     device_owners: dict[str, str] = {}
     part_owners: dict[str, str] = {}
     devices: list[Device] = []
@@ -104,6 +109,7 @@ def collect(
     for snapshot in snapshots:
         name = snapshot.state.name
         ignored: list[str] = []
+        groups = [source for source in sources if name in source.members]
         for device in snapshot.devices:
             addresses = _exclusive_addresses(device)
             # Two drivers may divide one card into different devices: its parts show that.
@@ -114,9 +120,16 @@ def collect(
                 continue
             device_owners[device.address] = name
             part_owners.update(dict.fromkeys(addresses, name))
-            devices.append(device)
+            if all(device.address in source.grouped for source in groups):
+                devices.append(device)
         error = "; ".join([*([snapshot.state.error] if snapshot.state.error else []), *ignored])
-        states.append(replace(snapshot.state, error=error[:MAX_ERROR] or None))
+        state = replace(snapshot.state, error=error[:MAX_ERROR] or None)
+        waits = [source.state.name for source in groups if not source.has_discovered]
+        if waits and state.status is BackendStatus.READY:
+            # The conductor keeps the devices of a backend that is not READY.
+            reason = state.error or f"waits for the first discovery of {', '.join(waits)}"
+            state = replace(state, status=BackendStatus.DISCOVERING, error=reason[:MAX_ERROR])
+        states.append(state)
     discovering = bool(states) and all(s.status is BackendStatus.DISCOVERING for s in states)
     # Without a digest no report is sent: an empty one would delete the devices of
     # the host after each restart of the agent.

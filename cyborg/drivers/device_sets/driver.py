@@ -37,8 +37,9 @@ MAX_SETS = 64
 ReadDevices = Callable[[str], Sequence[Device]]
 
 
-def _read_nothing(backend: str) -> Sequence[Device]:
-    raise DriverFailed(f"the devices of backend {backend} are unknown")
+def read_nothing_yet(backend: str) -> Sequence[Device]:
+    """Raise DriverFailed, as before the first discovery of any backend."""
+    raise DriverFailed(f"waits for the first discovery of backend {backend}")
 
 
 class DeviceSetDriver(Driver):
@@ -50,7 +51,7 @@ class DeviceSetDriver(Driver):
     OPTIONS = OPTIONS
 
     # The agent sets both; only the kind fabric uses the second.
-    read_devices: ReadDevices = staticmethod(_read_nothing)
+    read_devices: ReadDevices = staticmethod(read_nothing_yet)
     fabric: Fabric | None = None
 
     def __init__(

@@ -151,7 +151,8 @@ def find_guests(
     """Return the functions that a guest may have now: a reason by address.
 
     A guest has a function if a domain of libvirt has it without an accelerator request, or if a
-    process has its VFIO device open (``Documentation/driver-api/vfio.rst`` of Linux).
+    process has its VFIO node open (``vfio_device_devnode`` of ``drivers/vfio/device_cdev.c`` of
+    Linux names the node of a device, ``vfio_devnode`` of ``group.c`` that of an IOMMU group).
     """
     sysfs = Sysfs(sysfs_root)
     functions = [f for address in addresses if (f := sysfs.pci_function(address)) is not None]

@@ -3,7 +3,7 @@
 
 NVIDIA documents the functions in the NVML API Reference Guide: ``nvmlDeviceGetModuleId``, and in
 "NvLink Methods" ``nvmlDeviceGetNvLinkState``, ``nvmlDeviceGetNvLinkRemoteDeviceType`` and
-``nvmlDeviceGetNvLinkRemotePciInfo_v2``.
+``nvmlDeviceGetNvLinkRemotePciInfo_v2``. ``pynvml.py`` of nvidia-ml-py has the values.
 """
 
 import contextlib

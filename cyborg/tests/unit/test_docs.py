@@ -24,6 +24,7 @@ from cyborg.core.attachments.attachment import FLOWS
 from cyborg.core.inventory import capability
 from cyborg.core.inventory.device import AttachHandle, Deployable, Device
 from cyborg.drivers.base import Driver
+from cyborg.drivers.device_sets.driver import DeviceSetDriver
 from cyborg.drivers.fake import FakeDriver
 from cyborg.drivers.pci.rules import KEYS
 from cyborg.policies.rules import list_rules
@@ -106,6 +107,11 @@ def test_entry_points_have_expected_drivers() -> None:
 def test_tree_of_pages_has_each_driver() -> None:
     pages = re.findall(r"^   drivers/(\w+)$", page("admin/drivers"), re.MULTILINE)
     assert sorted(pages) == list(all_drivers())
+
+
+def test_page_of_device_sets_has_each_option() -> None:
+    documented = re.findall(r"^``(\w+)``$", page("admin/device_sets"), re.MULTILINE)
+    assert documented == [option.name for option in DeviceSetDriver.OPTIONS]
 
 
 def hardware_table() -> dict[str, str]:

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fabric partitions, the list of them, and comparisons.
+
+NVIDIA's Fabric Manager User Guide describes them, in "GPU Partitions" those of each baseboard. They
+are fixed and overlap, and two active partitions have no common GPU. A GPU is named by its module
+id, which Fabric Manager calls ``physicalId``; on baseboards of H100 and later it knows neither uuid
+nor PCI address of a GPU, so these are not read on any.
+
+A baseboard of A100 has a rule of its own: Fabric Manager trains the NVLinks of a GPU when it
+activates a partition, and a reset of the GPU after that leaves them down. So a GPU is prepared,
+which may reset it, before its partition is activated, and wiped after the partition was
+deactivated. H100 and later train their links in hardware after each reset ("Initializing NVSwitch
+and NVLink" of the guide).
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cyborg.core.codec import Serializable, as_list
+from cyborg.core.validation import find_duplicate, integer
+
+# FM_MAX_FABRIC_PARTITIONS and FM_MAX_NUM_GPUS of ``nv_fm_types.h``.
+MAX_PARTITIONS = 64
+MAX_GPUS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Partition(Serializable):
+    """A partition that the system supports.
+
+    ``modules`` are the module ids of its GPUs in the order of the fabric; NVML has the same ids
+    (``nvmlDeviceGetModuleId``). ``links`` is the smallest number of NVLinks that a GPU of the
+    partition can use now, ``max_links`` the number without failures, and ``line_rate_mbps`` the
+    rate of one link in megabytes per second; each is 0 if it is unknown.
+    """
+
+    id: int
+    modules: tuple[int, ...]
+    is_active: bool = False
+    links: int = 0
+    max_links: int = 0
+    line_rate_mbps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FabricState:
+    """The partitions now. ``problem`` says why none can be activated and has a remedy, or is None.
+
+    With a problem ``partitions`` are those of the last answer, if any. ``obstacles`` has the
+    partitions that cannot be activated, by their id with the reason.
+    """
+
+    partitions: tuple[Partition, ...] = ()
+    problem: str | None = None
+    obstacles: Mapping[int, str] = field(default_factory=dict)
+
+
+def parse_partitions(body: Any) -> tuple[Partition, ...]:
+    """Parse the list of partitions in the form of ``fmpm -l``, ordered by id.
+
+    Raise KeyError, TypeError or ValueError if it is malformed. ``fmpm.cpp`` of NVIDIA's
+    Fabric-Manager-Client has the names of the form, which are those of ``nv_fm_types.h``.
+    """
+    partitions = sorted(
+        (_parse_partition(item) for item in as_list(body["partitionInfo"])), key=lambda p: p.id
+    )
+    if (twice := find_duplicate([p.id for p in partitions])) is not None:
+        raise ValueError(f"partition {twice} is listed twice")
+    return tuple(partitions)
+
+
+def _parse_partition(body: Any) -> Partition:
+    gpus: Sequence[Any] = as_list(body["gpuInfo"])
+    number, count = integer(body["partitionId"]), integer(body["numGpus"])
+    modules = tuple(integer(gpu["physicalId"]) for gpu in gpus)
+    if count != len(gpus) or not 1 <= count <= MAX_GPUS or len(set(modules)) != count:
+        raise ValueError(f"partition {number} has {count} GPUs, and the modules {modules}")
+
+    def smallest(name: str) -> int:
+        return min(integer(gpu[name]) for gpu in gpus)
+
+    return Partition(
+        number,
+        modules,
+        integer(body["isActive"]) != 0,
+        smallest("numNvLinksAvailable"),
+        smallest("maxNumNvLinks"),
+        smallest("nvlinkLineRateMBps"),
+    )
+
+
+def find_overlapping(partitions: Iterable[Partition], partition: Partition) -> list[Partition]:
+    """Return the other active partitions that have a GPU of this partition."""
+    return [
+        other
+        for other in partitions
+        if other.is_active
+        and other.id != partition.id
+        and set(other.modules) & {*partition.modules}
+    ]
+
+
+def find_stale(partitions: Iterable[Partition], expected: Collection[int]) -> list[Partition]:
+    """Return the active partitions that are not expected to be active.
+
+    ``expected`` are the ids of the partitions that are bound or being released.
+    """
+    return [p for p in partitions if p.is_active and p.id not in expected]
+
+
+def find_inactive(partitions: Iterable[Partition], expected: Collection[int]) -> list[Partition]:
+    """Return the expected partitions that are not active, such as after a restart of the host."""
+    return [p for p in partitions if not p.is_active and p.id in expected]

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Health checks of PCI functions, based on sysfs and on NVIDIA's Xid errors in the kernel log.
 
-``Documentation/ABI/testing/dev-kmsg`` of the Linux kernel describes the format of the log. Reading
-it may need a privilege (``dmesg_restrict`` of ``Documentation/admin-guide/sysctl/kernel.rst``).
 NVIDIA's "Xid Errors", chapter "Analyzing Xid Errors with the Xid Catalog", describes the meaning of
 each Xid and the required action. An example of a line in the log is
 ``NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus.``; the comments of
@@ -15,20 +13,16 @@ the kernel document of the files that it reads, in ``Documentation/ABI/testing``
 otherwise. ``power/runtime_status`` is described in ``sysfs-devices-power``.
 """
 
-import os
 import re
-import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from cyborg.core.inventory.device import Health
 from cyborg.core.inventory.device_state import HEALTHY, Measurement, combine
-from cyborg.core.log import get_logger
 from cyborg.drivers.base import InvalidOption
+from cyborg.drivers.kernel.log import KernelLog
 from cyborg.drivers.pci.topology import NO_WIDTH, is_unknown_speed
 from cyborg.drivers.sysfs import PCI_DEVICES, Sysfs
-
-LOG = get_logger(__name__)
 
 # Xids after which the GPU needs a reset, a reboot of the host, or the vendor's support.
 # They are those of the catalog's "Resolution Bucket (Immediate Action)" with RESET_GPU, RESTART_BM
@@ -73,8 +67,6 @@ LASTING_XIDS = frozenset({54})
 # (``GPU_RECOVERY_ACTION_CHANGED`` in ``gpu.c`` of NVIDIA's open kernel modules).
 RECOVERY_XID = 154
 
-MAX_RECORDS = 100_000  # per read of the log; the kernel's buffer holds fewer
-_RECORD = 8192  # bytes: more than the maximum size of a record
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})[^)]*\): (\d+)")
 _ACTION = re.compile(r"\bto 0x([0-9a-fA-F]{1,8}) \(([A-Za-z0-9 /-]{1,64})\)")
 _FATAL = re.compile(r"\bFatal\b")
@@ -89,35 +81,13 @@ class XidLog:
 
     def __init__(self, path: str | Path = "/dev/kmsg") -> None:
         """Store the path; the log is opened by the first ``read``."""
-        self._path = path
-        self._file: int | None = None
-        self._warned = False
+        self._log = KernelLog(path, "Xid")
         self._faults: dict[str, dict[int, str]] = {}  # descriptions by device and Xid
 
     def read(self) -> None:
         """Process the new records of the log. Warn once if the log cannot be read."""
-        if self._file is None:
-            self._file = self._open()
-        if self._file is None:
-            return
-        for _ in range(MAX_RECORDS):
-            try:
-                record = os.read(self._file, _RECORD)
-            except BlockingIOError:
-                return
-            except BrokenPipeError:
-                continue  # the oldest records were overwritten; the next read skips them
-            except OSError as exc:
-                failure = exc
-            else:
-                if not record:
-                    return
-                for line in record.decode(errors="replace").splitlines():
-                    self._process(line)
-                continue
-            # Not in the block above: oslo.log would append the exception once more.
-            self._warn_once(failure)
-            return
+        for text in self._log.read():
+            self._process(text)
 
     def measure(self, address: str) -> Measurement:
         """Return the health of the device at a PCI address; its function number is ignored."""
@@ -127,32 +97,9 @@ class XidLog:
         reason = ", ".join(f"Xid {code} ({text})" for code, text in sorted(faults.items()))
         return Measurement(Health.UNHEALTHY, reason)
 
-    def _open(self) -> int | None:
-        """Open the log of the kernel at its first record; return None if it cannot be opened."""
-        try:
-            file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError as exc:
-            failure = exc
-        else:
-            weakref.finalize(self, os.close, file)
-            try:
-                # The first record after the log was cleared.
-                os.lseek(file, 0, os.SEEK_DATA)
-            except OSError:
-                LOG.debug("Cannot seek in %s, reading it from its start", self._path)
-            return file
-        self._warn_once(failure)
-        return None
-
-    def _warn_once(self, exc: OSError) -> None:
-        if not self._warned:
-            self._warned = True
-            LOG.warning("Cannot read %s, Xid errors will not be detected: %s", self._path, exc)
-
-    def _process(self, line: str) -> None:
-        head, _, text = line.partition(";")
+    def _process(self, text: str) -> None:
         found = _XID.match(text)
-        if found is None or not _is_from_kernel(head):
+        if found is None:
             return
         device, code = found[1].lower(), int(found[2])
         action = _ACTION.search(text) if code == RECOVERY_XID else None
@@ -170,12 +117,6 @@ def _describe(code: int, text: str, action: re.Match[str] | None) -> str | None:
     if code in LINK_XIDS and _FATAL.search(text):
         return f"fatal NVLink error of {LINK_XIDS[code]}"
     return FATAL_XIDS.get(code)
-
-
-def _is_from_kernel(head: str) -> bool:
-    """Return whether the kernel wrote a record; records of programs have a syslog facility."""
-    level = head.partition(",")[0]
-    return level.isdecimal() and int(level) >> 3 == 0
 
 
 # Names of all checks, as the option ``health`` lists them.

@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from cyborg.drivers.base import VolatileMemory
+from cyborg.drivers.gpu.fabric.manager import FabricManager
 from cyborg.drivers.gpu.fabric.partitions import Partition
+from cyborg.drivers.gpu.fabric.requests import FabricRequests
 from cyborg.drivers.gpu.fabric.switches import (
     FABRIC_SXIDS,
     SwitchFault,
@@ -86,3 +89,19 @@ def test_switch_log_unreadable_warns_once(tmp_path: Path, caplog: pytest.LogCapt
     assert log.read() == log.read() == ()
     assert len(caplog.messages) == 1
     assert "SXid errors will not be detected" in caplog.messages[0]
+
+
+@pytest.mark.requires("compiler")
+@pytest.mark.slow
+def test_read_state_has_obstacles_also_with_a_problem(sdk: FabricRequests, tmp_path: Path) -> None:
+    path = tmp_path / "kmsg"
+    path.write_text("")
+    memory = VolatileMemory()
+    manager = FabricManager(sdk, lambda: memory, path)
+    assert manager.read().obstacles == {}
+    path.write_text(f"3,1,1,-;{PREFIX}24007, Fatal, Link 30 sourcetrack timeout error\n")
+    assert sorted(manager.read().obstacles) == list(range(7)), "singles are 7 to 14"
+    Path(sdk.address).unlink()
+    state = manager.read()
+    assert state.problem is not None
+    assert sorted(state.obstacles) == list(range(7))

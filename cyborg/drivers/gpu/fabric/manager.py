@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Fabric Manager of a host: its partitions, and which of them are active.
+
+NVIDIA's Fabric Manager User Guide describes the requests in "Fabric Manager SDK", and in
+"Resiliency" a start with ``--restart``: Fabric Manager refuses all requests until it has the list
+of the active partitions, within 60 seconds, and then routes only these. So the last known active
+partitions are kept in the memory of the driver. They include those that others activated, such as
+NVIDIA's hook for libvirt, because a partition that is missing in the list loses its links under a
+running server. Without a last known state, no list is sent.
+"""
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from cyborg.core.address import PciAddress
+from cyborg.core.codec import Serializable
+from cyborg.core.errors import DriverFailed, Invalid
+from cyborg.core.log import get_logger
+from cyborg.drivers.base import Memory, load_record
+from cyborg.drivers.gpu.fabric.codes import NOT_ACTIVE, STARTING, USED
+from cyborg.drivers.gpu.fabric.partitions import FabricState, Partition, find_overlapping
+from cyborg.drivers.gpu.fabric.requests import FabricRequests, RequestFailed
+from cyborg.drivers.gpu.fabric.switches import SwitchLog, find_obstacles
+
+LOG = get_logger(__name__)
+
+# Each operation makes at most so many requests, each within its timeout.
+_REQUESTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Record(Serializable):
+    """The last known partitions, and the virtual functions with which they were activated by id."""
+
+    partitions: tuple[Partition, ...]
+    functions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def with_active(self, number: int, is_active: bool, functions: Sequence[str]) -> "_Record":
+        others = {key: names for key, names in self.functions.items() if key != str(number)}
+        return _Record(
+            tuple(
+                replace(p, is_active=is_active) if p.id == number else p for p in self.partitions
+            ),
+            {**others, str(number): tuple(functions)} if functions else others,
+        )
+
+
+class FabricManager:
+    """Client of the Fabric Manager of a host. Thread-safe."""
+
+    def __init__(
+        self,
+        requests: FabricRequests,
+        memory: Callable[[], Memory],
+        kernel_log: Path | None = None,
+    ) -> None:
+        """``memory`` returns the memory of the driver, which keeps the last known state.
+
+        Errors of NVSwitches are read from ``kernel_log``; None reads none.
+        """
+        self._requests = requests
+        self._memory = memory
+        self._switches = None if kernel_log is None else SwitchLog(kernel_log)
+        self._key = f"fabric:{requests.address}"
+        self._lock = threading.Lock()  # one operation at a time, or the record would be outdated
+
+    def read(self) -> FabricState:
+        """Return the state of the fabric; a failure is its ``problem``.
+
+        A Fabric Manager that waits for the active partitions gets them. It waits for 60 seconds, so
+        call this more often than that.
+        """
+        problem = None
+        try:
+            with self._locked():
+                partitions = self._list()
+        except DriverFailed as exc:
+            record, problem = self._load(), exc.message
+            partitions = () if record is None else record.partitions
+        faults = () if self._switches is None else self._switches.read()
+        return FabricState(partitions, problem, find_obstacles(partitions, faults))
+
+    def activate(self, number: int, functions: Sequence[str] = ()) -> None:
+        """Activate the partition with this id; do nothing if it is active.
+
+        ``functions`` are the PCI addresses of virtual functions, one for each GPU in the order of
+        the partition; they must be the same each time, or a suspended server cannot resume. Raise
+        DriverFailed if the partition does not exist, a GPU of it is in another active partition,
+        the partition is active with other functions, or Fabric Manager fails.
+
+        After a timeout the partition may become active later; ``deactivate`` then undoes it.
+        """
+        addresses = _parse(functions)
+        with self._locked():
+            partitions = self._list()
+            partition = _find(partitions, number)
+            if addresses and len(addresses) != len(partition.modules):
+                raise DriverFailed(
+                    f"partition {number} has {len(partition.modules)} GPUs and needs a virtual "
+                    f"function of each, found {len(addresses)}"
+                )
+            record = self._record(partitions)
+            if partition.is_active:
+                self._check_functions(record, number, addresses)
+                return
+            # Before the request: if the agent ends in between, the list after a restart of Fabric
+            # Manager has the partition. One that is active needlessly is found, a missing one cut.
+            self._store(record.with_active(number, True, addresses))
+            try:
+                self._requests.activate(number, addresses)
+            except RequestFailed as exc:
+                self._store(record)  # after any other failure the effect is unknown
+                if exc.returned not in USED:
+                    raise
+                self._explain_use(number, addresses, exc)
+                return
+        LOG.info("Fabric partition %d activated for GPUs %s", number, _modules(partition))
+
+    def deactivate(self, number: int) -> None:
+        """Deactivate the partition with this id; do nothing if it is inactive or does not exist.
+
+        No server may use its GPUs. Raise DriverFailed if Fabric Manager fails.
+        """
+        with self._locked():
+            partitions = self._list()
+            if not any(p.id == number and p.is_active for p in partitions):
+                return
+            try:
+                self._requests.deactivate(number)
+            except RequestFailed as exc:
+                if exc.returned not in NOT_ACTIVE:  # another client was first
+                    raise
+            self._store(self._record(partitions).with_active(number, False, ()))
+        LOG.info("Fabric partition %d deactivated", number)
+
+    def set_activated(self, ids: Sequence[int]) -> None:
+        """Send the ids of all active partitions to a Fabric Manager that waits for them.
+
+        Raise DriverFailed if it fails, or does not wait. ``read`` does this by itself.
+        """
+        with self._locked():
+            self._requests.set_activated(sorted(set(ids)))
+
+    def _list(self) -> tuple[Partition, ...]:
+        """Return the partitions, and store them."""
+        try:
+            partitions = self._requests.list_partitions()
+        except RequestFailed as exc:
+            if exc.returned not in STARTING or (record := self._load()) is None:
+                raise
+            active = [p.id for p in record.partitions if p.is_active]
+            try:
+                self._requests.set_activated(active)
+            except RequestFailed:
+                raise exc from None  # it starts, and has no use for the list
+            LOG.info("Fabric Manager was restarted and got the active partitions %s", active)
+            partitions = self._requests.list_partitions()
+        self._store(self._record(partitions))
+        return partitions
+
+    def _explain_use(self, number: int, functions: Sequence[str], exc: RequestFailed) -> None:
+        """Return if another client activated the partition; raise DriverFailed otherwise."""
+        partitions = self._list()
+        partition = _find(partitions, number)
+        if partition.is_active:
+            self._check_functions(self._record(partitions), number, functions)
+            return
+        if others := find_overlapping(partitions, partition):
+            found = ", ".join(f"{other.id} (GPUs {_modules(other)})" for other in others)
+            raise DriverFailed(
+                f"partition {number} (GPUs {_modules(partition)}) overlaps the active partition "
+                f"{found}: stop its server and deactivate it"
+            ) from exc
+        raise exc
+
+    def _check_functions(self, record: _Record, number: int, functions: Sequence[str]) -> None:
+        # Fabric Manager does not say with which functions a partition is active.
+        known = record.functions.get(str(number), ())
+        if functions and known != tuple(functions):
+            raise DriverFailed(
+                f"partition {number} is active with the virtual functions "
+                f"{', '.join(known) or 'of another client'}, expected {', '.join(functions)}: stop "
+                "its server and deactivate it"
+            )
+
+    def _record(self, partitions: tuple[Partition, ...]) -> _Record:
+        """Return the record of these partitions, with the known functions of the active ones."""
+        record, active = self._load(), {str(p.id) for p in partitions if p.is_active}
+        known = {} if record is None else record.functions
+        return _Record(partitions, {key: known[key] for key in sorted(active & set(known))})
+
+    def _load(self) -> _Record | None:
+        return load_record(_Record, self._memory().get(self._key))
+
+    def _store(self, record: _Record) -> None:
+        self._memory().put(self._key, json.dumps(record.to_dict()))
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        if not self._lock.acquire(timeout=_REQUESTS * self._requests.timeout):
+            raise DriverFailed(
+                f"Fabric Manager at {self._requests.address} has not completed earlier requests: "
+                "read /var/log/fabricmanager.log"
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+
+def _find(partitions: Sequence[Partition], number: int) -> Partition:
+    for partition in partitions:
+        if partition.id == number:
+            return partition
+    known = ", ".join(str(partition.id) for partition in partitions)
+    raise DriverFailed(
+        f"Fabric Manager has no partition {number}, found {known or 'none'}: on A100 it removes "
+        "those of a failed GPU"
+    )
+
+
+def _parse(functions: Sequence[str]) -> tuple[str, ...]:
+    try:
+        return tuple(str(PciAddress.parse(function)) for function in functions)
+    except Invalid as exc:
+        raise DriverFailed(exc.message) from exc
+
+
+def _modules(partition: Partition) -> str:
+    return " ".join(map(str, partition.modules))

@@ -5,42 +5,12 @@ NVIDIA's Fabric Manager User Guide describes the partitions in the chapters abou
 NVSwitch" and "vGPU". GPUs of one guest have NVLink only if they are exactly one active partition.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Protocol
 
-from cyborg.core.codec import Serializable
+from cyborg.drivers.gpu.fabric.partitions import FabricState, Partition
 
-
-@dataclass(frozen=True, slots=True)
-class Partition(Serializable):
-    """A partition that the system supports.
-
-    ``modules`` are the module ids of its GPUs in the order of the fabric; NVML has the same ids
-    (``nvmlDeviceGetModuleId``). ``links`` is the smallest number of NVLinks that a GPU of the
-    partition can use now, ``max_links`` the number without failures, and ``line_rate_mbps`` the
-    rate of one link in megabytes per second; each is 0 if it is unknown.
-    """
-
-    id: int
-    modules: tuple[int, ...]
-    is_active: bool = False
-    links: int = 0
-    max_links: int = 0
-    line_rate_mbps: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class FabricState:
-    """The partitions now. ``problem`` says why none can be activated and has a remedy, or is None.
-
-    With a problem ``partitions`` are those of the last answer, if any. ``obstacles`` has the
-    partitions that cannot be activated, by their id with the reason.
-    """
-
-    partitions: tuple[Partition, ...] = ()
-    problem: str | None = None
-    obstacles: Mapping[int, str] = field(default_factory=dict)
+__all__ = ["Fabric", "FabricState", "Partition"]
 
 
 class Fabric(Protocol):

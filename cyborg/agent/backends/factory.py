@@ -214,6 +214,8 @@ class DriverFactory:
         driver = DeviceSetDriver(name, values, self._sysfs_root)
         self._complete(driver, name, values, sources)
         driver.read_devices = self._read_devices
+        if self._conf.agent.replay:
+            driver.fabric = None  # that of this machine has other GPUs
         return driver
 
     def from_desired(self, desired: desired_state.DesiredBackend) -> Driver:

@@ -7,6 +7,7 @@ partition of a set before a guest starts, and deactivates it after the guest has
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from itertools import islice
 from pathlib import Path
@@ -26,6 +27,9 @@ from cyborg.drivers.device_sets.fabric import Fabric, FabricState
 from cyborg.drivers.device_sets.grouping import Group, Unit
 from cyborg.drivers.device_sets.options import OPTIONS, parse
 from cyborg.drivers.device_sets.partitions import PartitionTable
+from cyborg.drivers.gpu.fabric.options import OPTIONS as FABRIC_OPTIONS
+from cyborg.drivers.gpu.fabric.options import open_fabric
+from cyborg.drivers.pci.topology import MODULE_ID
 
 LOG = get_logger(__name__)
 
@@ -48,17 +52,18 @@ class DeviceSetDriver(Driver):
     name = "device_sets"
     version = "1.0"
     SUPPORT_LEVEL = Support.SUPPORTED
-    OPTIONS = OPTIONS
+    OPTIONS = (*OPTIONS, *FABRIC_OPTIONS)
 
-    # The agent sets both; only the kind fabric uses the second.
+    # Devices of other backends; the agent sets this attribute.
     read_devices: ReadDevices = staticmethod(read_nothing_yet)
-    fabric: Fabric | None = None
 
     def __init__(
         self, backend: str, options: Mapping[str, Any], sysfs_root: str | Path = "/sys"
     ) -> None:
         super().__init__(backend, options, sysfs_root)
         self.source = parse(self)
+        # Of the kind fabric only; the agent removes it where the host is replayed.
+        self.fabric: Fabric | None = open_fabric(self) if self.is_fabric else None
         self._remarks: tuple[str, ...] = ()
         # Devices of the members at the last successful discovery, by address.
         self.grouped: frozenset[str] = frozenset()
@@ -89,7 +94,7 @@ class DeviceSetDriver(Driver):
         A set with an obstacle is a device that is in no set of the configured sizes. Return nothing
         if no backend has a device that can be a member.
         """
-        devices = {name: self.read_devices(name) for name in self.source.counts}
+        devices = {name: self._read_members(name) for name in self.source.counts}
         units = {name: grouping.list_units(found) for name, found in devices.items()}
         state = self._partitions.read() if self.is_fabric else FabricState()
         groups = self._group(units, state)
@@ -132,12 +137,24 @@ class DeviceSetDriver(Driver):
     @property
     def _client(self) -> Fabric:
         if self.fabric is None:
-            raise DriverFailed(f"[{self.backend}] kind: no client of Fabric Manager is available")
+            raise DriverFailed(
+                f"[{self.backend}] kind: this host has no Fabric Manager; a replayed host has none"
+            )
         return self.fabric
 
     @property
     def _partitions(self) -> PartitionTable:
         return PartitionTable(self._client, self.memory, f"partitions {self.backend}")
+
+    def _read_members(self, backend: str) -> list[Device]:
+        """Return the devices of a backend, with the configured module ids."""
+        modules = self.source.modules
+        return [
+            replace(d, topology={**d.topology, MODULE_ID: modules[d.address]})
+            if d.address in modules
+            else d
+            for d in self.read_devices(backend)
+        ]
 
     def _partition_of(self, item: WorkItem) -> int | None:
         """Return the partition of a set; None if its deployable is no partition."""
@@ -178,8 +195,8 @@ class DeviceSetDriver(Driver):
         """Return why a unit is in no set."""
         if self.is_fabric and unit.module is None:
             return (
-                "its module id is unknown: install the extra nvml, and bind the GPU to the kernel "
-                "driver nvidia once"
+                "its module id is unknown: install the extra nvml and bind the GPU to the kernel "
+                "driver nvidia once, or set the option modules"
             )
         sizes = ", ".join(map(str, sorted(self.source.sizes)))
         return f"no set of kind {self.source.kind} and size {sizes} has it"

@@ -10,10 +10,12 @@ from cyborg.core.inventory.device_set import MAX_MEMBERS, OfferMode, SetKind
 from cyborg.core.naming import is_accelerator_class, is_trait
 from cyborg.drivers.base import Driver, InvalidOption, one_of
 from cyborg.drivers.device_sets.grouping import SIZES
+from cyborg.drivers.sysfs import canonical_address
 
 _MAX_GROUP = 255
 _MEMBER = re.compile(r"([^:]+)(?::([1-9][0-9]?))?")
 _WANTED = re.compile(r"([1-9][0-9]?):(0|[1-9][0-9]{0,5})")
+_MODULE = re.compile(r"[1-9][0-9]{0,3}")
 # Kinds with sets that have members of several backends in fixed numbers.
 _MIXED_KINDS = (SetKind.PCIE, SetKind.NUMA)
 
@@ -76,6 +78,13 @@ OPTIONS = (
         "",
         "Name of the hosts that keep the wanted sets together; empty means this host alone.",
     ),
+    Option(
+        "modules",
+        "list",
+        (),
+        "Module ids of GPUs, such as '0000:1b:00.0=1', instead of those that NVML tells: for GPUs "
+        "that are never bound to the kernel driver nvidia. Only for the kind fabric.",
+    ),
 )
 
 
@@ -84,6 +93,7 @@ class SourceOptions:
     """Parsed options of a source.
 
     ``counts`` are the numbers of members of each backend in a set; each is None, or none of them.
+    ``modules`` has the configured module ids by device address.
     """
 
     kind: SetKind
@@ -94,6 +104,7 @@ class SourceOptions:
     mode: OfferMode
     wanted: Mapping[str, int]
     group: str
+    modules: Mapping[str, str]
 
     @property
     def is_mixed(self) -> bool:
@@ -124,6 +135,10 @@ def parse(driver: Driver) -> SourceOptions:
     if unknown := [size for size in wanted if int(size) not in sizes]:
         expected = f"sizes among {', '.join(map(str, sorted(sizes)))}"
         raise driver.misconfigured("wanted", unknown[0], expected)
+    modules = driver.parse_option("modules", _parse_modules)
+    if modules and kind is not SetKind.FABRIC:
+        expected = f"nothing for the kind {kind}"
+        raise driver.misconfigured("modules", driver.options["modules"], expected)
     return SourceOptions(
         kind,
         counts,
@@ -133,6 +148,7 @@ def parse(driver: Driver) -> SourceOptions:
         mode,
         wanted,
         driver.parse_option("group", _parse_group),
+        modules,
     )
 
 
@@ -185,6 +201,17 @@ def _parse_wanted(texts: Sequence[str]) -> dict[str, int]:
             raise InvalidOption(text, "SIZE:NUMBER, each size once, such as 4:1")
         wanted[match[1]] = int(match[2])
     return wanted
+
+
+def _parse_modules(texts: Sequence[str]) -> dict[str, str]:
+    modules: dict[str, str] = {}
+    for text in texts:
+        name, _, module = text.partition("=")
+        address = canonical_address(name)
+        if address is None or address in modules or not _MODULE.fullmatch(module):
+            raise InvalidOption(text, "ADDRESS=MODULE, each address once, such as 0000:1b:00.0=1")
+        modules[address] = module
+    return modules
 
 
 def _parse_group(text: str) -> str:

@@ -152,6 +152,10 @@ def test_discover_too_many_sets_fails(kind: str) -> None:
         ({"resource_class": "VCPU"}, "resource_class: found 'VCPU'"),
         ({"traits": ["FAST"]}, "traits: found 'FAST'"),
         ({"group": "a\nb"}, "group: found"),
+        ({"modules": ["0000:1b:00.0=1"]}, "modules: .*expected nothing for the kind numa"),
+        ({"kind": "fabric", "modules": ["0000:1b:00.0=0"]}, "found '0000:1b:00.0=0'; expected ADD"),
+        ({"kind": "fabric", "modules": ["1b:00.0=1", "0000:1b:00.0=2"]}, "found '0000:1b:00.0=2'"),
+        ({"kind": "fabric", "modules": ["1b=1"]}, "modules: found '1b=1'"),
     ],
 )
 def test_options_invalid_value_raises_misconfigured(options: dict[str, Any], message: str) -> None:

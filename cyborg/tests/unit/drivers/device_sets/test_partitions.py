@@ -123,6 +123,17 @@ def test_discover_withholds_gpus_without_a_partition(host: Host) -> None:
     assert "module id is unknown: install the extra nvml" in unknown
 
 
+def test_discover_uses_configured_module_ids(host: Host) -> None:
+    expected = members(host.source().discover()[0])
+    host.devices = [replace(device, topology={}) for device in host.devices]
+    assert members(host.source().discover()[0]) == {}
+    source = host.source()
+    texts = [f"{slot(n)}={module}" for n, module in enumerate(MODULES)]
+    again = DeviceSetDriver("hgx", {**source.options, "modules": texts}, host.tree.root)
+    again.fabric, again.read_devices = host.fabric, source.read_devices
+    assert members(again.discover()[0]) == expected
+
+
 def test_discover_same_module_id_twice_fails(host: Host) -> None:
     host.devices = hgx((1, 2, 2))
     with pytest.raises(DriverFailed, match=f"{slot(1)} and {slot(2)} have the module id 2"):

@@ -248,6 +248,27 @@ def test_activate_that_ends_after_its_request_is_sent_after_restart(
     assert double.values("cut") == []
 
 
+def test_refused_partition_is_not_sent_after_restart(
+    manager: FabricManager, double: FabricManagerDouble
+) -> None:
+    manager.activate(4)
+    double.set("fail", "fmActivateFabricPartition -10 1")
+    with pytest.raises(DriverFailed, match="NVLINK_ERROR"):
+        manager.activate(3)
+    double.start(restart=True)
+    assert active(manager) == [4]
+
+
+def test_deactivated_partition_is_not_sent_after_restart(
+    manager: FabricManager, double: FabricManagerDouble
+) -> None:
+    for number in (4, 5):
+        manager.activate(number)
+    manager.deactivate(5)
+    double.start(restart=True)
+    assert active(manager) == [4]
+
+
 def test_partitions_of_a_dead_agent_and_of_a_rebooted_host_are_found(
     manager: FabricManager, double: FabricManagerDouble
 ) -> None:
@@ -297,7 +318,7 @@ def test_threads_of_one_agent_keep_their_partitions(
     manager: FabricManager, double: FabricManagerDouble
 ) -> None:
     def work(number: int) -> None:
-        for _ in range(3):
+        for _ in range(2):
             manager.activate(number)
             manager.deactivate(number)
         manager.activate(number)
@@ -312,7 +333,7 @@ def test_threads_of_one_agent_keep_their_partitions(
 
 
 @settings(
-    max_examples=scale(80),
+    max_examples=scale(64),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -320,7 +341,7 @@ def test_threads_of_one_agent_keep_their_partitions(
     steps=st.lists(
         st.tuples(st.sampled_from(["activate", "deactivate", "restart"]), st.integers(0, 15)),
         min_size=1,
-        max_size=12,
+        max_size=8,
     )
 )
 def test_random_steps_keep_to_the_model(

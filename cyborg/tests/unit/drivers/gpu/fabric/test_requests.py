@@ -17,6 +17,7 @@ from cyborg.drivers.gpu.fabric.requests import (
     check_address,
 )
 from cyborg.testing.fabric_manager import FabricManagerDouble, Programs
+from cyborg.tests.fixtures.machine.tiers import sample
 
 pytestmark = [pytest.mark.requires("compiler"), pytest.mark.slow]
 
@@ -55,7 +56,7 @@ A100 = {
 }
 
 
-@pytest.fixture(params=["sdk", "fmpm"])
+@pytest.fixture(params=sample(["sdk", "fmpm"], "sdk"))
 def requests(request: pytest.FixtureRequest) -> FabricRequests:
     found: FabricRequests = request.getfixturevalue(request.param)
     return found

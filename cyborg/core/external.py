@@ -262,7 +262,7 @@ def _handles(body: Mapping[str, Any], num: Any, pci: PciAddress | None) -> tuple
         return ()
     form = HandleType(body.get("attach_type", HandleType.PCI))
     if form is HandleType.MDEV:
-        raise Invalid("attach_type is MDEV: expected PCI or TEST_PCI", field="attach_type")
+        raise Invalid("attach_type is MDEV: expected PCI, VFIO or TEST_PCI", field="attach_type")
     named = body.get("handles")
     if named is not None:
         if not isinstance(named, list):

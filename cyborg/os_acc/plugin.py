@@ -4,7 +4,7 @@
 ARQs are parsed strictly, as the REST API shows them. A plugin is an entry point of the group
 ``cyborg.os_acc.plugin``. Its name is the attach handle type in lower case, and it refers to a
 subclass of ``Plugin``, which is created without arguments. Those of this package are for the types
-PCI and TEST_PCI (functions of the PCI bus) and MDEV (mediated devices).
+PCI, VFIO and TEST_PCI (functions of the PCI bus) and MDEV (mediated devices).
 """
 
 import functools
@@ -220,6 +220,18 @@ class PciPlugin(Plugin):
         }
         SubElement(source, "address", address)
         return hostdev
+
+
+class VfioPlugin(PciPlugin):
+    """Renders a PCI function that keeps its driver, such as a vGPU without mediated device.
+
+    With ``managed="yes"`` libvirt would bind it to vfio-pci, and a vGPU would end. libvirt accepts
+    a driver other than vfio-pci if the function has the folder ``vfio-dev`` in sysfs
+    (``virPCIDeviceGetCurrentDriverNameAndType`` in ``src/util/virpci.c`` of libvirt); releases
+    without this check refuse it.
+    """
+
+    managed = False
 
 
 class PciTestPlugin(PciPlugin):

@@ -47,6 +47,13 @@ class HandleType(StrEnum):
     VFIO = "VFIO"
 
 
+# Types of handles that are one PCI function of the host, which has one user at a time.
+FUNCTION_TYPES = frozenset({HandleType.PCI, HandleType.VFIO})
+# The value of ``delivery`` in the info of a VFIO handle: a reader of a bound ARQ learns that the
+# agent attaches the device, and not Nova.
+BY_AGENT = "agent"
+
+
 class DeviceType(StrEnum):
     """Device types: values of ``type`` in the v2 API."""
 
@@ -90,7 +97,10 @@ def load_abilities(names: Any) -> frozenset[Ability]:
 
 @dataclass(frozen=True, slots=True)
 class AttachHandle(Serializable):
-    """One unit that can be attached to an instance: a PCI function or a mediated device."""
+    """One unit that can be attached to an instance: a PCI function or a mediated device.
+
+    The info of a VFIO handle gets ``delivery``.
+    """
 
     address: str
     type: HandleType
@@ -102,6 +112,9 @@ class AttachHandle(Serializable):
             # Nova builds names from these, so they are refused and not sanitised.
             check_text("attach handle info", key, MAX_TEXT)
             check_text("attach handle info", value, MAX_TEXT)
+        if self.type is HandleType.VFIO:
+            # Here, so that no driver forgets it; the way to set a field of a frozen dataclass.
+            object.__setattr__(self, "info", {**self.info, "delivery": BY_AGENT})
 
 
 @dataclass(frozen=True, slots=True)

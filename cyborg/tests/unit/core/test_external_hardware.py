@@ -82,6 +82,8 @@ def test_load_devices_several_handles() -> None:
     ]
     (deployable,) = load_one(specs={"num": 9}, attach_type="TEST_PCI").deployables
     assert [h.address for h in deployable.handles][7:] == ["0000:5a:00.7", "0000:5a:01.0"]
+    (handle,) = load_one(attach_type="VFIO").deployables[0].handles
+    assert (handle.type, handle.info["delivery"]) == (HandleType.VFIO, "agent")
 
 
 def test_load_devices_numa_node_minus_one_is_none() -> None:

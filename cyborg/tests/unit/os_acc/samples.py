@@ -74,7 +74,7 @@ def is_attachable(address: PciAddress) -> bool:
 
 pci_arqs = st.builds(
     lambda kind, uuid, address: make_arq(kind, uuid=uuid, attach_handle_info=address.attach_info()),
-    st.sampled_from(["PCI", "TEST_PCI"]),
+    st.sampled_from(["PCI", "TEST_PCI", "VFIO"]),
     st.uuids().map(str),
     strategies.pci_addresses.filter(is_attachable),
 )

@@ -27,6 +27,7 @@ def hostdev(attributes: str, source: str, alias: bool) -> str:
 
 EXPECTED = {
     "PCI": ("type='pci' managed='yes'", PCI_SOURCE),
+    "VFIO": ("type='pci' managed='no'", PCI_SOURCE),
     "TEST_PCI": ("type='pci' managed='no'", PCI_SOURCE.replace("0x0000", "0x80000000")),
     "MDEV": (
         "type='mdev' managed='no' model='vfio-pci'",
@@ -66,6 +67,12 @@ def test_device_of_test_pci_is_no_real_device() -> None:
     test = make_arq("TEST_PCI")
     assert os_acc.find_alias(make_arq(), domain(os_acc.attach(test))) is None
     assert os_acc.find_alias(test, domain(os_acc.attach(make_arq()))) is None
+
+
+def test_find_alias_of_vfio_finds_the_device_by_its_source_whoever_attached_it() -> None:
+    by_nova = domain(os_acc.attach(make_arq()).replace("ua-cyborg-", "hostdev-"))
+    assert os_acc.find_alias(make_arq("VFIO"), by_nova) == f"hostdev-{ARQ}"
+    assert os_acc.find_alias(make_arq("VFIO"), domain(os_acc.detach(make_arq("MDEV")))) is None
 
 
 def test_get_config_of_mdev_has_parent_and_type() -> None:

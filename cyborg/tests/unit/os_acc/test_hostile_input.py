@@ -29,6 +29,7 @@ from cyborg.tests.unit.os_acc import samples
 COUNTS = sample([1000, 10_000], 1000)
 ATTRIBUTES = {
     "PCI": {"mode": "subsystem", "type": "pci", "managed": "yes"},
+    "VFIO": {"mode": "subsystem", "type": "pci", "managed": "no"},
     "TEST_PCI": {"mode": "subsystem", "type": "pci", "managed": "no"},
     "MDEV": {"mode": "subsystem", "type": "mdev", "managed": "no", "model": "vfio-pci"},
 }
@@ -43,7 +44,7 @@ FRAGMENTS = (
     *("\x00", "\n", "\r", "\t", " ", "\x1b", "\ud800", "\ufffe", "\u2028", "\u0660", "\uff11"),
     *("'/><hostdev mode='capabilities'", "--><source/>", "<!DOCTYPE a>", "&b;", "xmlns:x='y'"),
     *("0x3d", "-1", "+1", "1_0", "1e3", "3d", "00", "0000", "1f", "7", "fFfF", "00000000"),
-    *("PCI", "MDEV", "TEST_PCI", "pci", "Bound", "FPGA", "required", "nvidia-35", "ua-x"),
+    *("PCI", "MDEV", "TEST_PCI", "VFIO", "pci", "Bound", "FPGA", "required", "nvidia-35", "ua-x"),
     *("resources:FPGA", "trait:CUSTOM_A", "accel:x", "CUSTOM_A&limit=1", "device_profile_0"),
     *("0" * 32, samples.ARQ, samples.PROVIDER.upper(), f"{{{samples.HANDLE}}}"),
 )
@@ -129,7 +130,7 @@ def make_uuid(chance: random.Random) -> str:
 
 def make_arq(chance: random.Random) -> dict[str, Any]:
     """Return a valid ARQ of any type."""
-    kind = chance.choice(["PCI", "TEST_PCI", "MDEV"])
+    kind = chance.choice(["PCI", "TEST_PCI", "MDEV", "VFIO"])
     numbers = (chance.randrange(0x10000), chance.randrange(256), chance.randint(1, 31))
     card = PciAddress(*numbers, chance.randrange(8))
     if kind != "MDEV":

@@ -69,7 +69,7 @@ def test_each_handle_type_has_a_plugin() -> None:
 
 
 def test_unknown_type_names_the_installed_ones() -> None:
-    with pytest.raises(Invalid, match=r"no plugin for 'USB', .* are for MDEV, PCI, TEST_PCI"):
+    with pytest.raises(Invalid, match=r"no plugin for 'USB', .* are for MDEV, PCI, TEST_PCI, VFIO"):
         os_acc.attach(make_arq("USB"))
 
 

@@ -27,6 +27,14 @@ def card(*deployables: Deployable, address: str = "a", vendor: str = "8086") -> 
     return Device(address, DeviceType.GPU, vendor, "m", "gen0", deployables=deployables)
 
 
+def test_handle_of_type_vfio_says_that_the_agent_delivers_it() -> None:
+    info = {"domain": "0000", "bus": "3d"}
+    handle = AttachHandle("0", HandleType.VFIO, info)
+    assert handle.info == {**info, "delivery": "agent"}
+    assert AttachHandle.from_dict(handle.to_dict()) == handle
+    assert AttachHandle("0", HandleType.PCI, info).info == info
+
+
 def test_deployable_duplicate_handle_is_rejected() -> None:
     with pytest.raises(Invalid, match="duplicate handle address 0"):
         Deployable("a", "PGPU", handles=(HANDLE, HANDLE))

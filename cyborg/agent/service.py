@@ -246,6 +246,8 @@ class AgentService:
             recovery_window=options.health_recovery_time,
             needs_setup=needs_setup,
             cordon_after=options.cordon_after,
+            # A replayed host has no guests: it shows what the host would offer.
+            live_attach=self._conf.libvirt.live_attach or self.replayed is not None,
         )
 
     def _on_backends_changed(self) -> None:

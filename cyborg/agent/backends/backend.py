@@ -20,7 +20,7 @@ from typing import Any
 from cyborg.core import log, naming
 from cyborg.core.errors import CyborgError, DriverFailed
 from cyborg.core.inventory import device_state
-from cyborg.core.inventory.device import Ability, Device, Health
+from cyborg.core.inventory.device import Ability, Device, HandleType, Health
 from cyborg.core.inventory.device_state import Measurement, Recovery
 from cyborg.core.inventory.report import MAX_REMARKS, BackendState, BackendStatus
 from cyborg.core.text import sanitize
@@ -118,6 +118,10 @@ def _validate(answer: Any) -> Mapping[str, Measurement]:
     return answer
 
 
+NO_LIVE_ATTACH = (
+    "its handles have the type VFIO, which the agent attaches to guests, and not Nova: set "
+    "[libvirt] live_attach = true on this host"
+)
 MAX_ERROR = 1000  # characters of a driver's error that are shown
 StateCallback = Callable[[BackendState], None]
 
@@ -147,7 +151,9 @@ class Backend(LoopThread):
     ``health_interval`` is the time in seconds between measurements, if the driver measures. An
     unhealthy device must be measured healthy for ``recovery_window`` seconds of ``clock``. With
     ``needs_setup``, the driver's setup (if the driver has one) runs before the first discovery.
-    After ``cordon_after`` consecutive failures the state is cordoned; 0 disables this.
+    After ``cordon_after`` consecutive failures the state is cordoned; 0 disables this. Without
+    ``live_attach``, no guest of the host gets a VFIO handle: devices that have one are not
+    deliverable.
     """
 
     driver: Driver
@@ -159,6 +165,7 @@ class Backend(LoopThread):
     recovery_window: float = 60.0
     needs_setup: bool = False
     cordon_after: int = 0
+    live_attach: bool = True
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -342,6 +349,8 @@ class Backend(LoopThread):
         layouts.
         """
         plain = replace(device, abilities=abilities, layouts=(), layout=None)
+        if not self.live_attach and plain.deliverable and _needs_live_attach(plain):
+            plain = replace(plain, deliverable=False, undeliverable_reason=NO_LIVE_ATTACH)
         if Ability.PARTITIONS not in abilities or not isinstance(self.driver, PartitionInterface):
             return plain
         try:
@@ -431,6 +440,15 @@ class Backend(LoopThread):
             self.on_change()
         for callback in callbacks:
             callback(snapshot.state)
+
+
+def _needs_live_attach(device: Device) -> bool:
+    """Return whether only the agent attaches a handle of a device."""
+    return any(
+        handle.type is HandleType.VFIO
+        for deployable in device.deployables
+        for handle in deployable.handles
+    )
 
 
 def error_text(exc: BaseException) -> str:

@@ -13,7 +13,7 @@ from cyborg.agent.backends.backend import MAX_ERROR, Backend, BackendSnapshot
 from cyborg.core.drivers.registry import DriverEntry
 from cyborg.core.hosts import NO_IDENTITY, Identity
 from cyborg.core.inventory import report
-from cyborg.core.inventory.device import Device, HandleType
+from cyborg.core.inventory.device import FUNCTION_TYPES, Device
 from cyborg.core.inventory.report import BackendState, BackendStatus
 
 
@@ -138,7 +138,7 @@ def collect(
 
 
 def _exclusive_addresses(device: Device) -> list[str]:
-    """Return the addresses of the deployables and PCI handles of a device.
+    """Return the addresses of the deployables and PCI functions of a device.
 
     Only one backend may report each of them, so that none is allocated twice.
     """
@@ -148,6 +148,6 @@ def _exclusive_addresses(device: Device) -> list[str]:
             handle.address
             for deployable in device.deployables
             for handle in deployable.handles
-            if handle.type is HandleType.PCI
+            if handle.type in FUNCTION_TYPES
         ),
     ]

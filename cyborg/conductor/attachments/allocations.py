@@ -23,7 +23,7 @@ from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
 from cyborg.core.attachments import allocation as core
 from cyborg.core.attachments.allocation import Intent
 from cyborg.core.attachments.attachment import Mode
-from cyborg.core.attachments.server import check_mode, has_mediated_device
+from cyborg.core.attachments.server import check_mode, needs_live
 from cyborg.core.attachments.successor import describe_missing
 from cyborg.core.binding.profile import Group, parse_groups
 from cyborg.core.errors import Conflict, NoHandle, NotFound, WrongState
@@ -192,7 +192,7 @@ class AllocationSteps:
             return found
         names = {provider for mapping in found for provider in mapping.values()}
         types = self.uow.run(lambda tx: handles.of_providers(tx, names))
-        unsuitable = {provider for provider in types if has_mediated_device(types[provider])}
+        unsuitable = {provider for provider in types if needs_live(types[provider])}
         selected = [mapping for mapping in found if unsuitable.isdisjoint(mapping.values())]
         if found and not selected:
             check_mode(set().union(*types.values()), work.mode, work.selected)

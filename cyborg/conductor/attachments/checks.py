@@ -14,7 +14,7 @@ from cyborg.conductor.binding.limits import lock_projects
 from cyborg.core.attachments import selector as selectors
 from cyborg.core.attachments.attachment import Mode, describe_target
 from cyborg.core.attachments.selector import ACCELERATOR, CONTEXT, AttachRequest, Selector
-from cyborg.core.attachments.server import Server, check_mode, has_mediated_device
+from cyborg.core.attachments.server import Server, check_mode, needs_live
 from cyborg.core.binding import profile as attach_target
 from cyborg.core.binding.profile import Group, parse_groups
 from cyborg.core.contexts.context import merge_config
@@ -259,7 +259,7 @@ def check_selected(tx: sa.Connection, selector: Selector, server: Server, mode: 
     This is an early answer to the caller. The host is known here by its names in Nova alone, and an
     agent may use another one: ``check_claimed`` decides after the claim.
     """
-    # A mediated device is unsuitable in this mode only, see ``check_mode``.
+    # Some handles are unsuitable in this mode only, see ``check_mode``.
     if mode is not Mode.NEXT_BOOT:
         return
     if selector.field == ACCELERATOR:
@@ -273,7 +273,7 @@ def check_selected(tx: sa.Connection, selector: Selector, server: Server, mode: 
     classes = {name for group in parse_groups(profile["groups"]) for name in group.resources}
     hosts = {name for name in (server.host, server.node) if name is not None}
     for types in handles.of_hosts(tx, hosts, classes).values():
-        if all(has_mediated_device({type_}) for type_ in types):
+        if all(needs_live({type_}) for type_ in types):
             check_mode(types, mode, selector.describe())
 
 

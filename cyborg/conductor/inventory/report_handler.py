@@ -25,7 +25,7 @@ from cyborg.core import naming
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import Invalid
 from cyborg.core.inventory import plan
-from cyborg.core.inventory.device import AttachHandle, Device, HandleType
+from cyborg.core.inventory.device import FUNCTION_TYPES, AttachHandle, Device, HandleType
 from cyborg.core.inventory.device_state import BootCheck
 from cyborg.core.inventory.functions import MAX_FUNCTIONS, FunctionOwner
 from cyborg.core.inventory.plan import DeployableKey, DeviceKey, HandleKey, Key, Step
@@ -66,12 +66,12 @@ def _list_instances(rows: Sequence[attach_handles.OwnedHandleRow]) -> dict[str, 
     """
     instances: dict[str, str | None] = {}
     for row in rows:
-        if row["type"] in (HandleType.PCI, HandleType.MDEV):
+        if row["type"] in (HandleType.MDEV, *FUNCTION_TYPES):
             instances |= {row["device"]: None}
         if row["type"] == HandleType.MDEV:
             instances |= {_address_of(row): None}
     # A function that is offered as a whole has the address of its card.
-    functions = [row for row in rows if row["type"] == HandleType.PCI]
+    functions = [row for row in rows if row["type"] in FUNCTION_TYPES]
     return instances | {_address_of(row): row["instance_uuid"] for row in functions}
 
 
@@ -403,7 +403,7 @@ def _defer_owned_functions(
 
 def _is_function(value: plan.Record) -> bool:
     """Return whether a record is the handle of a PCI function."""
-    return isinstance(value, AttachHandle) and value.type is HandleType.PCI
+    return isinstance(value, AttachHandle) and value.type in FUNCTION_TYPES
 
 
 def _backend_changed(state: sync.HostState, step: Step) -> bool:

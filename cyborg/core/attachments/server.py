@@ -13,6 +13,9 @@ Nova deletes the definition at a rebuild, and when the server leaves its host. I
 the agent removes the device from the definition. So such handles are not attached in the mode
 next-boot, and get no successor. Attachments of earlier releases may have them: their release
 requires the proof of ``has_no_guest`` and ``renewing_actions``, with ``keeps_devices``.
+
+VFIO handles are not attached in that mode, and get no successor, for another reason: Nova never
+attaches them. The agent does, as soon as their ARQs are bound, and not at the next start.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -24,11 +27,18 @@ from cyborg.core.inventory.device import HandleType
 
 # Types of handles that the definition of a guest keeps.
 MEDIATED_TYPES = frozenset({HandleType.MDEV})
+# Types of handles that are attached in the mode live only.
+LIVE_TYPES = frozenset({*MEDIATED_TYPES, HandleType.VFIO})
 
 
 def has_mediated_device(types: Collection[str]) -> bool:
     """Return whether the definition of a guest keeps a handle of these types."""
     return not MEDIATED_TYPES.isdisjoint(types)
+
+
+def needs_live(types: Collection[str]) -> bool:
+    """Return whether a handle of these types can be attached in the mode live only."""
+    return not LIVE_TYPES.isdisjoint(types)
 
 
 def check_mode(types: Collection[str], mode: Mode, selected: str) -> None:
@@ -37,6 +47,12 @@ def check_mode(types: Collection[str], mode: Mode, selected: str) -> None:
         raise Conflict(
             f"mode: {selected} needs a mediated device, which Nova gives to the guest again at "
             f"each reboot and start, also after a detach: use the mode {Mode.LIVE}",
+            field="mode",
+        )
+    if mode is Mode.NEXT_BOOT and needs_live(types):
+        raise Conflict(
+            f"mode: {selected} needs a device that the agent attaches, and not Nova: use the mode "
+            f"{Mode.LIVE}",
             field="mode",
         )
 
@@ -48,6 +64,12 @@ def check_exchangeable(types: Collection[str], context: str) -> None:
             f"device context {context} has a mediated device, which Nova gives to the guest again "
             "at each reboot and start: it gets no successor; shelve or delete the server to "
             "empty the device",
+            device_context=context,
+        )
+    if needs_live(types):
+        raise Conflict(
+            f"device context {context} has a device that the agent attaches, and not Nova: it gets "
+            "no successor; shelve or delete the server to empty the device",
             device_context=context,
         )
 

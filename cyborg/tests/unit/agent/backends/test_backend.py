@@ -9,7 +9,14 @@ import pytest
 
 from cyborg.agent.backends.backend import Backend
 from cyborg.core.errors import DriverFailed
-from cyborg.core.inventory.device import Ability, Device, Layout, count_handles
+from cyborg.core.inventory.device import (
+    Ability,
+    AttachHandle,
+    Device,
+    HandleType,
+    Layout,
+    count_handles,
+)
 from cyborg.core.inventory.report import BackendState, BackendStatus
 from cyborg.core.jobs.job import WorkItem
 from cyborg.tests.fixtures.hosts.scripted_driver import (
@@ -46,6 +53,20 @@ def make(changed: CallRecorder) -> Iterator[Make]:
         backend.stop()
         driver.unblock()
         assert backend.join(LONG)
+
+
+@pytest.mark.parametrize("live_attach", [True, False])
+def test_device_of_type_vfio_is_not_deliverable_without_live_attach(live_attach: bool) -> None:
+    function = AttachHandle("0000:01:00.4", HandleType.VFIO)
+    devices = [card(), card("0000:02:00.0", handles=(function,))]
+    withheld = replace(card("0000:03:00.0", handles=(function,)), deliverable=False)
+    driver = ScriptedDriver(devices=[*devices, withheld])
+    backend = Backend(driver, NEVER, NEVER, live_attach=live_attach)
+    backend.run_once()
+    found = backend.snapshot.devices
+    assert [device.deliverable for device in found] == [True, live_attach, False]
+    assert found[2].undeliverable_reason == withheld.undeliverable_reason
+    assert live_attach or "[libvirt] live_attach = true" in str(found[1].undeliverable_reason)
 
 
 def state(status: BackendStatus, error: str | None = None) -> BackendState:

@@ -3,6 +3,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from cyborg.agent.backends.backend import MAX_ERROR, BackendSnapshot
 from cyborg.agent.backends.inventory import collect
 from cyborg.core.inventory import report
@@ -57,9 +59,10 @@ def test_collect_same_deployable_address_belongs_to_first_backend() -> None:
     Report("h", "e", 1, str(merged.digest), merged.states, merged.devices)
 
 
-def test_collect_same_pci_function_belongs_to_first_backend() -> None:
+@pytest.mark.parametrize("type_", [HandleType.PCI, HandleType.VFIO])
+def test_collect_same_pci_function_belongs_to_first_backend(type_: HandleType) -> None:
     """Otherwise a faulty driver could allocate a function of another backend."""
-    function = AttachHandle(A, HandleType.PCI)
+    function = AttachHandle(A, type_)
     views = [
         BackendSnapshot(
             BackendState(name, "puppet", BackendStatus.READY),

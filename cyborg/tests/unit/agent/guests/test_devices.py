@@ -205,6 +205,8 @@ def discover(backend: Backend) -> None:
         ("PCI", PCI_INFO, {"attach_handle_uuid": OTHER}, True),
         ("PCI", PCI_INFO, {"attach_handle_type": "MDEV"}, False),
         ("PCI", PCI_INFO, {"attach_handle_info": {**PCI_INFO, "function": "2"}}, False),
+        ("VFIO", PCI_INFO, {"attach_handle_info": {**PCI_INFO, "delivery": "agent"}}, True),
+        ("VFIO", PCI_INFO, {"attach_handle_type": "PCI"}, False),
         ("MDEV", MDEV_INFO, {}, True),
         ("MDEV", MDEV_INFO, {"attach_handle_uuid": OTHER}, False),
     ],

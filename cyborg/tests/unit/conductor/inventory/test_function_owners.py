@@ -20,20 +20,22 @@ SERVER, OTHER = str(uuid4()), str(uuid4())
 
 @pytest.fixture
 def owners(engine: sa.Engine) -> FunctionOwners:
-    """Handles of a server, free, leased, of an external driver, of mdev, elsewhere, of a VF."""
+    """Handles of a server, free, leased, of an external driver, of mdev, elsewhere, of VFs."""
     rows.insert_card(engine, handles=5)
     rows.insert_card(engine, "compute-2", "0000:02:00.0", handles=1)
     rows.insert_card(engine, address="0000:03:00.0", handles=1)
+    rows.insert_card(engine, address="0000:04:00.0", handles=1)
     profile = rows.insert_profile(engine)
-    kinds = ("PCI", "PCI", "PCI", "PCI", "MDEV", "PCI", "PCI")
-    instances = (SERVER, None, None, SERVER, SERVER, SERVER, SERVER)
+    kinds = ("PCI", "PCI", "PCI", "PCI", "MDEV", "PCI", "PCI", "VFIO")
+    instances = (SERVER, None, None, SERVER, SERVER, SERVER, SERVER, SERVER)
     addresses = [f"0000:01:00.{n}" for n in range(3)]
-    addresses += ["port-3", "mdev", "0000:02:00.0", "0000:03:02.1"]
+    addresses += ["port-3", "mdev", "0000:02:00.0", "0000:03:02.1", "0000:04:02.1"]
     handles = sorted(rows.read(engine, schema.attach_handles), key=lambda row: row["id"])
     for number, handle in enumerate(handles):
         values: dict[str, Any] = {"type": kinds[number], "address": addresses[number]}
-        if number == 6:
-            values["info"] = {"domain": "0000", "bus": "03", "device": "02", "function": "1"}
+        if number in (6, 7):
+            bus = {6: "03", 7: "04"}[number]
+            values["info"] = {"domain": "0000", "bus": bus, "device": "02", "function": "1"}
         if number != 1:
             instance = instances[number]
             rows.insert_arq(
@@ -57,12 +59,16 @@ def owners(engine: sa.Engine) -> FunctionOwners:
         ("compute-1", SERVER, "0000:03:02.1", "instance"),
         ("compute-1", SERVER, "0000:03:00.0", "other"),
         ("compute-1", SERVER, "0000:03:02.2", None),
+        ("compute-1", SERVER, "0000:04:02.1", "instance"),
+        ("compute-1", OTHER, "0000:04:02.1", "other"),
+        ("compute-1", SERVER, "0000:04:00.0", "other"),
         ("compute-1", SERVER, "0000:02:00.0", None),
         ("compute-3", SERVER, "0000:01:00.0", None),
     ],
     ids=[
         *("same instance", "other spelling", "other instance", "free", "lease", "address in info"),
         *("parent of a mediated device", "virtual", "its physical", "its free sibling"),
+        *("a vGPU", "a vGPU of another instance", "the card of a vGPU"),
         *("other host", "unknown host"),
     ],
 )

@@ -122,15 +122,20 @@ def test_mode_next_boot_of_a_mediated_device_is_refused_with_the_other_mode() ->
     with pytest.raises(Conflict, match="use the mode live") as found:
         check_mode({"PCI", "MDEV"}, Mode.NEXT_BOOT, "profile vgpu")
     assert found.value.details["field"] == "mode"
+    with pytest.raises(Conflict, match=r"the agent attaches.*use the mode live") as found:
+        check_mode({"PCI", "VFIO"}, Mode.NEXT_BOOT, "profile vgpu")
+    assert found.value.details["field"] == "mode"
     check_mode({"PCI", "TEST_PCI"}, Mode.NEXT_BOOT, "profile fpga")
     check_mode(set(), Mode.NEXT_BOOT, "profile fpga")
     for mode in (Mode.LIVE, Mode.HOST):
-        check_mode({"MDEV"}, mode, "profile vgpu")
+        check_mode({"MDEV", "VFIO"}, mode, "profile vgpu")
 
 
 def test_successor_of_a_mediated_device_is_refused() -> None:
     with pytest.raises(Conflict, match="gets no successor"):
         check_exchangeable({"MDEV"}, "c")
+    with pytest.raises(Conflict, match=r"the agent attaches.* it gets no successor"):
+        check_exchangeable({"VFIO"}, "c")
     check_exchangeable({"PCI"}, "c")
     assert (
         has_mediated_device(()),

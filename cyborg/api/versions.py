@@ -18,7 +18,7 @@
      explanations and the capacity of a device profile; limits and their usage; ``maintenance``
      in devices, and maintenance windows; the removal of a host; the summary of the cloud; hosts;
      ``use`` in devices; ``with_count`` in lists; filters by ``name``, ``address`` and
-     ``rp_uuid``
+     ``rp_uuid``; ``attached_at`` and ``attach_error`` in accelerator requests
 ==== ==========================================================================
 """
 

@@ -15,8 +15,8 @@ SHORT = formatting.columns_of(
 )
 LONG = formatting.columns_of(
     "attach_handle_type=Handle, attach_handle_info=Handle info, device_profile_group_id=Group, "
-    "device_rp_uuid=Provider, attach_handle_uuid=Handle UUID, project_id=Project, created_at, "
-    "updated_at",
+    "device_rp_uuid=Provider, attach_handle_uuid=Handle UUID, project_id=Project, attached_at, "
+    "attach_error, created_at, updated_at",
     after=SHORT,
 )
 

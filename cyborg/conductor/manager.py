@@ -61,6 +61,7 @@ def make_handlers(conductor: Conductor) -> Mapping[str, Callable[..., Any]]:
         "limits_get": conductor.limits.get,
         "job_cancel": conductor.rollouts.cancel,
         "get_guest_devices": conductor.attachment_runner.guests.list_of_host,
+        "report_guest_devices": conductor.guest_deliveries.record,
         "find_function_owners": conductor.function_owners.find,
         "get_desired_backends": conductor.rollouts.get_desired_state,
         "report_backend_outcomes": conductor.rollouts.record_outcomes,

@@ -10,6 +10,7 @@ from oslo_config import cfg
 from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement
 from cyborg.conductor.attachments.attachments import Attachments
+from cyborg.conductor.attachments.deliveries import GuestDeliveries
 from cyborg.conductor.attachments.devices import AttachedDevices
 from cyborg.conductor.attachments.runner import AttachmentRunner
 from cyborg.conductor.audit.repair import RepairExecutor
@@ -94,6 +95,7 @@ class Conductor:
     drivers: Drivers
     failure_detector: FailureDetector
     function_owners: FunctionOwners
+    guest_deliveries: GuestDeliveries
     hosts: Hosts
     instance_watcher: InstanceWatcher | None
     jobs: JobDispatcher
@@ -298,6 +300,7 @@ def build_conductor(
         drivers=Drivers(uow, rollout_task.wake, publisher_task.wake, find=driver_lookup.find),
         failure_detector=failure_detector,
         function_owners=FunctionOwners(uow),
+        guest_deliveries=GuestDeliveries(uow, recorder, outbox_task.wake, metrics),
         hosts=hosts,
         instance_watcher=watcher,
         jobs=jobs,

@@ -47,6 +47,14 @@ class Event(DescribedEnum):
         "accelerator_request.restore.error",
         "The device of a bound ARQ could not be prepared again; this is retried.",
     )
+    REQUEST_ATTACHED = (
+        "accelerator_request.attach.end",
+        "The running guest got the device of a bound ARQ from the agent of its host.",
+    )
+    ATTACH_FAILED = (
+        "accelerator_request.attach.error",
+        "A running guest lacks the device of a bound ARQ for too long; this is retried.",
+    )
     PROFILE_CREATED = "device_profile.create.end", "A device profile was created."
     PROFILE_DELETED = "device_profile.delete.end", "A device profile was deleted."
     DEVICE_ENABLED = "device.enable.end", "An operator enabled a device."

@@ -218,10 +218,7 @@ class ConductorAPI(Protocol):
         """
 
     def attribute_create(self, deployable: str, key: str, value: str) -> dict[str, Any]:
-        """Create an attribute of a deployable, return its row.
-
-        Raise Invalid, NotFound, Conflict.
-        """
+        """Create an attribute and return its row. Raise Invalid, NotFound, Conflict."""
 
     def attribute_delete(self, uuid: str) -> None:
         """Delete an operator's attribute. Raise Invalid, NotFound."""
@@ -287,10 +284,7 @@ class ConductorAPI(Protocol):
         """Enable a device, or set it to maintaining. Raise Invalid, NotFound."""
 
     def device_maintain(self, request: Plain) -> None:
-        """Begin or change the maintenance window of a device.
-
-        Raise Invalid, NotFound, Conflict.
-        """
+        """Begin or change a maintenance window. Raise Invalid, NotFound, Conflict."""
 
     def device_end_maintenance(self, uuid: str) -> None:
         """End the maintenance window of a device now. Raise Invalid, NotFound, WrongState."""
@@ -405,11 +399,17 @@ class ConductorAPI(Protocol):
         """Cancel a driver job, or one that drains a device. Raise Invalid, NotFound, WrongState."""
 
     def get_guest_devices(self, host: str, epoch: str) -> dict[str, Any]:
-        """Return the devices that the running guests of a host must have.
+        """Return the devices that the running guests of a host must have from its agent.
 
-        The answer is ``{"devices": [{"instance", "ready", "arq"}]}``; ``arq`` has the fields of the
-        REST API that ``cyborg.os_acc`` needs, and ``ready`` is false while a job prepares the
-        device. Raise Invalid, Stale.
+        The answer is ``{"devices": [{"instance", "ready", "arq", "attached", "error"}]}``; ``arq``
+        has the fields of the REST API that ``cyborg.os_acc`` needs, ``ready`` is false while a job
+        prepares the device, the others are from the last report. Raise Invalid, Stale.
+        """
+
+    def report_guest_devices(self, host: str, epoch: str, devices: Sequence[Plain]) -> None:
+        """Report whether running guests have their devices (``core.attachments.delivery``).
+
+        Raise Invalid, Stale.
         """
 
     def find_function_owners(self, host: str, functions: Sequence[Plain]) -> dict[str, Any]:

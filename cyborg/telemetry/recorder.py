@@ -102,6 +102,11 @@ BIND_SECONDS = _define(
     ("stage",),
     _STAGES,
 )
+GUEST_DEVICES = _define(
+    "cyborg_guest_devices_total",
+    "Devices that agents attached to running guests, or could not: attached, failed.",
+    ("outcome",),
+)
 DELIVERY_SECONDS = _define(
     "cyborg_outbox_delivery_seconds",
     "Seconds from the commit of an outbox message to its delivery.",

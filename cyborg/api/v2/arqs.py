@@ -16,16 +16,29 @@ from cyborg.db.binding import read
 
 PATHS = ("/hostname", "/device_rp_uuid", "/instance_uuid", "/project_id")
 PROJECT_SINCE = (2, 1)
-STATE_SINCE = (2, 6)
+STATE_SINCE = ATTACHED_SINCE = (2, 6)
 
 
 class AcceleratorRequest(
-    types.JsonObject, row=read.ArqRow, without=("group", "resource_class"), links=True
+    types.JsonObject,
+    row=read.ArqRow,
+    without=("group", "resource_class", "attached_at", "attach_error"),
+    links=True,
 ):
     """An accelerator request (ARQ)."""
 
     # Declared: the row has any JSON value, and clients expect texts.
     attach_handle_info = types.required({str: str})
+
+
+class AcceleratorRequestV26(
+    AcceleratorRequest, row=read.ArqRow, only=("attached_at", "attach_error")
+):
+    """An accelerator request (ARQ), as versions from 2.6 on show it.
+
+    Both new fields are for a device that the agent attaches, and not Nova, otherwise null: since
+    when the guest has the device, and why a running guest lacks it.
+    """
 
 
 class AcceleratorRequestCreate(types.JsonObject):
@@ -48,11 +61,18 @@ Patch = types.Validated(
 )
 
 
+def show(request: RequestContext, row: read.ArqRow) -> dict[str, Any]:
+    """Return an accelerator request as JSON."""
+    kind = AcceleratorRequest if request.version < ATTACHED_SINCE else AcceleratorRequestV26
+    return request.serialize(kind, row, ARQS.name)
+
+
 ARQS = Collection(
     "accelerator_requests",
     "arq",
     read,
-    AcceleratorRequest,
+    AcceleratorRequestV26,
+    show=show,
     key="arqs",
     noun="accelerator request",
     scoped=True,

@@ -13,7 +13,7 @@ from cyborg.api import types
 from cyborg.api.controller import RequestContext, Resource
 from cyborg.api.operation import Collection
 from cyborg.api.v2 import explanations
-from cyborg.api.v2.arqs import ARQS, AcceleratorRequest
+from cyborg.api.v2.arqs import ARQS, AcceleratorRequestV26
 from cyborg.core.binding.profile import hidden_profile_name, parse_groups
 from cyborg.core.contexts import context as core
 from cyborg.core.contexts.states import ContextState
@@ -61,7 +61,7 @@ class DeviceContextDetail(DeviceContext):
     ``POST /v2/accelerator_requests`` with the hidden profile replaces them by new ones.
     """
 
-    arqs = types.required([AcceleratorRequest])
+    arqs = types.required([AcceleratorRequestV26])
 
 
 class DeviceContextCreate(types.JsonObject):

@@ -265,7 +265,13 @@ class Guests:
             raise make_stale_error(host, epoch)
         return {
             "devices": [
-                {"instance": row["instance_uuid"], "ready": bool(row["ready"]), "arq": _to_arq(row)}
+                {
+                    "instance": row["instance_uuid"],
+                    "ready": bool(row["ready"]),
+                    "arq": _to_arq(row),
+                    "attached": row["attached_at"] is not None,
+                    "error": row["attach_error"],
+                }
                 for row in rows
             ]
         }

@@ -207,6 +207,8 @@ def to_response(row: store.NewArqRow) -> dict[str, Any]:
         "attach_handle_type": "",
         "attach_handle_uuid": None,
         "attach_handle_info": {},
+        "attached_at": None,
+        "attach_error": None,
         "created_at": to_iso(row["created_at"]),
         "updated_at": None if updated_at is None else to_iso(updated_at),
     }

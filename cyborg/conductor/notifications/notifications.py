@@ -200,6 +200,14 @@ class ArqEventRecorder:
         """Record that a host could not prepare the devices of Bound ARQs again, and will retry."""
         self._add(tx, self._build(Event.RESTORE_FAILED, rows, error=error))
 
+    def record_attached(self, tx: sa.Connection, rows: Rows) -> None:
+        """Record that running guests got the devices of Bound ARQs. Nova gets no event."""
+        self._add(tx, self._build(Event.REQUEST_ATTACHED, rows))
+
+    def record_attach_failed(self, tx: sa.Connection, rows: Rows, error: str) -> None:
+        """Record that running guests lack the devices of Bound ARQs; the agent will retry."""
+        self._add(tx, self._build(Event.ATTACH_FAILED, rows, error=error))
+
     def _build(
         self, event: Event, rows: Iterable[Mapping[Any, Any]], **common: Any
     ) -> list[Message]:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the attach handles of attachments, for the mode and the guest of an attachment.
+"""Read the attach handles of attachments, and those that agents attach to guests.
 
-The type of a handle decides in which mode it can be attached; agents attach the devices to running
-guests.
+The type of a handle decides in which mode it can be attached, and whether Nova attaches it.
 """
 
 from collections.abc import Collection
+from datetime import datetime
 from typing import Any, TypedDict
 
 import sqlalchemy as sa
@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from cyborg.core.attachments.attachment import AttachmentState, Mode
 from cyborg.core.binding.states import OWNING_STATES, ArqState
 from cyborg.core.hosts import AGENT, LIVE_ATTACH
+from cyborg.core.inventory.device import HandleType
 from cyborg.core.jobs.job import JobState
 from cyborg.db import joins
 from cyborg.db.rows import fetch_all, row_columns
@@ -76,7 +77,7 @@ def _group(tx: sa.Connection, query: sa.Select[Any]) -> dict[Any, set[str]]:
 
 
 class GuestDeviceRow(TypedDict):
-    """An ARQ of an attachment, its handle, and the addresses of its device.
+    """An ARQ, its handle, and the addresses of its device.
 
     ``ready`` is whether no job prepares the device, such as one after a reboot of the host.
     """
@@ -87,6 +88,8 @@ class GuestDeviceRow(TypedDict):
     attach_handle_type: str
     attach_handle_uuid: str
     attach_handle_info: dict[str, Any]
+    attached_at: datetime | None
+    attach_error: str | None
     handle: str
     deployable: str
     device: str
@@ -102,7 +105,6 @@ _QUERY = (
             GuestDeviceRow,
             arqs,
             devices,
-            instance_uuid=attachments.c.instance_uuid,
             attach_handle_type=attach_handles.c.type,
             attach_handle_uuid=attach_handles.c.uuid,
             attach_handle_info=attach_handles.c.info,
@@ -111,7 +113,6 @@ _QUERY = (
             ready=sa.not_(_OPEN_JOB),
         )
     )
-    .join(attachments, attachments.c.id == arqs.c.attachment_id)
     .join(attach_handles, attach_handles.c.arq_id == arqs.c.id)
     .join(deployables, deployables.c.id == attach_handles.c.deployable_id)
     .join(devices, devices.c.id == deployables.c.device_id)
@@ -137,15 +138,23 @@ def all_ready(tx: sa.Connection, id_: int) -> bool:
 
 
 def of_host(tx: sa.Connection, host: str) -> list[GuestDeviceRow]:
-    """Return the devices of a host that running guests must have.
+    """Return the devices of a host that its agent attaches to running guests.
 
-    An attachment that is being attached or detached is left out: its own jobs change the guest.
+    These are the devices of attachments, and those of other ARQs that Nova does not attach. An
+    attachment that is being attached or detached is left out: its own jobs change the guest.
     """
-    query = _QUERY.where(
+    is_attached = sa.and_(
+        attachments.c.mode == Mode.LIVE, attachments.c.state == AttachmentState.ATTACHED
+    )
+    is_ignored_by_nova = sa.and_(
+        attach_handles.c.type == HandleType.VFIO,
+        arqs.c.attachment_id.is_(None),
+        arqs.c.instance_uuid.is_not(None),
+    )
+    query = _QUERY.outerjoin(attachments, attachments.c.id == arqs.c.attachment_id).where(
         devices.c.host == host,
-        attachments.c.mode == Mode.LIVE,
-        attachments.c.state == AttachmentState.ATTACHED,
         arqs.c.state == ArqState.BOUND,
+        sa.or_(is_attached, is_ignored_by_nova),
     )
     return fetch_all(GuestDeviceRow, tx.execute(query))
 

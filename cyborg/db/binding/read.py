@@ -29,6 +29,8 @@ class ArqRow(TypedDict):
     attach_handle_type: str
     attach_handle_uuid: str | None
     attach_handle_info: dict[str, Any]
+    attached_at: datetime | None
+    attach_error: str | None
     created_at: datetime
     updated_at: datetime | None
 

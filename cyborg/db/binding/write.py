@@ -55,6 +55,8 @@ class ArqRow(NewArqRow):
     orphan_since: datetime | None
     attachment_id: int | None
     hidden: bool
+    attached_at: datetime | None
+    attach_error: str | None
     label_name: str | None
     label_description: str | None
     label_tags: list[str] | None
@@ -345,6 +347,21 @@ def clear_job(tx: sa.Connection, ids: Collection[int]) -> None:
     )
 
 
+def record_delivery(
+    tx: sa.Connection, ids: Collection[int], *, attached_at: datetime | None, error: str | None
+) -> None:
+    """Record whether running guests have the devices of ARQs, which the caller has locked."""
+    bulk.update_where(
+        tx,
+        arqs.c.id,
+        ids,
+        attached_at=attached_at,
+        attach_error=error,
+        # The orphan collector uses updated_at as the time of the bind.
+        updated_at=arqs.c.updated_at,
+    )
+
+
 def unbind(tx: sa.Connection, ids: Collection[int], jobs_by_arq: Mapping[int, int]) -> int:
     """Mark ARQs Unbound, clear their host and instance; return how many were changed.
 
@@ -362,6 +379,8 @@ def unbind(tx: sa.Connection, ids: Collection[int], jobs_by_arq: Mapping[int, in
         instance_slot=None,
         job_id=_case_by_id(jobs_by_arq) if jobs_by_arq else None,
         orphan_since=None,
+        attached_at=None,
+        attach_error=None,
         owner_verified=True,
         attachment_id=sa.case((arqs.c.context_id.is_(None), arqs.c.attachment_id)),
         hidden=sa.and_(arqs.c.context_id.is_(None), arqs.c.hidden),

@@ -20,6 +20,7 @@ from cyborg.clients.placement import Placement
 from cyborg.conductor.wiring import Conductor, build_conductor
 from cyborg.core.binding.accelerator import AcceleratorState
 from cyborg.db import schema
+from cyborg.db.attachments import handles as guest_devices
 from cyborg.db.backends import read as backends
 from cyborg.db.binding import accelerators
 from cyborg.db.orphans import write as orphans
@@ -154,6 +155,20 @@ def test_searches_of_the_failure_detector_and_the_orphan_scan(cloud: sa.Engine) 
         (last,) = orphans.next_bound(tx, "8", 0, 1)
         assert len(orphans.next_bound(tx, last["device_rp_uuid"], last["id"], 500)) == 500
     assert len(recorded.found) == 5
+    check(cloud, recorded)
+
+
+def test_devices_that_an_agent_attaches_read_only_its_host(cloud: sa.Engine) -> None:
+    with costs.record(cloud) as recorded, cloud.begin() as tx:
+        host = tx.scalar(sa.select(sa.func.min(schema.devices.c.host)))
+        cards = sa.select(schema.deployables.c.id).where(schema.deployables.c.host == host)
+        of_host = schema.attach_handles.c.deployable_id.in_(tx.scalars(cards).all())
+        tx.execute(sa.update(schema.attach_handles).where(of_host).values(type="VFIO"))
+        recorded.found.clear()
+        found = guest_devices.of_host(tx, str(host))
+        tx.rollback()
+    assert len(found) > SIZE.devices
+    assert len(recorded.found) == 1
     check(cloud, recorded)
 
 

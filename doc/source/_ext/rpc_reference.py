@@ -33,6 +33,7 @@ CALLERS = dict.fromkeys(
         "discovery_done",
         "get_desired_backends",
         "get_guest_devices",
+        "report_guest_devices",
         "find_function_owners",
         "report_backend_outcomes",
         "job_done",

@@ -55,7 +55,7 @@ def test_shown_context_has_its_arqs(api: ApiEnv) -> None:
     assert [arq["device_profile_group_id"] for arq in shown["arqs"]] == [0, 1, 1]
     assert [api.get(f"{ARQS}/{arq['uuid']}") for arq in shown["arqs"]] == shown["arqs"]
     body = {"device_profile_name": context["hidden_profile"]}
-    created = api.call("POST", ARQS, body).json["arqs"]
+    created = api.call("POST", ARQS, body, LATEST).json["arqs"]
     assert api.get(path)["arqs"] == created != shown["arqs"]
 
 

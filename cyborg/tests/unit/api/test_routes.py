@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from oslo_policy import policy
 from wsme import types as wtypes
 
@@ -129,6 +130,18 @@ def test_device_has_no_status_before_2_3(api: ApiEnv) -> None:
     for version, has_status in (("2.0", False), ("2.2", False), ("2.3", True), ("2.4", True)):
         (device,) = api.get("/v2/devices", version)["devices"]
         assert ("status" in device) is has_status
+
+
+def test_accelerator_request_has_no_attachment_before_2_6(api: ApiEnv) -> None:
+    api.create_profile(**{"resources:FPGA": "1"})
+    api.create_arqs()
+    with api.engine.begin() as tx:
+        tx.execute(sa.update(schema.arqs).values(attach_error="No more available PCI slots"))
+    for version in ("2.0", "2.5"):
+        (arq,) = api.get(ARQS, version)["arqs"]
+        assert arq.keys().isdisjoint({"attached_at", "attach_error"})
+    (arq,) = api.get(ARQS, "2.6")["arqs"]
+    assert (arq["attached_at"], arq["attach_error"]) == (None, "No more available PCI slots")
 
 
 def test_write_request_makes_one_rpc_call(api: ApiEnv) -> None:

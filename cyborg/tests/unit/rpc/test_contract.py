@@ -36,6 +36,7 @@ GOLDEN = {
         "report_backend_outcomes": "1.0 (host, epoch, generation, outcomes)",
         "get_desired_backends": "1.0 (host, epoch)",
         "get_guest_devices": "1.0 (host, epoch)",
+        "report_guest_devices": "1.0 (host, epoch, devices)",
         "find_function_owners": "1.0 (host, functions)",
         "deployable_program": "1.0 (uuid, image_uuid)",
         "device_context_bind": "1.0 (uuid, target, project_scope)",

@@ -109,6 +109,28 @@ def test_equal_calls_are_executed_separately(engine: sa.Engine) -> None:
     assert len(rows.read(engine, schema.idempotency_keys)) == 3
 
 
+def test_copy_of_a_report_of_guests_records_nothing(sqlite_engine: sa.Engine) -> None:
+    engine = sqlite_engine
+    rows.insert_card(engine, handles=1)
+    rows.insert_agent(engine)
+    (agent,) = rows.read(engine, schema.services)
+    uuid = rows.insert_arq(
+        engine, rows.insert_profile(engine), state="Bound", instance_uuid=agent["uuid"]
+    )
+    (arq,) = rows.read(engine, schema.arqs)
+    (handle,) = rows.read(engine, schema.attach_handles)
+    rows.update(engine, schema.attach_handles, handle["id"], type="VFIO", arq_id=arq["id"])
+    endpoint, ctxt = conductor(engine), call()
+    report = {"host": "compute-1", "epoch": agent["epoch"], "devices": [{"arq": uuid}]}
+    recorded = []
+    for _ in range(2):
+        endpoint.report_guest_devices(ctxt, **report)
+        recorded += [row["attached_at"] for row in rows.read(engine, schema.arqs)]
+        rows.update(engine, schema.arqs, arq["id"], attached_at=None)
+    assert recorded[0] is not None
+    assert recorded[1] is None
+
+
 @pytest.mark.slow
 def test_copy_that_would_fail_gets_first_answer(engine: sa.Engine) -> None:
     first, second = conductor(engine), conductor(engine)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Record whether running guests have the devices that agents attach to them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from cyborg.conductor.common.calls import make_stale_error
+from cyborg.conductor.notifications.notifications import ArqEventRecorder
+from cyborg.core.attachments.delivery import load_deliveries
+from cyborg.core.binding.states import ArqState
+from cyborg.core.log import get_logger
+from cyborg.core.validation import check_text, parse_uuid
+from cyborg.db.attachments import handles
+from cyborg.db.binding import write as arqs
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.telemetry.recorder import GUEST_DEVICES, MetricRecorder
+
+LOG = get_logger(__name__)
+
+Rows = list[arqs.ArqRow]
+
+
+@dataclass(frozen=True, slots=True)
+class GuestDeliveries:
+    """Recorder of the reports of agents. ``wake_outbox`` is called after a commit that adds events.
+
+    A report changes no state of an ARQ: a guest may get its device at any later check.
+    """
+
+    uow: UnitOfWork
+    recorder: ArqEventRecorder
+    wake_outbox: Callable[[], None]
+    metrics: MetricRecorder
+
+    def record(self, host: str, epoch: str, devices: Any) -> None:
+        """Record a report; see ``rpc.contract``. Ignore ARQs whose devices it is not to attach.
+
+        Raise Invalid, and Stale if the epoch is unknown.
+        """
+        host, epoch = check_text("host", host), parse_uuid(epoch, "epoch")
+        errors = load_deliveries(devices)
+
+        def write(tx: sa.Connection) -> tuple[Rows, Rows]:
+            if not handles.is_current_agent(tx, host, epoch):
+                raise make_stale_error(host, epoch)
+            expected = {row["uuid"] for row in handles.of_host(tx, host)}
+            # Unbound since the last statement, an ARQ may have another device.
+            rows = [
+                row
+                for row in arqs.lock(tx, expected & errors.keys())
+                if row["state"] == ArqState.BOUND and row["instance_uuid"] is not None
+            ]
+            attached = [row for row in rows if errors[row["uuid"]] is None]
+            self._record_attached(tx, attached)
+            return attached, self._record_failed(tx, rows, errors)
+
+        attached, failed = self.uow.run_once(write)
+        for outcome, count in (("attached", len(attached)), ("failed", len(failed))):
+            self.metrics.count(GUEST_DEVICES, outcome, amount=count)
+        for row in failed:
+            LOG.warning(
+                "A running guest lacks the device of an accelerator request, the agent retries: %s",
+                errors[row["uuid"]],
+                host=host,
+                instance=row["instance_uuid"],
+                arq=row["uuid"],
+            )
+        if attached or failed:
+            self.wake_outbox()
+
+    def _record_attached(self, tx: sa.Connection, rows: Rows) -> None:
+        if rows:
+            ids = [row["id"] for row in rows]
+            arqs.record_delivery(tx, ids, attached_at=self.uow.clock(), error=None)
+            self.recorder.record_attached(tx, rows)
+
+    def _record_failed(self, tx: sa.Connection, rows: Rows, errors: dict[str, str | None]) -> Rows:
+        """Record the errors; return the ARQs that had none before, of which listeners learn."""
+        new: Rows = []
+        # Few texts: a host has one reason for all its guests, or one guest has a reason.
+        for text in sorted({error for row in rows if (error := errors[row["uuid"]]) is not None}):
+            found = [row for row in rows if errors[row["uuid"]] == text]
+            arqs.record_delivery(tx, [row["id"] for row in found], attached_at=None, error=text)
+            first = [row for row in found if row["attach_error"] is None]
+            self.recorder.record_attach_failed(tx, first, text)
+            new += first
+        return new

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether running guests have the devices that the agent attaches to them.
+
+Nova attaches the devices of most ARQs when it starts a guest. The agent attaches those of VFIO
+handles, and of attachments in the mode live that Nova ignores, after each start of the guest. It
+reports a device that it has attached, and one that a running guest still lacks after a time. The
+conductor tells the agent what it has recorded, so that neither a restart of the agent nor a lost
+report leaves a wrong record.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cyborg.core.codec import Serializable, wire
+from cyborg.core.errors import Invalid
+from cyborg.core.text import sanitize
+from cyborg.core.validation import malformed, parse_uuid
+
+MAX_DELIVERIES = 512  # in one report, which then is below the limit of a message
+MAX_ERROR = 1000  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery(Serializable):
+    """What the agent knows of the device of an ARQ: the running guest has it, or why it has not."""
+
+    arq: str = field(metadata=wire(load=lambda value: parse_uuid(value, "devices['arq']")))
+    error: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.error is not None:
+            text = sanitize(self.error, MAX_ERROR) or "no reason is known"
+            object.__setattr__(self, "error", text)
+
+
+def load_deliveries(devices: Any) -> dict[str, str | None]:
+    """Return the error of each ARQ of a report, None if its guest has the device. Raise Invalid."""
+    if not isinstance(devices, list) or len(devices) > MAX_DELIVERIES:
+        raise Invalid(
+            f"devices must be a list of at most {MAX_DELIVERIES} objects", field="devices"
+        )
+    with malformed("device", "devices"):
+        found = [Delivery.from_dict(device) for device in devices]
+    return {delivery.arq: delivery.error for delivery in found}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Result of one check of a device.
+
+    ``is_attached`` is None if nothing is known, such as while the hypervisor does not answer;
+    ``error`` then is the reason. ``is_new`` is whether the check has attached the device.
+    """
+
+    is_attached: bool | None
+    error: str = ""
+    is_new: bool = False
+
+
+class DeliveryRecord:
+    """What the agent has to report of the devices of its guests. Not thread-safe.
+
+    A running guest may lack a device for ``timeout`` seconds before that is an error.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._missing_since: dict[str, float] = {}
+        self._unconfirmed: dict[str, Delivery] = {}
+
+    def update(
+        self,
+        recorded: Mapping[str, tuple[bool, str | None]],
+        outcomes: Mapping[str, Outcome],
+        now: float,
+    ) -> list[Delivery]:
+        """Return what to report after a check at ``now``, in monotonic seconds.
+
+        ``recorded`` is what the conductor has recorded of each ARQ: whether the guest has the
+        device, and the error. ``outcomes`` has no device whose guest does not run.
+        """
+        for known in (self._missing_since, self._unconfirmed):
+            for arq in known.keys() - recorded.keys():
+                del known[arq]
+        for arq, (attached, error) in recorded.items():
+            outcome = outcomes.get(arq)
+            if outcome is None:
+                self._missing_since.pop(arq, None)
+                self._unconfirmed.pop(arq, None)
+            elif outcome.is_attached:
+                self._missing_since.pop(arq, None)
+                if outcome.is_new or not attached or error is not None:
+                    self._unconfirmed[arq] = Delivery(arq)
+            # A guest that had its device keeps it while the hypervisor does not answer.
+            elif outcome.is_attached is not None or not attached:
+                since = self._missing_since.setdefault(arq, now)
+                found = Delivery(arq, outcome.error)
+                if now >= since + self._timeout and found.error != error:
+                    self._unconfirmed[arq] = found
+        return list(self._unconfirmed.values())
+
+    def confirm(self) -> None:
+        """Note that the conductor has the last report."""
+        self._unconfirmed.clear()
+
+    def next_deadline(self, now: float) -> float | None:
+        """Return the seconds until another device is missing for too long, None if none will be."""
+        left = [since + self._timeout - now for since in self._missing_since.values()]
+        return min((seconds for seconds in left if seconds > 0), default=None)

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an agent reports of the devices that it attaches to guests."""
+
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cyborg.core.attachments.delivery import (
+    MAX_DELIVERIES,
+    MAX_ERROR,
+    Delivery,
+    DeliveryRecord,
+    Outcome,
+    load_deliveries,
+)
+from cyborg.core.errors import Invalid
+
+ARQ = "c2f0c1b0-2c4b-4f59-8f39-0d6d1d2f7c11"
+Recorded = tuple[bool, str | None]
+NOT_RECORDED: Recorded = (False, None)
+ATTACHED: Recorded = (True, None)
+HAS, NEW = Outcome(is_attached=True), Outcome(is_attached=True, is_new=True)
+LACKS = Outcome(is_attached=False, error="No more available PCI slots")
+UNKNOWN = Outcome(None, "libvirt does not answer")
+TIMEOUT = 60.0
+
+
+def update(
+    record: DeliveryRecord,
+    outcome: Outcome | None,
+    now: float,
+    recorded: Recorded = NOT_RECORDED,
+) -> list[str | None]:
+    """Return the errors that are reported after a check of one device."""
+    outcomes = {} if outcome is None else {ARQ: outcome}
+    return [delivery.error for delivery in record.update({ARQ: recorded}, outcomes, now)]
+
+
+def test_update_device_that_the_guest_has_is_reported_until_it_is_recorded() -> None:
+    record = DeliveryRecord(TIMEOUT)
+    assert update(record, HAS, 0.0) == [None]
+    assert update(record, HAS, 1.0) == [None]
+    record.confirm()
+    assert update(record, HAS, 2.0, ATTACHED) == []
+    assert update(record, HAS, 3.0, (False, "an error")) == [None]
+
+
+def test_update_device_that_was_attached_again_is_reported_although_it_is_recorded() -> None:
+    record = DeliveryRecord(TIMEOUT)
+    assert update(record, NEW, 0.0, ATTACHED) == [None]
+    # The report was lost, and the next check finds the device.
+    assert update(record, HAS, 1.0, ATTACHED) == [None]
+    record.confirm()
+    assert update(record, HAS, 2.0, ATTACHED) == []
+
+
+@pytest.mark.parametrize("recorded", [NOT_RECORDED, ATTACHED])
+def test_update_missing_device_is_an_error_after_the_timeout(
+    recorded: Recorded,
+) -> None:
+    record = DeliveryRecord(TIMEOUT)
+    assert update(record, LACKS, 10.0, recorded) == []
+    assert record.next_deadline(30.0) == 40.0
+    assert update(record, LACKS, 69.9, recorded) == []
+    assert update(record, LACKS, 70.0, recorded) == [LACKS.error]
+    assert record.next_deadline(70.0) is None
+    record.confirm()
+    assert update(record, LACKS, 80.0, (False, LACKS.error)) == []
+    other = Outcome(is_attached=False, error="device is in use")
+    assert update(record, other, 90.0, (False, LACKS.error)) == [other.error]
+
+
+def test_update_guest_that_does_not_run_lacks_nothing() -> None:
+    record = DeliveryRecord(TIMEOUT)
+    assert update(record, LACKS, 0.0) == []
+    assert update(record, LACKS, 60.0) == [LACKS.error]
+    assert update(record, None, 61.0) == []
+    # The next start has the whole time.
+    assert update(record, LACKS, 100.0) == []
+    assert update(record, LACKS, 160.0) == [LACKS.error]
+
+
+def test_update_silent_hypervisor_is_an_error_only_of_a_guest_without_its_device() -> None:
+    record = DeliveryRecord(TIMEOUT)
+    assert update(record, UNKNOWN, 0.0, ATTACHED) == []
+    assert update(record, UNKNOWN, 1000.0, ATTACHED) == []
+    assert update(record, UNKNOWN, 1001.0) == []
+    assert update(record, UNKNOWN, 1061.0) == [UNKNOWN.error]
+
+
+def test_update_unbound_arq_is_forgotten() -> None:
+    record = DeliveryRecord(TIMEOUT)
+    assert update(record, LACKS, 0.0) == []
+    assert update(record, LACKS, 60.0) == [LACKS.error]
+    assert record.update({}, {}, 61.0) == []
+    assert record.next_deadline(61.0) is None
+    assert update(record, LACKS, 62.0) == []
+
+
+@given(st.lists(st.sampled_from([HAS, NEW, LACKS, UNKNOWN, None]), max_size=30), st.data())
+def test_record_of_the_conductor_ends_with_the_state_of_the_guest(
+    outcomes: list[Outcome | None], data: st.DataObject
+) -> None:
+    """Whatever reports are lost, and whenever the agent starts again."""
+    record, now, recorded = DeliveryRecord(TIMEOUT), 0.0, NOT_RECORDED
+    for outcome in [*outcomes, HAS, HAS, LACKS, LACKS, LACKS]:
+        now += 61.0
+        if data.draw(st.booleans()):
+            record = DeliveryRecord(TIMEOUT)
+        for error in update(record, outcome, now, recorded):
+            if data.draw(st.booleans()):
+                recorded = (error is None, error)
+                record.confirm()
+    for outcome, expected in ((HAS, ATTACHED), (LACKS, (False, LACKS.error))):
+        for _ in range(3):
+            now += 61.0
+            for error in update(record, outcome, now, recorded):
+                recorded = (error is None, error)
+                record.confirm()
+        assert recorded == expected
+
+
+def test_delivery_error_is_sanitised_and_never_empty() -> None:
+    assert Delivery(ARQ, "a\x00b").error == "a b"
+    assert len(str(Delivery(ARQ, "x" * (2 * MAX_ERROR)).error)) == MAX_ERROR
+    assert Delivery(ARQ, "\x00").error == "no reason is known"
+    assert Delivery.from_dict(Delivery(ARQ).to_dict()) == Delivery(ARQ)
+
+
+def test_load_deliveries_returns_the_error_of_each_arq() -> None:
+    other = str(uuid4())
+    body = [{"arq": ARQ.upper(), "error": None}, {"arq": other, "error": "lost"}, {"arq": ARQ}]
+    assert load_deliveries(body) == {ARQ: None, other: "lost"}
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        None,
+        {},
+        [None],
+        [{}],
+        [{"arq": "x", "error": None}],
+        [{"arq": ARQ, "error": 5}],
+        [{"arq": ARQ}] * (MAX_DELIVERIES + 1),
+    ],
+)
+def test_load_deliveries_malformed_report_is_refused(devices: Any) -> None:
+    with pytest.raises(Invalid) as found:
+        load_deliveries(devices)
+    assert found.value.details["field"]

@@ -41,6 +41,19 @@ LOG = log.get_logger(__name__)
 STOP_TIMEOUT = 5.0  # seconds that a stop waits for work in progress
 
 
+def _report_job(
+    reporter: heartbeat.Reporter,
+    guests: reassertion.LiveGuests | None,
+    job: str,
+    state: str,
+    error: str | None,
+) -> None:
+    """Queue the outcome of a job; a guest may wait for the device that the job has prepared."""
+    reporter.add_job_outcome(job, state, error)
+    if guests is not None:
+        guests.reasserter.notice_job()
+
+
 class AgentService:
     """One agent; a process can run several agents. The caller closes the transport."""
 
@@ -123,7 +136,7 @@ class AgentService:
             registry,
             checkpoint,
             conf.agent.max_concurrent_jobs,
-            reporter.add_job_outcome,
+            partial(_report_job, reporter, guests),
             removed_driver=lambda name: factory.removed_driver(name, state_file.backends.get(name)),
             count_undelivered=reporter.count_undelivered,
             guests=None if guests is None else guests.devices,

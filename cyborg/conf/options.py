@@ -208,6 +208,7 @@ LIBVIRT = Section(
     # at all, and the request is repeated.
     cfg.FloatOpt("detach_timeout", default=20.0, min=1.0),
     cfg.FloatOpt("reassert_interval", default=60.0, min=1.0),
+    cfg.FloatOpt("attach_timeout", default=60.0, min=1.0),
 )
 
 API = Section(

@@ -9,6 +9,7 @@ from typing import Any
 
 from cyborg import os_acc
 from cyborg.agent.guests.hypervisor import DeviceAbsent, Domain, GuestBusy, Hypervisor
+from cyborg.core.attachments.delivery import Outcome
 from cyborg.core.errors import CyborgError, DriverFailed, NotFound, Unavailable, WrongState
 from cyborg.core.log import get_logger
 
@@ -27,11 +28,28 @@ class NotRunning(WrongState):
 
 @dataclass(frozen=True, slots=True)
 class GuestDevice:
-    """A device that a running guest must have; not ``ready`` while the host prepares it."""
+    """A device that a running guest must have; not ``ready`` while the host prepares it.
+
+    ``attached`` and ``error`` are what the conductor has recorded of the guest.
+    """
 
     instance: str
     arq: Arq
     ready: bool
+    attached: bool = False
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Result of a check of all guests.
+
+    ``is_complete`` is whether no guest lacks a device and none is being prepared. ``outcomes`` has
+    the device of each ARQ whose guest runs, or cannot be read.
+    """
+
+    is_complete: bool
+    outcomes: Mapping[str, Outcome]
 
 
 @dataclass(eq=False)
@@ -125,25 +143,24 @@ class GuestDevices:
                 )
             self.sleep(POLL_INTERVAL)
 
-    def reassert(self, devices: Sequence[GuestDevice]) -> bool:
-        """Attach the devices that running guests lack; return whether no guest lacks a device now.
+    def reassert(self, devices: Sequence[GuestDevice]) -> Check:
+        """Attach the devices that running guests lack; return which have them now.
 
         Raise Unavailable if the hypervisor does not answer.
         """
         guests: dict[str, list[GuestDevice]] = {}
         for device in devices:
             guests.setdefault(device.instance, []).append(device)
-        # A list and not a generator: all() would stop at the first guest that lacks a device.
-        results = [self._reassert_guest(instance, found) for instance, found in guests.items()]
-        return all(results)
+        outcomes: dict[str, Outcome] = {}
+        for instance, found in guests.items():
+            outcomes |= self._reassert_guest(instance, found)
+        # A guest that does not run lacks nothing: its next start is checked. But a device that is
+        # not ready is checked again soon, because the guest may start before it is.
+        is_complete = all(device.ready and self.is_known(device.arq) for device in devices)
+        return Check(is_complete and all(o.is_attached for o in outcomes.values()), outcomes)
 
-    def _reassert_guest(self, instance: str, devices: Sequence[GuestDevice]) -> bool:
-        """Attach the devices that a guest lacks; return whether it now has all, or does not run."""
-        # Its backend may not have discovered a device yet, such as after a start of the agent.
-        ready = [device.arq for device in devices if device.ready and self.is_known(device.arq)]
-        if not ready:
-            return False
-        complete = len(ready) == len(devices)
+    def _reassert_guest(self, instance: str, devices: Sequence[GuestDevice]) -> dict[str, Outcome]:
+        """Attach the devices that a guest lacks; return nothing of a guest that does not run."""
         try:
             domain = self.hypervisor.describe(instance)
         except CyborgError as exc:
@@ -151,28 +168,44 @@ class GuestDevices:
             LOG.warning(
                 "Cannot check the devices of a running guest: %s", failure, instance=instance
             )
-            return False
+            return {device.arq["uuid"]: Outcome(None, failure) for device in devices}
         if domain is None or domain.running is None:
-            return complete  # the next start of the guest is checked
-        for arq in ready:
+            return {}
+        outcomes: dict[str, Outcome] = {}
+        for device in devices:
+            arq = device.arq
             try:
-                if os_acc.find_alias(arq, domain.running) is None and self._attach(instance, arq):
-                    LOG.info(
-                        "Attached a device again that the guest lacked after its start",
-                        instance=instance,
-                        arq=arq["uuid"],
-                    )
+                outcomes[arq["uuid"]] = self._reassert_device(device, domain.running)
             except (WrongState, NotFound):
                 continue  # a withdrawn device is not wanted; the guest has ended
             except CyborgError as exc:
-                complete = False
+                outcomes[arq["uuid"]] = Outcome(is_attached=False, error=_message_of_guest(exc))
                 LOG.warning(
                     "A running guest may lack a device, and it cannot be attached: %s",
-                    _message_of_guest(exc),
+                    exc.message,
                     instance=instance,
                     arq=arq["uuid"],
                 )
-        return complete
+        return outcomes
+
+    def _reassert_device(self, device: GuestDevice, domain: str) -> Outcome:
+        """Attach a device unless the guest has it. Raise WrongState, NotFound, and others."""
+        arq = device.arq
+        if os_acc.find_alias(arq, domain) is not None:
+            return Outcome(is_attached=True)
+        if not device.ready:
+            return Outcome(is_attached=False, error="the host has not prepared the device yet")
+        if not self.is_known(arq):
+            # Such as after a start of the agent, before the first discovery.
+            return Outcome(is_attached=False, error="no backend of this host has the device")
+        if not self._attach(device.instance, arq):
+            return Outcome(is_attached=True)
+        LOG.info(
+            "Attached a device that the guest lacked after its start",
+            instance=device.instance,
+            arq=arq["uuid"],
+        )
+        return Outcome(is_attached=True, is_new=True)
 
     def _check_known(self, arqs: Sequence[Arq]) -> None:
         """Raise NotFound for a device that no backend has, Unavailable if it may appear soon."""

@@ -10,10 +10,11 @@ from typing import Any
 from oslo_config import cfg
 
 from cyborg.agent.backends.backend import Backend
-from cyborg.agent.guests.devices import GuestDevice, GuestDevices
+from cyborg.agent.guests.devices import Check, GuestDevice, GuestDevices
 from cyborg.agent.guests.function_users import FunctionUsers, RecordFile
 from cyborg.agent.guests.hypervisor import LibvirtDomains, LibvirtHypervisor, find_library
 from cyborg.core import errors, log, naming
+from cyborg.core.attachments.delivery import MAX_DELIVERIES, DeliveryRecord, Outcome
 from cyborg.core.inventory.device import AttachHandle, Deployable, HandleType
 from cyborg.core.inventory.report import BackendStatus
 from cyborg.core.jobs.job import parse_guest_arq
@@ -79,7 +80,8 @@ FIRST_RETRY = 2.0  # seconds until the next check if a guest lacks a device, dou
 class Reasserter(periodic.LoopThread):
     """Thread that compares the running guests with the devices that they must have.
 
-    ``watch`` makes sure that starts of guests are noticed; ``interval`` is in seconds.
+    ``watch`` makes sure that starts of guests are noticed; ``interval`` is in seconds, and so is
+    ``attach_timeout``, after which a device that a running guest lacks is reported as an error.
     """
 
     host: str
@@ -88,18 +90,26 @@ class Reasserter(periodic.LoopThread):
     guests: GuestDevices
     watch: Callable[[], None]
     interval: float
+    attach_timeout: float = 60.0
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         super().__init__("reasserter")
         self._backoff = failures.Backoff(min(FIRST_RETRY, self.interval), self.interval)
         self._log = failures.RateLimitedLogger(self.clock, LOG)
+        self._deliveries = DeliveryRecord(self.attach_timeout)
+        self._awaits_host = False
 
     def notice_start(self) -> None:
         """Check the guests now, and again soon if a guest lacks a device. Thread-safe."""
         # A guest that has just started gets its devices at once, whatever failed for others before.
         self._backoff.reset()
         self.wake()
+
+    def notice_job(self) -> None:
+        """Check the guests now if one waits for host work, of which some has ended. Thread-safe."""
+        if self._awaits_host:
+            self.notice_start()
 
     def run_once(self) -> float:
         """Check all guests; return the seconds until the next check."""
@@ -111,7 +121,7 @@ class Reasserter(periodic.LoopThread):
             devices = load_devices(answer)
             # A malformed device was left out, and its guest may still lack it.
             is_whole = len(devices) == len(answer["devices"])
-            complete = self.guests.reassert(devices) and is_whole
+            complete = self._check(devices) and is_whole
             if self._log.reset():
                 LOG.info("Checking the devices of guests works again")
         except errors.Stale as exc:
@@ -129,7 +139,34 @@ class Reasserter(periodic.LoopThread):
         if complete:
             self._backoff.reset()
             return self.interval
-        return self._backoff.next_delay()
+        delay = self._backoff.next_delay()
+        deadline = self._deliveries.next_deadline(self.clock())
+        return delay if deadline is None else min(delay, deadline)
+
+    def _check(self, devices: Sequence[GuestDevice]) -> bool:
+        """Attach what running guests lack, and report it; return whether no guest lacks a device.
+
+        Raise the errors of the hypervisor and of the conductor.
+        """
+        self._awaits_host = not all(device.ready for device in devices)
+        failure: errors.CyborgError | None = None
+        try:
+            check = self.guests.reassert(devices)
+        except errors.CyborgError as exc:
+            failure = exc
+            unknown = Outcome(None, exc.message)
+            check = Check(
+                is_complete=False, outcomes={device.arq["uuid"]: unknown for device in devices}
+            )
+        recorded = {device.arq["uuid"]: (device.attached, device.error) for device in devices}
+        found = self._deliveries.update(recorded, check.outcomes, self.clock())
+        for begin in range(0, len(found), MAX_DELIVERIES):
+            body = [delivery.to_dict() for delivery in found[begin : begin + MAX_DELIVERIES]]
+            self.conductor.report_guest_devices(self.host, self.epoch, body)
+        self._deliveries.confirm()
+        if failure is not None:
+            raise failure
+        return check.is_complete
 
 
 def load_devices(answer: Any) -> list[GuestDevice]:
@@ -138,7 +175,9 @@ def load_devices(answer: Any) -> list[GuestDevice]:
     for item in answer["devices"]:
         try:
             instance, ready = parse_uuid(item["instance"], "instance"), item["ready"] is True
-            devices.append(GuestDevice(instance, parse_guest_arq(item["arq"]), ready))
+            error = item.get("error")
+            known = item.get("attached") is True, None if error is None else str(error)
+            devices.append(GuestDevice(instance, parse_guest_arq(item["arq"]), ready, *known))
         except (errors.Invalid, KeyError, TypeError) as exc:
             # The guests get their other devices nevertheless.
             LOG.warning("Malformed device of a guest: %s %s", type(exc).__name__, exc)
@@ -180,7 +219,13 @@ def make_guests(
         check_unused=handles.check_unused,
     )
     reasserter = Reasserter(
-        conf.host, epoch, conductor, devices, hypervisor.watch, options.reassert_interval
+        conf.host,
+        epoch,
+        conductor,
+        devices,
+        hypervisor.watch,
+        options.reassert_interval,
+        options.attach_timeout,
     )
     return LiveGuests(hypervisor, devices, reasserter)
 

@@ -144,7 +144,7 @@ def test_device_that_was_taken_back_is_not_attached_by_a_late_request(
     devices.unplug(SERVER, [make_arq(1)])
     with pytest.raises(WrongState, match="was detached from the guest"):
         devices.plug(SERVER, [make_arq(1)])
-    assert devices.reassert([GuestDevice(SERVER, make_arq(1), True)])
+    assert devices.reassert([GuestDevice(SERVER, make_arq(1), True)]).is_complete
     assert hypervisor.count(SERVER) == 0
 
 
@@ -162,16 +162,16 @@ def test_reassert_continues_after_a_device_that_cannot_be_attached(
     hypervisor.attach = refuse  # type: ignore[method-assign]
     devices = make_devices(hypervisor)
     wanted = [GuestDevice(SERVER, make_arq(1), True), GuestDevice(OTHER, make_arq(2), True)]
-    assert not devices.reassert(wanted)
+    assert not devices.reassert(wanted).is_complete
     assert (hypervisor.count(SERVER), hypervisor.count(OTHER)) == (0, 1)
     hypervisor.attach = attach  # type: ignore[method-assign]
-    assert devices.reassert(wanted)
+    assert devices.reassert(wanted).is_complete
     assert hypervisor.count(SERVER) == 1
 
 
 def test_reassert_waits_for_devices_that_are_not_ready(hypervisor: FakeHypervisor) -> None:
     devices = make_devices(hypervisor)
-    assert not devices.reassert([GuestDevice(SERVER, make_arq(1), False)])
+    assert not devices.reassert([GuestDevice(SERVER, make_arq(1), False)]).is_complete
     assert hypervisor.count(SERVER) == 0
 
 
@@ -180,7 +180,7 @@ def test_device_of_no_backend_is_refused(hypervisor: FakeHypervisor) -> None:
     devices = GuestDevices(hypervisor, 20.0, is_known=lambda arq: arq["uuid"] == known)
     with pytest.raises(NotFound, match="no backend of this host has the device"):
         devices.plug(SERVER, [make_arq(1), make_arq(2)])
-    assert not devices.reassert([GuestDevice(SERVER, make_arq(2), True)])
+    assert not devices.reassert([GuestDevice(SERVER, make_arq(2), True)]).is_complete
     assert hypervisor.count(SERVER) == 0
     assert devices.plug(SERVER, [make_arq(1)]) == 1
 
@@ -308,7 +308,7 @@ def test_reassert_continues_after_a_guest_that_is_not_available(
 
     hypervisor.attach = refuse  # type: ignore[method-assign]
     wanted = [GuestDevice(SERVER, make_arq(1), True), GuestDevice(OTHER, make_arq(2), True)]
-    assert not make_devices(hypervisor).reassert(wanted)
+    assert not make_devices(hypervisor).reassert(wanted).is_complete
     assert hypervisor.count(OTHER) == 1
 
 
@@ -323,7 +323,7 @@ def test_reassert_asks_once_for_each_guest(hypervisor: FakeHypervisor) -> None:
         return describe(instance)
 
     hypervisor.describe = count  # type: ignore[method-assign]
-    assert devices.reassert([GuestDevice(SERVER, arq, True) for arq in arqs])
+    assert devices.reassert([GuestDevice(SERVER, arq, True) for arq in arqs]).is_complete
     assert described == [SERVER]
 
 
@@ -335,7 +335,7 @@ def test_device_of_another_guest_is_refused(hypervisor: FakeHypervisor) -> None:
 
 def test_reassert_leaves_stopped_guests_alone(hypervisor: FakeHypervisor) -> None:
     hypervisor.guests[SERVER].runs = False
-    assert make_devices(hypervisor).reassert([GuestDevice(SERVER, make_arq(1), True)])
+    assert make_devices(hypervisor).reassert([GuestDevice(SERVER, make_arq(1), True)]).is_complete
     assert hypervisor.attached == 0
 
 

@@ -328,10 +328,10 @@ def _compare_handles(snapshot: HostSnapshot, deployable: DeployableRecord) -> It
         elif handle.owner_state not in OWNING_STATES:
             kind = Kind.HANDLE_WRONG_OWNER
             text = f"database: its owner, ARQ {handle.owner}, is in state {handle.owner_state}"
-        elif handle.owner_provider != deployable.provider:
+        elif handle.owner_provider != (provider := handle.set_provider or deployable.provider):
             kind = Kind.REQUEST_MISPLACED
             text = (
-                f"database: the handle is of provider {deployable.provider}; its owner, ARQ "
+                f"database: the handle is of provider {provider}; its owner, ARQ "
                 f"{handle.owner}, is bound to {handle.owner_provider}"
             )
         if text is not None:

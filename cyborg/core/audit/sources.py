@@ -209,7 +209,8 @@ SETTLE_TIME = timedelta(seconds=60)
 class HandleRecord:
     """An attach handle of the database; ``owner`` is the uuid of its ARQ.
 
-    ``cleaning`` is set if an open job cleans the handle.
+    ``cleaning`` is set if an open job cleans the handle. ``set_provider`` is the provider of the
+    device set through which it was claimed, None if it was claimed alone.
     """
 
     id: int
@@ -220,6 +221,7 @@ class HandleRecord:
     owner: str | None = None
     owner_state: ArqState | None = None
     owner_provider: str | None = None
+    set_provider: str | None = None
 
     @property
     def in_use(self) -> bool:

@@ -17,7 +17,16 @@ from cyborg.core.inventory.device import HandleType
 from cyborg.core.jobs.job import JobState
 from cyborg.db import joins
 from cyborg.db.rows import fetch_all, row_columns
-from cyborg.db.schema import arqs, attach_handles, attachments, deployables, devices, jobs, services
+from cyborg.db.schema import (
+    arqs,
+    attach_handles,
+    attachments,
+    deployables,
+    devices,
+    jobs,
+    services,
+    set_members,
+)
 
 
 def of_accelerator(tx: sa.Connection, uuid: str) -> set[str]:
@@ -42,13 +51,17 @@ def of_hosts(
 
 def of_providers(tx: sa.Connection, providers: Collection[str]) -> dict[str, set[str]]:
     """Return the types of the handles of resource providers, by the uuid of the provider."""
-    query = (
-        sa.select(deployables.c.rp_uuid, attach_handles.c.type)
-        .join(attach_handles, attach_handles.c.deployable_id == deployables.c.id)
-        .where(deployables.c.rp_uuid.in_(sorted(providers)))
-        .distinct()
+    columns = deployables.c.rp_uuid, attach_handles.c.type
+    of_these = deployables.c.rp_uuid.in_(sorted(providers))
+    own = sa.select(*columns).join(
+        attach_handles, attach_handles.c.deployable_id == deployables.c.id
     )
-    return _group(tx, query)
+    of_sets = (
+        sa.select(*columns)
+        .join(set_members, set_members.c.deployable_id == deployables.c.id)
+        .join(attach_handles, attach_handles.c.id == set_members.c.handle_id)
+    )
+    return _group(tx, own.where(of_these).union(of_sets.where(of_these)))
 
 
 def of_arqs(tx: sa.Connection, ids: Collection[int]) -> set[str]:
@@ -68,7 +81,7 @@ def of_attachments(tx: sa.Connection, ids: Collection[int]) -> dict[int, set[str
     return _group(tx, query)
 
 
-def _group(tx: sa.Connection, query: sa.Select[Any]) -> dict[Any, set[str]]:
+def _group(tx: sa.Connection, query: sa.Executable) -> dict[Any, set[str]]:
     """Return the types that a query selects, by its first column."""
     found: dict[Any, set[str]] = {}
     for key, type_ in tx.execute(query).all():

@@ -71,7 +71,7 @@ def read_snapshot(tx: sa.Connection, host: str) -> sources.DatabaseSnapshot:
 
 
 def _handles(tx: sa.Connection, host: str) -> dict[int, list[sources.HandleRecord]]:
-    h, r = handles.c, arqs.c
+    h, r, sets = handles.c, arqs.c, deployables.alias("sets")
     query = (
         sa.select(
             h.id,
@@ -83,8 +83,10 @@ def _handles(tx: sa.Connection, host: str) -> dict[int, list[sources.HandleRecor
             r.uuid.label("owner"),
             r.state.label("owner_state"),
             r.device_rp_uuid.label("owner_provider"),
+            sets.c.rp_uuid.label("set_provider"),
         )
         .select_from(joins.HANDLES)
+        .outerjoin(sets, sets.c.id == h.set_id)
         .outerjoin(arqs, r.id == h.arq_id)
         .outerjoin(jobs, jobs.c.id == h.job_id)
         .where(devices.c.host == host)
@@ -94,7 +96,9 @@ def _handles(tx: sa.Connection, host: str) -> dict[int, list[sources.HandleRecor
     for row in tx.execute(query):
         state = None if row.owner_state is None else ArqState(row.owner_state)
         facts = (row.id, row.address, row.draining, row.needs_cleaning, bool(row.cleaning))
-        record = sources.HandleRecord(*facts, row.owner, state, row.owner_provider)
+        record = sources.HandleRecord(
+            *facts, row.owner, state, row.owner_provider, row.set_provider
+        )
         found[row.deployable_id].append(record)
     return found
 

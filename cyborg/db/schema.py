@@ -219,8 +219,9 @@ deployables = _table(
     sa.Column("offer", sa.String(32)),
     sa.Column("offer_reason", sa.String(255)),
     sa.Index(None, "host", "id"),
-    # Finds the device sets of hosts: most have none.
+    # Find the device sets of hosts and of the cloud: most have none.
     sa.Index(None, "host", "set_size"),
+    sa.Index(None, "set_size"),
     sa.Index(None, "set_group", "offer", "set_size"),
 )
 

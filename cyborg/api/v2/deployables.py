@@ -9,11 +9,13 @@ from cyborg.api import types
 from cyborg.api.controller import RequestContext, Resource
 from cyborg.api.operation import Collection
 from cyborg.core.errors import Conflict, InUse, NotFound, WrongState
+from cyborg.core.inventory.device_set import OfferState
 from cyborg.core.jobs.job import PATH, VERB, parse_program
 from cyborg.db.deployables import attributes as attributes_read
-from cyborg.db.deployables import read
+from cyborg.db.deployables import device_sets, read
 
 PLACEMENT_SINCE = (2, 4)
+DEVICE_SET_SINCE = (2, 6)
 
 
 class Deployable(
@@ -49,6 +51,26 @@ class DeployableV24(Deployable, row=read.DeployableRow, only=("draining",)):
     placement = types.required(PlacementStatus)
 
 
+class SetMember(types.JsonObject, row=device_sets.MemberRow):
+    """A member of a device set: the addresses of a device, its deployable and its handle.
+
+    The uuids of the device and of the accelerator, which is the handle, are null if the host does
+    not have it. ``arq_uuid`` is the request that owns it through the set, or null.
+    """
+
+
+class DeviceSet(types.JsonObject, row=device_sets.DeviceSetRow):
+    """Devices of one host that are allocated together, and whether Placement offers them.
+
+    ``offer_reason`` says why the set is not offered, or is null. ``instance_uuid`` and
+    ``project_id`` are those of the owner of the whole set.
+    """
+
+
+class DeployableV26(DeployableV24, row=read.DeployableRow, only=("device_set",)):
+    """A deployable as versions from 2.6 on show it: ``device_set`` is null unless it is one."""
+
+
 class Image(types.JsonObject):
     """An image of the image service."""
 
@@ -76,7 +98,8 @@ def show(request: RequestContext, row: read.DeployableRow) -> dict[str, Any]:
     if request.version < PLACEMENT_SINCE:
         return request.serialize(Deployable, row, DEPLOYABLES.name, **more)
     more["placement"] = _placement_status(row)
-    return request.serialize(DeployableV24, row, DEPLOYABLES.name, **more)
+    datatype = DeployableV24 if request.version < DEVICE_SET_SINCE else DeployableV26
+    return request.serialize(datatype, row, DEPLOYABLES.name, **more)
 
 
 def _placement_status(row: read.DeployableRow) -> dict[str, Any]:
@@ -86,20 +109,25 @@ def _placement_status(row: read.DeployableRow) -> dict[str, Any]:
     return {"status": status, "stale_since": since, "error": row["error"]}
 
 
-DEPLOYABLES = Collection("deployables", "deployable", read, DeployableV24, show=show)
+DEPLOYABLES = Collection("deployables", "deployable", read, DeployableV26, show=show)
 
 
 class Controller(Resource):
     """The operations on deployables."""
 
     find = DEPLOYABLES.find(
-        "List deployables.", query_since={"rp_uuid": (2, 6)}, rp_uuid=types.Uuid()
+        "List deployables.",
+        {"host": "hostname"},
+        query_since=dict.fromkeys(("rp_uuid", "host", "offer"), DEVICE_SET_SINCE),
+        rp_uuid=types.Uuid(),
+        host=types.Text(),
+        offer=types.Repeated(types.Enum(*OfferState)),
     )
     get = DEPLOYABLES.get("Show one deployable.")
 
     @DEPLOYABLES.operation(
         "PATCH deployables/{uuid}/program",
-        answer=DeployableV24,
+        answer=DeployableV26,
         body=Program,
         raises=(InUse, WrongState),
     )
@@ -112,7 +140,7 @@ class Controller(Resource):
     @DEPLOYABLES.operation(
         "PATCH deployables/{uuid}/program/{suffix}",
         "program",
-        answer=DeployableV24,
+        answer=DeployableV26,
         body=Program,
         raises=(InUse, WrongState),
     )

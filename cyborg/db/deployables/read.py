@@ -4,8 +4,8 @@
 Fields: uuid, parent_uuid and root_uuid (None for a root), device_uuid, hostname, driver_name (the
 backend that discovered the device), address, name, rp_uuid, resource_class, traits, attributes (the
 agent's, overridden by the operator's), bitstream_id, num_accelerators, draining (of the deployable
-or its device), created_at, updated_at. Three fields are about the resource provider: stale
-(Placement does not have the current revision), stale_since and error.
+or its device), device_set (None unless it is one), created_at, updated_at. Three fields are about
+the resource provider: stale (Placement does not have the current revision), stale_since and error.
 """
 
 from datetime import datetime
@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, TypedDict, cast
 import sqlalchemy as sa
 
 from cyborg.core.jobs.job import JobKind, JobState
-from cyborg.db.deployables import attributes
+from cyborg.db.deployables import attributes, device_sets
+from cyborg.db.deployables.device_sets import DeviceSetRow
 from cyborg.db.listing import Listing, columns_of
 from cyborg.db.schema import arqs, deployables, devices, jobs, providers
 
@@ -68,6 +69,7 @@ class DeployableRow(DeployableColumns):
     hostname: str
     driver_name: str
     draining: bool
+    device_set: DeviceSetRow | None
     stale: bool
     stale_since: datetime | None
     error: str | None
@@ -77,7 +79,7 @@ _parent = deployables.alias("parents")
 _root = deployables.alias("roots")
 _INTERNAL = (
     *("device_id", "host", "parent_id", "root_id", "job_id", "draining", "desired_image"),
-    *("device_set", "set_size", "set_group", "offer", "offer_reason"),
+    *("set_size", "set_group", "offer"),
 )
 SORTABLE = {
     "hostname": deployables.c.host,
@@ -96,9 +98,14 @@ def _of_device(uuid: str) -> sa.ColumnElement[bool]:
 
 def _complete(connection: sa.Connection, rows: list[dict[str, Any]]) -> list[DeployableRow]:
     added = attributes.of_deployables(connection, [row["id"] for row in rows])
+    sets = [row["id"] for row in rows if row["device_set"] is not None]
+    members = device_sets.find_members(connection, sets)
     for row in rows:
+        id_, offer, reason = row.pop("id"), row.pop("offer"), row.pop("offer_reason")
         # An attribute of the operator hides that of the agent with the same key.
-        row["attributes"] |= {each.key: each.value for each in added.get(row.pop("id"), ())}
+        row["attributes"] |= {each.key: each.value for each in added.get(id_, ())}
+        if (reported := row["device_set"]) is not None:
+            row["device_set"] = device_sets.make_row(reported, offer, reason, members.get(id_, {}))
     return cast(list[DeployableRow], rows)
 
 
@@ -116,6 +123,7 @@ DEPLOYABLES = Listing(
         devices.c.uuid.label("device_uuid"),
         deployables.c.host.label("hostname"),
         devices.c.backend.label("driver_name"),
+        device_sets.OFFER.label("offer"),
         sa.or_(deployables.c.draining, devices.c.draining).label("draining"),
         # A deployable without a provider is not published yet.
         sa.func.coalesce(providers.c.published_revision < providers.c.revision, sa.true()).label(
@@ -129,6 +137,7 @@ DEPLOYABLES = Listing(
         "device_uuid": _of_device,
         "hostname": deployables.c.host,
         "rp_uuid": deployables.c.rp_uuid,
+        "offer": device_sets.is_offered_as,
     },
     ids_first=True,
     complete=_complete,

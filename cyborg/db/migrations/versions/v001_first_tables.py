@@ -267,10 +267,11 @@ def upgrade() -> None:
         _references("deployables", "root_id", "deployables", "SET NULL"),
         *(_unique("deployables", name) for name in ("uuid", "name", "rp_uuid")),
     )
-    _index("deployables", "host", "id")
-    _index("deployables", "host", "set_size")
+    for other in ("id", "set_size"):
+        _index("deployables", "host", other)
     _index("deployables", "set_group", "offer", "set_size")
-    _index_each("deployables", "device_id", "job_id", "parent_id", "resource_class", "root_id")
+    _index_each("deployables", "device_id", "job_id", "parent_id")
+    _index_each("deployables", "resource_class", "root_id", "set_size")
     _create_arq_tables()
     _table(
         "attach_handles",

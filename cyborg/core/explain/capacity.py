@@ -6,6 +6,8 @@ share a provider that has enough handles: the rules of Placement with ``group_po
 
 The capacity is that of free handles in the database. Allocations in Placement without an ARQ, other
 resources of the server (memory, processors) and the limits of Nova's scheduler are not known here.
+A device set serves one group, with all its devices. Only offered sets count: with the offer mode
+``all`` they may have devices in common, and fewer servers fit than the result.
 """
 
 from collections import Counter

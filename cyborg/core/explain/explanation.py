@@ -89,7 +89,9 @@ class ProviderState:
     ``device`` is the address of the device, and ``numa_node`` its NUMA node if it is known.
     ``layouts`` are the possible layouts of the device, ``layout`` is the name of the current one.
     ``remarks`` are details of conditions, such as the reason of the health. ``published`` is
-    whether Placement has the provider.
+    whether Placement has the provider. ``set_size`` is the number of devices of a device set, whose
+    handles are those of its devices; ``device`` is then the address of the set. With ``in_sets``
+    all handles belong to device sets, and are not counted here.
     """
 
     uuid: str
@@ -105,6 +107,8 @@ class ProviderState:
     layouts: tuple[Layout, ...] = ()
     remarks: Mapping[Predicate, str] = field(default_factory=dict)
     numa_node: int | None = None
+    set_size: int | None = None
+    in_sets: bool = False
 
     def other_layouts(self, resource_class: str) -> list[Layout]:
         """Return the layouts other than the current one that have handles of a resource class."""
@@ -306,7 +310,16 @@ def _device_failures(demand: GroupDemand, provider: ProviderState) -> Iterator[F
         demand.required, demand.forbidden, provider.traits, provider.numa_node
     ):
         yield failure
-    if provider.handles.total < demand.count:
+    if provider.set_size is not None:
+        # Placement allocates all units of a set: they are its step, its minimum and its maximum.
+        if provider.set_size != demand.count:
+            yield fail(
+                Predicate.SET_SIZE,
+                f"{provider.set_size}, group {demand.number} requests {demand.count}",
+            )
+    elif provider.in_sets:
+        yield fail(Predicate.IN_DEVICE_SETS)
+    elif provider.handles.total < demand.count:
         yield fail(
             Predicate.TOO_FEW_HANDLES,
             f"{provider.handles.total}, group {demand.number} requests {demand.count}",
@@ -321,7 +334,8 @@ def _device_failures(demand: GroupDemand, provider: ProviderState) -> Iterator[F
 def _names_group(demand: GroupDemand, failure: Failure | None) -> bool:
     """Return whether the text of a failure has the number of the group."""
     return failure is not None and (
-        demand.resource_class is None or failure.predicate is Predicate.TOO_FEW_HANDLES
+        demand.resource_class is None
+        or failure.predicate in (Predicate.SET_SIZE, Predicate.TOO_FEW_HANDLES)
     )
 
 

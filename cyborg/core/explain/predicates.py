@@ -29,6 +29,8 @@ class Predicate(DescribedEnum):
     TRAIT_MISSING = "trait_missing", "trait missing"
     TRAIT_FORBIDDEN = "trait_forbidden", "trait forbidden"
     NUMA_NODE = "numa_node", "NUMA node differs"
+    SET_SIZE = "set_size", "device set has another number of devices"
+    IN_DEVICE_SETS = "in_device_sets", "device is allocated in device sets only"
     TOO_FEW_HANDLES = "too_few_handles", "provider has too few handles"
     HOST_DOWN = "host_down", "agent of the host is down"
     UNDELIVERABLE = "undeliverable", "device cannot be attached to an instance"
@@ -79,6 +81,8 @@ MATCHING = frozenset(
         Predicate.OTHER_LAYOUT,
         Predicate.TRAIT_MISSING,
         Predicate.TRAIT_FORBIDDEN,
+        Predicate.SET_SIZE,
+        Predicate.IN_DEVICE_SETS,
     }
 )
 
@@ -95,6 +99,10 @@ _REMEDIES: Mapping[Predicate, str] = {
     Predicate.NUMA_NODE: (
         "request another NUMA node, or none: cyborg device-list --long has the node of each device"
     ),
+    Predicate.SET_SIZE: (
+        "request as many units in one group as a device set has: cyborg device-set-list"
+    ),
+    Predicate.IN_DEVICE_SETS: "bind to the provider of a device set: cyborg device-set-list",
     Predicate.TOO_FEW_HANDLES: (
         "request fewer units in a group: all of them come from one provider"
     ),

@@ -38,7 +38,8 @@ def find(
 
     ``resource_classes`` limits them to providers of these classes and to those of devices with a
     layout that has one of them, ``uuids`` to some providers. ``attach_targets`` are the targets
-    whose handles are counted.
+    whose handles are counted. Without ``uuids``, the providers are left out whose devices are
+    allocated in device sets only: Placement has no inventory of them.
     """
     where = _conditions(resource_classes, host)
     if uuids is not None:
@@ -46,10 +47,11 @@ def find(
     failed = failed_restores(connection)
     counts = _count_handles(connection, where, attach_targets)
     layouts: dict[int, tuple[Layout, ...]] = {}
-    return [
-        _to_state(row, counts.get(row["id"], _NONE), row["uuid"] in failed, layouts)
+    states = [
+        _to_state(row, counts.get(row["id"]), row["uuid"] in failed, layouts)
         for row in connection.execute(_STATES.where(*where)).mappings()
     ]
+    return states if uuids is not None else [state for state in states if not state.in_sets]
 
 
 def find_holders(
@@ -59,7 +61,7 @@ def find_holders(
 
     Execute one statement.
     """
-    number = sa.func.row_number().over(partition_by=handles.c.deployable_id, order_by=handles.c.id)
+    number = sa.func.row_number().over(partition_by=deployables.c.id, order_by=handles.c.id)
     query = sa.select(deployables.c.rp_uuid, *_HOLDER, number.label("number"))
     query = query.where(deployables.c.rp_uuid.in_(sorted(provider_uuids)))
     found = defaultdict[str, list[Holder]](list)
@@ -109,8 +111,9 @@ def find_own_holders(
 
 
 _NONE = HandleCounts()
+# By the provider of the ARQ: the handle of a device set belongs to another deployable.
 _OWNED = arqs.join(handles, handles.c.arq_id == arqs.c.id).join(
-    deployables, deployables.c.id == handles.c.deployable_id
+    deployables, deployables.c.rp_uuid == arqs.c.device_rp_uuid
 )
 _HOLDER = (arqs.c.uuid, arqs.c.instance_uuid, arqs.c.project_id)
 _STATES = (
@@ -119,6 +122,8 @@ _STATES = (
         deployables.c.rp_uuid.label("uuid"),
         deployables.c.resource_class,
         deployables.c.traits,
+        deployables.c.address.label("deployable"),
+        deployables.c.set_size,
         devices.c.id.label("device_id"),
         devices.c.uuid.label("device_uuid"),
         *(devices.c[name] for name in ("host", "address", "numa_node", "layout", "layouts")),
@@ -163,7 +168,10 @@ def _count_handles(
     where: Sequence[sa.ColumnElement[bool]],
     attach_targets: Collection[AttachTarget | None],
 ) -> dict[int, HandleCounts]:
-    """Return the numbers of handles by the row id of the deployable."""
+    """Return the numbers of handles by the row id of the deployable, if it has any.
+
+    They are 0 if all of them belong to device sets.
+    """
     h = handles.c
     keys = sorted({key for target in attach_targets if target for key in REQUIRED_INFO[target]})
     lacking = [sa.func.coalesce(h.info[key].as_string(), "") == "" for key in keys]
@@ -205,7 +213,7 @@ def _count_handles(
 
 def _to_state(
     row: Mapping[Any, Any],
-    counts: HandleCounts,
+    counts: HandleCounts | None,
     restore_failed: bool,
     layouts: dict[int, tuple[Layout, ...]],
 ) -> ProviderState:
@@ -222,14 +230,16 @@ def _to_state(
         uuid=row["uuid"],
         host=row["host"],
         device_uuid=row["device_uuid"],
-        device=row["address"],
+        device=row["address"] if row["set_size"] is None else row["deployable"],
         resource_class=row["resource_class"],
         traits=frozenset(row["traits"]),
         facts=DeviceFacts.from_row(row, restore_failed=restore_failed),
-        handles=counts,
+        handles=counts or _NONE,
         published=row["published_revision"] > 0,
         layout=row["layout"],
         layouts=layouts[row["device_id"]],
         numa_node=row["numa_node"],
+        set_size=row["set_size"],
+        in_sets=counts is not None and not counts.total,
         remarks={name: text[:MAX_REMARK] for name, text in remarks.items() if text},
     )

@@ -105,7 +105,8 @@ def test_member_sees_counts_of_context_and_no_other_instance(
     owners = (("project-1", INSTANCE), ("other", SECRET))
     for handle, (project, instance) in zip(handles, owners, strict=True):
         bound = {"state": "Bound", "project_id": project, "instance_uuid": instance}
-        uuid = rows.insert_arq(engine, profile, **bound, instance_slot=0)
+        provider = {"device_rp_uuid": card.provider}
+        uuid = rows.insert_arq(engine, profile, **bound, **provider, instance_slot=0)
         (arq,) = rows.read(engine, schema.arqs, uuid=uuid)
         rows.update(engine, schema.attach_handles, handle["id"], arq_id=arq["id"])
     answer = keystone_api.call("GET", f"{path}/explanation")

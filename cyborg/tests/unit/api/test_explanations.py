@@ -184,7 +184,8 @@ def test_project_sees_counts_and_no_host(keystone_api: ApiEnv, fake_keystone: Fa
     instances = [INSTANCE, "99999999-2222-3333-4444-555555555555"]
     for number, (handle, project) in enumerate(zip(handles, ("project-1", "other"), strict=True)):
         bound = {"state": "Bound", "project_id": project, "instance_uuid": instances[number]}
-        uuid = rows.insert_arq(engine, profile, **bound, instance_slot=0)
+        provider = {"device_rp_uuid": card.provider}
+        uuid = rows.insert_arq(engine, profile, **bound, **provider, instance_slot=0)
         (arq,) = rows.read(engine, schema.arqs, uuid=uuid)
         rows.update(engine, schema.attach_handles, handle["id"], arq_id=arq["id"])
     answer = keystone_api.call("GET", f"{PROFILE}/explanation")
@@ -237,7 +238,8 @@ def test_project_sees_owners_of_the_failing_providers_only(
         handles = rows.read(engine, schema.attach_handles, deployable_id=card.deployable_id)
         for handle, (project, draining) in zip(handles, owners, strict=True):
             bound = {"state": "Bound", "project_id": project, "instance_uuid": INSTANCE}
-            uuid = rows.insert_arq(engine, profile, **bound, instance_slot=slot)
+            provider = {"device_rp_uuid": card.provider}
+            uuid = rows.insert_arq(engine, profile, **bound, **provider, instance_slot=slot)
             slot += 1
             (arq,) = rows.read(engine, schema.arqs, uuid=uuid)
             owned = {"arq_id": arq["id"], "draining": draining}

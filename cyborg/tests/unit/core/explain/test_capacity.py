@@ -40,6 +40,7 @@ def brute_force(demands: Sequence[GroupDemand], providers: Sequence[ProviderStat
     for d, demand in enumerate(demands):
         for p, state in enumerate(providers):
             same = demand.resource_class == state.resource_class
+            same = same and state.set_size in (None, demand.count)
             if same and demand.required <= state.traits and not state.facts.draining:
                 usable.setdefault(d, {})[p] = list(range(state.handles.fitting(demand.target)))
 
@@ -84,6 +85,9 @@ provider_values = st.builds(
     resource_class=st.sampled_from("AAB"),
     traits=st.frozensets(st.just("CUSTOM_T"), max_size=1),
     facts=st.sampled_from([DeviceFacts(), DeviceFacts(), DeviceFacts(draining=True)]),
+).flatmap(
+    # As it is, or as a device set of its handles.
+    lambda state: st.sampled_from([state, replace(state, set_size=max(1, state.handles.total))])
 )
 
 
@@ -135,6 +139,18 @@ def test_group_is_served_by_one_provider() -> None:
     (found,) = compute_capacity(demands, [provider(0, 2), provider(1, 4)])
     assert (found.servers, found.exact) == (1, True)
     assert found.losses == {Predicate.TOO_FEW_HANDLES: 2}
+
+
+def test_set_serves_all_its_devices_or_none() -> None:
+    states = [provider(n, size, set_size=size) for n, size in enumerate((4, 2, 2, 1))]
+    states.append(provider(4, 2, set_size=2, facts=DeviceFacts(withheld=True)))
+    (pairs,) = compute_capacity([GroupDemand(0, {"VGPU": 2})], states)
+    assert (pairs.servers, pairs.free, pairs.total) == (2, 4, 6)
+    assert pairs.losses == {Predicate.WITHHELD: 2}
+    (triples,) = compute_capacity([GroupDemand(0, {"VGPU": 3})], states)
+    assert (triples.servers, triples.total, triples.losses) == (0, 0, {})
+    demands = [GroupDemand(0, {"VGPU": 1}), GroupDemand(1, {"VGPU": 4})]
+    assert compute_capacity(demands, states)[0].servers == 1
 
 
 def test_group_with_several_classes_fits_nowhere() -> None:

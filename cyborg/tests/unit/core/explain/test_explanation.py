@@ -58,6 +58,14 @@ WORST: dict[Predicate, tuple[dict[str, Any], str]] = {
         {"traits": frozenset({"CUSTOM_A", "CUSTOM_NUMA_NODE_0"}), "numa_node": 0},
         "NUMA node differs: device has 0, the group requires 1",
     ),
+    Predicate.SET_SIZE: (
+        {"set_size": 4},
+        "device set has another number of devices: 4, group 0 requests 2",
+    ),
+    Predicate.IN_DEVICE_SETS: (
+        {"in_sets": True, "handles": HandleCounts()},
+        "device is allocated in device sets only",
+    ),
     Predicate.TOO_FEW_HANDLES: (
         {"handles": HandleCounts(total=1)},
         "provider has too few handles: 1, group 0 requests 2",

@@ -54,6 +54,14 @@ def test_larger_group_than_the_provider_has_handles_needs_no_other_group() -> No
     assert codes([GroupDemand(0, {"FPGA": 17})], provider()) == [["too_few_handles"]]
 
 
+def test_group_gets_all_devices_of_a_set() -> None:
+    demands = [GroupDemand(0, {"FPGA": 2}), GroupDemand(1, {"FPGA": 4})]
+    states = [provider(0, 4, set_size=4), provider(1, 2, set_size=2)]
+    assert codes(demands, *states) == [["set_size", None], [None, "set_size"]]
+    two = [GroupDemand(0, {"FPGA": 2}), GroupDemand(1, {"FPGA": 2})]
+    assert codes(two, *states) == [["set_size"] * 2, ["taken_in_call"] * 2]
+
+
 def test_groups_that_share_no_provider_do_not_compete() -> None:
     small = frozenset({"CUSTOM_SMALL"})
     demands = [GroupDemand(0, NINE), GroupDemand(1, NINE), GroupDemand(2, {"FPGA": 1}, small)]
@@ -106,7 +114,8 @@ demand_values = st.builds(
     st.sampled_from([AttachTarget.INSTANCE, AttachTarget.INSTANCE, AttachTarget.PORT]),
 )
 provider_values = st.builds(
-    lambda name, traits, total, taken, lacking: {
+    lambda name, traits, total, taken, lacking, is_set: {
+        "set_size": max(1, total) if is_set else None,
         "resource_class": name,
         "traits": frozenset(traits),
         "handles": HandleCounts(
@@ -120,6 +129,7 @@ provider_values = st.builds(
     st.integers(0, 5),
     st.integers(0, 2),
     st.integers(0, 2),
+    st.booleans(),
 )
 
 

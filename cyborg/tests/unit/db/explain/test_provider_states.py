@@ -153,7 +153,10 @@ def test_holders_are_limited_and_of_one_project(
     monkeypatch.setattr(provider_states, "MAX_HOLDERS", 2)
     first = rows.insert_card(engine, handles=5)
     second = rows.insert_card(engine, address="0000:02:00.0", handles=1)
-    ids = [own(engine, n, "project-1" if n % 2 else "project-2") for n in range(6)]
+    ids = [
+        own(engine, n, f"project-{2 - n % 2}", device_rp_uuid=(first if n < 5 else second).provider)
+        for n in range(6)
+    ]
     update_handles(engine, first, *({"arq_id": number} for number in ids[:5]))
     update_handles(engine, second, {"arq_id": ids[5]})
     uuids = {row["id"]: row["uuid"] for row in rows.read(engine, schema.arqs)}
@@ -178,7 +181,10 @@ def test_own_holders_are_counted_as_taken_handles(
 ) -> None:
     monkeypatch.setattr(provider_states, "MAX_HOLDERS", 1)
     card = rows.insert_card(engine, handles=4)
-    ids = [own(engine, n, "project-2" if n == 3 else "project-1") for n in range(4)]
+    ids = [
+        own(engine, n, "project-2" if n == 3 else "project-1", device_rp_uuid=card.provider)
+        for n in range(4)
+    ]
     draining = {"arq_id": ids[0], "draining": True}
     update_handles(engine, card, draining, *({"arq_id": number} for number in ids[1:]))
     with engine.connect() as connection:

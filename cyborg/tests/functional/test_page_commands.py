@@ -22,6 +22,7 @@ TEST = "cyborg/tests/functional/test_page_commands.py"
 PREPARATIONS = {
     "admin/drivers": "DEVICE=$(cyborg device-list --vendor 8086 -f value -c UUID | head -n 1)",
     "admin/explanations": "cyborg device-profile-create fpga --group resources:FPGA=1",
+    "admin/gpu_clouds": "true",
     "admin/liveness": "true",
     "admin/rollouts": "true",
     "admin/services": "true",

@@ -30,7 +30,11 @@ from cyborg.tests.unit.core.device_sets.strategies import (
     shortages,
 )
 
-OFFERED, WITHDRAWING, WITHHELD = OfferState
+OFFERED, WITHDRAWING, WITHHELD = (
+    OfferState.OFFERED,
+    OfferState.WITHDRAWING,
+    OfferState.WITHHELD,
+)
 DISJOINT, ALL = OfferMode.DISJOINT, OfferMode.ALL
 TRANSITIONS = {
     *((None, OFFERED), (None, WITHHELD), (WITHHELD, OFFERED), (WITHHELD, WITHHELD)),

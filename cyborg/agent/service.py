@@ -174,8 +174,7 @@ class AgentService:
             # Before the first discovery, so that no change between the two is missed.
             watcher.start()
         tracing.start(conf, hosts.AGENT)
-        for backend in registry:
-            backend.start()
+        self._start_backends()
         reporter.start()
         reconciler.start()
         if guests is not None:
@@ -317,6 +316,12 @@ class AgentService:
             return UeventWatcher(registry, replayed.uevents.open) if has_events else None
         # uevents are only about the sysfs of this host, not about a sysfs_root elsewhere.
         return UeventWatcher(registry) if Path(self._sysfs_root) == LOCAL_ROOT else None
+
+    def _start_backends(self) -> None:
+        for backend in self._registry:
+            backend.start()
+        # One without members on this host would wait for a change of them.
+        self._members.refresh()
 
     def _rediscover_all(self) -> None:
         for backend in self._registry:

@@ -169,7 +169,9 @@ class Backend(LoopThread):
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        super().__init__(f"backend-{self.driver.backend}")
+        # A source of device sets has nothing to discover before its members have devices.
+        is_source = isinstance(self.driver, DeviceSetDriver)
+        super().__init__(f"backend-{self.driver.backend}", run_at_start=not is_source)
         self.name = self.driver.backend
         self._health = HealthTracker(self.driver, self.recovery_window, self.clock)
         self._can_measure = False  # as of the last measurement

@@ -4,9 +4,11 @@
 import threading
 from collections.abc import Callable, Collection, Sequence
 
+from cyborg.agent.backends.backend import Backend
 from cyborg.agent.backends.inventory import BackendRegistry
 from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device import Device
+from cyborg.core.inventory.report import BackendStatus
 from cyborg.drivers.device_sets.driver import DeviceSetDriver
 
 
@@ -38,7 +40,7 @@ class MemberDevices:
         """``registry`` returns the backends of the host."""
         self._registry = registry
         self._lock = threading.Lock()
-        self._devices: dict[str, tuple[Device, ...] | None] = {}  # at the last refresh
+        self._inputs: dict[str, dict[str, object]] = {}  # of sources at their last discovery
 
     def read(self, name: str) -> Sequence[Device]:
         """Return the devices of a backend after its last discovery.
@@ -58,19 +60,30 @@ class MemberDevices:
         return snapshot.devices
 
     def refresh(self) -> None:
-        """Rediscover each source whose members have other devices than at the last refresh."""
+        """Rediscover each source whose members have changed since its last discovery.
+
+        A source whose member has no result of a first discovery yet waits for it.
+        """
         registry = self._registry()
-        devices = {
-            backend.name: backend.snapshot.devices if backend.snapshot.has_discovered else None
-            for backend in registry
-        }
-        with self._lock:
-            previous, self._devices = self._devices, devices
-        changed = {
-            name
-            for name in previous.keys() | devices.keys()
-            if previous.get(name) != devices.get(name)
-        }
-        for backend in registry:
-            if changed & backend.snapshot.members:
-                backend.rediscover()
+        for source in [backend for backend in registry if backend.snapshot.members]:
+            members = {name: _input(registry.get(name)) for name in source.snapshot.members}
+            with self._lock:
+                is_same = self._inputs.get(source.name) == members
+                if not is_same and _WAITS not in members.values():
+                    self._inputs[source.name] = members
+                    source.rediscover()
+
+
+# Input of a source from a backend that is doing its first discovery.
+_WAITS = "discovering"
+
+
+def _input(backend: Backend | None) -> object:
+    """Return what a source gets from a backend: devices, the text of an error, or None."""
+    if backend is None:
+        return None
+    snapshot = backend.snapshot
+    if snapshot.has_discovered:
+        return snapshot.devices
+    is_waiting = snapshot.state.status is BackendStatus.DISCOVERING
+    return _WAITS if is_waiting else f"error: {snapshot.state.error}"

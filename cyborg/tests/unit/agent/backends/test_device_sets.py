@@ -237,10 +237,42 @@ def rediscover(host: Host, number: int, devices: list[Device]) -> None:
     host.backends[number].rediscover()
 
 
-def test_source_follows_the_devices_of_its_members(host: Host) -> None:
-    host.drivers[1].block()
+def start(host: Host) -> None:
     for backend in host.backends:
         backend.start()
+    host.members.refresh()
+
+
+def test_source_waits_for_the_first_result_of_each_member(host: Host) -> None:
+    host.drivers[0].error = DriverFailed("no bus")
+    host.drivers[1].block()
+    start(host)
+    host.drivers[0].wait_for(1)
+    host.drivers[1].wait_for(1)
+    source = host.backends[2]
+    assert source.snapshot.state.status is BackendStatus.DISCOVERING
+    host.drivers[1].unblock()
+    with host.changed:
+        assert host.changed.wait_for(lambda: source.snapshot.state.error is not None, LONG)
+    assert source.snapshot.state.error == "waits for the first discovery of backend b0: no bus"
+    host.drivers[0].error = None
+    host.backends[0].rediscover()
+    host.wait_until_grouped(A, B)
+
+
+def test_source_of_missing_members_says_so(host: Host) -> None:
+    host.registry.remove("b0")
+    host.registry.remove("b1")
+    start(host)
+    source = host.backends[2]
+    with host.changed:
+        assert host.changed.wait_for(lambda: source.snapshot.state.error is not None, LONG)
+    assert "this host has no backend b0" in str(source.snapshot.state.error)
+
+
+def test_source_follows_the_devices_of_its_members(host: Host) -> None:
+    host.drivers[1].block()
+    start(host)
     host.drivers[1].wait_for(1)
     host.drivers[1].unblock()
     host.wait_until_grouped(A, B)
@@ -256,8 +288,7 @@ def test_source_follows_the_devices_of_its_members(host: Host) -> None:
 
 
 def test_source_without_a_member_keeps_its_sets(host: Host) -> None:
-    for backend in host.backends:
-        backend.start()
+    start(host)
     host.wait_until_grouped(A, B)
     removed = host.registry.remove("b1")
     assert removed is not None

@@ -44,10 +44,10 @@ def execute(
     """Execute the items in order; return the error text, or None if all succeeded.
 
     ``removed_driver`` looks up the driver of a removed backend, which is still needed to release
-    its handles. The first failure ends the job. Only a release continues with the other items. A
-    job of another kind does not start unless there is a driver for every item. Raise Aborted when
-    ``should_continue`` returns False before an item. The activity of the job shows the item. A job
-    of GUEST_KINDS needs ``guests`` instead of a driver.
+    its handles. The first failure ends the job. Only a release continues with the other items,
+    unless the item is that of a device set. A job of another kind does not start unless there is a
+    driver for every item. Raise Aborted when ``should_continue`` returns False before an item. The
+    activity of the job shows the item. A job of GUEST_KINDS needs ``guests`` instead of a driver.
     """
     if spec.kind in job.GUEST_KINDS:
         return _change_guest(spec, should_continue, guests)
@@ -71,7 +71,9 @@ def execute(
             except BaseException as exc:  # a SystemExit is a failure too
                 LOG.debug("Job item failed", job=spec.job_uuid, device=item.device, exc_info=True)
                 errors.append(progress.describe_failure(spec.kind, item, error_text(exc)))
-                if not releasing:
+                # The work of a device set comes first: while its guest still has the devices, they
+                # must not be reset either.
+                if not releasing or not item.handle:
                     # What earlier items, or a part of this one, have prepared is not undone here:
                     # the conductor answers a failed prepare with a release job for all items, which
                     # also comes if this agent dies now.

@@ -34,6 +34,16 @@ def test_release_item_fails_continues_with_others(host: Host) -> None:
     assert (state, error) == ("failed", "release of h1: stuck; release of h2: stuck")
 
 
+def test_release_of_a_set_fails_leaves_its_members(host: Host) -> None:
+    # The first item is that of a device set: a guest still has its devices.
+    host.script.errors["release"] = DriverFailed("in use")
+    state, error = host.run(work("r", RELEASE, "", "h1"))
+    assert state == "failed"
+    assert error is not None
+    assert error.endswith(": in use")
+    assert host.script.calls == [("release", CARD)]
+
+
 def test_execute_long_error_is_truncated(host: Host) -> None:
     host.script.errors["prepare"] = SystemExit("x" * 5000)
     state, error = host.run(work("p"))

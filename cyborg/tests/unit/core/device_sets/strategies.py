@@ -37,7 +37,8 @@ def any_family() -> st.SearchStrategy[Family]:
 def hosts(draw: st.DrawFn, family: st.SearchStrategy[Family], *, consistent: bool = False) -> Host:
     """Return a host in any state; ``consistent``: in one that plans alone can lead to."""
     members = draw(family)
-    states = st.sampled_from([None, *OfferState])
+    # The plan takes an allocated set as an offered one: its units say that it has an owner.
+    states = st.sampled_from([None, *(s for s in OfferState if s is not OfferState.ALLOCATED)])
     obstacles = st.sampled_from([None, None, None, "device d1 is unhealthy: replace it"])
     sets: list[SetFacts] = []
     blocked: set[str] = set()

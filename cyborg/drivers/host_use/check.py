@@ -16,6 +16,8 @@ from cyborg.core.inventory.delivery import is_vfio
 from cyborg.drivers.host_use import networks, processes
 from cyborg.drivers.host_use.disks import DiskReader
 from cyborg.drivers.host_use.domains import ReadDomains, find_used, read_nothing
+from cyborg.drivers.kernel.nvml import NVIDIA
+from cyborg.drivers.kernel.vgpu import attributes_folder
 from cyborg.drivers.sysfs import PCI_DEVICES, PciFunction, Sysfs
 
 _CARD, _CONNECTOR = re.compile(r"card[0-9]+"), re.compile(r"card[0-9]+-.+")
@@ -146,9 +148,9 @@ def used_functions(
     a network manager may have removed its addresses until the link is back, and a routing daemon
     that starts again, or whose neighbor does, has no routes. ``functions`` are those of the bus, by
     address; they are read if it is None. If ``interfaces`` is False, network interfaces do not
-    count as a use. For the addresses ``shared``, mediated devices and open device nodes do not
-    count: servers and the host use these functions at the same time. Nor does a domain while the
-    kernel driver is not that of VFIO.
+    count as a use. For the addresses ``shared``, vGPUs, mediated devices and open device nodes do
+    not count: servers and the host use these functions at the same time. Nor does a domain while
+    the kernel driver is not that of VFIO.
     For the addresses ``checked_ports``, a network port that is up with a link counts. A use that
     ``is_accepted`` for an address does not count; it is asked about each use, except those of
     disks, of controllers of storage, and of domains, which are never accepted.
@@ -187,6 +189,7 @@ def used_functions(
         display_functions(sysfs),
         open_now,
         {address: reason for address, reason in mediated.items() if address not in shared},
+        {a: reason for a, reason in _vgpu_functions(sysfs, functions).items() if a not in shared},
     ):
         for address, reason in reasons.items():
             if address not in found and not accepts(address, reason):
@@ -238,6 +241,18 @@ def _user_space_functions(functions: Mapping[str, PciFunction]) -> dict[str, str
         for address, function in functions.items()
         if function.kernel_driver in networks.USER_SPACE
     }
+
+
+def _vgpu_functions(sysfs: Sysfs, functions: Mapping[str, PciFunction]) -> dict[str, str]:
+    """Return the virtual functions that are vGPUs of NVIDIA, and their physical functions."""
+    found: dict[str, str] = {}
+    for address, function in functions.items():
+        if function.physfn is None or function.vendor != NVIDIA:
+            continue
+        if sysfs.read_int(attributes_folder(address) / "current_vgpu_type"):
+            found[address] = "it is a vGPU, which a server may use"
+            found.setdefault(function.physfn, f"its virtual function {address} is a vGPU")
+    return found
 
 
 def mediated_parents(sysfs_root: Path) -> dict[str, str]:

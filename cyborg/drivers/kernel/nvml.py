@@ -3,8 +3,9 @@
 
 NVIDIA documents the functions in the NVML API Reference Guide: ``nvmlDeviceGetUUID``,
 ``nvmlDeviceGetMemoryInfo``, ``nvmlDeviceGetEccMode``, ``nvmlDeviceGetVbiosVersion``,
-``nvmlDeviceGetMigMode``, ``nvmlDeviceGetSupportedVgpus``, ``nvmlVgpuTypeGetName`` and
-``nvmlVgpuTypeGetMaxInstances``; for MIG the section "Multi Instance GPU Management".
+``nvmlDeviceGetMigMode``, ``nvmlDeviceGetSupportedVgpus``, ``nvmlVgpuTypeGetName``,
+``nvmlVgpuTypeGetMaxInstances`` and ``nvmlVgpuTypeGetMaxInstancesPerGpuInstance``; for MIG the
+section "Multi Instance GPU Management".
 
 NVML opens the device node of a GPU and keeps it open until ``nvmlShutdown``. While the node is
 open, libvirt cannot unbind the GPU from its kernel driver, which it must do when a server gets the
@@ -50,8 +51,9 @@ class GpuFacts(Serializable):
     ``memory`` is in bytes. ``max_vgpus`` has the maximum number of vGPUs by type; a type is named
     without its product line, such as ``A40-12Q``. A GPU in MIG mode also has profiles of GPU
     instances, such as ``1g.10gb``: ``mig_profiles`` has the maximum number of instances by profile,
-    ``mig_instances`` the current number by profile, and ``vgpu_profiles`` the profile that each
-    type of MIG-backed vGPU needs.
+    ``mig_instances`` the current number by profile, ``vgpu_profiles`` the profile that each type of
+    MIG-backed vGPU needs, and ``vgpus_per_instance`` the maximum number of vGPUs of each such type
+    in one GPU instance. ``vgpu_names`` has the names of the types by their ids.
 
     ``module`` is the module id of a GPU of a baseboard. ``nvlinks`` has the number of NVLinks to
     other GPUs by their PCI address.
@@ -69,6 +71,19 @@ class GpuFacts(Serializable):
     # Left out where there are none: the facts in captures stay equal.
     module: int | None = field(default=None, metadata=wire(omit=not_))
     nvlinks: Mapping[str, int] = field(default_factory=dict, metadata=wire(omit=not_))
+    vgpus_per_instance: Mapping[str, int] = field(default_factory=dict)
+    vgpu_names: Mapping[str, str] = field(default_factory=dict)
+
+    def max_vgpus_of(self, vgpu_type: str) -> int | None:
+        """Return how many vGPUs of a type the GPU can have if it has no others; None if unknown.
+
+        The GPU instances that exist now limit a type of MIG-backed vGPUs.
+        """
+        instances = self.mig_instances.get(self.vgpu_profiles.get(vgpu_type, ""))
+        if instances is None:
+            return self.max_vgpus.get(vgpu_type)
+        # Drivers without this function of NVML have one vGPU for each GPU instance.
+        return instances * self.vgpus_per_instance.get(vgpu_type, 1)
 
 
 # Return the facts about the GPU at a PCI address; None if they cannot be read now.
@@ -217,15 +232,21 @@ def _read(nvml: Any, address: str) -> GpuFacts:
     names = {info.id: name for name, info in profiles.items()}
     limits: dict[str, int] = {}
     vgpu_profiles: dict[str, str] = {}
+    per_instance: dict[str, int] = {}
+    vgpu_names: dict[str, str] = {}
     for vgpu_type in get(nvml.nvmlDeviceGetSupportedVgpus, device) or ():
         name = short_name(_text(get(nvml.nvmlVgpuTypeGetName, vgpu_type)))
         limit = get(nvml.nvmlVgpuTypeGetMaxInstances, device, vgpu_type)
         # The type of a vGPU that is not MIG-backed has the id of no profile.
         profile = get(nvml.nvmlVgpuTypeGetGpuInstanceProfileId, vgpu_type)
+        if name:
+            vgpu_names[str(int(vgpu_type))] = name
         if name and limit:
             limits[name] = int(limit)
         if name and profile in names:
             vgpu_profiles[name] = names[profile]
+            if limit := get(nvml.nvmlVgpuTypeGetMaxInstancesPerGpuInstance, vgpu_type):
+                per_instance[name] = int(limit)
     return GpuFacts(
         uuid=_text(get(nvml.nvmlDeviceGetUUID, device)) or None,
         memory=None if memory is None else int(memory.total),
@@ -240,6 +261,8 @@ def _read(nvml: Any, address: str) -> GpuFacts:
         vgpu_profiles=vgpu_profiles,
         module=nvlink.read_module(nvml, device),
         nvlinks=nvlink.read_links(nvml, device),
+        vgpus_per_instance=per_instance,
+        vgpu_names=vgpu_names,
     )
 
 

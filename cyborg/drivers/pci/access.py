@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from cyborg.core.errors import DriverFailed
-from cyborg.drivers.kernel import mdev
+from cyborg.drivers.kernel import mdev, vgpu
 from cyborg.drivers.kernel.nvme import Method, read_methods
 from cyborg.drivers.kernel.nvml import NvmlLibrary, ReadFacts
 from cyborg.drivers.pci.classes import Lookup, Names, udev_names
-from cyborg.drivers.sysfs import LOCAL_ROOT
+from cyborg.drivers.sysfs import LOCAL_ROOT, Sysfs
 
 
 def _privileged(module: str, name: str) -> Callable[..., Any]:
@@ -63,6 +63,8 @@ class HostAccess:
     set_services: Callable[[str, str], None]
     create_mdev: Callable[[str, str, str], None]
     remove_mdev: Callable[[str, str, str], None]
+    create_vgpu: Callable[[str, str, str], None]
+    remove_vgpu: Callable[[str], None]
     set_instances: Callable[[str, str | None], None]
     load_firmware: Callable[[str, str, str, int], None]
     reconfigure: Callable[[str, int, str, int, int], None]
@@ -86,6 +88,10 @@ class HostAccess:
             if mdev.is_present(sysfs_root, device):
                 _refuse("changed")(parent)
 
+        def remove_absent_vgpu(address: str) -> None:
+            if vgpu.read(Sysfs(sysfs_root), address) is not None:
+                _refuse("changed")(address)
+
         return cls(
             lookup=udev_names if local else lambda address: Names(),
             # Documentation/ABI/testing/dev-kmsg of Linux.
@@ -98,6 +104,8 @@ class HostAccess:
             set_services=work("qat", "set_services", "changed"),
             create_mdev=work("gpu", "create", "changed"),
             remove_mdev=_privileged("gpu", "remove") if local else remove_absent,
+            create_vgpu=work("vgpu", "create", "changed"),
+            remove_vgpu=_privileged("vgpu", "remove") if local else remove_absent_vgpu,
             set_instances=work("gpu", "set_instances", "partitioned"),
             load_firmware=work("fpga", "load_firmware", "programmed"),
             reconfigure=work("fpga", "reconfigure", "programmed"),

@@ -32,6 +32,7 @@ def test_read_returns_the_facts_of_a_gpu(library: ctypes.CDLL) -> None:
         mig="disabled",
         max_vgpus={"A40-12Q": 4, "A40-24Q": 2},
         nvlinks={OLD: 2},
+        vgpu_names={"561": "A40-12Q", "563": "A40-24Q"},
     )
 
 

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated host with NVIDIA GPUs whose vGPUs are virtual functions, without mediated devices.
+
+The attributes are files in a sysfs tree, so all reads are those of a card. ``write`` acts as the
+kernel driver on a write, and is the only replaced function: it refuses what the driver refuses, and
+updates the lists of creatable types of all virtual functions. Sources: ``nvidia-vgpu-vfio`` of
+NVIDIA's driver for hosts (forms and errors of the attributes), the ``sriov-manage`` script, and
+measurements that operators published (framebuffer sizes, heterogeneous mode). No card was used.
+"""
+
+import errno
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cyborg.drivers.kernel.nvml import GpuFacts, short_name
+from cyborg.drivers.privileged import CONTEXT, vgpu
+from cyborg.testing.machine import HostTree
+
+_NUMBER = re.compile(r"[+-]?[0-9]+\n?")  # kstrtol of Linux
+HEADING = "ID    : vGPU Name\n"
+
+
+@dataclass(frozen=True, slots=True)
+class VgpuType:
+    """A type of vGPUs; ``framebuffer`` is in GB. Each MIG-backed type has a ``profile``."""
+
+    id: int
+    name: str
+    framebuffer: int
+    profile: str | None = None
+    per_instance: int = 1
+
+
+@dataclass(slots=True)
+class SimulatedCard:
+    """State of a card; ``framebuffer`` is in GB, ``slices`` are those of its MIG profiles."""
+
+    address: str
+    framebuffer: int
+    types: Sequence[VgpuType]
+    numvfs: int
+    mig: bool = False
+    heterogeneous: bool = False
+    instances: Counter[str] = field(default_factory=Counter)  # GPU instances by profile
+    vgpus: dict[str, VgpuType] = field(default_factory=dict)  # by virtual function
+    functions: list[str] = field(default_factory=list)
+
+
+class SimulatedVgpuHost(HostTree):
+    """Simulated host with cards; pass ``read_facts`` to a driver as NVML."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.dev = folder / "dev"
+        (self.dev / "vfio").mkdir(parents=True)
+        self.cards: dict[str, SimulatedCard] = {}
+        self.writes: list[tuple[str, str]] = []
+        self.opened: set[str] = set()  # virtual functions that a guest has
+        self.failing: set[str] = set()  # names of attributes whose writes fail with EIO
+
+    def redirect(self, set_attribute: Callable[[object, str, object], None]) -> None:
+        """Let the privileged functions run in this process on this host.
+
+        ``set_attribute`` replaces an attribute of a module, such as ``monkeypatch.setattr``.
+        """
+        for name, value in (
+            ("_SYS", self.root),
+            ("_DEV", self.dev),
+            ("_PROC", self.proc),
+            ("_write", self.write_attribute),
+        ):
+            set_attribute(vgpu, name, value)
+        set_attribute(CONTEXT, "client_mode", False)
+
+    def add_card(
+        self,
+        address: str,
+        types: Sequence[VgpuType],
+        *,
+        framebuffer: int,
+        numvfs: int = 4,
+        product: str = "2335",
+        mig: bool = False,
+    ) -> SimulatedCard:
+        """Add a card that is bound to its driver for hosts, without virtual functions."""
+        self.add_function(
+            address, "10de", product, "030200", kernel_driver="nvidia", totalvfs=numvfs
+        )
+        (self.bus / address / "sriov_vf_device").write_text(f"{product}\n")
+        card = SimulatedCard(address, framebuffer, types, numvfs, mig)
+        self.cards[address] = card
+        return card
+
+    def manage_sriov(self, address: str, *, enable: bool) -> None:
+        """Act as ``sriov-manage -e`` or ``-d``. Raise OSError while a guest has a function.
+
+        Both rebind the card, which removes all vGPUs and switches the heterogeneous mode off.
+        """
+        card = self.cards[address]
+        if self.opened & set(card.functions):
+            raise OSError(errno.EBUSY, "Cannot obtain unbindLock")
+        if enable and card.functions:
+            return
+        card.heterogeneous = False
+        card.vgpus.clear()
+        if enable:
+            product = (self.bus / address / "device").read_text().strip()[2:]
+            card.functions = self.enable_virtual_functions(address, card.numvfs, product, "030200")
+            for number, name in enumerate(card.functions):
+                self._add_attributes(name, f"vfio{number}")
+        else:
+            self._remove_functions(card)
+        self._update(card)
+
+    def set_heterogeneous(self, address: str, *, enable: bool) -> None:
+        """Act as ``nvmlDeviceSetVgpuHeterogeneousMode``. Raise OSError where it fails."""
+        card = self.cards[address]
+        if card.mig:
+            raise OSError(errno.ENOTSUP, "Not Supported")
+        if card.vgpus:
+            raise OSError(errno.EBUSY, "In use by another client")
+        card.heterogeneous = enable
+        self._update(card)
+
+    def set_instances(self, address: str, instances: Counter[str]) -> None:
+        """Replace the GPU instances of a card in MIG mode. Raise OSError while vGPUs use them."""
+        card = self.cards[address]
+        if not card.mig or card.vgpus:
+            raise OSError(errno.EBUSY, "In use by another client")
+        card.instances = instances
+        self._update(card)
+
+    def open_function(self, function: str) -> None:
+        """Let a guest have a virtual function. Raise OSError unless it has a vGPU."""
+        if function not in self._card_of(function).vgpus:
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+        self.opened.add(function)
+        # A group that a process has open cannot be opened: nor can a folder be, to write.
+        node = self._group_node(function)
+        node.unlink()
+        node.mkdir()
+
+    def close_function(self, function: str) -> None:
+        """Take a virtual function back from its guest."""
+        self.opened.discard(function)
+        node = self._group_node(function)
+        node.rmdir()
+        node.touch()
+
+    def reboot(self) -> None:
+        """Act as a boot of the host, after which SR-IOV is disabled."""
+        for function in list(self.opened):
+            self.close_function(function)
+        for address in self.cards:
+            self.manage_sriov(address, enable=False)
+            self.cards[address].instances.clear()
+
+    def current(self, function: str) -> str:
+        """Return the name of the type of a function's vGPU; empty without one."""
+        found = self._card_of(function).vgpus.get(function)
+        return "" if found is None else found.name
+
+    def read_facts(self, address: str) -> GpuFacts | None:
+        """Return what NVML says about a card."""
+        card = self.cards.get(address)
+        if card is None:
+            return None
+        types = [t for t in card.types if (t.profile is not None) == card.mig]
+        backed = {short_name(t.name): t for t in types if t.profile is not None}
+        return GpuFacts(
+            memory=card.framebuffer << 30,
+            mig="enabled" if card.mig else "disabled",
+            max_vgpus={short_name(t.name): card.framebuffer // t.framebuffer for t in types},
+            mig_instances={str(t.profile): card.instances[str(t.profile)] for t in backed.values()},
+            vgpu_profiles={name: str(t.profile) for name, t in backed.items()},
+            vgpus_per_instance={name: t.per_instance for name, t in backed.items()},
+            vgpu_names={str(t.id): short_name(t.name) for t in types},
+        )
+
+    def write_attribute(self, path: Path, text: str) -> None:
+        """Act as the kernel on a write to an attribute. Raise OSError."""
+        self.writes.append((f"{path.parent.parent.name}/{path.name}", text))
+        if not path.exists():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        if path.name in self.failing:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        function = path.parent.parent.name
+        if path.name == "current_vgpu_type":
+            self._set_type(function, text)
+        elif path.name == "vgpu_params" and function in self._card_of(function).vgpus:
+            path.write_text(f"{text}\n")
+        else:
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    def _set_type(self, function: str, text: str) -> None:
+        card = self._card_of(function)
+        if not _NUMBER.fullmatch(text):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        # The driver refuses a removal of nothing, and a creation where a vGPU is, alike.
+        if (int(text) == 0) != (function in card.vgpus):
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+        if function in self.opened:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        if int(text) == 0:
+            del card.vgpus[function]
+        else:
+            found = next((t for t in self.creatable(card) if t.id == int(text)), None)
+            if found is None:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            card.vgpus[function] = found
+        self._update(card)
+
+    @staticmethod
+    def creatable(card: SimulatedCard) -> list[VgpuType]:
+        """Return the types of which a card can have one more vGPU."""
+        free = card.framebuffer - sum(t.framebuffer for t in card.vgpus.values())
+        sizes = {t.framebuffer for t in card.vgpus.values()}
+        used = Counter(t.profile for t in card.vgpus.values())
+        found = []
+        for type_ in card.types:
+            if card.mig:
+                room = card.instances[type_.profile or ""] * type_.per_instance
+                fits = type_.profile is not None and used[type_.profile] < room
+            else:
+                same_size = card.heterogeneous or sizes <= {type_.framebuffer}
+                fits = type_.profile is None and same_size and type_.framebuffer <= free
+            if fits:
+                found.append(type_)
+        return found
+
+    def _update(self, card: SimulatedCard) -> None:
+        """Write the attributes of all virtual functions of a card."""
+        text = HEADING + "".join(f"{t.id:<5} : {t.name}\n" for t in self.creatable(card))
+        for function in card.functions:
+            folder = self.bus / function / "nvidia"
+            (folder / "creatable_vgpu_types").write_text(text)
+            current = card.vgpus.get(function)
+            (folder / "current_vgpu_type").write_text(f"{current.id if current else 0}\n")
+            if current is None:
+                (folder / "vgpu_params").write_text("\n")
+
+    def _card_of(self, function: str) -> SimulatedCard:
+        return next(card for card in self.cards.values() if function in card.functions)
+
+    def _group_node(self, function: str) -> Path:
+        return (
+            self.dev / "vfio" / os.path.basename(os.readlink(self.bus / function / "iommu_group"))
+        )
+
+    def _add_attributes(self, function: str, device: str) -> None:
+        folder = (self.bus / function).resolve()
+        (folder / "vendor").write_text("0x10de\n")
+        self._link(folder / "driver", self.root / "bus/pci/drivers/nvidia")
+        (folder / "nvidia").mkdir()
+        (folder / "vfio-dev" / device).mkdir(parents=True)
+        node = self._group_node(function)
+        node.touch()
+        (self.root / "class/vfio" / node.name).mkdir(parents=True)
+
+    def _remove_functions(self, card: SimulatedCard) -> None:
+        folder = (self.bus / card.address).resolve()
+        for number, function in enumerate(card.functions):
+            node = self._group_node(function)
+            node.unlink()
+            (self.root / "class/vfio" / node.name).rmdir()
+            shutil.rmtree((self.bus / function).resolve())
+            (self.bus / function).unlink()
+            (folder / f"virtfn{number}").unlink()
+        (folder / "sriov_numvfs").write_text("0\n")
+        card.functions = []

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gpu driver on the simulated host with vGPUs of ``cyborg.testing.vgpu_host``."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cyborg.core.inventory.device import Device
+from cyborg.core.jobs.job import WorkItem
+from cyborg.drivers.base import Memory
+from cyborg.drivers.gpu.driver import GpuDriver
+from cyborg.drivers.pci.access import HostAccess
+from cyborg.drivers.privileged import vgpu
+from cyborg.testing.vgpu_host import SimulatedVgpuHost, VgpuType
+
+CARD = "0000:41:00.0"
+SMALL, LARGE = VgpuType(1414, "NVIDIA H200X-35C", 35), VgpuType(1420, "NVIDIA H200X-70C", 70)
+WHOLE = VgpuType(1428, "NVIDIA H200X-141C", 141)
+TYPES = (SMALL, LARGE, WHOLE)
+
+
+def make_host(folder: Path) -> SimulatedVgpuHost:
+    """Return a host with one card, whose SR-IOV is enabled."""
+    host = SimulatedVgpuHost(folder)
+    host.add_card(CARD, TYPES, framebuffer=141, numvfs=8)
+    host.manage_sriov(CARD, enable=True)
+    return host
+
+
+def make_access(host: SimulatedVgpuHost, *, nvml: bool = True) -> HostAccess:
+    """Return the access to a host by the privileged functions in this process."""
+    access = replace(HostAccess.of(host.root), create_vgpu=vgpu.create, remove_vgpu=vgpu.remove)
+    return replace(access, nvml=host.read_facts) if nvml else access
+
+
+def make_driver(
+    host: SimulatedVgpuHost,
+    *rules: str,
+    nvml: bool = True,
+    memory: Memory | None = None,
+    **options: Any,
+) -> GpuDriver:
+    """Return a driver with rules of ``vgpu_types``."""
+    values: Mapping[str, Any] = {"vgpu_types": rules, **options}
+    driver = GpuDriver("gpus", values, host.root, make_access(host, nvml=nvml))
+    driver.host = "compute-1"
+    if memory is not None:
+        driver.memory = memory
+    return driver
+
+
+def discover(driver: GpuDriver, address: str = CARD) -> Device:
+    """Return the device of a card."""
+    return next(device for device in driver.discover() if device.address == address)
+
+
+def offered(driver: GpuDriver) -> dict[str, list[str]]:
+    """Return the addresses of the handles of a card by deployable."""
+    return {d.address: [h.address for h in d.handles] for d in discover(driver).deployables}
+
+
+def item(handle: str, type_: str = "H200X-70C") -> WorkItem:
+    """Return the work item of a virtual function."""
+    return WorkItem("gpus", CARD, f"{CARD}-{type_}", handle)

@@ -14,15 +14,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from cyborg.core.address import MdevAddress, PciAddress, is_pci_address
+from cyborg.core.address import PciAddress, is_pci_address
 from cyborg.core.drivers.registry import Option, Support
 from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.core.inventory import device as inventory
 from cyborg.core.inventory.device_state import Measurement
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
-from cyborg.core.naming import handle_uuid, make_custom_name
-from cyborg.drivers.gpu import mdev, mig
+from cyborg.core.naming import handle_uuid
+from cyborg.drivers.gpu import mdev, mig, parents
 from cyborg.drivers.host_use import check, domains
 from cyborg.drivers.kernel.mdev import read_types
 from cyborg.drivers.kernel.nvml import GpuFacts, is_known, short_name
@@ -199,7 +199,10 @@ class GpuDriver(PciDriver):
             }
         self._cards = {card.address: self._facts_of(card.address) for card in cards}
         devices = [self._with_slots(card, plans) for card in cards]
-        devices += [self._virtual_parent(name, *found) for name, found in virtual.items()]
+        devices += [
+            parents.build_virtual(name, *found, self.backend, self._uuid)
+            for name, found in virtual.items()
+        ]
         everywhere = plans | {name: plan for name, (_, plan) in virtual.items()}
         used = {rule.text for rule in self._selected.values()}
         used |= {rule.text for rule, _ in virtual.values()}
@@ -367,13 +370,13 @@ class GpuDriver(PciDriver):
         deployables: list[inventory.Deployable] = []
         reasons = [text for text in [card.vendor_board_info.get(inventory.NOT_OFFERED)] if text]
         for deployable in card.deployables:
-            parents = [h.address for h in deployable.handles if h.address in plans]
+            planned = [h.address for h in deployable.handles if h.address in plans]
             whole = tuple(h for h in deployable.handles if h.address not in plans)
             if whole:
                 deployables.append(replace(deployable, handles=whole))
-            for parent in parents:
+            for parent in planned:
                 plan, rule = plans[parent], self._selected[parent]
-                deployables.append(self._parent(deployable, parent, rule, plan))
+                deployables.append(parents.build(deployable, parent, rule, plan, self._uuid))
                 if plan.reason is not None:
                     reasons.append(f"{parent}: {plan.reason}")
         info = {inventory.NOT_OFFERED: "; ".join(reasons)[: inventory.MAX_TEXT]} if reasons else {}
@@ -382,49 +385,6 @@ class GpuDriver(PciDriver):
             deployables=tuple(deployables),
             vendor_board_info={**card.vendor_board_info, **info},
         )
-
-    def _virtual_parent(
-        self, name: str, rule: mdev.MdevRule, plan: mdev.SlotPlan
-    ) -> inventory.Device:
-        """Return the device of a parent that is not on the PCI bus."""
-        info = {inventory.NOT_OFFERED: plan.reason[: inventory.MAX_TEXT]} if plan.reason else {}
-        part = inventory.Deployable(name, rule.resource_class)
-        # The kernel puts the name of the parent's driver before that of each type.
-        return inventory.Device(
-            address=name,
-            type=inventory.DeviceType.GPU,
-            vendor=plan.type.partition("-")[0],
-            model=name,
-            backend=self.backend,
-            vendor_board_info=info,
-            deployables=(self._parent(part, name, rule, plan),),
-        )
-
-    def _parent(
-        self, template: inventory.Deployable, parent: str, rule: mdev.MdevRule, plan: mdev.SlotPlan
-    ) -> inventory.Deployable:
-        """Return the deployable of a parent, with the properties of ``template``."""
-        attributes = {"mdev_type": plan.type}
-        if plan.type_name:
-            attributes["mdev_name"] = plan.type_name
-        if plan.others:
-            attributes["mdevs_of_others"] = str(plan.others)
-        return replace(
-            template,
-            address=parent,
-            resource_class=rule.resource_class,
-            traits=template.traits | rule.traits | {make_custom_name(f"MDEV_{plan.type}")},
-            handles=tuple(self._handle(slot) for slot in plan.slots),
-            attributes={**template.attributes, **attributes},
-        )
-
-    def _handle(self, slot: mdev.Slot) -> inventory.AttachHandle:
-        if is_pci_address(slot.parent):
-            parent = PciAddress.parse(slot.parent)
-            info = MdevAddress(parent, slot.type, self._uuid(slot)).attach_info()
-        else:
-            info = {"parent": slot.parent, "asked_type": slot.type}
-        return inventory.AttachHandle(str(slot), inventory.HandleType.MDEV, info)
 
 
 def _topology(facts: GpuFacts) -> dict[str, str]:

@@ -17,7 +17,7 @@ number of devices of all parents of a card together::
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cyborg.core.address import is_pci_address
@@ -174,18 +174,7 @@ class MdevRule:
 
 def parse(text: str) -> MdevRule:
     """Parse a rule. Raise InvalidOption if it is invalid."""
-    own: dict[str, str] = {}
-    others: list[str] = []
-    for part in text.split(","):
-        key, _, value = (piece.strip() for piece in part.partition("="))
-        if key in _FORBIDDEN:
-            raise InvalidOption(part.strip(), f"no {key} in a rule for mediated devices")
-        if key not in _OWN_KEYS:
-            others.append(part)
-        elif key in own:
-            raise InvalidOption(part.strip(), f"{key} only once in a rule")
-        else:
-            own[key] = value
+    own, others = split_rule(text, _OWN_KEYS)
     types = tuple(name.strip() for name in own.get("type", "").split("|"))
     if not all(TYPE.fullmatch(name) for name in types) or len(set(types)) < len(types):
         raise InvalidOption(
@@ -198,9 +187,7 @@ def parse(text: str) -> MdevRule:
     elif not others:
         raise InvalidOption(text, "a key that matches functions, such as address, or parent=NAME")
     # Without it, NVML says how many devices a card of this product can have.
-    limit = own.get("max_per_card")
-    if limit is not None and not _NUMBER.fullmatch(limit):
-        raise InvalidOption(f"max_per_card={limit}", "a number from 1 to 999")
+    limit = parse_max_per_card(own)
     # Parents can be virtual functions, and their class is that of their mediated devices.
     every = f"{rules.SCOPE}=all"
     rule = rules.parse(",".join(part for part in others if part.replace(" ", "") != every))
@@ -212,8 +199,36 @@ def parse(text: str) -> MdevRule:
         rule.traits,
         selector=rule if parent is None else None,
         parent=parent,
-        max_per_card=None if limit is None else int(limit),
+        max_per_card=limit,
     )
+
+
+def split_rule(text: str, own_keys: Collection[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the values of the own keys of a rule for vGPUs, and its other parts.
+
+    Raise InvalidOption for a key that such a rule cannot have, and a key that it has twice.
+    """
+    own: dict[str, str] = {}
+    others: list[str] = []
+    for part in text.split(","):
+        key, _, value = (piece.strip() for piece in part.partition("="))
+        if key in _FORBIDDEN:
+            raise InvalidOption(part.strip(), f"no {key} in a rule for mediated devices and vGPUs")
+        if key not in own_keys:
+            others.append(part)
+        elif key in own:
+            raise InvalidOption(part.strip(), f"{key} only once in a rule")
+        else:
+            own[key] = value
+    return own, others
+
+
+def parse_max_per_card(own: Mapping[str, str]) -> int | None:
+    """Return the value of ``max_per_card``; None without it. Raise InvalidOption."""
+    limit = own.get("max_per_card")
+    if limit is not None and not _NUMBER.fullmatch(limit):
+        raise InvalidOption(f"max_per_card={limit}", "a number from 1 to 999")
+    return None if limit is None else int(limit)
 
 
 def rule_of_function(mdev_rules: Sequence[MdevRule], function: PciFunction) -> MdevRule | None:

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The deployables and devices of parents of mediated devices, built from the plans of their slots.
+
+``uuid_of`` returns the uuid of the mediated device in a slot.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from cyborg.core.address import MdevAddress, PciAddress, is_pci_address
+from cyborg.core.inventory import device as inventory
+from cyborg.core.naming import make_custom_name
+from cyborg.drivers.gpu.mdev import MdevRule, Slot, SlotPlan
+
+UuidOf = Callable[[Slot], str]
+
+
+def build(
+    template: inventory.Deployable, parent: str, rule: MdevRule, plan: SlotPlan, uuid_of: UuidOf
+) -> inventory.Deployable:
+    """Return the deployable of a parent, with the properties of ``template``."""
+    attributes = {"mdev_type": plan.type}
+    if plan.type_name:
+        attributes["mdev_name"] = plan.type_name
+    if plan.others:
+        attributes["mdevs_of_others"] = str(plan.others)
+    return replace(
+        template,
+        address=parent,
+        resource_class=rule.resource_class,
+        traits=template.traits | rule.traits | {make_custom_name(f"MDEV_{plan.type}")},
+        handles=tuple(_handle(slot, uuid_of) for slot in plan.slots),
+        attributes={**template.attributes, **attributes},
+    )
+
+
+def build_virtual(
+    name: str, rule: MdevRule, plan: SlotPlan, backend: str, uuid_of: UuidOf
+) -> inventory.Device:
+    """Return the device of a parent that is not on the PCI bus."""
+    info = {inventory.NOT_OFFERED: plan.reason[: inventory.MAX_TEXT]} if plan.reason else {}
+    part = inventory.Deployable(name, rule.resource_class)
+    # The kernel puts the name of the parent's driver before that of each type.
+    return inventory.Device(
+        address=name,
+        type=inventory.DeviceType.GPU,
+        vendor=plan.type.partition("-")[0],
+        model=name,
+        backend=backend,
+        vendor_board_info=info,
+        deployables=(build(part, name, rule, plan, uuid_of),),
+    )
+
+
+def _handle(slot: Slot, uuid_of: UuidOf) -> inventory.AttachHandle:
+    if is_pci_address(slot.parent):
+        parent = PciAddress.parse(slot.parent)
+        info = MdevAddress(parent, slot.type, uuid_of(slot)).attach_info()
+    else:
+        info = {"parent": slot.parent, "asked_type": slot.type}
+    return inventory.AttachHandle(str(slot), inventory.HandleType.MDEV, info)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Driver for GPUs: whole cards, virtual functions, and mediated devices that it creates.
+"""Driver for GPUs: whole cards, virtual functions, and vGPUs that it creates.
 
 Whole PCI functions are offered as by the generic driver. A rule of ``mdev_types`` makes a PCI
 function a parent of mediated devices; a parent is never offered as a whole. Each parent is a
 deployable, and each slot of it (``mdev``) is a handle. The mediated device of a slot exists only
-while an instance has the handle. The device has the same uuid as the handle (``handle_uuid``).
+while an instance has the handle. The device has the same uuid as the handle (``handle_uuid``). A
+rule of ``vgpu_types`` makes virtual functions of a card vGPUs without mediated devices (``vgpu``).
 NVML, if it is installed, describes NVIDIA's cards (``nvml``).
 """
 
@@ -22,7 +23,8 @@ from cyborg.core.inventory.device_state import Measurement
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import handle_uuid
-from cyborg.drivers.gpu import mdev, mig, parents
+from cyborg.drivers.gpu import mdev, mig, parents, vgpu
+from cyborg.drivers.gpu.vgpu_cards import VgpuCards
 from cyborg.drivers.host_use import check, domains
 from cyborg.drivers.kernel.mdev import read_types
 from cyborg.drivers.kernel.nvml import GpuFacts, is_known, short_name
@@ -69,6 +71,19 @@ class GpuDriver(PciDriver):
             "parent applies. A matched function is never offered as a whole.",
         ),
         Option(
+            "vgpu_types",
+            "multi",
+            (),
+            "A rule that makes virtual functions of NVIDIA cards vGPUs without mediated devices, "
+            "such as 'address=0000:41:00.0,type=NVIDIA H200X-1-18C,traits=CUSTOM_A'. The keys that "
+            "match are those of devices; they match the card, whose SR-IOV must be enabled by "
+            "sriov-manage. type is a name in creatable_vgpu_types, with or without the product "
+            "line. max_per_card is the number of vGPUs of a card; NVML knows it. vgpu_params has "
+            "parameters of the plug-in, as disable_vnc=1|frame_rate_limiter=0. The default of "
+            "resource_class is VGPU. The option can be repeated. The first rule that matches a "
+            "card applies. A matched card with virtual functions is never offered as a whole.",
+        ),
+        Option(
             "mig_layouts",
             "bool",
             False,
@@ -89,6 +104,10 @@ class GpuDriver(PciDriver):
         self._mdev_rules = self.parse_option(
             "mdev_types", lambda texts: [mdev.parse(text) for text in texts]
         )
+        vgpu_rules = self.parse_option("vgpu_types", lambda texts: [vgpu.parse(t) for t in texts])
+        self._vgpus = VgpuCards(
+            self._sysfs, self._access, vgpu_rules, lambda: self.memory, self._read_facts
+        )
 
     @property
     def abilities(self) -> frozenset[inventory.Ability]:
@@ -98,39 +117,52 @@ class GpuDriver(PciDriver):
 
     @property
     def remarks(self) -> Sequence[str]:
-        """Return the warnings of the generic driver and about mediated devices.
+        """Return the warnings of the generic driver and about vGPUs.
 
-        The latter are about rules without a parent and parents without a slot.
+        The latter are about rules without a parent or card and parents without a slot.
         """
-        return (*super().remarks, *self._mdev_remarks)
+        return (*super().remarks, *self._mdev_remarks, *self._vgpus.remarks)
 
     def is_candidate(self, function: PciFunction) -> bool:
         """Return whether a PCI function is a GPU: a display controller, or AMD's for computing."""
         return classes.is_gpu(function)
 
     def select(self, function: PciFunction) -> rules.Rule | None:
-        """Return the rule for a PCI function; record it if it is a parent of mediated devices."""
-        rule = mdev.rule_of_function(self._mdev_rules, function)
+        """Return the rule for a PCI function; record it if it is for vGPUs."""
+        rule: vgpu.VgpuRule | mdev.MdevRule | None = self._vgpus.select(function)
+        if rule is None and (parent := mdev.rule_of_function(self._mdev_rules, function)):
+            rule = self._selected[function.address] = parent
         if rule is None:
             return super().select(function)
-        self._selected[function.address] = rule
         return rules.Rule(type=inventory.DeviceType.GPU, resource_class=rule.resource_class)
 
     def needs_iommu(self, function: PciFunction) -> bool:
         """Return whether a PCI function needs an IOMMU; a parent of mediated devices does not."""
         return function.address not in self._selected and super().needs_iommu(function)
 
+    def is_reset_after_use(self, function: PciFunction) -> bool:
+        """Return whether data can be in a PCI function until a reset; not in one for vGPUs."""
+        selected = self._vgpus.is_selected(function.address)
+        return not selected and super().is_reset_after_use(function)
+
     def find_obstacle(self, function: PciFunction) -> str | None:
-        """Return why a PCI function is not scheduled, or None; a parent has no obstacle."""
-        return None if function.address in self._selected else super().find_obstacle(function)
+        """Return why a PCI function is not scheduled, or None; one for vGPUs has no obstacle."""
+        if function.address in self._selected or self._vgpus.is_selected(function.address):
+            return None
+        return super().find_obstacle(function)
 
     def is_shared(self, function: PciFunction) -> bool:
-        """Return whether a rule of ``mdev_types`` makes a PCI function a parent."""
-        return mdev.rule_of_function(self._mdev_rules, function) is not None
+        """Return whether a rule makes a PCI function a parent, or a virtual function a vGPU."""
+        return (
+            self._vgpus.rule_of(function) is not None
+            or mdev.rule_of_function(self._mdev_rules, function) is not None
+        )
 
     def find_used(self, functions: Mapping[str, PciFunction]) -> dict[str, str]:
         """Return the PCI functions that must not be offered: a text with the reason by address."""
         found = super().find_used(functions)
+        for address, reason in self._vgpus.find_used(functions).items():
+            found.setdefault(address, reason)
         for card in functions.values():
             if self.is_shared(card) or card.iommu_group is None or not self.is_candidate(card):
                 continue
@@ -184,6 +216,7 @@ class GpuDriver(PciDriver):
     def discover(self) -> Sequence[inventory.Device]:
         """Return a device for each card, and for each parent that is not on the PCI bus."""
         self._selected, self._mig_parents = {}, {}
+        self._vgpus.begin_discovery()
         cards = super().discover()
         with _changes_excluded():
             plans = self._limited(
@@ -197,7 +230,8 @@ class GpuDriver(PciDriver):
                 for name in self._sysfs.list_names("class/mdev_bus")
                 if (rule := mdev.rule_of_parent(self._mdev_rules, name)) is not None
             }
-        self._cards = {card.address: self._facts_of(card.address) for card in cards}
+            self._cards = {card.address: self._facts_of(card.address) for card in cards}
+            cards = [self._vgpus.replace_handles(card) for card in cards]
         devices = [self._with_slots(card, plans) for card in cards]
         devices += [
             parents.build_virtual(name, *found, self.backend, self._uuid)
@@ -221,10 +255,22 @@ class GpuDriver(PciDriver):
         return super().measure([device for device in devices if is_pci_address(device.address)])
 
     def prepare(self, item: WorkItem, instance: str | None) -> None:
-        """Create the mediated device of a slot, or check that the host does not use a function.
+        """Create the vGPU of a handle, or check that the host does not use a function.
 
         The check is for handles that are whole PCI functions.
         """
+        if self._vgpus.handles(item):
+            with _changes_excluded():
+                type_ = self._vgpus.prepare(item, self.read_domains)
+            LOG.info(
+                "vGPU of type %s is ready on %s for instance %s",
+                type_,
+                item.handle,
+                instance,
+                backend=self.backend,
+                device=item.device,
+            )
+            return
         # A use, such as a mediated device that Nova created, can have begun since the discovery.
         if is_pci_address(item.handle):
             self.check_unused(item.handle)
@@ -253,11 +299,23 @@ class GpuDriver(PciDriver):
         )
 
     def release(self, item: WorkItem) -> None:
-        """Remove the mediated device of a slot, also if no rule enables its type any more."""
+        """Remove the vGPU of a handle, also if no rule enables its type any more."""
+        if is_pci_address(item.handle):
+            with _changes_excluded():
+                type_ = self._vgpus.release(item)
+            if type_ is not None:
+                LOG.info(
+                    "vGPU of type %s removed from %s",
+                    type_,
+                    item.handle,
+                    backend=self.backend,
+                    device=item.device,
+                )
+            return
         try:
             slot = mdev.Slot.parse(item.handle)
         except Invalid:
-            return  # a function, or something that was never prepared
+            return  # something that was never prepared
         device = self._uuid(slot)
         # Never prepared: prepare refuses such a handle.
         if slot.parent != item.deployable:
@@ -271,6 +329,11 @@ class GpuDriver(PciDriver):
             backend=self.backend,
             device=item.device,
         )
+
+    def sanitise(self, item: WorkItem) -> None:
+        """Reset the PCI function of a handle; a vGPU was removed by ``release``."""
+        if not self._vgpus.handles(item):
+            super().sanitise(item)
 
     def check_unused(self, address: str) -> None:
         """Raise DriverFailed if the host uses a PCI function or it has mediated devices."""
@@ -308,6 +371,10 @@ class GpuDriver(PciDriver):
 
     def _card_of(self, parent: str) -> str:
         return self._sysfs.read_link(f"bus/pci/devices/{parent}/physfn") or parent
+
+    def _read_facts(self, address: str) -> GpuFacts:
+        card = self._sysfs.pci_function(address)
+        return GpuFacts() if card is None else self._facts.read(card, self.memory)
 
     def _facts_of(self, card: str) -> GpuFacts:
         return self._cards.get(card, GpuFacts())

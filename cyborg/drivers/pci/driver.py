@@ -148,6 +148,10 @@ class PciDriver(Driver):
         """Return whether a PCI function can be attached to an instance only with an IOMMU."""
         return bool(self.options["check_iommu"])
 
+    def is_reset_after_use(self, function: PciFunction) -> bool:
+        """Return whether data of a server can be in a PCI function until a reset."""
+        return self.needs_iommu(function)
+
     def find_obstacle(self, function: PciFunction) -> str | None:
         """Return why a PCI function is not scheduled although Nova can attach it, with a remedy.
 
@@ -259,7 +263,7 @@ class PciDriver(Driver):
             for card in cards
         ]
         self._remarks += offers.describe_unresettable(
-            self._sysfs, (o for c in cards for o in c.offers if self.needs_iommu(o.function))
+            self._sysfs, (o for c in cards for o in c.offers if self.is_reset_after_use(o.function))
         )
         self._topology.forget_others({c.function.address: None for c in cards})
         self._kernel_drivers = {

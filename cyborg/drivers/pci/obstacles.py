@@ -176,8 +176,8 @@ def _is_installed(root: Path) -> bool:
 _DRIVER = "nvidia"
 _VENDOR_VFIO = (
     "it has vGPUs without mediated devices (nvidia/current_vgpu_type), which Nova cannot attach: "
-    "libvirt would bind it to vfio-pci, and its vGPU would be lost; offer the card as a whole, or "
-    "use a release of the vGPU driver with mediated devices"
+    "libvirt would bind it to vfio-pci, and its vGPU would be lost; select its card by vgpu_types, "
+    "with which the agent attaches it"
 )
 _FOR_VGPUS = (
     "it is a virtual function for vGPUs (driver nvidia), which is no device for a guest: select it "

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cards of a backend whose virtual functions are vGPUs without mediated devices.
+
+The memory of the driver has the functions that it prepared. Only these are changed: a vGPU on any
+other function belongs to another program.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from cyborg.core.address import PciAddress, is_pci_address
+from cyborg.core.errors import DriverFailed
+from cyborg.core.inventory.device import (
+    MAX_TEXT,
+    NOT_OFFERED,
+    AttachHandle,
+    Deployable,
+    Device,
+    HandleType,
+)
+from cyborg.core.jobs.job import WorkItem
+from cyborg.core.log import get_logger
+from cyborg.drivers.base import Memory
+from cyborg.drivers.gpu import vgpu
+from cyborg.drivers.host_use import domains
+from cyborg.drivers.kernel import vgpu as kernel_vgpu
+from cyborg.drivers.kernel.nvml import GpuFacts
+from cyborg.drivers.pci.access import HostAccess
+from cyborg.drivers.sysfs import PCI_DEVICES, PciFunction, Sysfs
+
+LOG = get_logger(__name__)
+
+
+class VgpuCards:
+    """Cards with vGPUs: their rules, their offers, and the work on their virtual functions.
+
+    ``memory`` returns the memory of the driver, ``facts`` those of NVML about a card.
+    """
+
+    def __init__(
+        self,
+        sysfs: Sysfs,
+        access: HostAccess,
+        vgpu_rules: Sequence[vgpu.VgpuRule],
+        memory: Callable[[], Memory],
+        facts: Callable[[str], GpuFacts],
+    ) -> None:
+        self._sysfs = sysfs
+        self._access = access
+        self._rules = vgpu_rules
+        self._memory = memory
+        self._facts = facts
+        # Rule of each card, as the running discovery reads it: each function asks for it.
+        self._card_rules: dict[str, vgpu.VgpuRule | None] = {}
+        self._selected: dict[str, vgpu.VgpuRule] = {}  # by virtual function, of this discovery
+        self._plans: dict[str, vgpu.VgpuPlan] = {}  # by card, of the last discovery
+
+    @property
+    def enabled(self) -> bool:
+        """Return whether any rule exists."""
+        return bool(self._rules)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Return warnings about rules without a card, and cards without a known limit."""
+        used = {rule.text for rule in self._selected.values()}
+        unused = [
+            f"rule {rule.text!r} matches no card with virtual functions for vGPUs: enable SR-IOV "
+            "with sriov-manage, and check that the driver for hosts is loaded"
+            for rule in self._rules
+            if rule.text not in used
+        ]
+        remarks = dict.fromkeys(plan.remark for plan in self._plans.values() if plan.remark)
+        return (*unused, *remarks)
+
+    def begin_discovery(self) -> None:
+        """Forget what the last discovery selected."""
+        self._selected, self._card_rules = {}, {}
+
+    def rule_of(self, function: PciFunction) -> vgpu.VgpuRule | None:
+        """Return the rule of the card of a virtual function that can have vGPUs, or None."""
+        if not self._rules or function.physfn is None or not self._has_vgpus(function.address):
+            return None
+        return self._rule_of_card(function.physfn)
+
+    def select(self, function: PciFunction) -> vgpu.VgpuRule | None:
+        """Return the rule of a virtual function, and record it for this discovery."""
+        rule = self.rule_of(function)
+        if rule is not None:
+            self._selected[function.address] = rule
+        return rule
+
+    def is_selected(self, address: str) -> bool:
+        """Return whether the running discovery has selected a virtual function for vGPUs."""
+        return address in self._selected
+
+    def find_used(self, functions: Mapping[str, PciFunction]) -> dict[str, str]:
+        """Return the virtual functions for vGPUs that other programs use: a reason by address."""
+        states: dict[str, list[kernel_vgpu.VgpuFunction]] = {}
+        for function in functions.values():
+            if self.rule_of(function) is not None:
+                state = kernel_vgpu.read(self._sysfs, function.address)
+                states.setdefault(str(function.physfn), []).extend([state] if state else [])
+        return {
+            state.address: "it has a vGPU of type "
+            f"{vgpu.name_of(state.current, known, self._facts(card))} that this service did not "
+            "create"
+            for card, known in states.items()
+            for state in known
+            if state.current and self._type_of(state.address) is None
+        }
+
+    def replace_handles(self, card: Device) -> Device:
+        """Return a card in which the functions for vGPUs are deployables, one for each type."""
+        addresses = sorted(
+            (a for a in self._selected if self._card_of(a) == card.address), key=PciAddress.parse
+        )
+        if not addresses:
+            self._plans.pop(card.address, None)
+            return card
+        rule = self._selected[addresses[0]]
+        plan = self._plans[card.address] = self._plan(card.address, rule, addresses)
+        kept, templates = [], []
+        for part in card.deployables:
+            others = tuple(h for h in part.handles if h.address not in self._selected)
+            if others:
+                kept.append(replace(part, handles=others))
+            if len(others) < len(part.handles):
+                templates.append(part)
+        offered = {h.address for part in templates for h in part.handles}
+        by_type: dict[str, list[str]] = {}
+        for address, type_ in plan.handles.items():
+            if address in offered:
+                by_type.setdefault(type_, []).append(address)
+        parts = [
+            self._deployable(templates[0], card.address, rule, type_, found)
+            for type_, found in by_type.items()
+        ]
+        reasons = [text for text in [card.vendor_board_info.get(NOT_OFFERED)] if text]
+        reasons += plan.reasons
+        info = {NOT_OFFERED: "; ".join(reasons)[:MAX_TEXT]} if reasons else {}
+        return replace(
+            card,
+            deployables=(*kept, *parts),
+            vendor_board_info={**card.vendor_board_info, **info},
+        )
+
+    def handles(self, item: WorkItem) -> bool:
+        """Return whether a work item is about a virtual function for a vGPU."""
+        if not is_pci_address(item.handle) or item.handle == item.device:
+            return False
+        # Also one that has disappeared: SR-IOV is disabled after a boot of the host.
+        return (
+            self._type_of(item.handle) is not None
+            or self._has_vgpus(item.handle)
+            or self._rule_of_card(item.device) is not None
+        )
+
+    def prepare(self, item: WorkItem, read_domains: domains.ReadDomains) -> str:
+        """Create the vGPU of a virtual function; return its type.
+
+        Raise DriverFailed if no rule enables the type of the deployable, or another program has a
+        vGPU on the function or uses it.
+        """
+        function, rule = self._sysfs.pci_function(item.handle), self._rule_of_card(item.device)
+        if function is None or function.physfn != item.device:
+            raise DriverFailed(
+                f"{item.handle} is not a virtual function of {item.device}: enable SR-IOV with "
+                "sriov-manage"
+            )
+        type_ = next(
+            (
+                name
+                for name in (rule.types if rule else ())
+                if vgpu.deployable_address(item.device, name) == item.deployable
+            ),
+            None,
+        )
+        if rule is None or type_ is None:
+            raise DriverFailed(f"no rule of vgpu_types enables vGPUs of {item.deployable}")
+        functions = {function.address: function}
+        found = domains.find_used(
+            self._sysfs.root, partial(read_domains, fresh=True), functions.values()
+        )
+        if (reason := (found | self.find_used(functions)).get(item.handle)) is not None:
+            raise DriverFailed(f"{item.handle} cannot be given to a server: {reason}")
+        # Before the write: after a failure in between the function is known as one of this service.
+        self._memory().put(_key(item.handle), type_)
+        self._access.create_vgpu(item.handle, type_, rule.parameters)
+        return type_
+
+    def release(self, item: WorkItem) -> str | None:
+        """Remove the vGPU of a virtual function that this service prepared; return its type.
+
+        Do nothing, and return None, for any other function. Raise DriverFailed if a process uses
+        the vGPU.
+        """
+        type_ = self._type_of(item.handle)
+        if type_ is not None:
+            self._access.remove_vgpu(item.handle)
+            self._memory().put(_key(item.handle), None)
+        return type_
+
+    def _plan(self, card: str, rule: vgpu.VgpuRule, addresses: Sequence[str]) -> vgpu.VgpuPlan:
+        states = (kernel_vgpu.read(self._sysfs, address) for address in addresses)
+        prepared = {a: t for a in addresses if (t := self._type_of(a)) is not None}
+        return vgpu.plan_card(
+            rule.types,
+            rule.max_per_card,
+            [state for state in states if state is not None],
+            prepared,
+            self._facts(card),
+        )
+
+    def _deployable(
+        self,
+        template: Deployable,
+        card: str,
+        rule: vgpu.VgpuRule,
+        type_: str,
+        addresses: Sequence[str],
+    ) -> Deployable:
+        return replace(
+            template,
+            address=vgpu.deployable_address(card, type_),
+            resource_class=rule.resource_class,
+            traits=template.traits | rule.traits | {vgpu.trait_of(type_)},
+            handles=tuple(
+                AttachHandle(
+                    address,
+                    HandleType.VFIO,
+                    {**PciAddress.parse(address).attach_info(), "vgpu_type": type_},
+                )
+                for address in addresses
+            ),
+            attributes={**template.attributes, "vgpu_type": type_},
+        )
+
+    def _rule_of_card(self, card: str) -> vgpu.VgpuRule | None:
+        if not self._rules:
+            return None
+        if card not in self._card_rules:
+            function = self._sysfs.pci_function(card)
+            self._card_rules[card] = (
+                None if function is None else vgpu.rule_of_card(self._rules, function)
+            )
+        return self._card_rules[card]
+
+    def _card_of(self, address: str) -> str | None:
+        return self._sysfs.read_link(PCI_DEVICES / address / "physfn")
+
+    def _has_vgpus(self, address: str) -> bool:
+        return "creatable_vgpu_types" in self._sysfs.list_names(
+            kernel_vgpu.attributes_folder(address)
+        )
+
+    def _type_of(self, address: str) -> str | None:
+        """Return the type with which this service prepared a virtual function, or None."""
+        return self._memory().get(_key(address))
+
+
+def _key(address: str) -> str:
+    return f"vgpu {address}"

@@ -425,7 +425,9 @@ class GpuDriver(PciDriver):
         domains.check_unused(self._sysfs, self.read_domains, item.device)
         try:
             with _changes_excluded():
-                self._access.set_instances(item.device, profile)
+                self._access.set_instances(
+                    item.device, {} if profile is None else {profile: facts.mig_profiles[profile]}
+                )
         finally:
             self._facts.forget(item.device)
         LOG.info("GPU instances changed to %s", layout, backend=self.backend, device=item.device)

@@ -189,7 +189,7 @@ def used_functions(
         display_functions(sysfs),
         open_now,
         {address: reason for address, reason in mediated.items() if address not in shared},
-        {a: reason for a, reason in _vgpu_functions(sysfs, functions).items() if a not in shared},
+        {a: reason for a, reason in vgpu_functions(sysfs, functions).items() if a not in shared},
     ):
         for address, reason in reasons.items():
             if address not in found and not accepts(address, reason):
@@ -243,7 +243,7 @@ def _user_space_functions(functions: Mapping[str, PciFunction]) -> dict[str, str
     }
 
 
-def _vgpu_functions(sysfs: Sysfs, functions: Mapping[str, PciFunction]) -> dict[str, str]:
+def vgpu_functions(sysfs: Sysfs, functions: Mapping[str, PciFunction]) -> dict[str, str]:
     """Return the virtual functions that are vGPUs of NVIDIA, and their physical functions."""
     found: dict[str, str] = {}
     for address, function in functions.items():

@@ -4,8 +4,9 @@
 NVIDIA documents the functions in the NVML API Reference Guide: ``nvmlDeviceGetUUID``,
 ``nvmlDeviceGetMemoryInfo``, ``nvmlDeviceGetEccMode``, ``nvmlDeviceGetVbiosVersion``,
 ``nvmlDeviceGetMigMode``, ``nvmlDeviceGetSupportedVgpus``, ``nvmlVgpuTypeGetName``,
-``nvmlVgpuTypeGetMaxInstances`` and ``nvmlVgpuTypeGetMaxInstancesPerGpuInstance``; for MIG the
-section "Multi Instance GPU Management".
+``nvmlVgpuTypeGetMaxInstances``, ``nvmlVgpuTypeGetMaxInstancesPerGpuInstance``,
+``nvmlVgpuTypeGetFramebufferSize``, ``nvmlDeviceGetVgpuHeterogeneousMode`` and
+``nvmlDeviceSetVgpuHeterogeneousMode``; for MIG the section "Multi Instance GPU Management".
 
 NVML opens the device node of a GPU and keeps it open until ``nvmlShutdown``. While the node is
 open, libvirt cannot unbind the GPU from its kernel driver, which it must do when a server gets the
@@ -53,7 +54,9 @@ class GpuFacts(Serializable):
     instances, such as ``1g.10gb``: ``mig_profiles`` has the maximum number of instances by profile,
     ``mig_instances`` the current number by profile, ``vgpu_profiles`` the profile that each type of
     MIG-backed vGPU needs, and ``vgpus_per_instance`` the maximum number of vGPUs of each such type
-    in one GPU instance. ``vgpu_names`` has the names of the types by their ids.
+    in one GPU instance. ``vgpu_names`` has the names of the types by their ids, ``vgpu_memory`` the
+    framebuffer of each type in bytes. ``heterogeneous`` is whether vGPUs of different framebuffer
+    sizes can exist at the same time; None if the GPU does not support this, also in MIG mode.
 
     ``module`` is the module id of a GPU of a baseboard. ``nvlinks`` has the number of NVLinks to
     other GPUs by their PCI address.
@@ -73,6 +76,8 @@ class GpuFacts(Serializable):
     nvlinks: Mapping[str, int] = field(default_factory=dict, metadata=wire(omit=not_))
     vgpus_per_instance: Mapping[str, int] = field(default_factory=dict)
     vgpu_names: Mapping[str, str] = field(default_factory=dict)
+    vgpu_memory: Mapping[str, int] = field(default_factory=dict)
+    heterogeneous: bool | None = None
 
     def max_vgpus_of(self, vgpu_type: str) -> int | None:
         """Return how many vGPUs of a type the GPU can have if it has no others; None if unknown.
@@ -131,7 +136,36 @@ def _opened(nvml: Any) -> Iterator[None]:
         nvml.nvmlShutdown()
 
 
-def replace_instances(address: str, profile: str | None) -> None:
+def set_heterogeneous(address: str, *, enable: bool) -> None:
+    """Switch the mode for vGPUs of different sizes; see ``privileged.vgpu``."""
+    try:
+        nvml = importlib.import_module(MODULE)
+    except ImportError as exc:
+        raise DriverFailed(
+            f"the heterogeneous mode of {address} cannot be changed: nvidia-ml-py is missing"
+        ) from exc
+    try:
+        with _opened(nvml):
+            device = nvml.nvmlDeviceGetHandleByPciBusId(address.encode())
+            nvml.nvmlDeviceSetVgpuHeterogeneousMode(device, int(enable))
+            # Not before SR-IOV is enabled, and then it may report success.
+            found = nvml.nvmlDeviceGetVgpuHeterogeneousMode(device)
+    except nvml.NVMLError as exc:
+        raise DriverFailed(
+            f"the heterogeneous mode of {address} cannot be changed to {int(enable)}: {exc}"
+        ) from exc
+    if found != int(enable):
+        raise DriverFailed(
+            f"the heterogeneous mode of {address} is {found} after a change to {int(enable)}"
+        )
+
+
+def format_instances(instances: Mapping[str, int]) -> str:
+    """Return numbers of GPU instances as text, such as ``1x3g.71gb+4x1g.18gb``."""
+    return "+".join(f"{count}x{profile}" for profile, count in instances.items()) or "none"
+
+
+def replace_instances(address: str, instances: Mapping[str, int]) -> None:
     """Replace the MIG instances of the GPU at an address; see ``privileged.gpu``."""
     try:
         nvml = importlib.import_module(MODULE)
@@ -143,19 +177,22 @@ def replace_instances(address: str, profile: str | None) -> None:
             if nvml.nvmlDeviceGetMigMode(device)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
                 raise DriverFailed(f"{address} is not in MIG mode: enable it (nvidia-smi -mig 1)")
             profiles = _read_profiles(nvml, device)
-            if profile is not None and profile not in profiles:
+            if unknown := sorted(instances.keys() - profiles):
                 raise DriverFailed(
-                    f"{address} has no MIG profile {profile}: expected one of {', '.join(profiles)}"
+                    f"{address} has no MIG profile {unknown[0]}: expected one of "
+                    f"{', '.join(profiles)}"
                 )
             for found in profiles.values():
                 for instance in _list_instances(nvml, device, found):
                     _destroy(nvml, instance)
-            if profile is not None:
-                for _ in range(profiles[profile].instanceCount):
+            # The largest first: small ones can leave no contiguous slices for them.
+            for profile in sorted(instances, key=lambda name: -profiles[name].sliceCount):
+                for _ in range(instances[profile]):
                     _create(nvml, device, profiles[profile])
     except nvml.NVMLError as exc:
         raise DriverFailed(
-            f"the MIG instances of {address} could not be replaced by {profile or 'none'}: {exc}"
+            f"the MIG instances of {address} could not be replaced by "
+            f"{format_instances(instances)}: {exc}"
         ) from exc
 
 
@@ -234,6 +271,8 @@ def _read(nvml: Any, address: str) -> GpuFacts:
     vgpu_profiles: dict[str, str] = {}
     per_instance: dict[str, int] = {}
     vgpu_names: dict[str, str] = {}
+    vgpu_memory: dict[str, int] = {}
+    heterogeneous = get(nvml.nvmlDeviceGetVgpuHeterogeneousMode, device)
     for vgpu_type in get(nvml.nvmlDeviceGetSupportedVgpus, device) or ():
         name = short_name(_text(get(nvml.nvmlVgpuTypeGetName, vgpu_type)))
         limit = get(nvml.nvmlVgpuTypeGetMaxInstances, device, vgpu_type)
@@ -241,6 +280,8 @@ def _read(nvml: Any, address: str) -> GpuFacts:
         profile = get(nvml.nvmlVgpuTypeGetGpuInstanceProfileId, vgpu_type)
         if name:
             vgpu_names[str(int(vgpu_type))] = name
+        if name and (size := get(nvml.nvmlVgpuTypeGetFramebufferSize, vgpu_type)):
+            vgpu_memory[name] = int(size)
         if name and limit:
             limits[name] = int(limit)
         if name and profile in names:
@@ -263,6 +304,8 @@ def _read(nvml: Any, address: str) -> GpuFacts:
         nvlinks=nvlink.read_links(nvml, device),
         vgpus_per_instance=per_instance,
         vgpu_names=vgpu_names,
+        vgpu_memory=vgpu_memory,
+        heterogeneous=None if heterogeneous is None else bool(heterogeneous),
     )
 
 

@@ -65,7 +65,7 @@ class HostAccess:
     remove_mdev: Callable[[str, str, str], None]
     create_vgpu: Callable[[str, str, str], None]
     remove_vgpu: Callable[[str], None]
-    set_instances: Callable[[str, str | None], None]
+    set_instances: Callable[[str, Mapping[str, int]], None]
     load_firmware: Callable[[str, str, str, int], None]
     reconfigure: Callable[[str, int, str, int, int], None]
     run_tool: Callable[[str, str, str, int, float], None]

@@ -14,11 +14,12 @@ import errno
 import os
 import re
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import DriverFailed, Invalid
-from cyborg.drivers.host_use.check import mediated_parents
+from cyborg.drivers.host_use.check import mediated_parents, vgpu_functions
 from cyborg.drivers.kernel import nvml
 from cyborg.drivers.kernel.mdev import DEVICES, PARENT, TYPE, is_present, types_folder
 from cyborg.drivers.privileged import CONTEXT, files
@@ -135,21 +136,27 @@ def _find_use(device: str) -> str | None:
     return None
 
 
+MAX_INSTANCES = 64  # of one profile; a GPU has up to eight slices
 _PROFILE = re.compile(r"[0-9a-z][0-9a-z.+-]{0,31}")
 
 
 @CONTEXT.entrypoint
-def set_instances(address: str, profile: str | None) -> None:
-    """Replace all MIG instances of a GPU by the maximum number of one profile, or by none.
+def set_instances(address: str, instances: Mapping[str, int]) -> None:
+    """Replace all MIG instances of a GPU by numbers of instances of profiles, or by none.
 
-    The profile is a name such as ``1g.10gb``. Raise DriverFailed before any change if the PCI
-    function is not a GPU with NVIDIA's kernel driver, is not in MIG mode, has mediated devices, or
-    does not have the profile. Raise DriverFailed also if NVML fails, for example because a process
-    uses an instance.
+    A profile is a name such as ``1g.10gb``. Raise DriverFailed before any change if the PCI
+    function is not a GPU with NVIDIA's kernel driver, is not in MIG mode, has vGPUs, or does not
+    have a profile. Raise DriverFailed also if NVML fails, for example because a process uses an
+    instance.
     """
     function = str(PciAddress.parse(address))
-    if profile is not None and (not isinstance(profile, str) or not _PROFILE.fullmatch(profile)):
-        raise Invalid(f"{profile!r} is not the name of a MIG profile", field="layout")
+    if not isinstance(instances, Mapping):
+        raise Invalid(f"{instances!r} are not numbers of MIG instances", field="layout")
+    for profile, count in instances.items():
+        if not isinstance(profile, str) or not _PROFILE.fullmatch(profile):
+            raise Invalid(f"{profile!r} is not the name of a MIG profile", field="layout")
+        if type(count) is not int or not 0 < count <= MAX_INSTANCES:
+            raise Invalid(f"{count!r} is not a number of MIG instances", field="layout")
     found = Sysfs(_SYS).pci_function(function)
     if found is None:
         raise DriverFailed(f"there is no device {function}")
@@ -160,4 +167,7 @@ def set_instances(address: str, profile: str | None) -> None:
         )
     if function in mediated_parents(_SYS):
         raise DriverFailed(f"{function} has mediated devices, which servers may use")
-    nvml.replace_instances(function, profile)
+    functions = {f.address: f for f in Sysfs(_SYS).pci_functions() if f.physfn == function}
+    if (reason := vgpu_functions(Sysfs(_SYS), functions).get(function)) is not None:
+        raise DriverFailed(f"{function} cannot be partitioned: {reason}, which a server may use")
+    nvml.replace_instances(function, instances)

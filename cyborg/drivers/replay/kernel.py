@@ -200,7 +200,7 @@ class SimulatedKernel:
                 free = int(capacity[name] * (1 - used) + 1e-9)
             (self.root / types / name / "available_instances").write_text(f"{max(0, free)}\n")
 
-    def set_instances(self, address: str, profile: str | None) -> None:
+    def set_instances(self, address: str, instances: Mapping[str, int]) -> None:
         """Raise DriverFailed: a capture has the types of mediated devices for one profile only."""
         raise DriverFailed(f"{address} cannot be changed: MIG instances are not simulated")
 

@@ -3,14 +3,15 @@
  *
  * Names and arguments are those of the NVML API Reference Guide. There are two GPUs: one with vGPU
  * types, and an old one that supports little. The first one can be in MIG mode. It has seven slices,
- * and its GPU instances have compute instances. Calls work between nvmlInit and nvmlShutdown only.
+ * and its GPU instances have compute instances. Outside the MIG mode, it has a heterogeneous mode for
+ * vGPUs of different sizes. Calls work between nvmlInit and nvmlShutdown only.
  */
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
 enum { SUCCESS, UNINITIALIZED, INVALID, NOT_SUPPORTED, NOT_FOUND = 6, SMALL = 7, NOT_LOADED = 9 };
-enum { NO_RESOURCES = 23, IN_USE = 19, PROFILES = 3, SLICES = 7 };
+enum { NO_RESOURCES = 23, IN_USE = 19, VERSION = 25, PROFILES = 3, SLICES = 7 };
 typedef struct {
     unsigned version, id, p2p, slices, instances, counts[6];
     unsigned long long megabytes;
@@ -26,7 +27,9 @@ static const unsigned ids[PROFILES] = {19, 14, 0}, slices[PROFILES] = {1, 2, 7};
 static const unsigned limits[PROFILES] = {7, 3, 1}, indices[PROFILES] = {0, 1, 4};
 static const char *const profile_names[] = {"MIG 1g.10gb", "MIG 2g.20gb", "MIG 7g.80gb"};
 static Instance instances[SLICES];
-static int opened, broken, mig, busy, failing, gpus[2];
+static int opened, broken, mig, busy, failing, gpus[2], heterogeneous, vgpus, ignoring;
+typedef struct { unsigned version, value; } Mode;
+typedef struct { unsigned version, type, count; } MaxInstances;
 int reads; /* of GPUs, for the test */
 
 int count_opened(void) { return opened; }
@@ -34,6 +37,10 @@ void set_broken(int value) { broken = value; }
 void set_mig(int value) { mig = value; memset(instances, 0, sizeof instances); busy = failing = 0; }
 void set_busy(int value) { busy = value; }       /* a process uses the instances */
 void set_failing(int value) { failing = value; } /* this many creations succeed, if not 0 */
+
+/* Number of vGPUs, and whether a change of the heterogeneous mode has no effect (no SR-IOV). */
+void set_vgpus(int value) { vgpus = value; heterogeneous = 0; }
+void set_ignoring(int value) { ignoring = value; }
 
 int count_instances(unsigned profile)
 {
@@ -108,6 +115,35 @@ int nvmlDeviceGetSupportedVgpus(void *device, unsigned *count, unsigned *types)
 int nvmlVgpuTypeGetGpuInstanceProfileId(unsigned type, unsigned *profile)
 {
     *profile = type > 1000 ? ids[type - 1001] : 0xFFFFFFFF;
+    return SUCCESS;
+}
+
+int nvmlVgpuTypeGetMaxInstancesPerGpuInstance(MaxInstances *found)
+{
+    if (found->version != (sizeof *found | 1 << 24)) return VERSION;
+    if (found->type <= 1000) return NOT_SUPPORTED;
+    return (found->count = found->type == 1003 ? 2 : 1, SUCCESS);
+}
+
+int nvmlVgpuTypeGetFramebufferSize(unsigned type, unsigned long long *size)
+{
+    *size = (type > 1000 ? 10ULL : type == 561 ? 12ULL : 24ULL) << 30;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetVgpuHeterogeneousMode(void *device, Mode *mode)
+{
+    if (mode->version != (sizeof *mode | 1 << 24)) return VERSION;
+    if (!modern(device) || mig) return NOT_SUPPORTED;
+    return (mode->value = heterogeneous, SUCCESS);
+}
+
+int nvmlDeviceSetVgpuHeterogeneousMode(void *device, const Mode *mode)
+{
+    if (mode->version != (sizeof *mode | 1 << 24)) return VERSION;
+    if (!modern(device) || mig) return NOT_SUPPORTED;
+    if (vgpus) return IN_USE;
+    if (!ignoring) heterogeneous = mode->value;
     return SUCCESS;
 }
 

@@ -76,9 +76,9 @@ class Control:
 
     kernel: MigKernel | None = None
 
-    def set_instances(self, address: str, profile: str | None) -> None:
+    def set_instances(self, address: str, instances: Mapping[str, int]) -> None:
         """Replace the instances."""
-        gpu.set_instances(address, profile)
+        gpu.set_instances(address, instances)
         assert self.kernel is not None
         self.kernel.update()
 
@@ -234,7 +234,9 @@ def test_partition_that_nvml_refuses_says_why(kernel: MigKernel, library: ctypes
     driver = make_driver(kernel)
     driver.partition(item(), SMALL)
     library.set_busy(1)
-    with pytest.raises(DriverFailed, match=r"could not be replaced by 2g\.20gb: In use by another"):
+    with pytest.raises(
+        DriverFailed, match=r"could not be replaced by 3x2g\.20gb: In use by another"
+    ):
         driver.partition(item(), MEDIUM)
     assert current(driver) == [SMALL]
     library.set_busy(0)
@@ -291,23 +293,50 @@ def test_instances_of_several_profiles_are_one_layout() -> None:
 @pytest.mark.parametrize("profile", ["", "../1g", "1G.10GB", "1g 10gb", "1g\n", "x" * 33])
 def test_privileged_function_refuses_other_names(kernel: MigKernel, profile: str) -> None:
     with pytest.raises(Invalid):
-        gpu.set_instances(CARD, profile)
+        gpu.set_instances(CARD, {profile: 1})
+
+
+@pytest.mark.parametrize("count", [0, -1, 65, "1", True, None])
+def test_privileged_function_refuses_other_numbers(kernel: MigKernel, count: int) -> None:
+    with pytest.raises(Invalid):
+        gpu.set_instances(CARD, {"1g.10gb": count})
+    with pytest.raises(Invalid):
+        gpu.set_instances(CARD, ["1g.10gb"])
+
+
+def test_privileged_function_creates_a_mix_with_the_largest_first(
+    kernel: MigKernel, library: ctypes.CDLL
+) -> None:
+    gpu.set_instances(CARD, {"1g.10gb": 3, "2g.20gb": 2})
+    assert [library.count_instances(profile) for profile in TYPES.values()] == [3, 2, 0]
+    with pytest.raises(DriverFailed, match=r"replaced by 4x1g\.10gb\+2x2g\.20gb: Insufficient"):
+        gpu.set_instances(CARD, {"1g.10gb": 4, "2g.20gb": 2})
+    assert [library.count_instances(profile) for profile in TYPES.values()] == [3, 2, 0]
+
+
+def test_privileged_function_with_vgpus_is_refused(kernel: MigKernel) -> None:
+    folder = kernel.bus / kernel.parents[0]
+    (folder / "vendor").write_text("0x10de\n")
+    (folder / "nvidia").mkdir()
+    (folder / "nvidia/current_vgpu_type").write_text("1414\n")
+    with pytest.raises(DriverFailed, match=f"its virtual function {kernel.parents[0]} is a vGPU"):
+        gpu.set_instances(CARD, {})
 
 
 def test_privileged_function_refuses_other_functions(
     kernel: MigKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(DriverFailed, match="there is no device 0000:77"):
-        gpu.set_instances("0000:77:00.0", None)
+        gpu.set_instances("0000:77:00.0", {})
     with pytest.raises(DriverFailed, match="expected a card bound to nvidia"):
-        gpu.set_instances(kernel.parents[0], None)
+        gpu.set_instances(kernel.parents[0], {})
     with pytest.raises(
         DriverFailed, match=r"has no MIG profile 3g\.40gb: expected one of 1g\.10gb"
     ):
-        gpu.set_instances(CARD, "3g.40gb")
+        gpu.set_instances(CARD, {"3g.40gb": 1})
     monkeypatch.setattr(nvml, "MODULE", "no_such_binding")
     with pytest.raises(DriverFailed, match="nvidia-ml-py is missing"):
-        gpu.set_instances(CARD, None)
+        gpu.set_instances(CARD, {})
 
 
 def test_privileged_function_outside_mig_mode_fails(
@@ -315,7 +344,7 @@ def test_privileged_function_outside_mig_mode_fails(
 ) -> None:
     library.set_mig(0)
     with pytest.raises(DriverFailed, match="is not in MIG mode: enable it"):
-        gpu.set_instances(CARD, None)
+        gpu.set_instances(CARD, {})
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cyborg.agent.state_file import MemoryFile
+from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device import Device
 from cyborg.drivers.base import VolatileMemory
 from cyborg.drivers.gpu.driver import GpuDriver
@@ -33,6 +34,8 @@ def test_read_returns_the_facts_of_a_gpu(library: ctypes.CDLL) -> None:
         max_vgpus={"A40-12Q": 4, "A40-24Q": 2},
         nvlinks={OLD: 2},
         vgpu_names={"561": "A40-12Q", "563": "A40-24Q"},
+        vgpu_memory={"A40-12Q": 12 << 30, "A40-24Q": 24 << 30},
+        heterogeneous=False,
     )
 
 
@@ -42,6 +45,47 @@ def test_read_returns_module_id_and_links_to_gpus_only(library: ctypes.CDLL) -> 
     found = NvmlLibrary().read(CARD)
     assert found is not None
     assert (found.module, found.nvlinks) == (5, {})
+def test_read_of_a_gpu_in_mig_mode_has_vgpus_of_each_instance(library: ctypes.CDLL) -> None:
+    library.set_mig(1)
+    found = NvmlLibrary().read(CARD)
+    assert found is not None
+    assert found.heterogeneous is None
+    assert found.vgpus_per_instance == {"A100-1-10C": 1, "A100-2-20C": 1, "A100-7-80C": 2}
+    assert found.max_vgpus_of("A100-7-80C") == 0, "no GPU instance exists"
+    found = replace(found, mig_instances={"1g.10gb": 3, "7g.80gb": 1})
+    limits = [found.max_vgpus_of(name) for name in ("A100-1-10C", "A100-7-80C", "A100-9-90C")]
+    assert limits == [3, 2, None]
+
+
+def test_set_heterogeneous_is_read_back(library: ctypes.CDLL) -> None:
+    for enable in (True, True, False):
+        nvml.set_heterogeneous(CARD, enable=enable)
+        found = NvmlLibrary().read(CARD)
+        assert found is not None
+        assert found.heterogeneous is enable
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (("set_vgpus", 1), "cannot be changed to 1: In use by another client"),
+        (("set_mig", 1), "cannot be changed to 1"),
+        (("set_ignoring", 1), "is 0 after a change to 1"),
+    ],
+    ids=["a vGPU exists", "MIG mode", "no effect"],
+)
+def test_set_heterogeneous_that_nvml_refuses_fails(
+    library: ctypes.CDLL, change: tuple[str, int], expected: str
+) -> None:
+    getattr(library, change[0])(change[1])
+    with pytest.raises(DriverFailed, match=f"the heterogeneous mode of {CARD} {expected}"):
+        nvml.set_heterogeneous(CARD, enable=True)
+
+
+def test_set_heterogeneous_without_binding_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "MODULE", "no_such_binding")
+    with pytest.raises(DriverFailed, match="nvidia-ml-py is missing"):
+        nvml.set_heterogeneous(CARD, enable=True)
 
 
 def test_read_leaves_out_what_a_gpu_does_not_support(library: ctypes.CDLL) -> None:

@@ -2,10 +2,11 @@
 """A simulated host with NVIDIA GPUs whose vGPUs are virtual functions, without mediated devices.
 
 The attributes are files in a sysfs tree, so all reads are those of a card. ``write`` acts as the
-kernel driver on a write, and is the only replaced function: it refuses what the driver refuses, and
-updates the lists of creatable types of all virtual functions. Sources: ``nvidia-vgpu-vfio`` of
-NVIDIA's driver for hosts (forms and errors of the attributes), the ``sriov-manage`` script, and
-measurements that operators published (framebuffer sizes, heterogeneous mode). No card was used.
+kernel driver on a write: it refuses what the driver refuses, and updates the lists of creatable
+types of all virtual functions. The script ``sriov-manage`` and the changes by NVML are replaced in
+the same way (``redirect``); the checks before them are those of a card. Sources:
+``nvidia-vgpu-vfio`` of NVIDIA's driver for hosts (forms and errors of the attributes), the script,
+and measurements that operators published (framebuffer sizes, heterogeneous mode). No card was used.
 """
 
 import errno
@@ -13,16 +14,19 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cyborg.core.errors import DriverFailed
+from cyborg.drivers.kernel import nvml
 from cyborg.drivers.kernel.nvml import GpuFacts, short_name
-from cyborg.drivers.privileged import CONTEXT, vgpu
+from cyborg.drivers.privileged import CONTEXT, gpu, vgpu
 from cyborg.testing.machine import HostTree
 
 _NUMBER = re.compile(r"[+-]?[0-9]+\n?")  # kstrtol of Linux
 HEADING = "ID    : vGPU Name\n"
+SLICES = 7  # of a GPU in MIG mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +40,14 @@ class VgpuType:
     per_instance: int = 1
 
 
+def _slices(profile: str) -> int:
+    """Return the slices of an instance of a MIG profile, such as 3 of ``3g.71gb``."""
+    return int(profile.partition("g.")[0])
+
+
 @dataclass(slots=True)
 class SimulatedCard:
-    """State of a card; ``framebuffer`` is in GB, ``slices`` are those of its MIG profiles."""
+    """State of a card; ``framebuffer`` is in GB."""
 
     address: str
     framebuffer: int
@@ -61,21 +70,29 @@ class SimulatedVgpuHost(HostTree):
         self.cards: dict[str, SimulatedCard] = {}
         self.writes: list[tuple[str, str]] = []
         self.opened: set[str] = set()  # virtual functions that a guest has
-        self.failing: set[str] = set()  # names of attributes whose writes fail with EIO
+        self.commands: list[str] = []  # of sriov-manage
+        # Names of attributes whose writes fail with EIO, and of other steps that fail: the option
+        # of sriov-manage, "heterogeneous" and "instances".
+        self.failing: set[str] = set()
 
     def redirect(self, set_attribute: Callable[[object, str, object], None]) -> None:
         """Let the privileged functions run in this process on this host.
 
         ``set_attribute`` replaces an attribute of a module, such as ``monkeypatch.setattr``.
         """
-        for name, value in (
-            ("_SYS", self.root),
-            ("_DEV", self.dev),
-            ("_PROC", self.proc),
-            ("_write", self.write_attribute),
+        for module, name, value in (
+            (vgpu, "_SYS", self.root),
+            (vgpu, "_DEV", self.dev),
+            (vgpu, "_PROC", self.proc),
+            (vgpu, "_write", self.write_attribute),
+            (vgpu, "_resolve_script", Path),
+            (vgpu, "_run_script", self._run_script),
+            (gpu, "_SYS", self.root),
+            (nvml, "set_heterogeneous", self.set_heterogeneous),
+            (nvml, "replace_instances", self.replace_instances),
+            (CONTEXT, "client_mode", False),
         ):
-            set_attribute(vgpu, name, value)
-        set_attribute(CONTEXT, "client_mode", False)
+            set_attribute(module, name, value)
 
     def add_card(
         self,
@@ -118,21 +135,33 @@ class SimulatedVgpuHost(HostTree):
         self._update(card)
 
     def set_heterogeneous(self, address: str, *, enable: bool) -> None:
-        """Act as ``nvmlDeviceSetVgpuHeterogeneousMode``. Raise OSError where it fails."""
+        """Act as ``nvml.set_heterogeneous``. Raise DriverFailed."""
         card = self.cards[address]
-        if card.mig:
-            raise OSError(errno.ENOTSUP, "Not Supported")
-        if card.vgpus:
-            raise OSError(errno.EBUSY, "In use by another client")
+        if card.mig or card.vgpus or "heterogeneous" in self.failing:
+            reason = "Not Supported" if card.mig else "In use by another client"
+            raise DriverFailed(f"the heterogeneous mode of {address} cannot be changed: {reason}")
+        if enable and not card.functions:
+            raise DriverFailed(f"the heterogeneous mode of {address} is 0 after a change to 1")
         card.heterogeneous = enable
         self._update(card)
 
-    def set_instances(self, address: str, instances: Counter[str]) -> None:
-        """Replace the GPU instances of a card in MIG mode. Raise OSError while vGPUs use them."""
+    def replace_instances(self, address: str, instances: Mapping[str, int]) -> None:
+        """Act as ``nvml.replace_instances``. Raise DriverFailed; some instances may be left."""
         card = self.cards[address]
         if not card.mig or card.vgpus:
-            raise OSError(errno.EBUSY, "In use by another client")
-        card.instances = instances
+            reason = "In use by another client" if card.mig else "Not Supported"
+            raise DriverFailed(f"the MIG instances of {address} could not be replaced: {reason}")
+        card.instances = Counter()
+        for profile in sorted(instances, key=_slices, reverse=True):
+            for _ in range(instances[profile]):
+                used = sum(_slices(name) * count for name, count in card.instances.items())
+                if used + _slices(profile) > SLICES or "instances" in self.failing:
+                    self._update(card)
+                    raise DriverFailed(
+                        f"the MIG instances of {address} could not be replaced by "
+                        f"{nvml.format_instances(instances)}: Insufficient Resources"
+                    )
+                card.instances[profile] += 1
         self._update(card)
 
     def open_function(self, function: str) -> None:
@@ -176,10 +205,15 @@ class SimulatedVgpuHost(HostTree):
             memory=card.framebuffer << 30,
             mig="enabled" if card.mig else "disabled",
             max_vgpus={short_name(t.name): card.framebuffer // t.framebuffer for t in types},
+            mig_profiles={
+                str(t.profile): SLICES // _slices(str(t.profile)) for t in backed.values()
+            },
             mig_instances={str(t.profile): card.instances[str(t.profile)] for t in backed.values()},
             vgpu_profiles={name: str(t.profile) for name, t in backed.items()},
             vgpus_per_instance={name: t.per_instance for name, t in backed.items()},
             vgpu_names={str(t.id): short_name(t.name) for t in types},
+            vgpu_memory={short_name(t.name): t.framebuffer << 30 for t in types},
+            heterogeneous=None if card.mig else card.heterogeneous,
         )
 
     def write_attribute(self, path: Path, text: str) -> None:
@@ -196,6 +230,15 @@ class SimulatedVgpuHost(HostTree):
             path.write_text(f"{text}\n")
         else:
             raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    def _run_script(self, script: Path, option: str, function: str) -> None:
+        self.commands.append(f"{script.name} {option} {function}")
+        try:
+            if option in self.failing:
+                raise OSError(errno.EIO, "the script failed")
+            self.manage_sriov(function, enable=option == "-e")
+        except OSError as exc:
+            raise DriverFailed(f"sriov-manage failed with 1: {exc.strerror}") from exc
 
     def _set_type(self, function: str, text: str) -> None:
         card = self._card_of(function)

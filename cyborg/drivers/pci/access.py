@@ -65,6 +65,8 @@ class HostAccess:
     remove_mdev: Callable[[str, str, str], None]
     create_vgpu: Callable[[str, str, str], None]
     remove_vgpu: Callable[[str], None]
+    set_sriov: Callable[[str, bool, str], None]
+    set_heterogeneous: Callable[[str, bool], None]
     set_instances: Callable[[str, Mapping[str, int]], None]
     load_firmware: Callable[[str, str, str, int], None]
     reconfigure: Callable[[str, int, str, int, int], None]
@@ -106,6 +108,8 @@ class HostAccess:
             remove_mdev=_privileged("gpu", "remove") if local else remove_absent,
             create_vgpu=work("vgpu", "create", "changed"),
             remove_vgpu=_privileged("vgpu", "remove") if local else remove_absent_vgpu,
+            set_sriov=work("vgpu", "set_sriov", "changed"),
+            set_heterogeneous=work("vgpu", "set_heterogeneous", "changed"),
             set_instances=work("gpu", "set_instances", "partitioned"),
             load_firmware=work("fpga", "load_firmware", "programmed"),
             reconfigure=work("fpga", "reconfigure", "programmed"),

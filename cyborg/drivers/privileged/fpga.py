@@ -12,10 +12,8 @@ import fcntl
 import mmap
 import os
 import re
-import signal
 import stat
 import struct
-import subprocess
 import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -23,7 +21,7 @@ from pathlib import Path
 
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import DriverFailed, Invalid
-from cyborg.drivers.privileged import CONTEXT
+from cyborg.drivers.privileged import CONTEXT, programs
 from cyborg.drivers.privileged.files import write as _write
 from cyborg.drivers.sysfs import Sysfs, open_node
 
@@ -31,8 +29,6 @@ from cyborg.drivers.sysfs import Sysfs, open_node
 MAX_IMAGE = 2**31 - 1
 MAX_PORTS = 256
 MAX_TIMEOUT = 3600.0
-_KILL_TIMEOUT = 10.0  # seconds until a killed process has ended; none in the kernel does
-MAX_OUTPUT = 300  # characters of a tool's error in a message
 _SYS, _DEV, _FIRMWARE = Path("/sys"), Path("/dev"), Path("/lib/firmware")
 _SEARCH_PATH = Path("module/firmware_class/parameters/path")
 _MANAGER, _FME = re.compile(r"fpga[0-9]{1,6}"), re.compile(r"dfl-fme\.[0-9]{1,6}")
@@ -155,45 +151,8 @@ def _arguments(tool: str, function: PciAddress, path: str) -> list[str]:
 def _run(command: list[str], timeout: float) -> None:
     # XRT finds its libraries by its setup script (src/runtime_src/tools/scripts/setup.sh), or by
     # this variable.
-    environment = {
-        "PATH": ":".join(_TOOL_FOLDERS),
-        "LANG": "C.UTF-8",
-        "XILINX_XRT": "/opt/xilinx/xrt",
-    }
-    name = os.path.basename(command[0])
-    try:
-        # A session of its own: xbmgmt and xbutil are scripts that start another process.
-        process = subprocess.Popen(  # noqa: S603  (a fixed program, parsed arguments)
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            cwd="/",
-            start_new_session=True,
-        )
-    except OSError as exc:
-        raise DriverFailed(f"{name} cannot be started: {exc.strerror}") from exc
-    output = _wait(process, name, timeout).decode(errors="replace").strip()
-    if process.returncode != 0:
-        raise DriverFailed(f"{name} failed with {process.returncode}: {output[-MAX_OUTPUT:]}")
-
-
-def _wait(process: "subprocess.Popen[bytes]", name: str, timeout: float) -> bytes:
-    """Return the output of a process.
-
-    At the timeout kill the process group and raise DriverFailed.
-    """
-    try:
-        return process.communicate(timeout=timeout)[0]
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-    killed = f"{name} did not end within {timeout:g} s"
-    try:
-        process.communicate(timeout=_KILL_TIMEOUT)  # the end of the output: all have ended
-    except subprocess.TimeoutExpired:
-        raise DriverFailed(f"{killed} and cannot be killed: restart the host") from None
-    raise DriverFailed(f"{killed} and was killed")
+    environment = {"PATH": ":".join(_TOOL_FOLDERS), "XILINX_XRT": "/opt/xilinx/xrt"}
+    programs.run(command, environment, timeout)
 
 
 def _parse(name: str, form: re.Pattern[str], kind: str) -> str:

@@ -3,20 +3,33 @@
 
 ``cyborg.drivers.kernel.vgpu`` describes the attributes. The kernel driver refuses to remove a vGPU
 that a process has open; whether a process has it is checked before, for a clear message.
+
+Virtual functions are enabled and disabled by NVIDIA's script ``sriov-manage`` ("Virtual GPU
+Software User Guide"), which unbinds the card from its driver and binds it again: a write to
+``sriov_numvfs`` alone is refused. The script fails for a moment while a program such as
+``nvidia-smi`` has the node of the card open, with "Cannot obtain unbindLock".
 """
 
 import os
+import re
+import stat
+import time
 from pathlib import Path
 
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import CyborgError, DriverFailed, Invalid
 from cyborg.drivers.host_use import open_nodes
+from cyborg.drivers.host_use.check import used_functions
 from cyborg.drivers.kernel import nvml, vgpu
-from cyborg.drivers.privileged import CONTEXT, files
+from cyborg.drivers.privileged import CONTEXT, files, programs
 from cyborg.drivers.privileged.files import write as _write
 from cyborg.drivers.sysfs import PCI_DEVICES, Sysfs
 
 _SYS, _DEV, _PROC = Path("/sys"), Path("/dev"), Path("/proc")
+_SCRIPT = re.compile(r"(/[^/\x00-\x1f\x7f]+)*/sriov-manage")
+_SCRIPT_TIMEOUT = 120.0  # seconds; a card with 32 functions takes some
+_BUSY = "Cannot obtain unbindLock"
+_ATTEMPTS, _DELAY = 5, 1.0  # while another program has the node of the card open; seconds
 
 
 @CONTEXT.entrypoint
@@ -76,6 +89,86 @@ def remove(address: str) -> None:
     if _read_current(function):
         _check_unused(function)
         _remove(function)
+
+
+@CONTEXT.entrypoint
+def set_sriov(address: str, enable: bool, script: str) -> None:
+    """Enable or disable the virtual functions of a card by the script at a path.
+
+    Do nothing if the card has them, or has none. The name of the script must be ``sriov-manage``,
+    and only root may be able to change it. Raise DriverFailed before any change if the card is not
+    bound to the kernel driver, is used by the host, or a virtual function has a vGPU or is open.
+    Raise DriverFailed also if the script fails, or has no effect.
+    """
+    function = str(PciAddress.parse(address))
+    if type(enable) is not bool:
+        raise Invalid(f"{enable!r} is neither true nor false", field="enable")
+    if not isinstance(script, str) or not _SCRIPT.fullmatch(script):
+        raise Invalid(f"{script!r} is not the absolute path of sriov-manage", field="script")
+    sysfs = Sysfs(_SYS)
+    card = sysfs.pci_function(function)
+    if card is None or card.vendor != nvml.NVIDIA or not card.totalvfs:
+        raise DriverFailed(f"there is no NVIDIA GPU with SR-IOV at {function}")
+    if bool(card.numvfs) == enable:
+        return
+    if card.kernel_driver != nvml.KERNEL_DRIVER:
+        raise DriverFailed(
+            f"{function} is bound to {card.kernel_driver or 'no kernel driver'}; expected "
+            f"{nvml.KERNEL_DRIVER}, which creates virtual functions"
+        )
+    virtual = [f.address for f in sysfs.pci_functions() if f.physfn == function]
+    used = used_functions(_SYS)
+    for name in (*virtual, function):
+        if (reason := used.get(name)) is not None:
+            raise DriverFailed(f"SR-IOV of {function} cannot be changed: {name}: {reason}")
+    for name in virtual:
+        _check_unused(name)
+    _run_script(_resolve_script(script), "-e" if enable else "-d", function)
+    after = sysfs.pci_function(function)
+    if after is None or bool(after.numvfs) != enable:
+        raise DriverFailed(
+            f"{function} has {after.numvfs if after else 'no'} virtual functions after "
+            f"{script} {'-e' if enable else '-d'}"
+        )
+
+
+@CONTEXT.entrypoint
+def set_heterogeneous(address: str, enable: bool) -> None:
+    """Switch the mode of a card in which its vGPUs can have different framebuffer sizes.
+
+    Raise DriverFailed if a vGPU exists, the card does not support it, or the change has no effect.
+    """
+    function = str(PciAddress.parse(address))
+    if type(enable) is not bool:
+        raise Invalid(f"{enable!r} is neither true nor false", field="enable")
+    nvml.set_heterogeneous(function, enable=enable)
+
+
+def _resolve_script(path: str) -> Path:
+    """Return the path of a script without links. Raise DriverFailed if others can change it."""
+    script = Path(os.path.realpath(path))
+    for part in (script, *script.parents):
+        try:
+            found = part.stat()
+        except OSError as exc:
+            raise DriverFailed(f"{path} cannot be run: {part}: {exc.strerror}") from exc
+        # In a sticky directory, such as /tmp, others cannot replace what is of root.
+        sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+        if found.st_uid != 0 or (found.st_mode & 0o022 and not sticky):
+            raise DriverFailed(f"{path} cannot be run: others than root can change {part}")
+    return script
+
+
+def _run_script(script: Path, option: str, function: str) -> None:
+    environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            programs.run([str(script), option, function], environment, _SCRIPT_TIMEOUT)
+            return
+        except DriverFailed as exc:
+            if _BUSY not in exc.message or attempt == _ATTEMPTS:
+                raise
+        time.sleep(_DELAY)
 
 
 def _read_current(function: str) -> int | None:

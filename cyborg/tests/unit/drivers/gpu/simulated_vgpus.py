@@ -11,7 +11,7 @@ from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.base import Memory
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.pci.access import HostAccess
-from cyborg.drivers.privileged import vgpu
+from cyborg.drivers.privileged import gpu, vgpu
 from cyborg.testing.vgpu_host import SimulatedVgpuHost, VgpuType
 
 CARD = "0000:41:00.0"
@@ -30,7 +30,14 @@ def make_host(folder: Path) -> SimulatedVgpuHost:
 
 def make_access(host: SimulatedVgpuHost, *, nvml: bool = True) -> HostAccess:
     """Return the access to a host by the privileged functions in this process."""
-    access = replace(HostAccess.of(host.root), create_vgpu=vgpu.create, remove_vgpu=vgpu.remove)
+    access = replace(
+        HostAccess.of(host.root),
+        create_vgpu=vgpu.create,
+        remove_vgpu=vgpu.remove,
+        set_sriov=vgpu.set_sriov,
+        set_heterogeneous=vgpu.set_heterogeneous,
+        set_instances=gpu.set_instances,
+    )
     return replace(access, nvml=host.read_facts) if nvml else access
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The privileged functions for vGPUs: what they refuse, they do not write."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from cyborg.drivers.privileged import vgpu
 from cyborg.testing.vgpu_host import SimulatedVgpuHost
 from cyborg.tests.unit.drivers.gpu.simulated_vgpus import CARD, LARGE, SMALL, make_host
 
-FUNCTION = "0000:41:00.1"
+FUNCTION, SCRIPT = "0000:41:00.1", "/usr/lib/nvidia/sriov-manage"
+# ``redirect`` replaces them.
+RUN_SCRIPT, RESOLVE_SCRIPT = vgpu._run_script, vgpu._resolve_script
 
 
 @pytest.fixture
@@ -156,3 +159,151 @@ def test_remove_on_a_kernel_without_groups_reads_the_processes(
     shutil.rmtree(host.proc / "4711")
     vgpu.remove(FUNCTION)
     assert host.current(FUNCTION) == ""
+
+
+@pytest.mark.parametrize(
+    ("address", "enable", "script"),
+    [
+        ("..", True, SCRIPT),
+        (CARD, 1, SCRIPT),
+        (CARD, None, SCRIPT),
+        (CARD, True, "sriov-manage"),
+        (CARD, True, "/tmp/other"),
+        (CARD, True, f"{SCRIPT}\n"),
+        (CARD, True, f"{SCRIPT} -x"),
+        (CARD, True, None),
+    ],
+)
+def test_set_sriov_malformed_argument_is_invalid(
+    host: SimulatedVgpuHost, address: str, enable: bool, script: str
+) -> None:
+    with pytest.raises(Invalid):
+        vgpu.set_sriov(address, enable, script)
+    assert host.commands == []
+
+
+def test_set_sriov_runs_the_script_only_for_a_change(host: SimulatedVgpuHost) -> None:
+    for enable in (True, False, False, True, True):
+        vgpu.set_sriov(CARD, enable, SCRIPT)
+        assert bool(host.cards[CARD].functions) is enable
+    assert host.commands == [f"sriov-manage {option} {CARD}" for option in ("-d", "-e")]
+
+
+def test_set_sriov_of_a_card_in_use_is_refused(host: SimulatedVgpuHost) -> None:
+    vgpu.create(FUNCTION, LARGE.name, "")
+    with pytest.raises(DriverFailed, match=f"{FUNCTION}: it is a vGPU, which a server may use"):
+        vgpu.set_sriov(CARD, False, SCRIPT)
+    vgpu.remove(FUNCTION)
+    host.add_nvidia_gpu(CARD, 0)
+    host.open_node("/dev/nvidia0", "python3")
+    with pytest.raises(DriverFailed, match="the process python3 has /dev/nvidia0 open"):
+        vgpu.set_sriov(CARD, False, SCRIPT)
+    assert host.commands == []
+
+
+def test_set_sriov_of_an_open_function_is_refused(host: SimulatedVgpuHost) -> None:
+    """A process may have the group open, although the function has no vGPU."""
+    vgpu.create(FUNCTION, LARGE.name, "")
+    host.open_function(FUNCTION)
+    host.cards[CARD].vgpus.clear()
+    (host.bus / FUNCTION / "nvidia/current_vgpu_type").write_text("0\n")
+    with pytest.raises(DriverFailed, match="may still be used by a process"):
+        vgpu.set_sriov(CARD, False, SCRIPT)
+    assert host.commands == []
+
+
+@pytest.mark.parametrize("driver", ["vfio-pci", None])
+def test_set_sriov_of_a_card_without_its_driver_is_refused(
+    host: SimulatedVgpuHost, driver: str | None
+) -> None:
+    host.manage_sriov(CARD, enable=False)
+    link = (host.bus / CARD).resolve() / "driver"
+    link.unlink()
+    if driver is not None:
+        link.symlink_to(f"../../../bus/pci/drivers/{driver}")
+    with pytest.raises(DriverFailed, match="expected nvidia, which creates virtual functions"):
+        vgpu.set_sriov(CARD, True, SCRIPT)
+    for address in (FUNCTION, "0000:77:00.0"):
+        with pytest.raises(DriverFailed, match="no NVIDIA GPU with SR-IOV"):
+            vgpu.set_sriov(address, True, SCRIPT)
+
+
+def write_script(folder: Path, *lines: str) -> Path:
+    path = folder / "sriov-manage"
+    path.write_text("\n".join(("#!/bin/sh", *lines, "")))
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def real_script(host: SimulatedVgpuHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run real scripts; they are files of root."""
+    if os.geteuid():
+        pytest.skip("the scripts must be files of root")
+    monkeypatch.setattr(vgpu, "_run_script", RUN_SCRIPT)
+    monkeypatch.setattr(vgpu, "_resolve_script", RESOLVE_SCRIPT)
+    monkeypatch.setattr(vgpu, "_DELAY", 0.0)
+    host.manage_sriov(CARD, enable=False)
+
+
+@pytest.mark.usefixtures("real_script")
+def test_set_sriov_retries_while_a_program_has_the_card_open(
+    host: SimulatedVgpuHost, tmp_path: Path
+) -> None:
+    script = write_script(
+        tmp_path,
+        f"echo $1 $2 >> {tmp_path}/calls",
+        f"if [ $(wc -l < {tmp_path}/calls) -lt 3 ]; then",
+        "echo Cannot obtain unbindLock for $2; exit 1; fi",
+        f"echo 4 > {host.bus}/$2/sriov_numvfs",
+    )
+    vgpu.set_sriov(CARD, True, str(script))
+    assert (tmp_path / "calls").read_text().splitlines() == [f"-e {CARD}"] * 3
+
+
+@pytest.mark.usefixtures("real_script")
+@pytest.mark.parametrize(
+    ("line", "calls", "expected"),
+    [
+        ("echo wrong; exit 3", 1, "sriov-manage failed with 3: wrong"),
+        ("echo Cannot obtain unbindLock; exit 1", 5, "failed with 1: Cannot obtain unbindLock"),
+        ("exit 0", 1, f"{CARD} has 0 virtual functions after .*/sriov-manage -e"),
+    ],
+)
+def test_set_sriov_with_a_failing_script_fails(
+    host: SimulatedVgpuHost, tmp_path: Path, line: str, calls: int, expected: str
+) -> None:
+    script = write_script(tmp_path, f"echo >> {tmp_path}/calls", line)
+    with pytest.raises(DriverFailed, match=expected):
+        vgpu.set_sriov(CARD, True, str(script))
+    assert len((tmp_path / "calls").read_text().splitlines()) == calls
+
+
+@pytest.mark.usefixtures("real_script")
+def test_set_sriov_with_a_script_that_others_can_change_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DriverFailed, match="sriov-manage: No such file or directory"):
+        vgpu.set_sriov(CARD, True, str(tmp_path / "sriov-manage"))
+    script = write_script(tmp_path, f"echo >> {tmp_path}/calls")
+    for change in (lambda p: p.chmod(0o775), lambda p: os.chown(p, 1000, 0)):
+        for path in (script, tmp_path):
+            change(path)
+            with pytest.raises(DriverFailed, match=f"others than root can change {path}"):
+                vgpu.set_sriov(CARD, True, str(script))
+            path.chmod(0o755)
+            os.chown(path, 0, 0)
+    assert not (tmp_path / "calls").exists()
+
+
+@pytest.mark.parametrize("arguments", [("..", True), (CARD, 1), (CARD, None)])
+def test_set_heterogeneous_malformed_argument_is_invalid(
+    host: SimulatedVgpuHost, arguments: tuple[str, bool]
+) -> None:
+    with pytest.raises(Invalid):
+        vgpu.set_heterogeneous(*arguments)
+
+
+def test_set_heterogeneous_is_refused_after_the_first_vgpu(host: SimulatedVgpuHost) -> None:
+    vgpu.set_heterogeneous(CARD, True)
+    vgpu.create(FUNCTION, LARGE.name, "")
+    with pytest.raises(DriverFailed, match="In use by another client"):
+        vgpu.set_heterogeneous(CARD, False)

@@ -112,8 +112,9 @@ def plan_card(
     functions: Sequence[VgpuFunction],
     prepared: Mapping[str, str],
     facts: GpuFacts,
+    mix: Mapping[str, int] | None = None,
 ) -> VgpuPlan:
-    """Return what a card offers for one of several types.
+    """Return what a card offers for one of several types, or for a mix: numbers by type.
 
     ``functions`` are all its virtual functions by address, ``prepared`` maps the address of each
     one that this service prepared to the type. These are included: their servers may not have
@@ -127,38 +128,43 @@ def plan_card(
     ]
     free = [f for f in functions if not f.current and f.address not in own and f.registered]
     creatable = [t for t in types if any(find_type(f.creatable, t) is not None for f in free)]
-    used = next((t for t in types if t in own.values()), None)
-    chosen = used or next(iter(creatable), next(iter(types)))
-    handles = {address: type_ for address, type_ in own.items() if type_ == chosen}
+    remark = None
+    if mix is None:
+        used = next((t for t in types if t in own.values()), None)
+        chosen = used or next(iter(creatable), next(iter(types)))
+        limit = max_per_card if max_per_card is not None else facts.max_vgpus_of(chosen)
+        others = Counter([*(t for t in own.values() if t != chosen), *foreign])
+        if limit is None and chosen in creatable:
+            # The kernel driver says that one more fits, and nothing says how many.
+            limit = 1 + len([t for t in own.values() if t == chosen]) + others.total()
+            remark = (
+                f"how many vGPUs of type {chosen} a card can have is not known: install the extra "
+                "nvml, or set max_per_card"
+            )
+        counts: Mapping[str, int] = {chosen: limit or 0}
+    else:
+        counts, others = mix, Counter(foreign)
+    handles: dict[str, str] = {}
+    for type_, limit in counts.items():
+        present = [address for address, name in own.items() if name == type_]
+        count = limit - len(present) if type_ in creatable else 0
+        count -= sum(n * _units(name, type_, limit, facts) for name, n in others.items())
+        added = [f.address for f in free[: max(0, count)]]
+        free = free[len(added) :]
+        handles |= dict.fromkeys([*present, *added], type_)
     reasons = [
-        f"{address} has a vGPU of type {name}, which no rule enables any more"
+        f"{address} has a vGPU of type {name}, which is not enabled any more"
         for address, name in own.items()
-        if name not in types
+        if name not in (types if mix is None else mix)
     ]
     unregistered = [f.address for f in functions if not f.registered]
     if unregistered:
         reasons.append(f"{', '.join(unregistered[:4])} is not registered with VFIO (vfio-dev)")
-    limit = max_per_card if max_per_card is not None else facts.max_vgpus_of(chosen)
-    remark = None
-    if chosen not in creatable:
-        count = 0
-    elif limit is None:
-        # The kernel driver says that one more fits, and nothing says how many.
-        count = 1
-        remark = (
-            f"how many vGPUs of type {chosen} a card can have is not known: install the extra "
-            "nvml, or set max_per_card"
-        )
-    else:
-        others = Counter([*(t for t in own.values() if t != chosen), *foreign])
-        count = limit - len(handles)
-        count -= sum(n * _units(name, chosen, limit, facts) for name, n in others.items())
-    handles |= {f.address: chosen for f in free[: max(0, count)]}
     if not handles:
         names = sorted({name for f in free for name in f.creatable})
         reasons.append(
-            f"no vGPU of type {' or '.join(types)} can be created now; creatable types: "
-            f"{', '.join(names) or 'none'}"
+            f"no vGPU of type {' or '.join(types if mix is None else mix)} can be created now; "
+            f"creatable types: {', '.join(names) or 'none'}"
         )
     return VgpuPlan(dict(sorted(handles.items())), tuple(reasons), remark)
 

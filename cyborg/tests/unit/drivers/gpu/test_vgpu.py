@@ -44,7 +44,13 @@ def create_foreign(host: SimulatedVgpuHost, function: str, type_: VgpuType) -> N
 
 
 def test_discover_card_offers_as_many_functions_as_vgpus_fit(host: SimulatedVgpuHost) -> None:
-    (part,) = discover(make_driver(host, RULE, devices=["address=*"])).deployables
+    for function in VFS:
+        (host.bus / function / "reset").unlink()  # not needed: the vGPU is created again
+    driver = make_driver(host, RULE)
+    device = discover(driver)
+    assert device.deliverable
+    assert driver.remarks == ()
+    (part,) = device.deployables
     assert (part.address, part.resource_class) == (PART, "VGPU")
     assert {"CUSTOM_FAST", "CUSTOM_VGPU_H200X_70C"} <= part.traits
     assert "CUSTOM_GPU_VF" not in part.traits
@@ -191,7 +197,7 @@ def test_discover_vgpu_of_a_type_without_rule_is_not_offered_and_released(
     driver = make_driver(host, f"address={CARD},type=H200X-35C", memory=memory)
     device = discover(driver)
     assert device.deployables == ()
-    assert "which no rule enables any more" in device.vendor_board_info[NOT_OFFERED]
+    assert "which is not enabled any more" in device.vendor_board_info[NOT_OFFERED]
     driver.release(item(VFS[0]))
     assert offered(driver) == {f"{CARD}-H200X-35C": VFS[:4]}
 

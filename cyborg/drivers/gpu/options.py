@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of the gpu driver for vGPUs and layouts."""
+
+from cyborg.core.drivers.registry import Option
+
+OPTIONS = (
+    Option(
+        "mdev_types",
+        "multi",
+        (),
+        "A rule that makes functions parents of mediated devices (vGPUs) of one type, such as "
+        "'address=0000:3d:00.0,type=nvidia-222,resource_class=VGPU,traits=CUSTOM_A'. The keys "
+        "that match are those of devices; parent=NAME matches a parent of /sys/class/mdev_bus "
+        "that is not on the PCI bus. type is a name in mdev_supported_types. max_per_card is "
+        "the number of devices that all parents of a card have together. The default of "
+        "resource_class is VGPU. The option can be repeated. The first rule that matches a "
+        "parent applies. A matched function is never offered as a whole.",
+    ),
+    Option(
+        "vgpu_types",
+        "multi",
+        (),
+        "A rule that makes virtual functions of NVIDIA cards vGPUs without mediated devices, "
+        "such as 'address=0000:41:00.0,type=NVIDIA H200X-1-18C,traits=CUSTOM_A'. The keys that "
+        "match are those of devices; they match the card, whose SR-IOV must be enabled by "
+        "sriov-manage. type is a name in creatable_vgpu_types, with or without the product "
+        "line. max_per_card is the number of vGPUs of a card; NVML knows it. vgpu_params has "
+        "parameters of the plug-in, as disable_vnc=1|frame_rate_limiter=0. The default of "
+        "resource_class is VGPU. The option can be repeated. The first rule that matches a "
+        "card applies. A matched card with virtual functions is never offered as a whole.",
+    ),
+    Option(
+        "mig_layouts",
+        "bool",
+        False,
+        "Whether the GPU instances of NVIDIA cards in MIG mode are layouts that operators can "
+        "change. It needs the extra nvml and mediated devices (mdev_types).",
+    ),
+)

@@ -24,15 +24,18 @@ from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import handle_uuid
 from cyborg.drivers.gpu import mdev, mig, parents, vgpu
+from cyborg.drivers.gpu.mixes import parse_mixes
 from cyborg.drivers.gpu.options import OPTIONS
 from cyborg.drivers.gpu.vgpu_cards import VgpuCards
+from cyborg.drivers.gpu.vgpu_layouts import VgpuLayouts
 from cyborg.drivers.host_use import check, domains
 from cyborg.drivers.kernel.mdev import read_types
 from cyborg.drivers.kernel.nvml import GpuFacts, is_known, short_name
 from cyborg.drivers.pci import classes, reset, rules, topology
 from cyborg.drivers.pci.driver import PciDriver
-from cyborg.drivers.pci.offers import Description
-from cyborg.drivers.sysfs import PciFunction
+from cyborg.drivers.pci.offers import Description, Offer
+from cyborg.drivers.pci.sriov import NOT_SELECTED
+from cyborg.drivers.sysfs import PCI_DEVICES, PciFunction
 
 LOG = get_logger(__name__)
 
@@ -66,6 +69,8 @@ class GpuDriver(PciDriver):
         """Read the options of this driver, and create its readers."""
         self._facts = mig.FactsReader(self._access.nvml, self._is_readable)
         self._cards: dict[str, GpuFacts] = {}  # facts about cards at their last description
+        # Identity of the first virtual function of each card at that time, None without any.
+        self._virtual_functions: dict[str, int | None] = {}
         # Resource class of each parent of a card, and the MIG profiles of its enabled types.
         self._mig_parents: dict[str, dict[str, tuple[str, frozenset[str]]]] = {}
         self._mdev_remarks: tuple[str, ...] = ()
@@ -76,13 +81,27 @@ class GpuDriver(PciDriver):
         )
         vgpu_rules = self.parse_option("vgpu_types", lambda texts: [vgpu.parse(t) for t in texts])
         self._vgpus = VgpuCards(
-            self._sysfs, self._access, vgpu_rules, lambda: self.memory, self._read_facts
+            self._sysfs,
+            self._access,
+            vgpu_rules,
+            lambda: self.memory,
+            self._read_facts,
+            self.parse_option("vgpu_layouts", parse_mixes),
+        )
+        self._vgpu_layouts = VgpuLayouts(
+            self._vgpus,
+            self._sysfs,
+            self._access,
+            str(self.options["sriov_manage"]),
+            self._read_facts,
+            self._facts.forget,
         )
 
     @property
     def abilities(self) -> frozenset[inventory.Ability]:
         """Return the abilities, always with PREPARES: a removed rule can leave mediated devices."""
-        layouts = {inventory.Ability.PARTITIONS} if self.options["mig_layouts"] else set()
+        changes = self.options["mig_layouts"] or self.options["vgpu_layouts"]
+        layouts = {inventory.Ability.PARTITIONS} if changes else set()
         return super().abilities | {inventory.Ability.PREPARES} | layouts
 
     @property
@@ -159,6 +178,11 @@ class GpuDriver(PciDriver):
             f"{other.address} ({classes.COMPANIONS[other.class_code[:4]]})"
             for other in classes.find_companions(card, [f for f in functions if f is not None])
         ]
+        # Another program that enables SR-IOV clears the heterogeneous mode.
+        functions_id = self._sysfs.identity(PCI_DEVICES / card.address / "virtfn0")
+        if self._virtual_functions.setdefault(card.address, functions_id) != functions_id:
+            self._virtual_functions[card.address] = functions_id
+            self._facts.forget(card.address)
         facts = self._facts.read(card, self.memory)
         self._cards[card.address] = facts
         info = {
@@ -342,6 +366,21 @@ class GpuDriver(PciDriver):
     def _card_of(self, parent: str) -> str:
         return self._sysfs.read_link(f"bus/pci/devices/{parent}/physfn") or parent
 
+    def _class_of_whole(self, address: str) -> str | None:
+        """Return the resource class of a card without virtual functions; None if not offered."""
+        card = self._sysfs.pci_function(address)
+        offer = None if card is None else self._offer(replace(card, numvfs=0), None)
+        return None if offer is None else offer.resource_class
+
+    def _physical_only(self, card: PciFunction) -> Offer | None:
+        """Return a withheld offer of a card that only other layouts offer, or None."""
+        rule = self._vgpus.rule_of_card(card.address)
+        if rule is None or card.numvfs or not self._vgpu_layouts.has_layouts(card.address):
+            return super()._physical_only(card)
+        withheld = self._used.get(card.address, NOT_SELECTED)
+        type_ = inventory.DeviceType.GPU
+        return Offer(card, type_, rule.resource_class, rule.traits, frozenset(), withheld)
+
     def _read_facts(self, address: str) -> GpuFacts:
         card = self._sysfs.pci_function(address)
         return GpuFacts() if card is None else self._facts.read(card, self.memory)
@@ -372,14 +411,22 @@ class GpuDriver(PciDriver):
         return limited
 
     def layouts(self, device: inventory.Device) -> Sequence[inventory.Layout]:
-        """Return the layouts of a card in MIG mode; a layout ``fixed`` for other devices."""
+        """Return the layouts of a card; a layout ``fixed`` for devices without others."""
+        if self._vgpu_layouts.has_layouts(device.address):
+            return self._vgpu_layouts.of_device(device, self._class_of_whole(device.address))
         facts, offers = self._facts_of(device.address), inventory.count_handles(device)
         if not mig.is_enabled(facts):
             return [inventory.Layout(mig.FIXED, offers)]
         return mig.possible_layouts(facts, self._mig_parents.get(device.address, {}), offers)
 
     def partition(self, item: WorkItem, layout: str) -> None:
-        """Replace the GPU instances of a card; see ``privileged.gpu``."""
+        """Change the vGPUs of a card, or its GPU instances; see ``vgpu_layouts``."""
+        if self._vgpu_layouts.has_layouts(item.device):
+            domains.check_unused(self._sysfs, self.read_domains, item.device)
+            with _changes_excluded():
+                self._vgpu_layouts.apply(item.device, layout)
+            LOG.info("Layout %s applied", layout, backend=self.backend, device=item.device)
+            return
         card = self._sysfs.pci_function(item.device) if is_pci_address(item.device) else None
         self._facts.forget(item.device)  # somebody may have changed the instances
         facts = GpuFacts() if card is None else self._facts.read(card, self.memory)

@@ -30,6 +30,23 @@ OPTIONS = (
         "card applies. A matched card with virtual functions is never offered as a whole.",
     ),
     Option(
+        "vgpu_layouts",
+        "list",
+        (),
+        "Mixes of vGPUs that cards of vgpu_types can have, such as 2xH200X-70C or, in the "
+        "heterogeneous mode, 1xH200X-70C+4xH200X-18C. Each possible mix, and the whole card, is a "
+        "layout that operators can change. A rule must enable all types of the mix. It needs the "
+        "extra nvml. An empty list: the driver does not change SR-IOV.",
+    ),
+    Option(
+        "sriov_manage",
+        "str",
+        "/usr/lib/nvidia/sriov-manage",
+        "Path of the script of NVIDIA that enables and disables SR-IOV for vgpu_layouts. Only "
+        "root may be able to change it.",
+        host_only=True,
+    ),
+    Option(
         "mig_layouts",
         "bool",
         False,

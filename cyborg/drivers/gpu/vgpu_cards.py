@@ -23,6 +23,7 @@ from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import Memory
 from cyborg.drivers.gpu import vgpu
+from cyborg.drivers.gpu.mixes import OTHER, WHOLE, Mix, trait_of
 from cyborg.drivers.host_use import domains
 from cyborg.drivers.kernel import vgpu as kernel_vgpu
 from cyborg.drivers.kernel.nvml import GpuFacts
@@ -35,7 +36,8 @@ LOG = get_logger(__name__)
 class VgpuCards:
     """Cards with vGPUs: their rules, their offers, and the work on their virtual functions.
 
-    ``memory`` returns the memory of the driver, ``facts`` those of NVML about a card.
+    ``memory`` returns the memory of the driver, ``facts`` those of NVML about a card. ``mixes`` are
+    the configured layouts.
     """
 
     def __init__(
@@ -45,7 +47,9 @@ class VgpuCards:
         vgpu_rules: Sequence[vgpu.VgpuRule],
         memory: Callable[[], Memory],
         facts: Callable[[str], GpuFacts],
+        mixes: Sequence[Mix] = (),
     ) -> None:
+        self.mixes = mixes
         self._sysfs = sysfs
         self._access = access
         self._rules = vgpu_rules
@@ -57,14 +61,11 @@ class VgpuCards:
         self._plans: dict[str, vgpu.VgpuPlan] = {}  # by card, of the last discovery
 
     @property
-    def enabled(self) -> bool:
-        """Return whether any rule exists."""
-        return bool(self._rules)
-
-    @property
     def remarks(self) -> tuple[str, ...]:
         """Return warnings about rules without a card, and cards without a known limit."""
         used = {rule.text for rule in self._selected.values()}
+        if self.mixes:
+            used |= {rule.text for rule in self._card_rules.values() if rule is not None}
         unused = [
             f"rule {rule.text!r} matches no card with virtual functions for vGPUs: enable SR-IOV "
             "with sriov-manage, and check that the driver for hosts is loaded"
@@ -82,7 +83,7 @@ class VgpuCards:
         """Return the rule of the card of a virtual function that can have vGPUs, or None."""
         if not self._rules or function.physfn is None or not self._has_vgpus(function.address):
             return None
-        return self._rule_of_card(function.physfn)
+        return self.rule_of_card(function.physfn)
 
     def select(self, function: PciFunction) -> vgpu.VgpuRule | None:
         """Return the rule of a virtual function, and record it for this discovery."""
@@ -107,6 +108,7 @@ class VgpuCards:
             f"{vgpu.name_of(state.current, known, self._facts(card))} that this service did not "
             "create"
             for card, known in states.items()
+            if not self.is_changing(card)
             for state in known
             if state.current and self._type_of(state.address) is None
         }
@@ -116,11 +118,19 @@ class VgpuCards:
         addresses = sorted(
             (a for a in self._selected if self._card_of(a) == card.address), key=PciAddress.parse
         )
+        layout = self._layout_of(card.address)
+        traits = frozenset() if layout is None else frozenset({trait_of(layout)})
         if not addresses:
             self._plans.pop(card.address, None)
-            return card
+            if layout is None:
+                return card
+            return replace(
+                card,
+                deployables=tuple(replace(p, traits=p.traits | traits) for p in card.deployables),
+            )
         rule = self._selected[addresses[0]]
-        plan = self._plans[card.address] = self._plan(card.address, rule, addresses)
+        mix = self.find_mix(layout)
+        plan = self._plans[card.address] = self._plan(card.address, rule, addresses, mix)
         kept, templates = [], []
         for part in card.deployables:
             others = tuple(h for h in part.handles if h.address not in self._selected)
@@ -142,7 +152,7 @@ class VgpuCards:
         info = {NOT_OFFERED: "; ".join(reasons)[:MAX_TEXT]} if reasons else {}
         return replace(
             card,
-            deployables=(*kept, *parts),
+            deployables=tuple(replace(p, traits=p.traits | traits) for p in (*kept, *parts)),
             vendor_board_info={**card.vendor_board_info, **info},
         )
 
@@ -154,7 +164,7 @@ class VgpuCards:
         return (
             self._type_of(item.handle) is not None
             or self._has_vgpus(item.handle)
-            or self._rule_of_card(item.device) is not None
+            or self.rule_of_card(item.device) is not None
         )
 
     def prepare(self, item: WorkItem, read_domains: domains.ReadDomains) -> str:
@@ -163,7 +173,7 @@ class VgpuCards:
         Raise DriverFailed if no rule enables the type of the deployable, or another program has a
         vGPU on the function or uses it.
         """
-        function, rule = self._sysfs.pci_function(item.handle), self._rule_of_card(item.device)
+        function, rule = self._sysfs.pci_function(item.handle), self.rule_of_card(item.device)
         if function is None or function.physfn != item.device:
             raise DriverFailed(
                 f"{item.handle} is not a virtual function of {item.device}: enable SR-IOV with "
@@ -202,7 +212,47 @@ class VgpuCards:
             self._memory().put(_key(item.handle), None)
         return type_
 
-    def _plan(self, card: str, rule: vgpu.VgpuRule, addresses: Sequence[str]) -> vgpu.VgpuPlan:
+    def find_mix(self, layout: str | None) -> Mix | None:
+        """Return the mix with a name; None for another layout."""
+        return next((mix for mix in self.mixes if mix.name == layout), None)
+
+    def current_layout(self, card: PciFunction) -> str:
+        """Return the name of the current layout of a card that a rule selects.
+
+        Which mix it has is in the memory, because a virtual function has a vGPU only while a server
+        has it. A mix whose modes or GPU instances another program changed is not applied any more.
+        """
+        if not card.numvfs:
+            return WHOLE
+        mix = self.find_mix(self._memory().get(_layout_key(card.address)))
+        applied = mix is not None and mix.is_applied(self._facts(card.address))
+        return mix.name if mix is not None and applied else OTHER
+
+    def record_layout(self, card: str, mix: Mix | None) -> None:
+        """Store which mix a card has, or that it has none."""
+        self._memory().put(_layout_key(card), None if mix is None else mix.name)
+
+    def record_change(self, card: str, *, changing: bool) -> None:
+        """Store whether the layout of a card is being changed."""
+        self._memory().put(_change_key(card), "1" if changing else None)
+
+    def is_changing(self, card: str) -> bool:
+        """Return whether the layout of a card is being changed, or a change did not end.
+
+        Then the vGPUs of the card, with which the change tries a mix, are those of this service.
+        """
+        return self._memory().get(_change_key(card)) is not None
+
+    def _layout_of(self, address: str) -> str | None:
+        """Return the name of the layout of a card; None for a card without layouts."""
+        if not self.mixes or self.rule_of_card(address) is None:
+            return None
+        card = self._sysfs.pci_function(address)
+        return None if card is None else self.current_layout(card)
+
+    def _plan(
+        self, card: str, rule: vgpu.VgpuRule, addresses: Sequence[str], mix: Mix | None
+    ) -> vgpu.VgpuPlan:
         states = (kernel_vgpu.read(self._sysfs, address) for address in addresses)
         prepared = {a: t for a in addresses if (t := self._type_of(a)) is not None}
         return vgpu.plan_card(
@@ -211,6 +261,7 @@ class VgpuCards:
             [state for state in states if state is not None],
             prepared,
             self._facts(card),
+            None if mix is None else mix.counts,
         )
 
     def _deployable(
@@ -237,7 +288,8 @@ class VgpuCards:
             attributes={**template.attributes, "vgpu_type": type_},
         )
 
-    def _rule_of_card(self, card: str) -> vgpu.VgpuRule | None:
+    def rule_of_card(self, card: str) -> vgpu.VgpuRule | None:
+        """Return the rule that selects the physical function at an address, or None."""
         if not self._rules:
             return None
         if card not in self._card_rules:
@@ -255,6 +307,10 @@ class VgpuCards:
             kernel_vgpu.attributes_folder(address)
         )
 
+    def is_prepared(self, address: str) -> bool:
+        """Return whether this service has prepared a virtual function, and not released it."""
+        return self._type_of(address) is not None
+
     def _type_of(self, address: str) -> str | None:
         """Return the type with which this service prepared a virtual function, or None."""
         return self._memory().get(_key(address))
@@ -262,3 +318,11 @@ class VgpuCards:
 
 def _key(address: str) -> str:
     return f"vgpu {address}"
+
+
+def _change_key(card: str) -> str:
+    return f"vgpu change {card}"
+
+
+def _layout_key(card: str) -> str:
+    return f"vgpu layout {card}"

@@ -70,3 +70,15 @@ def offered(driver: GpuDriver) -> dict[str, list[str]]:
 def item(handle: str, type_: str = "H200X-70C") -> WorkItem:
     """Return the work item of a virtual function."""
     return WorkItem("gpus", CARD, f"{CARD}-{type_}", handle)
+
+
+class SimulatedVgpuDriver(GpuDriver):
+    """The gpu driver with the privileged functions and NVML of the simulated host ``kernel``."""
+
+    kernel: SimulatedVgpuHost
+
+    def __init__(
+        self, backend: str, options: Mapping[str, Any], sysfs_root: str | Path = "/sys"
+    ) -> None:
+        """Create the driver."""
+        super().__init__(backend, options, sysfs_root, make_access(self.kernel))

@@ -15,11 +15,13 @@ from cyborg.drivers.base import Memory, VolatileMemory
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.kernel.nvml import GpuFacts
 from cyborg.drivers.privileged import vgpu
+from cyborg.testing.conformance.kit import Outcome, run_rules
 from cyborg.testing.vgpu_host import SimulatedVgpuHost, VgpuType
 from cyborg.tests.unit.drivers.gpu.simulated_vgpus import (
     CARD,
     LARGE,
     SMALL,
+    SimulatedVgpuDriver,
     discover,
     item,
     make_access,
@@ -401,3 +403,40 @@ def test_mig_partition_that_fails_at_a_step_undoes_the_steps_before(
 def test_card_without_rule_has_a_fixed_layout(host: SimulatedVgpuHost) -> None:
     driver = make(host, "address=0000:99:00.0,type=H200X-70C")
     assert list(layouts(driver)) == ["fixed"]
+
+
+@pytest.mark.slow
+def test_gpu_driver_with_vgpu_layouts_passes_all_rules(host: SimulatedVgpuHost) -> None:
+    SimulatedVgpuDriver.kernel = host
+    options = {
+        "vgpu_types": [RULE],
+        "vgpu_layouts": MIXES,
+        "devices": ["address=*"],
+        "reset": "never",
+    }
+    memory = VolatileMemory()
+    driver = SimulatedVgpuDriver("gpus", options, host.root)
+    driver.memory = memory
+    results = run_rules(
+        SimulatedVgpuDriver, options, sysfs_root=host.root, work=True, entry_point="gpu"
+    )
+    outcomes = {result.rule.name: (result.outcome, result.reason) for result in results}
+    failed = {n: r for n, r in outcomes.items() if r[0] in (Outcome.FAILED, Outcome.BLOCKED)}
+    # The class of a test module imports more than a driver may.
+    assert set(failed) <= {"imports_only_core_and_drivers"}
+    assert outcomes["partition_is_discovered"][0] is Outcome.PASSED
+    assert state(host) == (False, False, {}, [])
+
+
+@pytest.mark.slow
+def test_gpu_driver_with_vgpus_passes_all_rules(host: SimulatedVgpuHost) -> None:
+    host.manage_sriov(CARD, enable=True)
+    SimulatedVgpuDriver.kernel = host
+    options = {"vgpu_types": [RULE]}
+    results = run_rules(
+        SimulatedVgpuDriver, options, sysfs_root=host.root, work=True, entry_point="gpu"
+    )
+    failed = {r.rule.name for r in results if r.outcome in (Outcome.FAILED, Outcome.BLOCKED)}
+    assert failed <= {"imports_only_core_and_drivers"}
+    assert any(text != "0" for _, text in host.writes), "a handle was prepared"
+    assert state(host) == (True, False, {}, [])

@@ -18,6 +18,7 @@ from oslo_config import cfg
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from cyborg.conductor.attachments.deliveries import ATTACHED, FAILED
 from cyborg.conductor.notifications.notifications import NOTIFICATION, NOVA_EVENT
 from cyborg.core.attachments.attachment import AttachmentState
 from cyborg.core.binding.states import ArqState
@@ -33,7 +34,13 @@ from cyborg.db.engine import Reader
 from cyborg.db.totals import read as totals_read
 from cyborg.db.totals.cache import CountCache
 from cyborg.db.totals.read import Counts, Totals
-from cyborg.telemetry.recorder import BINDS, LOOP_OVERDUE, NOTIFICATIONS, MetricRecorder
+from cyborg.telemetry.recorder import (
+    BINDS,
+    GUEST_DEVICES,
+    LOOP_OVERDUE,
+    NOTIFICATIONS,
+    MetricRecorder,
+)
 from cyborg.telemetry.server import MetricsServer
 from cyborg.threads.locks import CachedValue
 
@@ -125,6 +132,8 @@ def make_server(
             recorder.set(NOTIFICATIONS, count, result)
         for outcome in EXPECTED_OUTCOMES:
             recorder.count(BINDS, outcome, amount=0)
+        for outcome in (ATTACHED, FAILED):
+            recorder.count(GUEST_DEVICES, outcome, amount=0)
 
     options, collector = conf.conductor, DatabaseCollector(reader)
     return MetricsServer(

@@ -20,6 +20,9 @@ from cyborg.telemetry.recorder import GUEST_DEVICES, MetricRecorder
 
 LOG = get_logger(__name__)
 
+# Outcomes of GUEST_DEVICES.
+ATTACHED, FAILED = "attached", "failed"
+
 Rows = list[arqs.ArqRow]
 
 
@@ -58,7 +61,7 @@ class GuestDeliveries:
             return attached, self._record_failed(tx, rows, errors)
 
         attached, failed = self.uow.run_once(write)
-        for outcome, count in (("attached", len(attached)), ("failed", len(failed))):
+        for outcome, count in ((ATTACHED, len(attached)), (FAILED, len(failed))):
             self.metrics.count(GUEST_DEVICES, outcome, amount=count)
         for row in failed:
             LOG.warning(

@@ -123,6 +123,7 @@ def test_scrape_returns_the_counts_of_the_database(env: Env) -> None:
     assert samples["cyborg_class_handles", ("FPGA", "owned")] == 0
     assert samples["cyborg_devices_failing", ()] == 0
     assert samples["cyborg_binds_total", ("bound",)] == 0
+    assert samples["cyborg_guest_devices_total", ("failed",)] == 0
     assert samples["process_loop_overdue_seconds", ("jobs",)] == 90
     assert samples["process_nova_notifications_total", ("queued",)] == 2
     assert samples["process_nova_notifications_total", ("ignored",)] == 5

@@ -17,9 +17,9 @@
 2.6  404 for a list of an unknown host, for administrators; attachments; device contexts;
      explanations and the capacity of a device profile; limits and their usage; ``maintenance``
      in devices, and maintenance windows; the removal of a host; the summary of the cloud; hosts;
-     ``use`` in devices; ``device_set`` in deployables; ``with_count`` in lists; filters by
-     ``name``, ``address``, ``rp_uuid`` and ``offer``, and of deployables by ``host``;
-     ``attached_at`` and ``attach_error`` in accelerator requests
+     ``use`` in devices; ``device_set``, ``hostname``, ``address``, ``resource_class`` and
+     ``traits`` in deployables, and their filters; ``with_count`` in lists; filters by ``name``
+     and ``address``; ``attached_at`` and ``attach_error`` in accelerator requests
 ==== ==========================================================================
 """
 

@@ -6,6 +6,7 @@ from typing import Any
 from cyborg.cli.common import base, formatting, listing
 from cyborg.cli.common.base import Arguments, argument, field_argument
 from cyborg.cli.common.rest import Collection, Row
+from cyborg.cli.device_sets import describe_set
 from cyborg.cli.jobs import JOBS, WAIT_ARGUMENTS, describe_failure, job_progress
 from cyborg.core.jobs.job import JobKind, JobState
 
@@ -14,7 +15,9 @@ SHORT = formatting.columns_of(
 )
 LONG = formatting.columns_of(
     "placement_error, driver_name=Backend, draining, bitstream_id=Image, "
-    "attributes_list=Attributes, parent_id=Parent, root_id=Root, created_at, updated_at",
+    "hostname=Host, address, resource_class=Class, traits, attributes_list=Attributes, "
+    "size=Set size, devices=Set devices, offer=Set offer, owner=Set owner, reason=Set reason, "
+    "parent_id=Parent, root_id=Root, created_at, updated_at",
     after=SHORT,
 )
 
@@ -24,6 +27,7 @@ def _format_row(row: Row) -> dict[str, Any]:
     status = placement.get("status")
     return {
         **row,
+        **describe_set(row.get("device_set")),
         "placed": status and status.replace("_", " "),
         "placement_error": placement.get("error"),
     }

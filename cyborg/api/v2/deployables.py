@@ -67,7 +67,11 @@ class DeviceSet(types.JsonObject, row=device_sets.DeviceSetRow):
     """
 
 
-class DeployableV26(DeployableV24, row=read.DeployableRow, only=("device_set",)):
+class DeployableV26(
+    DeployableV24,
+    row=read.DeployableRow,
+    only=("hostname", "address", "resource_class", "traits", "device_set"),
+):
     """A deployable as versions from 2.6 on show it: ``device_set`` is null unless it is one."""
 
 
@@ -118,9 +122,11 @@ class Controller(Resource):
     find = DEPLOYABLES.find(
         "List deployables.",
         {"host": "hostname"},
-        query_since=dict.fromkeys(("rp_uuid", "host", "offer"), DEVICE_SET_SINCE),
+        query_since=dict.fromkeys(("rp_uuid", "host", "name", "member", "offer"), DEVICE_SET_SINCE),
         rp_uuid=types.Uuid(),
         host=types.Text(),
+        name=types.Text(),
+        member=types.Uuid(),
         offer=types.Repeated(types.Enum(*OfferState)),
     )
     get = DEPLOYABLES.get("Show one deployable.")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from cyborg.cli.common import formatting
 from cyborg.core.text import sanitize
@@ -164,7 +164,7 @@ class RestClient:
             links = {link["rel"]: link["href"] for link in page.get(f"{key}_links", ())}
             if "next" not in links:
                 return
-            previous, params = params, dict(parse_qsl(urlsplit(links["next"]).query))
+            previous, params = params, parse_qs(urlsplit(links["next"]).query)
             # A proxy that drops the query would otherwise make this endless.
             if params == previous:
                 raise CommandError(f"unexpected response to {path}: a page links to itself")

@@ -30,8 +30,8 @@ class Describe(base.Command):
         argument(
             "object",
             help="uuid or its first digits; name of a host, profile, driver, context or "
-            "accelerator; address of a device, also as HOST/ADDRESS; HOST/DAEMON; or the uuid of a "
-            "server",
+            "accelerator; address of a device, also as HOST/ADDRESS; HOST/DAEMON; HOST/SET; or the "
+            "uuid of a server",
         ),
         argument(
             "-f",

@@ -14,11 +14,13 @@ from cyborg.cli.custody import CUSTODY
 from cyborg.cli.deployables import ATTRIBUTES, DEPLOYABLES
 from cyborg.cli.device_contexts import CONTEXT_EXPLANATIONS, CONTEXTS
 from cyborg.cli.device_profiles import EXPLANATIONS, PROFILES
+from cyborg.cli.device_sets import DEVICE_SETS
 from cyborg.cli.devices import DEVICES
 from cyborg.cli.drivers import DRIVERS
 from cyborg.cli.hardware import HARDWARE
 from cyborg.cli.jobs import JOBS, OUTBOX
 from cyborg.cli.services import BACKEND, LONG_BACKEND, SERVICES, format_backend
+from cyborg.core.inventory.device_set import OfferState
 
 Fixed = Mapping[str, Any]
 # The title, and the path below a profile or context, of the section about its providers.
@@ -69,6 +71,8 @@ _SERVICES = replace(
     SERVICES, short=formatting.columns_of("uuid, binary=Service, host, state, status, down_since")
 )
 _BACKENDS = Collection("", formatting.columns_of("name=Backend, driver, status, error"))
+# All of them: a deployable that is no set has no offer.
+_SETS: Fixed = {"offer": list(OfferState)}
 _STEPS = Collection("", formatting.columns_of("host, backend, state, error"))
 _HOSTS = Collection("", formatting.columns_of("host, backend, status, error"))
 _FINDINGS = Collection("", formatting.columns_of("host, kind, explanation"))
@@ -79,6 +83,7 @@ DEVICE = Kind(
     DEVICES,
     (
         Related("Accelerators", ACCELERATORS, {"device": "uuid"}),
+        Related("Device sets", DEVICE_SETS, {"member": "uuid"}, _SETS),
         Related("Services", _SERVICES, {"host": "hostname"}),
         Related("Jobs", JOBS, {"subject": "uuid"}, _NEWEST),
         Related("Custody", CUSTODY, {}, _NEWEST, below="custody"),
@@ -202,6 +207,7 @@ HOST = Kind(
     (
         Related("Services", _SERVICES, {"host": "name"}),
         Related("Devices", DEVICES, {"hostname": "name"}),
+        Related("Device sets", DEVICE_SETS, {"host": "name"}, _SETS),
         Related("Accelerators", ACCELERATORS, {"host": "name"}),
         Related("Contexts", CONTEXTS, {"host": "name"}),
         Related("Attachments", ATTACHMENTS, {"host": "name"}),

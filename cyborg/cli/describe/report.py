@@ -17,6 +17,7 @@ from cyborg.cli.describe.kinds import EXPLANATION, REASONS, Kind, Related
 from cyborg.cli.devices import format_schedulable_until
 from cyborg.cli.jobs import format_step
 from cyborg.core.hosts import Liveness
+from cyborg.core.naming import provider_name
 
 # Maximum number of objects of one kind that a text names.
 MAX_CANDIDATES = 5
@@ -83,9 +84,10 @@ class Search:
         yield from devices or self._filtered(kinds.ACCELERATOR, address=address, host=host)
 
     def _by_name(self, name: str) -> Iterator[Found]:
-        host, slash, binary = name.rpartition("/")
+        host, slash, binary = name.rpartition("/")  # or the address of a device set
         if slash:
             yield from self._filtered(kinds.SERVICE, host=host, binary=binary)
+            yield from self._filtered(kinds.DEPLOYABLE, name=provider_name(host, binary))
             return
         if name.startswith(_HIDDEN_PROFILE):
             yield from self._named(kinds.CONTEXT, name.removeprefix(_HIDDEN_PROFILE))

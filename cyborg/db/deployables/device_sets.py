@@ -73,6 +73,19 @@ def is_offered_as(offers: Collection[str]) -> sa.ColumnElement[bool]:
     return sa.and_(deployables.c.set_size.is_not(None), OFFER.in_(sorted(offers)))
 
 
+def has_member(device_uuid: str) -> sa.ColumnElement[bool]:
+    """Return the condition that a deployable is a device set with handles of a device."""
+    member = deployables.alias("member_deployables")
+    found = (
+        sa.select(set_members.c.deployable_id)
+        .join(handles, handles.c.id == set_members.c.handle_id)
+        .join(member, member.c.id == handles.c.deployable_id)
+        .join(devices, devices.c.id == member.c.device_id)
+        .where(devices.c.uuid == device_uuid)
+    )
+    return deployables.c.id.in_(found)
+
+
 def find_members(connection: sa.Connection, ids: Collection[int]) -> dict[int, Members]:
     """Return the present members of device sets by row id, in one statement, in none without ids.
 

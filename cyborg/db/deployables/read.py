@@ -137,6 +137,8 @@ DEPLOYABLES = Listing(
         "device_uuid": _of_device,
         "hostname": deployables.c.host,
         "rp_uuid": deployables.c.rp_uuid,
+        "name": deployables.c.name,
+        "member": device_sets.has_member,
         "offer": device_sets.is_offered_as,
     },
     ids_first=True,

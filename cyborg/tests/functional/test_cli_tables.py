@@ -90,9 +90,9 @@ def compare(name: str, text: str) -> None:
 
 def test_each_list_command_has_a_golden_file() -> None:
     verbs = {entry.name for entry in metadata.entry_points(group="cyborg.cli")}
-    # This service has no devices with layouts (test_layouts.py), and no Nova
-    # (test_attachment_commands.py).
-    others = {"device-layout-list", "attachment-list"}
+    # This service has no devices with layouts (test_layouts.py), no Nova
+    # (test_attachment_commands.py), and no device sets (unit/cli/test_device_sets.py).
+    others = {"device-layout-list", "attachment-list", "device-set-list"}
     assert {name for name in verbs if name.endswith("-list")} - others <= {
         command.split()[0] for command in LISTS
     }

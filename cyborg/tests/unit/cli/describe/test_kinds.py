@@ -18,8 +18,8 @@ from cyborg.api.v2 import (
 from cyborg.cli.describe.kinds import KINDS
 from cyborg.cli.hardware import HARDWARE
 
-# Links, and the field of deployables whose parts are columns.
-PARTS = {"links", "placement"}
+# Links, and the fields of deployables whose parts are columns.
+PARTS = {"links", "placement", "device_set"}
 APIS = (
     *(accelerators.ACCELERATORS, arqs.ARQS, attachments.ATTACHMENTS, deployables.ATTRIBUTES),
     *(deployables.DEPLOYABLES, device_contexts.CONTEXTS, device_profiles.DEVICE_PROFILES),

@@ -58,7 +58,7 @@ def test_number_of_requests_does_not_depend_on_that_of_objects(
 ) -> None:
     cloud = Cloud(handles)
     assert run(cloud, DEVICE) == 0
-    assert len(cloud.requests) == 5
+    assert len(cloud.requests) == 6
     out = capsys.readouterr().out
     assert ("\nAccelerators (500+)\n" in out) is (handles == 500)
     assert ("\n  480 more\n" in out) is (handles == 500)

@@ -45,6 +45,8 @@ def test_read_returns_module_id_and_links_to_gpus_only(library: ctypes.CDLL) -> 
     found = NvmlLibrary().read(CARD)
     assert found is not None
     assert (found.module, found.nvlinks) == (5, {})
+
+
 def test_read_of_a_gpu_in_mig_mode_has_vgpus_of_each_instance(library: ctypes.CDLL) -> None:
     library.set_mig(1)
     found = NvmlLibrary().read(CARD)

@@ -61,6 +61,7 @@ def test_discover_card_offers_as_many_functions_as_vgpus_fit(host: SimulatedVgpu
         "device": "00",
         "function": "1",
         "vgpu_type": "H200X-70C",
+        "delivery": "agent",
     }
 
 

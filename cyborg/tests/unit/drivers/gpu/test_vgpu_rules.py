@@ -4,8 +4,9 @@
 import pytest
 
 from cyborg.drivers.base import InvalidOption
-from cyborg.drivers.gpu.vgpu import deployable_address, parse, trait_of
-from cyborg.drivers.kernel.vgpu import find_type, parse_types
+from cyborg.drivers.gpu.vgpu import deployable_address, parse, plan_card, trait_of
+from cyborg.drivers.kernel.nvml import GpuFacts
+from cyborg.drivers.kernel.vgpu import VgpuFunction, find_type, parse_types
 
 
 def test_parse_rule_keeps_types_without_product_line_and_parameters() -> None:
@@ -65,3 +66,14 @@ def test_names_of_deployables_and_traits_are_made_from_the_type() -> None:
     assert deployable_address("0000:41:00.0", "H200X-1-18C") == "0000:41:00.0-H200X-1-18C"
     assert deployable_address("0000:41:00.0", "A/B+C") == "0000:41:00.0-A_B_C"
     assert trait_of("H200X-1-18C") == "CUSTOM_VGPU_H200X_1_18C"
+
+
+def test_plan_card_rounds_the_share_of_another_type_up() -> None:
+    """Where three of another type fit, one of them takes the place of two of four."""
+    functions = [
+        VgpuFunction(f"0000:41:00.{n}", 7 if n == 1 else 0, {"NVIDIA A-4C": 4}, registered=True)
+        for n in range(1, 6)
+    ]
+    facts = GpuFacts(max_vgpus={"A-4C": 4, "A-3C": 3}, vgpu_names={"7": "A-3C"})
+    plan = plan_card(("A-4C",), None, functions, {}, facts)
+    assert list(plan.handles) == ["0000:41:00.2", "0000:41:00.3"]

@@ -44,7 +44,7 @@ class _Part:
     uses: Mapping[str, UnitUse]
     mode: OfferMode
     group: str
-    wanted: Mapping[int, int]
+    desired: Mapping[int, int]
 
 
 def plan_hosts(tx: sa.Connection, hosts: Collection[str], now: datetime) -> None:
@@ -54,13 +54,13 @@ def plan_hosts(tx: sa.Connection, hosts: Collection[str], now: datetime) -> None
     sets.
     """
     for host in store.hosts_with_sets(tx, hosts):
-        groups = {part.group: part.wanted for part in _read_parts(tx, host)[1]}
-        for group, wanted in sorted(groups.items()):
+        groups = {part.group: part.desired for part in _read_parts(tx, host)[1]}
+        for group, desired in sorted(groups.items()):
             if not group:
                 _plan(tx, now, group, host, None)
                 continue
             plan = partial(_plan, tx, now, group)
-            update_group(host, wanted, store.summarize_group(tx, group), plan)
+            update_group(host, desired, store.summarize_group(tx, group), plan)
 
 
 def _plan(
@@ -80,8 +80,8 @@ def _plan(
     for part in parts:
         if part.group != group:
             continue
-        wanted = part.wanted if shortage is None else shortage
-        plan = plan_offers(part.sets, part.uses, part.mode, wanted)
+        desired = part.desired if shortage is None else shortage
+        plan = plan_offers(part.sets, part.uses, part.mode, desired)
         summaries += summarize(host, part.sets, part.uses, plan)
         # The plan knows from the units that a set is allocated; the state tells it to others.
         for id_ in find_owned_sets(part.uses) & plan.keys():
@@ -105,7 +105,7 @@ def _is_reserved(offer: str | None) -> bool:
     return offer not in (OfferState.OFFERED, OfferState.ALLOCATED)
 
 
-def _wanted(device_set: DeviceSet) -> dict[int, int]:
+def _desired(device_set: DeviceSet) -> dict[int, int]:
     return {int(size): number for size, number in device_set.wanted.items()}
 
 
@@ -128,7 +128,7 @@ def _read_parts(tx: sa.Connection, host: str) -> tuple[dict[int, store.SetRow], 
     for row in rows:
         device_set = DeviceSet.from_dict(row["device_set"])
         facts = _to_facts(row, device_set, by_set[row["id"]])
-        part = _Part([facts], uses, device_set.mode, device_set.group, _wanted(device_set))
+        part = _Part([facts], uses, device_set.mode, device_set.group, _desired(device_set))
         joined = [p for p in parts if any(p_set.units & facts.units for p_set in p.sets)]
         for other in joined:
             # Disjoint for all if for one: a set of another source may have the same devices.

@@ -26,6 +26,7 @@ from cyborg.core.contexts.states import ContextState
 from cyborg.core.errors import Unavailable
 from cyborg.core.hosts import Liveness
 from cyborg.core.inventory.device import Health
+from cyborg.core.inventory.device_set import OfferState
 from cyborg.core.jobs.job import JobKind
 from cyborg.core.log import get_logger
 from cyborg.core.maintenance import SuccessorState
@@ -33,7 +34,7 @@ from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db.engine import Reader
 from cyborg.db.totals import read as totals_read
 from cyborg.db.totals.cache import CountCache
-from cyborg.db.totals.read import Counts, Totals
+from cyborg.db.totals.read import Counts, SetKey, Totals
 from cyborg.telemetry.recorder import (
     BINDS,
     GUEST_DEVICES,
@@ -189,6 +190,15 @@ def _fill_counts(families: Mapping[str, Any], counts: Counts) -> None:
     for status in ("enabled", "maintaining"):
         for health in Health:
             put("devices", counts.devices.get((status, health), 0), status, health)
+    for kind, size in sorted({(key.kind, key.size) for key in counts.device_sets}):
+        for offer in OfferState:
+            put(
+                "device_sets",
+                counts.device_sets.get(SetKey(kind, size, offer), 0),
+                kind,
+                str(size),
+                offer,
+            )
     put("providers", counts.providers)
 
 

@@ -8,7 +8,7 @@ indexes: its cost grows with the cloud.
 from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import sqlalchemy as sa
 
@@ -19,6 +19,7 @@ from cyborg.core.jobs.job import JobState
 from cyborg.core.maintenance import successor_state
 from cyborg.db import joins, schema
 from cyborg.db.binding import accelerators
+from cyborg.db.deployables.device_sets import OFFER
 from cyborg.db.handles import usage as handles
 from cyborg.db.handles.usage import count_if
 from cyborg.db.paging import Row
@@ -75,6 +76,14 @@ class JobCountRow(TypedDict):
     oldest: datetime
 
 
+class SetKey(NamedTuple):
+    """What device sets are counted by: SetKind, the number of members, OfferState."""
+
+    kind: str
+    size: int
+    offer: str
+
+
 @dataclass(frozen=True, slots=True)
 class Counts:
     """Numbers of objects, by state or status.
@@ -98,6 +107,7 @@ class Counts:
     handles_undeliverable: dict[str, int]
     devices: dict[tuple[str, str], int]
     devices_undeliverable: int
+    device_sets: dict[SetKey, int]
     providers: int
 
     def count_handles(self, use: str) -> int:
@@ -131,7 +141,7 @@ class Totals:
 
 
 def count(connection: sa.Connection) -> Counts:
-    """Return the numbers of objects, in seven statements."""
+    """Return the numbers of objects, in eight statements."""
     r = schema.arqs.c
     arqs_by_state = _all(
         connection,
@@ -175,6 +185,7 @@ def count(connection: sa.Connection) -> Counts:
         handles_undeliverable={name: n for (name, use), n in uses.items() if use == UNDELIVERABLE},
         devices={(row["status"], row["health"]): row["count"] for row in devices_by_state},
         devices_undeliverable=sum(row["undeliverable"] for row in devices_by_state),
+        device_sets=_device_sets(connection),
         providers=connection.scalar(num_providers) or 0,
     )
 
@@ -263,6 +274,25 @@ def _handles(connection: sa.Connection) -> dict[tuple[str, str], int]:
         if device == UNDELIVERABLE:
             found[name, "cordoned"] += int(row["clean"])
     return dict(+found)
+
+
+def _device_sets(connection: sa.Connection) -> dict[SetKey, int]:
+    d = schema.deployables.c
+    # Grouped outside: some databases do not accept a bound parameter in the expression of a group.
+    sets = (
+        sa.select(
+            d.device_set["kind"].as_string().label("kind"),
+            d.set_size.label("size"),
+            OFFER.label("offer"),
+        )
+        .where(d.set_size.is_not(None))
+        .subquery()
+    )
+    query = sa.select(*sets.c, sa.func.count().label("count")).group_by(*sets.c)
+    return {
+        SetKey(row["kind"], row["size"], row["offer"]): row["count"]
+        for row in _all(connection, query)
+    }
 
 
 def _unhealthy(connection: sa.Connection, limit: int) -> list[UnhealthyRow]:

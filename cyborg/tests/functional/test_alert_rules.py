@@ -70,6 +70,13 @@ CASES = {
         "0",
         'resource_class="FPGA"',
     ),
+    "CyborgDeviceSetsExhausted": Case(
+        'cyborg_device_sets{kind="fabric",size="4",offer="offered"}',
+        "1",
+        "0",
+        'kind="fabric", size="4"',
+        others=(('cyborg_device_sets{kind="fabric",size="4",offer="allocated"}', "2"),),
+    ),
     "CyborgBindFailures": Case(
         'cyborg_binds_total{outcome="no_handle"}',
         "+0",

@@ -103,6 +103,9 @@ def test_scrape_returns_the_counts_of_the_database(env: Env) -> None:
     rows.insert_card(env.engine, handles=3)
     rows.insert_arq(env.engine, rows.insert_profile(env.engine))
     rows.insert_agent(env.engine)
+    pair = rows.insert_card(env.engine, "compute-2", "hgx:3", handles=0)
+    device_set = {"device_set": {"kind": "fabric"}, "set_size": 2, "offer": "offered"}
+    rows.update(env.engine, schema.deployables, pair.deployable_id, **device_set)
     with env.engine.begin() as tx:
         self_heal.increment(tx, CorrectiveAction.ORPHANS_RELEASED, 2, NOW)
     assert env.server.ensure()
@@ -114,9 +117,12 @@ def test_scrape_returns_the_counts_of_the_database(env: Env) -> None:
     assert samples["cyborg_device_contexts", ("unbound",)] == 0
     assert samples["cyborg_attachments", ("attached",)] == 0
     assert samples["cyborg_handles", ("free",)] == 3
-    assert samples["cyborg_devices", ("ok", "enabled")] == 1
+    assert samples["cyborg_devices", ("ok", "enabled")] == 2
+    # In the order of the names of the labels.
+    assert samples["cyborg_device_sets", ("fabric", "offered", "2")] == 1
+    assert samples["cyborg_device_sets", ("fabric", "withheld", "2")] == 0
     assert samples["cyborg_services", ("cyborg-agent", "up")] == 1
-    assert samples["cyborg_providers", ()] == 1
+    assert samples["cyborg_providers", ()] == 2
     assert samples["cyborg_self_heal_actions_total", ("orphans_released",)] == 2
     assert samples["cyborg_self_heal_actions_total", ("jobs_undone",)] == 0
     assert samples["cyborg_class_handles", ("FPGA", "free")] == 3

@@ -36,14 +36,14 @@ def count(engine: sa.Engine) -> Counts:
 
 
 def test_totals_of_an_empty_database_are_empty(engine: sa.Engine) -> None:
-    assert count(engine) == Counts({}, 0, 0, {}, {}, {}, {}, {}, {}, 0, 0)
+    assert count(engine) == Counts({}, 0, 0, {}, {}, {}, {}, {}, {}, 0, {}, 0)
     totals = read(engine)
     assert (totals.services, totals.hosts_cordoned, totals.unhealthy) == ({}, 0, [])
     assert (totals.outbox, totals.jobs, totals.self_heal_actions) == ([], [], [])
     assert (totals.oldest_stale, totals.oldest_bind_started) == (None, None)
 
 
-def test_totals_need_fifteen_statements(engine: sa.Engine) -> None:
+def test_totals_need_sixteen_statements(engine: sa.Engine) -> None:
     card = rows.insert_card(engine, handles=5)
     rows.insert_card(
         engine, address="0000:02:00.0", handles=2, status="maintaining", health="unhealthy"
@@ -91,9 +91,14 @@ def test_totals_need_fifteen_statements(engine: sa.Engine) -> None:
     # The second provider is only due for verification.
     rows.update(engine, schema.providers, second["id"], stale_since=ago(50), verify_only=True)
 
+    for n, offer in enumerate(("offered", "offered", None)):
+        found = rows.insert_card(engine, address=f"hgx:{n}", handles=0)
+        device_set = {"device_set": {"kind": "fabric"}, "set_size": 4, "offer": offer}
+        rows.update(engine, schema.deployables, found.deployable_id, **device_set)
+
     with count_statements(engine) as counted:
         totals, counts = read(engine), count(engine)
-    assert len(counted) == 15
+    assert len(counted) == 16
     assert counts.arqs == {"Initial": 1, "Bound": 2, "BindStarted": 2}
     assert (counts.orphans_suspected, counts.owners_unverified) == (1, 1)
     assert totals.oldest_bind_started == ago(50)
@@ -105,7 +110,9 @@ def test_totals_need_fifteen_statements(engine: sa.Engine) -> None:
         ("FPGA", "cordoned"): 2,
     }
     assert counts.count_handles("owned") == 2
-    assert counts.devices == {("enabled", "ok"): 1, ("maintaining", "unhealthy"): 1}
+    assert counts.devices == {("enabled", "ok"): 4, ("maintaining", "unhealthy"): 1}
+    # A new set has no offer yet.
+    assert counts.device_sets == {("fabric", 4, "offered"): 2, ("fabric", 4, "withheld"): 1}
     assert totals.unhealthy == [
         {"host": "compute-1", "address": "0000:02:00.0", "health_since": ago(60)}
     ]
@@ -119,7 +126,7 @@ def test_totals_need_fifteen_statements(engine: sa.Engine) -> None:
         ("nova-event", "pending", 2, ago(20)),
     ]
     assert totals.jobs == [{"kind": "prepare", "count": 3, "overdue": 1, "oldest": ago(9)}]
-    assert (counts.providers, totals.providers_stale, totals.providers_failing) == (2, 1, 1)
+    assert (counts.providers, totals.providers_stale, totals.providers_failing) == (5, 1, 1)
     assert totals.oldest_stale == ago(40)
 
 

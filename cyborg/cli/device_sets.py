@@ -9,6 +9,8 @@ from cyborg.cli.common.rest import Collection, Row
 from cyborg.cli.devices import DEVICES
 from cyborg.core.inventory.device_set import OfferState
 
+# A deployable that is no device set has no offer: these select all sets.
+ALL_OFFERS = list(OfferState)
 SHORT = formatting.columns_of("hostname=Host, address=Set, size, devices, offer, owner, reason")
 LONG = formatting.columns_of(
     "uuid, kind, resource_class=Class, traits, mode, group, wanted, instance_uuid=Instance, "
@@ -69,13 +71,13 @@ class List(listing.Lister, of=DEVICE_SETS):
         ),
         argument(
             "--offer",
-            choices=tuple(OfferState),
+            choices=ALL_OFFERS,
             action="append",
             help="only the device sets with this offer; repeat the option for several",
         ),
     )
 
     def read_rows(self, args: Arguments) -> list[dict[str, Any]]:
-        """Return the device sets; deployables that are none have no offer."""
-        offers = args.offer or list(OfferState)
+        """Return the device sets."""
+        offers = args.offer or ALL_OFFERS
         return DEVICE_SETS.list_all(self.app.rest, offer=offers, **self.read_fields(args))

@@ -14,13 +14,12 @@ from cyborg.cli.custody import CUSTODY
 from cyborg.cli.deployables import ATTRIBUTES, DEPLOYABLES
 from cyborg.cli.device_contexts import CONTEXT_EXPLANATIONS, CONTEXTS
 from cyborg.cli.device_profiles import EXPLANATIONS, PROFILES
-from cyborg.cli.device_sets import DEVICE_SETS
+from cyborg.cli.device_sets import ALL_OFFERS, DEVICE_SETS
 from cyborg.cli.devices import DEVICES
 from cyborg.cli.drivers import DRIVERS
 from cyborg.cli.hardware import HARDWARE
 from cyborg.cli.jobs import JOBS, OUTBOX
 from cyborg.cli.services import BACKEND, LONG_BACKEND, SERVICES, format_backend
-from cyborg.core.inventory.device_set import OfferState
 
 Fixed = Mapping[str, Any]
 # The title, and the path below a profile or context, of the section about its providers.
@@ -71,8 +70,7 @@ _SERVICES = replace(
     SERVICES, short=formatting.columns_of("uuid, binary=Service, host, state, status, down_since")
 )
 _BACKENDS = Collection("", formatting.columns_of("name=Backend, driver, status, error"))
-# All of them: a deployable that is no set has no offer.
-_SETS: Fixed = {"offer": list(OfferState)}
+_SETS: Fixed = {"offer": ALL_OFFERS}
 _STEPS = Collection("", formatting.columns_of("host, backend, state, error"))
 _HOSTS = Collection("", formatting.columns_of("host, backend, status, error"))
 _FINDINGS = Collection("", formatting.columns_of("host, kind, explanation"))

@@ -2,15 +2,17 @@
 """The devices of hosts, by NUMA node, with their handles and the owners of these."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from cyborg.cli.common import formatting, pci_ids
 from cyborg.cli.common.rest import CommandError, RestClient, Row
+from cyborg.cli.device_sets import ALL_OFFERS, find_owner
 from cyborg.cli.devices import format_schedulable_until
+from cyborg.core.inventory.device_set import OfferState
 
-# Maximum number of hosts of one view: two requests for each.
+# Maximum number of hosts of one view: three requests for each.
 MAX_HOSTS = 100
 # Maximum number of devices, and of handles, of a host in one view.
 MAX_ROWS = 1000
@@ -43,8 +45,29 @@ class DeployableView:
 
 
 @dataclass(frozen=True, slots=True)
+class SetView:
+    """A device set; ``owner`` is empty without an owner, ``devices`` are the uuids of members."""
+
+    name: str
+    size: int
+    offer: str
+    owner: str
+    handles: Sequence[str]
+    devices: Collection[str]
+
+    @property
+    def is_withheld(self) -> bool:
+        """Return whether no server can get the set now, and none has it."""
+        return not self.owner and self.offer == OfferState.WITHHELD
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceView:
-    """A device: ``status`` is as in ``device-list``, ``health`` also has the reason."""
+    """A device: ``status`` is as in ``device-list``, ``health`` also has the reason.
+
+    ``sets`` are those of a source of device sets, ``member_of`` those that have the device and are
+    not withheld.
+    """
 
     address: str
     name: str
@@ -54,6 +77,8 @@ class DeviceView:
     is_unhealthy: bool
     root: str | None
     deployables: Sequence[DeployableView]
+    sets: Sequence[SetView] = ()
+    member_of: Sequence[SetView] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +107,7 @@ class TopologyView:
 def fetch_topology(rest: RestClient, host: str | None, max_hosts: int) -> TopologyView:
     """Return one host, or the first hosts by name. Raise CommandError.
 
-    It needs two requests, and two for each shown host.
+    It needs two requests, and three for each shown host.
     """
     # Agents and not devices: a host without devices is shown, too.
     params = {"binary": AGENT, "kind": "daemon", "host": host, "sort_key": "host"}
@@ -98,12 +123,26 @@ def fetch_topology(rest: RestClient, host: str | None, max_hosts: int) -> Topolo
         name = str(row["host"])
         devices = rest.call("GET", "/devices", params={"hostname": name, "limit": MAX_ROWS})
         handles = rest.call("GET", "/accelerators", params={"host": name, "limit": MAX_ROWS})
+        sets = _read_sets(rest, name)
         # More pages are not read: the view of a host is limited, and says so.
-        partial = "devices_links" in devices or "accelerators_links" in handles
+        partial = any(f"{key}_links" in page for page in (devices, handles, sets) for key in page)
         found = {"devices": devices["devices"], "accelerators": handles["accelerators"]}
+        found["device_sets"] = sets["deployables"]
         document.append({"host": name, "state": row["state"], "is_partial": partial, **found})
         views.append(_host(name, row["state"], partial, **found))
     return TopologyView(views, num_more, document)
+
+
+def _read_sets(rest: RestClient, host: str) -> Row:
+    """Return the first page of the device sets of a host, empty if they are not visible."""
+    params = {"host": host, "offer": ALL_OFFERS, "limit": MAX_ROWS}
+    try:
+        page: Row = rest.call("GET", "/deployables", params=params)
+    except CommandError as exc:
+        if exc.status != 403:
+            raise
+        return {"deployables": []}
+    return page
 
 
 def _host(
@@ -112,21 +151,50 @@ def _host(
     is_partial: bool,
     devices: Sequence[Row],
     accelerators: Sequence[Row],
+    device_sets: Sequence[Row],
 ) -> HostView:
     by_device: dict[str, list[Row]] = {}
     for row in accelerators:
         by_device.setdefault(row["device_uuid"], []).append(row)
+    by_source: dict[str, list[SetView]] = {}
+    for row in device_sets:
+        by_source.setdefault(row["device_id"], []).append(_set(row))
+    sets = [each for found in by_source.values() for each in found]
     nodes: dict[int | None, list[DeviceView]] = {}
     # Devices without a NUMA node last.
     ordered = sorted(devices, key=lambda row: (row["numa_node"] is None, row["numa_node"] or 0))
     for row in ordered:
-        nodes.setdefault(row["numa_node"], []).append(_device(row, by_device.get(row["uuid"], ())))
+        uuid = row["uuid"]
+        member_of = [each for each in sets if uuid in each.devices and not each.is_withheld]
+        device = _device(row, by_device.get(uuid, ()), by_source.get(uuid, ()), member_of)
+        nodes.setdefault(row["numa_node"], []).append(device)
     for each in nodes.values():
         each.sort(key=lambda device: (device.root or "", device.address))
     return HostView(name, state, nodes, is_partial)
 
 
-def _device(row: Row, accelerators: Sequence[Row]) -> DeviceView:
+def _set(row: Row) -> SetView:
+    device_set = row["device_set"]
+    owner, members = find_owner(device_set) or "", device_set["members"]
+    if owner and device_set["instance_uuid"]:
+        owner = f"instance {owner}"
+        owner += f" of project {device_set['project_id']}" if device_set["project_id"] else ""
+    return SetView(
+        name=str(row["address"]),
+        size=device_set["size"],
+        offer=str(device_set["offer"]),
+        owner=owner,
+        handles=[str(member["handle"]) for member in members],
+        devices={str(member["device_uuid"]) for member in members},
+    )
+
+
+def _device(
+    row: Row,
+    accelerators: Sequence[Row],
+    sets: Sequence[SetView],
+    member_of: Sequence[SetView],
+) -> DeviceView:
     named = pci_ids.add_names(row)
     model = str(named["model"])
     health = str(row["health"])
@@ -148,6 +216,8 @@ def _device(row: Row, accelerators: Sequence[Row]) -> DeviceView:
             DeployableView(uuid, str(rows[0]["resource_class"]), _handles(rows))
             for uuid, rows in deployables.items()
         ],
+        sets=sets,
+        member_of=member_of,
     )
 
 

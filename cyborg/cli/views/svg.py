@@ -14,6 +14,7 @@ from xml.etree import ElementTree as ET
 
 from cyborg.cli.common.formatting import UUID, UUID_PREFIXES
 from cyborg.cli.views.inventory import OWNED, DeviceView, HostView, TopologyView
+from cyborg.core.inventory.device_set import OfferState
 
 WIDTH = 1120
 MARGIN, GAP, PAD = 24, 14, 12
@@ -145,6 +146,14 @@ def _lines(device: DeviceView) -> list[tuple[str, str]]:
         lines.append(("good", "ready") if ready else ("warn", f"schedulable {device.status}"))
     if device.root:
         lines.append(("soft", f"PCI root {device.root}"))
+    lines += [("soft", f"in {each.name}, {each.offer}") for each in device.member_of]
+    for each in device.sets:
+        if not each.is_withheld:
+            style = "good" if each.offer == OfferState.OFFERED else "soft"
+            text = f"{each.name} {each.offer}, {each.size} devices {each.owner}"
+            lines.append((style, text.rstrip()))
+    if withheld := sum(each.is_withheld for each in device.sets):
+        lines.append(("soft", f"sets withheld: {withheld}"))
     return lines
 
 
@@ -173,7 +182,7 @@ def _draw_card(panel: ET.Element, content: _Card, x: int, y: int, height: int) -
     _text(card, "address", x + PAD, y, _fit(device.address))
     for style, text in content.lines:
         y += LINE
-        _text(card, style, x + PAD, y, _fit(text))
+        _text(card, style, x + PAD, y, _fit(_shorten(text)))
     for deployable in device.deployables:
         y += LINE + 4
         uses = [_use(handle.state) for handle in deployable.handles]
@@ -184,11 +193,14 @@ def _draw_card(panel: ET.Element, content: _Card, x: int, y: int, height: int) -
         y += _cell_rows(len(uses)) * (CELL + CELL_GAP) - CELL_GAP * 2
     for owner in owners[:MAX_OWNERS]:
         y += LINE
-        # The tooltip has the whole uuids.
-        short = UUID.sub(lambda match: match[0][: UUID_PREFIXES[0]], owner)
-        _text(card, "soft", x + PAD, y, _fit(short))
+        _text(card, "soft", x + PAD, y, _fit(_shorten(owner)))
     if len(owners) > MAX_OWNERS:
         _text(card, "soft", x + PAD, y + LINE, f"{len(owners) - MAX_OWNERS} more owned handles")
+
+
+def _shorten(text: str) -> str:
+    """Return a text with short uuids; the tooltip has the whole ones."""
+    return UUID.sub(lambda match: match[0][: UUID_PREFIXES[0]], text)
 
 
 def _use(state: str) -> str:

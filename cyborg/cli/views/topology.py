@@ -5,6 +5,7 @@ import argparse
 import contextlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _STATES = {"up": "green", "late": "yellow", "down": "bold red"}
 _HANDLES = {"bound": "cyan", "preparing": "cyan", "free": "green", "error": "bold red"}
+_OFFERS = {"offered": "green", "allocated": "cyan"}
 # Below this width the branches take two columns less.
 NARROW = 60
 
@@ -85,7 +87,27 @@ def _device(device: inventory.DeviceView) -> Node:
         parts += [", ", (f"schedulable {device.status}", "yellow")]
     if device.is_unhealthy:
         parts += [", ", (device.health, "bold red")]
-    return Node(parts, [_deployable(deployable) for deployable in device.deployables])
+    for each in device.member_of:
+        parts += [", in ", each.name, " ", (each.offer, _OFFERS.get(each.offer, "yellow"))]
+    return Node(parts, [*map(_deployable, device.deployables), *_sets(device.sets)])
+
+
+def _sets(sets: Sequence[inventory.SetView]) -> Iterator[Node]:
+    """Yield the device sets of a source; those that are withheld are only counted."""
+    for each in sets:
+        if not each.is_withheld:
+            yield Node(
+                [
+                    f"{each.name} ",
+                    (each.offer, _OFFERS.get(each.offer, "yellow")),
+                    f" {each.owner}" if each.owner else "",
+                    f": {', '.join(each.handles)}",
+                ]
+            )
+    sizes = Counter(each.size for each in sets if each.is_withheld)
+    if sizes:
+        text = ", ".join(f"{number} of {size}" for size, number in sorted(sizes.items()))
+        yield Node([(f"withheld: {text}", "dim")])
 
 
 def _deployable(deployable: inventory.DeployableView) -> Node:
@@ -148,8 +170,8 @@ def parse_max_hosts(text: str) -> int:
 class Topology(base.Command):
     """Show the devices of hosts by NUMA node, their handles, and who has these.
 
-    Handles without an owner are only counted. Without --host the first hosts by name are shown. For
-    administrators.
+    Handles without an owner, and device sets that are not offered, are only counted. Without --host
+    the first hosts by name are shown. For administrators.
     """
 
     ARGUMENTS = (

@@ -111,3 +111,13 @@ def test_describe_finds_a_set_by_host_and_name(host: SetHost, run: Run) -> None:
     assert (found["kind"], found["object"]["device_set"]["size"]) == ("deployable", 8)
     shown = run("describe", f"{host.node.name}/hgx:0")
     assert "Set size" in shown
+
+
+def test_topology_shows_sets_that_are_not_withheld(host: SetHost, run: Run) -> None:
+    lines = run("topology", "--host", host.node.name).splitlines()
+    offers = {name: offer for name, offer in host.offers().items() if offer != "withheld"}
+    for name, offer in offers.items():
+        # Once below the source, and once for each of its devices.
+        assert sum(f"hgx:{name} {offer}" in line for line in lines) == len(host.family[name]) + 1
+    (owned,) = (line for line in lines if "of project p1: " in line and "hgx" in line)
+    assert "instance 6f1c9c0e-5d5b-4c53-9d2f-1f4f6d3a7b10" in owned

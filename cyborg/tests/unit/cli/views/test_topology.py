@@ -17,7 +17,7 @@ from cyborg.cli.views import inventory, svg
 from cyborg.cli.views.inventory import DeployableView, DeviceView, Handle, HostView, TopologyView
 from cyborg.cli.views.text import ASCII, UNICODE, Canvas, Glyphs
 from cyborg.cli.views.topology import build_tree, parse_max_hosts, write_picture
-from cyborg.tests.fixtures.cli.cloud import UUIDS, ViewService
+from cyborg.tests.fixtures.cli.cloud import UUIDS, ViewService, device_set
 from cyborg.tests.unit.cli.common.test_rest import rest, serving
 
 Run = Callable[..., tuple[str, str]]
@@ -48,21 +48,21 @@ def fetch(service: ViewService, host: str | None = None, max_hosts: int = 10) ->
 
 
 @pytest.mark.parametrize("num_hosts", [0, 3, 40])
-def test_topology_makes_two_requests_and_two_for_each_shown_host(num_hosts: int) -> None:
+def test_topology_makes_two_requests_and_three_for_each_shown_host(num_hosts: int) -> None:
     service = ViewService(num_hosts)
     found = fetch(service, max_hosts=5)
     shown = min(num_hosts, 5)
-    assert len(service.requests) == 2 + 2 * shown
+    assert len(service.requests) == 2 + 3 * shown
     assert [host.name for host in found.hosts] == service.hosts[:5]
     # The summary has 15 hosts.
     assert found.num_more == 15 - shown
 
 
-def test_topology_of_one_host_makes_three_requests() -> None:
+def test_topology_of_one_host_makes_four_requests() -> None:
     service = ViewService(40)
     found = fetch(service, host="compute-7")
     assert [host.name for host in found.hosts] == ["compute-7"]
-    assert (len(service.requests), found.num_more) == (3, 0)
+    assert (len(service.requests), found.num_more) == (4, 0)
 
 
 def test_topology_of_an_unknown_host_fails(cyborg: Run) -> None:
@@ -87,6 +87,40 @@ def test_topology_prints_owners_health_and_numa_nodes(cyborg: Run) -> None:
         "   └─ 0000:3d:00.0 GPU A100 <PCIe> & 80GB ready",
         "      └─ PGPU: 8 free",
     ]
+
+
+def test_topology_shows_device_sets_and_who_has_them(cyborg: Run, service: ViewService) -> None:
+    owner = {"instance_uuid": UUIDS[2], "project_id": "b7d2"}
+    service.device_sets = [
+        device_set(0, 4, "withheld"),
+        device_set(1, 2, "allocated", **owner),
+        device_set(2, 2, "offered"),
+        device_set(3, 4, "withheld"),
+        device_set(4, 1, "withheld"),
+    ]
+    lines = cyborg("topology", "--host", "compute-1")[0].splitlines()
+    assert lines[2] == (
+        "│  └─ 0000:3b:00.0 GPU A100 <PCIe> & 80GB ready, in hgx:1 allocated, in hgx:2 offered"
+    )
+    allocated, offered, withheld = lines[-3:]
+    assert allocated.startswith(f"      ├─ hgx:1 allocated instance {UUIDS[2]} of project b7d2: ")
+    assert offered == "      ├─ hgx:2 offered: 0000:3b:00.0, 0000:3c:00.0"
+    assert withheld == "      └─ withheld: 1 of 1, 2 of 4"
+    assert len(json.loads(cyborg("topology", "-f", "json")[0])["hosts"][0]["device_sets"]) == 5
+
+
+def test_topology_without_permission_for_device_sets_shows_devices(
+    cyborg: Run, service: ViewService
+) -> None:
+    service.device_sets = None
+    assert "GPU A100" in cyborg("topology")[0]
+
+
+def test_picture_shows_device_sets() -> None:
+    service = ViewService(1)
+    service.device_sets = [device_set(1, 2, "offered"), device_set(0, 4, "withheld")]
+    texts = [each.text for each in draw(fetch(service)).iter(f"{SVG}text")]
+    assert {"in hgx:1, offered", "hgx:1 offered, 2 devices", "sets withheld: 1"} <= set(texts)
 
 
 @pytest.mark.parametrize("width", [20, 59, 60, 200])

@@ -116,7 +116,8 @@ class Writer:
         self._ids = dict(self.state.ids)
         self._restore_plan = plan.RestorePlan({}, {}, {})
         self.added: dict[str, str] = {}  # uuids of new devices by address
-        self.changed_sets: set[str] = set()  # uuids of providers whose sets have other members
+        # Uuids of the providers of sets with other members, and of handles in other sets.
+        self.changed_sets: set[str] = set()
 
     def write(self, steps: Sequence[Step], target: Mapping[Key, Stored]) -> None:
         """Write all steps; ``target`` is the state after them."""
@@ -138,7 +139,7 @@ class Writer:
         self._set_handle_counts(target, counts)
         if _set_sizes(self.state.stored) or _set_sizes(target):
             # In any report of a host with sets: a member may be a handle that it adds or removes.
-            self.changed_sets = device_sets.sync_members(self.tx, self.host)
+            self.changed_sets |= device_sets.sync_members(self.tx, self.host)
         # Compared first: most reports change handles only, and the functions of a backend follow
         # from its deployables.
         if _functions(self.state.stored) != _functions(target):
@@ -199,6 +200,9 @@ class Writer:
                     "removes were claimed meanwhile"
                 )
         if deployable_ids := self._row_ids(steps, plan.Remove, DeployableKey):
+            if _set_sizes(self.state.stored):
+                # Before the rows of the members are deleted with those of their sets.
+                self.changed_sets |= device_sets.providers_of_members(self.tx, deployable_ids)
             deployables.delete(self.tx, deployable_ids)
         if device_ids := self._row_ids(steps, plan.Remove, DeviceKey):
             devices.delete(self.tx, device_ids)

@@ -83,6 +83,13 @@ def sync_members(tx: sa.Connection, host: str) -> set[str]:
     }
 
 
+def providers_of_members(tx: sa.Connection, set_ids: Collection[int]) -> set[str]:
+    """Return the uuids of the providers of the handles that are members of these sets."""
+    m = set_members.c
+    query = sa.select(deployables.c.rp_uuid).select_from(_MEMBERS).distinct()
+    return set(tx.scalars(query.where(m.deployable_id.in_(sorted(set_ids)))))
+
+
 def member_abilities(tx: sa.Connection, set_ids: Collection[int]) -> dict[int, frozenset[str]]:
     """Return the abilities of the backends of all members, by the row id of the set."""
     query = (

@@ -200,7 +200,6 @@ def enqueue_cleaning(
             arguments={
                 "items": [item.to_dict() for item in _cleaning_items(tx, rows)],
                 "cancels": list(cancelled_jobs),
-                "has_sets": any(row["set_id"] is not None for row in rows),
             },
             now=now,
             deadline=now + timedelta(seconds=timeout),

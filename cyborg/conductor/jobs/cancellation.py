@@ -126,7 +126,7 @@ def abandon_cleaning(
         for backend in sorted(desired_backends.removed_backends(tx, host, backends))
     ]
     # The handles of a host that is down were abandoned with the uninstallation.
-    if not any(outcome.abandoned for outcome in outcomes) and jobs.providers_of(tx, row["id"]):
+    if not any(outcome.abandoned for outcome in outcomes) and jobs.providers_of(tx, row["id"]).own:
         return JobResult(), []
     reason = f"abandoned, its backend is uninstalled: {error}"
     ended = jobs.end(tx, [row["id"]], rules.JobState.FAILED, reason)

@@ -27,7 +27,6 @@ from cyborg.core.jobs.job import AFTER_REBOOT, CANCELLED, GUEST_KINDS, JobKind, 
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db.binding import write as store
 from cyborg.db.deployables import programming
-from cyborg.db.device_sets import write as device_sets
 from cyborg.db.devices import write as devices
 from cyborg.db.jobs import write as jobs
 from cyborg.db.providers import write as publishing
@@ -144,9 +143,8 @@ class Completion:
         already. ``waiting`` are the locked ARQs of the job.
         """
         if row["kind"] == JobKind.RELEASE:
-            providers = jobs.providers_of(self.tx, row["id"])
-            self._mark_sets_stale(row)
-            publishing.mark_stale_existing(self.tx, providers, self.now)
+            found = jobs.providers_of(self.tx, row["id"])
+            publishing.mark_stale_existing(self.tx, found.own | found.sets, self.now)
         elif row["kind"] == JobKind.RESTORE:
             publishing.mark_stale_existing(self.tx, store.providers_of(waiting), self.now)
             self.recorder.record_restore_failed(self.tx, waiting, error)
@@ -297,24 +295,18 @@ class Completion:
         self.recorder.record_unbound(self.tx, failed)
         follow_arqs(self.tx, rows, self.recorder, self.now)
 
-    def _mark_sets_stale(self, row: jobs.JobRow) -> int:
-        """Mark the device sets of a cleaning job stale; return their number."""
-        if not row["arguments"].get("has_sets"):
-            return 0  # most jobs: no query
-        return device_sets.mark_stale(self.tx, jobs.sets_of(self.tx, row["id"]), self.now)
-
     def _finish_cleaning(self, row: jobs.JobRow, waiting: Sequence[store.ArqRow]) -> JobResult:
         entries.record_cleaned(self.tx, row, self.now)
         self._finish_unbinds(waiting)
-        sets = self._mark_sets_stale(row)
-        providers = jobs.mark_cleaned(self.tx, row["id"])
-        # The providers were reserved in Placement only if the first try failed.
-        if row["error"] is None or not providers:
-            return JobResult(1, providers=sets)
-        cleaned = len(row["arguments"]["items"])
-        self_heal.increment(self.tx, CorrectiveAction.HANDLES_CLEANED, cleaned, self.now)
-        publishing.mark_stale_existing(self.tx, providers, self.now)
-        return JobResult(1, providers=sets + len(providers))
+        found = jobs.mark_cleaned(self.tx, row["id"])
+        stale = found.sets
+        # The other providers were reserved in Placement only if the first try failed.
+        if row["error"] is not None and found.own:
+            stale = found.own | found.sets
+            cleaned = len(row["arguments"]["items"])
+            self_heal.increment(self.tx, CorrectiveAction.HANDLES_CLEANED, cleaned, self.now)
+        publishing.mark_stale_existing(self.tx, stale, self.now)
+        return JobResult(1, providers=len(stale))
 
 
 def open_devices(tx: sa.Connection, now: datetime) -> int:

@@ -105,16 +105,25 @@ DIRTY_COLUMNS = row_columns(DirtyHandleRow, handles, devices, **joins.ADDRESSES)
 
 
 class ReleasedHandleRow(DirtyHandleRow):
-    """A handle that was released, with its last owner."""
+    """A handle that was released, with its last owner.
+
+    ``is_member`` is whether it is a member of a device set now.
+    """
 
     owner_id: int
     needs_cleaning: bool
     draining: bool
     rp_uuid: str
+    is_member: bool
 
 
+_IS_MEMBER = sa.exists(sa.select(set_members.c.id).where(set_members.c.handle_id == handles.c.id))
 _RELEASED_COLUMNS = row_columns(
-    ReleasedHandleRow, handles, devices, deployables, **joins.ADDRESSES, owner_id=handles.c.arq_id
+    ReleasedHandleRow,
+    *(handles, devices, deployables),
+    **joins.ADDRESSES,
+    owner_id=handles.c.arq_id,
+    is_member=_IS_MEMBER,
 )
 UNCLAIMED = (
     handles.c.arq_id.is_(None),
@@ -147,9 +156,6 @@ _PUBLISHED = sa.exists(
 _PUBLISHED_HANDLE = sa.exists(
     sa.select(deployables.c.id).where(deployables.c.id == handles.c.deployable_id, _PUBLISHED)
 )
-
-
-_IS_MEMBER = sa.exists(sa.select(set_members.c.id).where(set_members.c.handle_id == handles.c.id))
 _HAS_MEMBERS = sa.exists(
     sa.select(set_members.c.id)
     .join(handles, handles.c.id == set_members.c.handle_id)
@@ -299,6 +305,7 @@ def lock_schedulable(tx: sa.Connection, arq_ids: Collection[int]) -> int:
 
 # UPDATE attach_handles SET arq_id = NULL
 #  WHERE arq_id IN (:arq_ids) AND NOT needs_cleaning AND NOT draining AND set_id IS NULL
+#    AND NOT EXISTS (SELECT ... a set of which it is a member)
 _RELEASE_CLEAN = (
     sa.update(handles)
     .where(
@@ -306,6 +313,7 @@ _RELEASE_CLEAN = (
         sa.not_(handles.c.needs_cleaning),
         sa.not_(handles.c.draining),
         handles.c.set_id.is_(None),
+        sa.not_(_IS_MEMBER),
     )
     .values(arq_id=None)
 )
@@ -317,7 +325,8 @@ def release(tx: sa.Connection, arq_ids: Collection[int], now: datetime) -> list[
     Return the dirty handles, and those of device sets, which need not be dirty.
 
     A draining handle remains, without an owner, until the next report deletes it
-    (``services.write.request_stale_reports`` requests it); its provider is marked stale.
+    (``services.write.request_stale_reports`` requests it); its provider is marked stale. So is that
+    of a handle that was claimed alone before it became a member of device sets.
     """
     freed = tx.execute(_RELEASE_CLEAN, {"arq_ids": sorted(arq_ids)}).rowcount
     # All were clean, as for most servers: no further statement.
@@ -336,7 +345,12 @@ def release(tx: sa.Connection, arq_ids: Collection[int], now: datetime) -> list[
         # The set stays until the handle is clean: its own work on the host is part of that.
         .values(arq_id=None, set_id=sa.case((handles.c.needs_cleaning, handles.c.set_id)))
     )
-    if changed := {row["rp_uuid"] for row in rows if row["draining"]}:
+    changed = {
+        row["rp_uuid"]
+        for row in rows
+        if row["draining"] or (row["is_member"] and row["set_id"] is None)
+    }
+    if changed:
         publishing.mark_stale_existing(tx, changed, now)
     return [row for row in rows if row["needs_cleaning"] or row["set_id"] is not None]
 

@@ -10,13 +10,14 @@ any conductor may lease the job.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 from uuid import uuid4
 
 import sqlalchemy as sa
 
 from cyborg import tracing
 from cyborg.core.binding.states import ArqState
+from cyborg.core.inventory.device_set import OfferState
 from cyborg.core.jobs.job import (
     AFTER_REBOOT,
     INVENTORY_KINDS,
@@ -30,7 +31,15 @@ from cyborg.core.jobs.progress import Activity
 from cyborg.db import bulk, joins
 from cyborg.db.binding.claims import DIRTY_COLUMNS, DirtyHandleRow
 from cyborg.db.rows import StoredRow, fetch_all, fetch_first, row_columns
-from cyborg.db.schema import arqs, attach_handles, attachments, deployables, devices, jobs
+from cyborg.db.schema import (
+    arqs,
+    attach_handles,
+    attachments,
+    deployables,
+    devices,
+    jobs,
+    set_members,
+)
 from cyborg.db.schema import device_contexts as contexts
 
 
@@ -67,6 +76,13 @@ class Restore:
     instance: str | None
     subject: str
     items: tuple[WorkItem, ...]
+
+
+class CleanedProviders(NamedTuple):
+    """Uuids of the providers of handles to clean, and of device sets that may be offered then."""
+
+    own: set[str]
+    sets: set[str]
 
 
 class BoundHandleRow(TypedDict):
@@ -372,8 +388,8 @@ def assign_cleaning(tx: sa.Connection, ids: Collection[int], job_id: int) -> int
     ).rowcount
 
 
-def mark_cleaned(tx: sa.Connection, job_id: int) -> Sequence[str]:
-    """Mark the handles of a cleaning job as clean; return their providers' uuids."""
+def mark_cleaned(tx: sa.Connection, job_id: int) -> CleanedProviders:
+    """Mark the handles of a cleaning job as clean; return the providers that they belong to."""
     h = attach_handles.c
     # Before the UPDATE, after which no handle refers to the job.
     providers = providers_of(tx, job_id)
@@ -396,23 +412,21 @@ def overdue(tx: sa.Connection, cutoff: datetime, limit: int) -> dict[int, str]:
     return {row.id: row.uuid for row in tx.execute(query.limit(limit))}
 
 
-def providers_of(tx: sa.Connection, job_id: int) -> Sequence[str]:
+def providers_of(tx: sa.Connection, job_id: int) -> CleanedProviders:
     """Return the uuids of the providers whose handles a job cleans."""
-    h = attach_handles.c
-    query = (
-        sa.select(deployables.c.rp_uuid)
-        .distinct()
-        .join(attach_handles, h.deployable_id == deployables.c.id)
-        .where(h.job_id == job_id)
-    )
-    return tx.scalars(query).all()
-
-
-def sets_of(tx: sa.Connection, job_id: int) -> Sequence[int]:
-    """Return the row ids of the device sets whose members a job cleans."""
-    h = attach_handles.c
-    query = sa.select(h.set_id).distinct().where(h.job_id == job_id, h.set_id.is_not(None))
-    return tx.scalars(query).all()
+    h, d = attach_handles.c, deployables.c
+    of_job = h.job_id == job_id
+    own = sa.select(d.rp_uuid, sa.false()).join(attach_handles, h.deployable_id == d.id)
+    through = sa.select(d.rp_uuid, sa.true()).join(attach_handles, h.set_id == d.id)
+    others = sa.select(d.rp_uuid, sa.true()).join(set_members, set_members.c.deployable_id == d.id)
+    others = others.join(attach_handles, h.id == set_members.c.handle_id)
+    # A handle that was claimed before it became a member closes its sets without an own one.
+    affected = sa.or_(h.set_id.is_(None), d.offer.in_((OfferState.OFFERED, OfferState.ALLOCATED)))
+    query = own.where(of_job).union(through.where(of_job), others.where(of_job, affected))
+    found = CleanedProviders(set(), set())
+    for uuid, is_set in tx.execute(query):
+        (found.sets if is_set else found.own).add(uuid)
+    return found
 
 
 def unassigned_dirty(

@@ -101,12 +101,15 @@ class Lab:
         profile: str = "drive",
         expected: str = "Bound",
         resource_class: str | None = None,
+        instance: str | None = None,
     ) -> tuple[str, str]:
         """Boot a server with one function as Nova does; return the ARQ and the server.
 
+        ``instance`` is the server, by default a new one.
+
         Wait until the ARQ has the ``expected`` state.
         """
-        instance = str(uuid.uuid4())
+        instance = instance or str(uuid.uuid4())
         allocation = make_allocation(provider, resource_class or self.resource_class)
         response = self.cloud.placement.put(f"/allocations/{instance}", json=allocation)
         assert response.status_code == 204, response.text

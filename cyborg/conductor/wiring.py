@@ -300,7 +300,7 @@ def build_conductor(
         drivers=Drivers(uow, rollout_task.wake, publisher_task.wake, find=driver_lookup.find),
         failure_detector=failure_detector,
         function_owners=FunctionOwners(uow),
-        guest_deliveries=GuestDeliveries(uow, recorder, outbox_task.wake, metrics),
+        guest_deliveries=GuestDeliveries(uow, recorder, metrics),
         hosts=hosts,
         instance_watcher=watcher,
         jobs=jobs,

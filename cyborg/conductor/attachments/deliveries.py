@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Record whether running guests have the devices that agents attach to them."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,14 +27,13 @@ Rows = list[arqs.ArqRow]
 
 @dataclass(frozen=True, slots=True)
 class GuestDeliveries:
-    """Recorder of the reports of agents. ``wake_outbox`` is called after a commit that adds events.
+    """Recorder of the reports of agents.
 
     A report changes no state of an ARQ: a guest may get its device at any later check.
     """
 
     uow: UnitOfWork
     recorder: ArqEventRecorder
-    wake_outbox: Callable[[], None]
     metrics: MetricRecorder
 
     def record(self, host: str, epoch: str, devices: Any) -> None:
@@ -71,8 +69,6 @@ class GuestDeliveries:
                 instance=row["instance_uuid"],
                 arq=row["uuid"],
             )
-        if attached or failed:
-            self.wake_outbox()
 
     def _record_attached(self, tx: sa.Connection, rows: Rows) -> None:
         if rows:

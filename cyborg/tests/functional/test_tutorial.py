@@ -77,7 +77,7 @@ def test_tutorial_covers_each_command() -> None:
     others |= {"arq-show", "device-profile-list", "device-profile-show"}
     others |= {"deployable-program", "service-delete", "host-forget", "device-custody"}
     # No device of the tutorial has layouts: the page of the drivers shows these commands.
-    others |= {"device-maintain"}
+    others |= {"device-maintain", "device-set-list"}
     others |= {"device-layout-list", "device-layout-set", "limits-show", "top", "topology"}
     assert verbs - admin_verbs - verbs_of(NOVA) == others
 

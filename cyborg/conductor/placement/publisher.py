@@ -400,6 +400,9 @@ class Publisher:
         It is one that Placement served before. The set is checked again later, until the server has
         its devices or Nova has removed the allocation.
         """
+        # The server that has the devices is not waited for: its release makes the set stale.
+        if self.uow.run(lambda tx: offer_store.is_owned(tx, row["uuid"])):
+            return
         try:
             consumers = sorted(self.placement.allocations(row["uuid"]) or ())
         except CyborgError as exc:

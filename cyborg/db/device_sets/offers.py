@@ -151,6 +151,13 @@ def write_offers(
     publishing.mark_stale_existing(tx, stale, now)
 
 
+def is_owned(tx: sa.Connection, provider: str) -> bool:
+    """Return whether an ARQ owns a member of a set that was claimed through it."""
+    query = sa.select(handles.c.id).join(deployables, deployables.c.id == handles.c.set_id)
+    owned = query.where(deployables.c.rp_uuid == provider, handles.c.arq_id.is_not(None))
+    return tx.scalar(owned.limit(1)) is not None
+
+
 def end_withdrawals(tx: sa.Connection, revisions: Mapping[str, int], now: datetime) -> int:
     """Record that sets, by provider uuid, are reserved in Placement and nothing has them.
 

@@ -228,3 +228,27 @@ def test_set_with_an_owner_is_drained_and_not_removed(engine: sa.Engine, node: N
     make_hosts(engine).sweep()
     host.report()
     assert rows.read(engine, schema.deployables, address="hgx:3") == []
+
+
+def test_maintenance_of_the_source_does_not_wait_for_the_servers(
+    engine: sa.Engine, node: Node
+) -> None:
+    host = SetHost(engine, node, wanted={"4": 2}, kind=PLAIN)
+    provider = host.provider("1")
+    instance = host.bind("1", instance=node.allocate(provider, GPU, 4))
+    host.publish()
+    (source,) = rows.read(engine, schema.devices, address="hgx")
+    devices = build(Devices, UnitOfWork(engine), lambda: None)
+    devices.set_status(source["uuid"], "maintaining")
+    host.publish()
+    assert host.offered() == {}
+    (row,) = rows.read(engine, schema.providers, uuid=provider)
+    assert (row["error"], row["stale_since"]) == (None, None)
+    host.delete(instance)
+    host.publish()
+    (row,) = rows.read(engine, schema.providers, uuid=provider)
+    assert row["error"] == f"reserved, and still allocated to {instance}"
+    node.deallocate(instance)
+    rows.update(engine, schema.providers, row["id"], next_try_at=None)
+    host.publish()
+    assert host.offers()["1"] == "withheld"

@@ -174,8 +174,21 @@ def claim_planned(
         _enqueue_prepare_job(tx, ids.values(), plan, chosen, instance, subject, context)
     device_sets.mark_stale(tx, plan.sets, context.now)
     by_provider = {row["provider"]: row for row in plan.deployables}
-    of_arqs = {demand.arq_uuid: by_provider[demand.provider] for demand in plan.demands}
+    of_arqs = {
+        demand.arq_uuid: _find_place(by_provider[demand.provider], chosen[demand.arq_uuid])
+        for demand in plan.demands
+    }
     entries.record_claimed(tx, updated, chosen, of_arqs, context.now)
+
+
+def _find_place(
+    row: handle_claims.ClaimedProviderRow, handle: handle_claims.FreeHandleRow | MemberRow
+) -> entries.Place:
+    """Return the device and the deployable of a handle: of a set, those of its member."""
+    if row["set_size"] is None:
+        return entries.Place(row["host"], row["device_uuid"], row["address"])
+    member = cast(MemberRow, handle)
+    return entries.Place(row["host"], member["device_uuid"], member["deployable"])
 
 
 def _find_honoured(

@@ -14,35 +14,43 @@ from cyborg.core.binding.profile import KEY, AttachTarget, is_for_host, parse_gr
 from cyborg.core.custody import MAX_ERROR, Entry, Event
 from cyborg.core.inventory.device import CLEANING_ABILITIES, Ability
 from cyborg.core.text import sanitize
-from cyborg.db.binding.claims import ClaimedProviderRow, FreeHandleRow
+from cyborg.db.binding.claims import FreeHandleRow
 from cyborg.db.binding.write import ArqRow
 from cyborg.db.custody import write as records
 from cyborg.db.custody.write import HandleRow
 from cyborg.db.jobs.write import JobRow
 
 
+class Place(NamedTuple):
+    """Where a handle is: the host, the uuid of the device, and the address of the deployable."""
+
+    host: str
+    device: str
+    deployable: str
+
+
 def record_claimed(
     tx: sa.Connection,
     arqs: Sequence[ArqRow],
     claimed: Mapping[str, FreeHandleRow],
-    deployables: Mapping[str, ClaimedProviderRow],
+    places: Mapping[str, Place],
     now: datetime,
 ) -> None:
     """Record that ARQs have claimed handles.
 
-    ``arqs`` are the rows of the ARQs after the bind. ``claimed`` has the handle, and
-    ``deployables`` the deployable, of each ARQ by the uuid of the ARQ.
+    ``arqs`` are the rows of the ARQs after the bind. ``claimed`` has the handle, and ``places`` its
+    place, of each ARQ by the uuid of the ARQ.
     """
     entries = []
     for arq in arqs:
-        handle, deployable = claimed[arq["uuid"]], deployables[arq["uuid"]]
+        handle, place = claimed[arq["uuid"]], places[arq["uuid"]]
         details = {
             "handle": handle["uuid"],
             "handle_address": handle["address"],
-            "deployable_address": deployable["address"],
+            "deployable_address": place.deployable,
             **_owner(arq),
         }
-        entries.append(Entry(deployable["device_uuid"], deployable["host"], Event.CLAIMED, details))
+        entries.append(Entry(place.device, place.host, Event.CLAIMED, details))
     records.add(tx, entries, now)
 
 

@@ -32,6 +32,7 @@ class MemberRow(FreeHandleRow, DeviceFactsColumns):
 
     deployable: str
     device: str
+    device_uuid: str
     backend: str
     abilities: list[str]
 
@@ -232,4 +233,10 @@ _MEMBERS = (
     .join(deployables, deployables.c.id == handles.c.deployable_id)
     .join(devices, devices.c.id == deployables.c.device_id)
 )
-_MEMBER_COLUMNS = row_columns(MemberRow, handles, devices, **joins.ADDRESSES, **facts.COLUMNS)
+_MEMBER_COLUMNS = row_columns(
+    MemberRow,
+    *(handles, devices),
+    **joins.ADDRESSES,
+    **facts.COLUMNS,
+    device_uuid=devices.c.uuid,
+)

@@ -230,6 +230,19 @@ def test_set_with_an_owner_is_drained_and_not_removed(engine: sa.Engine, node: N
     assert rows.read(engine, schema.deployables, address="hgx:3") == []
 
 
+def test_custody_of_a_set_is_in_the_logs_of_its_devices(
+    sqlite_engine: sa.Engine, node: Node
+) -> None:
+    host = SetHost(sqlite_engine, node, kind=PLAIN)
+    host.delete(host.bind("3"))
+    devices = {row["uuid"]: row["address"] for row in rows.read(sqlite_engine, schema.devices)}
+    for event in ("claimed", "released"):
+        found = rows.read(sqlite_engine, schema.custody_records, event=event)
+        gpus = sorted(map(gpu_address, host.family["3"]))
+        assert sorted(devices[row["device_uuid"]] for row in found) == gpus
+        assert sorted(row["details"]["deployable_address"] for row in found) == gpus
+
+
 def test_maintenance_of_the_source_does_not_wait_for_the_servers(
     engine: sa.Engine, node: Node
 ) -> None:

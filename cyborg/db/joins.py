@@ -10,6 +10,10 @@ from cyborg.db.schema import arqs, attach_handles, backends, deployables, device
 HANDLES = attach_handles.join(deployables, deployables.c.id == attach_handles.c.deployable_id).join(
     devices, devices.c.id == deployables.c.device_id
 )
+# Up from a member of a device set, to the set through which it was claimed and to its source.
+MEMBERS = attach_handles.join(deployables, deployables.c.id == attach_handles.c.set_id).join(
+    devices, devices.c.id == deployables.c.device_id
+)
 OWNED_HANDLES = (
     arqs.join(attach_handles, attach_handles.c.arq_id == arqs.c.id)
     .join(deployables, deployables.c.id == attach_handles.c.deployable_id)

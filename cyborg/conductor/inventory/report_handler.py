@@ -185,7 +185,7 @@ class ReportHandler:
     ) -> ReportResult:
         # Planned without locks, since most reports remove nothing; only what is to be removed is
         # locked, and planned again if it was claimed meanwhile.
-        steps: Sequence[Step] = plan.plan(devices, relevant, state.bound | state.bound_sets)
+        steps: Sequence[Step] = plan.plan(devices, relevant, state.pins)
         removals = {
             state.ids[step.key]
             for step in steps
@@ -198,7 +198,7 @@ class ReportHandler:
             bound = bound | {
                 key for key, id_ in state.ids.items() if isinstance(key, HandleKey) and id_ in owned
             }
-            steps = plan.plan(devices, relevant, bound | state.bound_sets)
+            steps = plan.plan(devices, relevant, bound | state.pins)
         steps, remarks = _defer_conflicting_addresses(state.stored, steps)
         steps, deferred = _defer_owned_functions(state.stored, steps, bound)
         remarks += deferred
@@ -239,7 +239,8 @@ class ReportHandler:
         """Remove the inventory of a backend (None: of all) as if it was no longer reported.
 
         Dirty handles are removed, too, unless another handle of the same deployable is bound. Their
-        tombstones mark them as dirty, so they are cleaned first if they return.
+        tombstones mark them as dirty, so they are cleaned first if they return. Of a device set
+        without an owner the dirty members stay, to be cleaned without the work of the set.
         """
         state = sync.read_host_state(tx, host)
         addresses = {
@@ -251,27 +252,42 @@ class ReportHandler:
         # This plan counts no dirty handle as bound, to find the deployables that can be removed.
         # ``_apply_plan`` plans again: a dirty handle of a deployable that stays is drained then,
         # and cleaned, because its deployable is still there to name it.
-        steps = plan.plan(reported=(), stored=relevant, bound=state.bound - state.dirty)
+        clean = replace(
+            state,
+            bound=state.bound - state.dirty,
+            bound_sets={k: v for k, v in state.bound_sets.items() if k not in state.dirty},
+        )
+        steps = plan.plan(reported=(), stored=relevant, bound=clean.pins)
         removed = {step.key for step in steps if isinstance(step, plan.Remove)}
         state.abandoned = {key for key in state.dirty if key.deployable_key in removed}
+        of_sets = {
+            key: of_set
+            for key, of_set in state.bound_sets.items()
+            if of_set in removed and key not in state.abandoned
+        }
         # Before the plan is applied: a removal deletes only handles that need no cleaning.
         attach_handles.force_clean(tx, [state.ids[key] for key in state.abandoned])
+        attach_handles.abandon_sets(tx, [state.ids[key] for key in of_sets])
+        places = {key: key.deployable for key in state.abandoned}
+        places |= {key: of_set.deployable for key, of_set in of_sets.items()}
         abandoned = [
-            entries.AbandonedHandle(state.devices[key.device]["uuid"], key.deployable, key.handle)
-            for key in sorted(state.abandoned)
+            entries.AbandonedHandle(state.devices[key.device]["uuid"], place, key.handle)
+            for key, place in sorted(places.items())
         ]
         entries.record_abandoned(tx, host, abandoned, now)
         state.bound -= state.abandoned
+        for key in places:
+            state.bound_sets.pop(key, None)
         result = self._apply_plan(tx, host, state, (), relevant, now)
-        if not state.abandoned:
+        if not places:
             return result
-        dirty = [f"{key.handle} of {key.deployable}" for key in sorted(state.abandoned)]
+        dirty = [f"{key.handle} of {place}" for key, place in sorted(places.items())]
         remark = Remark(
-            f"{len(state.abandoned)} dirty handles were removed without cleaning: "
+            f"{len(places)} dirty handles were removed without cleaning: "
             f"{join_limited(dirty, MAX_NAMED)}",
-            {"device": sorted({key.device for key in state.abandoned})},
+            {"device": sorted({key.device for key in places})},
         )
-        return replace(result, abandoned=len(state.abandoned), remarks=(*result.remarks, remark))
+        return replace(result, abandoned=len(places), remarks=(*result.remarks, remark))
 
 
 def _kept_devices(state: sync.HostState, report: Report) -> dict[str, Remark]:

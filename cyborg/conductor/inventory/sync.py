@@ -39,15 +39,21 @@ class HostState:
     ids: dict[Key, int] = field(default_factory=dict)
     counts: dict[DeployableKey, int] = field(default_factory=dict)
     bound: set[HandleKey] = field(default_factory=set)
-    # Members with an owner, or dirty, as handles of the set through which they were claimed: it
-    # must stay while it has one.
-    bound_sets: set[HandleKey] = field(default_factory=set)
+    # The sets through which members were claimed that have an owner, or are dirty: a set must stay
+    # while it has one.
+    bound_sets: dict[HandleKey, DeployableKey] = field(default_factory=dict)
     prepared: set[HandleKey] = field(default_factory=set)  # those of ``bound`` that need cleaning
     dirty: set[HandleKey] = field(default_factory=set)  # those of ``prepared`` without an owner
     abandoned: set[HandleKey] = field(default_factory=set)  # of ``dirty``, removed without cleaning
     programming: set[str] = field(default_factory=set)  # addresses of devices
     partitioned: set[int] = field(default_factory=set)  # row ids of deployables whose job has ended
     providers: dict[str, str] = field(default_factory=dict)  # uuids by address of the deployable
+
+    @property
+    def pins(self) -> set[HandleKey]:
+        """Return the keys of bound handles, also as handles of the sets of their claims."""
+        of_sets = {HandleKey(*of_set, key.handle) for key, of_set in self.bound_sets.items()}
+        return self.bound | of_sets
 
 
 def read_host_state(tx: sa.Connection, host: str) -> HostState:
@@ -88,7 +94,7 @@ def read_host_state(tx: sa.Connection, host: str) -> HostState:
         if handle["arq_id"] is not None or handle["needs_cleaning"]:
             state.bound.add(handle_key)
         if (of_set := sets.get(handle["set_id"] or 0)) is not None:
-            state.bound_sets.add(HandleKey(*of_set, handle["address"]))
+            state.bound_sets[handle_key] = of_set
         if handle["needs_cleaning"]:
             state.prepared.add(handle_key)
             if handle["arq_id"] is None:

@@ -7,6 +7,7 @@ A driver has at most one open job: ``jobs.mutex_key`` is unique and is cleared w
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from itertools import product
 from typing import Any, TypedDict
 from uuid import uuid4
 
@@ -277,12 +278,17 @@ def skip_pending_agent(tx: sa.Connection, hosts: Collection[str]) -> None:
 def count_handles_in_use(
     tx: sa.Connection, backends: Collection[tuple[str, str]]
 ) -> dict[tuple[str, str], int]:
-    """Return the number of owned or dirty handles of backends, by (host, backend)."""
+    """Return the number of owned or dirty handles of backends, by (host, backend).
+
+    Those of a source of device sets are the members that were claimed through its sets.
+    """
     found: dict[tuple[str, str], int] = {}
-    for chunk in bulk.chunks(sorted({host for host, _ in backends})):
+    for chunk, source in product(
+        bulk.chunks(sorted({host for host, _ in backends})), (joins.HANDLES, joins.MEMBERS)
+    ):
         query = (
             sa.select(devices.c.host, devices.c.backend, sa.func.count().label("n"))
-            .select_from(joins.HANDLES)
+            .select_from(source)
             .where(devices.c.host.in_(chunk), _IN_USE)
             .group_by(devices.c.host, devices.c.backend)
         )
@@ -291,15 +297,15 @@ def count_handles_in_use(
 
 
 def holders(tx: sa.Connection, keys: Collection[tuple[str, str]], limit: int) -> list[HolderRow]:
-    """Return up to ``limit`` ARQs that own handles of backends."""
+    """Return up to ``limit`` ARQs that own handles of backends, or sets of a source."""
     found: list[HolderRow] = []
     pairs = sorted(keys)
     # A pair has two parameters.
     size = bulk.MAX_PARAMETERS // 2
-    for start in range(0, len(pairs), size):
+    for start, source in product(range(0, len(pairs), size), (joins.HANDLES, joins.MEMBERS)):
         query = (
             sa.select(*row_columns(HolderRow, arqs, host=devices.c.host, backend=devices.c.backend))
-            .select_from(joins.HANDLES.join(arqs, arqs.c.id == attach_handles.c.arq_id))
+            .select_from(source.join(arqs, arqs.c.id == attach_handles.c.arq_id))
             .where(sa.tuple_(devices.c.host, devices.c.backend).in_(pairs[start : start + size]))
             .order_by(devices.c.host, arqs.c.id)
             .limit(limit - len(found))

@@ -156,6 +156,12 @@ def force_clean(tx: sa.Connection, ids: Collection[int]) -> None:
     bulk.update_where(tx, attach_handles.c.id, ids, unowned, **values)
 
 
+def abandon_sets(tx: sa.Connection, ids: Collection[int]) -> None:
+    """Make dirty handles, by row id, be cleaned without the work of the sets of their claims."""
+    unowned = attach_handles.c.arq_id.is_(None)
+    bulk.update_where(tx, attach_handles.c.id, ids, unowned, set_id=None)
+
+
 def delete_clean(tx: sa.Connection, ids: Collection[int]) -> int:
     """Delete the handles, by row id, that are clean and not owned; return their number."""
     clean = (attach_handles.c.arq_id.is_(None), sa.not_(attach_handles.c.needs_cleaning))

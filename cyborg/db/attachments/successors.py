@@ -17,7 +17,14 @@ from cyborg.db.attachments import write as records
 from cyborg.db.attachments.write import AttachmentRow
 from cyborg.db.binding.write import ArqRow
 from cyborg.db.rows import fetch_all, row_columns
-from cyborg.db.schema import arqs, attach_handles, attachments, deployables, devices
+from cyborg.db.schema import (
+    arqs,
+    attach_handles,
+    attachments,
+    deployables,
+    devices,
+    set_members,
+)
 from cyborg.db.schema import device_contexts as contexts
 from cyborg.db.schema import device_maintenances as windows
 
@@ -155,13 +162,20 @@ def purge(tx: sa.Connection, mode: str, limit: int) -> int:
 
 
 def lock_replaced(tx: sa.Connection, context: str, device: str) -> list[ArqRow]:
-    """Return the ARQs of a context that own handles of a device, by id, locked."""
-    ids = tx.scalars(
-        sa.select(arqs.c.id)
+    """Return the ARQs of a context that own handles of a device, by id, locked.
+
+    The devices of a set are replaced together: its other ARQs are among them.
+    """
+    h = attach_handles.c
+    found = tx.execute(
+        sa.select(h.arq_id, h.set_id)
         .select_from(_OWNED)
         .join(contexts, contexts.c.id == arqs.c.context_id)
         .where(devices.c.uuid == device, contexts.c.uuid == context)
     ).all()
+    ids = {row.arq_id for row in found}
+    if sets := sorted({row.set_id for row in found if row.set_id is not None}):
+        ids |= set(tx.scalars(sa.select(h.arq_id).where(h.set_id.in_(sets), h.arq_id.is_not(None))))
     if not ids:
         return []
     # A statement of its own: FOR UPDATE of the join would also lock the handles and the device.
@@ -170,13 +184,21 @@ def lock_replaced(tx: sa.Connection, context: str, device: str) -> list[ArqRow]:
 
 
 def providers_of(tx: sa.Connection, device: str) -> set[str]:
-    """Return the uuids of the resource providers of a device."""
-    query = (
+    """Return the uuids of the resource providers of a device, and of the sets that have it."""
+    own = (
         sa.select(deployables.c.rp_uuid)
         .join(devices, devices.c.id == deployables.c.device_id)
         .where(devices.c.uuid == device)
     )
-    return set(tx.scalars(query))
+    members = (
+        sa.select(set_members.c.deployable_id)
+        .join(attach_handles, attach_handles.c.id == set_members.c.handle_id)
+        .join(deployables, deployables.c.id == attach_handles.c.deployable_id)
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .where(devices.c.uuid == device)
+    )
+    of_sets = sa.select(deployables.c.rp_uuid).where(deployables.c.id.in_(members))
+    return set(tx.scalars(own.union(of_sets)))
 
 
 def host_of(tx: sa.Connection, device: str) -> str | None:

@@ -10,6 +10,7 @@ from cyborg.core.errors import Conflict, NoHandle, WrongState
 from cyborg.core.inventory.device import Health
 from cyborg.core.inventory.device_set import OfferMode, SetKind
 from cyborg.db import schema
+from cyborg.db.attachments import successors
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
@@ -265,3 +266,26 @@ def test_maintenance_of_the_source_does_not_wait_for_the_servers(
     rows.update(engine, schema.providers, row["id"], next_try_at=None)
     host.publish()
     assert host.offers()["1"] == "withheld"
+
+
+def test_successor_replaces_all_devices_of_a_set(engine: sa.Engine, node: Node) -> None:
+    host = SetHost(engine, node, kind=PLAIN)
+    context = rows.insert(
+        engine,
+        schema.device_contexts,
+        uuid="c",
+        project_id="project-1",
+        state="Bound",
+        groups=[],
+        config_data={},
+    )
+    host.bind("3")
+    for row in rows.read(engine, schema.arqs):
+        rows.update(engine, schema.arqs, row["id"], context_id=context)
+    (device,) = rows.read(engine, schema.devices, address=gpu_address("03"))
+    with engine.begin() as tx:
+        arqs = successors.lock_replaced(tx, "c", device["uuid"])
+        closed = successors.providers_of(tx, device["uuid"])
+    assert len(arqs) == 2
+    assert closed >= {host.provider(name) for name in ("0", "1", "3")}
+    assert host.provider("2") not in closed

@@ -21,7 +21,7 @@ from cyborg.core.errors import Unavailable
 from cyborg.core.explain.predicates import Failure, Predicate
 from cyborg.core.explain.selection import Demand, describe_rejection, make_no_handle_error
 from cyborg.core.inventory.device import CLEANING_ABILITIES, Ability
-from cyborg.core.inventory.device_state import is_in_grace
+from cyborg.core.inventory.device_state import ENABLED, is_in_grace
 from cyborg.core.jobs.job import JobKind, WorkItem
 from cyborg.db.binding import claims as handle_claims
 from cyborg.db.binding import write as store
@@ -86,8 +86,9 @@ class BindResult:
 class ClaimPlan:
     """Demands of the ARQs of one call, and the deployables that they name.
 
-    ``abilities`` are those of the backends by the uuid of the provider; a device set has those of
-    its source and of all its members.
+    The cordon of a device set is the first one of its source and its members. ``abilities`` are
+    those of the backends by the uuid of the provider; a device set has those of its source and of
+    all its members.
     """
 
     demands: Sequence[Demand]
@@ -135,9 +136,30 @@ def make_plan(
     check_providers(demands, deployables)
     abilities = {row["provider"]: frozenset(row["abilities"]) for row in deployables}
     if sets := {row["deployable_id"]: row["provider"] for row in deployables if row["set_size"]}:
-        for set_id, names in device_sets.member_abilities(tx, sets).items():
-            abilities[sets[set_id]] |= names
+        members = device_sets.member_devices(tx, sets)
+        for set_id, found in members.items():
+            abilities[sets[set_id]] |= {name for member in found for name in member.abilities}
+        deployables = [
+            {**row, "cordoned_since": _find_cordon(row, members.get(row["deployable_id"], ()))}
+            if row["set_size"] is not None
+            else row
+            for row in deployables
+        ]
     return ClaimPlan(demands, deployables, abilities)
+
+
+def _find_cordon(
+    row: handle_claims.ClaimedProviderRow, members: Sequence[device_sets.MemberDeviceRow]
+) -> datetime | None:
+    """Return since when a device set or a member of it is cordoned.
+
+    None if none is, or if one is that cannot be used.
+    """
+    cordons = [(row["status"], row["cordoned"], row["cordoned_since"])]
+    cordons += [(each.status, each.cordoned, each.cordoned_since) for each in members]
+    closed = [since for status, cordoned, since in cordons if cordoned or status != ENABLED]
+    times = [since for since in closed if since is not None]
+    return min(times) if times and len(times) == len(closed) else None
 
 
 def claim_planned(

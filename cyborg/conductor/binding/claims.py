@@ -91,7 +91,8 @@ def claim_handles(
         limit = MAX_HANDLES if lock_all else units[provider]
         if row["set_size"] is not None:
             members = device_sets.lock_unclaimed(tx, row["deployable_id"], wait=wait)
-            free_handles += [_to_member_candidate(row, item) for item in members]
+            cordons = provider not in honoured
+            free_handles += [_to_member_candidate(row, m, cordons=cordons) for m in members]
             rows |= {item["id"]: item for item in members}
             continue
         free = handle_claims.lock_unclaimed(
@@ -125,7 +126,13 @@ def claim_handles(
             for demand in demands
             if demand.provider == provider
         }
-        claimed += device_sets.claim(tx, row["deployable_id"], of_set, needs_cleaning=dirty)
+        claimed += device_sets.claim(
+            tx,
+            row["deployable_id"],
+            of_set,
+            needs_cleaning=dirty,
+            is_honoured=provider in honoured,
+        )
         owners = {handle_id: arq for handle_id, arq in owners.items() if handle_id not in of_set}
     if owners:
         claimed += handle_claims.claim(
@@ -208,7 +215,7 @@ def _explain_no_handle(
 
     The first reason of each ARQ is the first failing predicate of its group, as in an explanation.
     """
-    error = _list_rejections(tx, demands, deployables, handle)
+    error = _list_rejections(tx, demands, deployables, handle, honoured)
     if handle is not None or not isinstance(error, NoHandle):
         return error
     states = [
@@ -247,6 +254,7 @@ def _list_rejections(
     demands: Sequence[Demand],
     deployables: Sequence[ClaimedProviderRow],
     handle: str | None,
+    honoured: Collection[str],
 ) -> Exception:
     """Return the NoHandle error with all predicates that the handles fail, or another one.
 
@@ -267,7 +275,9 @@ def _list_rejections(
         if handle in (None, row["uuid"])
     ]
     for member in device_sets.all_members(tx, sets) if sets else ():
-        candidates.append(_to_member_candidate(by_id[member["deployable_id"]], member))
+        row = by_id[member["deployable_id"]]
+        cordons = row["provider"] not in honoured
+        candidates.append(_to_member_candidate(row, member, cordons=cordons))
     if handle is not None and not candidates:
         return NotFound(f"accelerator {handle} does not exist any more")
     try:
@@ -311,10 +321,15 @@ def _to_candidate(
 
 
 def _to_member_candidate(
-    device_set: ClaimedProviderRow, member: MemberRow | MemberStateRow
+    device_set: ClaimedProviderRow, member: MemberRow | MemberStateRow, *, cordons: bool
 ) -> Candidate:
-    """Return a member of a set as a handle of the set's provider."""
+    """Return a member of a set as a handle of the set's provider.
+
+    Without ``cordons``, that of its device does not count.
+    """
     facts = DeviceFacts.from_row(member, host_down=False, withheld=False)
+    if not cordons:
+        facts = replace(facts, status=ENABLED, cordoned=False)
     candidate = _to_candidate(device_set, member)
     return replace(
         candidate,

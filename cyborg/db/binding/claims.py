@@ -139,7 +139,7 @@ _DEVICE_OF_HANDLE = (
     )
 )
 # The device is cordoned, and could be used otherwise.
-_USABLE = sa.exists(_DEVICE_OF_HANDLE.where(devices.c.cordoned_since.is_not(None)))
+USABLE = sa.exists(_DEVICE_OF_HANDLE.where(devices.c.cordoned_since.is_not(None)))
 # The device is schedulable: the guard of a claim, equal to ``core.inventory.device_state``.
 # The guard omits ``restore_failed``: if the restore fails after the candidates were read, the new
 # bind has to prepare its own handle, and fails too. MariaDB would lock the jobs that it reads here.
@@ -282,7 +282,7 @@ def claim(
     schedulable: sa.ColumnElement[bool] = SCHEDULABLE
     if honoured:
         is_honoured = handles.c.deployable_id.in_(sorted(honoured))
-        schedulable = sa.or_(SCHEDULABLE, sa.and_(is_honoured, _USABLE))
+        schedulable = sa.or_(SCHEDULABLE, sa.and_(is_honoured, USABLE))
     guard = [handles.c.id.in_(sorted(owners)), *UNCLAIMED, schedulable]
     if published:
         guard.append(_PUBLISHED_HANDLE)
@@ -399,13 +399,15 @@ def any_unavailable(tx: sa.Connection, uuids: Collection[str]) -> bool:
 def count_owned(
     tx: sa.Connection, deployable_ids: Collection[int], instance: str
 ) -> dict[int, int]:
-    """Return how many handles of each deployable an instance owns, by the deployable's row id."""
+    """Return how many handles of each deployable an instance owns, by the deployable's row id.
+
+    Those that were claimed through a device set count for the set.
+    """
+    of = sa.func.coalesce(handles.c.set_id, handles.c.deployable_id)
     query = (
-        sa.select(handles.c.deployable_id, sa.func.count())
+        sa.select(of, sa.func.count())
         .join(arqs, arqs.c.id == handles.c.arq_id)
-        .where(
-            handles.c.deployable_id.in_(sorted(deployable_ids)), arqs.c.instance_uuid == instance
-        )
-        .group_by(handles.c.deployable_id)
+        .where(of.in_(sorted(deployable_ids)), arqs.c.instance_uuid == instance)
+        .group_by(of)
     )
     return {row[0]: row[1] for row in tx.execute(query)}

@@ -18,7 +18,13 @@ from cyborg.core.inventory.device import Ability
 from cyborg.core.inventory.device_set import DeviceSet, SetMember
 from cyborg.core.jobs.job import WorkItem
 from cyborg.db import bulk, joins
-from cyborg.db.binding.claims import SCHEDULABLE, UNCLAIMED, FreeHandleRow, HandleStateRow
+from cyborg.db.binding.claims import (
+    SCHEDULABLE,
+    UNCLAIMED,
+    USABLE,
+    FreeHandleRow,
+    HandleStateRow,
+)
 from cyborg.db.deployables import facts
 from cyborg.db.deployables.facts import DeviceFactsColumns
 from cyborg.db.providers import write as publishing
@@ -35,6 +41,15 @@ class MemberRow(FreeHandleRow, DeviceFactsColumns):
     device_uuid: str
     backend: str
     abilities: list[str]
+
+
+class MemberDeviceRow(NamedTuple):
+    """The device of a member: what its backend can do, and since when it is cordoned."""
+
+    abilities: list[str]
+    status: str
+    cordoned: bool
+    cordoned_since: datetime | None
 
 
 class _Membership(NamedTuple):
@@ -91,17 +106,17 @@ def providers_of_members(tx: sa.Connection, set_ids: Collection[int]) -> set[str
     return set(tx.scalars(query.where(m.deployable_id.in_(sorted(set_ids)))))
 
 
-def member_abilities(tx: sa.Connection, set_ids: Collection[int]) -> dict[int, frozenset[str]]:
-    """Return the abilities of the backends of all members, by the row id of the set."""
+def member_devices(tx: sa.Connection, set_ids: Collection[int]) -> dict[int, list[MemberDeviceRow]]:
+    """Return the devices of all members, by the row id of the set."""
     query = (
-        sa.select(set_members.c.deployable_id, devices.c.abilities)
+        sa.select(set_members.c.deployable_id, *row_columns(MemberDeviceRow, devices))
         .select_from(_MEMBERS)
         .where(set_members.c.deployable_id.in_(sorted(set_ids)))
     )
-    found = defaultdict[int, set[str]](set)
-    for row in tx.execute(query):
-        found[row.deployable_id] |= set(row.abilities)
-    return {set_id: frozenset(names) for set_id, names in found.items()}
+    found = defaultdict[int, list[MemberDeviceRow]](list)
+    for set_id, *values in tx.execute(query):
+        found[set_id].append(MemberDeviceRow(*values))
+    return dict(found)
 
 
 def lock_unclaimed(tx: sa.Connection, set_id: int, *, wait: bool) -> list[MemberRow]:
@@ -119,28 +134,35 @@ def lock_unclaimed(tx: sa.Connection, set_id: int, *, wait: bool) -> list[Member
 
 
 def claim(
-    tx: sa.Connection, set_id: int, owners: Mapping[int, int], *, needs_cleaning: Collection[int]
+    tx: sa.Connection,
+    set_id: int,
+    owners: Mapping[int, int],
+    *,
+    needs_cleaning: Collection[int],
+    is_honoured: bool,
 ) -> int:
     """Assign each member of a set to its ARQ in ``owners``, by row id; return their number.
 
-    The guard checks the device of each member and that of the set again. The caller compares the
-    number with the size of the set: all or none.
+    The guard checks the device of each member and that of the set again. If ``is_honoured``, the
+    cordons of devices that can be used do not count. The caller compares the number with the size
+    of the set: all or none.
     """
     # UPDATE attach_handles SET arq_id = CASE id ..., set_id = :set_id, needs_cleaning = ...
     #  WHERE id IN (:ids) AND arq_id IS NULL AND NOT needs_cleaning AND NOT draining
     #    AND EXISTS (its deployable and device, schedulable)
     #    AND EXISTS (the set and its device, schedulable)
+    is_open = sa.and_(*(sa.not_(facts.CONDITIONS[name]) for name in ("status", "cordoned")))
+    if is_honoured:
+        is_open = sa.or_(is_open, devices.c.cordoned_since.is_not(None))
     usable = (
         sa.select(deployables.c.id)
         .join(devices, devices.c.id == deployables.c.device_id)
-        .where(
-            deployables.c.id == set_id,
-            *(sa.not_(facts.CONDITIONS[name]) for name in ("status", "cordoned", "health")),
-        )
+        .where(deployables.c.id == set_id, is_open, sa.not_(facts.CONDITIONS["health"]))
     )
+    schedulable = sa.or_(SCHEDULABLE, USABLE) if is_honoured else SCHEDULABLE
     return tx.execute(
         sa.update(handles)
-        .where(handles.c.id.in_(sorted(owners)), *UNCLAIMED, SCHEDULABLE, sa.exists(usable))
+        .where(handles.c.id.in_(sorted(owners)), *UNCLAIMED, schedulable, sa.exists(usable))
         .values(
             arq_id=sa.case(owners, value=handles.c.id),
             set_id=set_id,

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A bind to a device set that Placement allocated before a cordon of one of its devices."""
+
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from cyborg.conductor.binding.arqs import Arqs
+from cyborg.conductor.binding.binder import InstanceAllocations
+from cyborg.conductor.inventory.devices import Devices
+from cyborg.core.errors import NoHandle
+from cyborg.core.inventory.device_set import SetKind
+from cyborg.db import schema
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
+from cyborg.tests.fixtures.databases.services import build
+from cyborg.tests.fixtures.device_sets.host import SetHost, gpu_address
+from cyborg.tests.fixtures.machine.options import make_conf
+
+__all__ = ["node", "placement_adapter"]
+
+
+class Allocations:
+    """The allocations of all instances in Placement."""
+
+    def __init__(self, units: dict[str, int]) -> None:
+        self.units = units
+
+    def find_allocations(self, instance: str) -> InstanceAllocations:
+        return InstanceAllocations("project-1", self.units)
+
+
+@pytest.fixture
+def host(engine: sa.Engine, node: Node) -> SetHost:
+    return SetHost(engine, node, kind=SetKind.PCIE)
+
+
+def close(host: SetHost, address: str, **values: Any) -> None:
+    """Set a device into maintenance."""
+    (device,) = rows.read(host.engine, schema.devices, address=address)
+    devices = build(Devices, UnitOfWork(host.engine), lambda: None)
+    devices.set_status(device["uuid"], "maintaining")
+    rows.update(host.engine, schema.devices, device["id"], **values)
+
+
+def allocate(host: SetHost, **units: int) -> None:
+    allocations = {host.provider(name.removeprefix("set_")): n for name, n in units.items()}
+    host.arqs = Arqs(make_conf(), UnitOfWork(host.engine), owners=Allocations(allocations))
+
+
+@pytest.mark.parametrize("address", ["hgx", gpu_address("03")])
+def test_server_in_build_gets_its_set_after_a_cordon(host: SetHost, address: str) -> None:
+    close(host, address)
+    allocate(host)
+    with pytest.raises(NoHandle, match="device is under maintenance"):
+        host.bind("3")
+    assert host.owners() == {}
+    allocate(host, set_3=2)
+    instance = host.bind("3")
+    assert host.owners() == dict.fromkeys(host.family["3"], instance)
+
+
+def test_cordon_of_another_device_without_grace_refuses_the_set(host: SetHost) -> None:
+    close(host, "hgx")
+    # Its backend was removed.
+    close(host, gpu_address("03"), cordoned_since=None)
+    allocate(host, set_3=2)
+    with pytest.raises(NoHandle, match="device is under maintenance"):
+        host.bind("3")

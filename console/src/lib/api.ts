@@ -23,11 +23,14 @@ export class ApiError extends Error {
   }
 }
 
-export type Query = Record<string, string | number | undefined | null>;
+// A list is a parameter that is repeated.
+export type Query = Record<string, string | number | readonly string[] | undefined | null>;
 
 export function buildPath(path: string, query: Query = {}): string {
   const given = Object.entries(query).filter(([, value]) => value != null && value !== "");
-  const search = new URLSearchParams(given.map(([name, value]) => [name, String(value)]));
+  const search = new URLSearchParams(
+    given.flatMap(([name, value]) => [value].flat().map((each) => [name, String(each)])),
+  );
   return given.length ? `${path}?${search}` : path;
 }
 

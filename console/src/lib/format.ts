@@ -68,15 +68,17 @@ export type Tone = "good" | "busy" | "warn" | "bad" | "idle";
 
 const TONES: Record<Tone, string[]> = {
   good: ["ready", "up", "enabled", "ok", "done", "attached", "Bound", "bound", "READY", "DONE",
-    "in_sync", "healthy", "INSTALLED"],
+    "in_sync", "healthy", "INSTALLED", "offered"],
   busy: ["pending", "in_progress", "waiting", "draining", "preparing", "programming", "attaching",
     "detaching", "BindStarted", "Deleting", "binding", "unbinding", "reserving", "cleaning",
-    "RUNNING", "PENDING", "DISCOVERING", "dirty", "stale", "reserved", "pending_agent"],
+    "RUNNING", "PENDING", "DISCOVERING", "dirty", "stale", "reserved", "pending_agent",
+    "allocated"],
   warn: ["late", "disabled", "maintaining", "undeliverable", "setup_required", "reboot_required",
-    "cordoned", "rolled_back", "skipped", "cancelled", "NOT_REPORTED", "UNKNOWN", "unknown"],
+    "cordoned", "rolled_back", "skipped", "cancelled", "NOT_REPORTED", "UNKNOWN", "unknown",
+    "withdrawing"],
   bad: ["down", "host_down", "unhealthy", "failing", "restore_failed", "failed", "error",
     "BindFailed", "UnbindFailed", "ERROR", "FAILED", "IMPORT_FAILED"],
-  idle: ["not_offered", "free", "Initial", "Unbound", "unbound", "absent"],
+  idle: ["not_offered", "withheld", "free", "Initial", "Unbound", "unbound", "absent"],
 };
 
 const TONE_OF = new Map(

@@ -91,6 +91,29 @@ export interface Accelerator {
   error: string | null;
 }
 
+export interface SetMember {
+  device: string; // addresses
+  handle: string;
+  device_uuid: string | null; // null if the host does not have it
+}
+
+// A deployable that is a device set; the list with an offer has no other ones.
+export interface DeviceSet {
+  uuid: string;
+  address: string;
+  device_id: string; // of its source
+  resource_class: string;
+  device_set: {
+    kind: string;
+    size: number;
+    members: SetMember[];
+    offer: "offered" | "allocated" | "withdrawing" | "withheld";
+    offer_reason: string | null;
+    instance_uuid: string | null;
+    project_id: string | null;
+  };
+}
+
 export interface Service {
   uuid: string;
   kind: string;

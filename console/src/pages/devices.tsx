@@ -12,6 +12,7 @@ import { Badge, Card, ErrorBox, Facts, Id, Loading, Page, Text, Time, Use, type 
 import { Story } from "../ui/story";
 import { Collection, Table, type Column } from "../ui/table";
 import { Timeline, type TimelineEvent } from "../ui/timeline";
+import { DeviceSets } from "./device_sets";
 import { MaintenanceButton } from "./maintenance";
 
 const TOPOLOGY: Record<string, string> = {
@@ -111,6 +112,7 @@ export function DevicePage({ uuid }: { uuid: string }) {
             />
           </Card>
           <Accelerators device={device} />
+          {can("deployable:get_all") ? <DeviceSets query={{ member: device.uuid }} /> : null}
           <Story jobs={{ subject: device.uuid }} subject={device.uuid} />
           {can("custody:get_all") ? <Custody device={device} /> : null}
         </div>

@@ -12,6 +12,7 @@ import { Dialog, DialogButton } from "../ui/dialog";
 import { Badge, Card, ErrorBox, Facts, Loading, Page, Text, Time, Use } from "../ui/parts";
 import { Story } from "../ui/story";
 import { Collection, Table, type Column } from "../ui/table";
+import { DeviceSets } from "./device_sets";
 import { MAX_ACCELERATORS, OWNER_COLUMNS, type AcceleratorList } from "./devices";
 
 const AGENT = "cyborg-agent";
@@ -144,6 +145,7 @@ export function HostPage({ host }: { host: string }) {
             <p class="faint small">The first {MAX_DEVICES} devices are shown.</p>
           ) : null}
         </Card>
+        {can("deployable:get_all") ? <DeviceSets query={{ host }} /> : null}
         {service ? (
           <Card title="Agent" aside={<Badge state={service.state} />}>
             <Facts

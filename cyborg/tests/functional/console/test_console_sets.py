@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device sets in the web console: those of a host with an HGX baseboard, and those of a device."""
+
+import re
+
+import pytest
+
+from cyborg.core.inventory.device_set import SetKind
+from cyborg.db import schema
+from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.placement import Node
+from cyborg.tests.fixtures.device_sets.host import SetHost, gpu_address
+from cyborg.tests.functional.console.browser import NARROW, WIDE, OpenWindow, expect
+from cyborg.tests.functional.console.service import ConsoleService
+
+pytestmark = [pytest.mark.slow, pytest.mark.requires("chromium")]
+
+INSTANCE = "6f1c9c0e-5d5b-4c53-9d2f-1f4f6d3a7b10"
+NOTHING = "\N{EN DASH}"
+LETTERS = {"offered": "O", "allocated": "A", "withheld": "\N{MULTIPLICATION SIGN}"}
+
+
+@pytest.fixture(scope="module")
+def host(service: ConsoleService) -> SetHost:
+    """Return a host whose pair of GPUs has an owner."""
+    node = Node(service.cloud.stack.placement)
+    wanted = {"4": 1, "2": 1, "1": 2}
+    host = SetHost(service.cloud.engine, node, kind=SetKind.PCIE, wanted=wanted)
+    pair = next(name for name, size in host.offered().items() if size == 2)
+    host.bind(pair, instance=INSTANCE, project_id="project-1")
+    host.publish()
+    return host
+
+
+def test_host_page_has_a_row_for_each_set_and_a_cell_for_each_member(
+    window: OpenWindow, host: SetHost
+) -> None:
+    shown = window()
+    page = shown.page
+    shown.open(f"hosts/{host.node.name}", host.node.name)
+    card = page.get_by_role("region", name="Device sets", exact=True)
+    gpus = [gpu_address(unit) for unit in sorted(host.gpus)]
+    columns = ["Set", *(gpu.removeprefix("0000:") for gpu in gpus)]
+    columns += ["Offer", "Instance", "Project", "Reason"]
+    expect(card.get_by_role("columnheader")).to_have_text(columns)
+    for name, offer in host.offers().items():
+        row = card.get_by_role("row").filter(
+            has=page.get_by_role("rowheader", name=f"hgx:{name}", exact=True)
+        )
+        letters = [
+            LETTERS[offer] if unit in host.family[name] else "" for unit in sorted(host.gpus)
+        ]
+        owner = ["6f1c9c0e-5d5…", "project-1"] if offer == "allocated" else [NOTHING] * 2
+        texts = [*letters, offer, *owner]
+        cells = row.get_by_role("cell")
+        for number, text in enumerate(texts):
+            expect(cells.nth(number)).to_have_text(text)
+        # The reason is text and not only a tooltip.
+        reason = re.compile(f"^{NOTHING}$" if offer != "withheld" else "^(unit|overlaps|is split)")
+        expect(cells.last).to_have_text(reason)
+    shown.check()
+    # Below the header, which stays at the top.
+    card.evaluate("card => scrollTo(0, card.getBoundingClientRect().top + scrollY - 60)")
+    shown.shoot("device-sets")
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("width", "scheme"), [(WIDE, "dark"), (NARROW, "light")])
+def test_device_sets_are_accessible_and_fit(
+    window: OpenWindow, host: SetHost, width: int, scheme: str
+) -> None:
+    shown = window(width=width, scheme=scheme)
+    shown.open(f"hosts/{host.node.name}", host.node.name)
+    shown.page.get_by_role("region", name="Device sets", exact=True).wait_for()
+    shown.check()
+
+
+def test_device_page_has_the_sets_of_the_device(window: OpenWindow, host: SetHost) -> None:
+    shown = window()
+    page = shown.page
+    host.report(without=["08"])
+    (device,) = rows.read(host.engine, schema.devices, address=gpu_address("07"))
+    shown.open(f"devices/{device['uuid']}", gpu_address("07"))
+    card = page.get_by_role("region", name="Device sets", exact=True)
+    names = sorted(f"hgx:{name}" for name, units in host.family.items() if "07" in units)
+    expect(card.get_by_role("rowheader")).to_have_count(len(names))
+    assert sorted(card.get_by_role("rowheader").all_inner_texts()) == names
+    expect(card.get_by_role("columnheader").filter(has_text="absent")).to_have_count(1)
+    shown.check()
+
+
+def test_host_without_device_sets_has_no_card(window: OpenWindow) -> None:
+    shown = window()
+    shown.open("hosts/compute-1", "compute-1")
+    expect(shown.page.get_by_role("region", name="Agent", exact=True)).to_be_visible()
+    expect(shown.page.get_by_text("Loading…")).to_have_count(0)
+    expect(shown.page.get_by_role("region", name="Device sets")).to_have_count(0)

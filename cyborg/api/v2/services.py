@@ -48,7 +48,8 @@ class HostClass(types.JsonObject, row=usage.ClassUseRow):
     """The handles of one resource class of a host by use; each handle counts once.
 
     ``whole_free`` are the free handles of deployables of which nothing is in use, and
-    ``largest_free`` the most free handles of one deployable, which one group of a request can get.
+    ``largest_free`` the most free handles of one deployable, which one group of a request can get:
+    on a host with device sets, the size of the largest one that is offered.
     """
 
 

@@ -7,11 +7,12 @@ list of accelerators, a dirty handle of a draining device is draining.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, cast
 
 import sqlalchemy as sa
 
+from cyborg.core.inventory.device_set import OfferState
 from cyborg.db import joins
 from cyborg.db.binding import accelerators
 from cyborg.db.paging import id_in
@@ -73,7 +74,8 @@ def of_devices(connection: sa.Connection, ids: Collection[int]) -> dict[int, dic
     d = deployables.c
     query = sa.select(d.id, d.device_id, d.draining).where(id_in(d.device_id, ids))
     found = defaultdict[int, dict[str, int]](lambda: dict.fromkeys(USES, 0))
-    for row in _with_handles(connection, query) if ids else ():
+    rows = [dict(row) for row in connection.execute(query).mappings()] if ids else []
+    for row in _with_handles(connection, rows):
         for use, number in _uses(row, is_draining=row["draining"], is_closed=False).items():
             found[row["device_id"]][use] += number
     return found
@@ -85,7 +87,8 @@ def of_hosts(connection: sa.Connection, hosts: Sequence[str]) -> dict[str, list[
     Each has the numbers of USES, their ``total``, ``undeliverable`` (cordoned, of a device that
     cannot be attached to an instance), ``whole_free`` (free, with all others of their deployable)
     and ``largest_free`` (the most free ones of one deployable, which one group of a request can
-    get).
+    get). If a host has device sets of a class, ``largest_free`` is the size of the largest offered
+    one: other devices of this class are not taken into account.
     """
     d = deployables.c
     query = sa.select(
@@ -95,11 +98,16 @@ def of_hosts(connection: sa.Connection, hosts: Sequence[str]) -> dict[str, list[
         devices.c.deliverable,
         accelerators.DEVICE_DRAINING.label("draining"),
         accelerators.UNSCHEDULABLE.label("closed"),
+        d.set_size,
+        d.offer,
     )
     query = query.join_from(deployables, devices, devices.c.id == d.device_id)
     query = query.outerjoin(services, joins.AGENT_OF_DEVICE)
     found: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
-    for row in _with_handles(connection, query.where(devices.c.host.in_(hosts))):
+    query = query.where(devices.c.host.in_(hosts))
+    read = [dict(row) for row in connection.execute(query).mappings()]
+    largest_sets = _find_largest_sets(read)
+    for row in _with_handles(connection, read):
         name = row["resource_class"]
         sums = found[row["host"]].setdefault(name, {"resource_class": name, **_NONE})
         uses = _uses(row, is_draining=row["draining"], is_closed=row["closed"])
@@ -108,7 +116,8 @@ def of_hosts(connection: sa.Connection, hosts: Sequence[str]) -> dict[str, list[
         sums["total"] += sum(uses.values())
         sums["undeliverable"] += 0 if row["deliverable"] else uses["cordoned"]
         sums["whole_free"] += uses["free"] if uses["free"] == sum(uses.values()) else 0
-        sums["largest_free"] = max(sums["largest_free"], uses["free"])
+        largest = largest_sets.get((row["host"], name), uses["free"])
+        sums["largest_free"] = max(sums["largest_free"], largest)
     return {
         host: [cast(ClassUseRow, classes[name]) for name in sorted(classes)]
         for host, classes in found.items()
@@ -118,9 +127,24 @@ def of_hosts(connection: sa.Connection, hosts: Sequence[str]) -> dict[str, list[
 _NONE = dict.fromkeys(("total", *USES, "undeliverable", "whole_free", "largest_free"), 0)
 
 
-def _with_handles(connection: sa.Connection, query: sa.Select[Any]) -> list[dict[str, Any]]:
-    """Return the deployables of a query, with the numbers of their handles."""
-    found = {row["id"]: dict(row) for row in connection.execute(query).mappings()}
+def _find_largest_sets(rows: Iterable[dict[str, Any]]) -> dict[tuple[str, str], int]:
+    """Return the size of the largest offered set by host and class; 0 if none of them is."""
+    found: dict[tuple[str, str], int] = {}
+    for row in rows:
+        if row["set_size"] is not None:
+            key = row["host"], row["resource_class"]
+            is_offered = row["offer"] == OfferState.OFFERED and not (
+                row["closed"] or row["draining"]
+            )
+            found[key] = max(found.get(key, 0), row["set_size"] if is_offered else 0)
+    return found
+
+
+def _with_handles(
+    connection: sa.Connection, rows: Iterable[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return those deployables that have handles, with the numbers of their handles."""
+    found = {row["id"]: row for row in rows}
     if not found:
         return []
     counted = connection.execute(sa.select(by_deployable(found))).mappings()

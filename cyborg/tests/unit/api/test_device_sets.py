@@ -123,3 +123,17 @@ def test_page_with_sets_takes_one_more_statement(api: ApiEnv, host: SetHost) -> 
 
     gpu = rows.read(api.engine, schema.deployables, address=gpu_address("01"))[0]["rp_uuid"]
     assert count("offer=offered") == count("offer=withheld") == count(f"rp_uuid={gpu}") + 1
+
+
+def test_largest_request_of_a_host_is_its_largest_offered_set(api: ApiEnv, host: SetHost) -> None:
+    def largest() -> int:
+        (row,) = api.get(f"/v2/hosts?hostname={host.node.name}")["hosts"]
+        (found,) = row["resource_classes"]
+        return int(found["largest_free"])
+
+    assert largest() == 4
+    host.bind(next(name for name, size in host.offered().items() if size == 4))
+    host.publish()
+    assert largest() == max(
+        size for name, size in host.offered().items() if host.offers()[name] == "offered"
+    )

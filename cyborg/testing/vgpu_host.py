@@ -12,7 +12,6 @@ and measurements that operators published (framebuffer sizes, heterogeneous mode
 import errno
 import os
 import re
-import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -311,7 +310,10 @@ class SimulatedVgpuHost(HostTree):
             node = self._group_node(function)
             node.unlink()
             (self.root / "class/vfio" / node.name).rmdir()
-            shutil.rmtree((self.bus / function).resolve())
+            # Kept elsewhere: no later folder gets its inode number, as in sysfs.
+            removed = self.root / "removed"
+            removed.mkdir(exist_ok=True)
+            (self.bus / function).resolve().rename(removed / str(len(list(removed.iterdir()))))
             (self.bus / function).unlink()
             (folder / f"virtfn{number}").unlink()
         (folder / "sriov_numvfs").write_text("0\n")

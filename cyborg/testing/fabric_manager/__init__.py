@@ -11,6 +11,7 @@ and a value:
 ``now``, ``started``      the clock and the time of the last start, in seconds
 ``active ID [FUNCTION]``  an active partition, with its virtual functions
 ``cut ID``                a partition that was active and missing in that list
+``refused ID OTHER``      an activation that was refused: the active OTHER has a GPU of it
 ``gpu MODULE BUS``        the bus of a GPU, such as ``0000:41``, on which its functions must be
 ``failed MODULE``         a failed GPU, whose partitions an A100 does not list
 ``layout 1``              the library knows only the first layout of the connection

@@ -274,9 +274,12 @@ static fmReturn_t activate(int file, unsigned id, const char *functions)
     Partition *found = known(id);
     char line[MAX_LINE];
     if (!found) return save(file, FM_ST_BADPARAM);
-    for (unsigned index = 0; index < table_size; index++)
-        if (is("active", text(table[index].id)) && overlaps(found, &table[index]))
-            return save(file, FM_ST_IN_USE);
+    for (unsigned index = 0; index < table_size; index++) {
+        if (!is("active", text(table[index].id)) || !overlaps(found, &table[index])) continue;
+        snprintf(line, sizeof line, "%u %u", id, table[index].id);
+        if (table[index].id != id && !is("refused", line)) add("refused", line);
+        return save(file, FM_ST_IN_USE);
+    }
     snprintf(line, sizeof line, "%u%s", id, functions);
     add("active", line);
     return save(file, FM_ST_SUCCESS);

@@ -16,13 +16,11 @@ from cyborg.drivers.kernel.nvml import GpuFacts
 from cyborg.drivers.pci.access import HostAccess
 from cyborg.testing.fabric_manager import FabricManagerDouble, Programs, build
 from cyborg.testing.machine import HostTree
+from cyborg.tests.fixtures.device_sets.hgx_host import PLACES, add_gpus
 from cyborg.tests.fixtures.machine import prerequisites
 from cyborg.tests.unit.drivers.device_sets.members import slot
 
 pytestmark = [pytest.mark.requires("compiler"), pytest.mark.slow]
-
-MODULES = (2, 4, 3, 1, 7, 5, 8, 6)
-PLACES = {module: slot(number) for number, module in enumerate(MODULES)}
 
 
 @pytest.fixture(scope="module")
@@ -36,18 +34,7 @@ class Host:
 
     def __init__(self, folder: Path, programs: Programs) -> None:
         self.tree = HostTree(folder)
-        for number in range(8):
-            # Two GPUs below each switch.
-            self.tree.add_function(
-                slot(number),
-                "10de",
-                "2330",
-                "030200",
-                kernel_driver="nvidia",
-                iommu_group=str(number),
-                numa_node=number // 4,
-                parent=f"pci0000:0{number // 2}/0000:0{number // 2}:01.0/0000:1{number // 2}:00.0",
-            )
+        add_gpus(self.tree)
         facts = {PLACES[module]: GpuFacts(uuid=f"GPU-{module}", module=module) for module in PLACES}
         access = replace(HostAccess.of(self.tree.root), nvml=facts.get)
         options = {"devices": ["class=03"], "reset": "never"}
@@ -103,6 +90,7 @@ def test_prepare_and_release_change_the_partition(host: Host) -> None:
     assert host.double.active == {3: ()}
     with pytest.raises(DriverFailed, match=r"overlaps the active partition 3"):
         source.prepare(item(1), "instance")
+    assert host.double.values("refused") == ["1 3"]
     host.tree.open_node("/dev/vfio/2", "qemu-system-x86")  # PLACES[3]
     with pytest.raises(DriverFailed, match=f"a guest may have {PLACES[3]}"):
         host.source().release(item(3))

@@ -7,11 +7,13 @@ from typing import Any
 from uuid import uuid4
 
 from cyborg.agent.backends.backend import Backend
+from cyborg.agent.backends.device_sets import read_activations
 from cyborg.agent.backends.inventory import collect
 from cyborg.agent.jobs.checkpoint import MAX_PENDING
 from cyborg.agent.jobs.queue import JobQueue
 from cyborg.core.drivers.registry import DriverEntry
 from cyborg.core.errors import Invalid, NotFound, Unavailable
+from cyborg.core.inventory.device_set import Activation
 from cyborg.core.inventory.report import BackendState, dump_answer
 from cyborg.core.jobs.job import load_job_spec
 from cyborg.core.validation import check_integer, parse_uuid
@@ -74,13 +76,21 @@ class AgentEndpoint:
         return {"status": "IN-PROGRESS", "discovery_id": uuid}
 
     def hardware(self, ctxt: Any, driver: str | None = None) -> dict[str, Any]:
-        """Return the devices and states of backends after their last discovery. Raise NotFound."""
+        """Return the devices and states of backends after their last discovery.
+
+        Of partitions of a fabric, return whether they are active now. Raise NotFound.
+        """
         names = {backend.name for backend in self._select(driver)}
         # Of all backends: which of two owns a device is decided among all of them.
         inventory = collect([backend.snapshot for backend in self._backends])
+        activations: dict[str, Activation] = {}
+        for backend in self._backends:
+            if backend.name in names:
+                activations |= read_activations(backend)
         return dump_answer(
             [device for device in inventory.devices if device.backend in names],
             [state for state in inventory.states if state.name in names],
+            activations,
         )
 
     def sync_backends(self, ctxt: Any, generation: int) -> dict[str, int]:

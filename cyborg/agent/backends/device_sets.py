@@ -2,12 +2,13 @@
 """Sources of device sets: their names in the configuration, and the devices of their members."""
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from cyborg.agent.backends.backend import Backend
 from cyborg.agent.backends.inventory import BackendRegistry
 from cyborg.core.errors import DriverFailed
-from cyborg.core.inventory.device import Device
+from cyborg.core.inventory.device import Device, Health
+from cyborg.core.inventory.device_set import Activation
 from cyborg.core.inventory.report import BackendStatus
 from cyborg.drivers.device_sets.driver import DeviceSetDriver
 
@@ -87,3 +88,17 @@ def _input(backend: Backend | None) -> object:
         return snapshot.devices
     is_waiting = snapshot.state.status is BackendStatus.DISCOVERING
     return _WAITS if is_waiting else f"error: {snapshot.state.error}"
+
+
+def read_activations(backend: Backend) -> Mapping[str, Activation]:
+    """Return whether the partitions of a backend are active, by the address of the deployable.
+
+    Return nothing for a backend without partitions, nor for one whose fabric is known to fail: each
+    request to it could take as long as its timeout.
+    """
+    driver, devices = backend.driver, backend.snapshot.devices
+    if not isinstance(driver, DeviceSetDriver) or any(
+        d.health is Health.UNHEALTHY for d in devices
+    ):
+        return {}
+    return driver.read_activations()

@@ -48,6 +48,14 @@ class OfferState(StrEnum):
     WITHHELD = "withheld"  # all units are reserved, and no consumer had an allocation then
 
 
+class Activation(StrEnum):
+    """Whether a partition of a fabric is active on its host."""
+
+    INACTIVE = "inactive"
+    OWN = "own"  # active, and the agent has activated it
+    FOREIGN = "foreign"  # active, and another program has activated it
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class SetMember(Serializable):
     """One member: the addresses of a device, of its deployable and of the attach handle."""

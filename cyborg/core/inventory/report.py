@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from operator import not_
+from types import MappingProxyType
 from typing import Any, Self
 
 from cyborg.core import naming
@@ -24,8 +25,16 @@ from cyborg.core.errors import Invalid
 from cyborg.core.hosts import NO_IDENTITY, Identity
 from cyborg.core.inventory import capability
 from cyborg.core.inventory.device import NOT_OFFERED, Device
+from cyborg.core.inventory.device_set import Activation
 from cyborg.core.text import sanitize
-from cyborg.core.validation import check_integer, find_duplicate, integer, malformed, string
+from cyborg.core.validation import (
+    check_integer,
+    find_duplicate,
+    integer,
+    malformed,
+    optional,
+    string,
+)
 
 FORMAT = 1
 # Remarks of one backend.
@@ -228,10 +237,15 @@ def _address(body: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ObservedDeployable:
-    """A deployable as the agent observes it."""
+    """A deployable as the agent observes it.
+
+    ``activation`` is that of a set which is a partition of a fabric; None for others, and while the
+    fabric does not answer.
+    """
 
     resource_class: str
     handles: frozenset[str]
+    activation: Activation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,10 +342,22 @@ def _dump_hardware(facts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def dump_answer(devices: Sequence[Device], states: Sequence[BackendState]) -> dict[str, Any]:
-    """Return an agent's answer to ``GET /hardware``."""
+def dump_answer(
+    devices: Sequence[Device],
+    states: Sequence[BackendState],
+    activations: Mapping[str, Activation] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Return an agent's answer to ``GET /hardware``.
+
+    ``activations`` are those of partitions by the address of the deployable. They are in no report:
+    each boot would change its digest.
+    """
+    hardware = [dump_device(device) for device in devices]
+    for deployable in (deployable for body in hardware for deployable in body["deployables"]):
+        if (activation := activations.get(deployable["address"])) is not None:
+            deployable["activation"] = str(activation)
     return {
-        "hardware": [dump_device(device) for device in devices],
+        "hardware": hardware,
         "backends": [state.without_details().to_dict() for state in states],
     }
 
@@ -354,6 +380,7 @@ def _load_device(body: Mapping[str, Any]) -> ObservedDevice:
         string(deployable["address"]): ObservedDeployable(
             string(deployable["resource_class"]),
             frozenset(string(h) for h in deployable["handles"]),
+            optional(Activation, deployable.get("activation")),
         )
         for deployable in bodies
     }

@@ -16,7 +16,7 @@ from typing import Any
 from cyborg.core.drivers.registry import Support
 from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device import Ability, Deployable, Device, Health
-from cyborg.core.inventory.device_set import DeviceSet, SetKind
+from cyborg.core.inventory.device_set import Activation, DeviceSet, SetKind
 from cyborg.core.inventory.device_state import Measurement
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
@@ -106,7 +106,7 @@ class DeviceSetDriver(Driver):
         self.grouped = frozenset(d.address for found in devices.values() for d in found)
         kind = self.source.kind
         self._remarks = () if groups else (f"no device can be a member of a set of kind {kind}",)
-        return [self._device(groups, state)] if groups else []
+        return [self._device(groups)] if groups else []
 
     def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
         """Return that the source is unhealthy while its fabric cannot activate partitions."""
@@ -133,6 +133,16 @@ class DeviceSetDriver(Driver):
         number = self._partition_of(item) if self.is_fabric else None
         if number is not None:
             self._partitions.deactivate(number, self.sysfs_root, self.read_domains)
+
+    def read_activations(self) -> Mapping[str, Activation]:
+        """Return whether each partition is active now, by the address of its deployable.
+
+        Return nothing for sets that are no partitions, and if Fabric Manager does not answer.
+        """
+        state = FabricState() if self.fabric is None else self.fabric.read()
+        if state.problem is not None:
+            return {}
+        return {f"{self.backend}:{p.id}": state.activation(p) for p in state.partitions}
 
     @property
     def _client(self) -> Fabric:
@@ -201,10 +211,9 @@ class DeviceSetDriver(Driver):
         sizes = ", ".join(map(str, sorted(self.source.sizes)))
         return f"no set of kind {self.source.kind} and size {sizes} has it"
 
-    def _device(self, groups: Sequence[Group], state: FabricState) -> Device:
+    def _device(self, groups: Sequence[Group]) -> Device:
         members = [unit.device for group in groups for unit in group.units]
         vendors, nodes = {d.vendor for d in members}, {d.numa_node for d in members}
-        active = [str(p.id) for p in state.partitions if p.is_active]
         return Device(
             address=self.backend,
             type=members[0].type,
@@ -212,7 +221,6 @@ class DeviceSetDriver(Driver):
             model=f"device sets ({self.source.kind})",
             backend=self.backend,
             numa_node=nodes.pop() if len(nodes) == 1 else None,
-            std_board_info={"active_partitions": ",".join(active)} if self.is_fabric else {},
             deployables=tuple(self._deployable(group) for group in groups),
         )
 

@@ -19,6 +19,7 @@ from cyborg.core.naming import make_custom_name
 from cyborg.drivers.base import Memory, load_record
 from cyborg.drivers.device_sets.fabric import Fabric, FabricState, Partition
 from cyborg.drivers.device_sets.grouping import Group, Unit, only_units
+from cyborg.drivers.gpu.fabric.partitions import find_foreign_obstacles
 from cyborg.drivers.host_use import domains, processes
 from cyborg.drivers.sysfs import PCI_DEVICES, Sysfs
 
@@ -71,11 +72,12 @@ class PartitionTable:
                 )
         groups: list[Group] = []
         known = dict(self._load().members)
+        obstacles = {**find_foreign_obstacles(state), **state.obstacles}
         for partition in sorted(state.partitions, key=lambda p: p.id):
             if all(module in by_module for module in partition.modules):
                 found = tuple(by_module[module] for module in partition.modules)
                 known[str(partition.id)] = tuple(unit.member for unit in found)
-                groups.append(_group(partition, found, state.obstacles.get(partition.id)))
+                groups.append(_group(partition, found, obstacles.get(partition.id)))
         self.memory.put(self.key, json.dumps(KnownMembers(known).to_dict()))
         return groups
 

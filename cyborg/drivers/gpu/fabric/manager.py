@@ -34,10 +34,19 @@ _REQUESTS = 4
 
 @dataclass(frozen=True, slots=True)
 class _Record(Serializable):
-    """The last known partitions, and the virtual functions with which they were activated by id."""
+    """The last known partitions, and the virtual functions with which they were activated by id.
+
+    ``own`` are the ids of the partitions that were activated here and not deactivated since, also
+    of those that others, or a reboot of the host, have deactivated meanwhile.
+    """
 
     partitions: tuple[Partition, ...]
     functions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    own: tuple[int, ...] = ()
+
+    def with_own(self, number: int, is_own: bool) -> "_Record":
+        others = {*self.own} - {number}
+        return replace(self, own=tuple(sorted(others | {number} if is_own else others)))
 
     def with_active(self, number: int, is_active: bool, functions: Sequence[str]) -> "_Record":
         others = {key: names for key, names in self.functions.items() if key != str(number)}
@@ -46,6 +55,7 @@ class _Record(Serializable):
                 replace(p, is_active=is_active) if p.id == number else p for p in self.partitions
             ),
             {**others, str(number): tuple(functions)} if functions else others,
+            self.with_own(number, is_active).own,
         )
 
 
@@ -77,12 +87,13 @@ class FabricManager:
         problem = None
         try:
             with self._locked():
-                partitions = self._list()
+                self._list()
         except DriverFailed as exc:
-            record, problem = self._load(), exc.message
-            partitions = () if record is None else record.partitions
+            problem = exc.message
+        record = self._load() or _Record(())
         faults = () if self._switches is None else self._switches.read()
-        return FabricState(partitions, problem, find_obstacles(partitions, faults))
+        obstacles = find_obstacles(record.partitions, faults)
+        return FabricState(record.partitions, problem, obstacles, frozenset(record.own))
 
     def activate(self, number: int, functions: Sequence[str] = ()) -> None:
         """Activate the partition with this id; do nothing if it is active.
@@ -106,6 +117,7 @@ class FabricManager:
             record = self._record(partitions)
             if partition.is_active:
                 self._check_functions(record, number, addresses)
+                self._store(record.with_own(number, True))
                 return
             # Before the request: if the agent ends in between, the list after a restart of Fabric
             # Manager has the partition. One that is active needlessly is found, a missing one cut.
@@ -128,6 +140,7 @@ class FabricManager:
         with self._locked():
             partitions = self._list()
             if not any(p.id == number and p.is_active for p in partitions):
+                self._store(self._record(partitions).with_own(number, False))
                 return
             try:
                 self._requests.deactivate(number)
@@ -167,7 +180,9 @@ class FabricManager:
         partitions = self._list()
         partition = _find(partitions, number)
         if partition.is_active:
-            self._check_functions(self._record(partitions), number, functions)
+            record = self._record(partitions)
+            self._check_functions(record, number, functions)
+            self._store(record.with_own(number, True))
             return
         if others := find_overlapping(partitions, partition):
             found = ", ".join(f"{other.id} (GPUs {_modules(other)})" for other in others)
@@ -189,9 +204,10 @@ class FabricManager:
 
     def _record(self, partitions: tuple[Partition, ...]) -> _Record:
         """Return the record of these partitions, with the known functions of the active ones."""
-        record, active = self._load(), {str(p.id) for p in partitions if p.is_active}
-        known = {} if record is None else record.functions
-        return _Record(partitions, {key: known[key] for key in sorted(active & set(known))})
+        record, active = self._load() or _Record(()), {str(p.id) for p in partitions if p.is_active}
+        known = record.functions
+        functions = {key: known[key] for key in sorted(active & set(known))}
+        return _Record(partitions, functions, record.own)
 
     def _load(self) -> _Record | None:
         return load_record(_Record, self._memory().get(self._key))

@@ -13,11 +13,12 @@ deactivated. H100 and later train their links in hardware after each reset ("Ini
 and NVLink" of the guide).
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from cyborg.core.codec import Serializable, as_list
+from cyborg.core.inventory.device_set import Activation
 from cyborg.core.validation import find_duplicate, integer
 
 # FM_MAX_FABRIC_PARTITIONS and FM_MAX_NUM_GPUS of ``nv_fm_types.h``.
@@ -48,12 +49,21 @@ class FabricState:
     """The partitions now. ``problem`` says why none can be activated and has a remedy, or is None.
 
     With a problem ``partitions`` are those of the last answer, if any. ``obstacles`` has the
-    partitions that cannot be activated, by their id with the reason.
+    partitions that cannot be activated, by their id with the reason. ``own`` are the ids of the
+    partitions that this client has activated and not deactivated since; other active ones are those
+    of other programs.
     """
 
     partitions: tuple[Partition, ...] = ()
     problem: str | None = None
     obstacles: Mapping[int, str] = field(default_factory=dict)
+    own: frozenset[int] = frozenset()
+
+    def activation(self, partition: Partition) -> Activation:
+        """Return whether a partition of the state is active, and who has activated it."""
+        if not partition.is_active:
+            return Activation.INACTIVE
+        return Activation.OWN if partition.id in self.own else Activation.FOREIGN
 
 
 def parse_partitions(body: Any) -> tuple[Partition, ...]:
@@ -101,14 +111,18 @@ def find_overlapping(partitions: Iterable[Partition], partition: Partition) -> l
     ]
 
 
-def find_stale(partitions: Iterable[Partition], expected: Collection[int]) -> list[Partition]:
-    """Return the active partitions that are not expected to be active.
+def find_foreign_obstacles(state: FabricState) -> dict[int, str]:
+    """Return why partitions cannot be activated that have a GPU of another program's active one.
 
-    ``expected`` are the ids of the partitions that are bound or being released.
+    The reasons are by the id of the partition; the active partition itself is among them.
     """
-    return [p for p in partitions if p.is_active and p.id not in expected]
-
-
-def find_inactive(partitions: Iterable[Partition], expected: Collection[int]) -> list[Partition]:
-    """Return the expected partitions that are not active, such as after a restart of the host."""
-    return [p for p in partitions if not p.is_active and p.id in expected]
+    return {
+        partition.id: (
+            f"another program activated partition {other.id}: stop the guest that uses it, and "
+            f"deactivate it (fmpm -d {other.id})"
+        )
+        for other in state.partitions
+        if state.activation(other) is Activation.FOREIGN
+        for partition in state.partitions
+        if set(partition.modules) & {*other.modules}
+    }

@@ -37,18 +37,21 @@ class MemoryFabric:
         self.problem: str | None = None
         self.obstacles: dict[int, str] = {}
         self.active: dict[int, tuple[str, ...]] = {}
+        self.own: set[int] = set()
 
     def read(self) -> FabricState:
         partitions = tuple(replace(p, is_active=p.id in self.active) for p in self.partitions)
-        return FabricState(partitions, self.problem, self.obstacles)
+        return FabricState(partitions, self.problem, self.obstacles, frozenset(self.own))
 
     def activate(self, number: int, functions: Sequence[str] = ()) -> None:
         if self.problem is not None:
             raise DriverFailed(self.problem)
         self.active[number] = tuple(functions)
+        self.own.add(number)
 
     def deactivate(self, number: int) -> None:
         self.active.pop(number, None)
+        self.own.discard(number)
 
 
 class Host:
@@ -140,12 +143,26 @@ def test_discover_same_module_id_twice_fails(host: Host) -> None:
         host.source().discover()
 
 
-def test_discover_shows_obstacles_and_active_partitions(host: Host) -> None:
-    host.fabric.obstacles = {3: "an NVLink failed"}
-    host.fabric.active = {4: ()}
+def test_discover_own_active_partition_changes_nothing(host: Host) -> None:
+    before = host.source().discover()
+    host.source().prepare(item(4), "instance")
+    # The report of a host, and its digest, stay equal at each boot and delete.
+    assert host.source().discover() == before
+
+
+def test_discover_shows_obstacles_of_failures_and_of_other_programs(host: Host) -> None:
+    host.fabric.obstacles = {5: "an NVLink failed"}
+    host.fabric.active = {3: ()}  # modules 1 and 3
     (device,) = host.source().discover()
-    assert "3" not in members(device)
-    assert device.std_board_info == {"active_partitions": "4"}
+    found = {
+        part.address: part.device_set.obstacle for part in device.deployables if part.device_set
+    }
+    assert found.pop("hgx:5") == "an NVLink failed"
+    closed = {address for address, obstacle in found.items() if obstacle is not None}
+    assert closed == {"hgx:0", "hgx:1", "hgx:3", "hgx:7", "hgx:9"}
+    reason = str(found["hgx:1"])
+    assert "another program activated partition 3" in reason
+    assert "fmpm -d 3" in reason
 
 
 def test_discover_problem_without_known_partitions_fails(host: Host) -> None:

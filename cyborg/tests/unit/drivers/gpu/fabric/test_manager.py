@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from cyborg.core.errors import DriverFailed
 from cyborg.drivers.base import VolatileMemory
 from cyborg.drivers.gpu.fabric.manager import FabricManager
-from cyborg.drivers.gpu.fabric.partitions import find_inactive, find_stale
 from cyborg.drivers.gpu.fabric.requests import FabricRequests
 from cyborg.testing.fabric_manager import FabricManagerDouble, Programs
 from cyborg.tests.fixtures.machine.tiers import scale
@@ -269,15 +268,34 @@ def test_deactivated_partition_is_not_sent_after_restart(
     assert active(manager) == [4]
 
 
-def test_partitions_of_a_dead_agent_and_of_a_rebooted_host_are_found(
+def test_read_tells_own_partitions_from_those_of_others(
+    manager: FabricManager, double: FabricManagerDouble
+) -> None:
+    double.set("active", "3", "5")  # by another program
+    assert manager.read().own == set()
+    manager.activate(3)  # that program has activated it for our server
+    manager.activate(4)
+    assert manager.read().own == {3, 4}
+    double.start()  # a reboot of the host: they are to be activated again
+    assert manager.read().own == {3, 4}
+    manager.deactivate(3)
+    manager.activate(4)
+    manager.deactivate(4)
+    assert manager.read().own == set()
+    double.set("fail", "fmActivateFabricPartition -10 1")
+    with pytest.raises(DriverFailed, match="NVLINK_ERROR"):
+        manager.activate(3)
+    assert manager.read().own == set()
+
+
+def test_read_without_fabric_manager_has_the_last_own_partitions(
     manager: FabricManager, double: FabricManagerDouble
 ) -> None:
     manager.activate(3)
-    manager.activate(4)
-    partitions = manager.read().partitions
-    assert [p.id for p in find_stale(partitions, {4})] == [3]
-    double.start()
-    assert [p.id for p in find_inactive(manager.read().partitions, {4})] == [4]
+    double.stop()
+    state = manager.read()
+    assert state.problem is not None
+    assert state.own == {3}
 
 
 def test_two_processes_at_once_activate_one_of_two_overlapping_partitions(

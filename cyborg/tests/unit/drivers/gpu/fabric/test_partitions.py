@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cyborg.drivers.gpu.fabric import partitions
-from cyborg.drivers.gpu.fabric.partitions import Partition, parse_partitions
+from cyborg.drivers.gpu.fabric.partitions import FabricState, Partition, parse_partitions
 
 ALL = Partition(0, (1, 2, 3, 4))
 LEFT, RIGHT = Partition(1, (1, 2), is_active=True), Partition(2, (3, 4))
@@ -68,10 +68,8 @@ def test_find_overlapping_returns_other_active_partitions() -> None:
     assert partitions.find_overlapping(EVERY, LEFT) == []
 
 
-def test_find_stale_returns_active_partitions_that_are_not_expected() -> None:
-    assert partitions.find_stale(EVERY, {1}) == [SINGLE]
-    assert partitions.find_stale(EVERY, {1, 3}) == []
-
-
-def test_find_inactive_returns_expected_partitions_that_are_not_active() -> None:
-    assert partitions.find_inactive(EVERY, {1, 2}) == [RIGHT]
+def test_find_foreign_obstacles_closes_what_overlaps_partitions_of_others() -> None:
+    found = partitions.find_foreign_obstacles(FabricState(EVERY, own=frozenset({1})))
+    assert found.keys() == {0, 2, 3}
+    assert "another program activated partition 3" in found[2]
+    assert partitions.find_foreign_obstacles(FabricState(EVERY, own=frozenset({1, 3}))) == {}

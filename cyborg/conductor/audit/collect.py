@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collection of the four sources of an audit for one host.
 
-The database is read with six statements. Placement is read with one call for the provider tree of
+The database is read with seven statements. Placement is read with one call for the provider tree of
 the host, and three calls for each of Cyborg's providers. Nova is asked for the list of the servers
 on the host; servers with a suspected inconsistency are read one by one.
 """
@@ -60,8 +60,7 @@ class SourceCollector:
         """
         hardware, unreachable_reason = None, None
         if recheck is None or any(
-            f.repair is sources.Repair.REPORT or f.kind is sources.Kind.BACKEND_UNAVAILABLE
-            for f in recheck
+            f.repair is sources.Repair.REPORT or f.kind in sources.OBSERVED_KINDS for f in recheck
         ):
             hardware, unreachable_reason = self._collect_hardware(host)
         self.renew_lease()

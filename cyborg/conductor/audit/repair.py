@@ -5,6 +5,7 @@ No repair changes an allocation or a server. A repair takes a constant number of
 findings of a host; only providers are deleted one by one.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,9 +15,11 @@ import sqlalchemy as sa
 
 from cyborg.clients.placement import Placement
 from cyborg.conductor.binding import release
+from cyborg.conductor.jobs import reboot
 from cyborg.core.audit.sources import SETTLE_TIME, Finding, Repair
 from cyborg.core.errors import CyborgError, InUse
 from cyborg.core.self_heal import CorrectiveAction
+from cyborg.db.device_sets import write as device_sets
 from cyborg.db.jobs import write as jobs
 from cyborg.db.orphans import write as orphans
 from cyborg.db.providers import write as providers
@@ -90,6 +93,15 @@ class RepairExecutor:
             case Repair.CLEAN:
                 self.uow.run(lambda tx: _clean(tx, ids, now, self.release_timeout))
                 self.wake_jobs()
+            case Repair.ACTIVATE:
+                sets = [finding.provider for finding in findings if finding.provider]
+                self.uow.run(lambda tx: reboot.enqueue_set_restores(tx, host, sets, now))
+                self.wake_jobs()
+            case Repair.DEACTIVATE:
+                sets = [finding.provider for finding in findings if finding.provider]
+                self.uow.run(lambda tx: _deactivate(tx, sets, now, self.release_timeout))
+                self.wake_publisher()
+                self.wake_jobs()
             case Repair.RECONCILE:
                 self.uow.run(lambda tx: _mark_suspected(tx, ids, now))
 
@@ -111,6 +123,17 @@ class RepairExecutor:
 def _clean(tx: sa.Connection, ids: Sequence[int], now: datetime, timeout: float) -> None:
     dirty = jobs.unassigned_dirty(tx, len(ids), ids)
     release.enqueue_cleaning(tx, dirty, now=now, timeout=timeout, repeated=True)
+
+
+def _deactivate(tx: sa.Connection, sets: Sequence[str], now: datetime, timeout: float) -> None:
+    """Clean the members of partitions as after a server: this deactivates the partitions.
+
+    Until then nobody can claim the members: a partition must not be deactivated for a server that
+    gets it meanwhile. Raise InUse if a member has an owner now.
+    """
+    members = [device_sets.make_dirty(tx, id_, now) for id_ in device_sets.find_ids(tx, sets)]
+    ids = list(itertools.chain(*members))
+    release.enqueue_cleaning(tx, jobs.unassigned_dirty(tx, len(ids), ids), now=now, timeout=timeout)
 
 
 def _mark_suspected(tx: sa.Connection, ids: Sequence[int], now: datetime) -> None:

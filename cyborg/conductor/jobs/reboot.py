@@ -14,7 +14,7 @@ cancels it, or the device is removed.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -52,7 +52,7 @@ def enqueue_restores(tx: sa.Connection, host: str, now: datetime) -> int:
         jobs.Restore(
             arq_id=row["id"],
             instance=row["instance_uuid"],
-            subject=row["instance_uuid"] or row["attachment"] or row["context"] or "",
+            subject=_subject(row),
             items=items,
         )
         for row in rows
@@ -62,6 +62,30 @@ def enqueue_restores(tx: sa.Connection, host: str, now: datetime) -> int:
     if restores:
         jobs.enqueue_restores(tx, host, restores, now)
     return len(restores)
+
+
+def enqueue_set_restores(
+    tx: sa.Connection, host: str, providers: Collection[str], now: datetime
+) -> int:
+    """Enqueue a job that does the work of each of these bound device sets again.
+
+    ``providers`` are the uuids of their providers. One ARQ of each set waits for the job. The
+    handles are not prepared: servers use them. Return the number of jobs.
+    """
+    items = device_sets.work_items(tx, device_sets.find_ids(tx, providers))
+    rows = {row["set_id"]: row for row in jobs.lock_bound_without_job(tx, host)}
+    restores = [
+        jobs.Restore(rows[id_]["id"], rows[id_]["instance_uuid"], _subject(rows[id_]), (item,))
+        for id_, item in items.items()
+        if id_ in rows
+    ]
+    if restores:
+        jobs.enqueue_restores(tx, host, restores, now)
+    return len(restores)
+
+
+def _subject(row: jobs.BoundHandleRow) -> str:
+    return row["instance_uuid"] or row["attachment"] or row["context"] or ""
 
 
 def _list_items(row: jobs.BoundHandleRow, sets: Mapping[int, WorkItem]) -> tuple[WorkItem, ...]:

@@ -9,6 +9,7 @@ Nova's instances.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from cyborg.core.audit import sources
+from cyborg.core.audit.partitions import compare_activation
 from cyborg.core.audit.sources import (
     ArqRecord,
     DeployableRecord,
@@ -262,6 +263,8 @@ def _compare_deployable(
             f"only database: {_name_handles(offered - deployable.handles)}"
         )
         yield snapshot.finding(Kind.HANDLES_DIFFER, name, text)
+    if deployable.activation is not None:
+        yield from compare_activation(snapshot, record, deployable.activation)
 
 
 def _drained_not_removed(snapshot: HostSnapshot, device: sources.DeviceRecord) -> Iterator[Finding]:

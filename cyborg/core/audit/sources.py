@@ -46,6 +46,8 @@ class Repair(StrEnum):
     PUBLISH = "publish"  # have the publisher reconcile a provider
     DELETE_PROVIDER = "delete_provider"  # delete a provider of ours without allocations
     CLEAN = "clean"  # have the host clean a handle
+    ACTIVATE = "activate"  # have the host activate a bound partition again
+    DEACTIVATE = "deactivate"  # have the host deactivate a partition, and clean its devices
     RECONCILE = "reconcile"  # suspect an ARQ: it is released after the grace period
 
 
@@ -93,6 +95,15 @@ class Kind(StrEnum):
         Repair.CLEAN,
     )
     HANDLE_WRONG_OWNER = "handle_wrong_owner", "Delete the ARQ; this frees its handle."
+    PARTITION_INACTIVE = (
+        "partition_inactive",
+        "Activate it (repair does), then hard reboot the server, which has no NVLink before.",
+        Repair.ACTIVATE,
+    )
+    PARTITION_UNUSED = (
+        "partition_unused",
+        "Stop the guest that uses it, if there is one, and deactivate it (fmpm -d ID).",
+    )
     REQUEST_WITHOUT_HANDLE = "request_without_handle", "Delete the ARQ, or rebuild its server."
     REQUEST_MISPLACED = (
         "request_misplaced",
@@ -201,6 +212,11 @@ def confirmed(first: Collection[Finding], second: Iterable[Finding]) -> tuple[Fi
     return tuple(finding for finding in second if finding.key in keys)
 
 
+# Kinds that only the answer of the agent can confirm, besides those with the repair REPORT.
+OBSERVED_KINDS = frozenset(
+    {Kind.BACKEND_UNAVAILABLE, Kind.PARTITION_INACTIVE, Kind.PARTITION_UNUSED}
+)
+
 # A change within this time may be in flight and is skipped.
 SETTLE_TIME = timedelta(seconds=60)
 
@@ -231,7 +247,10 @@ class HandleRecord:
 
 @dataclass(frozen=True, slots=True)
 class DeployableRecord:
-    """A deployable of the database; ``provider`` is its resource provider's uuid."""
+    """A deployable of the database; ``provider`` is its resource provider's uuid.
+
+    ``members`` are the row ids of the handles of a device set.
+    """
 
     address: str
     resource_class: str
@@ -240,6 +259,7 @@ class DeployableRecord:
     draining: bool = False
     programming: bool = False
     handles: tuple[HandleRecord, ...] = ()
+    members: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

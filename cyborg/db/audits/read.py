@@ -13,7 +13,16 @@ from cyborg.core.binding.states import OWNING_STATES, ArqState
 from cyborg.core.jobs.job import JobState
 from cyborg.db import joins
 from cyborg.db.listing import Listing, columns_of
-from cyborg.db.schema import arqs, attachments, audits, deployables, devices, jobs, providers
+from cyborg.db.schema import (
+    arqs,
+    attachments,
+    audits,
+    deployables,
+    devices,
+    jobs,
+    providers,
+    set_members,
+)
 from cyborg.db.schema import attach_handles as handles
 
 
@@ -51,12 +60,14 @@ get = AUDITS.get
 def read_snapshot(tx: sa.Connection, host: str) -> sources.DatabaseSnapshot:
     """Return devices with their deployables and handles, providers, and their ARQs."""
     handles_by_deployable = _handles(tx, host)
+    members_by_set = _members(tx, host)
     deployables_by_device = defaultdict[int, list[sources.DeployableRecord]](list)
     query = sa.select(deployables).join(devices, devices.c.id == deployables.c.device_id)
     for row in tx.execute(query.where(devices.c.host == host).order_by(deployables.c.id)):
         facts = (row.address, row.resource_class, row.rp_uuid, row.name, row.draining)
         owned = tuple(handles_by_deployable[row.id])
-        record = sources.DeployableRecord(*facts, row.job_id is not None, owned)
+        members = frozenset(members_by_set[row.id])
+        record = sources.DeployableRecord(*facts, row.job_id is not None, owned, members)
         deployables_by_device[row.device_id].append(record)
     d = devices.c
     found = sa.select(d.id, d.address, d.backend, d.draining).where(d.host == host).order_by(d.id)
@@ -100,6 +111,17 @@ def _handles(tx: sa.Connection, host: str) -> dict[int, list[sources.HandleRecor
             *facts, row.owner, state, row.owner_provider, row.set_provider
         )
         found[row.deployable_id].append(record)
+    return found
+
+
+def _members(tx: sa.Connection, host: str) -> dict[int, set[int]]:
+    """Return the row ids of the handles of each device set of a host."""
+    query = sa.select(set_members.c.deployable_id, set_members.c.handle_id).join(
+        deployables, deployables.c.id == set_members.c.deployable_id
+    )
+    found = defaultdict[int, set[int]](set)
+    for row in tx.execute(query.where(deployables.c.host == host)):
+        found[row.deployable_id].add(row.handle_id)
     return found
 
 

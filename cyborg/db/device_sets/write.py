@@ -8,12 +8,13 @@ fabric partition, is part of the cleaning.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
 import sqlalchemy as sa
 
+from cyborg.core.errors import InUse
 from cyborg.core.inventory.device import Ability
 from cyborg.core.inventory.device_set import DeviceSet, SetMember
 from cyborg.core.jobs.job import WorkItem
@@ -227,6 +228,28 @@ def mark_stale(tx: sa.Connection, set_ids: Iterable[int | None], now: datetime) 
         return 0
     query = sa.select(deployables.c.rp_uuid).where(deployables.c.id.in_(ids))
     return publishing.mark_stale_existing(tx, tx.scalars(query).all(), now)
+
+
+def find_ids(tx: sa.Connection, providers: Collection[str]) -> Sequence[int]:
+    """Return the row ids of the sets with these uuids of providers, in order."""
+    query = sa.select(deployables.c.id).order_by(deployables.c.id)
+    return tx.scalars(query.where(deployables.c.rp_uuid.in_(sorted(providers)))).all()
+
+
+def make_dirty(tx: sa.Connection, set_id: int, now: datetime) -> Sequence[int]:
+    """Make all members of a free set dirty, as after a claim through the set.
+
+    Return the row ids of the members. Raise InUse if one has an owner, is dirty or is missing.
+    """
+    query = sa.select(set_members.c.handle_id).where(set_members.c.deployable_id == set_id)
+    ids = tx.scalars(query.order_by(set_members.c.handle_id)).all()
+    free = (handles.c.id.in_(ids), handles.c.arq_id.is_(None), sa.not_(handles.c.needs_cleaning))
+    dirty = sa.update(handles).where(*free).values(needs_cleaning=True, set_id=set_id)
+    size = sa.select(deployables.c.set_size).where(deployables.c.id == set_id)
+    if tx.execute(dirty).rowcount != tx.scalar(size):
+        raise InUse("a device of the set is in use or being cleaned: audit the host again")
+    mark_stale(tx, [set_id], now)
+    return ids
 
 
 class SetOwner(NamedTuple):

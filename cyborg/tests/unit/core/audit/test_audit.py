@@ -345,7 +345,7 @@ def test_compare_single_defect_gives_one_finding(name: str) -> None:
 
 def test_defects_cover_every_kind() -> None:
     covered = {kind for _, kind, _, _ in DEFECTS.values()}
-    # The first needs two ARQs of an instance, the second drained cards; both have their own test.
+    # These need two ARQs of an instance, drained cards, or device sets, and have their own tests.
     # The others come from no comparison of the sources.
     others = {
         K.ALLOCATION_SHORT,
@@ -353,6 +353,8 @@ def test_defects_cover_every_kind() -> None:
         K.CUSTODY_UNSEALED,
         K.DEVICE_RETURNED,
         K.NOVA_UNAVAILABLE,
+        K.PARTITION_INACTIVE,
+        K.PARTITION_UNUSED,
         K.TOO_MANY,
     }
     assert covered | others == set(Kind)

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Comparison of the partitions of a fabric with the device sets that are in use."""
+
+from collections.abc import Iterator
+
+from cyborg.core.audit.sources import DeployableRecord, Finding, HostSnapshot, Kind, Repair
+from cyborg.core.inventory.device_set import Activation
+
+
+def compare_activation(
+    snapshot: HostSnapshot, record: DeployableRecord, activation: Activation
+) -> Iterator[Finding]:
+    """Yield a finding if a partition is active without a user, or inactive under settled ARQs.
+
+    Its users are the handles that were claimed through the set and are not clean yet.
+    """
+    handles = [
+        handle
+        for device in snapshot.database.devices
+        for deployable in device.deployables
+        for handle in deployable.handles
+        if handle.in_use
+    ]
+    users = [handle for handle in handles if handle.set_provider == record.provider]
+    subject = f"partition {record.address}"
+    if activation is Activation.INACTIVE:
+        settled = {arq.uuid for arq in snapshot.database.arqs if arq.is_settled(snapshot.now)}
+        if users and settled.issuperset(handle.owner for handle in users):
+            text = f"hardware: inactive; database: {len(users)} ARQs are bound to the set"
+            yield snapshot.finding(Kind.PARTITION_INACTIVE, subject, text, provider=record.provider)
+    elif not users:
+        activator = "the agent" if activation is Activation.OWN else "another program"
+        text = f"hardware: {activator} activated it; database: no ARQ has it, no job cleans it"
+        # Never what another program uses, nor under a server with one of the devices.
+        is_free = record.members.isdisjoint(handle.id for handle in handles)
+        is_safe = activation is Activation.OWN and is_free
+        yield snapshot.finding(
+            Kind.PARTITION_UNUSED,
+            subject,
+            text,
+            Repair.DEACTIVATE if is_safe else None,
+            provider=record.provider,
+        )

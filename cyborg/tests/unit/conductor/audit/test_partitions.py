@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Partitions of a fabric whose activation does not agree with the database, and their repair."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+import sqlalchemy as sa
+
+from cyborg.conductor.audit.repair import RepairExecutor
+from cyborg.core.audit.compare import compare_hardware
+from cyborg.core.audit.sources import Finding, HostSnapshot, Kind, Repair
+from cyborg.core.inventory.device_set import Activation
+from cyborg.core.inventory.report import dump_answer, load_answer
+from cyborg.db import schema
+from cyborg.db.audits.read import read_snapshot
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
+from cyborg.tests.fixtures.device_sets.host import SOURCE, SetHost, gpu_address
+
+__all__ = ["node", "placement_adapter"]
+
+INACTIVE, OWN, FOREIGN = Activation.INACTIVE, Activation.OWN, Activation.FOREIGN
+PAIR, FOUR = "3", "1"  # modules 1 and 3; 1 to 4
+SET_ITEM = {"backend": SOURCE, "device": SOURCE, "deployable": f"{SOURCE}:{PAIR}", "handle": ""}
+
+
+class Env:
+    """A host with sets of a fabric, and the part of an audit about its hardware."""
+
+    def __init__(self, engine: sa.Engine, node: Node) -> None:
+        self.engine, self.uow = engine, UnitOfWork(engine)
+        self.host = SetHost(engine, node, wanted={"2": 4})
+        self.name = node.name
+        self.woken: list[str] = []
+
+    def bind(self, name: str, *, age: timedelta = timedelta(hours=1)) -> str:
+        """Bind a set; its partition was activated some time ago."""
+        instance = self.host.bind(name)
+        updated = {"state": "Bound", "job_id": None, "updated_at": self.uow.clock() - age}
+        for row in rows.read(self.engine, schema.arqs):
+            rows.update(self.engine, schema.arqs, row["id"], **updated)
+        for row in rows.read(self.engine, schema.jobs):
+            rows.update(self.engine, schema.jobs, row["id"], state="done")
+        return instance
+
+    def find(self, **active: Activation) -> Sequence[Finding]:
+        """Return the findings about partitions, of which these are active."""
+        host = self.host
+        states = {f"{SOURCE}:{name}": INACTIVE for name in host.family}
+        states |= {f"{SOURCE}:{name.strip('p')}": found for name, found in active.items()}
+        answer = dump_answer([*host.gpus.values(), host.source], [], states)
+        database = self.uow.run(lambda tx: read_snapshot(tx, self.name))
+        snapshot = HostSnapshot(self.name, self.uow.clock(), load_answer(answer), database=database)
+        return list(compare_hardware(snapshot))
+
+    def repair(self, findings: Sequence[Finding]) -> list[str | None]:
+        """Run the repairs; return their errors."""
+        wake = [lambda: self.woken.append("publisher"), lambda: self.woken.append("jobs")]
+        repairs = RepairExecutor(self.uow, self.host.node.placement, wake[0], wake[1], 600.0)
+        return [found["error"] for found in repairs.apply(self.name, findings)]
+
+
+@pytest.fixture
+def env(engine: sa.Engine, node: Node) -> Env:
+    return Env(engine, node)
+
+
+@pytest.fixture
+def sqlite_env(sqlite_engine: sa.Engine, node: Node) -> Env:
+    return Env(sqlite_engine, node)
+
+
+def test_active_partition_of_a_bound_set_is_no_finding(sqlite_env: Env) -> None:
+    assert sqlite_env.find() == []
+    sqlite_env.bind(PAIR)
+    assert sqlite_env.find(p3=OWN) == sqlite_env.find(p3=FOREIGN) == []
+
+
+def test_partition_that_is_prepared_or_released_is_no_finding(sqlite_env: Env) -> None:
+    instance = sqlite_env.bind(PAIR, age=timedelta(seconds=5))
+    assert sqlite_env.find() == sqlite_env.find(p3=OWN) == []
+    sqlite_env.host.delete(instance)
+    assert sqlite_env.find() == sqlite_env.find(p3=OWN) == []
+
+
+def test_unused_partition_of_the_agent_is_deactivated_by_repair(env: Env) -> None:
+    (finding,) = env.find(p3=OWN)
+    assert (finding.kind, finding.object) == (Kind.PARTITION_UNUSED, f"partition {SOURCE}:{PAIR}")
+    assert env.repair([finding]) == [None]
+    (job,) = env.host.jobs("release")
+    items = job["arguments"]["items"]
+    assert {key: items[0][key] for key in SET_ITEM} == SET_ITEM
+    assert {item["handle"] for item in items[1:]} == {gpu_address("01"), gpu_address("03")}
+    assert env.woken == ["publisher", "jobs"]
+    # Nobody gets the devices until the partition is inactive.
+    env.host.publish()
+    assert PAIR not in env.host.offered()
+    assert env.find(p3=OWN) == []
+
+
+def test_unused_partition_of_another_program_is_not_repaired(sqlite_env: Env) -> None:
+    (finding,) = sqlite_env.find(p3=FOREIGN)
+    assert (finding.kind, finding.repair) == (Kind.PARTITION_UNUSED, None)
+    assert "another program" in finding.explanation
+
+
+def test_unused_partition_under_a_server_is_not_repaired(sqlite_env: Env) -> None:
+    sqlite_env.bind(FOUR)
+    found = {finding.kind: finding for finding in sqlite_env.find(p3=OWN)}
+    assert found.keys() == {Kind.PARTITION_UNUSED, Kind.PARTITION_INACTIVE}
+    assert found[Kind.PARTITION_UNUSED].repair is None
+
+
+def test_partition_bound_before_its_repair_is_not_deactivated(env: Env) -> None:
+    (finding,) = env.find(p3=OWN)
+    env.bind(PAIR)
+    (error,) = env.repair([finding])
+    assert "in use" in str(error)
+    assert env.host.jobs("release") == []
+    assert len(env.host.owners()) == 2
+
+
+def test_inactive_partition_of_a_server_is_activated_by_repair(env: Env) -> None:
+    env.bind(PAIR)
+    (finding,) = env.find()
+    assert (finding.kind, finding.repair) == (Kind.PARTITION_INACTIVE, Repair.ACTIVATE)
+    assert env.repair([finding, replace(finding, object="again")]) == [None, None]
+    (job,) = env.host.jobs("restore")
+    # Not the GPUs, which the server uses.
+    (item,) = job["arguments"]["items"]
+    assert {key: item[key] for key in SET_ITEM} == SET_ITEM
+    waiting = [r for r in rows.read(env.engine, schema.arqs) if r["job_id"] == job["id"]]
+    assert [row["state"] for row in waiting] == ["Bound"]

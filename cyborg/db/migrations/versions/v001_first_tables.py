@@ -251,24 +251,24 @@ def upgrade() -> None:
         sa.Column("name", sa.String(200), nullable=False),
         sa.Column("rp_uuid", sa.String(36), nullable=False),
         sa.Column("resource_class", sa.String(255), nullable=False),
-        *(sa.Column(name, sa.JSON(), nullable=False) for name in ("traits", "attributes")),
-        *(sa.Column(name, sa.String(255)) for name in ("bitstream_id", "desired_image")),
+        *_columns(sa.JSON(), "traits", "attributes", nullable=False),
+        *_columns(sa.String(255), "bitstream_id", "desired_image"),
         sa.Column("num_accelerators", sa.Integer(), nullable=False),
         sa.Column("draining", sa.Boolean(), nullable=False),
         sa.Column("job_id", KEY),
         sa.Column("device_set", sa.JSON()),
         sa.Column("set_size", sa.Integer()),
+        sa.Column("set_group", sa.String(255)),
         sa.Column("offer", sa.String(32)),
-        *_columns(sa.String(255), "set_group", "offer_reason"),
+        sa.Column("offer_reason", sa.String(255)),
         _references("deployables", "device_id", "devices", "CASCADE"),
         _references("deployables", "job_id", "jobs", "SET NULL"),
         _references("deployables", "parent_id", "deployables", "SET NULL"),
         _references("deployables", "root_id", "deployables", "SET NULL"),
         *(_unique("deployables", name) for name in ("uuid", "name", "rp_uuid")),
     )
-    for other in ("id", "set_size"):
-        _index("deployables", "host", other)
-    _index("deployables", "set_group", "offer", "set_size")
+    for columns in (("host", "id"), ("host", "set_size"), ("set_group", "offer", "set_size")):
+        _index("deployables", *columns)
     _index_each("deployables", "device_id", "job_id", "parent_id")
     _index_each("deployables", "resource_class", "root_id", "set_size")
     _create_arq_tables()

@@ -26,6 +26,8 @@ KEYS = {
     "attach_handle_type",
     "attach_handle_uuid",
     "attach_handle_info",
+    "attached_at",
+    "attach_error",
     "created_at",
     "updated_at",
 }

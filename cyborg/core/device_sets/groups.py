@@ -6,8 +6,9 @@ be split for the same shortage.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from cyborg.core.device_sets.offers import (
     OVERLAPS,
@@ -41,50 +42,56 @@ class SizeSummary:
 def update_group(
     host: str,
     wanted: Mapping[int, int],
-    summaries: Iterable[SizeSummary],
+    summaries: Mapping[str, Sequence[SizeSummary]],
     plan: Callable[[str, Mapping[int, int]], Sequence[SizeSummary]],
+    urgent: Collection[int] = (),
 ) -> None:
     """Plan the hosts of a group that a change of one host concerns.
 
-    ``summaries`` are those of all hosts of the group before the change, and ``plan`` plans a host
-    with a shortage and returns its new summaries. The first plan is that of the changed host; it
-    splits no set for the group. Then, smallest size first, one host after the other is split until
-    the size is not short; this may make a larger size short. If no size was short, one host that
-    offers small sets which the group now has elsewhere gets its large set back.
-    """
-    rows: dict[str, list[SizeSummary]] = {}
-    for summary in summaries:
-        rows.setdefault(summary.host, []).append(summary)
+    ``summaries`` has those of all hosts of the group, and ``plan`` plans a host with a shortage and
+    returns its new summaries. The first plan is that of the changed host; it splits no set for the
+    group. Then, smallest size first, one host after the other is split until the size is not short.
+    This may make a larger size short, but only if no set of the small size is offered. If no size
+    was short, one host that offers small sets which the group now has elsewhere gets its large set
+    back.
 
-    def get_summaries() -> list[SizeSummary]:
-        return [summary for found in rows.values() for summary in found]
+    Sets are split only for ``urgent`` sizes, and for sizes of which these plans withdraw sets. The
+    caller passes the sizes of newly allocated sets, and every few minutes, and after a change of
+    the configuration, all sizes. So in a full cloud a large set that is released stays whole for a
+    while: if each shortage were served at once, the few sizes that are always short would take all
+    of them.
+    """
+    rows = dict(summaries)
+    totals = count_offered(chain.from_iterable(rows.values()))
+    old_totals = Counter(totals)
 
     def replan(name: str, split_for: int | None = None) -> bool:
-        old = rows.get(name)
-        rows[name] = list(plan(name, share_shortage(name, wanted, get_summaries(), split_for)))
+        old = rows.get(name, ())
+        local = count_offered(old)
+        rows[name] = plan(name, share_shortage(wanted, totals, local, split_for))
+        totals.update(count_offered(rows[name]))
+        totals.subtract(local)
         return rows[name] != old
 
     replan(host)
     complete = True
     for size in sorted(wanted):
-        if size not in find_shortage(wanted, _count_offered(get_summaries())):
+        if size not in find_shortage(wanted, totals):
             continue
         complete = False
-        for name in rank_hosts_to_split(size, get_summaries()):
+        if size not in urgent and totals[size] >= old_totals[size]:
+            continue
+        for name in rank_hosts_to_split(size, [*chain.from_iterable(rows.values())]):
+            larger = min(row.size for row in rows[name] if row.offered and row.size > size)
+            if totals[size] and totals[larger] <= wanted.get(larger, 0):
+                continue  # sets of the larger size would be short for a second small one
             replan(name, size)
-            if size not in find_shortage(wanted, _count_offered(get_summaries())):
+            if size not in find_shortage(wanted, totals):
                 break
     if complete:
-        for name in rank_hosts_to_merge(wanted, get_summaries()):
+        for name in rank_hosts_to_merge(wanted, [*chain.from_iterable(rows.values())]):
             if replan(name):
                 break
-
-
-def _count_offered(summaries: Iterable[SizeSummary]) -> Counter[int]:
-    totals = Counter[int]()
-    for summary in summaries:
-        totals[summary.size] += summary.offered
-    return totals
 
 
 def summarize(
@@ -126,24 +133,32 @@ def find_shortage(wanted: Mapping[int, int], offered: Mapping[int, int]) -> dict
     return {size: number for size, number in missing.items() if number > 0}
 
 
+def count_offered(summaries: Iterable[SizeSummary]) -> Counter[int]:
+    """Return the number of offered sets of each size."""
+    totals = Counter[int]()
+    for summary in summaries:
+        if summary.offered:
+            totals[summary.size] += summary.offered
+    return totals
+
+
 def share_shortage(
-    host: str,
     wanted: Mapping[int, int],
-    summaries: Iterable[SizeSummary],
+    totals: Mapping[int, int],
+    local: Mapping[int, int],
     split_for: int | None = None,
 ) -> dict[int, int]:
     """Return the shortage that a host of a group serves, for its plan.
 
+    ``totals`` and ``local`` are the numbers of offered sets by size, of the group and of the host.
     Of the sets that the other hosts lack, the host keeps those that it offers already; of the size
     ``split_for`` it serves all.
     """
-    elsewhere, local = Counter[int](), Counter[int]()
-    for summary in summaries:
-        (local if summary.host == host else elsewhere)[summary.size] += summary.offered
+    elsewhere = {size: number - local.get(size, 0) for size, number in totals.items()}
     return {
         size: number if size == split_for else min(number, local[size])
         for size, number in find_shortage(wanted, elsewhere).items()
-        if size == split_for or local[size]
+        if size == split_for or local.get(size)
     }
 
 
@@ -168,7 +183,7 @@ def rank_hosts_to_merge(wanted: Mapping[int, int], summaries: Sequence[SizeSumma
     These are hosts with a split set, and with an offered smaller one of which the group has more
     than it wants. The best is the one with the largest split set, then with the most free units.
     """
-    totals = _count_offered(summaries)
+    totals = count_offered(summaries)
     surplus: dict[str, int] = {}
     for summary in summaries:
         if summary.offered and totals[summary.size] > wanted.get(summary.size, 0):

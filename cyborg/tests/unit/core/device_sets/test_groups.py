@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import pytest
@@ -9,6 +8,7 @@ from hypothesis import strategies as st
 
 from cyborg.core.device_sets.groups import (
     SizeSummary,
+    count_offered,
     find_shortage,
     rank_hosts_to_merge,
     rank_hosts_to_split,
@@ -31,7 +31,7 @@ class Group:
         self.wanted = wanted
         self.sets: dict[str, list[SetFacts]] = {}
         self.uses: dict[str, dict[str, UnitUse]] = {}
-        self.summaries: list[SizeSummary] = []
+        self.by_host: dict[str, list[SizeSummary]] = {}
         names = list(H100)
         for host, used in owned.items():
             self.sets[host] = make_facts(H100)
@@ -49,18 +49,15 @@ class Group:
                 replace(s, state=OfferState.WITHHELD) if s.state is OfferState.WITHDRAWING else s
                 for s in apply_plan(self.sets[host], offers)
             ]
-        found = summarize(host, self.sets[host], self.uses[host], offers)
-        self.summaries = [s for s in self.summaries if s.host != host] + found
-        return found
+        self.by_host[host] = summarize(host, self.sets[host], self.uses[host], offers)
+        return self.by_host[host]
 
-    def update(self, host: str) -> None:
-        update_group(host, self.wanted, self.summaries, self.plan)
+    @property
+    def summaries(self) -> list[SizeSummary]:
+        return [summary for found in self.by_host.values() for summary in found]
 
-    def totals(self) -> Counter[int]:
-        totals = Counter[int]()
-        for summary in self.summaries:
-            totals[summary.size] += summary.offered
-        return totals
+    def update(self, host: str, urgent: Collection[int] = SIZES) -> None:
+        update_group(host, self.wanted, self.by_host, self.plan, urgent)
 
     def offered(self, host: str) -> list[int]:
         """Return the sizes of the offered free sets of a host, largest first."""
@@ -104,15 +101,11 @@ def test_rank_hosts_to_split_prefers_smallest_set_then_fewest_free_units() -> No
 
 
 def test_share_shortage_keeps_local_sets_and_splits_for_one_size() -> None:
-    def row(host: str, size: int, offered: int) -> SizeSummary:
-        return SizeSummary(host, size, offered, 1, 0, 8)
-
-    rows = [row("a", 1, 1), row("a", 4, 1), row("b", 1, 2), row("b", 8, 1)]
-    wanted = {1: 4, 2: 1, 4: 1, 8: 1}
-    assert share_shortage("a", wanted, rows) == {1: 1, 4: 1}
-    assert share_shortage("a", wanted, rows, split_for=1) == {1: 2, 4: 1}
-    assert share_shortage("a", wanted, rows, split_for=2) == {1: 1, 2: 1, 4: 1}
-    assert share_shortage("b", {1: 1}, rows) == {}
+    wanted, totals, local = {1: 4, 2: 1, 4: 1, 8: 1}, {1: 3, 4: 1, 8: 1}, {1: 1, 4: 1}
+    assert share_shortage(wanted, totals, local) == {1: 1, 4: 1}
+    assert share_shortage(wanted, totals, local, split_for=1) == {1: 2, 4: 1}
+    assert share_shortage(wanted, totals, local, split_for=2) == {1: 1, 2: 1, 4: 1}
+    assert share_shortage({1: 1}, totals, {1: 2}) == {}
 
 
 def test_group_short_of_singles_splits_the_smallest_remainder_only() -> None:
@@ -121,6 +114,24 @@ def test_group_short_of_singles_splits_the_smallest_remainder_only() -> None:
     group.update("a")
     # The pair of c became two singles, then the four of b two pairs, then a lost its eight.
     assert [group.offered(host) for host in "abc"] == [[4, 4], [2, 2], [1, 1]]
+
+
+def test_group_old_shortage_leaves_released_set_whole_until_it_is_urgent() -> None:
+    group = Group({4: 1}, {"a": {"0"}, "b": {"0"}})
+    group.uses["a"] = {}  # the server of eight GPUs is deleted
+    group.update("a", urgent=())
+    assert group.offered("a") == [8]
+    group.update("b", urgent=(1, 2))
+    assert group.offered("a") == [8]
+    group.update("b", urgent=(4,))
+    assert group.offered("a") == [4, 4]
+
+
+def test_group_plan_withdraws_wanted_set_splits_another_at_once() -> None:
+    group = Group({1: 1, 2: 1}, {"a": {"1"}, "b": {"1", "5"}})  # free: a four, a pair
+    group.update("a", urgent=(1,))
+    # The pair became two singles, so that pairs were short in the same update.
+    assert [group.offered(host) for host in "ab"] == [[2, 2], [1, 1]]
 
 
 def test_group_size_is_available_elsewhere_merges_the_split_host() -> None:
@@ -134,10 +145,20 @@ def test_group_size_is_available_elsewhere_merges_the_split_host() -> None:
     assert group.offered("a") == [8]
 
 
-def test_group_of_one_host_keeps_wanted_sizes() -> None:
+def test_group_of_one_host_offers_each_size_that_it_can() -> None:
+    """The four is not split for the second pair; a board has no set of eight then."""
     group = Group({1: 2, 2: 2, 4: 1, 8: 1}, {"a": set()})
     group.update("a")
-    assert group.offered("a") == [2, 2, 2, 1, 1]
+    assert group.offered("a") == [4, 2, 1, 1]
+
+
+def test_group_splits_last_larger_set_for_the_first_of_a_size_only() -> None:
+    group = Group({1: 2, 2: 1}, {"a": {"1", "6", "11"}, "b": {"1", "5"}})  # GPU 7 and a pair
+    group.update("a")
+    assert [group.offered(host) for host in "ab"] == [[1], [2]]
+    group.uses["a"] |= {"07": UnitUse(set_id=13)}
+    group.update("a")
+    assert [group.offered(host) for host in "ab"] == [[], [1, 1]]
 
 
 BOARDS = st.frozensets(st.sampled_from(sorted(H100)), max_size=5)
@@ -147,7 +168,7 @@ BOARDS = st.frozensets(st.sampled_from(sorted(H100)), max_size=5)
     st.lists(BOARDS, min_size=1, max_size=5),
     st.dictionaries(st.sampled_from(SIZES), st.integers(1, 3), max_size=4),
 )
-def test_group_after_update_lacks_a_size_only_if_no_larger_set_is_left(
+def test_group_after_update_lacks_a_size_only_if_no_larger_set_can_be_split(
     boards: list[frozenset[str]], wanted: dict[int, int]
 ) -> None:
     """Also, a second update changes nothing."""
@@ -160,13 +181,16 @@ def test_group_after_update_lacks_a_size_only_if_no_larger_set_is_left(
         owned[f"host{number}"] = used
     group = Group(wanted, owned)
     group.update("host0")
-    totals = group.totals()
+    totals = count_offered(group.summaries)
     for size in find_shortage(wanted, totals):
-        # A larger set is left only for a smaller size, which is more urgent.
-        assert rank_hosts_to_split(size, group.summaries) == []
+        # A larger set is left only if it is the last of its wanted size, and the size is offered.
+        for name in rank_hosts_to_split(size, group.summaries):
+            larger = min(n for n in group.offered(name) if n > size)
+            assert totals[size]
+            assert totals[larger] <= wanted.get(larger, 0)
     before = {host: list(sets) for host, sets in group.sets.items()}
     group.update("host0")
-    assert find_shortage(wanted, group.totals()) == find_shortage(wanted, totals)
+    assert find_shortage(wanted, count_offered(group.summaries)) == find_shortage(wanted, totals)
     if find_shortage(wanted, totals):
         assert group.sets == before
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from oslo_service import backend
 
-NAMES = ("hello", "boot", "inventory", "agents", "replay", "scale", "start", "purge")
+NAMES = ("hello", "boot", "inventory", "agents", "replay", "scale", "start", "purge", "sets")
 
 
 def main() -> int:

@@ -134,3 +134,15 @@ def test_bench_measures_each_start() -> None:
     ]
     assert all(0 < cell["least_s"] <= cell["median_s"] for cell in cells.values())
     assert cells["interpreter"]["floors"] == 1
+
+
+def test_sets_measures_each_policy_and_load() -> None:
+    words = "sets --hosts 10 --days 1 --hours 2 --warm-up 1 --load 0.9 1.3"
+    cells = run_bench(*words.split())["cells"]
+    policies = ["disjoint", "all", "random", "perfect", "migrating"]
+    assert [(cell["load"], cell["policy"]) for cell in cells] == [
+        (load, policy) for load in (0.9, 1.3) for policy in policies
+    ]
+    for cell in cells:
+        assert 0.1 < cell["acceptance_all"] <= 1
+        assert cell["policy"] != "disjoint" or not any(cell["failed"].values())

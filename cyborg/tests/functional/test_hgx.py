@@ -6,7 +6,11 @@ and the library by which they call Fabric Manager. ``fixtures.device_sets.hgx_ho
 simulated.
 """
 
+import json
+import subprocess
 from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -26,8 +30,9 @@ from cyborg.tests.fixtures.device_sets.hgx_cloud import (
     run_hgx_cloud,
 )
 from cyborg.tests.fixtures.device_sets.host import SOURCE
-from cyborg.tests.fixtures.machine.processes import wait_until
+from cyborg.tests.fixtures.machine.processes import BIN, wait_until
 
+HOUR = timedelta(hours=1)
 pytestmark = [pytest.mark.services, pytest.mark.requires("compiler")]
 
 
@@ -154,3 +159,76 @@ def find_used(engine: sa.Engine) -> list[str]:
     """Return the GPUs that have an owner or must be cleaned."""
     found = rows.read(engine, schema.attach_handles)
     return [row["address"] for row in found if row["arq_id"] or row["needs_cleaning"]]
+
+
+@pytest.mark.matrix
+def test_audit_finds_the_partition_of_another_program_which_closes_its_sets(
+    env: tuple[HgxCloud, sa.Engine],
+) -> None:
+    cloud, _ = env
+    host = HOSTS[0]
+    fabric = cloud.hgx[host].fabric
+    overlapping = {number for number, gpus in PARTITIONS.items() if gpus & PARTITIONS[3]}
+    wait_until("sets are offered", lambda: cloud.offered()[host] & overlapping)
+    fabric.set("active", "3")
+    wait_until("no set with its GPUs is offered", lambda: not cloud.offered()[host] & overlapping)
+    found = [(f["Kind"], f["Object"], f["Repaired"]) for f in audit(cloud, "--repair")]
+    assert found == [("partition_unused", f"partition {SOURCE}:3", "no")]
+    assert set(fabric.active) == {3}
+    fabric.set("active")
+    wait_until("the sets are offered again", lambda: cloud.offered()[host] & overlapping)
+    assert audit(cloud) == []
+
+
+@pytest.mark.matrix
+def test_audit_repair_deactivates_and_activates_partitions(
+    env: tuple[HgxCloud, sa.Engine],
+) -> None:
+    cloud, engine = env
+    servers = Servers(cloud)
+    bound, lost = boot(cloud, servers, 2), boot(cloud, servers, 1)
+    # As after the database was restored from a backup: it knows nothing of a server.
+    assert audit(cloud) == []
+    forget(engine, lost)
+    # As after a restart of Fabric Manager without --restart.
+    fabric = cloud.hgx[bound.host].fabric
+    fabric.set("active", *(n for n in fabric.active if n != bound.partition))
+    for row in rows.read(engine, schema.arqs):
+        rows.update(engine, schema.arqs, row["id"], updated_at=row["created_at"] - HOUR)
+    expected = {
+        ("partition_inactive", f"partition {SOURCE}:{bound.partition}"),
+        ("partition_unused", f"partition {SOURCE}:{lost.partition}"),
+    }
+    findings = [f for f in audit(cloud, "--repair") if f["Kind"].startswith("partition")]
+    assert {(f["Kind"], f["Object"]) for f in findings} == expected
+    assert all(f["Repaired"].startswith("yes") for f in findings), findings
+    active = {host: set[int]() for host in HOSTS} | {bound.host: {bound.partition}}
+    wait_until("only the partition of the server is active", lambda: cloud.active() == active)
+    servers.delete(bound)
+    wait_until("every GPU is clean", lambda: not find_used(engine))
+    cloud.placement.delete(f"/allocations/{lost.uuid}")
+    assert servers.violations == []
+
+
+def audit(cloud: HgxCloud, *options: str) -> list[dict[str, Any]]:
+    """Run ``cyborg audit`` and return its findings."""
+    command = (BIN / "cyborg", "--os-auth-type", "none", "--os-endpoint", cloud.endpoint)
+    process = subprocess.run(
+        [*command, "audit", "-f", "json", *options],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert process.returncode in (0, 1), process.stderr
+    return list(json.loads(process.stdout))
+
+
+def forget(engine: sa.Engine, server: Server) -> None:
+    """Remove the ARQs of a server from the database, with the claims of their handles."""
+    for arq in rows.read(engine, schema.arqs, instance_uuid=server.uuid):
+        for handle in rows.read(engine, schema.attach_handles, arq_id=arq["id"]):
+            free = {"arq_id": None, "set_id": None, "needs_cleaning": False}
+            rows.update(engine, schema.attach_handles, handle["id"], **free)
+        with engine.begin() as connection:
+            connection.execute(sa.delete(schema.arqs).where(schema.arqs.c.id == arq["id"]))

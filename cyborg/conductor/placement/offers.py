@@ -2,8 +2,8 @@
 """Plan which device sets hosts offer, before their providers are published.
 
 Each change that matters marks a provider of the host stale: a claim, a release, the end of a
-cleaning, a report, an operator's action. The transaction in which a publisher leases stale
-providers first plans the offers of their hosts, so that a plan and what is published agree.
+cleaning, a report, an operator's action. A publisher that has leased stale providers plans the
+offers of their hosts before it reads what to publish.
 
 A set is withdrawn in two steps. Placement first reserves all its units; then, if no consumer has an
 allocation of it, the set is withheld, and overlapping sets can be offered. So a server that was
@@ -11,7 +11,7 @@ allocated the set before always gets its devices.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -26,11 +26,16 @@ from cyborg.core.device_sets.offers import (
     find_owned_sets,
     plan_offers,
 )
+from cyborg.core.errors import CyborgError
 from cyborg.core.inventory.device_set import DeviceSet, OfferMode, OfferState
 from cyborg.core.inventory.device_state import DeviceCondition, DeviceFacts, evaluate
+from cyborg.core.log import get_logger
 from cyborg.core.text import abbreviate
 from cyborg.db.deployables.facts import DeviceFactsColumns
 from cyborg.db.device_sets import offers as store
+from cyborg.db.unit_of_work import UnitOfWork
+
+LOG = get_logger(__name__)
 
 # Characters of an obstacle: the column has 255.
 MAX_REASON = 255
@@ -47,20 +52,40 @@ class _Part:
     desired: Mapping[int, int]
 
 
-def plan_hosts(tx: sa.Connection, hosts: Collection[str], now: datetime) -> None:
-    """Plan and write the offers of these hosts, and of others of their groups if a size is short.
+def plan_hosts(uow: UnitOfWork, hosts: Iterable[str], now: datetime) -> set[str]:
+    """Plan the offers of hosts with device sets; return the hosts whose plan fails.
 
-    Mark the providers of the sets stale whose offer changes. Execute one statement if no host has
-    sets.
+    The caller has leased providers of the hosts before: a change that no plan sees makes a provider
+    stale again. Each plan is a transaction of its own that locks device sets before providers, as
+    claims and reports do. The lease has locked providers: with plans in its transaction publishers
+    of one group would deadlock.
     """
-    for host in store.hosts_with_sets(tx, hosts):
-        groups = {part.group: part.desired for part in _read_parts(tx, host)[1]}
-        for group, desired in sorted(groups.items()):
-            if not group:
-                _plan(tx, now, group, host, None)
-                continue
-            plan = partial(_plan, tx, now, group)
-            update_group(host, desired, store.summarize_group(tx, group), plan)
+    failed = set()
+    for host in hosts:
+        try:
+            uow.run(partial(plan_host, host=host, now=now))
+        except CyborgError:
+            raise
+        except Exception:
+            LOG.exception("Unexpected error while planning the offers of a host", host=host)
+            failed.add(host)
+    return failed
+
+
+def plan_host(tx: sa.Connection, host: str, now: datetime) -> None:
+    """Plan and write the offers of a host, and of others of its groups if a size is short.
+
+    Mark the providers of the sets stale whose offer changes.
+    """
+    # Plans of one group wait for each other: two hosts would be split for one shortage.
+    store.lock_groups(tx, host)
+    groups = {part.group: part.desired for part in _read_parts(tx, host)[1]}
+    for group, desired in sorted(groups.items()):
+        if not group:
+            _plan(tx, now, group, host, None)
+            continue
+        plan = partial(_plan, tx, now, group)
+        update_group(host, desired, store.summarize_group(tx, group), plan)
 
 
 def _plan(

@@ -9,7 +9,7 @@ too early, the generations in Placement prevent lost updates.
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import sqlalchemy as sa
@@ -19,6 +19,7 @@ from cyborg import tracing
 from cyborg.clients.placement import Placement, ProviderSummary
 from cyborg.conductor.common.work_lease import Leasing, WorkLease
 from cyborg.conductor.placement import offers, reconciler
+from cyborg.conductor.placement.batches import Batch, BatchResult
 from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
 from cyborg.core.errors import CyborgError, InUse, NotFound, Unavailable
 from cyborg.core.inventory.device_set import OfferState
@@ -50,52 +51,6 @@ INTERNAL = "internal error, see the log of cyborg-conductor"
 PROBE_NAME = "no-such-resource-provider"
 # Consumers of a device set that an error names.
 MAX_CONSUMERS = 3
-
-
-@dataclass(slots=True)
-class _BatchResult:
-    """Results of a batch: published providers by uuid, and errors by row.
-
-    ``withdrawn`` has the revisions of the device sets, by the uuid of the provider, that are
-    reserved in Placement while no consumer has an allocation of them.
-    """
-
-    published: dict[str, store.Published] = field(default_factory=dict)
-    deleted: dict[str, int] = field(default_factory=dict)
-    failed: list[tuple[store.LeasedProviderRow, str, float]] = field(default_factory=list)
-    unanswered: dict[str, str] = field(default_factory=dict)
-    withdrawn: dict[str, int] = field(default_factory=dict)
-    hosts_without_compute_node: set[str] = field(default_factory=set)
-    repaired: int = 0
-
-    def add(self, other: "_BatchResult") -> None:
-        """Add the results of other rows."""
-        self.published |= other.published
-        self.deleted |= other.deleted
-        self.failed += other.failed
-        self.unanswered |= other.unanswered
-        self.withdrawn |= other.withdrawn
-        self.hosts_without_compute_node |= other.hosts_without_compute_node
-        self.repaired += other.repaired
-
-    def has_result(self, row: store.LeasedProviderRow) -> bool:
-        """Return whether the batch has a result for the row, which may be a failure."""
-        uuid = row["uuid"]
-        return (
-            uuid in self.published
-            or uuid in self.deleted
-            or uuid in self.unanswered
-            or any(other["uuid"] == uuid for other, _, _ in self.failed)
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """Leased rows with their desired state."""
-
-    lease: WorkLease
-    rows: Sequence[store.LeasedProviderRow]
-    desired: Mapping[str, deployables.DesiredProviderRow]
 
 
 @dataclass(eq=False)
@@ -144,6 +99,7 @@ class Publisher:
         # batches costs half the transactions.
         batch = self.uow.run(self._lease_batch)
         while batch is not None:
+            batch = self._plan_offers(batch)
             result = self._publish_batch(batch)
             unanswered += [
                 (batch.lease.owner, uuid, error) for uuid, error in result.unanswered.items()
@@ -158,7 +114,7 @@ class Publisher:
             self.uow.run(lambda tx: store.release_unanswered(tx, unanswered))
         return count
 
-    def _lease_batch(self, tx: sa.Connection) -> _Batch | None:
+    def _lease_batch(self, tx: sa.Connection) -> Batch | None:
         """Lease due rows, then read their desired state.
 
         The lease locks its rows before anything is read. With snapshot isolation, an earlier read
@@ -171,14 +127,20 @@ class Publisher:
         if not rows:
             return None
         lease.taken(len(rows))
-        # Before the desired state is read, which has the offers of device sets.
-        offers.plan_hosts(tx, {row["host"] for row in rows}, lease.start)
-        desired = deployables.desired_state(tx, [row["uuid"] for row in rows])
-        return _Batch(lease, rows, {row["uuid"]: row for row in desired})
+        with_sets = offer_store.hosts_with_sets(tx, {row["host"] for row in rows})
+        return Batch(lease, rows, with_sets, _read_desired(tx, rows))
+
+    def _plan_offers(self, batch: Batch) -> Batch:
+        """Plan the offers of the hosts of a batch; return it with the desired state after that."""
+        if not batch.hosts_with_sets:
+            return batch
+        unplanned = offers.plan_hosts(self.uow, batch.hosts_with_sets, batch.lease.start)
+        desired = self.uow.run(lambda tx: _read_desired(tx, batch.rows))
+        return replace(batch, desired=desired, unplanned=unplanned)
 
     def _record_and_lease(
-        self, tx: sa.Connection, batch: _Batch, result: _BatchResult, end: float
-    ) -> _Batch | None:
+        self, tx: sa.Connection, batch: Batch, result: BatchResult, end: float
+    ) -> Batch | None:
         """Record the results of a batch; lease and return the next batch.
 
         Return None, and lease no rows, if Placement is unavailable or the run ends.
@@ -189,13 +151,13 @@ class Publisher:
         self.unfinished = self.clock() >= end
         return None if self.unfinished else self._lease_batch(tx)
 
-    def _publish_batch(self, batch: _Batch) -> _BatchResult:
+    def _publish_batch(self, batch: Batch) -> BatchResult:
         """Publish leased rows until the lease is about to end or Placement is unavailable.
 
         Several hosts are published at a time. The providers of one host are published one after the
         other, parents first.
         """
-        result = _BatchResult()
+        result = BatchResult()
         rows = batch.rows
         self._compute_nodes.preload(
             {row["host"]: row["identity"] for row in batch.desired.values()}
@@ -215,15 +177,17 @@ class Publisher:
         return result
 
     def _publish_host_safely(
-        self, host: str, rows: Sequence[store.LeasedProviderRow], batch: _Batch
-    ) -> _BatchResult:
+        self, host: str, rows: Sequence[store.LeasedProviderRow], batch: Batch
+    ) -> BatchResult:
         """Publish the rows of a host and record its errors; other hosts are not affected."""
-        result = _BatchResult()
+        result = BatchResult()
         failure: CyborgError | None = None
         try:
             kind = tracing.SpanKind.INTERNAL
             span = tracing.root_span("placement.publish", None, kind, host=host)
             with log_fields(host=host), span:
+                if host in batch.unplanned:
+                    raise CyborgError(INTERNAL)
                 self._publish_host(host, rows, batch.desired, batch.lease, result)
         except CyborgError as exc:
             failure = exc
@@ -246,7 +210,7 @@ class Publisher:
         rows: Sequence[store.LeasedProviderRow],
         desired: Mapping[str, deployables.DesiredProviderRow],
         lease: WorkLease,
-        result: _BatchResult,
+        result: BatchResult,
     ) -> None:
         if self._must_stop(lease):
             return
@@ -293,7 +257,7 @@ class Publisher:
         root: ProviderSummary | None,
         row: store.LeasedProviderRow,
         failure: CyborgError,
-        result: _BatchResult,
+        result: BatchResult,
         missing_node: NotFound | None,
     ) -> None:
         """Record the error of a provider whose changes Placement rejected."""
@@ -351,7 +315,7 @@ class Publisher:
         desired: Provider | None,
         tree: Mapping[str, ProviderSummary],
         missing_node: NotFound | None,
-        result: _BatchResult,
+        result: BatchResult,
         lease: WorkLease,
     ) -> store.PlacementState | CyborgError:
         """Publish a provider; return its state in Placement, or the error.
@@ -394,7 +358,7 @@ class Publisher:
             )
         return outcome.state
 
-    def _check_withdrawn(self, row: store.LeasedProviderRow, result: _BatchResult) -> None:
+    def _check_withdrawn(self, row: store.LeasedProviderRow, result: BatchResult) -> None:
         """Find out whether a consumer has an allocation of a device set that is now reserved.
 
         It is one that Placement served before. The set is checked again later, until the server has
@@ -417,7 +381,7 @@ class Publisher:
         self._record_failure(result, row, error)
 
     def _record_unreachable(
-        self, rows: Sequence[store.LeasedProviderRow], exc: Unavailable, result: _BatchResult
+        self, rows: Sequence[store.LeasedProviderRow], exc: Unavailable, result: BatchResult
     ) -> None:
         """Record rows for which Placement gave no answer; check whether Placement is down."""
         result.unanswered |= {row["uuid"]: exc.message for row in rows}
@@ -444,7 +408,7 @@ class Publisher:
 
     def _record_failure(
         self,
-        result: _BatchResult,
+        result: BatchResult,
         row: store.LeasedProviderRow,
         error: str,
         cause: NotFound | None = None,
@@ -468,10 +432,11 @@ class Publisher:
         delay = min(MAX_RETRY_DELAY, 2.0 ** min(row["attempts"], 16))
         result.failed.append((row, error, delay))
 
-    def _record(self, tx: sa.Connection, batch: _Batch, result: _BatchResult) -> None:
+    def _record(self, tx: sa.Connection, batch: Batch, result: BatchResult) -> None:
         now, owner = self.uow.clock(), batch.lease.owner
-        store.record_published(tx, owner, result.published, now)
+        # First: it locks device sets, and then their providers.
         offer_store.end_withdrawals(tx, result.withdrawn, now)
+        store.record_published(tx, owner, result.published, now)
         store.delete_published(tx, owner, result.deleted)
         store.record_failures(
             tx,
@@ -487,3 +452,11 @@ class Publisher:
         if remaining := [row["uuid"] for row in batch.rows if not result.has_result(row)]:
             store.release(tx, owner, remaining)
         batch.lease.ended()
+
+
+def _read_desired(
+    tx: sa.Connection, rows: Sequence[store.LeasedProviderRow]
+) -> dict[str, deployables.DesiredProviderRow]:
+    """Return the desired state of the providers by their uuids."""
+    found = deployables.desired_state(tx, [row["uuid"] for row in rows])
+    return {row["uuid"]: row for row in found}

@@ -65,6 +65,21 @@ def hosts_with_sets(tx: sa.Connection, hosts: Collection[str]) -> list[str]:
     return list(tx.scalars(found))
 
 
+def lock_groups(tx: sa.Connection, host: str) -> None:
+    """Lock the groups of the sets of a host, in order, against other plans.
+
+    That is a lock of the first set of each group.
+    """
+    d = deployables.c
+    groups = sa.select(d.set_group).distinct().where(d.host == host, d.set_group.is_not(None))
+    names = tx.scalars(groups).all()
+    # Two statements: MariaDB would lock each set of the group to find the first one.
+    firsts = sa.select(sa.func.min(d.id)).where(d.set_group.in_(names)).group_by(d.set_group)
+    if names and (ids := sorted(tx.scalars(firsts))):
+        first = sa.select(d.id).where(d.id.in_(ids)).order_by(d.id)
+        tx.execute(first.with_for_update(key_share=True)).all()
+
+
 def lock_sets(tx: sa.Connection, host: str) -> list[SetRow]:
     """Return the sets of a host in the order of their row ids, locked against other plans."""
     ids = sa.select(deployables.c.id).order_by(deployables.c.id)
@@ -167,7 +182,10 @@ def end_withdrawals(tx: sa.Connection, revisions: Mapping[str, int], now: dateti
     """
     if not revisions:
         return 0
-    p = providers.c
+    d, p = deployables.c, providers.c
+    # Device sets before providers, as in all transactions.
+    found = sa.select(d.id).where(d.rp_uuid.in_(sorted(revisions))).order_by(d.id)
+    tx.execute(found.with_for_update(key_share=True)).all()
     current = sa.select(p.uuid).where(
         p.uuid.in_(sorted(revisions)), sa.tuple_(p.uuid, p.revision).in_(sorted(revisions.items()))
     )

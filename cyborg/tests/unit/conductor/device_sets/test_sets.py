@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from oslo_utils import timeutils
 
 from cyborg.conductor.inventory.devices import Devices
 from cyborg.core.errors import Conflict, NoHandle, WrongState
@@ -11,6 +12,7 @@ from cyborg.core.inventory.device import Health
 from cyborg.core.inventory.device_set import OfferMode, SetKind
 from cyborg.db import schema
 from cyborg.db.attachments import successors
+from cyborg.db.providers.write import mark_stale_existing
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
@@ -289,3 +291,21 @@ def test_successor_replaces_all_devices_of_a_set(engine: sa.Engine, node: Node) 
     assert len(arqs) == 2
     assert closed >= {host.provider(name) for name in ("0", "1", "3")}
     assert host.provider("2") not in closed
+
+
+def test_failed_plan_of_a_host_does_not_stop_the_others(
+    sqlite_engine: sa.Engine, node: Node, placement_adapter: Any
+) -> None:
+    host, other = SetHost(sqlite_engine, node), SetHost(sqlite_engine, Node(placement_adapter))
+    (row,) = rows.read(sqlite_engine, schema.deployables, rp_uuid=host.provider("0"))
+    rows.update(sqlite_engine, schema.deployables, row["id"], device_set={"kind": "newer"})
+    stale = [row["rp_uuid"], other.provider("0")]
+    with sqlite_engine.begin() as tx:
+        mark_stale_existing(tx, stale, timeutils.utcnow())
+    gpu = make_gpu("01", health=Health.UNHEALTHY, health_reason="Xid 79")
+    other.gpus["01"] = gpu
+    other.report()
+    assert all("01" not in other.family[name] for name in other.offered())
+    (provider,) = rows.read(sqlite_engine, schema.providers, uuid=host.provider("0"))
+    assert provider["error"] == "internal error, see the log of cyborg-conductor"
+    assert provider["next_try_at"] is not None

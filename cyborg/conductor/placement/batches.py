@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches of a publisher: leased providers, and the results of their publication."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cyborg.conductor.common.work_lease import WorkLease
+from cyborg.db.deployables.write import DesiredProviderRow
+from cyborg.db.providers.write import LeasedProviderRow, Published
+
+
+@dataclass(slots=True)
+class BatchResult:
+    """Results of a batch: published providers by uuid, and errors by row.
+
+    ``withdrawn`` has the revisions of the device sets, by the uuid of the provider, that are
+    reserved in Placement while no consumer has an allocation of them.
+    """
+
+    published: dict[str, Published] = field(default_factory=dict)
+    deleted: dict[str, int] = field(default_factory=dict)
+    failed: list[tuple[LeasedProviderRow, str, float]] = field(default_factory=list)
+    unanswered: dict[str, str] = field(default_factory=dict)
+    withdrawn: dict[str, int] = field(default_factory=dict)
+    hosts_without_compute_node: set[str] = field(default_factory=set)
+    repaired: int = 0
+
+    def add(self, other: "BatchResult") -> None:
+        """Add the results of other rows."""
+        self.published |= other.published
+        self.deleted |= other.deleted
+        self.failed += other.failed
+        self.unanswered |= other.unanswered
+        self.withdrawn |= other.withdrawn
+        self.hosts_without_compute_node |= other.hosts_without_compute_node
+        self.repaired += other.repaired
+
+    def has_result(self, row: LeasedProviderRow) -> bool:
+        """Return whether the batch has a result for the row, which may be a failure."""
+        uuid = row["uuid"]
+        return (
+            uuid in self.published
+            or uuid in self.deleted
+            or uuid in self.unanswered
+            or any(other["uuid"] == uuid for other, _, _ in self.failed)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Leased rows with their desired state, and the hosts with device sets.
+
+    ``unplanned`` are the hosts whose offers could not be planned: they are not published.
+    """
+
+    lease: WorkLease
+    rows: Sequence[LeasedProviderRow]
+    hosts_with_sets: Sequence[str]
+    desired: Mapping[str, DesiredProviderRow]
+    unplanned: Collection[str] = ()

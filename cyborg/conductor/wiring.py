@@ -54,6 +54,7 @@ from cyborg.conductor.orphans.watcher import (
     InstanceWatcher,
 )
 from cyborg.conductor.placement.compute_nodes import ComputeNodeWatch
+from cyborg.conductor.placement.offers import GroupPlanner
 from cyborg.conductor.placement.publisher import Publisher
 from cyborg.conductor.placement.verifier import ProviderVerifier
 from cyborg.core.placement import round_period
@@ -255,6 +256,7 @@ def build_conductor(
             "custody anchors": CustodyAnchors(uow, notices, uow.clock).sweep,
             "attachments": attachment_runner.sweep,
             "maintenance windows": windows.sweep,
+            "device sets": GroupPlanner(uow, publisher_task.wake).sweep,
         },
     )
     # A thread each: a task that waits for another service delays no other task.

@@ -10,11 +10,14 @@ allocation of it, the set is withheld, and overlapping sets can be offered. So a
 allocated the set before always gets its devices.
 """
 
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 
 import sqlalchemy as sa
 
@@ -39,6 +42,10 @@ LOG = get_logger(__name__)
 
 # Characters of an obstacle: the column has 255.
 MAX_REASON = 255
+# Seconds between two plans of a group for every size that is short.
+GROUP_INTERVAL = 300.0
+
+_host_of = attrgetter("host")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +79,62 @@ def plan_hosts(uow: UnitOfWork, hosts: Iterable[str], now: datetime) -> set[str]
     return failed
 
 
-def plan_host(tx: sa.Connection, host: str, now: datetime) -> None:
+@dataclass(eq=False)
+class GroupPlanner:
+    """Sweep that plans each group of hosts for every size that is short, each GROUP_INTERVAL.
+
+    ``wake_publisher`` is called after a plan; ``clock`` returns monotonic seconds.
+    """
+
+    uow: UnitOfWork
+    wake_publisher: Callable[[], None]
+    clock: Callable[[], float] = time.monotonic
+    _next_at: float = field(init=False, default=0.0)
+
+    def sweep(self) -> int:
+        """Plan the groups if it is time; return their number."""
+        if self.clock() < self._next_at:
+            return 0
+        self._next_at = self.clock() + GROUP_INTERVAL
+        hosts = self.uow.run(store.first_hosts)
+        for host in hosts:
+            self.uow.run(partial(plan_host, host=host, now=self.uow.clock(), every_size=True))
+        if hosts:
+            self.wake_publisher()
+        return len(hosts)
+
+
+def plan_host(tx: sa.Connection, host: str, now: datetime, *, every_size: bool = False) -> None:
     """Plan and write the offers of a host, and of others of its groups if a size is short.
 
-    Mark the providers of the sets stale whose offer changes.
+    Mark the providers of the sets stale whose offer changes. With ``every_size``, sets are split
+    for each size that is short, otherwise only for those of newly allocated sets.
     """
     # Plans of one group wait for each other: two hosts would be split for one shortage.
     store.lock_groups(tx, host)
-    groups = {part.group: part.desired for part in _read_parts(tx, host)[1]}
-    for group, desired in sorted(groups.items()):
+    rows, parts = _read_parts(tx, host)
+    # Sets that no plan has seen yet: their source is new, or has another configuration.
+    every_size = every_size or any(row["offer"] is None for row in rows.values())
+    for group in sorted({part.group for part in parts}):
         if not group:
             _plan(tx, now, group, host, None)
             continue
-        plan = partial(_plan, tx, now, group)
-        update_group(host, desired, store.summarize_group(tx, group), plan)
+        desired = next(part.desired for part in parts if part.group == group)
+        urgent = desired if every_size else _find_allocated_sizes(rows, parts)
+        summaries = store.summarize_group(tx, group)
+        by_host = {name: list(found) for name, found in groupby(summaries, key=_host_of)}
+        update_group(host, desired, by_host, partial(_plan, tx, now, group), urgent)
+
+
+def _find_allocated_sizes(rows: Mapping[int, store.SetRow], parts: Iterable[_Part]) -> set[int]:
+    """Return the sizes of the sets that have been allocated since the last plan."""
+    return {
+        facts.size
+        for part in parts
+        for facts in part.sets
+        if facts.id in find_owned_sets(part.uses)
+        and rows[facts.id]["offer"] != OfferState.ALLOCATED
+    }
 
 
 def _plan(

@@ -65,6 +65,13 @@ def hosts_with_sets(tx: sa.Connection, hosts: Collection[str]) -> list[str]:
     return list(tx.scalars(found))
 
 
+def first_hosts(tx: sa.Connection) -> list[str]:
+    """Return one host of each group, in order."""
+    d = deployables.c
+    found = sa.select(sa.func.min(d.host)).where(d.set_group.is_not(None)).group_by(d.set_group)
+    return sorted(set(tx.scalars(found)))
+
+
 def lock_groups(tx: sa.Connection, host: str) -> None:
     """Lock the groups of the sets of a host, in order, against other plans.
 

@@ -7,6 +7,7 @@ import sqlalchemy as sa
 from oslo_utils import timeutils
 
 from cyborg.conductor.inventory.devices import Devices
+from cyborg.conductor.placement.offers import GroupPlanner
 from cyborg.core.errors import Conflict, NoHandle, WrongState
 from cyborg.core.inventory.device import Health
 from cyborg.core.inventory.device_set import OfferMode, SetKind
@@ -184,13 +185,22 @@ def test_group_breaks_one_host_only(engine: sa.Engine, node: Node, placement_ada
     sizes = [sorted(host.offered().values()) for host in hosts]
     assert sorted(sizes) == [[1, 1, 2, 4], [8]]
     broken, whole = (hosts[sizes.index(found)] for found in ([1, 1, 2, 4], [8]))
-    # A server gets one of the two single GPUs: the pair is split, and then the four.
-    single = next(name for name, size in broken.offered().items() if size == 1)
-    broken.bind(single)
-    broken.publish()
+    # Servers get both single GPUs: the pair is split, and then the four.
+    for single in [name for name, size in broken.offered().items() if size == 1]:
+        broken.bind(single)
+        broken.publish()
     assert whole.offered() == {"0": 8}
     free = {n: size for n, size in broken.offered().items() if broken.offers()[n] == "offered"}
-    assert sorted(free.values()) == [1, 1, 1, 2, 2]
+    assert sorted(free.values()) == [1, 1, 2, 2]
+    # One of the singles is taken, and one is left: no larger set is split at once for it.
+    single = next(name for name, size in free.items() if size == 1)
+    broken.bind(single)
+    broken.publish()
+    offers = broken.offers()
+    free = {n: size for n, size in broken.offered().items() if offers[n] == "offered"}
+    assert sorted(free.values()) in ([1, 1, 1, 2], [1, 2, 2])
+    assert GroupPlanner(UnitOfWork(engine), lambda: None).sweep() == 1
+    broken.publish()
     # Without the whole host there is none to keep.
     whole.bind("0")
     whole.publish()

@@ -220,6 +220,9 @@ def _to_facts(
     row: store.SetRow, device_set: DeviceSet, members: Sequence[store.UnitRow]
 ) -> SetFacts:
     state = OfferState(row["offer"]) if row["offer"] is not None else None
+    if state is None and row["is_published"]:
+        # It was removed and has returned: a server may have been allocated the former one.
+        state = OfferState.WITHDRAWING
     return SetFacts(
         id=row["id"],
         name=row["address"],

@@ -23,7 +23,10 @@ from cyborg.db.schema import deployables, devices, providers, set_members
 
 
 class SetRow(DeviceFactsColumns):
-    """A device set of a host, with the facts of its source, which is a device."""
+    """A device set of a host, with the facts of its source, which is a device.
+
+    ``is_published`` is whether Placement has, or had, the provider.
+    """
 
     id: int
     rp_uuid: str
@@ -33,6 +36,7 @@ class SetRow(DeviceFactsColumns):
     offer: str | None
     offer_reason: str | None
     health_reason: str | None
+    is_published: bool
 
 
 class UnitRow(DeviceFactsColumns):
@@ -94,8 +98,11 @@ def lock_sets(tx: sa.Connection, host: str) -> list[SetRow]:
     # Only these rows, and first: the facts are read after the lock. FOR NO KEY UPDATE on
     # PostgreSQL: claims refer to the rows.
     locked = tx.scalars(ids.with_for_update(key_share=True)).all()
-    query = sa.select(*row_columns(SetRow, deployables, devices, **facts.COLUMNS))
+    is_published = sa.func.coalesce(providers.c.published_revision, 0) > 0
+    columns = {**facts.COLUMNS, "is_published": is_published}
+    query = sa.select(*row_columns(SetRow, deployables, devices, **columns))
     query = query.join(devices, devices.c.id == deployables.c.device_id)
+    query = query.outerjoin(providers, providers.c.uuid == deployables.c.rp_uuid)
     query = query.where(deployables.c.id.in_(locked)).order_by(deployables.c.id)
     return fetch_all(SetRow, tx.execute(query))
 

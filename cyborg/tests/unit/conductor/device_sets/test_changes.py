@@ -16,7 +16,7 @@ from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
 from cyborg.tests.fixtures.databases.services import build
-from cyborg.tests.fixtures.device_sets.host import GPU, SetHost, gpu_address
+from cyborg.tests.fixtures.device_sets.host import GPU, SetHost, gpu_address, make_source
 from cyborg.tests.fixtures.hosts.hosts import make_hosts
 from cyborg.tests.fixtures.machine.options import make_conf
 
@@ -99,3 +99,14 @@ def test_gpu_that_is_cleaned_when_sets_appear_is_in_sets_after_that(host: SetHos
     finish_cleaning(host)
     host.publish()
     assert host.offered() == {"0": 8}
+
+
+def test_sets_that_return_do_not_overlap_what_placement_has_allocated(host: SetHost) -> None:
+    # A server is being built.
+    consumer = host.node.allocate(host.provider("0"), GPU, 8)
+    turn_off(host)
+    host.source = make_source(wanted={"1": 8}, kind=SetKind.PCIE)
+    host.report()
+    assert host.offered() == {}
+    host.bind("0", instance=consumer)
+    assert set(host.owners()) == set(host.gpus)

@@ -134,7 +134,7 @@ class DeviceSetDriver(Driver):
         if number is not None:
             self._partitions.deactivate(number, self.sysfs_root, self.read_domains)
 
-    def read_activations(self) -> Mapping[str, Activation]:
+    def read_activations(self) -> dict[str, Activation]:
         """Return whether each partition is active now, by the address of its deployable.
 
         Return nothing for sets that are no partitions, and if Fabric Manager does not answer.

@@ -9,6 +9,7 @@ import pytest
 
 from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device import Ability, Device, Health
+from cyborg.core.inventory.device_set import Activation
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.base import VolatileMemory
 from cyborg.drivers.device_sets.driver import DeviceSetDriver
@@ -163,6 +164,21 @@ def test_discover_shows_obstacles_of_failures_and_of_other_programs(host: Host) 
     reason = str(found["hgx:1"])
     assert "another program activated partition 3" in reason
     assert "fmpm -d 3" in reason
+
+
+def test_read_activations_tells_own_partitions_from_those_of_others(host: Host) -> None:
+    source = host.source()
+    source.discover()
+    host.fabric.active = {4: ()}
+    source.prepare(item(3), "instance")
+    found = source.read_activations()
+    assert found.pop("hgx:3") is Activation.OWN
+    assert found.pop("hgx:4") is Activation.FOREIGN
+    assert set(found.values()) == {Activation.INACTIVE}
+    host.fabric.problem = PROBLEM
+    assert source.read_activations() == {}
+    source.fabric = None  # a replayed host
+    assert source.read_activations() == {}
 
 
 def test_discover_problem_without_known_partitions_fails(host: Host) -> None:

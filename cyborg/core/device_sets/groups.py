@@ -51,9 +51,8 @@ def update_group(
     ``summaries`` has those of all hosts of the group, and ``plan`` plans a host with a shortage and
     returns its new summaries. The first plan is that of the changed host; it splits no set for the
     group. Then, smallest size first, one host after the other is split until the size is not short.
-    This may make a larger size short, but only if no set of the small size is offered. If no size
-    was short, one host that offers small sets which the group now has elsewhere gets its large set
-    back.
+    This may make a larger size short, but only if no set of the small size is offered. At the end
+    one host that offers small sets which the group now has elsewhere gets its large set back.
 
     Sets are split only for ``urgent`` sizes, and for sizes of which these plans withdraw sets. The
     caller passes the sizes of newly allocated sets, and every few minutes, and after a change of
@@ -74,11 +73,9 @@ def update_group(
         return rows[name] != old
 
     replan(host)
-    complete = True
     for size in sorted(wanted):
         if size not in find_shortage(wanted, totals):
             continue
-        complete = False
         if size not in urgent and totals[size] >= old_totals[size]:
             continue
         for name in rank_hosts_to_split(size, [*chain.from_iterable(rows.values())]):
@@ -88,10 +85,9 @@ def update_group(
             replan(name, size)
             if size not in find_shortage(wanted, totals):
                 break
-    if complete:
-        for name in rank_hosts_to_merge(wanted, [*chain.from_iterable(rows.values())]):
-            if replan(name):
-                break
+    for name in rank_hosts_to_merge(wanted, [*chain.from_iterable(rows.values())]):
+        if replan(name):
+            break
 
 
 def summarize(

@@ -145,6 +145,15 @@ def test_group_size_is_available_elsewhere_merges_the_split_host() -> None:
     assert group.offered("a") == [8]
 
 
+def test_group_larger_size_is_short_merges_the_split_host() -> None:
+    group = Group({4: 1, 8: 1}, {"a": set(), "b": {"1", "2"}})
+    group.update("a")
+    assert group.offered("a") == [4, 4]
+    group.uses["b"] = dict.fromkeys(H100["2"], UnitUse(set_id=2))  # the other four is released
+    group.update("b", urgent=())
+    assert [group.offered(host) for host in "ab"] == [[8], [4]]
+
+
 def test_group_of_one_host_offers_each_size_that_it_can() -> None:
     """The four is not split for the second pair; a board has no set of eight then."""
     group = Group({1: 2, 2: 2, 4: 1, 8: 1}, {"a": set()})

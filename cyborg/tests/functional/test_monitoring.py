@@ -149,13 +149,17 @@ def list_panels() -> list[tuple[str, str]]:
     return [
         (name, text)
         for name, text in list_expressions()
-        if name != "Notifications of Nova" and 'status=~"5.."' not in text
+        # The simulated cards are members of no device set.
+        if name not in ("Notifications of Nova", "Device sets") and 'status=~"5.."' not in text
     ]
 
 
 def list_measured() -> list[tuple[str, str]]:
     """Return the values that the alerts compare with their limits."""
-    rare = ("CyborgApiErrors", "CyborgNotificationsDropped", "CyborgRpcErrors")
+    rare = (
+        *("CyborgApiErrors", "CyborgDeviceSetsExhausted"),
+        *("CyborgNotificationsDropped", "CyborgRpcErrors"),
+    )
     return [
         (name, re.sub(r" (>|==) [0-9.]+$", "", rule["expr"]).replace("absent", "sum"))
         for name, rule in list_alerts().items()

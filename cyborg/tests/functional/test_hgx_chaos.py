@@ -42,7 +42,7 @@ SEED = int(os.environ.get("CYBORG_TEST_CHAOS_SEED", "0")) or random.randrange(1,
 # Seconds in which a user tries to find a candidate.
 PATIENCE = 10.0
 
-pytestmark = [pytest.mark.services, pytest.mark.requires("compiler"), pytest.mark.matrix]
+pytestmark = [pytest.mark.services, pytest.mark.requires("compiler"), pytest.mark.long]
 
 
 @pytest.fixture

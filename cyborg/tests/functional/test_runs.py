@@ -335,10 +335,12 @@ def test_run_error_of_a_session_fixture_at_the_end_fails(run: Runner, tmp_path: 
 
 @pytest.mark.matrix
 def test_run_divides_large_files_for_workers(run: Runner) -> None:
-    # The first test ends when another group has begun, which only another worker can do.
+    # The first test ends when another group has begun, which only another worker can do. It has a
+    # pid too: the other worker may run all the rest.
     waiting = (
         "import os, time\nfrom pathlib import Path\nBEGUN = Path('begun')\n"
-        "def test_waits():\n    while not BEGUN.exists(): time.sleep(0.01)\n"
+        "def test_waits(record_property):\n    while not BEGUN.exists(): time.sleep(0.01)\n"
+        "    record_property('summary', f'pid {os.getpid()}')\n"
     )
     pids = "".join(
         f"def test_{number}(record_property):\n    {'BEGUN.touch()' if number > 9 else 'pass'}\n"

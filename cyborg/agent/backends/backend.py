@@ -25,7 +25,7 @@ from cyborg.core.inventory.device_state import Measurement, Recovery
 from cyborg.core.inventory.report import MAX_REMARKS, BackendState, BackendStatus
 from cyborg.core.text import sanitize
 from cyborg.drivers.base import Driver, MeasureInterface, PartitionInterface, SetupInterface
-from cyborg.drivers.device_sets.driver import DeviceSetDriver
+from cyborg.drivers.device_sets.driver import NOTHING_GROUPED, DeviceSetDriver, Grouped
 from cyborg.threads.periodic import LoopThread
 
 LOG = log.get_logger(__name__)
@@ -131,15 +131,15 @@ class BackendSnapshot:
     """State and devices of a backend at one point in time.
 
     ``has_discovered`` is set after the first successful discovery. A source of device sets has the
-    names of its ``members``, and of these backends the addresses of the devices that its last
-    successful discovery has ``grouped``.
+    names of its ``members``, and of these backends the devices that its last successful discovery
+    has ``grouped``.
     """
 
     state: BackendState
     devices: tuple[Device, ...] = ()
     has_discovered: bool = False
     members: frozenset[str] = frozenset()
-    grouped: frozenset[str] = frozenset()
+    grouped: Grouped = NOTHING_GROUPED
 
 
 @dataclass(eq=False)
@@ -337,7 +337,7 @@ class Backend(LoopThread):
                 has_discovered=True,
                 grouped=self.driver.grouped
                 if isinstance(self.driver, DeviceSetDriver)
-                else frozenset(),
+                else NOTHING_GROUPED,
             )
         # Measured before it is published: an unhealthy device must never be schedulable.
         return self._measure()

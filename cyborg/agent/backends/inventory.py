@@ -13,7 +13,8 @@ from cyborg.agent.backends.backend import MAX_ERROR, Backend, BackendSnapshot
 from cyborg.core.drivers.registry import DriverEntry
 from cyborg.core.hosts import NO_IDENTITY, Identity
 from cyborg.core.inventory import report
-from cyborg.core.inventory.device import FUNCTION_TYPES, Device
+from cyborg.core.inventory.device import FUNCTION_TYPES, Deployable, Device
+from cyborg.core.inventory.device_set import SetMember
 from cyborg.core.inventory.report import BackendState, BackendStatus
 
 
@@ -120,8 +121,8 @@ def collect(
                 continue
             device_owners[device.address] = name
             part_owners.update(dict.fromkeys(addresses, name))
-            if all(device.address in source.grouped for source in groups):
-                devices.append(device)
+            if all(device.address in source.grouped.devices for source in groups):
+                devices.append(_keep_grouped(device, groups))
         error = "; ".join([*([snapshot.state.error] if snapshot.state.error else []), *ignored])
         state = replace(snapshot.state, error=error[:MAX_ERROR] or None)
         waits = [source.state.name for source in groups if not source.has_discovered]
@@ -135,6 +136,29 @@ def collect(
     # the host after each restart of the agent.
     digest = None if discovering else report.digest(devices, states, identity, drivers)
     return Inventory(tuple(states), tuple(devices), digest, identity, drivers)
+
+
+def _keep_grouped(device: Device, sources: Sequence[BackendSnapshot]) -> Device:
+    """Return a member device without the handles that a source of it has not grouped yet.
+
+    Such as after a change of its layout: a new handle would be offered alone.
+    """
+    grouped = [s.grouped.handles for s in sources if s.grouped.handles is not None]
+
+    def keep(deployable: Deployable) -> Deployable:
+        found = tuple(
+            handle
+            for handle in deployable.handles
+            if all(
+                SetMember(device.address, deployable.address, handle.address) in handles
+                for handles in grouped
+            )
+        )
+        return replace(deployable, handles=found)
+
+    if not grouped:
+        return device
+    return replace(device, deployables=tuple(map(keep, device.deployables)))
 
 
 def _exclusive_addresses(device: Device) -> list[str]:

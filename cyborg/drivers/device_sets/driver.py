@@ -6,17 +6,17 @@ own backends, which prepare and clean them. Only a fabric needs work of the sour
 partition of a set before a guest starts, and deactivates it after the guest has ended.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from cyborg.core.drivers.registry import Support
 from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device import Ability, Deployable, Device, Health
-from cyborg.core.inventory.device_set import Activation, DeviceSet, SetKind
+from cyborg.core.inventory.device_set import Activation, DeviceSet, SetKind, SetMember
 from cyborg.core.inventory.device_state import Measurement
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
@@ -46,6 +46,31 @@ def read_nothing_yet(backend: str) -> Sequence[Device]:
     raise DriverFailed(f"waits for the first discovery of backend {backend}")
 
 
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """Devices that a source has read, by address, and their handles; None: any handle."""
+
+    devices: frozenset[str] = frozenset()
+    handles: frozenset[SetMember] | None = None
+
+    @classmethod
+    def of(cls, devices: Iterable[Device]) -> Self:
+        """Return these devices with their handles."""
+        found = list(devices)
+        return cls(
+            frozenset(device.address for device in found),
+            frozenset(
+                SetMember(device.address, deployable.address, handle.address)
+                for device in found
+                for deployable in device.deployables
+                for handle in deployable.handles
+            ),
+        )
+
+
+NOTHING_GROUPED = Grouped()
+
+
 class DeviceSetDriver(Driver):
     """Driver of the sections that ``[agent] device_sets`` names; it is no entry point."""
 
@@ -66,7 +91,7 @@ class DeviceSetDriver(Driver):
         self.fabric: Fabric | None = open_fabric(self) if self.is_fabric else None
         self._remarks: tuple[str, ...] = ()
         # Devices of the members at the last successful discovery, by address.
-        self.grouped: frozenset[str] = frozenset()
+        self.grouped = NOTHING_GROUPED
 
     @property
     def member_backends(self) -> frozenset[str]:
@@ -103,7 +128,7 @@ class DeviceSetDriver(Driver):
                 f"found {len(groups)} sets, at most {MAX_SETS} are allowed; choose fewer sizes or "
                 f"backends in [{self.backend}]"
             )
-        self.grouped = frozenset(d.address for found in devices.values() for d in found)
+        self.grouped = Grouped.of(device for found in devices.values() for device in found)
         kind = self.source.kind
         self._remarks = () if groups else (f"no device can be a member of a set of kind {kind}",)
         return [self._device(groups)] if groups else []

@@ -292,12 +292,11 @@ class VgpuCards:
         """Return the rule that selects the physical function at an address, or None."""
         if not self._rules:
             return None
-        if card not in self._card_rules:
+        rules = self._card_rules  # a discovery in another thread replaces it
+        if card not in rules:
             function = self._sysfs.pci_function(card)
-            self._card_rules[card] = (
-                None if function is None else vgpu.rule_of_card(self._rules, function)
-            )
-        return self._card_rules[card]
+            rules[card] = None if function is None else vgpu.rule_of_card(self._rules, function)
+        return rules[card]
 
     def _card_of(self, address: str) -> str | None:
         return self._sysfs.read_link(PCI_DEVICES / address / "physfn")

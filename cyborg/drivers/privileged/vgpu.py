@@ -147,6 +147,8 @@ def set_heterogeneous(address: str, enable: bool) -> None:
 def _resolve_script(path: str) -> Path:
     """Return the path of a script without links. Raise DriverFailed if others can change it."""
     script = Path(os.path.realpath(path))
+    if not _SCRIPT.fullmatch(str(script)):
+        raise DriverFailed(f"{path} cannot be run: it is a link to {script}, expected sriov-manage")
     for part in (script, *script.parents):
         try:
             found = part.stat()

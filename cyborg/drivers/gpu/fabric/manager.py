@@ -125,9 +125,11 @@ class FabricManager:
             try:
                 self._requests.activate(number, addresses)
             except RequestFailed as exc:
-                self._store(record)  # after any other failure the effect is unknown
                 if exc.returned not in USED:
+                    # The effect is unknown: if the partition becomes active, it is an own one.
+                    self._store(record.with_own(number, True))
                     raise
+                self._store(record)
                 self._explain_use(number, addresses, exc)
                 return
         LOG.info("Fabric partition %d activated for GPUs %s", number, _modules(partition))
@@ -135,14 +137,23 @@ class FabricManager:
     def deactivate(self, number: int) -> None:
         """Deactivate the partition with this id; do nothing if it is inactive or does not exist.
 
-        No server may use its GPUs. Raise DriverFailed if Fabric Manager fails.
+        No server may use its GPUs. Raise DriverFailed if Fabric Manager fails, or another program
+        has activated the partition.
         """
         with self._locked():
             partitions = self._list()
-            if not any(p.id == number and p.is_active for p in partitions):
-                self._store(self._record(partitions).with_own(number, False))
+            is_active = any(p.id == number and p.is_active for p in partitions)
+            is_own = number in self._record(partitions).own
+            if is_active and not is_own:
+                # Such as after a refused activation: its guest would lose its links.
+                raise DriverFailed(
+                    f"partition {number} is not deactivated: another program activated it; stop "
+                    f"the guest that uses it, and deactivate it with fmpm -d {number}"
+                )
+            if not is_own:
                 return
             try:
+                # Also if it is listed as inactive: an activation that timed out may still come.
                 self._requests.deactivate(number)
             except RequestFailed as exc:
                 if exc.returned not in NOT_ACTIVE:  # another client was first

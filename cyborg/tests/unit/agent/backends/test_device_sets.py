@@ -3,6 +3,7 @@
 
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from cyborg.core.drivers.registry import Source
 from cyborg.core.errors import DriverFailed, Misconfigured
 from cyborg.core.inventory.device import Device
 from cyborg.core.inventory.report import BackendState, BackendStatus
-from cyborg.drivers.device_sets.driver import DeviceSetDriver
+from cyborg.drivers.device_sets.driver import DeviceSetDriver, Grouped
 from cyborg.tests.fixtures.hosts.scripted_driver import (
     LONG,
     ScriptedDriver,
@@ -128,7 +129,7 @@ def source_snapshot(
         BackendState("sets", "device_sets", status),
         has_discovered=discovered,
         members=frozenset(members),
-        grouped=frozenset(grouped),
+        grouped=Grouped(frozenset(grouped)),
     )
 
 
@@ -162,6 +163,16 @@ def test_collect_leaves_out_devices_that_are_not_grouped_yet() -> None:
     both = [source_snapshot(A, B), source_snapshot(B, members=["b0", "b1"])]
     found = collect([member_snapshot("b0", A, B), *both])
     assert [device.address for device in found.devices] == [B]
+
+
+def test_collect_leaves_out_handles_that_are_not_grouped_yet() -> None:
+    member = member_snapshot("b0", A, B)
+    old = member_snapshot("b0", A, B)
+    changed = replace(old.devices[1].deployables[0], handles=())
+    grouped = Grouped.of([old.devices[0], replace(old.devices[1], deployables=(changed,))])
+    found = collect([member, replace(source_snapshot(), grouped=grouped)])
+    assert found.devices[0] == member.devices[0]
+    assert [len(part.handles) for part in found.devices[1].deployables] == [0]
 
 
 def test_collect_other_backend_does_not_offer_a_waiting_device() -> None:

@@ -60,7 +60,7 @@ def test_discover_reports_one_device_with_a_deployable_each_set() -> None:
     assert [m.handle for m in found.members] == [slot(0), slot(1)]
     # What the agent requires of each device of a driver.
     assert Device.from_dict(json.loads(json.dumps(device.to_dict()))) == device
-    assert source.grouped == {slot(0), slot(1)}
+    assert source.grouped.devices == {slot(0), slot(1)}
     assert (source.abilities, source.remarks) == (frozenset(), ())
 
 
@@ -119,7 +119,7 @@ def test_discover_before_the_members_fails_and_keeps_what_it_grouped() -> None:
     source.read_devices = fail
     with pytest.raises(DriverFailed, match="backend gpu has not discovered yet"):
         source.discover()
-    assert source.grouped == {slot(0)}
+    assert source.grouped.devices == {slot(0)}
 
 
 @pytest.mark.parametrize("kind", ["numa", "nvlink"])

@@ -104,6 +104,15 @@ def test_activate_with_functions_again_needs_the_same(
     assert double.active == {3: VFS}
 
 
+def test_deactivate_partition_of_another_program_is_refused(
+    manager: FabricManager, double: FabricManagerDouble
+) -> None:
+    double.set("active", "4")
+    with pytest.raises(DriverFailed, match=r"another program activated it.*fmpm -d 4"):
+        manager.deactivate(4)
+    assert active(manager) == [4]
+
+
 def test_deactivate_inactive_or_unknown_partition_is_success(
     manager: FabricManager, double: FabricManagerDouble
 ) -> None:
@@ -115,6 +124,7 @@ def test_deactivate_inactive_or_unknown_partition_is_success(
     manager.activate(3)
     double.set("fail", "fmDeactivateFabricPartition -4 1")  # another client was first
     manager.deactivate(3)
+    manager.activate(3)
     double.set("fail", "fmDeactivateFabricPartition -10 1")
     with pytest.raises(DriverFailed, match="NVLINK_ERROR"):
         manager.deactivate(3)
@@ -285,6 +295,9 @@ def test_read_tells_own_partitions_from_those_of_others(
     double.set("fail", "fmActivateFabricPartition -10 1")
     with pytest.raises(DriverFailed, match="NVLINK_ERROR"):
         manager.activate(3)
+    # It may become active later: then it is an own one, and the release deactivates it.
+    assert manager.read().own == {3}
+    manager.deactivate(3)
     assert manager.read().own == set()
 
 
@@ -308,7 +321,8 @@ def test_two_processes_at_once_activate_one_of_two_overlapping_partitions(
         "from cyborg.drivers.gpu.fabric.manager import FabricManager\n"
         "from cyborg.drivers.gpu.fabric.requests import FabricRequests\n"
         "requests = FabricRequests(sys.argv[1], library=sys.argv[2])\n"
-        "manager = FabricManager(requests, VolatileMemory)\n"
+        "memory = VolatileMemory()\n"
+        "manager = FabricManager(requests, lambda: memory)\n"
         "for _ in range(10):\n"
         "    try:\n"
         "        manager.activate(1)\n"

@@ -82,7 +82,7 @@ def test_server_gets_one_partition_which_is_active_while_it_is_bound(
     assert servers.violations == []
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_restarted_fabric_manager_gets_the_bound_partitions(
     env: tuple[HgxCloud, sa.Engine],
 ) -> None:
@@ -99,7 +99,7 @@ def test_restarted_fabric_manager_gets_the_bound_partitions(
     assert servers.violations + fabric.values("cut") + fabric.values("refused") == []
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_sets_are_closed_while_fabric_manager_is_away(env: tuple[HgxCloud, sa.Engine]) -> None:
     cloud, _ = env
     host = HOSTS[0]
@@ -114,7 +114,7 @@ def test_sets_are_closed_while_fabric_manager_is_away(env: tuple[HgxCloud, sa.En
     wait_until("sets are offered again", lambda: cloud.offered()[host])
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_failed_link_fails_the_boot_and_leaves_nothing(env: tuple[HgxCloud, sa.Engine]) -> None:
     cloud, engine = env
     servers = Servers(cloud)
@@ -131,7 +131,7 @@ def test_failed_link_fails_the_boot_and_leaves_nothing(env: tuple[HgxCloud, sa.E
     assert servers.violations == []
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_fatal_switch_error_closes_the_sets_with_links(env: tuple[HgxCloud, sa.Engine]) -> None:
     cloud, _ = env
     host = HOSTS[1]
@@ -146,7 +146,7 @@ def test_fatal_switch_error_closes_the_sets_with_links(env: tuple[HgxCloud, sa.E
     wait_until("sets are offered again", lambda: cloud.offered()[host] - singles)
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_rebooted_host_activates_the_bound_partition_again(
     env: tuple[HgxCloud, sa.Engine],
 ) -> None:
@@ -171,7 +171,7 @@ def find_used(engine: sa.Engine) -> list[str]:
     return [row["address"] for row in found if row["arq_id"] or row["needs_cleaning"]]
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_audit_finds_the_partition_of_another_program_which_closes_its_sets(
     env: tuple[HgxCloud, sa.Engine],
 ) -> None:
@@ -190,7 +190,7 @@ def test_audit_finds_the_partition_of_another_program_which_closes_its_sets(
     assert audit(cloud) == []
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_audit_repair_deactivates_and_activates_partitions(
     env: tuple[HgxCloud, sa.Engine],
 ) -> None:

@@ -19,6 +19,7 @@ from cyborg.tests.fixtures.clouds.keystone_cloud import HOST
 from cyborg.tests.fixtures.clouds.nova_cloud import MICROVERSION, NovaCloud, nova_cloud
 from cyborg.tests.fixtures.machine import tutorial
 from cyborg.tests.fixtures.machine.processes import wait_until
+from cyborg.tests.fixtures.machine.tiers import sample
 from cyborg.tests.fixtures.nova.servers import MEMBER, PATIENCE, Devices, Servers
 
 __all__ = ["nova_cloud"]
@@ -260,7 +261,7 @@ def boot_and_hold_attach(servers: Servers, cyborg: Run) -> str:
     return server
 
 
-@pytest.mark.parametrize("daemon", DAEMONS)
+@pytest.mark.parametrize("daemon", sample(DAEMONS, "nova-api", mark=pytest.mark.long))
 def test_daemon_killed_before_the_reboot_of_an_attach(
     servers: Servers, cyborg: Run, daemon: str
 ) -> None:
@@ -281,7 +282,9 @@ def test_daemon_killed_before_the_reboot_of_an_attach(
     servers.delete(server)
 
 
-@pytest.mark.parametrize("daemon", [*DAEMONS, "nova-scheduler"])
+@pytest.mark.parametrize(
+    "daemon", sample([*DAEMONS, "nova-scheduler"], "conductors", mark=pytest.mark.long)
+)
 def test_daemon_killed_in_the_reboot_of_a_detach(
     servers: Servers, cyborg: Run, daemon: str
 ) -> None:
@@ -300,7 +303,9 @@ def test_daemon_killed_in_the_reboot_of_a_detach(
     servers.delete(server)
 
 
-@pytest.mark.parametrize("daemon", [*DAEMONS, "nova-conductor"])
+@pytest.mark.parametrize(
+    "daemon", sample([*DAEMONS, "nova-conductor"], "nova-compute", mark=pytest.mark.long)
+)
 def test_daemon_killed_in_the_reboot_of_an_attach(
     servers: Servers, cyborg: Run, daemon: str
 ) -> None:

@@ -26,7 +26,7 @@ from cyborg.core.errors import Invalid
 from cyborg.tests.fixtures.machine.tiers import sample
 from cyborg.tests.unit.os_acc import samples
 
-COUNTS = sample([1000, 10_000], 1000)
+COUNTS = sample([1000, 10_000], 1000, mark=pytest.mark.long)
 ATTRIBUTES = {
     "PCI": {"mode": "subsystem", "type": "pci", "managed": "yes"},
     "VFIO": {"mode": "subsystem", "type": "pci", "managed": "no"},

@@ -20,7 +20,7 @@ from pathlib import Path
 from cyborg.core.errors import DriverFailed
 from cyborg.drivers.kernel import nvml
 from cyborg.drivers.kernel.nvml import GpuFacts, short_name
-from cyborg.drivers.privileged import CONTEXT, gpu, vgpu
+from cyborg.drivers.privileged import CONTEXT, gpu, mig, vgpu
 from cyborg.testing.machine import HostTree
 
 _NUMBER = re.compile(r"[+-]?[0-9]+\n?")  # kstrtol of Linux
@@ -53,6 +53,10 @@ class SimulatedCard:
     types: Sequence[VgpuType]
     numvfs: int
     mig: bool = False
+    pending_mig: bool = False
+    needs_reset: bool = False  # a change of the MIG mode stays pending until a reset
+    # NVML describes MIG-backed types and profiles outside the MIG mode, and the others in it.
+    lists_all: bool = False
     heterogeneous: bool = False
     instances: Counter[str] = field(default_factory=Counter)  # GPU instances by profile
     vgpus: dict[str, VgpuType] = field(default_factory=dict)  # by virtual function
@@ -84,10 +88,14 @@ class SimulatedVgpuHost(HostTree):
             (vgpu, "_DEV", self.dev),
             (vgpu, "_PROC", self.proc),
             (vgpu, "_write", self.write_attribute),
-            (vgpu, "_resolve_script", Path),
+            (vgpu, "_resolve", lambda path, name: Path(path)),
             (vgpu, "_run_script", self._run_script),
             (gpu, "_SYS", self.root),
+            (mig, "_SYS", self.root),
+            (mig, "_resolve", lambda path, name: Path(path)),
+            (mig, "_run", self._run_reset),
             (nvml, "set_heterogeneous", self.set_heterogeneous),
+            (nvml, "request_mig_mode", self.request_mig_mode),
             (nvml, "replace_instances", self.replace_instances),
             (CONTEXT, "client_mode", False),
         ):
@@ -102,13 +110,14 @@ class SimulatedVgpuHost(HostTree):
         numvfs: int = 4,
         product: str = "2335",
         mig: bool = False,
+        needs_reset: bool = False,
     ) -> SimulatedCard:
         """Add a card that is bound to its driver for hosts, without virtual functions."""
         self.add_function(
             address, "10de", product, "030200", kernel_driver="nvidia", totalvfs=numvfs
         )
         (self.bus / address / "sriov_vf_device").write_text(f"{product}\n")
-        card = SimulatedCard(address, framebuffer, types, numvfs, mig)
+        card = SimulatedCard(address, framebuffer, types, numvfs, mig, mig, needs_reset)
         self.cards[address] = card
         return card
 
@@ -143,6 +152,39 @@ class SimulatedVgpuHost(HostTree):
             raise DriverFailed(f"the heterogeneous mode of {address} is 0 after a change to 1")
         card.heterogeneous = enable
         self._update(card)
+
+    def request_mig_mode(self, address: str, *, enable: bool) -> str | None:
+        """Act as ``nvml.request_mig_mode``. Raise DriverFailed; the mode may stay pending."""
+        card = self.cards[address]
+        if not enable and card.instances.total():
+            raise DriverFailed(f"{address} has GPU instances: remove them first")
+        card.pending_mig = enable
+        if card.mig == enable:
+            return None
+        if card.functions:
+            raise AssertionError("the MIG mode of a card with virtual functions was changed")
+        if f"mig {int(enable)}" in self.failing:
+            return "In use by another client"
+        if card.needs_reset:
+            return nvml.RESET_REQUIRED
+        self._activate(card)
+        return None
+
+    def _run_reset(
+        self, command: Sequence[str], environment: Mapping[str, str], timeout: float
+    ) -> None:
+        """Act as ``nvidia-smi --gpu-reset -i ADDRESS``."""
+        _, option, _, address = command
+        self.commands.append(f"nvidia-smi {option} {address}")
+        if option in self.failing:
+            raise DriverFailed("nvidia-smi failed with 255: GPU Reset couldn't run")
+        self._activate(self.cards[address])
+
+    @staticmethod
+    def _activate(card: SimulatedCard) -> None:
+        card.mig = card.pending_mig
+        card.heterogeneous = False
+        card.instances.clear()
 
     def replace_instances(self, address: str, instances: Mapping[str, int]) -> None:
         """Act as ``nvml.replace_instances``. Raise DriverFailed; some instances may be left."""
@@ -186,7 +228,10 @@ class SimulatedVgpuHost(HostTree):
             self.close_function(function)
         for address in self.cards:
             self.manage_sriov(address, enable=False)
-            self.cards[address].instances.clear()
+            # As of a card before the generation Hopper, whose mode outlasts a reboot.
+            card = self.cards[address]
+            card.pending_mig = card.mig if card.needs_reset else False
+            self._activate(card)
 
     def current(self, function: str) -> str:
         """Return the name of the type of a function's vGPU; empty without one."""
@@ -198,16 +243,23 @@ class SimulatedVgpuHost(HostTree):
         card = self.cards.get(address)
         if card is None:
             return None
-        types = [t for t in card.types if (t.profile is not None) == card.mig]
+        types = [t for t in card.types if card.lists_all or (t.profile is not None) == card.mig]
         backed = {short_name(t.name): t for t in types if t.profile is not None}
         return GpuFacts(
             memory=card.framebuffer << 30,
             mig="enabled" if card.mig else "disabled",
-            max_vgpus={short_name(t.name): card.framebuffer // t.framebuffer for t in types},
+            max_vgpus={
+                short_name(t.name): card.framebuffer // t.framebuffer
+                for t in types
+                if (t.profile is not None) == card.mig or (card.lists_all and t.profile is None)
+            },
             mig_profiles={
                 str(t.profile): SLICES // _slices(str(t.profile)) for t in backed.values()
             },
-            mig_instances={str(t.profile): card.instances[str(t.profile)] for t in backed.values()},
+            mig_instances={
+                str(t.profile): card.instances[str(t.profile)]
+                for t in (backed.values() if card.mig else ())
+            },
             vgpu_profiles={name: str(t.profile) for name, t in backed.items()},
             vgpus_per_instance={name: t.per_instance for name, t in backed.items()},
             vgpu_names={str(t.id): short_name(t.name) for t in types},

@@ -6,7 +6,10 @@ NVIDIA documents the functions in the NVML API Reference Guide: ``nvmlDeviceGetU
 ``nvmlDeviceGetMigMode``, ``nvmlDeviceGetSupportedVgpus``, ``nvmlVgpuTypeGetName``,
 ``nvmlVgpuTypeGetMaxInstances``, ``nvmlVgpuTypeGetMaxInstancesPerGpuInstance``,
 ``nvmlVgpuTypeGetFramebufferSize``, ``nvmlDeviceGetVgpuHeterogeneousMode`` and
-``nvmlDeviceSetVgpuHeterogeneousMode``; for MIG the section "Multi Instance GPU Management".
+``nvmlDeviceSetVgpuHeterogeneousMode``; for MIG the section "Multi Instance GPU Management", with
+``nvmlDeviceSetMigMode``: it succeeds although the mode could not be activated, and then the mode is
+pending. Some cards describe their MIG profiles only in MIG mode
+(``NVML_FI_DEV_IS_MIG_MODE_INDEPENDENT_MIG_QUERY_CAPABLE``).
 
 NVML opens the device node of a GPU and keeps it open until ``nvmlShutdown``. While the node is
 open, libvirt cannot unbind the GPU from its kernel driver, which it must do when a server gets the
@@ -41,6 +44,9 @@ NVIDIA = "10de"
 # Kernel driver with which NVML knows a GPU.
 KERNEL_DRIVER = "nvidia"
 
+# Why a mode is pending that a reset of the GPU makes current.
+RESET_REQUIRED = "reset required"
+
 # nvmlEnableState_t, NVML_DEVICE_MIG_DISABLE and _ENABLE; pynvml.py of nvidia-ml-py has the values.
 _MODES = {0: "disabled", 1: "enabled"}
 
@@ -50,13 +56,14 @@ class GpuFacts(Serializable):
     """Facts about one GPU; facts that the GPU does not support are None.
 
     ``memory`` is in bytes. ``max_vgpus`` has the maximum number of vGPUs by type; a type is named
-    without its product line, such as ``A40-12Q``. A GPU in MIG mode also has profiles of GPU
-    instances, such as ``1g.10gb``: ``mig_profiles`` has the maximum number of instances by profile,
-    ``mig_instances`` the current number by profile, ``vgpu_profiles`` the profile that each type of
-    MIG-backed vGPU needs, and ``vgpus_per_instance`` the maximum number of vGPUs of each such type
-    in one GPU instance. ``vgpu_names`` has the names of the types by their ids, ``vgpu_memory`` the
-    framebuffer of each type in bytes. ``heterogeneous`` is whether vGPUs of different framebuffer
-    sizes can exist at the same time; None if the GPU does not support this, also in MIG mode.
+    without its product line, such as ``A40-12Q``. A GPU in MIG mode, and some others that can be in
+    it, also have profiles of GPU instances, such as ``1g.10gb``: ``mig_profiles`` has the maximum
+    number of instances by profile, ``mig_instances`` the current number by profile in MIG mode,
+    ``vgpu_profiles`` the profile that each type of MIG-backed vGPU needs, and
+    ``vgpus_per_instance`` the maximum number of vGPUs of each such type in one GPU instance.
+    ``vgpu_names`` has the names of the types by their ids, ``vgpu_memory`` the framebuffer of each
+    type in bytes. ``heterogeneous`` is whether vGPUs of different framebuffer sizes can exist at
+    the same time; None if the GPU does not support this, also in MIG mode.
 
     ``module`` is the module id of a GPU of a baseboard. ``nvlinks`` has the number of NVLinks to
     other GPUs by their PCI address.
@@ -79,14 +86,25 @@ class GpuFacts(Serializable):
     vgpu_memory: Mapping[str, int] = field(default_factory=dict)
     heterogeneous: bool | None = None
 
+    @property
+    def in_mig_mode(self) -> bool:
+        """Return whether the GPU is in MIG mode."""
+        return self.mig == _MODES[1]
+
+    @property
+    def present_instances(self) -> dict[str, int]:
+        """Return the current numbers of GPU instances by profile, without zeros."""
+        return {profile: count for profile, count in self.mig_instances.items() if count}
+
     def max_vgpus_of(self, vgpu_type: str) -> int | None:
         """Return how many vGPUs of a type the GPU can have if it has no others; None if unknown.
 
         The GPU instances that exist now limit a type of MIG-backed vGPUs.
         """
-        instances = self.mig_instances.get(self.vgpu_profiles.get(vgpu_type, ""))
-        if instances is None:
+        profile = self.vgpu_profiles.get(vgpu_type)
+        if profile is None:
             return self.max_vgpus.get(vgpu_type)
+        instances = self.mig_instances.get(profile, 0)
         # Drivers without this function of NVML have one vGPU for each GPU instance.
         return instances * self.vgpus_per_instance.get(vgpu_type, 1)
 
@@ -158,6 +176,44 @@ def set_heterogeneous(address: str, *, enable: bool) -> None:
         raise DriverFailed(
             f"the heterogeneous mode of {address} is {found} after a change to {int(enable)}"
         )
+
+
+def request_mig_mode(address: str, *, enable: bool) -> str | None:
+    """Switch the MIG mode of the GPU at an address; see ``privileged.mig``.
+
+    Return None if the mode is current, otherwise the reason why it is pending. Raise DriverFailed
+    if NVML refuses the request, or the GPU has GPU instances that would be lost.
+    """
+    try:
+        nvml = importlib.import_module(MODULE)
+    except ImportError as exc:
+        raise DriverFailed(
+            f"the MIG mode of {address} cannot be changed: nvidia-ml-py is missing"
+        ) from exc
+    mode = nvml.NVML_DEVICE_MIG_ENABLE if enable else nvml.NVML_DEVICE_MIG_DISABLE
+    try:
+        with _opened(nvml):
+            device = nvml.nvmlDeviceGetHandleByPciBusId(address.encode())
+            modes = nvml.nvmlDeviceGetMigMode(device)
+            if modes == [mode, mode]:
+                return None
+            if not enable and any(
+                _list_instances(nvml, device, info)
+                for info in _read_profiles(nvml, device).values()
+            ):
+                raise DriverFailed(f"{address} has GPU instances: remove them first")
+            status = nvml.nvmlDeviceSetMigMode(device, mode)
+            # The device may have been unbound or reset: its handle is not valid any more.
+            device = nvml.nvmlDeviceGetHandleByPciBusId(address.encode())
+            if nvml.nvmlDeviceGetMigMode(device)[0] == mode:
+                return None
+    except nvml.NVMLError as exc:
+        raise DriverFailed(
+            f"the MIG mode of {address} cannot be changed to {int(enable)}: {exc}"
+        ) from exc
+    if status in (nvml.NVML_SUCCESS, nvml.NVML_ERROR_RESET_REQUIRED):
+        return RESET_REQUIRED
+    return str(nvml.NVMLError(status))
 
 
 def format_instances(instances: Mapping[str, int]) -> str:
@@ -265,7 +321,7 @@ def _read(nvml: Any, address: str) -> GpuFacts:
     ecc, mig = get(nvml.nvmlDeviceGetEccMode, device), get(nvml.nvmlDeviceGetMigMode, device)
     memory = get(nvml.nvmlDeviceGetMemoryInfo, device)
     in_mig_mode = mig is not None and mig[0] == nvml.NVML_DEVICE_MIG_ENABLE
-    profiles = _read_profiles(nvml, device) if in_mig_mode else {}
+    profiles = {} if mig is None else _read_profiles(nvml, device)
     names = {info.id: name for name, info in profiles.items()}
     limits: dict[str, int] = {}
     vgpu_profiles: dict[str, str] = {}
@@ -297,7 +353,9 @@ def _read(nvml: Any, address: str) -> GpuFacts:
         max_vgpus=limits,
         mig_profiles={name: int(info.instanceCount) for name, info in profiles.items()},
         mig_instances={
-            name: len(_list_instances(nvml, device, info)) for name, info in profiles.items()
+            name: len(_list_instances(nvml, device, info))
+            for name, info in profiles.items()
+            if in_mig_mode
         },
         vgpu_profiles=vgpu_profiles,
         module=nvlink.read_module(nvml, device),

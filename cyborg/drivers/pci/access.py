@@ -67,6 +67,7 @@ class HostAccess:
     remove_vgpu: Callable[[str], None]
     set_sriov: Callable[[str, bool, str], None]
     set_heterogeneous: Callable[[str, bool], None]
+    set_mig_mode: Callable[[str, bool, str], None]
     set_instances: Callable[[str, Mapping[str, int]], None]
     load_firmware: Callable[[str, str, str, int], None]
     reconfigure: Callable[[str, int, str, int, int], None]
@@ -110,6 +111,7 @@ class HostAccess:
             remove_vgpu=_privileged("vgpu", "remove") if local else remove_absent_vgpu,
             set_sriov=work("vgpu", "set_sriov", "changed"),
             set_heterogeneous=work("vgpu", "set_heterogeneous", "changed"),
+            set_mig_mode=work("mig", "set_mode", "changed"),
             set_instances=work("gpu", "set_instances", "partitioned"),
             load_firmware=work("fpga", "load_firmware", "programmed"),
             reconfigure=work("fpga", "reconfigure", "programmed"),

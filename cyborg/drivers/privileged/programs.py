@@ -2,14 +2,47 @@
 """Programs of vendors that privileged functions run, with a timeout and without a shell."""
 
 import os
+import re
 import signal
+import stat
 import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from cyborg.core.errors import DriverFailed
 
 MAX_OUTPUT = 300  # characters of a program's error in a message
 _KILL_TIMEOUT = 10.0  # seconds until a killed process has ended; none in the kernel does
+_PATH = re.compile(r"(/[^/\x00-\x1f\x7f]+)+")
+
+
+def is_path_of(path: object, name: str) -> bool:
+    """Return whether a value is the absolute path of a program with a name."""
+    return (
+        isinstance(path, str)
+        and _PATH.fullmatch(path) is not None
+        and os.path.basename(path) == name
+    )
+
+
+def resolve(path: str, name: str) -> Path:
+    """Return the path of a program without links.
+
+    Raise DriverFailed if the program has another name, or others than root can change it.
+    """
+    program = Path(os.path.realpath(path))
+    if program.name != name:
+        raise DriverFailed(f"{path} cannot be run: it is a link to {program}, expected {name}")
+    for part in (program, *program.parents):
+        try:
+            found = part.stat()
+        except OSError as exc:
+            raise DriverFailed(f"{path} cannot be run: {part}: {exc.strerror}") from exc
+        # In a sticky directory, such as /tmp, others cannot replace what is of root.
+        sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+        if found.st_uid != 0 or (found.st_mode & 0o022 and not sticky):
+            raise DriverFailed(f"{path} cannot be run: others than root can change {part}")
+    return program
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], timeout: float) -> None:

@@ -11,8 +11,6 @@ Software User Guide"), which unbinds the card from its driver and binds it again
 """
 
 import os
-import re
-import stat
 import time
 from pathlib import Path
 
@@ -23,10 +21,11 @@ from cyborg.drivers.host_use.check import used_functions
 from cyborg.drivers.kernel import nvml, vgpu
 from cyborg.drivers.privileged import CONTEXT, files, programs
 from cyborg.drivers.privileged.files import write as _write
+from cyborg.drivers.privileged.programs import resolve as _resolve
 from cyborg.drivers.sysfs import PCI_DEVICES, Sysfs
 
 _SYS, _DEV, _PROC = Path("/sys"), Path("/dev"), Path("/proc")
-_SCRIPT = re.compile(r"(/[^/\x00-\x1f\x7f]+)*/sriov-manage")
+_SCRIPT = "sriov-manage"
 _SCRIPT_TIMEOUT = 120.0  # seconds; a card with 32 functions takes some
 _BUSY = "Cannot obtain unbindLock"
 _ATTEMPTS, _DELAY = 5, 1.0  # while another program has the node of the card open; seconds
@@ -103,7 +102,7 @@ def set_sriov(address: str, enable: bool, script: str) -> None:
     function = str(PciAddress.parse(address))
     if type(enable) is not bool:
         raise Invalid(f"{enable!r} is neither true nor false", field="enable")
-    if not isinstance(script, str) or not _SCRIPT.fullmatch(script):
+    if not programs.is_path_of(script, _SCRIPT):
         raise Invalid(f"{script!r} is not the absolute path of sriov-manage", field="script")
     sysfs = Sysfs(_SYS)
     card = sysfs.pci_function(function)
@@ -123,7 +122,7 @@ def set_sriov(address: str, enable: bool, script: str) -> None:
             raise DriverFailed(f"SR-IOV of {function} cannot be changed: {name}: {reason}")
     for name in virtual:
         _check_unused(name)
-    _run_script(_resolve_script(script), "-e" if enable else "-d", function)
+    _run_script(_resolve(script, _SCRIPT), "-e" if enable else "-d", function)
     after = sysfs.pci_function(function)
     if after is None or bool(after.numvfs) != enable:
         raise DriverFailed(
@@ -142,23 +141,6 @@ def set_heterogeneous(address: str, enable: bool) -> None:
     if type(enable) is not bool:
         raise Invalid(f"{enable!r} is neither true nor false", field="enable")
     nvml.set_heterogeneous(function, enable=enable)
-
-
-def _resolve_script(path: str) -> Path:
-    """Return the path of a script without links. Raise DriverFailed if others can change it."""
-    script = Path(os.path.realpath(path))
-    if not _SCRIPT.fullmatch(str(script)):
-        raise DriverFailed(f"{path} cannot be run: it is a link to {script}, expected sriov-manage")
-    for part in (script, *script.parents):
-        try:
-            found = part.stat()
-        except OSError as exc:
-            raise DriverFailed(f"{path} cannot be run: {part}: {exc.strerror}") from exc
-        # In a sticky directory, such as /tmp, others cannot replace what is of root.
-        sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
-        if found.st_uid != 0 or (found.st_mode & 0o022 and not sticky):
-            raise DriverFailed(f"{path} cannot be run: others than root can change {part}")
-    return script
 
 
 def _run_script(script: Path, option: str, function: str) -> None:

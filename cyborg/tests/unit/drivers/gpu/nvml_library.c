@@ -28,13 +28,26 @@ static const unsigned limits[PROFILES] = {7, 3, 1}, indices[PROFILES] = {0, 1, 4
 static const char *const profile_names[] = {"MIG 1g.10gb", "MIG 2g.20gb", "MIG 7g.80gb"};
 static Instance instances[SLICES];
 static int opened, broken, mig, busy, failing, gpus[2], heterogeneous, vgpus, ignoring;
+static int pending, activation, querying;
 typedef struct { unsigned version, value; } Mode;
 typedef struct { unsigned version, type, count; } MaxInstances;
 int reads; /* of GPUs, for the test */
 
 int count_opened(void) { return opened; }
 void set_broken(int value) { broken = value; }
-void set_mig(int value) { mig = value; memset(instances, 0, sizeof instances); busy = failing = 0; }
+void set_mig(int value)
+{
+    mig = pending = value, activation = querying = 0;
+    memset(instances, 0, sizeof instances);
+    busy = failing = 0;
+}
+
+/* Status of a change of the MIG mode, which stays pending unless it is 0; whether the profiles are
+ * described outside the MIG mode. */
+void set_activation(int value) { activation = value; }
+void set_querying(int value) { querying = value; }
+void reset_gpu(void) { mig = pending; }
+int get_pending(void) { return pending; }
 void set_busy(int value) { busy = value; }       /* a process uses the instances */
 void set_failing(int value) { failing = value; } /* this many creations succeed, if not 0 */
 
@@ -96,10 +109,19 @@ int nvmlDeviceGetEccMode(void *device, unsigned *current, unsigned *pending)
     return modern(device) ? SUCCESS : NOT_SUPPORTED;
 }
 
-int nvmlDeviceGetMigMode(void *device, unsigned *current, unsigned *pending)
+int nvmlDeviceGetMigMode(void *device, unsigned *current, unsigned *next)
 {
-    *current = *pending = mig;
+    *current = mig, *next = pending;
     return modern(device) ? SUCCESS : NOT_SUPPORTED;
+}
+
+int nvmlDeviceSetMigMode(void *device, unsigned mode, unsigned *status)
+{
+    if (!modern(device)) return NOT_SUPPORTED;
+    pending = mode;
+    if (!activation) mig = pending;
+    *status = mig == pending ? SUCCESS : activation;
+    return SUCCESS;
 }
 
 int nvmlDeviceGetSupportedVgpus(void *device, unsigned *count, unsigned *types)
@@ -202,7 +224,7 @@ static int find(const unsigned *values, unsigned value)
 int nvmlDeviceGetGpuInstanceProfileInfoV(void *device, unsigned index, Profile *profile)
 {
     int number = find(indices, index);
-    if (!modern(device) || !mig || number < 0) return NOT_SUPPORTED;
+    if (!modern(device) || !(mig || querying) || number < 0) return NOT_SUPPORTED;
     profile->id = ids[number], profile->slices = slices[number];
     profile->instances = limits[number];
     snprintf(profile->name, sizeof profile->name, "%s", profile_names[number]);

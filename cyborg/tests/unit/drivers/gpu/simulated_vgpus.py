@@ -11,7 +11,7 @@ from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.base import Memory
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.pci.access import HostAccess
-from cyborg.drivers.privileged import gpu, vgpu
+from cyborg.drivers.privileged import gpu, mig, vgpu
 from cyborg.testing.vgpu_host import SimulatedVgpuHost, VgpuType
 
 CARD = "0000:41:00.0"
@@ -36,6 +36,7 @@ def make_access(host: SimulatedVgpuHost, *, nvml: bool = True) -> HostAccess:
         remove_vgpu=vgpu.remove,
         set_sriov=vgpu.set_sriov,
         set_heterogeneous=vgpu.set_heterogeneous,
+        set_mig_mode=mig.set_mode,
         set_instances=gpu.set_instances,
     )
     return replace(access, nvml=host.read_facts) if nvml else access

@@ -9,13 +9,13 @@ import pytest
 
 from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.drivers.host_use import open_nodes
-from cyborg.drivers.privileged import vgpu
+from cyborg.drivers.privileged import programs, vgpu
 from cyborg.testing.vgpu_host import SimulatedVgpuHost
 from cyborg.tests.unit.drivers.gpu.simulated_vgpus import CARD, LARGE, SMALL, make_host
 
 FUNCTION, SCRIPT = "0000:41:00.1", "/usr/lib/nvidia/sriov-manage"
 # ``redirect`` replaces them.
-RUN_SCRIPT, RESOLVE_SCRIPT = vgpu._run_script, vgpu._resolve_script
+RUN_SCRIPT, RESOLVE = vgpu._run_script, programs.resolve
 
 
 @pytest.fixture
@@ -241,7 +241,7 @@ def real_script(host: SimulatedVgpuHost, monkeypatch: pytest.MonkeyPatch) -> Non
     if os.geteuid():
         pytest.skip("the scripts must be files of root")
     monkeypatch.setattr(vgpu, "_run_script", RUN_SCRIPT)
-    monkeypatch.setattr(vgpu, "_resolve_script", RESOLVE_SCRIPT)
+    monkeypatch.setattr(vgpu, "_resolve", RESOLVE)
     monkeypatch.setattr(vgpu, "_DELAY", 0.0)
     host.manage_sriov(CARD, enable=False)
 

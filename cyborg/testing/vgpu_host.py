@@ -56,7 +56,7 @@ class SimulatedCard:
     pending_mig: bool = False
     needs_reset: bool = False  # a change of the MIG mode stays pending until a reset
     # NVML describes MIG-backed types and profiles outside the MIG mode, and the others in it.
-    lists_all: bool = False
+    lists_all: bool = True
     heterogeneous: bool = False
     instances: Counter[str] = field(default_factory=Counter)  # GPU instances by profile
     vgpus: dict[str, VgpuType] = field(default_factory=dict)  # by virtual function

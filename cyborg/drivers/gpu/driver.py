@@ -24,6 +24,7 @@ from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import handle_uuid
 from cyborg.drivers.gpu import mdev, mig, parents, vgpu
+from cyborg.drivers.gpu.mig_layouts import MigLayouts
 from cyborg.drivers.gpu.mixes import parse_mixes
 from cyborg.drivers.gpu.options import OPTIONS
 from cyborg.drivers.gpu.vgpu_cards import VgpuCards
@@ -88,13 +89,27 @@ class GpuDriver(PciDriver):
             self._read_facts,
             self.parse_option("vgpu_layouts", parse_mixes),
         )
+        self._facts.keeps_types = bool(self._vgpus.mixes)
+        read_facts, forget_facts = self._read_facts, self._facts.forget
         self._vgpu_layouts = VgpuLayouts(
             self._vgpus,
             self._sysfs,
             self._access,
             str(self.options["sriov_manage"]),
-            self._read_facts,
-            self._facts.forget,
+            str(self.options["nvidia_smi"]),
+            read_facts,
+            forget_facts,
+            self._class_of_whole,
+        )
+        self._layout_kinds: tuple[VgpuLayouts | MigLayouts, ...] = (
+            self._vgpu_layouts,
+            MigLayouts(
+                self._facts_of,
+                lambda card: self._mig_parents.get(card, {}),
+                self._access.set_instances,
+                read_facts,
+                forget_facts,
+            ),
         )
 
     @property
@@ -412,42 +427,18 @@ class GpuDriver(PciDriver):
 
     def layouts(self, device: inventory.Device) -> Sequence[inventory.Layout]:
         """Return the layouts of a card; a layout ``fixed`` for devices without others."""
-        if self._vgpu_layouts.has_layouts(device.address):
-            return self._vgpu_layouts.of_device(device, self._class_of_whole(device.address))
-        facts, offers = self._facts_of(device.address), inventory.count_handles(device)
-        if not mig.is_enabled(facts):
-            return [inventory.Layout(mig.FIXED, offers)]
-        return mig.possible_layouts(facts, self._mig_parents.get(device.address, {}), offers)
+        return self._layouts_of(device.address).of_device(device)
 
     def partition(self, item: WorkItem, layout: str) -> None:
-        """Change the vGPUs of a card, or its GPU instances; see ``vgpu_layouts``."""
-        if self._vgpu_layouts.has_layouts(item.device):
+        """Change the layout of a card; see ``vgpu_layouts`` and ``mig_layouts``."""
+        if is_pci_address(item.device):
             domains.check_unused(self._sysfs, self.read_domains, item.device)
-            with _changes_excluded():
-                self._vgpu_layouts.apply(item.device, layout)
-            LOG.info("Layout %s applied", layout, backend=self.backend, device=item.device)
-            return
-        card = self._sysfs.pci_function(item.device) if is_pci_address(item.device) else None
-        self._facts.forget(item.device)  # somebody may have changed the instances
-        facts = GpuFacts() if card is None else self._facts.read(card, self.memory)
-        enabled = mig.is_enabled(facts)
-        if layout == (mig.current_layout(facts) if enabled else mig.FIXED):
-            return
-        profile = mig.profile_of(facts, layout) if enabled else None
-        if profile is None and not (enabled and layout == mig.NONE):
-            names = [mig.layout_of(*known) for known in facts.mig_profiles.items()]
-            raise DriverFailed(
-                f"{item.device} has no layout {layout!r}: expected {', '.join(names) or mig.FIXED}"
-            )
-        domains.check_unused(self._sysfs, self.read_domains, item.device)
-        try:
-            with _changes_excluded():
-                self._access.set_instances(
-                    item.device, {} if profile is None else {profile: facts.mig_profiles[profile]}
-                )
-        finally:
-            self._facts.forget(item.device)
-        LOG.info("GPU instances changed to %s", layout, backend=self.backend, device=item.device)
+        with _changes_excluded():
+            self._layouts_of(item.device).apply(item.device, layout)
+        LOG.info("Layout %s applied", layout, backend=self.backend, device=item.device)
+
+    def _layouts_of(self, address: str) -> VgpuLayouts | MigLayouts:
+        return next(kind for kind in self._layout_kinds if kind.has_layouts(address))
 
     def _with_slots(
         self, card: inventory.Device, plans: Mapping[str, mdev.SlotPlan]

@@ -30,7 +30,7 @@ OTHER = "other"
 
 def is_enabled(facts: GpuFacts) -> bool:
     """Return whether a card is in MIG mode and its MIG profiles are known."""
-    return facts.mig == "enabled" and bool(facts.mig_profiles)
+    return facts.in_mig_mode and bool(facts.mig_profiles)
 
 
 def layout_of(profile: str, count: int) -> str:
@@ -40,7 +40,7 @@ def layout_of(profile: str, count: int) -> str:
 
 def current_layout(facts: GpuFacts) -> str:
     """Return the name of the current layout of a card in MIG mode."""
-    present = {profile: count for profile, count in facts.mig_instances.items() if count}
+    present = facts.present_instances
     if not present:
         return NONE
     profile, count = next(iter(present.items()))
@@ -90,17 +90,34 @@ def _load(memory: Memory, name: str) -> GpuFacts:
     return load_record(GpuFacts, memory.get(name)) or GpuFacts()
 
 
+def _add_types(facts: GpuFacts, others: GpuFacts) -> GpuFacts:
+    """Return the facts with types of vGPUs and profiles that only the other facts have."""
+    return replace(
+        facts,
+        max_vgpus={**others.max_vgpus, **facts.max_vgpus},
+        mig_profiles={**others.mig_profiles, **facts.mig_profiles},
+        vgpu_profiles={**others.vgpu_profiles, **facts.vgpu_profiles},
+        vgpus_per_instance={**others.vgpus_per_instance, **facts.vgpus_per_instance},
+        vgpu_names={**others.vgpu_names, **facts.vgpu_names},
+        vgpu_memory={**others.vgpu_memory, **facts.vgpu_memory},
+    )
+
+
 class FactsReader:
     """Reader that reads the facts about each GPU once while its kernel driver is bound.
 
     While a server uses a GPU, NVML does not show the GPU. The reader then returns the last facts
     except ``max_vgpus``, also after a restart of the agent.
+
+    NVML may list the types and profiles of the current MIG mode only. If ``keeps_types`` is True,
+    the facts also have those of the other mode, from the last time that the GPU was in it.
     """
 
     def __init__(
         self, read_facts: ReadFacts, is_readable: Callable[[str], bool] = lambda address: True
     ) -> None:
         """``is_readable`` returns whether NVML shows the GPU at an address now."""
+        self.keeps_types = False
         self._read_facts = read_facts
         self._is_readable = is_readable
         self._facts: dict[tuple[str, str], GpuFacts] = {}  # by address and product id
@@ -117,6 +134,10 @@ class FactsReader:
         elif key not in self._current and (found := self._read_facts(card.address)) is not None:
             self._current.add(key)
             found = self._keep_links(found, self._facts.get(key) or _load(memory, name))
+            if self.keeps_types and found.mig is not None:
+                memory.put(f"{name} {found.mig}", json.dumps(found.to_dict()))
+                other = "disabled" if found.in_mig_mode else "enabled"
+                found = _add_types(found, _load(memory, f"{name} {other}"))
             self._facts[key] = found
             # Types and profiles may be many, and are read again with the card.
             kept = replace(found, max_vgpus={}, mig_profiles={}, mig_instances={}, vgpu_profiles={})

@@ -2,8 +2,8 @@
 """Mixes of vGPUs without mediated devices: the layouts of a card besides the whole card.
 
 A mix has numbers of vGPUs of one or more types, such as ``2xH200X-70C`` or, in the heterogeneous
-mode, ``1xH200X-70C+4xH200X-18C``. The types of a card in MIG mode are those of MIG-backed vGPUs:
-the GPU instances that a mix needs are those of the profiles of its types.
+mode, ``1xH200X-70C+4xH200X-18C``. A mix of MIG-backed types needs the MIG mode, and the GPU
+instances of the profiles of its types; any other mix needs that the card is not in MIG mode.
 """
 
 import re
@@ -44,16 +44,24 @@ class Mix:
         True does not mean that each order of creation succeeds: the placement of vGPUs in the
         framebuffer has rules that NVML does not describe.
         """
-        if not self.counts.keys() <= set(types) or not self.counts.keys() <= facts.max_vgpus.keys():
+        if not self.counts.keys() <= set(types):
             return False
         if backed := self.counts.keys() & facts.vgpu_profiles.keys():
             instances = self.instances(facts)
             return len(backed) == len(self.counts) and all(
                 count <= facts.mig_profiles.get(profile, 0) for profile, count in instances.items()
             )
-        if self.is_heterogeneous(facts) and facts.heterogeneous is None:
+        if not self.counts.keys() <= facts.max_vgpus.keys():
+            return False
+        # In MIG mode, NVML does not say whether the card has the heterogeneous mode otherwise.
+        unsupported = facts.heterogeneous is None and not facts.in_mig_mode
+        if self.is_heterogeneous(facts) and unsupported:
             return False
         return sum(Fraction(n, facts.max_vgpus[type_]) for type_, n in self.counts.items()) <= 1
+
+    def needs_mig(self, facts: GpuFacts) -> bool:
+        """Return whether the types are MIG-backed."""
+        return not self.counts.keys().isdisjoint(facts.vgpu_profiles)
 
     def is_heterogeneous(self, facts: GpuFacts) -> bool:
         """Return whether the types, none of which is MIG-backed, have different framebuffers."""
@@ -72,8 +80,9 @@ class Mix:
 
     def is_applied(self, facts: GpuFacts) -> bool:
         """Return whether the modes and GPU instances of a card are those of the mix."""
-        present = {profile: count for profile, count in facts.mig_instances.items() if count}
-        if present != self.instances(facts):
+        if facts.in_mig_mode != self.needs_mig(facts):
+            return False
+        if facts.present_instances != self.instances(facts):
             return False
         return not self.is_heterogeneous(facts) or facts.heterogeneous is True
 

@@ -36,7 +36,8 @@ OPTIONS = (
         "Mixes of vGPUs that cards of vgpu_types can have, such as 2xH200X-70C or, in the "
         "heterogeneous mode, 1xH200X-70C+4xH200X-18C. Each possible mix, and the whole card, is a "
         "layout that operators can change. A rule must enable all types of the mix. It needs the "
-        "extra nvml. An empty list: the driver does not change SR-IOV.",
+        "extra nvml. MIG-backed types switch the MIG mode on, other mixes and the whole card "
+        "switch it off. An empty list: the driver does not change SR-IOV.",
     ),
     Option(
         "sriov_manage",
@@ -44,6 +45,14 @@ OPTIONS = (
         "/usr/lib/nvidia/sriov-manage",
         "Path of the script of NVIDIA that enables and disables SR-IOV for vgpu_layouts. Only "
         "root may be able to change it.",
+        host_only=True,
+    ),
+    Option(
+        "nvidia_smi",
+        "str",
+        "/usr/bin/nvidia-smi",
+        "Path of the program of NVIDIA that resets a card after a change of its MIG mode for "
+        "vgpu_layouts, if the card needs it. Only root may be able to change it.",
         host_only=True,
     ),
     Option(

@@ -32,6 +32,8 @@ from cyborg.drivers.sysfs import PCI_DEVICES, PciFunction, Sysfs
 
 LOG = get_logger(__name__)
 
+_IN_MIG_MODE = "it is in MIG mode, in which it is no whole card: apply the layout whole, or a mix"
+
 
 class VgpuCards:
     """Cards with vGPUs: their rules, their offers, and the work on their virtual functions.
@@ -73,7 +75,21 @@ class VgpuCards:
             if rule.text not in used
         ]
         remarks = dict.fromkeys(plan.remark for plan in self._plans.values() if plan.remark)
-        return (*unused, *remarks)
+        unknown = [card for card, rule in self._card_rules.items() if rule and self._lacks(card)]
+        profiles = [
+            f"{', '.join(unknown[:4])}: a mix of vgpu_layouts has types that NVML does not list, "
+            "and it describes no MIG profiles: enable the MIG mode once (nvidia-smi -mig 1) and "
+            "restart the agent, which remembers them"
+        ]
+        return (*unused, *remarks, *(profiles if unknown else ()))
+
+    def _lacks(self, card: str) -> bool:
+        """Return whether a mix has unknown types, and a card may have them in MIG mode."""
+        facts, rule = self._facts(card), self.rule_of_card(card)
+        if rule is None or facts.mig != "disabled" or facts.mig_profiles:
+            return False
+        types = {type_ for mix in self.mixes for type_ in mix.counts} & set(rule.types)
+        return not types <= facts.max_vgpus.keys()
 
     def begin_discovery(self) -> None:
         """Forget what the last discovery selected."""
@@ -99,11 +115,14 @@ class VgpuCards:
     def find_used(self, functions: Mapping[str, PciFunction]) -> dict[str, str]:
         """Return the virtual functions for vGPUs that other programs use: a reason by address."""
         states: dict[str, list[kernel_vgpu.VgpuFunction]] = {}
+        found: dict[str, str] = {}
         for function in functions.values():
+            if self._is_carved(function):
+                found[function.address] = _IN_MIG_MODE
             if self.rule_of(function) is not None:
                 state = kernel_vgpu.read(self._sysfs, function.address)
                 states.setdefault(str(function.physfn), []).extend([state] if state else [])
-        return {
+        return found | {
             state.address: "it has a vGPU of type "
             f"{vgpu.name_of(state.current, known, self._facts(card))} that this service did not "
             "create"
@@ -154,6 +173,16 @@ class VgpuCards:
             card,
             deployables=tuple(replace(p, traits=p.traits | traits) for p in (*kept, *parts)),
             vendor_board_info={**card.vendor_board_info, **info},
+        )
+
+    def _is_carved(self, function: PciFunction) -> bool:
+        """Return whether a card that may be a whole one is in MIG mode."""
+        return (
+            bool(self.mixes)
+            and function.physfn is None
+            and not function.numvfs
+            and self.rule_of_card(function.address) is not None
+            and self._facts(function.address).in_mig_mode
         )
 
     def handles(self, item: WorkItem) -> bool:
@@ -223,7 +252,7 @@ class VgpuCards:
         has it. A mix whose modes or GPU instances another program changed is not applied any more.
         """
         if not card.numvfs:
-            return WHOLE
+            return OTHER if self._facts(card.address).in_mig_mode else WHOLE
         mix = self.find_mix(self._memory().get(_layout_key(card.address)))
         applied = mix is not None and mix.is_applied(self._facts(card.address))
         return mix.name if mix is not None and applied else OTHER

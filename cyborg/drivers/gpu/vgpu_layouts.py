@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes of the layout of a card between the whole card and mixes of vGPUs.
 
-The steps are in the order of NVIDIA's "Virtual GPU Software User Guide": virtual functions, the
-heterogeneous mode (which enabling them clears), GPU instances of a card in MIG mode, vGPUs. A mix
-is tried: all its vGPUs are created and removed again. If a step fails, the steps before it are
-undone in the reverse order. After the end of the agent during a change, the next change removes the
-vGPUs that were tried.
+The steps are in the order of NVIDIA's "Virtual GPU Software User Guide": the MIG mode, which cannot
+be changed while the card has virtual functions; these functions; the heterogeneous mode (which
+enabling them clears) or GPU instances; vGPUs. A mix is tried: all its vGPUs are created and removed
+again. If a step fails, the card is brought back to the state before the change, by the same steps.
+After the end of the agent during a change, the next change removes the vGPUs that were tried.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from cyborg.core.errors import CyborgError, DriverFailed
 from cyborg.core.inventory.device import Device, Layout, count_handles
@@ -18,13 +19,25 @@ from cyborg.drivers.gpu.vgpu_cards import VgpuCards
 from cyborg.drivers.kernel import vgpu as kernel_vgpu
 from cyborg.drivers.kernel.nvml import GpuFacts
 from cyborg.drivers.pci.access import HostAccess
-from cyborg.drivers.sysfs import PciFunction, Sysfs
+from cyborg.drivers.sysfs import Sysfs
+
+
+@dataclass(frozen=True, slots=True)
+class CardState:
+    """Modes of a card, whether it has virtual functions, and its GPU instances by profile."""
+
+    mig: bool = False
+    functions: bool = False
+    heterogeneous: bool = False
+    instances: Mapping[str, int] = field(default_factory=dict)
 
 
 class VgpuLayouts:
-    """Layouts of the cards of a backend; ``script`` is the path of ``sriov-manage``.
+    """Layouts of the cards of a backend.
 
+    ``script`` is the path of ``sriov-manage``, ``nvidia_smi`` that of the program with this name.
     ``read_facts`` returns the facts of NVML about a card, read again after ``forget_facts``.
+    ``class_of_whole`` returns the resource class of a whole card, None if it is not offered.
     """
 
     def __init__(
@@ -33,25 +46,26 @@ class VgpuLayouts:
         sysfs: Sysfs,
         access: HostAccess,
         script: str,
+        nvidia_smi: str,
         read_facts: Callable[[str], GpuFacts],
         forget_facts: Callable[[str], None],
+        class_of_whole: Callable[[str], str | None],
     ) -> None:
         self._cards = cards
         self._sysfs = sysfs
         self._access = access
         self._script = script
+        self._nvidia_smi = nvidia_smi
         self._read_facts = read_facts
         self._forget_facts = forget_facts
+        self._class_of_whole = class_of_whole
 
     def has_layouts(self, address: str) -> bool:
         """Return whether the device at an address is a card with layouts."""
         return bool(self._cards.mixes) and self._cards.rule_of_card(address) is not None
 
-    def of_device(self, device: Device, offered_class: str | None) -> Sequence[Layout]:
-        """Return the layouts of a card, the current one first.
-
-        ``offered_class`` is the resource class of the whole card, None if it is not offered.
-        """
+    def of_device(self, device: Device) -> Sequence[Layout]:
+        """Return the layouts of a card, the current one first."""
         card, rule = (
             self._sysfs.pci_function(device.address),
             self._cards.rule_of_card(device.address),
@@ -61,6 +75,7 @@ class VgpuLayouts:
         # With what it offers now, which may be less than it could: that is how it is recognised.
         current = self._cards.current_layout(card)
         offers: dict[str, Mapping[str, int]] = {current: count_handles(device)}
+        offered_class = self._class_of_whole(device.address)
         offers.setdefault(WHOLE, {} if offered_class is None else {offered_class: 1})
         for mix in self._possible(device.address):
             offers.setdefault(mix.name, {rule.resource_class: sum(mix.counts.values())})
@@ -88,14 +103,14 @@ class VgpuLayouts:
                 f"{', '.join([WHOLE, *(mix.name for mix in mixes)])}"
             )
         self._check_own(address)
-        previous = self._cards.find_mix(self._cards.current_layout(card))
+        previous, target = self._read_state(address), self._target(address, mix)
         self._cards.record_change(address, changing=True)
         try:
-            with self._undone_on_error(address) as undo:
-                if mix is None:
-                    self._make_whole(card, previous, undo)
-                else:
-                    self._make_mix(card, mix, undo)
+            with self._undone_on_error(address, previous):
+                self._remove_vgpus(address)
+                self._reach(address, target)
+                if mix is not None:
+                    self._try_vgpus(address, mix)
             self._cards.record_layout(address, mix)
         finally:
             self._forget_facts(address)
@@ -106,37 +121,39 @@ class VgpuLayouts:
         types = () if rule is None else rule.types
         return [mix for mix in self._cards.mixes if mix.is_possible(types, facts)]
 
-    def _make_whole(
-        self, card: PciFunction, previous: Mix | None, undo: contextlib.ExitStack
-    ) -> None:
-        self._remove_vgpus(card.address)
-        # Only those of a mix: an operator may have created others.
-        instances = {} if previous is None else previous.instances(self._read_facts(card.address))
-        if instances:
-            # Before the change, which may end half-way; a repeated one is complete.
-            undo.callback(self._access.set_instances, card.address, instances)
-            self._access.set_instances(card.address, {})
-        self._access.set_sriov(card.address, False, self._script)
-
-    def _make_mix(self, card: PciFunction, mix: Mix, undo: contextlib.ExitStack) -> None:
-        address = card.address
-        if card.numvfs:
-            self._remove_vgpus(address)
-        else:
-            undo.callback(self._access.set_sriov, address, False, self._script)
-            self._access.set_sriov(address, True, self._script)
-            self._forget_facts(address)
+    def _target(self, address: str, mix: Mix | None) -> CardState:
+        """Return the state of the card at an address for a mix, or for the whole card."""
+        if mix is None:
+            return CardState()
         facts = self._read_facts(address)
-        wanted = mix.is_heterogeneous(facts)
-        if facts.heterogeneous not in (None, wanted):
-            self._access.set_heterogeneous(address, wanted)
-            undo.callback(self._access.set_heterogeneous, address, not wanted)
-        present = {profile: count for profile, count in facts.mig_instances.items() if count}
-        instances = mix.instances(facts)
-        if instances != present:
-            undo.callback(self._access.set_instances, address, present)
-            self._access.set_instances(address, instances)
-        self._try_vgpus(address, mix)
+        mig = mix.needs_mig(facts)
+        return CardState(mig, True, mix.is_heterogeneous(facts), mix.instances(facts))
+
+    def _read_state(self, address: str) -> CardState:
+        self._forget_facts(address)
+        card, facts = self._sysfs.pci_function(address), self._read_facts(address)
+        if card is None:
+            raise DriverFailed(f"there is no device {address}")
+        enabled = facts.heterogeneous is True
+        return CardState(facts.in_mig_mode, bool(card.numvfs), enabled, facts.present_instances)
+
+    def _reach(self, address: str, target: CardState) -> None:
+        """Bring the card at an address, which has no vGPUs, to a state."""
+        present = self._read_state(address)
+        off = present.functions and (present.mig != target.mig or not target.functions)
+        if present.instances and (not target.mig or (off and not target.functions)):
+            self._access.set_instances(address, {})
+        if off:
+            self._access.set_sriov(address, False, self._script)
+        if present.mig != target.mig:
+            self._access.set_mig_mode(address, target.mig, self._nvidia_smi)
+        if target.functions and (off or not present.functions):
+            self._access.set_sriov(address, True, self._script)
+        present = self._read_state(address)
+        if target.functions and present.heterogeneous != target.heterogeneous:
+            self._access.set_heterogeneous(address, target.heterogeneous)
+        if present.instances != target.instances:
+            self._access.set_instances(address, target.instances)
 
     def _try_vgpus(self, address: str, mix: Mix) -> None:
         """Create all vGPUs of a mix and remove them. Raise DriverFailed if that fails."""
@@ -177,18 +194,17 @@ class VgpuLayouts:
                     yield state
 
     @contextlib.contextmanager
-    def _undone_on_error(self, address: str) -> Iterator[contextlib.ExitStack]:
-        """Yield a stack whose callbacks are called, the last one first, if the block fails."""
-        with contextlib.ExitStack() as undo:
+    def _undone_on_error(self, address: str, previous: CardState) -> Iterator[None]:
+        """Bring a card back to the previous state if the block fails."""
+        try:
+            yield
+        except CyborgError as exc:
             try:
-                yield undo
-            except CyborgError as exc:
-                try:
-                    undo.close()
-                except CyborgError as failed:
-                    raise DriverFailed(
-                        f"{exc.message}; the steps before could not be undone: {failed.message}"
-                    ) from exc
-                self._cards.record_change(address, changing=False)
-                raise DriverFailed(f"{exc.message}; {address} is as before") from exc
-            undo.pop_all()
+                self._remove_vgpus(address)  # one that was tried may be left
+                self._reach(address, previous)
+            except CyborgError as failed:
+                raise DriverFailed(
+                    f"{exc.message}; the steps before could not be undone: {failed.message}"
+                ) from exc
+            self._cards.record_change(address, changing=False)
+            raise DriverFailed(f"{exc.message}; {address} is as before") from exc

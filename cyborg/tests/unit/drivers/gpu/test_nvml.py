@@ -59,6 +59,74 @@ def test_read_of_a_gpu_in_mig_mode_has_vgpus_of_each_instance(library: ctypes.CD
     assert limits == [3, 2, None]
 
 
+def test_read_outside_the_mig_mode_has_profiles_if_nvml_describes_them(
+    library: ctypes.CDLL,
+) -> None:
+    library.set_querying(1)
+    found = NvmlLibrary().read(CARD)
+    assert found is not None
+    assert (found.mig, found.mig_instances) == ("disabled", {})
+    assert found.mig_profiles == {"1g.10gb": 7, "2g.20gb": 3, "7g.80gb": 1}
+
+
+def test_request_mig_mode_changes_the_mode_once(library: ctypes.CDLL) -> None:
+    for enable in (True, True, False, False):
+        assert nvml.request_mig_mode(CARD, enable=enable) is None
+        found = NvmlLibrary().read(CARD)
+        assert found is not None
+        assert found.in_mig_mode is enable
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"), [(16, nvml.RESET_REQUIRED), (19, "In use by another client")]
+)
+def test_request_mig_mode_that_stays_pending_says_why(
+    library: ctypes.CDLL, status: int, reason: str
+) -> None:
+    library.set_activation(status)
+    assert nvml.request_mig_mode(CARD, enable=True) == reason
+    assert library.get_pending() == 1
+    assert nvml.request_mig_mode(CARD, enable=False) is None, "the request is withdrawn"
+    assert library.get_pending() == 0
+    assert nvml.request_mig_mode(CARD, enable=True) == reason
+    library.reset_gpu()
+    assert nvml.request_mig_mode(CARD, enable=True) is None
+
+
+def test_request_mig_mode_of_a_gpu_with_instances_is_refused(library: ctypes.CDLL) -> None:
+    library.set_mig(1)
+    nvml.replace_instances(CARD, {"1g.10gb": 2})
+    with pytest.raises(DriverFailed, match="has GPU instances: remove them first"):
+        nvml.request_mig_mode(CARD, enable=False)
+    nvml.replace_instances(CARD, {})
+    assert nvml.request_mig_mode(CARD, enable=False) is None
+
+
+def test_request_mig_mode_that_nvml_refuses_fails(
+    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DriverFailed, match=f"MIG mode of {OLD} cannot be changed to 1: Not"):
+        nvml.request_mig_mode(OLD, enable=True)
+    monkeypatch.setattr(nvml, "MODULE", "no_such_binding")
+    with pytest.raises(DriverFailed, match="nvidia-ml-py is missing"):
+        nvml.request_mig_mode(CARD, enable=True)
+
+
+def test_facts_keep_the_types_of_the_other_mig_mode(library: ctypes.CDLL) -> None:
+    """NVML lists the types of the current mode only; the reader remembers the others."""
+    memory, bound = VolatileMemory(), card("nvidia")
+    for mig in (1, 0):
+        library.set_mig(mig)
+        reader = FactsReader(NvmlLibrary().read)
+        reader.keeps_types = True
+        found = reader.read(bound, memory)
+    assert {"A40-12Q", "A100-1-10C"} <= found.max_vgpus.keys()
+    assert found.vgpu_profiles["A100-1-10C"] == "1g.10gb"
+    assert (found.mig, found.mig_instances) == ("disabled", {})
+    assert found.max_vgpus_of("A100-1-10C") == 0, "not outside the MIG mode"
+    assert "A100-1-10C" not in FactsReader(NvmlLibrary().read).read(bound, memory).max_vgpus
+
+
 def test_set_heterogeneous_is_read_back(library: ctypes.CDLL) -> None:
     for enable in (True, True, False):
         nvml.set_heterogeneous(CARD, enable=enable)

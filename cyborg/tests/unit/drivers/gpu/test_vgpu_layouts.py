@@ -334,7 +334,8 @@ def test_mix_with_a_foreign_vgpu_offers_less(host: SimulatedVgpuHost) -> None:
 def test_mig_layouts_are_mixes_of_mig_backed_types(mig_host: SimulatedVgpuHost) -> None:
     mixes = [MIG_MIXED, MIG_SMALL, MIG_SHARED, "8xH200X-1-18C", "4xH200X-35C", PAIR]
     driver = make(mig_host, f"{MIG_RULE}|H200X-35C", mixes)
-    assert list(layouts(driver)) == ["whole", MIG_MIXED, MIG_SMALL, MIG_SHARED]
+    sliced = "4xH200X-35C"
+    assert list(layouts(driver)) == ["other", "whole", MIG_MIXED, MIG_SMALL, MIG_SHARED, sliced]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ TIME_SLICED = GpuFacts(
     heterogeneous=False,
 )
 BACKED = GpuFacts(
+    mig="enabled",
     max_vgpus={"A-1-18C": 7, "A-3-71C": 2, "A-3-35C": 4},
     mig_profiles={"1g": 7, "3g": 2},
     mig_instances={"1g": 4, "3g": 1},

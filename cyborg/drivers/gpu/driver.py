@@ -11,8 +11,7 @@ NVML, if it is installed, describes NVIDIA's cards (``nvml``).
 
 import contextlib
 import threading
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from cyborg.core.address import PciAddress, is_pci_address
@@ -23,7 +22,7 @@ from cyborg.core.inventory.device_state import Measurement
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import handle_uuid
-from cyborg.drivers.gpu import mdev, mig, parents, vgpu
+from cyborg.drivers.gpu import mdev, mig, parents, vf_layouts, vgpu
 from cyborg.drivers.gpu.mig_layouts import MigLayouts
 from cyborg.drivers.gpu.mixes import parse_mixes
 from cyborg.drivers.gpu.options import OPTIONS
@@ -32,13 +31,14 @@ from cyborg.drivers.gpu.vgpu_layouts import VgpuLayouts
 from cyborg.drivers.host_use import check, domains
 from cyborg.drivers.kernel.mdev import read_types
 from cyborg.drivers.kernel.nvml import GpuFacts, is_known, short_name
-from cyborg.drivers.pci import classes, reset, rules, topology
+from cyborg.drivers.pci import classes, reset, rules, sriov
 from cyborg.drivers.pci.driver import PciDriver
 from cyborg.drivers.pci.offers import Description, Offer
-from cyborg.drivers.pci.sriov import NOT_SELECTED
 from cyborg.drivers.sysfs import PCI_DEVICES, PciFunction
 
 LOG = get_logger(__name__)
+
+_Layouts = VgpuLayouts | vf_layouts.VfLayouts | MigLayouts
 
 _WHOLE = "vfio-pci"
 _DETACHED = (None, _WHOLE, "pci-stub")  # kernel drivers with which VFIO gives a group to a guest
@@ -89,6 +89,18 @@ class GpuDriver(PciDriver):
             self._read_facts,
             self.parse_option("vgpu_layouts", parse_mixes),
         )
+        self._layouts = replace(
+            self._layouts,
+            counts=self.parse_option("vf_counts", sriov.parse_counts),
+            autoprobe=bool(self.options["vf_autoprobe"]),
+            supports=vf_layouts.is_supported,
+        )
+        self._vf_layouts = vf_layouts.VfLayouts(
+            self._sysfs,
+            lambda: self._layouts,
+            self.parse_option("vf_scheduling", vf_layouts.parse_scheduling),
+            self._access.set_scheduling,
+        )
         self._facts.keeps_types = bool(self._vgpus.mixes)
         read_facts, forget_facts = self._read_facts, self._facts.forget
         self._vgpu_layouts = VgpuLayouts(
@@ -101,8 +113,9 @@ class GpuDriver(PciDriver):
             forget_facts,
             self._class_of_whole,
         )
-        self._layout_kinds: tuple[VgpuLayouts | MigLayouts, ...] = (
+        self._layout_kinds: tuple[_Layouts, ...] = (
             self._vgpu_layouts,
+            self._vf_layouts,
             MigLayouts(
                 self._facts_of,
                 lambda card: self._mig_parents.get(card, {}),
@@ -115,8 +128,8 @@ class GpuDriver(PciDriver):
     @property
     def abilities(self) -> frozenset[inventory.Ability]:
         """Return the abilities, always with PREPARES: a removed rule can leave mediated devices."""
-        changes = self.options["mig_layouts"] or self.options["vgpu_layouts"]
-        layouts = {inventory.Ability.PARTITIONS} if changes else set()
+        changes = ("mig_layouts", "vgpu_layouts", "vf_counts")
+        layouts = {inventory.Ability.PARTITIONS} if any(map(self.options.get, changes)) else set()
         return super().abilities | {inventory.Ability.PREPARES} | layouts
 
     @property
@@ -125,7 +138,8 @@ class GpuDriver(PciDriver):
 
         The latter are about rules without a parent or card and parents without a slot.
         """
-        return (*super().remarks, *self._mdev_remarks, *self._vgpus.remarks)
+        missing = self._vf_layouts.describe_missing(self._cards)
+        return (*super().remarks, *self._mdev_remarks, *self._vgpus.remarks, *missing)
 
     def is_candidate(self, function: PciFunction) -> bool:
         """Return whether a PCI function is a GPU: a display controller, or AMD's for computing."""
@@ -215,7 +229,7 @@ class GpuDriver(PciDriver):
                 else ()
             ),
             info={key: value for key, value in info.items() if value},
-            topology=_topology(facts),
+            topology=mig.topology_of(facts),
         )
 
     def _is_readable(self, address: str) -> bool:
@@ -228,11 +242,14 @@ class GpuDriver(PciDriver):
         self._vgpus.begin_discovery()
         cards = super().discover()
         with _changes_excluded():
-            plans = self._limited(
+            plans = parents.limit_slots(
                 {
                     parent: self._plan(parent, rule)
                     for parent, rule in sorted(self._selected.items())
-                }
+                },
+                self._selected,
+                self._card_of,
+                self._facts_of,
             )
             virtual = {
                 name: (rule, self._plan(name, rule))
@@ -392,7 +409,7 @@ class GpuDriver(PciDriver):
         rule = self._vgpus.rule_of_card(card.address)
         if rule is None or card.numvfs or not self._vgpu_layouts.has_layouts(card.address):
             return super()._physical_only(card)
-        withheld = self._used.get(card.address, NOT_SELECTED)
+        withheld = self._used.get(card.address, sriov.NOT_SELECTED)
         type_ = inventory.DeviceType.GPU
         return Offer(card, type_, rule.resource_class, rule.traits, frozenset(), withheld)
 
@@ -402,28 +419,6 @@ class GpuDriver(PciDriver):
 
     def _facts_of(self, card: str) -> GpuFacts:
         return self._cards.get(card, GpuFacts())
-
-    def _limited(self, plans: Mapping[str, mdev.SlotPlan]) -> dict[str, mdev.SlotPlan]:
-        """Return the plans, with at most as many slots for each card as it can have devices."""
-        limited = dict(plans)
-        groups: dict[tuple[str, str], dict[str, mdev.SlotPlan]] = defaultdict(dict)
-        for parent, plan in plans.items():
-            groups[self._card_of(parent), plan.type][parent] = plan
-        for (card, _), group in groups.items():
-            facts, name = self._facts_of(card), _name_of(group.values())
-            # Each MIG-backed vGPU needs an instance. A rule overrides what NVML knows of a product.
-            limits = [facts.mig_instances.get(facts.vgpu_profiles.get(name, ""))]
-            limits += [self._selected[parent].max_per_card for parent in group]
-            limits.append(facts.max_vgpus.get(name))
-            limit = next((limit for limit in limits if limit is not None), None)
-            if limit is not None:
-                limited |= mdev.limit_slots(group, limit)
-        # A card whose other functions have its devices is not a problem to be shown.
-        full = {self._card_of(plan.slots[0].parent) for plan in plans.values() if plan.slots}
-        for parent, plan in plans.items():
-            if plan.exhausted and self._card_of(parent) in full:
-                limited[parent] = replace(plan, reason=None)
-        return limited
 
     def layouts(self, device: inventory.Device) -> Sequence[inventory.Layout]:
         """Return the layouts of a card; a layout ``fixed`` for devices without others."""
@@ -437,7 +432,7 @@ class GpuDriver(PciDriver):
             self._layouts_of(item.device).apply(item.device, layout)
         LOG.info("Layout %s applied", layout, backend=self.backend, device=item.device)
 
-    def _layouts_of(self, address: str) -> VgpuLayouts | MigLayouts:
+    def _layouts_of(self, address: str) -> _Layouts:
         return next(kind for kind in self._layout_kinds if kind.has_layouts(address))
 
     def _with_slots(
@@ -462,21 +457,6 @@ class GpuDriver(PciDriver):
             deployables=tuple(deployables),
             vendor_board_info={**card.vendor_board_info, **info},
         )
-
-
-def _topology(facts: GpuFacts) -> dict[str, str]:
-    """Return the entries of the topology that NVML knows."""
-    found = {
-        topology.MODULE_ID: str(facts.module or ""),
-        topology.NVLINK_PEERS: ",".join(facts.nvlinks),
-        topology.NVLINK_LINKS: ",".join(map(str, facts.nvlinks.values())),
-    }
-    return {key: value for key, value in found.items() if value}
-
-
-def _name_of(plans: Iterable[mdev.SlotPlan]) -> str:
-    """Return the short name of the mediated device type of plans; empty if no plan has a slot."""
-    return next((short_name(plan.type_name) for plan in plans if plan.type_name), "")
 
 
 @contextlib.contextmanager

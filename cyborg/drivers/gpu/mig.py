@@ -16,6 +16,7 @@ from cyborg.core.inventory.device import Layout
 from cyborg.core.naming import make_custom_name
 from cyborg.drivers.base import Memory, load_record
 from cyborg.drivers.kernel.nvml import KERNEL_DRIVER, NVIDIA, GpuFacts, ReadFacts
+from cyborg.drivers.pci import topology
 from cyborg.drivers.sysfs import PciFunction
 
 # Name of the only layout of a card that is not in MIG mode.
@@ -84,6 +85,16 @@ def possible_layouts(
     current = current_layout(facts)
     layouts[current] = Layout(current, offers, frozenset({trait_of(current)}))
     return list(layouts.values())
+
+
+def topology_of(facts: GpuFacts) -> dict[str, str]:
+    """Return the entries of the topology of a card that NVML knows."""
+    found = {
+        topology.MODULE_ID: str(facts.module or ""),
+        topology.NVLINK_PEERS: ",".join(facts.nvlinks),
+        topology.NVLINK_LINKS: ",".join(map(str, facts.nvlinks.values())),
+    }
+    return {key: value for key, value in found.items() if value}
 
 
 def _load(memory: Memory, name: str) -> GpuFacts:

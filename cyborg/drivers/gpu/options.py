@@ -2,6 +2,7 @@
 """Options of the gpu driver for vGPUs and layouts."""
 
 from cyborg.core.drivers.registry import Option
+from cyborg.drivers.pci import sriov
 
 OPTIONS = (
     Option(
@@ -54,6 +55,15 @@ OPTIONS = (
         "Path of the program of NVIDIA that resets a card after a change of its MIG mode for "
         "vgpu_layouts, if the card needs it. Only root may be able to change it.",
         host_only=True,
+    ),
+    *sriov.OPTIONS,
+    Option(
+        "vf_scheduling",
+        "list",
+        (),
+        "Scheduling of Intel GPUs and their virtual functions after a change of their number, such "
+        "as exec_quantum_ms=20,preempt_timeout_us=40000,sched_priority=low. It needs the kernel "
+        "driver xe of Linux 6.19 or later. An empty list: that of the kernel driver.",
     ),
     Option(
         "mig_layouts",

@@ -4,13 +4,16 @@
 ``uuid_of`` returns the uuid of the mediated device in a slot.
 """
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from cyborg.core.address import MdevAddress, PciAddress, is_pci_address
 from cyborg.core.inventory import device as inventory
 from cyborg.core.naming import make_custom_name
+from cyborg.drivers.gpu import mdev
 from cyborg.drivers.gpu.mdev import MdevRule, Slot, SlotPlan
+from cyborg.drivers.kernel.nvml import GpuFacts, short_name
 
 UuidOf = Callable[[Slot], str]
 
@@ -59,3 +62,39 @@ def _handle(slot: Slot, uuid_of: UuidOf) -> inventory.AttachHandle:
     else:
         info = {"parent": slot.parent, "asked_type": slot.type}
     return inventory.AttachHandle(str(slot), inventory.HandleType.MDEV, info)
+
+
+def limit_slots(
+    plans: Mapping[str, SlotPlan],
+    rules: Mapping[str, MdevRule],
+    card_of: Callable[[str], str],
+    facts_of: Callable[[str], GpuFacts],
+) -> dict[str, SlotPlan]:
+    """Return the plans, with at most as many slots for each card as it can have devices.
+
+    ``plans`` and ``rules`` are those of the parents on the PCI bus, by address.
+    """
+    limited = dict(plans)
+    groups: dict[tuple[str, str], dict[str, SlotPlan]] = defaultdict(dict)
+    for parent, plan in plans.items():
+        groups[card_of(parent), plan.type][parent] = plan
+    for (card, _), group in groups.items():
+        facts, name = facts_of(card), _name_of(group.values())
+        # Each MIG-backed vGPU needs an instance. A rule overrides what NVML knows of a product.
+        limits = [facts.mig_instances.get(facts.vgpu_profiles.get(name, ""))]
+        limits += [rules[parent].max_per_card for parent in group]
+        limits.append(facts.max_vgpus.get(name))
+        limit = next((limit for limit in limits if limit is not None), None)
+        if limit is not None:
+            limited |= mdev.limit_slots(group, limit)
+    # A card whose other functions have its devices is not a problem to be shown.
+    full = {card_of(plan.slots[0].parent) for plan in plans.values() if plan.slots}
+    for parent, plan in plans.items():
+        if plan.exhausted and card_of(parent) in full:
+            limited[parent] = replace(plan, reason=None)
+    return limited
+
+
+def _name_of(plans: Iterable[SlotPlan]) -> str:
+    """Return the short name of the mediated device type of plans; empty if no plan has a slot."""
+    return next((short_name(plan.type_name) for plan in plans if plan.type_name), "")

@@ -27,9 +27,9 @@ OPTIONS = (
         "vf_counts",
         "list",
         (),
-        "Numbers of SR-IOV virtual functions that a card can have, such as 0,4,8. Each number up "
-        "to the maximum of a card is a layout of it, such as vfs-4, which an operator applies. An "
-        "empty list: the driver creates no virtual functions.",
+        "Numbers of SR-IOV virtual functions that a card can have, such as 0,4,8; the driver gpu "
+        "creates those of Intel. Each number up to the maximum of a card is a layout, such as "
+        "vfs-4, which an operator applies. An empty list: the driver creates no virtual functions.",
     ),
     Option(
         "vf_autoprobe",
@@ -129,7 +129,7 @@ class Layouts:
     ``offered_class`` returns a PCI function's resource class; None if it is not offered. ``change``
     is ``privileged.pci.set_count``. ``counts`` are the configured numbers of virtual functions; if
     empty, no device has layouts. If ``allow_network`` is True, a card can be changed while the host
-    uses its interface.
+    uses its interface. ``supports`` returns whether a card may have layouts.
     """
 
     sysfs: Sysfs
@@ -138,10 +138,11 @@ class Layouts:
     counts: tuple[int, ...] = ()
     autoprobe: bool = False
     allow_network: bool = False
+    supports: Callable[[PciFunction], bool] = lambda card: True
 
     def describe(self, card: PciFunction) -> tuple[dict[str, str], frozenset[str]]:
         """Return board info and traits of a card's current layout; both empty without layouts."""
-        if not self.counts or not card.totalvfs:
+        if not self.counts or not card.totalvfs or not self.supports(card):
             return {}, frozenset()
         return {NUMVFS: str(card.numvfs)}, frozenset({trait_of(card.numvfs)})
 
@@ -150,7 +151,7 @@ class Layouts:
 
         Return None also for a card that has virtual functions now.
         """
-        if card.physfn is not None or card.numvfs:
+        if card.physfn is not None or card.numvfs or not self.supports(card):
             return None
         counts = [count for count in self.counts if 0 < count <= card.totalvfs]
         functions = predict(self.sysfs, card, max(counts)) if counts else []

@@ -26,6 +26,7 @@ from cyborg.drivers.gpu import mdev, mig, parents, vf_layouts, vgpu
 from cyborg.drivers.gpu.mig_layouts import MigLayouts
 from cyborg.drivers.gpu.mixes import parse_mixes
 from cyborg.drivers.gpu.options import OPTIONS
+from cyborg.drivers.gpu.partition_layouts import PartitionLayouts, parse_modes
 from cyborg.drivers.gpu.vgpu_cards import VgpuCards
 from cyborg.drivers.gpu.vgpu_layouts import VgpuLayouts
 from cyborg.drivers.host_use import check, domains
@@ -38,7 +39,7 @@ from cyborg.drivers.sysfs import PCI_DEVICES, PciFunction
 
 LOG = get_logger(__name__)
 
-_Layouts = VgpuLayouts | vf_layouts.VfLayouts | MigLayouts
+_Layouts = VgpuLayouts | vf_layouts.VfLayouts | PartitionLayouts | MigLayouts
 
 _WHOLE = "vfio-pci"
 _DETACHED = (None, _WHOLE, "pci-stub")  # kernel drivers with which VFIO gives a group to a guest
@@ -101,6 +102,13 @@ class GpuDriver(PciDriver):
             self.parse_option("vf_scheduling", vf_layouts.parse_scheduling),
             self._access.set_scheduling,
         )
+        self._partitions = PartitionLayouts(
+            self._sysfs,
+            self.parse_option("partition_modes", parse_modes),
+            lambda: self.memory,
+            self._access.set_partition_mode,
+            self._class_of_whole,
+        )
         self._facts.keeps_types = bool(self._vgpus.mixes)
         read_facts, forget_facts = self._read_facts, self._facts.forget
         self._vgpu_layouts = VgpuLayouts(
@@ -116,6 +124,7 @@ class GpuDriver(PciDriver):
         self._layout_kinds: tuple[_Layouts, ...] = (
             self._vgpu_layouts,
             self._vf_layouts,
+            self._partitions,
             MigLayouts(
                 self._facts_of,
                 lambda card: self._mig_parents.get(card, {}),
@@ -128,7 +137,7 @@ class GpuDriver(PciDriver):
     @property
     def abilities(self) -> frozenset[inventory.Ability]:
         """Return the abilities, always with PREPARES: a removed rule can leave mediated devices."""
-        changes = ("mig_layouts", "vgpu_layouts", "vf_counts")
+        changes = ("mig_layouts", "vgpu_layouts", "vf_counts", "partition_modes")
         layouts = {inventory.Ability.PARTITIONS} if any(map(self.options.get, changes)) else set()
         return super().abilities | {inventory.Ability.PREPARES} | layouts
 
@@ -179,7 +188,8 @@ class GpuDriver(PciDriver):
     def find_used(self, functions: Mapping[str, PciFunction]) -> dict[str, str]:
         """Return the PCI functions that must not be offered: a text with the reason by address."""
         found = super().find_used(functions)
-        for address, reason in self._vgpus.find_used(functions).items():
+        divided = self._partitions.find_divided(functions.values())
+        for address, reason in (divided | self._vgpus.find_used(functions)).items():
             found.setdefault(address, reason)
         for card in functions.values():
             if self.is_shared(card) or card.iommu_group is None or not self.is_candidate(card):
@@ -214,7 +224,9 @@ class GpuDriver(PciDriver):
             self._facts.forget(card.address)
         facts = self._facts.read(card, self.memory)
         self._cards[card.address] = facts
+        partition, traits = self._partitions.describe(card)
         info = {
+            **partition,
             "other_functions": ", ".join(names)[: inventory.MAX_TEXT],
             "memory_bytes": str(facts.memory or ""),
             "ecc": facts.ecc,
@@ -223,7 +235,8 @@ class GpuDriver(PciDriver):
         return Description(
             serial=facts.uuid,
             firmware=facts.vbios,
-            traits=frozenset(
+            traits=traits
+            | frozenset(
                 {mig.trait_of(mig.current_layout(facts))}
                 if self.options["mig_layouts"] and mig.is_enabled(facts)
                 else ()

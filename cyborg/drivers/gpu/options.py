@@ -66,6 +66,15 @@ OPTIONS = (
         "driver xe of Linux 6.19 or later. An empty list: that of the kernel driver.",
     ),
     Option(
+        "partition_modes",
+        "list",
+        (),
+        "Compute partition modes that AMD GPUs such as the MI300X can have, such as DPX,CPX. Each "
+        "one that a card can have with its memory mode, and SPX, is a layout that operators can "
+        "change. Only a card in mode SPX is offered; the partitions of others are for processes of "
+        "the host. An empty list: the driver does not change the mode.",
+    ),
+    Option(
         "mig_layouts",
         "bool",
         False,

@@ -24,6 +24,7 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "set_heterogeneous": (CARD, True),
     "set_mig_mode": (CARD, True, "/usr/bin/nvidia-smi"),
     "set_scheduling": (CARD, {"exec_quantum_ms": "20"}),
+    "set_partition_mode": (CARD, "CPX"),
     "set_instances": (CARD, {"1g.10gb": 7}),
     "load_firmware": ("fpga0", MDEV, "/image", 1),
     "reconfigure": ("dfl-fme.0", 0, "/image", 1, 0),

@@ -219,6 +219,29 @@ def test_set_mode_of_another_function_or_mode_is_refused(host: SimulatedAmdHost)
     assert host.writes == []
 
 
+def test_virtual_functions_of_gim_are_offered_and_not_changed(host: SimulatedAmdHost) -> None:
+    """The module ``gim`` creates them when it is loaded (``vf_num``), and not by sysfs."""
+    card = "0000:05:00.0"
+    folder = host.add_function(
+        card, "1002", "74a1", "120000", kernel_driver="gim", totalvfs=8, vf_product="74b5"
+    )
+    names = host.enable_virtual_functions(card, 8, "74b5", "120000")
+    for name in names:
+        (host.bus / name / "vendor").write_text("0x1002\n")
+    options = {"devices": ["vendor=1002", "vendor=1002,functions=vf"], "vf_counts": ["0", "4"]}
+    driver = make(host, **options)
+    device = next(found for found in driver.discover() if found.address == card)
+    (part,) = device.deployables
+    assert [handle.address for handle in part.handles] == names, "and not the card"
+    assert part.resource_class == "CUSTOM_GPU_VF"
+    assert {"CUSTOM_GPU_VF", "CUSTOM_PCI_PRODUCT_1002_74B5"} <= part.traits
+    assert [layout.name for layout in driver.layouts(device)] == ["fixed"]
+    for layout in ("vfs-4", "CPX"):
+        with pytest.raises(DriverFailed, match=r"has no layout .*: expected fixed"):
+            driver.partition(WorkItem("gpus", card, ""), layout)
+    assert (folder / "sriov_numvfs").read_text() == "8\n"
+
+
 class SimulatedAmdDriver(GpuDriver):
     """The gpu driver with the privileged function of the simulated host ``kernel``."""
 

@@ -265,6 +265,7 @@ class SimulatedVgpuHost(HostTree):
             vgpu_names={str(t.id): short_name(t.name) for t in types},
             vgpu_memory={short_name(t.name): t.framebuffer << 30 for t in types},
             heterogeneous=None if card.mig else card.heterogeneous,
+            mig_pending=card.pending_mig != card.mig,
         )
 
     def write_attribute(self, path: Path, text: str) -> None:

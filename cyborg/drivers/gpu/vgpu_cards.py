@@ -33,6 +33,10 @@ from cyborg.drivers.sysfs import PCI_DEVICES, PciFunction, Sysfs
 LOG = get_logger(__name__)
 
 _IN_MIG_MODE = "it is in MIG mode, in which it is no whole card: apply the layout whole, or a mix"
+_PENDING = (
+    "a change of its MIG mode is pending, which a reset for a server would apply: apply the layout "
+    "whole, or a mix"
+)
 
 
 class VgpuCards:
@@ -117,8 +121,10 @@ class VgpuCards:
         states: dict[str, list[kernel_vgpu.VgpuFunction]] = {}
         found: dict[str, str] = {}
         for function in functions.values():
-            if self._is_carved(function):
-                found[function.address] = _IN_MIG_MODE
+            if self._may_be_whole(function):
+                facts = self._facts(function.address)
+                if facts.in_mig_mode or facts.mig_pending:
+                    found[function.address] = _IN_MIG_MODE if facts.in_mig_mode else _PENDING
             if self.rule_of(function) is not None:
                 state = kernel_vgpu.read(self._sysfs, function.address)
                 states.setdefault(str(function.physfn), []).extend([state] if state else [])
@@ -175,14 +181,13 @@ class VgpuCards:
             vendor_board_info={**card.vendor_board_info, **info},
         )
 
-    def _is_carved(self, function: PciFunction) -> bool:
-        """Return whether a card that may be a whole one is in MIG mode."""
+    def _may_be_whole(self, function: PciFunction) -> bool:
+        """Return whether a function is a card with layouts and without virtual functions."""
         return (
             bool(self.mixes)
             and function.physfn is None
             and not function.numvfs
             and self.rule_of_card(function.address) is not None
-            and self._facts(function.address).in_mig_mode
         )
 
     def handles(self, item: WorkItem) -> bool:
@@ -252,7 +257,8 @@ class VgpuCards:
         has it. A mix whose modes or GPU instances another program changed is not applied any more.
         """
         if not card.numvfs:
-            return OTHER if self._facts(card.address).in_mig_mode else WHOLE
+            facts = self._facts(card.address)
+            return OTHER if facts.in_mig_mode or facts.mig_pending else WHOLE
         mix = self.find_mix(self._memory().get(_layout_key(card.address)))
         applied = mix is not None and mix.is_applied(self._facts(card.address))
         return mix.name if mix is not None and applied else OTHER

@@ -24,12 +24,16 @@ from cyborg.drivers.sysfs import Sysfs
 
 @dataclass(frozen=True, slots=True)
 class CardState:
-    """Modes of a card, whether it has virtual functions, and its GPU instances by profile."""
+    """Modes of a card, whether it has virtual functions, and its GPU instances by profile.
+
+    ``pending`` is whether a reset would switch the MIG mode; no layout has that.
+    """
 
     mig: bool = False
     functions: bool = False
     heterogeneous: bool = False
     instances: Mapping[str, int] = field(default_factory=dict)
+    pending: bool = False
 
 
 class VgpuLayouts:
@@ -135,17 +139,24 @@ class VgpuLayouts:
         if card is None:
             raise DriverFailed(f"there is no device {address}")
         enabled = facts.heterogeneous is True
-        return CardState(facts.in_mig_mode, bool(card.numvfs), enabled, facts.present_instances)
+        return CardState(
+            facts.in_mig_mode,
+            bool(card.numvfs),
+            enabled,
+            facts.present_instances,
+            facts.mig_pending,
+        )
 
     def _reach(self, address: str, target: CardState) -> None:
         """Bring the card at an address, which has no vGPUs, to a state."""
         present = self._read_state(address)
-        off = present.functions and (present.mig != target.mig or not target.functions)
+        switch = present.mig != target.mig or present.pending
+        off = present.functions and (switch or not target.functions)
         if present.instances and (not target.mig or (off and not target.functions)):
             self._access.set_instances(address, {})
         if off:
             self._access.set_sriov(address, False, self._script)
-        if present.mig != target.mig:
+        if switch:
             self._access.set_mig_mode(address, target.mig, self._nvidia_smi)
         if target.functions and (off or not present.functions):
             self._access.set_sriov(address, True, self._script)

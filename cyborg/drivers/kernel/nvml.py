@@ -63,7 +63,8 @@ class GpuFacts(Serializable):
     ``vgpus_per_instance`` the maximum number of vGPUs of each such type in one GPU instance.
     ``vgpu_names`` has the names of the types by their ids, ``vgpu_memory`` the framebuffer of each
     type in bytes. ``heterogeneous`` is whether vGPUs of different framebuffer sizes can exist at
-    the same time; None if the GPU does not support this, also in MIG mode.
+    the same time; None if the GPU does not support this, also in MIG mode. ``mig_pending`` is
+    whether a reset would switch the MIG mode.
 
     ``module`` is the module id of a GPU of a baseboard. ``nvlinks`` has the number of NVLinks to
     other GPUs by their PCI address.
@@ -85,6 +86,7 @@ class GpuFacts(Serializable):
     vgpu_names: Mapping[str, str] = field(default_factory=dict)
     vgpu_memory: Mapping[str, int] = field(default_factory=dict)
     heterogeneous: bool | None = None
+    mig_pending: bool = field(default=False, metadata=wire(omit=not_))
 
     @property
     def in_mig_mode(self) -> bool:
@@ -364,6 +366,7 @@ def _read(nvml: Any, address: str) -> GpuFacts:
         vgpu_names=vgpu_names,
         vgpu_memory=vgpu_memory,
         heterogeneous=None if heterogeneous is None else bool(heterogeneous),
+        mig_pending=mig is not None and mig[0] != mig[1],
     )
 
 

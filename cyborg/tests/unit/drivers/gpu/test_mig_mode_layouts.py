@@ -208,6 +208,34 @@ def test_card_in_mig_mode_is_not_offered_as_a_whole(host: SimulatedVgpuHost) -> 
     assert state(host)[0] is False
 
 
+@pytest.mark.parametrize("layout", ["whole", PAIR, SLICES])
+def test_card_whose_mode_is_pending_is_not_offered_as_a_whole(
+    host: SimulatedVgpuHost, layout: str
+) -> None:
+    """The reset for a server would switch the mode; the next change of the layout ends this."""
+    host.cards[CARD].needs_reset = True
+    assert host.request_mig_mode(CARD, enable=True) is not None
+    driver = make(host)
+    device = discover(driver)
+    assert (current(driver), device.deployables) == ("other", ())
+    assert "a change of its MIG mode is pending" in device.vendor_board_info[NOT_OFFERED]
+    partition(driver, layout)
+    assert current(driver) == layout
+    mig = layout == SLICES
+    assert state(host)[:2] == (mig, mig)
+
+
+def test_mix_of_a_card_whose_mode_is_pending_is_applied_with_the_mode(
+    host: SimulatedVgpuHost,
+) -> None:
+    host.cards[CARD].needs_reset = True
+    driver = make(host)
+    partition(driver, PAIR)
+    host.cards[CARD].pending_mig = True
+    partition(driver, MIXED)
+    assert (current(driver), state(host)[:2]) == (MIXED, (False, False))
+
+
 @pytest.mark.parametrize("kept", [False, True])
 def test_partition_after_a_boot_applies_the_mode_again(host: SimulatedVgpuHost, kept: bool) -> None:
     """The mode of some cards is lost with the boot, that of others is not."""

@@ -86,6 +86,9 @@ def test_request_mig_mode_that_stays_pending_says_why(
     library.set_activation(status)
     assert nvml.request_mig_mode(CARD, enable=True) == reason
     assert library.get_pending() == 1
+    found = NvmlLibrary().read(CARD)
+    assert found is not None
+    assert (found.mig, found.mig_pending) == ("disabled", True)
     assert nvml.request_mig_mode(CARD, enable=False) is None, "the request is withdrawn"
     assert library.get_pending() == 0
     assert nvml.request_mig_mode(CARD, enable=True) == reason

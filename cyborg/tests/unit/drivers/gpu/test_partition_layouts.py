@@ -228,8 +228,8 @@ def test_virtual_functions_of_gim_are_offered_and_not_changed(host: SimulatedAmd
     names = host.enable_virtual_functions(card, 8, "74b5", "120000")
     for name in names:
         (host.bus / name / "vendor").write_text("0x1002\n")
-    options = {"devices": ["vendor=1002", "vendor=1002,functions=vf"], "vf_counts": ["0", "4"]}
-    driver = make(host, **options)
+    rules = ["vendor=1002", "vendor=1002,functions=vf"]
+    driver = make(host, devices=rules, vf_counts=["0", "4"])
     device = next(found for found in driver.discover() if found.address == card)
     (part,) = device.deployables
     assert [handle.address for handle in part.handles] == names, "and not the card"

@@ -19,7 +19,8 @@
      in devices, and maintenance windows; the removal of a host; the summary of the cloud; hosts;
      ``use`` in devices; ``device_set``, ``hostname``, ``address``, ``resource_class`` and
      ``traits`` in deployables, and their filters; ``with_count`` in lists; filters by ``name``
-     and ``address``; ``attached_at`` and ``attach_error`` in accelerator requests
+     and ``address``; ``attached_at`` and ``attach_error`` in accelerator requests and
+     accelerators
 ==== ==========================================================================
 """
 

@@ -157,7 +157,7 @@ LONG = formatting.columns_of(
     "driver, error, state_reasons, description, tags, type, vendor, model, backend, "
     "attach_handle_type=Handle, attach_handle_info=Handle info, device_uuid=Device, "
     "deployable_uuid=Deployable, rp_uuid=Provider, arq_uuid=Request, project_id=Project, "
-    "created_at, updated_at",
+    "attached_at, attach_error, created_at, updated_at",
     after=SHORT,
 )
 

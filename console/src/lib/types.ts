@@ -88,6 +88,8 @@ export interface Accelerator {
   instance_uuid: string | null;
   project_id: string | null;
   name: string | null;
+  attached_at: string | null; // by the agent
+  attach_error: string | null;
   error: string | null;
 }
 
@@ -139,6 +141,8 @@ export interface Request {
   attach_handle_type: string;
   attach_handle_uuid: string | null;
   attach_handle_info: Record<string, string>;
+  attached_at: string | null; // by the agent
+  attach_error: string | null;
   created_at: string;
   updated_at: string | null;
 }

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attachments of accelerators to existing instances and to hosts.
 import { useAnnounceChanges } from "../lib/announce";
-import { send } from "../lib/api";
+import { buildPath, send } from "../lib/api";
 import { toneOf, words } from "../lib/format";
 import { usePoll } from "../lib/poll";
 import { can } from "../lib/session";
-import type { Attachment } from "../lib/types";
+import type { Attachment, Request } from "../lib/types";
 import { Dialog, DialogButton } from "../ui/dialog";
 import { Badge, Card, ErrorBox, Facts, Id, Loading, Page, Text, Time } from "../ui/parts";
 import { Story } from "../ui/story";
-import { Collection, type Column } from "../ui/table";
+import { Collection, Table, type Column } from "../ui/table";
 import { Timeline } from "../ui/timeline";
-import { HostLink } from "./requests";
+import { HostLink, REQUEST_COLUMNS } from "./requests";
 
 function Selected({ row }: { row: Attachment }) {
   if (row.device_context) return <Id value={row.device_context} to={["contexts", row.device_context]} />;
@@ -57,6 +57,13 @@ export function AttachmentsPage() {
 export function AttachmentPage({ uuid }: { uuid: string }) {
   const path = `v2/attachments/${encodeURIComponent(uuid)}`;
   const { data: row, error, refresh } = usePoll<Attachment>(path, 3000);
+  const requests = usePoll<{ arqs: Request[] }>(
+    row?.instance_uuid && can("arq:get_all")
+      ? buildPath("v2/accelerator_requests", { instance: row.instance_uuid })
+      : null,
+    5000,
+  );
+  const shown = (requests.data?.arqs ?? []).filter((arq) => row?.arqs.includes(arq.uuid));
   useAnnounceChanges(uuid, row ? new Map([["Attachment", words(row.state)]]) : null);
   const rule = row?.instance_uuid === null ? "attachment:delete_for_host" : "attachment:delete";
   return (
@@ -137,6 +144,17 @@ export function AttachmentPage({ uuid }: { uuid: string }) {
               ]}
             />
           </Card>
+          {shown.length ? (
+            <Card title="Requests" wide>
+              <Table
+                caption="Requests of the attachment"
+                columns={REQUEST_COLUMNS}
+                rows={shown}
+                rowKey={(arq) => arq.uuid}
+              />
+            </Card>
+          ) : null}
+          <ErrorBox error={requests.error} stale={requests.data !== null} />
           <Story jobs={{ subject: row.instance_uuid ?? row.uuid }} subject={row.instance_uuid ?? row.uuid} />
         </div>
       ) : error ? null : (

@@ -13,6 +13,7 @@ import { Story } from "../ui/story";
 import { Collection, Table, type Column } from "../ui/table";
 import { Timeline, type TimelineEvent } from "../ui/timeline";
 import { DeviceSets } from "./device_sets";
+import { GuestDevice } from "./guests";
 import { MaintenanceButton } from "./maintenance";
 
 const TOPOLOGY: Record<string, string> = {
@@ -248,6 +249,7 @@ export const OWNER_COLUMNS: Column<Accelerator>[] = [
   { name: "Instance", show: (a) => <Id value={a.instance_uuid} /> },
   { name: "Project", show: (a) => <Id value={a.project_id} /> },
   { name: "Name", show: (a) => <Text value={a.name} /> },
+  { name: "In guest", show: (a) => <GuestDevice owned={a} /> },
 ];
 
 function Accelerators({ device }: { device: Device }) {

@@ -12,6 +12,7 @@ import { Story } from "../ui/story";
 import { Collection, type Column } from "../ui/table";
 import { Timeline, type TimelineEvent } from "../ui/timeline";
 import { custodyEvent, handleName } from "./devices";
+import { GuestDevice } from "./guests";
 
 export function HostLink({ host }: { host: string | null }) {
   if (!host) return <Text value={null} />;
@@ -28,6 +29,7 @@ export const REQUEST_COLUMNS: Column<Request>[] = [
   { name: "Host", show: (r) => <HostLink host={r.hostname} /> },
   { name: "Instance", show: (r) => <Id value={r.instance_uuid} /> },
   { name: "Project", show: (r) => <Id value={r.project_id} /> },
+  { name: "In guest", show: (r) => <GuestDevice owned={r} /> },
   { name: "Created", show: (r) => <Time at={r.created_at} /> },
 ];
 
@@ -66,6 +68,9 @@ export function RequestPage({ uuid }: { uuid: string }) {
       {arq ? (
         <div class="cards">
           <Card title="Facts" aside={<Badge state={arq.state} />}>
+            {arq.attach_error ? (
+              <div class="note bad">The running guest lacks the device: {arq.attach_error}</div>
+            ) : null}
             <Facts
               facts={[
                 ["Device profile", <>{arq.device_profile_name}, group {arq.device_profile_group_id}</>],
@@ -76,6 +81,7 @@ export function RequestPage({ uuid }: { uuid: string }) {
                 ["Created", <Time at={arq.created_at} />],
                 ["Changed", <Time at={arq.updated_at} />],
                 ["Handle", <span class="mono">{handleName(arq.attach_handle_info, "–")}</span>],
+                ["In guest", <GuestDevice owned={arq} />],
                 ["UUID", <span class="mono">{arq.uuid}</span>],
               ]}
             />
@@ -116,6 +122,9 @@ function RequestTimeline({ arq }: { arq: Request }) {
     ...(custody.data?.custody ?? []).filter((record) => record.details["arq"] === arq.uuid).map(custodyEvent),
     ...(jobs.data?.jobs ?? []).map(jobEvent),
   ];
+  if (arq.attached_at) {
+    events.push({ key: "attached", at: arq.attached_at, title: "attached to the guest", tone: "good" });
+  }
   if (arq.updated_at) {
     events.push({ key: "now", at: arq.updated_at, title: <>state {words(arq.state)}</>, tone: toneOf(arq.state) });
   }

@@ -16,11 +16,16 @@ from cyborg.core.inventory.device_state import DeviceCondition
 from cyborg.db.binding import accelerators as read
 
 ERROR_SINCE = (2, 5)
-NAME_SINCE = (2, 6)
+NAME_SINCE = ATTACHED_SINCE = (2, 6)
 LABEL = ("name", "description", "tags")
 
 
-class Accelerator(types.JsonObject, row=read.AcceleratorRow, without=("error",), links=True):
+class Accelerator(
+    types.JsonObject,
+    row=read.AcceleratorRow,
+    without=("error", "attached_at", "attach_error"),
+    links=True,
+):
     """An accelerator as version 2.4 shows it: a unit that can be attached to one instance.
 
     ``state_reasons`` are the conditions of its device that prevent new bindings. While the
@@ -34,13 +39,21 @@ class Accelerator(types.JsonObject, row=read.AcceleratorRow, without=("error",),
 
 
 class AcceleratorV25(Accelerator):
-    """An accelerator as versions from 2.5 on show it.
+    """An accelerator as version 2.5 shows it.
 
     ``error`` is the last error of the job that cleans the accelerator, or that prepares it again
     after a reboot of its host. Only administrators and services see the error.
     """
 
     error = types.optional(str)
+
+
+class AcceleratorV26(AcceleratorV25, row=read.AcceleratorRow, only=("attached_at", "attach_error")):
+    """An accelerator as versions from 2.6 on show it.
+
+    Both new fields are those of its ARQ: for a device that the agent attaches, and not Nova, since
+    when the guest has the device, and why a running guest lacks it.
+    """
 
 
 _Tag = types.Text(core.MAX_TAG, min_length=1)
@@ -64,11 +77,12 @@ def show(request: RequestContext, row: read.AcceleratorRow) -> dict[str, Any]:
     # It is about the host, which users do not see.
     if request.caller.project_scope is not None:
         more["error"] = None
-    return request.serialize(AcceleratorV25, row, ACCELERATORS.name, **more)
+    kind = AcceleratorV25 if request.version < ATTACHED_SINCE else AcceleratorV26
+    return request.serialize(kind, row, ACCELERATORS.name, **more)
 
 
 ACCELERATORS = Collection(
-    "accelerators", "accelerator", read, AcceleratorV25, since=(2, 4), scoped=True, show=show
+    "accelerators", "accelerator", read, AcceleratorV26, since=(2, 4), scoped=True, show=show
 )
 
 
@@ -116,7 +130,7 @@ class Controller(Resource):
 
     get = ACCELERATORS.get("Show one accelerator.")
 
-    @ACCELERATORS.operation("PATCH accelerators/{uuid}", answer=AcceleratorV25, raises=(Conflict,))
+    @ACCELERATORS.operation("PATCH accelerators/{uuid}", answer=AcceleratorV26, raises=(Conflict,))
     def update(self, request: RequestContext, uuid: str, body: Label) -> Any:
         """Set the label of a bound accelerator; the label is removed when the ARQ is unbound."""
         # A missing field is Unset, and null is None: only the former keeps its value.

@@ -49,6 +49,8 @@ class AcceleratorRow(TypedDict):
     name: str | None
     description: str | None
     tags: list[str]
+    attached_at: datetime | None
+    attach_error: str | None
     created_at: datetime
     updated_at: datetime | None
     error: str | None
@@ -78,6 +80,8 @@ COLUMNS = [
     arqs.c.label_name.label("name"),
     arqs.c.label_description.label("description"),
     arqs.c.label_tags.label("tags"),
+    arqs.c.attached_at,
+    arqs.c.attach_error,
     table.c.created_at,
     table.c.updated_at,
     sa.case((table.c.arq_id.is_(None), _CLEANING.c.error), else_=_OWNER_JOB.c.error).label("error"),

@@ -53,6 +53,21 @@ def test_error_of_the_host_is_hidden_from_a_project(
         assert {row["error"] for row in answer.json["accelerators"]} == errors
 
 
+def test_owner_sees_from_2_6_on_whether_the_guest_has_the_device(
+    keystone_api: ApiEnv, fake_keystone: FakeKeystone
+) -> None:
+    (arq, _) = rows.read(keystone_api.engine, schema.arqs)
+    error = "No more available PCI slots"
+    rows.update(keystone_api.engine, schema.arqs, arq["id"], attach_error=error)
+    token = {"X-Auth-Token": fake_keystone.issue_token(["reader"], "project-1")}
+    for version in ("2.5", "2.6"):
+        headers = {**token, "OpenStack-API-Version": f"accelerator {version}"}
+        (row,) = keystone_api.call("GET", PATH, None, headers).json["accelerators"]
+        found = {key: row[key] for key in ("attached_at", "attach_error") if key in row}
+        expected = {"attached_at": None, "attach_error": error} if version == "2.6" else {}
+        assert found == expected
+
+
 @pytest.mark.slow
 def test_find_and_update_are_limited_to_own_project(
     keystone_api: ApiEnv, fake_keystone: FakeKeystone

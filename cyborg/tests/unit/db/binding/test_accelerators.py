@@ -94,6 +94,8 @@ def test_find_shows_an_owned_accelerator(engine: sa.Engine) -> None:
         "name": "mine",
         "description": "d\ne",
         "tags": ["é", "b"],
+        "attached_at": None,
+        "attach_error": None,
     }
     assert set(free) == {*owned, "created_at", "updated_at"}
     arq_columns = ("arq_uuid", "instance_uuid", "project_id", "name", "description")

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from cyborg.core.inventory.device import AttachHandle, Deployable, Device, HandleType
 from cyborg.core.inventory.device_set import SetKind, SetMember
-from cyborg.drivers.pci.topology import MODULE_ID, NVLINK_LINKS, NVLINK_PEERS
+from cyborg.core.naming import make_custom_name
+from cyborg.drivers.pci.topology import MODULE_ID, NVLINK_LINKS, NVLINK_MBPS, NVLINK_PEERS
 
 # Types of the handles that are whole functions.
 _WHOLE = frozenset({HandleType.PCI, HandleType.TEST_PCI, HandleType.VFIO})
@@ -54,6 +55,12 @@ class Unit:
         names = peers.split(",") if peers else []
         numbers += [0] * (len(names) - len(numbers))
         return dict(zip(names, numbers, strict=False))
+
+    @property
+    def speed(self) -> int:
+        """Return the speed of one NVLink in megabytes per second; 0 if it is unknown."""
+        text = self.device.topology.get(NVLINK_MBPS, "")
+        return int(text) if text.isdecimal() else 0
 
     @property
     def module(self) -> int | None:
@@ -123,7 +130,25 @@ def group_by_links(units: Iterable[Unit], sizes: Collection[int]) -> Iterator[Gr
     for size in sorted(sizes):
         for clique in _cliques(sorted(single), links, size):
             block = tuple(single[address] for address in clique)
-            yield _group(SetKind.NVLINK, block, unique=size == 1, attributes=_link_facts(block))
+            # A single GPU has no NVLink to use.
+            speed = min((unit.speed for unit in block if unit.speed), default=0) if size > 1 else 0
+            yield _group(
+                SetKind.NVLINK,
+                block,
+                unique=size == 1,
+                attributes=_link_facts(block) | speed_facts(speed),
+                traits=speed_traits(speed),
+            )
+
+
+def speed_facts(mbps: int) -> dict[str, str]:
+    """Return the attributes of a set for the speed of one NVLink; 0 if it is unknown."""
+    return {NVLINK_MBPS: str(mbps)} if mbps else {}
+
+
+def speed_traits(mbps: int) -> frozenset[str]:
+    """Return the traits of a set for the speed of one NVLink; 0 if it is unknown."""
+    return frozenset({make_custom_name(f"NVLINK_{mbps}_MBPS")} if mbps else ())
 
 
 def only_units(units: Iterable[Unit]) -> dict[str, Unit]:
@@ -182,6 +207,7 @@ def _group(
     unique: bool = True,
     obstacle: str | None = None,
     attributes: Mapping[str, str] | None = None,
+    traits: frozenset[str] = frozenset(),
 ) -> Group:
     """Return a group; its name has the size and the first address.
 
@@ -191,7 +217,7 @@ def _group(
     if not unique:
         text = ",".join(unit.handle.address for unit in units)
         name += f"-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
-    return Group(name, kind, units, obstacle, attributes or {})
+    return Group(name, kind, units, obstacle, attributes or {}, traits)
 
 
 def _blocks_at_nodes(units: Iterable[Unit]) -> list[Units]:

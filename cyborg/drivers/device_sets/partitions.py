@@ -15,10 +15,9 @@ from pathlib import Path
 from cyborg.core.codec import Serializable
 from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device_set import SetKind, SetMember
-from cyborg.core.naming import make_custom_name
 from cyborg.drivers.base import Memory, load_record
 from cyborg.drivers.device_sets.fabric import Fabric, FabricState, Partition
-from cyborg.drivers.device_sets.grouping import Group, Unit, only_units
+from cyborg.drivers.device_sets.grouping import Group, Unit, only_units, speed_facts, speed_traits
 from cyborg.drivers.gpu.fabric.partitions import find_foreign_obstacles
 from cyborg.drivers.host_use import domains, processes
 from cyborg.drivers.sysfs import PCI_DEVICES, Sysfs
@@ -134,16 +133,15 @@ def _group(partition: Partition, units: tuple[Unit, ...], obstacle: str | None) 
         "modules": ",".join(map(str, partition.modules)),
         "nvlinks": str(partition.links or ""),
         "max_nvlinks": str(partition.max_links or ""),
-        "nvlink_mbps": str(partition.line_rate_mbps or ""),
+        **speed_facts(partition.line_rate_mbps),
     }
-    rate = partition.line_rate_mbps
     return Group(
         str(partition.id),
         SetKind.FABRIC,
         units,
         obstacle,
         attributes={key: value for key, value in facts.items() if value},
-        traits=frozenset({make_custom_name(f"NVLINK_{rate}_MBPS")} if rate else ()),
+        traits=speed_traits(partition.line_rate_mbps),
     )
 
 

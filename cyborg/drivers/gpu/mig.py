@@ -93,6 +93,7 @@ def topology_of(facts: GpuFacts) -> dict[str, str]:
         topology.MODULE_ID: str(facts.module or ""),
         topology.NVLINK_PEERS: ",".join(facts.nvlinks),
         topology.NVLINK_LINKS: ",".join(map(str, facts.nvlinks.values())),
+        topology.NVLINK_MBPS: str(facts.nvlink_speed or ""),
     }
     return {key: value for key, value in found.items() if value}
 
@@ -163,7 +164,9 @@ class FactsReader:
         if facts.uuid != previous.uuid:
             return facts
         hidden = {a: n for a, n in previous.nvlinks.items() if not self._is_readable(a)}
-        return replace(facts, nvlinks=dict(sorted({**hidden, **facts.nvlinks}.items())))
+        speed = facts.nvlink_speed or (previous.nvlink_speed if hidden else None)
+        links = dict(sorted({**hidden, **facts.nvlinks}.items()))
+        return replace(facts, nvlinks=links, nvlink_speed=speed)
 
     def forget(self, address: str) -> None:
         """Make the next call of ``read`` read a card again, because its facts have changed."""

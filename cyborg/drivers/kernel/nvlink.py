@@ -3,13 +3,14 @@
 
 NVIDIA documents the functions in the NVML API Reference Guide: ``nvmlDeviceGetModuleId``, and in
 "NvLink Methods" ``nvmlDeviceGetNvLinkState``, ``nvmlDeviceGetNvLinkRemoteDeviceType`` and
-``nvmlDeviceGetNvLinkRemotePciInfo_v2``. ``pynvml.py`` of nvidia-ml-py has the values.
+``nvmlDeviceGetNvLinkRemotePciInfo_v2``; in "Field Value Enums" ``NVML_FI_DEV_NVLINK_GET_SPEED`` and
+``NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON``. ``pynvml.py`` of nvidia-ml-py has the values.
 """
 
 import contextlib
 import ctypes
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cyborg.core.address import PciAddress
@@ -31,7 +32,40 @@ def read_links(nvml: Any, device: Any) -> Mapping[str, int]:
 
     Links to an NVSwitch are left out: Fabric Manager decides which GPUs these connect.
     """
-    links: Counter[str] = Counter()
+    links = Counter(address for _, address in _links_to_gpus(nvml, device))
+    return dict(sorted(links.items()))
+
+
+def read_speed(nvml: Any, device: Any) -> int | None:
+    """Return the speed of the slowest active NVLink to another GPU, in megabytes per second.
+
+    It is the raw speed of one direction, with the overhead of the protocol, such as 26562. Return
+    None if the GPU has no such link, or does not support the question.
+    """
+    links = [link for link, _ in _links_to_gpus(nvml, device)]
+    if not links:
+        return None
+    # GPUs before Hopper have only the common value of all links.
+    fields = [(nvml.NVML_FI_DEV_NVLINK_GET_SPEED, link) for link in links]
+    speeds = _read_fields(nvml, device, fields)
+    return min(
+        speeds or _read_fields(nvml, device, [(nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, 0)]),
+        default=None,
+    )
+
+
+def _read_fields(nvml: Any, device: Any, fields: list[tuple[int, int]]) -> list[int]:
+    """Return the values of fields, given with their links; leave out those that are not known."""
+    try:
+        values = nvml.nvmlDeviceGetFieldValues(device, fields)
+    except nvml.NVMLError:
+        return []
+    found = [int(v.value.uiVal) for v in values if v.nvmlReturn == nvml.NVML_SUCCESS]
+    return [value for value in found if value]
+
+
+def _links_to_gpus(nvml: Any, device: Any) -> Iterator[tuple[int, str]]:
+    """Yield the number of each active link to another GPU, with the address of the other GPU."""
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         # A GPU has fewer links than the maximum, and NVML fails for the others.
         with contextlib.suppress(nvml.NVMLError):
@@ -40,5 +74,4 @@ def read_links(nvml: Any, device: Any) -> Mapping[str, int]:
             kind = nvml.nvmlDeviceGetNvLinkRemoteDeviceType(device, link)
             if kind == nvml.NVML_NVLINK_DEVICE_TYPE_GPU:
                 other = nvml.nvmlDeviceGetNvLinkRemotePciInfo(device, link)
-                links[str(PciAddress(other.domain, other.bus, other.device, 0))] += 1
-    return dict(sorted(links.items()))
+                yield link, str(PciAddress(other.domain, other.bus, other.device, 0))

@@ -67,7 +67,8 @@ class GpuFacts(Serializable):
     whether a reset would switch the MIG mode.
 
     ``module`` is the module id of a GPU of a baseboard. ``nvlinks`` has the number of NVLinks to
-    other GPUs by their PCI address.
+    other GPUs by their PCI address, ``nvlink_speed`` the speed of one of them in megabytes per
+    second.
     """
 
     uuid: str | None = None
@@ -82,6 +83,7 @@ class GpuFacts(Serializable):
     # Left out where there are none: the facts in captures stay equal.
     module: int | None = field(default=None, metadata=wire(omit=not_))
     nvlinks: Mapping[str, int] = field(default_factory=dict, metadata=wire(omit=not_))
+    nvlink_speed: int | None = field(default=None, metadata=wire(omit=not_))
     vgpus_per_instance: Mapping[str, int] = field(default_factory=dict)
     vgpu_names: Mapping[str, str] = field(default_factory=dict)
     vgpu_memory: Mapping[str, int] = field(default_factory=dict)
@@ -362,6 +364,7 @@ def _read(nvml: Any, address: str) -> GpuFacts:
         vgpu_profiles=vgpu_profiles,
         module=nvlink.read_module(nvml, device),
         nvlinks=nvlink.read_links(nvml, device),
+        nvlink_speed=nvlink.read_speed(nvml, device),
         vgpus_per_instance=per_instance,
         vgpu_names=vgpu_names,
         vgpu_memory=vgpu_memory,

@@ -12,6 +12,7 @@ The topology is a map with these keys; an unknown key is omitted:
 ``module_id``       the module id of a GPU of a baseboard, by which its fabric names it
 ``nvlink_peers``    the addresses of the GPUs with an NVLink to it, separated by commas
 ``nvlink_links``    the number of NVLinks to each of them, in the same order
+``nvlink_mbps``     the speed of one of these NVLinks, in megabytes per second
 
 The map does not have the current width and speed of the link: an idle device lowers the speed, and
 so the report of the host would change all the time.
@@ -28,6 +29,7 @@ from cyborg.core.naming import make_custom_name, numa_trait
 from cyborg.drivers.sysfs import PCI_DEVICES, PciFunction, Sysfs
 
 MODULE_ID, NVLINK_PEERS, NVLINK_LINKS = "module_id", "nvlink_peers", "nvlink_links"
+NVLINK_MBPS = "nvlink_mbps"
 
 # Values of a width for a function without its own link, such as an integrated one.
 # 63 is read from a function without power (D3cold), all of whose registers read as ones: the width

@@ -94,10 +94,27 @@ def test_discover_mixed_withholds_only_devices_of_the_first_backend() -> None:
 
 def test_discover_nvlink_pairs() -> None:
     gpus = [make_device(slot(n), nvlink_peers=slot(n ^ 1), nvlink_links="12") for n in range(4)]
+    speeds = ("26562", "25781", "26562", "")
+    gpus = [
+        replace(gpu, topology={**gpu.topology, "nvlink_mbps": speed})
+        for gpu, speed in zip(gpus, speeds, strict=True)
+    ]
     source = make_source({"gpu": gpus}, kind="nvlink", sizes=["2"])
     (device,) = source.discover()
     assert [part.attributes["nvlinks"] for part in device.deployables] == ["12", "12"]
     assert all("CUSTOM_SET_NVLINK" in part.traits for part in device.deployables)
+    # The slower one of a pair, and the known one of the other pair.
+    speeds = [part.attributes["nvlink_mbps"] for part in device.deployables]
+    assert speeds == ["25781", "26562"]
+    traits = [{t for t in part.traits if "MBPS" in t} for part in device.deployables]
+    assert traits == [{f"CUSTOM_NVLINK_{speed}_MBPS"} for speed in speeds]
+
+
+def test_discover_single_gpu_has_no_speed_of_its_links() -> None:
+    gpus = [make_device(slot(n), nvlink_peers=slot(n ^ 1), nvlink_mbps="5") for n in range(2)]
+    (device,) = make_source({"gpu": gpus}, kind="nvlink", sizes=["1"]).discover()
+    assert [part.attributes.get("nvlink_mbps") for part in device.deployables] == [None, None]
+    assert not {t for part in device.deployables for t in part.traits if "MBPS" in t}
 
 
 def test_discover_without_members_returns_nothing_and_warns() -> None:

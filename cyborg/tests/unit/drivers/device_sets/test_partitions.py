@@ -101,6 +101,8 @@ def test_discover_maps_partitions_by_module_ids(host: Host) -> None:
     assert four.attributes["modules"] == "1,2,3,4"
     assert four.attributes["nvlinks"] == "18"
     assert {"CUSTOM_SET_FABRIC", "CUSTOM_SET_SIZE_4", "CUSTOM_H100"} <= four.traits
+    assert four.attributes["nvlink_mbps"] == "25000"
+    assert "CUSTOM_NVLINK_25000_MBPS" in four.traits
     assert source.abilities == {Ability.PREPARES, Ability.MEASURES}
 
 

@@ -214,6 +214,25 @@ int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *device, unsigned link, Pci *pci)
     return link < 4 ? SUCCESS : INVALID;
 }
 
+/* The first GPU has a speed of each link, and the old one only one of all its links. */
+typedef struct {
+    unsigned field, scope;
+    long long time, latency;
+    int type, code;
+    union { unsigned number; double fraction; } value;
+} FieldValue;
+int nvmlDeviceGetFieldValues(void *device, int count, FieldValue *values)
+{
+    if (!opened || !device) return UNINITIALIZED;
+    for (FieldValue *value = values; value < values + count; value++) {
+        int is_common = value->field == 90, is_link = value->field == 164;
+        value->type = 1;
+        value->code = (modern(device) ? is_link : is_common) ? SUCCESS : NOT_SUPPORTED;
+        value->value.number = is_common ? 25781 : value->scope ? 26562 : 53125;
+    }
+    return SUCCESS;
+}
+
 static int find(const unsigned *values, unsigned value)
 {
     for (int number = 0; number < PROFILES; number++)

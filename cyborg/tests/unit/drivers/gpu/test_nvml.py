@@ -33,6 +33,7 @@ def test_read_returns_the_facts_of_a_gpu(library: ctypes.CDLL) -> None:
         mig="disabled",
         max_vgpus={"A40-12Q": 4, "A40-24Q": 2},
         nvlinks={OLD: 2},
+        nvlink_speed=26562,
         vgpu_names={"561": "A40-12Q", "563": "A40-24Q"},
         vgpu_memory={"A40-12Q": 12 << 30, "A40-24Q": 24 << 30},
         heterogeneous=False,
@@ -44,7 +45,7 @@ def test_read_returns_module_id_and_links_to_gpus_only(library: ctypes.CDLL) -> 
     library.set_module(5)
     found = NvmlLibrary().read(CARD)
     assert found is not None
-    assert (found.module, found.nvlinks) == (5, {})
+    assert (found.module, found.nvlinks, found.nvlink_speed) == (5, {}, None)
 
 
 def test_read_of_a_gpu_in_mig_mode_has_vgpus_of_each_instance(library: ctypes.CDLL) -> None:
@@ -166,6 +167,7 @@ def test_read_leaves_out_what_a_gpu_does_not_support(library: ctypes.CDLL) -> No
     assert found is not None
     assert found.memory == 48305799168
     assert (found.vbios, found.ecc, found.mig, found.max_vgpus) == (None, None, None, {})
+    assert (found.nvlinks, found.nvlink_speed) == ({CARD: 2}, 25781), "the common speed"
 
 
 def test_read_error_is_logged_once(library: ctypes.CDLL, caplog: pytest.LogCaptureFixture) -> None:
@@ -240,19 +242,22 @@ def test_facts_of_a_gpu_in_use_survive_a_restart(tmp_path: Path) -> None:
 
 def test_facts_keep_links_to_gpus_in_use(tmp_path: Path) -> None:
     memory, hidden = VolatileMemory(), {OLD}
-    source = Source(GpuFacts(uuid="one", module=3, nvlinks={OLD: 4, AMD: 4}))
+    source = Source(GpuFacts(uuid="one", module=3, nvlinks={OLD: 4, AMD: 4}, nvlink_speed=9))
     for _ in range(2):
         FactsReader(source.read).read(card("nvidia"), memory)
         # A restarted agent knows the links while servers use both GPUs.
         found = FactsReader(source.read).read(card("vfio-pci"), memory)
         assert (found.module, found.nvlinks) == (3, {OLD: 4, AMD: 4})
+        assert found.nvlink_speed == 9
     # The GPU returns first: the link to the other one is down as seen from here.
     source.facts = GpuFacts(uuid="one")
     reader = FactsReader(source.read, lambda address: address not in hidden)
-    assert reader.read(card("nvidia"), memory).nvlinks == {OLD: 4}
+    found = reader.read(card("nvidia"), memory)
+    assert (found.nvlinks, found.nvlink_speed) == ({OLD: 4}, 9)
     hidden.clear()
     reader.forget(CARD)
-    assert reader.read(card("nvidia"), memory).nvlinks == {}
+    found = reader.read(card("nvidia"), memory)
+    assert (found.nvlinks, found.nvlink_speed) == ({}, None)
     # Another card in the slot has none of the links.
     hidden.add(OLD)
     source.facts = GpuFacts(uuid="two")

@@ -104,10 +104,10 @@ def test_discover_nvlink_pairs() -> None:
     assert [part.attributes["nvlinks"] for part in device.deployables] == ["12", "12"]
     assert all("CUSTOM_SET_NVLINK" in part.traits for part in device.deployables)
     # The slower one of a pair, and the known one of the other pair.
-    speeds = [part.attributes["nvlink_mbps"] for part in device.deployables]
-    assert speeds == ["25781", "26562"]
+    found = [part.attributes["nvlink_mbps"] for part in device.deployables]
+    assert found == ["25781", "26562"]
     traits = [{t for t in part.traits if "MBPS" in t} for part in device.deployables]
-    assert traits == [{f"CUSTOM_NVLINK_{speed}_MBPS"} for speed in speeds]
+    assert traits == [{f"CUSTOM_NVLINK_{speed}_MBPS"} for speed in found]
 
 
 def test_discover_single_gpu_has_no_speed_of_its_links() -> None:

@@ -34,7 +34,9 @@ class MemoryFabric:
     """A fabric whose partitions are activated in memory."""
 
     def __init__(self) -> None:
-        self.partitions = tuple(Partition(n, m, links=18) for n, m in enumerate(H100))
+        self.partitions = tuple(
+            Partition(n, m, links=18, line_rate_mbps=25000) for n, m in enumerate(H100)
+        )
         self.problem: str | None = None
         self.obstacles: dict[int, str] = {}
         self.active: dict[int, tuple[str, ...]] = {}

@@ -9,6 +9,7 @@ from typing import Any
 
 from cyborg import os_acc
 from cyborg.agent.guests.hypervisor import DeviceAbsent, Domain, GuestBusy, Hypervisor
+from cyborg.agent.guests.root_ports import check_free_ports
 from cyborg.core.attachments.delivery import Outcome
 from cyborg.core.errors import CyborgError, DriverFailed, NotFound, Unavailable, WrongState
 from cyborg.core.log import get_logger
@@ -60,7 +61,8 @@ class GuestDevices:
 
     ``is_known`` is whether a backend of this host has the device of an ARQ; ``is_pending`` is
     whether a backend may discover further devices soon. ``check_unused`` raises DriverFailed if
-    the host uses the device of an ARQ.
+    the host uses the device of an ARQ. ``needs_port`` is whether the device of an ARQ needs a free
+    PCIe port of a guest that has such ports.
     """
 
     hypervisor: Hypervisor
@@ -70,6 +72,7 @@ class GuestDevices:
     is_known: Callable[[Arq], bool] = lambda arq: True
     is_pending: Callable[[], bool] = lambda: False
     check_unused: Callable[[Arq], None] = lambda arq: None
+    needs_port: Callable[[Arq], bool] = lambda arq: True
 
     def __post_init__(self) -> None:
         # A list of devices may be older than the request to take one back. The lock is held during
@@ -89,12 +92,14 @@ class GuestDevices:
         If the hypervisor does not answer, or a backend has not discovered its devices, retry for up
         to ``seconds``. Return None if ``should_continue`` returns False in this time. Raise
         NotRunning, WrongState for a device that was detached, NotFound for a device that no backend
-        has, DriverFailed, Unavailable.
+        has, DriverFailed, Unavailable. If the guest has too few free PCIe ports for all of the
+        devices, none is attached.
         """
         end = self.clock() + seconds
         while True:
             try:
                 self._check_known(arqs)
+                self._check_ports(instance, arqs)
                 return sum(self._attach(instance, arq) for arq in arqs)
             except Unavailable:
                 if self.clock() >= end:
@@ -218,6 +223,15 @@ class GuestDevices:
                 raise Unavailable(f"{error} yet: the discovery of a backend has not succeeded")
             raise NotFound(error)
 
+    def _check_ports(self, instance: str, arqs: Sequence[Arq]) -> None:
+        """Raise DriverFailed if the running guest has too few free PCIe ports for devices."""
+        domain = self.hypervisor.describe(instance)
+        if domain is None or domain.running is None:
+            return  # the attachment of a device is refused
+        running = domain.running
+        absent = [arq for arq in arqs if os_acc.find_alias(arq, running) is None]
+        check_free_ports(instance, running, sum(map(self.needs_port, absent)))
+
     def _describe(self, instance: str) -> tuple[Domain | None, str | None]:
         """Return the guest or None, and the error if only this guest is not available."""
         try:
@@ -270,6 +284,8 @@ class GuestDevices:
                     raise NotRunning(f"server {instance} does not run on this host")
                 if os_acc.find_alias(arq, domain.running) is not None:
                     return False
+                if self.needs_port(arq):
+                    check_free_ports(instance, domain.running, 1)
                 if is_checked:
                     self.hypervisor.attach(instance, os_acc.attach(arq))
                     return True

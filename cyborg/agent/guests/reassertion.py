@@ -26,6 +26,13 @@ from cyborg.threads import failures, periodic
 LOG = log.get_logger(__name__)
 
 
+# Bytes of the configuration space of conventional PCI; that of PCIe is 4096 (``PCI_CFG_SPACE_SIZE``
+# and ``PCI_CFG_SPACE_EXP_SIZE`` of Linux, ``include/uapi/linux/pci_regs.h``).
+CONVENTIONAL_SIZE = 256
+# Types of handles that are PCI functions of the host.
+_FUNCTIONS = frozenset({HandleType.PCI, HandleType.VFIO})
+
+
 @dataclass(frozen=True, slots=True)
 class HostHandles:
     """The handles that the backends of this host have discovered."""
@@ -58,6 +65,24 @@ class HostHandles:
                 for _, handle in _handles(backend):
                     if dict(handle.info) == info:
                         backend.driver.check_unused(handle.address)
+
+    def needs_port(self, arq: Mapping[str, Any]) -> bool:
+        """Return whether a guest with PCIe ports needs a free one for the device of an ARQ.
+
+        libvirt plugs a conventional PCI device into a conventional bridge. As libvirt does without
+        privileges, decide by the size of the configuration space: that of PCIe is larger.
+        """
+        info = dict(arq["attach_handle_info"])
+        for backend in self.backends:
+            for _, handle in _handles(backend):
+                if handle.type in _FUNCTIONS and dict(handle.info) == info:
+                    devices = backend.driver.sysfs_root / "bus/pci/devices"
+                    try:
+                        size = (devices / handle.address / "config").stat().st_size
+                    except OSError:
+                        return True  # as libvirt
+                    return size != CONVENTIONAL_SIZE
+        return True
 
     def is_pending(self) -> bool:
         """Return whether a backend may discover further devices soon."""
@@ -217,6 +242,7 @@ def make_guests(
         is_known=handles.is_known,
         is_pending=handles.is_pending,
         check_unused=handles.check_unused,
+        needs_port=handles.needs_port,
     )
     reasserter = Reasserter(
         conf.host,

@@ -289,6 +289,7 @@ class AgentService:
                 create,
                 state_dir,
                 read_devices=self._members.read,
+                fabric=self.replayed.fabric,
             )
         # Only this host itself has guests.
         if Path(self._sysfs_root) == LOCAL_ROOT:

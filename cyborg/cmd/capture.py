@@ -11,10 +11,12 @@ from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
-from cyborg.core.capture.model import MAX_SOURCE, MAX_UEVENTS, Uevent
+from cyborg.core.capture.model import MAX_SOURCE, MAX_UEVENTS, Capture, Uevent
 from cyborg.core.capture.scrub import Scrubber, count_files
-from cyborg.core.errors import Invalid
+from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.drivers.base import Driver
+from cyborg.drivers.gpu.fabric.requests import ADDRESS, LIBRARY, FabricRequests
+from cyborg.drivers.replay.fabric import dump_partitions
 from cyborg.drivers.replay.recorder import record_host, save_capture
 
 _GROUP = "cyborg.accelerator.driver"
@@ -36,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         capture, errors = record_host(drivers, args.source, args.sysfs_root)
     except Invalid as exc:
         return _fail(exc.message)
+    if args.fabric is not None:
+        capture, errors = _add_fabric(capture, errors, args.fabric, args.fabric_library)
     for error in errors:
         _say(f"warning: {error}")
     try:
@@ -64,6 +68,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{', scrubbed' if capture.scrubbed else ''}"
     )
     return 0
+
+
+def _add_fabric(
+    capture: Capture, errors: list[str], address: str, library: str
+) -> tuple[Capture, list[str]]:
+    """Return a capture with the partitions of Fabric Manager, and the errors with a new one."""
+    try:
+        partitions = FabricRequests(address, library=library).list_partitions()
+    except DriverFailed as exc:
+        return capture, [*errors, f"no partitions are recorded: {exc.message}"]
+    return replace(capture, fabric=dump_partitions(partitions)), errors
 
 
 def _load_drivers() -> list[type[Driver]]:
@@ -121,6 +136,20 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="replace serial numbers, unique ids, MAC and IP addresses and mount points; equal "
         "values stay equal",
+    )
+    add(
+        "--fabric",
+        nargs="?",
+        const=ADDRESS,
+        metavar="ADDRESS",
+        help="record the partitions of NVIDIA Fabric Manager at this host:port or unix socket, by "
+        f"default {ADDRESS}; no partition is changed",
+    )
+    add(
+        "--fabric-library",
+        default=LIBRARY,
+        metavar="FILE",
+        help="name or path of the library of Fabric Manager (%(default)s)",
     )
     add(
         "--watch",

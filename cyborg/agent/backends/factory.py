@@ -31,6 +31,7 @@ from cyborg.core.inventory.device import Device
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.base import ABILITY_INTERFACES, Driver, ImageStore, NoImageStore
 from cyborg.drivers.device_sets.driver import DeviceSetDriver, ReadDevices, read_nothing_yet
+from cyborg.drivers.device_sets.fabric import Fabric
 from cyborg.drivers.host_use.domains import ReadDomains, read_nothing
 from cyborg.drivers.replay.host import ReplayedHost
 from cyborg.drivers.replay.recorder import load_capture
@@ -123,17 +124,20 @@ class DriverFactory:
         state_dir: Path | None = None,
         read_domains: ReadDomains = read_nothing,
         read_devices: ReadDevices = read_nothing_yet,
+        fabric: Fabric | None = None,
     ) -> None:
         """Read the configured backends. Raise Misconfigured if they are invalid.
 
         The drivers use ``images``, and store their state below ``state_dir``. ``create`` creates
         the object of a driver class, for example for a replayed host; the default passes
         ``sysfs_root`` to the class. ``read_domains`` returns the devices of domains of libvirt,
-        ``read_devices`` those of another backend.
+        ``read_devices`` those of another backend. ``fabric`` is that of a replayed host; otherwise
+        the sources of device sets use Fabric Manager.
         """
         self._images = NoImageStore() if images is None else images
         self._read_domains = read_domains
         self._read_devices = read_devices
+        self._fabric = fabric
         self._sysfs_root = sysfs_root
         self._conf = conf
         self._catalogue = catalogue
@@ -215,7 +219,8 @@ class DriverFactory:
         self._complete(driver, name, values, sources)
         driver.read_devices = self._read_devices
         if self._conf.agent.replay:
-            driver.fabric = None  # that of this machine has other GPUs
+            # That of this machine has other GPUs.
+            driver.fabric = self._fabric if driver.is_fabric else None
         return driver
 
     def from_desired(self, desired: desired_state.DesiredBackend) -> Driver:

@@ -75,7 +75,8 @@ class Capture:
 
     ``source`` tells people where the files come from. ``names`` are the names of the vendor and the
     model by PCI address, ``nvml`` the answers of NVML by PCI address, as the driver ``gpu`` stores
-    them, and ``unreadable`` the errors by path.
+    them, ``fabric`` the partitions of Fabric Manager, as ``drivers.replay.fabric`` writes them, and
+    ``unreadable`` the errors by path.
     """
 
     source: str
@@ -86,6 +87,7 @@ class Capture:
     unreadable: Mapping[str, str] = field(default_factory=dict)
     uevents: tuple[Uevent, ...] = ()
     nvml: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    fabric: Mapping[str, Any] = field(default_factory=dict)
 
 
 def dump(capture: Capture) -> Iterator[str]:
@@ -98,8 +100,9 @@ def dump(capture: Capture) -> Iterator[str]:
         "scrubbed": capture.scrubbed,
         "names": {key: list(names) for key, names in sorted(capture.names.items())},
         "unreadable": dict(sorted(capture.unreadable.items())),
-        # Left out if it is empty, because most hosts have no NVML.
+        # Left out if they are empty, because most hosts have neither.
         **({"nvml": dict(sorted(capture.nvml.items()))} if capture.nvml else {}),
+        **({"fabric": dict(capture.fabric)} if capture.fabric else {}),
     }
     yield f"{json.dumps(header)}\n"
     for path, folder in sorted(capture.folders.items()):
@@ -139,7 +142,9 @@ def parse(text: str) -> Capture:
 
 
 def merge(source: str, captures: Sequence[Capture]) -> Capture:
-    """Return one host with all devices of several captures. Raise Invalid if a file differs.
+    """Return one host with all devices of several captures.
+
+    Raise Invalid if a file differs, or if several captures have a fabric: a host has one.
 
     The host has no uevents: the captures were watched at different times.
     """
@@ -151,6 +156,9 @@ def merge(source: str, captures: Sequence[Capture]) -> Capture:
             _unite(links.setdefault(path, {}), folder.links, path)
     folders = {path: Folder(files[path], links[path]) for path in files}
     check(folders)
+    fabrics = [capture.fabric for capture in captures if capture.fabric]
+    if len(fabrics) > 1:
+        raise Invalid("more than one of the captures has a fabric", field="capture")
     return Capture(
         source=source,
         folders=folders,
@@ -160,6 +168,7 @@ def merge(source: str, captures: Sequence[Capture]) -> Capture:
         names={key: names for capture in captures for key, names in capture.names.items()},
         unreadable={path: e for capture in captures for path, e in capture.unreadable.items()},
         nvml={address: a for capture in captures for address, a in capture.nvml.items()},
+        fabric=fabrics[0] if fabrics else {},
     )
 
 
@@ -253,6 +262,7 @@ def _check_header(body: Mapping[str, Any]) -> dict[str, Any]:
         "names": names,
         "unreadable": {p: _short(e) for p, e in _items(body.get("unreadable", {}), MAX_NAMES)},
         "nvml": {a: dict(_items(f, MAX_NAMES)) for a, f in _items(body.get("nvml", {}), MAX_NAMES)},
+        "fabric": dict(_items(body.get("fabric", {}), MAX_NAMES)),
     }
 
 

@@ -173,7 +173,8 @@ class DeviceSetDriver(Driver):
     def _client(self) -> Fabric:
         if self.fabric is None:
             raise DriverFailed(
-                f"[{self.backend}] kind: this host has no Fabric Manager; a replayed host has none"
+                f"[{self.backend}] kind: this replayed host has no Fabric Manager: its capture was "
+                "made without --fabric"
             )
         return self.fabric
 

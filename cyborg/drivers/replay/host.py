@@ -27,6 +27,7 @@ from cyborg.drivers.kernel.nvml import GpuFacts
 from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.pci.classes import Names
 from cyborg.drivers.pci.driver import PciDriver
+from cyborg.drivers.replay.fabric import SimulatedFabric, parse_partitions
 from cyborg.drivers.replay.kernel import SimulatedControl, SimulatedKernel, SimulatedSriov
 from cyborg.drivers.replay.recorder import unpack
 
@@ -122,9 +123,15 @@ class ReplayedHost:
     """
 
     def __init__(self, capture: model.Capture, faults: Iterable[model.Fault] = ()) -> None:
-        """Unpack the capture. Raise OSError, and Invalid for malformed answers of NVML."""
+        """Unpack the capture.
+
+        Raise OSError, and Invalid for malformed answers of NVML or Fabric Manager.
+        """
         self.capture = capture
         gpus = parse_gpus(capture)
+        partitions = parse_partitions(capture)
+        self.fabric = SimulatedFabric(partitions) if partitions else None
+        """The fabric of the host; None if the capture has none."""
         self._folder = Path(tempfile.mkdtemp(prefix="cyborg-replay-"))
         # Also at the end of a process that could not start its agent.
         self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)

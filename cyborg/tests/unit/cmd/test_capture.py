@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from cyborg.cmd.capture import main
+from cyborg.drivers.replay.fabric import parse_partitions
 from cyborg.drivers.replay.host import ReplayedHost
 from cyborg.drivers.replay.recorder import load_capture
 from cyborg.testing import captures
+from cyborg.testing.fabric_manager import FabricManagerDouble, build
 
 
 @pytest.fixture
@@ -46,6 +48,27 @@ def test_capture_scrubs_on_request(root: Path, tmp_path: Path) -> None:
     assert "S64GNE0R50000" in (tmp_path / "a.jsonl").read_text()
     assert "S64GNE0R50000" not in (tmp_path / "b.jsonl").read_text()
     assert load_capture(tmp_path / "b.jsonl").scrubbed
+
+
+@pytest.mark.slow
+@pytest.mark.requires("compiler")
+def test_capture_records_partitions_on_request(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    double, library = FabricManagerDouble(tmp_path / "state"), build(tmp_path).library
+    file = tmp_path / "host.jsonl"
+    words = ("--fabric", double.address, "--fabric-library", str(library))
+    assert run(root, file, *words) == 0
+    partitions = parse_partitions(load_capture(file))
+    assert len(partitions) == 15
+    assert not any(partition.is_active for partition in partitions)
+    host = ReplayedHost(load_capture(file))
+    assert host.fabric is not None
+    host.close()
+    # Without a Fabric Manager, the rest is written.
+    assert run(root, tmp_path / "b.jsonl", "--fabric", "--fabric-library", "libno.so") == 0
+    assert "warning: no partitions are recorded: libno.so cannot be" in capsys.readouterr().err
+    assert not load_capture(tmp_path / "b.jsonl").fabric
 
 
 def test_capture_overwrites_nothing(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Demonstration for tools/quickstart: one accelerator request from discovery to release."""
+"""Demonstration for tools/quickstart: requests from discovery to release, and device sets."""
 
 import argparse
 import contextlib
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from cyborg.cli import app
+from cyborg.testing import captures
 
 BIN = Path(sys.executable).parent
 PROFILE = "quickstart"
@@ -42,6 +43,30 @@ address = fffe:00:00.0
 [conductor]
 hello_interval = 1
 """
+# A replay touches no device of this machine.
+SETS_CONFIG = f"""\
+[DEFAULT]
+host = hgx-1
+
+[agent]
+replay = {captures.FOLDER / "hosts/hgx-h100.jsonl"}
+enabled_backends = gpus
+device_sets = hgx
+
+[gpus]
+driver = gpu
+devices = vendor=10de,class=0302
+reset = if_possible
+
+[hgx]
+kind = fabric
+members = gpus
+wanted = 4:1, 2:2
+
+[conductor]
+hello_interval = 1
+"""
+SETS_GROUP = {"resources:PGPU": "2", "trait:CUSTOM_SET_FABRIC": "required"}
 NO_OUTPUT = ("arq-unbind", "arq-delete", "device-profile-delete")
 PCI = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 STARTED = time.monotonic()
@@ -66,13 +91,13 @@ def section(title: str) -> Iterator[None]:
 class Service:
     """The stand-alone service in a separate process with a temporary folder."""
 
-    def __init__(self, keep: bool) -> None:
+    def __init__(self, text: str = CONFIG) -> None:
+        """Start the service with this configuration."""
         self.folder = Path(tempfile.mkdtemp(prefix="cyborg-quickstart-"))
         self.log = self.folder / "standalone.log"
-        self.keep = keep
         self.api = self.placement = ""
         config = self.folder / "cyborg.conf"
-        config.write_text(CONFIG)
+        config.write_text(text)
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [
@@ -87,14 +112,14 @@ class Service:
                 start_new_session=True,
             )
 
-    def wait(self, seconds: float = 60) -> None:
-        """Wait until the service is ready, and print its messages until then."""
+    def wait(self, seconds: float = 60, show: bool = True) -> None:
+        """Wait until the service is ready; by default print its messages until then."""
         end = time.monotonic() + seconds
         shown = 0
         while True:
             lines = self.log.read_text(errors="replace").splitlines()
             for line in lines[shown:]:
-                if line.startswith("cyborg-standalone: "):
+                if show and line.startswith("cyborg-standalone: "):
                     say("   " + line.removeprefix("cyborg-standalone: "))
             shown = len(lines)
             text = "\n".join(lines)
@@ -270,12 +295,7 @@ def run_demo(service: Service) -> str:
             say("   No PCI device of this machine is schedulable: continuing with the fake card.")
     with section("Creating a device profile"):
         profile_groups = groups(found)
-        arguments = [
-            w
-            for group in profile_groups
-            for w in ("--group", ",".join(f"{k}={v}" for k, v in group.items()))
-        ]
-        cyborg(service, "device-profile-create", PROFILE, *arguments, read=False, show=True)
+        create_profile(service, profile_groups)
     with section("Requesting allocation candidates from Placement"):
         choices = candidates(service, profile_groups)
         say(f"   allocation candidates: {len(choices)}")
@@ -288,29 +308,7 @@ def run_demo(service: Service) -> str:
     instance = str(uuid.uuid4())
     with section(f"Binding accelerators to instance {instance}"):
         say("   no server is built: the instance is a random uuid with an allocation in Placement")
-        placement(
-            service,
-            "PUT",
-            f"/allocations/{instance}",
-            {
-                "allocations": choice["allocations"],
-                "mappings": choice["mappings"],
-                "project_id": str(uuid.uuid4()),
-                "user_id": str(uuid.uuid4()),
-                "consumer_generation": None,
-                "consumer_type": "INSTANCE",
-            },
-        )
-        made = [arq["UUID"] for arq in cyborg(service, "arq-create", PROFILE, show=True)]
-        group_of = {a["UUID"]: a["Group"] for a in cyborg(service, "arq-list", "--long")}
-        of_group = [choice["mappings"][f"_device_profile_{group_of[arq]}"][0] for arq in made]
-        host = devices[0]["Host"]
-        each = [argument for provider in of_group for argument in ("--provider", provider)]
-        bind = ["arq-bind", *made, "--host", host, "--instance", instance, *each]
-        cyborg(service, *bind, read=False, show=True)
-        states = {arq["State"] for arq in cyborg(service, "arq-list", "--instance", instance)}
-        if states != {"Bound"}:
-            raise Failed(f"expected every request to be Bound, found {sorted(states)}")
+        made = bind(service, choice, instance, devices[0]["Host"])
     with section("Inventories and usages in Placement"):
         show_table(
             ("PROVIDER", "CLASS", "TOTAL", "RESERVED", "USED"),
@@ -327,16 +325,98 @@ def run_demo(service: Service) -> str:
             ],
         )
     with section("Releasing everything"):
-        cyborg(service, "arq-unbind", *made, read=False, show=True)
-        cyborg(service, "arq-delete", *made, read=False, show=True)
-        placement(service, "DELETE", f"/allocations/{instance}")
-        cyborg(service, "device-profile-delete", PROFILE, read=False, show=True)
+        release(service, instance, made)
         left = cyborg(service, "arq-list")
         used = sum(sum(p["usages"].values()) for p in providers(service))
         if left or used:
             raise Failed(f"{len(left)} requests and {used} units in use remain")
         say("   no request left, nothing in use")
     return summary(len(devices), [p["name"] for p in real], len(made))
+
+
+def create_profile(service: Service, profile_groups: list[dict[str, str]]) -> None:
+    """Create the device profile with these groups."""
+    arguments = [
+        w
+        for group in profile_groups
+        for w in ("--group", ",".join(f"{k}={v}" for k, v in group.items()))
+    ]
+    cyborg(service, "device-profile-create", PROFILE, *arguments, read=False, show=True)
+
+
+def bind(service: Service, choice: dict[str, Any], instance: str, host: str) -> list[str]:
+    """Allocate a candidate, and bind the requests of the profile as Nova does; return these."""
+    placement(
+        service,
+        "PUT",
+        f"/allocations/{instance}",
+        {
+            "allocations": choice["allocations"],
+            "mappings": choice["mappings"],
+            "project_id": str(uuid.uuid4()),
+            "user_id": str(uuid.uuid4()),
+            "consumer_generation": None,
+            "consumer_type": "INSTANCE",
+        },
+    )
+    made = [arq["UUID"] for arq in cyborg(service, "arq-create", PROFILE, show=True)]
+    group_of = {a["UUID"]: a["Group"] for a in cyborg(service, "arq-list", "--long")}
+    of_group = [choice["mappings"][f"_device_profile_{group_of[arq]}"][0] for arq in made]
+    each = [argument for provider in of_group for argument in ("--provider", provider)]
+    arguments = ["arq-bind", *made, "--host", host, "--instance", instance, *each]
+    cyborg(service, *arguments, read=False, show=True)
+    end = time.monotonic() + 30
+    while True:
+        states = {arq["State"] for arq in cyborg(service, "arq-list", "--instance", instance)}
+        if states == {"Bound"}:
+            return made
+        # The agent may have to prepare the devices first.
+        if states - {"Bound", "BindStarted"} or time.monotonic() > end:
+            raise Failed(f"expected every request to be Bound, found {sorted(states)}")
+        time.sleep(0.1)
+
+
+def release(service: Service, instance: str, made: list[str]) -> None:
+    """Unbind and delete requests, and delete the allocation and the device profile."""
+    cyborg(service, "arq-unbind", *made, read=False, show=True)
+    cyborg(service, "arq-delete", *made, read=False, show=True)
+    placement(service, "DELETE", f"/allocations/{instance}")
+    cyborg(service, "device-profile-delete", PROFILE, read=False, show=True)
+
+
+def run_sets(service: Service) -> str:
+    """Bind a device set of a simulated host; return a summary in a part of a sentence."""
+    with section("Device sets: replaying a simulated host with eight H100 on an HGX baseboard"):
+        service.wait(show=False)
+        # The source of the sets groups the GPUs when their driver has discovered them.
+        end = time.monotonic() + 60
+        while not any(map(is_pair, providers(service))):
+            if time.monotonic() > end:
+                raise Failed("Placement offers no device set of two after 60 s")
+            time.sleep(0.1)
+        cyborg(service, "device-set-list", "--offer", "offered", read=False, show=True)
+    instance = str(uuid.uuid4())
+    with section(f"Binding two GPUs with NVLink to instance {instance}"):
+        create_profile(service, [SETS_GROUP])
+        choices = candidates(service, [SETS_GROUP])
+        if not choices:
+            raise Failed("Placement offers no set for the profile")
+        made = bind(service, choices[0], instance, "hgx-1")
+        both = ("--offer", "allocated", "--offer", "offered")
+        cyborg(service, "device-set-list", *both, read=False, show=True)
+        allocated = cyborg(service, "device-set-list", "--offer", "allocated")
+        if [(row["Size"], row["Owner"]) for row in allocated] != [(2, instance)]:
+            raise Failed(f"expected a set of two GPUs of {instance}, found {allocated}")
+        release(service, instance, made)
+    return f"a set of {len(made)} simulated GPUs"
+
+
+def is_pair(provider: dict[str, Any]) -> bool:
+    """Return whether a provider is a device set of two that Placement can allocate."""
+    return is_schedulable(provider) and any(
+        inventory["total"] == 2 and "CUSTOM_SET_FABRIC" in provider["traits"]
+        for inventory in provider["inventories"].values()
+    )
 
 
 def summary(devices: int, real: list[str], bound: int) -> str:
@@ -361,10 +441,12 @@ def main() -> int:
     args = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
-    service = Service(args.keep)
+    service, sets = Service(), None
     kept = False
     try:
         what = run_demo(service)
+        sets = Service(SETS_CONFIG)
+        what += f"; {run_sets(sets)} too"
         kept = args.keep
     except Failed as exc:
         print(f"\nquickstart: FAILED: {exc}", file=sys.stderr)
@@ -373,11 +455,13 @@ def main() -> int:
         print("\nquickstart: interrupted, cleaning up", file=sys.stderr)
         return 130
     finally:
+        # A second Ctrl-C must not interrupt the cleanup.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
         if not kept:
-            # A second Ctrl-C must not interrupt the cleanup.
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                signal.signal(number, signal.SIG_IGN)
             service.stop()
+        if sets is not None:
+            sets.stop()
     if kept:
         say("\nThe service is still running. To use the service:")
         say(f"   export OS_AUTH_TYPE=none OS_ENDPOINT={service.api}")

@@ -135,15 +135,16 @@ class Writer:
             if ids := self._row_ids(steps, plan.Drain, kind):
                 drain(self.tx, ids)
         counts = Counter(key.deployable_key for key in target if isinstance(key, HandleKey))
-        counts |= _set_sizes(target)
+        sets, new_sets = _set_sizes(self.state.stored), _set_sizes(target)
+        counts |= new_sets
         # Before the removals: tombstones are made of rows that are deleted next.
         self._restore_tombstones(steps, target)
-        self._remove(steps)
+        self._remove(steps, has_sets=bool(sets))
         self._change(steps)
         self._add(steps, counts)
         self._set_parents(steps, target)
         self._set_handle_counts(target, counts)
-        if _set_sizes(self.state.stored) or _set_sizes(target):
+        if sets or new_sets:
             # In any report of a host with sets: a member may be a handle that it adds or removes.
             self.changed_sets |= device_sets.sync_members(self.tx, self.host)
         # Compared first: most reports change handles only, and the functions of a backend follow
@@ -197,7 +198,7 @@ class Writer:
         if self.keep_tombstones:
             tombstones.replace(self.tx, self.host, stored, self._restore_plan.tombstones, self.now)
 
-    def _remove(self, steps: Sequence[Step]) -> None:
+    def _remove(self, steps: Sequence[Step], *, has_sets: bool) -> None:
         if handles := self._row_ids(steps, plan.Remove, HandleKey):
             deleted = attach_handles.delete_clean(self.tx, handles)
             if deleted != len(handles):
@@ -206,7 +207,7 @@ class Writer:
                     "removes were claimed meanwhile"
                 )
         if deployable_ids := self._row_ids(steps, plan.Remove, DeployableKey):
-            if _set_sizes(self.state.stored):
+            if has_sets:
                 # Before the rows of the members are deleted with those of their sets.
                 self.changed_sets |= device_sets.providers_of_members(self.tx, deployable_ids)
             deployables.delete(self.tx, deployable_ids)

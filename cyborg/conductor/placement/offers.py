@@ -23,6 +23,7 @@ import sqlalchemy as sa
 
 from cyborg.core.device_sets.groups import SizeSummary, summarize, update_group
 from cyborg.core.device_sets.offers import (
+    MAX_REASON,
     Offer,
     SetFacts,
     UnitUse,
@@ -30,7 +31,7 @@ from cyborg.core.device_sets.offers import (
     plan_offers,
 )
 from cyborg.core.errors import CyborgError
-from cyborg.core.inventory.device_set import DeviceSet, OfferMode, OfferState
+from cyborg.core.inventory.device_set import UNRESERVED, DeviceSet, OfferMode, OfferState
 from cyborg.core.inventory.device_state import DeviceCondition, DeviceFacts, evaluate
 from cyborg.core.log import get_logger
 from cyborg.core.text import abbreviate
@@ -40,8 +41,6 @@ from cyborg.db.unit_of_work import UnitOfWork
 
 LOG = get_logger(__name__)
 
-# Characters of an obstacle: the column has 255.
-MAX_REASON = 255
 # Seconds between two plans of a group for every size that is short.
 GROUP_INTERVAL = 300.0
 
@@ -112,82 +111,103 @@ def plan_host(tx: sa.Connection, host: str, now: datetime, *, every_size: bool =
     """
     # Plans of one group wait for each other: two hosts would be split for one shortage.
     store.lock_groups(tx, host)
-    rows, parts = _read_parts(tx, host)
-    # Sets that no plan has seen yet: their source is new, or has another configuration.
-    every_size = every_size or any(row["offer"] is None for row in rows.values())
-    for group in sorted({part.group for part in parts}):
+    planner = _Planner(tx)
+    sets = planner.read(host)
+    # Before the first plan: sets that no plan has seen yet, as their source is new, or has another
+    # configuration.
+    every_size = every_size or any(row["offer"] is None for row in sets.rows.values())
+    allocated_sizes = _find_allocated_sizes(sets)
+    for group in sorted({part.group for part in sets.parts}):
         if not group:
-            _plan(tx, now, group, host, None)
+            planner.plan(group, host, None)
             continue
-        desired = next(part.desired for part in parts if part.group == group)
-        urgent = desired if every_size else _find_allocated_sizes(rows, parts)
+        desired = next(part.desired for part in sets.parts if part.group == group)
+        urgent = desired if every_size else allocated_sizes
         summaries = store.summarize_group(tx, group)
         by_host = {name: list(found) for name, found in groupby(summaries, key=_host_of)}
-        update_group(host, desired, by_host, partial(_plan, tx, now, group), urgent)
+        update_group(host, desired, by_host, partial(planner.plan, group), urgent)
+    planner.write(now)
 
 
-def _find_allocated_sizes(rows: Mapping[int, store.SetRow], parts: Iterable[_Part]) -> set[int]:
+def _find_allocated_sizes(sets: "_HostSets") -> set[int]:
     """Return the sizes of the sets that have been allocated since the last plan."""
     return {
         facts.size
-        for part in parts
+        for part in sets.parts
         for facts in part.sets
         if facts.id in find_owned_sets(part.uses)
-        and rows[facts.id]["offer"] != OfferState.ALLOCATED
+        and sets.rows[facts.id]["offer"] != OfferState.ALLOCATED
     }
 
 
-def _plan(
-    tx: sa.Connection,
-    now: datetime,
-    group: str,
-    host: str,
-    shortage: Mapping[int, int] | None,
-) -> list[SizeSummary]:
-    """Plan and write the offers of a host's sets in a group; return the new summaries.
+@dataclass(slots=True)
+class _HostSets:
+    """The rows of the sets of a host, by id and locked, and the sets as values, as last planned."""
 
-    ``shortage`` is what the host should offer, None for what its sources want.
-    """
-    rows, parts = _read_parts(tx, host)
-    summaries: list[SizeSummary] = []
-    changed: dict[int, Offer] = {}
-    for part in parts:
-        if part.group != group:
-            continue
-        desired = part.desired if shortage is None else shortage
-        plan = plan_offers(part.sets, part.uses, part.mode, desired)
-        summaries += summarize(host, part.sets, part.uses, plan)
-        # The plan knows from the units that a set is allocated; the state tells it to others.
-        for id_ in find_owned_sets(part.uses) & plan.keys():
-            if plan[id_].state is OfferState.OFFERED:
-                plan[id_] = Offer(OfferState.ALLOCATED)
-        for id_, offer in plan.items():
-            if (rows[id_]["offer"], rows[id_]["offer_reason"]) != (offer.state, offer.reason):
-                changed[id_] = offer
-    stale = [
-        rows[id_]["rp_uuid"]
-        for id_, offer in changed.items()
-        if _is_reserved(rows[id_]["offer"]) != _is_reserved(offer.state)
-    ]
-    if changed:
-        store.write_offers(tx, changed, stale, now)
-    return summaries
+    rows: Mapping[int, store.SetRow]
+    parts: list[_Part]
 
 
-def _is_reserved(offer: str | None) -> bool:
-    """Return whether Placement has all units of a set reserved with an offer."""
-    return offer not in (OfferState.OFFERED, OfferState.ALLOCATED)
+@dataclass(eq=False)
+class _Planner:
+    """Plans of hosts in one transaction. Each host is read once, and ``write`` writes all plans."""
+
+    tx: sa.Connection
+    _hosts: dict[str, _HostSets] = field(init=False, default_factory=dict)
+    _changed: dict[int, Offer] = field(init=False, default_factory=dict)
+    _stale: set[str] = field(init=False, default_factory=set)
+
+    def read(self, host: str) -> _HostSets:
+        """Return the sets of a host, locked."""
+        if host not in self._hosts:
+            self._hosts[host] = _read_sets(self.tx, host)
+        return self._hosts[host]
+
+    def plan(self, group: str, host: str, shortage: Mapping[int, int] | None) -> list[SizeSummary]:
+        """Plan the offers of a host's sets in a group; return the new summaries.
+
+        ``shortage`` is what the host should offer, None for what its sources want.
+        """
+        sets = self.read(host)
+        summaries: list[SizeSummary] = []
+        for number, part in enumerate(sets.parts):
+            if part.group != group:
+                continue
+            desired = part.desired if shortage is None else shortage
+            plan = plan_offers(part.sets, part.uses, part.mode, desired)
+            summaries += summarize(host, part.sets, part.uses, plan)
+            planned = [replace(facts, state=plan[facts.id].state) for facts in part.sets]
+            sets.parts[number] = replace(part, sets=planned)
+            # The plan knows from the units that a set is allocated; the state tells it to others.
+            for id_ in find_owned_sets(part.uses) & plan.keys():
+                if plan[id_].state is OfferState.OFFERED:
+                    plan[id_] = Offer(OfferState.ALLOCATED)
+            for id_, offer in plan.items():
+                self._change(sets.rows[id_], offer)
+        return summaries
+
+    def _change(self, row: store.SetRow, offer: Offer) -> None:
+        """Set the offer of a set, to be written."""
+        old = row["offer"]
+        if (old, row["offer_reason"]) == (offer.state, offer.reason):
+            return
+        if (old in UNRESERVED) != (offer.state in UNRESERVED):
+            self._stale.add(row["rp_uuid"])
+        row["offer"], row["offer_reason"] = offer.state, offer.reason
+        self._changed[row["id"]] = offer
+
+    def write(self, now: datetime) -> None:
+        """Write the changed offers, and mark the providers stale whose inventory they change."""
+        if self._changed:
+            store.write_offers(self.tx, self._changed, sorted(self._stale), now)
 
 
 def _desired(device_set: DeviceSet) -> dict[int, int]:
     return {int(size): number for size, number in device_set.wanted.items()}
 
 
-def _read_parts(tx: sa.Connection, host: str) -> tuple[dict[int, store.SetRow], list[_Part]]:
-    """Return the rows of the sets of a host, by id and locked, and the sets as values.
-
-    Those with members in common are one part.
-    """
+def _read_sets(tx: sa.Connection, host: str) -> _HostSets:
+    """Return the sets of a host. Those with members in common are one part."""
     rows = store.lock_sets(tx, host)
     units = store.units_of_host(tx, host)
     by_set = defaultdict[int, list[store.UnitRow]](list)
@@ -213,7 +233,7 @@ def _read_parts(tx: sa.Connection, host: str) -> tuple[dict[int, store.SetRow], 
         replace(part, uses={u: uses[u] for s in part.sets for u in s.units if u in uses})
         for part in parts
     ]
-    return {row["id"]: row for row in rows}, parts
+    return _HostSets({row["id"]: row for row in rows}, parts)
 
 
 def _to_facts(

@@ -141,12 +141,12 @@ def _find_hindrance(
     for unit in sorted(fact.units):
         use, owner = uses.get(unit), owners.get(unit)
         if use is not None and use.cleaning and fact.state is not OfferState.OFFERED:
-            return f"unit {unit} is being cleaned: until the end of that work"
+            return f"device {unit} is being cleaned: until the end of that work"
         if owner is not None and owner.id != fact.id:
-            return f"unit {unit} is in {owner.name}, which is allocated: until its release"
+            return f"device {unit} is in {owner.name}, which is allocated: until its release"
         if use is not None and not use.cleaning and use.set_id != fact.id:
             through = "" if use.set_id is None else f" through {names.get(use.set_id, use.set_id)}"
-            return f"unit {unit} is allocated{through}: until its release"
+            return f"device {unit} is allocated{through}: until its release"
     return None
 
 

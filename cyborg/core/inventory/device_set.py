@@ -48,6 +48,10 @@ class OfferState(StrEnum):
     WITHHELD = "withheld"  # all units are reserved, and no consumer had an allocation then
 
 
+# The offers with which Placement has not all units of a set reserved.
+UNRESERVED = frozenset({OfferState.OFFERED, OfferState.ALLOCATED})
+
+
 class Activation(StrEnum):
     """Whether a partition of a fabric is active on its host."""
 

@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 import sqlalchemy as sa
 
 from cyborg.core.inventory.device import Health
-from cyborg.core.inventory.device_set import OfferState
+from cyborg.core.inventory.device_set import UNRESERVED, OfferState
 from cyborg.core.inventory.device_state import ENABLED
 from cyborg.db.deployables.read import RESTORE_FAILED
 from cyborg.db.schema import deployables, devices, services
@@ -41,9 +41,7 @@ _DRAINING = sa.or_(deployables.c.draining, devices.c.draining)
 # A new set has no offer yet.
 _WITHHELD = sa.and_(
     deployables.c.set_size.is_not(None),
-    sa.func.coalesce(deployables.c.offer, OfferState.WITHHELD).not_in(
-        (OfferState.OFFERED, OfferState.ALLOCATED)
-    ),
+    sa.func.coalesce(deployables.c.offer, OfferState.WITHHELD).not_in(sorted(UNRESERVED)),
 )
 _COMPUTED = {
     "programming": _PROGRAMMING,

@@ -64,7 +64,8 @@ def sync_members(tx: sa.Connection, host: str) -> set[str]:
     """Make the members of the sets of a host equal to the reported ones.
 
     Return the uuids of the providers whose inventory this may change: those of the sets and those
-    of the handles. Execute two statements if nothing differs.
+    of the handles. Execute two statements if nothing differs, and two
+    more at most.
     """
     sets = tx.execute(
         sa.select(deployables.c.id, deployables.c.rp_uuid, deployables.c.device_set).where(
@@ -74,23 +75,24 @@ def sync_members(tx: sa.Connection, host: str) -> set[str]:
     found = tx.execute(
         sa.select(
             *(handles.c.id, handles.c.address, deployables.c.rp_uuid, *_ADDRESSES),
+            set_members.c.id.label("membership"),
             set_members.c.deployable_id.label("set_id"),
         )
         .select_from(joins.HANDLES.outerjoin(set_members, set_members.c.handle_id == handles.c.id))
         .where(devices.c.host == host)
     ).all()
     ids = {SetMember(row.device, row.deployable, row.address): row.id for row in found}
-    stored = {_Membership(row.set_id, row.id) for row in found if row.set_id is not None}
+    rows = {
+        _Membership(row.set_id, row.id): row.membership for row in found if row.set_id is not None
+    }
+    stored = set(rows)
     reported = {
         _Membership(row.id, ids[member])
         for row in sets
         for member in DeviceSet.from_dict(row.device_set).members
         if member in ids
     }
-    for removed in sorted(stored - reported):
-        m = set_members.c
-        both = sa.and_(m.deployable_id == removed.deployable_id, m.handle_id == removed.handle_id)
-        tx.execute(sa.delete(set_members).where(both))
+    bulk.delete(tx, set_members, sorted(rows[each] for each in stored - reported))
     bulk.insert(tx, set_members, [each._asdict() for each in sorted(reported - stored)])
     changed = stored ^ reported
     changed_sets = {each.deployable_id for each in changed}

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from cyborg import tracing
 from cyborg.core.binding.states import ArqState
-from cyborg.core.inventory.device_set import OfferState
+from cyborg.core.inventory.device_set import UNRESERVED
 from cyborg.core.jobs.job import (
     AFTER_REBOOT,
     INVENTORY_KINDS,
@@ -421,7 +421,7 @@ def providers_of(tx: sa.Connection, job_id: int) -> CleanedProviders:
     others = sa.select(d.rp_uuid, sa.true()).join(set_members, set_members.c.deployable_id == d.id)
     others = others.join(attach_handles, h.id == set_members.c.handle_id)
     # A handle that was claimed before it became a member closes its sets without an own one.
-    affected = sa.or_(h.set_id.is_(None), d.offer.in_((OfferState.OFFERED, OfferState.ALLOCATED)))
+    affected = sa.or_(h.set_id.is_(None), d.offer.in_(sorted(UNRESERVED)))
     query = own.where(of_job).union(through.where(of_job), others.where(of_job, affected))
     found = CleanedProviders(set(), set())
     for uuid, is_set in tx.execute(query):

@@ -208,7 +208,7 @@ def test_plan_offers_h100_single_in_use_offers_its_partner_and_the_rest() -> Non
     offers = plan(facts({"7": OFFERED}), {"01": UnitUse(set_id=7)})
     assert offered(offers) == {"7", "9", "4", "2"}
     assert {len(H100[name]) for name in ("4", "2")} == {2, 4}
-    reason = "unit 01 is in 7, which is allocated: until its release"
+    reason = "device 01 is in 7, which is allocated: until its release"
     assert offers["3"] == Offer(WITHHELD, reason)
 
 
@@ -265,14 +265,14 @@ def test_plan_offers_cleaning_keeps_only_the_offered_set() -> None:
     uses = {"01": UnitUse(set_id=7, cleaning=True)}
     offers = plan(facts({"7": OFFERED, "9": OFFERED, "4": OFFERED, "2": OFFERED}), uses)
     assert offered(offers) == {"7", "9", "4", "2"}
-    assert offers["3"].reason == "unit 01 is being cleaned: until the end of that work"
+    assert offers["3"].reason == "device 01 is being cleaned: until the end of that work"
     # A set that is not offered waits for the end of the cleaning.
     assert offered(plan(facts({}), uses)) == {"9", "4", "2"}
 
 
 def test_plan_offers_unit_allocated_alone_names_it() -> None:
     offers = plan(make_facts(H100), {"02": UnitUse()})
-    assert offers["8"].reason == "unit 02 is allocated: until its release"
+    assert offers["8"].reason == "device 02 is allocated: until its release"
     assert offered(offers) == {"3", "10", "2"}
 
 
@@ -280,7 +280,7 @@ def test_plan_offers_part_of_set_released_keeps_it_for_itself() -> None:
     """GPU 3 of the pair was released by force: the partition of the pair is still active."""
     offers = plan(facts({"3": OFFERED}), {"01": UnitUse(set_id=3)})
     assert offers["3"].state is OFFERED
-    assert offers["9"].reason == "unit 03 is in 3, which is allocated: until its release"
+    assert offers["9"].reason == "device 03 is in 3, which is allocated: until its release"
 
 
 def test_plan_offers_long_names_cuts_reasons() -> None:

@@ -50,6 +50,7 @@ class BatchResult:
 class Batch:
     """Leased rows with their desired state, and the hosts with device sets.
 
+    The desired state of a batch with sets is read after their offers are planned.
     ``unplanned`` are the hosts whose offers could not be planned: they are not published.
     """
 

@@ -18,6 +18,7 @@ from datetime import datetime
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
+from types import MappingProxyType
 
 import sqlalchemy as sa
 
@@ -43,6 +44,7 @@ LOG = get_logger(__name__)
 
 # Seconds between two plans of a group for every size that is short.
 GROUP_INTERVAL = 300.0
+NOTHING: Mapping[str, int] = MappingProxyType({})
 
 _host_of = attrgetter("host")
 
@@ -58,8 +60,12 @@ class _Part:
     desired: Mapping[int, int]
 
 
-def plan_hosts(uow: UnitOfWork, hosts: Iterable[str], now: datetime) -> set[str]:
+def plan_hosts(
+    uow: UnitOfWork, hosts: Iterable[str], now: datetime, withdrawn: Mapping[str, int] = NOTHING
+) -> set[str]:
     """Plan the offers of hosts with device sets; return the hosts whose plan fails.
+
+    ``withdrawn`` is that of ``plan_host``, of all these hosts.
 
     The caller has leased providers of the hosts before: a change that no plan sees makes a provider
     stale again. Each plan is a transaction of its own that locks device sets before providers, as
@@ -69,7 +75,7 @@ def plan_hosts(uow: UnitOfWork, hosts: Iterable[str], now: datetime) -> set[str]
     failed = set()
     for host in hosts:
         try:
-            uow.run(partial(plan_host, host=host, now=now))
+            uow.run(partial(plan_host, host=host, now=now, withdrawn=withdrawn))
         except CyborgError:
             raise
         except Exception:
@@ -103,16 +109,25 @@ class GroupPlanner:
         return len(hosts)
 
 
-def plan_host(tx: sa.Connection, host: str, now: datetime, *, every_size: bool = False) -> None:
+def plan_host(
+    tx: sa.Connection,
+    host: str,
+    now: datetime,
+    *,
+    every_size: bool = False,
+    withdrawn: Mapping[str, int] = NOTHING,
+) -> None:
     """Plan and write the offers of a host, and of others of its groups if a size is short.
 
     Mark the providers of the sets stale whose offer changes. With ``every_size``, sets are split
-    for each size that is short, otherwise only for those of newly allocated sets.
+    for each size that is short, otherwise only for those of newly allocated sets. ``withdrawn`` has
+    the published revisions of sets, by the uuid of the provider, that are reserved in Placement and
+    that no consumer has: their withdrawal ends, unless a later revision may offer them again.
     """
     # Plans of one group wait for each other: two hosts would be split for one shortage.
     store.lock_groups(tx, host)
     planner = _Planner(tx)
-    sets = planner.read(host)
+    sets = planner.read(host, withdrawn)
     # Before the first plan: sets that no plan has seen yet, as their source is new, or has another
     # configuration.
     every_size = every_size or any(row["offer"] is None for row in sets.rows.values())
@@ -157,11 +172,18 @@ class _Planner:
     _changed: dict[int, Offer] = field(init=False, default_factory=dict)
     _stale: set[str] = field(init=False, default_factory=set)
 
-    def read(self, host: str) -> _HostSets:
-        """Return the sets of a host, locked."""
-        if host not in self._hosts:
-            self._hosts[host] = _read_sets(self.tx, host)
-        return self._hosts[host]
+    def read(self, host: str, withdrawn: Mapping[str, int] = NOTHING) -> _HostSets:
+        """Return the sets of a host, locked. End the withdrawals of ``withdrawn``."""
+        if host in self._hosts:
+            return self._hosts[host]
+        rows = store.lock_sets(self.tx, host)
+        ended = store.find_current(self.tx, withdrawn)
+        for row in rows:
+            if row["rp_uuid"] in ended and row["offer"] == OfferState.WITHDRAWING:
+                row["offer"] = OfferState.WITHHELD
+                self._changed[row["id"]] = Offer(OfferState.WITHHELD, row["offer_reason"])
+        self._hosts[host] = found = _to_sets(rows, store.units_of_host(self.tx, host))
+        return found
 
     def plan(self, group: str, host: str, shortage: Mapping[int, int] | None) -> list[SizeSummary]:
         """Plan the offers of a host's sets in a group; return the new summaries.
@@ -206,10 +228,8 @@ def _desired(device_set: DeviceSet) -> dict[int, int]:
     return {int(size): number for size, number in device_set.wanted.items()}
 
 
-def _read_sets(tx: sa.Connection, host: str) -> _HostSets:
+def _to_sets(rows: Sequence[store.SetRow], units: Sequence[store.UnitRow]) -> _HostSets:
     """Return the sets of a host. Those with members in common are one part."""
-    rows = store.lock_sets(tx, host)
-    units = store.units_of_host(tx, host)
     by_set = defaultdict[int, list[store.UnitRow]](list)
     for unit in units:
         by_set[unit["member_of"]].append(unit)

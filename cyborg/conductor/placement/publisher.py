@@ -101,6 +101,7 @@ class Publisher:
         while batch is not None:
             batch = self._plan_offers(batch)
             result = self._publish_batch(batch)
+            self._end_withdrawals(batch, result)
             unanswered += [
                 (batch.lease.owner, uuid, error) for uuid, error in result.unanswered.items()
             ]
@@ -128,15 +129,39 @@ class Publisher:
             return None
         lease.taken(len(rows))
         with_sets = offer_store.hosts_with_sets(tx, {row["host"] for row in rows})
-        return Batch(lease, rows, with_sets, _read_desired(tx, rows))
+        # With sets it is read after the plan.
+        return Batch(lease, rows, with_sets, {} if with_sets else _read_desired(tx, rows))
 
     def _plan_offers(self, batch: Batch) -> Batch:
         """Plan the offers of the hosts of a batch; return it with the desired state after that."""
         if not batch.hosts_with_sets:
             return batch
         unplanned = offers.plan_hosts(self.uow, batch.hosts_with_sets, batch.lease.start)
-        desired = self.uow.run(lambda tx: _read_desired(tx, batch.rows))
-        return replace(batch, desired=desired, unplanned=unplanned)
+
+        def read(tx: sa.Connection) -> Batch:
+            # The plan has raised the revisions of the rows whose offer it changes: with those of
+            # the lease, they would stay stale and be published twice.
+            leased = store.read_leased(tx, batch.lease.owner, [row["id"] for row in batch.rows])
+            desired = _read_desired(tx, leased)
+            return replace(batch, rows=leased, desired=desired, unplanned=unplanned)
+
+        return self.uow.run(read)
+
+    def _end_withdrawals(self, batch: Batch, result: BatchResult) -> None:
+        """Plan the offers of the hosts again whose sets are withdrawn now.
+
+        In one transaction with the end of a withdrawal: after it nothing else lets a publisher plan
+        the host.
+        """
+        ended = [row for row in batch.rows if row["uuid"] in result.withdrawn]
+        if not ended:
+            return
+        hosts = sorted({row["host"] for row in ended})
+        failed = offers.plan_hosts(self.uow, hosts, self.uow.clock(), result.withdrawn)
+        for row in ended:
+            if row["host"] in failed:
+                del result.published[row["uuid"]]
+                self._record_failure(result, row, INTERNAL)
 
     def _record_and_lease(
         self, tx: sa.Connection, batch: Batch, result: BatchResult, end: float
@@ -434,8 +459,6 @@ class Publisher:
 
     def _record(self, tx: sa.Connection, batch: Batch, result: BatchResult) -> None:
         now, owner = self.uow.clock(), batch.lease.owner
-        # First: it locks device sets, and then their providers.
-        offer_store.end_withdrawals(tx, result.withdrawn, now)
         store.record_published(tx, owner, result.published, now)
         store.delete_published(tx, owner, result.deleted)
         store.record_failures(

@@ -187,28 +187,14 @@ def is_owned(tx: sa.Connection, provider: str) -> bool:
     return tx.scalar(owned.limit(1)) is not None
 
 
-def end_withdrawals(tx: sa.Connection, revisions: Mapping[str, int], now: datetime) -> int:
-    """Record that sets, by provider uuid, are reserved in Placement and nothing has them.
+def find_current(tx: sa.Connection, revisions: Mapping[str, int]) -> frozenset[str]:
+    """Return the uuids of the providers that still have the given revision.
 
-    Only if the desired state of the provider is still that of the given revision: a later one may
-    offer the set again. Return the number of sets. Their providers are marked stale, so that the
-    offers of their hosts are planned again.
+    The caller has locked the sets: no plan offers one meanwhile, which would raise the revision.
     """
     if not revisions:
-        return 0
-    d, p = deployables.c, providers.c
-    # Device sets before providers, as in all transactions.
-    found = sa.select(d.id).where(d.rp_uuid.in_(sorted(revisions))).order_by(d.id)
-    tx.execute(found.with_for_update(key_share=True)).all()
-    current = sa.select(p.uuid).where(
-        p.uuid.in_(sorted(revisions)), sa.tuple_(p.uuid, p.revision).in_(sorted(revisions.items()))
-    )
-    # Read first: MariaDB would run a subquery of the UPDATE once for each row of the table.
-    uuids = tx.scalars(current.with_for_update()).all()
-    ended = tx.execute(
-        sa.update(deployables)
-        .where(deployables.c.rp_uuid.in_(uuids), deployables.c.offer == OfferState.WITHDRAWING)
-        .values(offer=OfferState.WITHHELD)
-    ).rowcount
-    publishing.mark_stale_existing(tx, uuids, now)
-    return ended
+        return frozenset()
+    p = providers.c
+    current = sa.tuple_(p.uuid, p.revision).in_(sorted(revisions.items()))
+    # The first condition has an index on every database.
+    return frozenset(tx.scalars(sa.select(p.uuid).where(p.uuid.in_(sorted(revisions)), current)))

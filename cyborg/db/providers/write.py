@@ -324,6 +324,16 @@ def lease(
     return fetch_all(LeasedProviderRow, tx.execute(leased.order_by(providers.c.id)))
 
 
+def read_leased(tx: sa.Connection, owner: str, ids: Collection[int]) -> list[LeasedProviderRow]:
+    """Return the rows, of these row ids, that the owner still leases, as they are now.
+
+    The desired state that is read after them is that of their revision, or a later one.
+    """
+    leased = sa.and_(providers.c.id.in_(sorted(ids)), providers.c.owner == owner)
+    query = sa.select(*row_columns(LeasedProviderRow, providers)).where(leased)
+    return fetch_all(LeasedProviderRow, tx.execute(query.order_by(providers.c.id)))
+
+
 def record_published(
     tx: sa.Connection, owner: str, results: Mapping[str, Published], now: datetime
 ) -> None:

@@ -51,7 +51,8 @@ def update_group(
     ``summaries`` has those of all hosts of the group, and ``plan`` plans a host with a shortage and
     returns its new summaries. The first plan is that of the changed host; it splits no set for the
     group. Then, smallest size first, one host after the other is split until the size is not short.
-    This may make a larger size short, but only if no set of the small size is offered. At the end
+    This may make a larger size short, but only if no set of the small size is offered. A split for
+    a larger size can leave sets that serve a smaller one: the sizes are looked at again. At the end
     one host that offers small sets which the group now has elsewhere gets its large set back.
 
     Sets are split only for ``urgent`` sizes, and for sizes of which these plans withdraw sets. The
@@ -72,19 +73,23 @@ def update_group(
         totals.subtract(local)
         return rows[name] != old
 
-    replan(host)
-    for size in sorted(wanted):
-        if size not in find_shortage(wanted, totals):
-            continue
-        if size not in urgent and totals[size] >= old_totals[size]:
-            continue
+    def split_hosts(size: int) -> None:
         for name in rank_hosts_to_split(size, [*chain.from_iterable(rows.values())]):
+            if size not in find_shortage(wanted, totals):
+                return
             larger = min(row.size for row in rows[name] if row.offered and row.size > size)
             if totals[size] and totals[larger] <= wanted.get(larger, 0):
                 continue  # sets of the larger size would be short for a second small one
             replan(name, size)
-            if size not in find_shortage(wanted, totals):
-                break
+
+    replan(host)
+    for _ in wanted:
+        before = dict(rows)
+        for size in sorted(wanted):
+            if size in urgent or totals[size] < old_totals[size]:
+                split_hosts(size)
+        if rows == before:
+            break
     for name in rank_hosts_to_merge(wanted, [*chain.from_iterable(rows.values())]):
         if replan(name):
             break

@@ -170,6 +170,13 @@ def test_group_splits_last_larger_set_for_the_first_of_a_size_only() -> None:
     assert [group.offered(host) for host in "ab"] == [[], [1, 1]]
 
 
+def test_group_split_for_a_larger_size_leaves_a_set_for_a_smaller_one() -> None:
+    group = Group({1: 2, 2: 1, 8: 1}, {"a": set(), "b": {"10", "2", "3"}})  # b has one GPU free
+    group.update("a")
+    # The board was split for the first pair; the second pair serves the second single GPU.
+    assert [group.offered(host) for host in "ab"] == [[4, 2, 1, 1], [1]]
+
+
 BOARDS = st.frozensets(st.sampled_from(sorted(H100)), max_size=5)
 
 

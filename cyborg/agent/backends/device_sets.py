@@ -16,7 +16,8 @@ from cyborg.drivers.device_sets.driver import DeviceSetDriver
 def check_members(sources: Sequence[DeviceSetDriver], backends: Collection[str]) -> None:
     """Raise Misconfigured unless the members of each source are among these backends.
 
-    The backends of a fabric are members of no other source.
+    The backends of a fabric are members of no other source. Sources with a common backend have one
+    group: a set of one keeps the sets of the other from being offered.
     """
     names = {source.backend for source in sources}
     for source in sources:
@@ -32,6 +33,11 @@ def check_members(sources: Sequence[DeviceSetDriver], backends: Collection[str])
                     "NVLink only as members of a partition"
                 )
                 raise other.misconfigured("members", shared[0], expected)
+            if shared and source.source.group != other.source.group:
+                group = source.source.group
+                expected = f"{group}, the group of" if group else "no group, as"
+                expected += f" {source.backend}, which has the backend {shared[0]} too"
+                raise other.misconfigured("group", other.source.group, expected)
 
 
 class MemberDevices:

@@ -31,8 +31,9 @@ from cyborg.core.device_sets.offers import (
     find_owned_sets,
     plan_offers,
 )
+from cyborg.core.device_sets.pools import ConfiguredSet, Pool, SetOptions, make_pools
 from cyborg.core.errors import CyborgError
-from cyborg.core.inventory.device_set import UNRESERVED, DeviceSet, OfferMode, OfferState
+from cyborg.core.inventory.device_set import UNRESERVED, DeviceSet, OfferState
 from cyborg.core.inventory.device_state import DeviceCondition, DeviceFacts, evaluate
 from cyborg.core.log import get_logger
 from cyborg.core.text import abbreviate
@@ -47,17 +48,6 @@ GROUP_INTERVAL = 300.0
 NOTHING: Mapping[str, int] = MappingProxyType({})
 
 _host_of = attrgetter("host")
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Sets of a host that have members in common, directly or through others."""
-
-    sets: Sequence[SetFacts]
-    uses: Mapping[str, UnitUse]
-    mode: OfferMode
-    group: str
-    desired: Mapping[int, int]
 
 
 def plan_hosts(
@@ -132,11 +122,11 @@ def plan_host(
     # configuration.
     every_size = every_size or any(row["offer"] is None for row in sets.rows.values())
     allocated_sizes = _find_allocated_sizes(sets)
-    for group in sorted({part.group for part in sets.parts}):
+    for group in sorted({pool.group for pool in sets.pools}):
         if not group:
             planner.plan(group, host, None)
             continue
-        desired = next(part.desired for part in sets.parts if part.group == group)
+        desired = next(pool.wanted for pool in sets.pools if pool.group == group)
         urgent = desired if every_size else allocated_sizes
         summaries = store.summarize_group(tx, group)
         by_host = {name: list(found) for name, found in groupby(summaries, key=_host_of)}
@@ -146,21 +136,30 @@ def plan_host(
 
 def _find_allocated_sizes(sets: "_HostSets") -> set[int]:
     """Return the sizes of the sets that have been allocated since the last plan."""
+    owned = find_owned_sets(sets.uses)
     return {
         facts.size
-        for part in sets.parts
-        for facts in part.sets
-        if facts.id in find_owned_sets(part.uses)
-        and sets.rows[facts.id]["offer"] != OfferState.ALLOCATED
+        for pool in sets.pools
+        for facts in pool.sets
+        if facts.id in owned and sets.rows[facts.id]["offer"] != OfferState.ALLOCATED
     }
 
 
 @dataclass(slots=True)
 class _HostSets:
-    """The rows of the sets of a host, by id and locked, and the sets as values, as last planned."""
+    """The rows of the sets of a host, by id and locked, and their pools, as last planned.
+
+    ``uses`` has the units of the host that are not free.
+    """
 
     rows: Mapping[int, store.SetRow]
-    parts: list[_Part]
+    uses: Mapping[str, UnitUse]
+    pools: list[Pool]
+
+    def uses_of(self, pool: Pool) -> dict[str, UnitUse]:
+        """Return the uses of the units of a pool."""
+        units = {unit for facts in pool.sets for unit in facts.units}
+        return {unit: self.uses[unit] for unit in sorted(units & self.uses.keys())}
 
 
 @dataclass(eq=False)
@@ -192,16 +191,17 @@ class _Planner:
         """
         sets = self.read(host)
         summaries: list[SizeSummary] = []
-        for number, part in enumerate(sets.parts):
-            if part.group != group:
+        for number, pool in enumerate(sets.pools):
+            if pool.group != group:
                 continue
-            desired = part.desired if shortage is None else shortage
-            plan = plan_offers(part.sets, part.uses, part.mode, desired)
-            summaries += summarize(host, part.sets, part.uses, plan)
-            planned = [replace(facts, state=plan[facts.id].state) for facts in part.sets]
-            sets.parts[number] = replace(part, sets=planned)
+            desired = pool.wanted if shortage is None else shortage
+            uses = sets.uses_of(pool)
+            plan = plan_offers(pool.sets, uses, pool.mode, desired)
+            summaries += summarize(host, pool.sets, uses, plan)
+            planned = [replace(facts, state=plan[facts.id].state) for facts in pool.sets]
+            sets.pools[number] = replace(pool, sets=planned)
             # The plan knows from the units that a set is allocated; the state tells it to others.
-            for id_ in find_owned_sets(part.uses) & plan.keys():
+            for id_ in find_owned_sets(uses) & plan.keys():
                 if plan[id_].state is OfferState.OFFERED:
                     plan[id_] = Offer(OfferState.ALLOCATED)
             for id_, offer in plan.items():
@@ -224,12 +224,8 @@ class _Planner:
             store.write_offers(self.tx, self._changed, sorted(self._stale), now)
 
 
-def _desired(device_set: DeviceSet) -> dict[int, int]:
-    return {int(size): number for size, number in device_set.wanted.items()}
-
-
 def _to_sets(rows: Sequence[store.SetRow], units: Sequence[store.UnitRow]) -> _HostSets:
-    """Return the sets of a host. Those with members in common are one part."""
+    """Return the sets of a host and the uses of their units."""
     by_set = defaultdict[int, list[store.UnitRow]](list)
     for unit in units:
         by_set[unit["member_of"]].append(unit)
@@ -238,22 +234,14 @@ def _to_sets(rows: Sequence[store.SetRow], units: Sequence[store.UnitRow]) -> _H
         for unit in units
         if unit["is_owned"] or unit["needs_cleaning"]
     }
-    parts: list[_Part] = []
+    sets = []
     for row in rows:
         device_set = DeviceSet.from_dict(row["device_set"])
+        wanted = {int(size): number for size, number in device_set.wanted.items()}
+        options = SetOptions(row["source"], device_set.mode, device_set.group, wanted)
         facts = _to_facts(row, device_set, by_set[row["id"]])
-        part = _Part([facts], uses, device_set.mode, device_set.group, _desired(device_set))
-        joined = [p for p in parts if any(p_set.units & facts.units for p_set in p.sets)]
-        for other in joined:
-            # Disjoint for all if for one: a set of another source may have the same devices.
-            mode = part.mode if part.mode is OfferMode.DISJOINT else other.mode
-            part = replace(other, sets=[*other.sets, *part.sets], mode=mode)
-        parts = [other for other in parts if other not in joined] + [part]
-    parts = [
-        replace(part, uses={u: uses[u] for s in part.sets for u in s.units if u in uses})
-        for part in parts
-    ]
-    return _HostSets({row["id"]: row for row in rows}, parts)
+        sets.append(ConfiguredSet(facts, options))
+    return _HostSets({row["id"]: row for row in rows}, uses, make_pools(sets))
 
 
 def _to_facts(

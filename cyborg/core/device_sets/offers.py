@@ -18,11 +18,15 @@ A change of the family takes time: a set is offered only after each overlapping 
 which Placement confirms. Until then the reason of the set begins with ``WAITS``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import TypeVar
 
 from cyborg.core.inventory.device_set import OfferMode, OfferState
 from cyborg.core.text import abbreviate, join_limited
+
+T = TypeVar("T")
 
 MAX_REASON = 255
 # Starts of the reasons of free sets; other sets have another reason, offered ones have none.
@@ -31,9 +35,6 @@ OVERLAPS = "overlaps "  # a set that is not smaller is offered instead
 SPLIT = "is split into "  # smaller sets are offered instead
 
 _BLOCKING = (OfferState.OFFERED, OfferState.WITHDRAWING)
-# Bits of the score for a sum of squares (256 for one set of 16 units), and for a number of sets.
-_SQUARE_BITS = 16
-_COUNT_BITS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,9 @@ def plan_offers(
 ) -> dict[int, Offer]:
     """Return the offer of each set of a host, by its id.
 
-    ``sets`` are all sets that have units in common; ``uses`` has the units that are not free, and
-    ``shortage`` the number of free sets of each size that this host should offer.
+    ``sets`` are those of a pool (``pools``), and include all sets that have units in common;
+    ``uses`` has the units that are not free, and ``shortage`` the number of free sets of each size
+    that the pool should offer.
 
     A set is available if it has no obstacle and all its units are free, or allocated through the
     set itself; an allocated set stays offered. A set that is offered stays available while its
@@ -215,14 +217,15 @@ class _Search:
 
     def __init__(self, candidates: Sequence[SetFacts], shortage: Mapping[int, int]) -> None:
         self._candidates = candidates
-        units = sorted({unit for fact in candidates for unit in fact.units})
+        units = _order_units(candidates)
         bits = {unit: 1 << number for number, unit in enumerate(units)}
         self._all = (1 << len(units)) - 1
         counts: dict[int, int] = {}
         # By the lowest unit: mask, score, and the position of its size in the shortage.
         self._options: dict[int, list[tuple[int, int, int | None]]] = {}
         sizes = sorted(size for size, number in shortage.items() if number > 0)
-        squares = len(candidates) + _COUNT_BITS
+        count_bits = len(candidates).bit_length()
+        squares = len(candidates) + count_bits
         for number, fact in enumerate(candidates):
             counts[fact.size] = counts.get(fact.size, 0) + 1
             mask = sum(bits[unit] for unit in fact.units)
@@ -233,8 +236,8 @@ class _Search:
             self._options.setdefault(mask & -mask, []).append((mask, score, position))
         self._sizes = sizes
         self._missing = tuple(min(shortage[size], counts.get(size, 0)) for size in sizes)
-        lowest = squares + _SQUARE_BITS
-        self._gains = [lowest + _COUNT_BITS * n for n in reversed(range(len(sizes)))]
+        lowest = squares + sum(fact.size**2 for fact in candidates).bit_length()
+        self._gains = [lowest + count_bits * n for n in reversed(range(len(sizes)))]
         self._scores: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def run(self) -> list[SetFacts]:
@@ -269,3 +272,28 @@ class _Search:
             best = max(best, gain + self._best(free ^ mask, left))
         self._scores[key] = best
         return best
+
+
+def _order_units(sets: Iterable[SetFacts]) -> list[str]:
+    """Return the units of sets, those of overlapping sets one after the other.
+
+    The search decides in this order. Independent parts that it decided in turns would multiply its
+    states.
+    """
+    order: dict[str, None] = {}
+    parts = join(sets, attrgetter("units"))
+    for part in sorted(sorted(set().union(*(fact.units for fact in part))) for part in parts):
+        order |= dict.fromkeys(part)
+    return list(order)
+
+
+def join(values: Iterable[T], keys: Callable[[T], Iterable[Hashable]]) -> list[list[T]]:
+    """Return lists of values that have a key in common, directly or through others, in order."""
+    parts: list[tuple[list[T], set[Hashable]]] = []
+    for value in values:
+        own = set(keys(value))
+        joined = [part for part in parts if not own.isdisjoint(part[1])]
+        parts = [part for part in parts if own.isdisjoint(part[1])]
+        members = [each for part in joined for each in part[0]]
+        parts.append(([*members, value], own.union(*(part[1] for part in joined))))
+    return [part for part, _ in parts]

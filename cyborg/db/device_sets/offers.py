@@ -25,12 +25,14 @@ from cyborg.db.schema import deployables, devices, providers, set_members
 class SetRow(DeviceFactsColumns):
     """A device set of a host, with the facts of its source, which is a device.
 
-    ``is_published`` is whether Placement has, or had, the provider.
+    ``source`` is the address of this device. ``is_published`` is whether Placement has, or had, the
+    provider.
     """
 
     id: int
     rp_uuid: str
     address: str
+    source: str
     set_group: str | None
     device_set: dict[str, Any]
     offer: str | None
@@ -99,7 +101,7 @@ def lock_sets(tx: sa.Connection, host: str) -> list[SetRow]:
     # PostgreSQL: claims refer to the rows.
     locked = tx.scalars(ids.with_for_update(key_share=True)).all()
     is_published = sa.func.coalesce(providers.c.published_revision, 0) > 0
-    columns = {**facts.COLUMNS, "is_published": is_published}
+    columns = {**facts.COLUMNS, "is_published": is_published, "source": devices.c.address}
     query = sa.select(*row_columns(SetRow, deployables, devices, **columns))
     query = query.join(devices, devices.c.id == deployables.c.device_id)
     query = query.outerjoin(providers, providers.c.uuid == deployables.c.rp_uuid)

@@ -100,6 +100,16 @@ def test_source_is_no_driver_of_the_api(tmp_path: Path) -> None:
             "fabric hgx",
         ),
         (
+            "device_sets = sets, more",
+            "[sets]\nkind = numa\nmembers = fake\ngroup = a\n[more]\nkind = pcie\nmembers = fake",
+            r"\[more\] group: found ''; expected a, the group of sets, which has the backend fake",
+        ),
+        (
+            "device_sets = more, sets",
+            "[sets]\nkind = numa\nmembers = fake\ngroup = a\n[more]\nkind = pcie\nmembers = fake",
+            r"\[sets\] group: found 'a'; expected no group, as more, which has the backend fake",
+        ),
+        (
             "device_sets = sets",
             "[sets]\nkind = numa\nmembers = fake\nsizes = 3",
             r"\[sets\] sizes: found '3'; expected some of 1, 2, 4, 8, 16",

@@ -11,6 +11,7 @@ from cyborg.conductor.placement.offers import GroupPlanner
 from cyborg.core.errors import Conflict, NoHandle, WrongState
 from cyborg.core.inventory.device import Health
 from cyborg.core.inventory.device_set import OfferMode, SetKind
+from cyborg.core.inventory.report import BackendState, BackendStatus
 from cyborg.db import schema
 from cyborg.db.attachments import successors
 from cyborg.db.providers.write import mark_stale_existing
@@ -18,7 +19,14 @@ from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
 from cyborg.tests.fixtures.databases.services import build
-from cyborg.tests.fixtures.device_sets.host import GPU, SetHost, gpu_address, make_gpu
+from cyborg.tests.fixtures.device_sets.families import H100
+from cyborg.tests.fixtures.device_sets.host import (
+    GPU,
+    SetHost,
+    gpu_address,
+    make_gpu,
+    make_source,
+)
 from cyborg.tests.fixtures.hosts.hosts import make_hosts
 
 __all__ = ["node", "placement_adapter"]
@@ -205,6 +213,46 @@ def test_group_breaks_one_host_only(engine: sa.Engine, node: Node, placement_ada
     whole.bind("0")
     whole.publish()
     assert whole.offers()["0"] == "allocated"
+
+
+def test_wanted_counts_over_the_independent_parts_of_a_source(
+    sqlite_engine: sa.Engine, node: Node
+) -> None:
+    boards = {
+        f"{n}{name}": frozenset(f"{int(unit) + 8 * n:02}" for unit in units)
+        for n in (0, 1)
+        for name, units in H100.items()
+    }
+    host = SetHost(sqlite_engine, node, boards, wanted={"1": 2}, kind=PLAIN)
+    assert sorted(host.offered().values()) == [1, 1, 2, 4, 8]
+    # Also within a group.
+    host.source = make_source(boards, wanted={"1": 2}, group="all", kind=PLAIN)
+    host.report()
+    assert sorted(host.offered().values()) == [1, 1, 2, 4, 8]
+
+
+def test_sources_with_common_devices_and_two_groups_are_not_offered_both(
+    sqlite_engine: sa.Engine, node: Node
+) -> None:
+    host = SetHost(sqlite_engine, node, wanted={"8": 1}, group="a", kind=PLAIN)
+    other = make_source({"9": frozenset({"01", "02"})}, wanted={"2": 1}, group="b", kind=PLAIN)
+    other = replace(
+        other,
+        address="rdma",
+        backend="rdma",
+        deployables=tuple(replace(d, address="rdma:9") for d in other.deployables),
+    )
+    states = (*host.host.backends, BackendState("rdma", "rdma", BackendStatus.READY))
+    host.host.backends = states
+    host.host.send(make_hosts(sqlite_engine), *host.gpus.values(), host.source, other)
+    host.publish()
+    assert host.offered() == {"0": 8}
+    (row,) = rows.read(sqlite_engine, schema.deployables, address="rdma:9")
+    assert (row["offer"], row["offer_reason"]) == (
+        "withheld",
+        "source rdma has the group b, and source hgx, which has devices in common, the group a: "
+        "configure the same group for both",
+    )
 
 
 def test_fabric_is_prepared_after_and_released_before_its_members(

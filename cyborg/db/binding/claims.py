@@ -146,6 +146,19 @@ USABLE = sa.exists(_DEVICE_OF_HANDLE.where(devices.c.cordoned_since.is_not(None)
 SCHEDULABLE = sa.exists(
     _DEVICE_OF_HANDLE.where(*(sa.not_(facts.CONDITIONS[n]) for n in ("status", "cordoned")))
 )
+# The set through which a handle was claimed can be used. Its offer does not count: Placement has
+# allocated it already, or has it reserved because it is allocated.
+_SET_SCHEDULABLE = sa.or_(
+    handles.c.set_id.is_(None),
+    sa.exists(
+        sa.select(deployables.c.id)
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .where(
+            deployables.c.id == handles.c.set_id,
+            *map(sa.not_, facts.conditions("restore_failed", "withheld")),
+        )
+    ),
+)
 _PUBLISHED = sa.exists(
     sa.select(published_providers.c.id).where(
         published_providers.c.uuid == deployables.c.rp_uuid,
@@ -295,11 +308,13 @@ def claim(
 def lock_schedulable(tx: sa.Connection, arq_ids: Collection[int]) -> int:
     """Lock the handles of ARQs that could be claimed if they had no owner; return their number.
 
-    The guard is the same as in ``claim``, except that the handles are owned and prepared.
+    The guard is the same as in ``claim``, except that the handles are owned and prepared. Those of
+    a device set count only if the source of the set can be used, too.
     """
     owned = handles.c.arq_id.in_(sorted(arq_ids))
     # An update instead of a read: it sees what concurrent transactions have committed.
-    query = sa.update(handles).where(owned, sa.not_(handles.c.draining), SCHEDULABLE)
+    guard = (sa.not_(handles.c.draining), SCHEDULABLE, _SET_SCHEDULABLE)
+    query = sa.update(handles).where(owned, *guard)
     return tx.execute(query.values(arq_id=handles.c.arq_id)).rowcount
 
 

@@ -160,7 +160,11 @@ def claim(
     usable = (
         sa.select(deployables.c.id)
         .join(devices, devices.c.id == deployables.c.device_id)
-        .where(deployables.c.id == set_id, is_open, sa.not_(facts.CONDITIONS["health"]))
+        .where(
+            deployables.c.id == set_id,
+            is_open,
+            *map(sa.not_, facts.conditions("status", "cordoned", "restore_failed", "withheld")),
+        )
     )
     schedulable = sa.or_(SCHEDULABLE, USABLE) if is_honoured else SCHEDULABLE
     return tx.execute(

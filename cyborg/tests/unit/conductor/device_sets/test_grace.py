@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bind to a device set that Placement allocated before a cordon of one of its devices."""
+"""Device sets that Placement allocated, or a lease has, before one of their devices is closed."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +12,10 @@ from cyborg.conductor.binding.arqs import Arqs
 from cyborg.conductor.binding.binder import InstanceAllocations
 from cyborg.conductor.inventory.devices import Devices
 from cyborg.core.errors import NoHandle
+from cyborg.core.inventory.device import Health
 from cyborg.core.inventory.device_set import SetKind
 from cyborg.db import schema
+from cyborg.db.binding import claims
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
@@ -69,3 +73,41 @@ def test_cordon_of_another_device_without_grace_refuses_the_set(host: SetHost) -
     allocate(host, set_3=2)
     with pytest.raises(NoHandle, match="device is under maintenance"):
         host.bind("3")
+
+
+def keep(host: SetHost) -> None:
+    """Leave the source as it is."""
+
+
+def remove_sets(host: SetHost) -> None:
+    """Report the source without the set that is bound."""
+    host.source = replace(host.source, deployables=host.source.deployables[:3])
+    host.report()
+
+
+def close_source(host: SetHost) -> None:
+    close(host, "hgx")
+
+
+def close_member(host: SetHost) -> None:
+    close(host, gpu_address("03"))
+
+
+def report_unhealthy(host: SetHost) -> None:
+    host.source = replace(host.source, health=Health.UNHEALTHY, health_reason="Fabric Manager")
+    host.report()
+
+
+@pytest.mark.parametrize(
+    ("change", "number"),
+    [(keep, 2), (remove_sets, 0), (close_source, 0), (close_member, 1), (report_unhealthy, 0)],
+)
+def test_set_of_a_lease_is_locked_only_while_its_source_can_be_used(
+    host: SetHost, change: Callable[[SetHost], None], number: int
+) -> None:
+    host.bind("3")
+    host.publish()
+    change(host)
+    ids = [row["id"] for row in rows.read(host.engine, schema.arqs)]
+    with host.engine.begin() as tx:
+        assert claims.lock_schedulable(tx, ids) == number

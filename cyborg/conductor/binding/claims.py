@@ -49,6 +49,10 @@ class Retry(Exception):
         self.reason = reason
 
 
+class BeingCleaned(NoHandle):
+    """Handles that are being cleaned will meet the demands: the same bind succeeds after that."""
+
+
 def claim_handles(
     tx: sa.Connection,
     demands: Sequence[Demand],
@@ -70,7 +74,7 @@ def claim_handles(
     the column ``needs_cleaning`` of such a handle is set with the claim. ``handle`` is the uuid of
     the only handle to claim. With ``check_host``, Placement must have the providers: the caller has
     called ``check_available`` before. ``honoured`` are the uuids of the providers whose cordon does
-    not count. Raise NoHandle, NotFound or Retry.
+    not count. Raise NoHandle, which is BeingCleaned if a later bind succeeds, NotFound or Retry.
     """
     deployables = [
         {**row, "status": ENABLED, "cordoned": False} if row["provider"] in honoured else row
@@ -215,17 +219,38 @@ def _explain_no_handle(
 
     The first reason of each ARQ is the first failing predicate of its group, as in an explanation.
     """
-    error = _list_rejections(tx, demands, deployables, handle, honoured)
-    if handle is not None or not isinstance(error, NoHandle):
+    candidates = _list_candidates(tx, deployables, handle, honoured)
+    error = _list_rejections(demands, candidates, handle)
+    if not isinstance(error, NoHandle):
         return error
-    states = [
-        replace(state, facts=replace(state.facts, status=ENABLED, cordoned=False))
-        if state.uuid in honoured
-        else state
-        for state in _read_states(tx, demands, check_host=check_host)
-    ]
-    failures = find_claim_failures(demands, states)
-    return put_first(error.details["reasons"], failures, demands, _count_handles(states))
+    if handle is None:
+        states = [
+            replace(state, facts=replace(state.facts, status=ENABLED, cordoned=False))
+            if state.uuid in honoured
+            else state
+            for state in _read_states(tx, demands, check_host=check_host)
+        ]
+        failures = find_claim_failures(demands, states)
+        error = put_first(error.details["reasons"], failures, demands, _count_handles(states))
+    if _will_be_clean(tx, demands, candidates):
+        return BeingCleaned(error.message, **error.details)
+    return error
+
+
+def _will_be_clean(
+    tx: sa.Connection, demands: Sequence[Demand], candidates: Sequence[Candidate]
+) -> bool:
+    """Return whether the demands can be met when the handles are clean that are being cleaned."""
+    dirty = {candidate.handle_id for candidate in candidates if candidate.dirty}
+    if not dirty:
+        return False
+    cleaned = dirty - handle_claims.find_failed_cleaning(tx, dirty)
+    later = [replace(c, dirty=c.dirty and c.handle_id not in cleaned) for c in candidates]
+    try:
+        choose_handles(demands, later, _RANDOM)
+    except NoHandle:
+        return False
+    return True
 
 
 def _read_states(
@@ -249,17 +274,13 @@ def _count_handles(states: Iterable[ProviderState]) -> dict[str, int]:
     return {state.uuid: state.handles.total for state in states}
 
 
-def _list_rejections(
+def _list_candidates(
     tx: sa.Connection,
-    demands: Sequence[Demand],
     deployables: Sequence[ClaimedProviderRow],
     handle: str | None,
     honoured: Collection[str],
-) -> Exception:
-    """Return the NoHandle error with all predicates that the handles fail, or another one.
-
-    It is Retry if a handle can be claimed now, NotFound if the only ``handle`` was deleted.
-    """
+) -> list[Candidate]:
+    """Return all handles of the deployables, also those that cannot be claimed."""
     by_id = {row["deployable_id"]: row for row in deployables}
     handles = handle_claims.all_handles(tx, sorted(by_id))
     sets = [id_ for id_, row in by_id.items() if row["set_size"] is not None]
@@ -278,6 +299,16 @@ def _list_rejections(
         row = by_id[member["deployable_id"]]
         cordons = row["provider"] not in honoured
         candidates.append(_to_member_candidate(row, member, cordons=cordons))
+    return candidates
+
+
+def _list_rejections(
+    demands: Sequence[Demand], candidates: Sequence[Candidate], handle: str | None
+) -> Exception:
+    """Return the NoHandle error with all predicates that the handles fail, or another one.
+
+    It is Retry if a handle can be claimed now, NotFound if the only ``handle`` was deleted.
+    """
     if handle is not None and not candidates:
         return NotFound(f"accelerator {handle} does not exist any more")
     try:

@@ -388,6 +388,16 @@ def any_cleaning(tx: sa.Connection, uuids: Collection[str], now: datetime) -> bo
     return tx.scalar(query.limit(1)) is not None
 
 
+def find_failed_cleaning(tx: sa.Connection, ids: Collection[int]) -> set[int]:
+    """Return which of these handles, by row id, have a cleaning job that has failed."""
+    query = (
+        sa.select(handles.c.id)
+        .join(jobs, jobs.c.id == handles.c.job_id)
+        .where(handles.c.id.in_(sorted(ids)), jobs.c.error.is_not(None))
+    )
+    return set(tx.scalars(query))
+
+
 def all_handles(tx: sa.Connection, deployable_ids: Collection[int]) -> list[HandleStateRow]:
     """Return every handle of the deployables with the reasons why it cannot be claimed, if any."""
     owned = handles.c.arq_id.is_not(None)

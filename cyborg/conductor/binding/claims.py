@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import sqlalchemy as sa
+from oslo_db import exception as db_exc
 
 from cyborg.core.binding.profile import REQUIRED_INFO
 from cyborg.core.errors import Conflict, NoHandle, NotFound
@@ -130,13 +131,16 @@ def claim_handles(
             for demand in demands
             if demand.provider == provider
         }
-        claimed += device_sets.claim(
-            tx,
-            row["deployable_id"],
-            of_set,
-            needs_cleaning=dirty,
-            is_honoured=provider in honoured,
-        )
+        try:
+            claimed += device_sets.claim(
+                tx,
+                row["deployable_id"],
+                of_set,
+                needs_cleaning=dirty,
+                is_honoured=provider in honoured,
+            )
+        except db_exc.DBReferenceError as exc:
+            raise Retry(f"device set {row['address']} was removed") from exc
         owners = {handle_id: arq for handle_id, arq in owners.items() if handle_id not in of_set}
     if owners:
         claimed += handle_claims.claim(
@@ -182,8 +186,9 @@ def check_providers(demands: Sequence[Demand], deployables: Sequence[ClaimedProv
     for demand in demands:
         if demand.provider not in hosts:
             raise NotFound(
-                f"resource provider {demand.provider} does not exist in this service: take one of "
-                "cyborg deployable-list",
+                f"resource provider {demand.provider} does not exist in this service, or was "
+                "removed with its device or device set: take one of cyborg deployable-list, or "
+                "build the server again",
                 provider=demand.provider,
             )
         if hosts[demand.provider] != demand.host:
@@ -291,6 +296,7 @@ def _list_candidates(
             draining=row["draining"],
             in_use=row["taken"],
             dirty=row["dirty"],
+            in_sets=row["is_member"],
         )
         for row in handles
         if handle in (None, row["uuid"])
@@ -329,6 +335,7 @@ def _to_candidate(
     draining: bool = False,
     in_use: bool = False,
     dirty: bool = False,
+    in_sets: bool = False,
 ) -> Candidate:
     return Candidate(
         handle_id=handle["id"],
@@ -345,6 +352,7 @@ def _to_candidate(
         ),
         in_use=in_use,
         dirty=dirty,
+        in_sets=in_sets,
         device=deployable["device"],
         numa_node=deployable["numa_node"],
         info=handle["info"],

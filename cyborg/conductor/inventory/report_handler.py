@@ -25,7 +25,13 @@ from cyborg.core import naming
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import Invalid
 from cyborg.core.inventory import plan
-from cyborg.core.inventory.device import FUNCTION_TYPES, AttachHandle, Device, HandleType
+from cyborg.core.inventory.device import (
+    FUNCTION_TYPES,
+    AttachHandle,
+    Deployable,
+    Device,
+    HandleType,
+)
 from cyborg.core.inventory.device_state import BootCheck
 from cyborg.core.inventory.functions import MAX_FUNCTIONS, FunctionOwner
 from cyborg.core.inventory.plan import DeployableKey, DeviceKey, HandleKey, Key, Step
@@ -36,6 +42,7 @@ from cyborg.core.text import describe, join_limited
 from cyborg.core.validation import check_text, parse_uuid
 from cyborg.db.backends import desired as desired_backends
 from cyborg.db.deployables import programming
+from cyborg.db.device_sets import write as device_sets
 from cyborg.db.handles import write as attach_handles
 from cyborg.db.providers import write as providers
 from cyborg.db.unit_of_work import UnitOfWork
@@ -191,7 +198,20 @@ class ReportHandler:
             for step in steps
             if isinstance(step, plan.Remove) and isinstance(step.key, HandleKey)
         }
+        removed_sets = {
+            state.ids[step.key]: step.key
+            for step in steps
+            if isinstance(step, plan.Remove)
+            and isinstance(step.key, DeployableKey)
+            and _is_set(state.stored[step.key].value)
+        }
         bound = state.bound
+        if removed_sets and (members := device_sets.lock_owned(tx, removed_sets)):
+            # Claimed through the set since they were read: it must stay.
+            keys = {id_: key for key, id_ in state.ids.items() if isinstance(key, HandleKey)}
+            state.bound_sets |= {keys[id_]: removed_sets[of] for id_, of in members.items()}
+            bound = bound | {keys[id_] for id_ in members}
+            steps = plan.plan(devices, relevant, bound | state.pins)
         if owned := attach_handles.lock(tx, removals):
             # Claimed since they were read. The locks prevent further claims, so the new plan is
             # valid.
@@ -415,6 +435,11 @@ def _defer_owned_functions(
         for key in sorted(deferred)
     ]
     return [step for step in steps if step.key not in deferred], remarks
+
+
+def _is_set(value: plan.Record) -> bool:
+    """Return whether a record is a device set."""
+    return isinstance(value, Deployable) and value.device_set is not None
 
 
 def _is_function(value: plan.Record) -> bool:

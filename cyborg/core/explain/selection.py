@@ -57,7 +57,8 @@ class Candidate:
     """One attach handle, with the facts of its deployable that decide whether it can be allocated.
 
     ``in_use`` is set if it has an owner. ``device`` is the address of its device, for messages;
-    ``info`` is the part of the handle that Nova gets.
+    ``info`` is the part of the handle that Nova gets. With ``in_sets``, the handle is demanded
+    alone, and is a member of device sets.
     """
 
     handle_id: int
@@ -68,6 +69,7 @@ class Candidate:
     facts: DeviceFacts = READY
     in_use: bool = False
     dirty: bool = False
+    in_sets: bool = False
     device: str = ""
     numa_node: int | None = None
     info: Mapping[str, str] = field(default_factory=dict)
@@ -241,6 +243,7 @@ def explain_rejection(demand: Demand, candidate: Candidate) -> list[Failure]:
     reasons += trait_failures(
         demand.required, demand.forbidden, candidate.traits, candidate.numa_node
     )
+    reasons += [fail(Predicate.IN_DEVICE_SETS)] if candidate.in_sets else []
     reasons += [fail(predicate) for predicate in device_failures(candidate.facts)]
     reasons += [fail(Predicate.TAKEN)] if candidate.in_use else []
     reasons += [fail(Predicate.CLEANING)] if candidate.dirty else []

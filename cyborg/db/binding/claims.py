@@ -75,7 +75,10 @@ class FreeHandleRow(TypedDict):
 
 
 class HandleStateRow(TypedDict):
-    """A handle, with the reasons why it cannot be claimed."""
+    """A handle, with the reasons why it cannot be claimed.
+
+    ``is_member`` is whether it is a member of device sets, and cannot be claimed alone.
+    """
 
     id: int
     uuid: str
@@ -84,6 +87,7 @@ class HandleStateRow(TypedDict):
     taken: bool
     dirty: bool
     draining: bool
+    is_member: bool
 
 
 class DirtyHandleRow(TypedDict):
@@ -260,10 +264,16 @@ def lock_unclaimed(
 #  WHERE id = :old_id
 #    AND arq_id IS NULL AND NOT needs_cleaning AND NOT draining
 #    AND EXISTS (SELECT ... its deployable and its device, schedulable)
+#    AND NOT EXISTS (SELECT ... a set of which it is a member)
 # One handle, as in most calls: a CASE for each of several handles is another text each time.
 _CLAIM_ONE = (
     sa.update(handles)
-    .where(handles.c.id == sa.bindparam("old_id", type_=sa.BigInteger), *UNCLAIMED, SCHEDULABLE)
+    .where(
+        handles.c.id == sa.bindparam("old_id", type_=sa.BigInteger),
+        *UNCLAIMED,
+        SCHEDULABLE,
+        sa.not_(_IS_MEMBER),
+    )
     .values(
         arq_id=sa.bindparam("new_arq_id", type_=sa.BigInteger),
         # The guard: it is False before.
@@ -284,9 +294,10 @@ def claim(
 
     Set ``needs_cleaning`` of these handles: whatever the result of the host work, they are cleaned
     before their next claim. The guard checks the device again: if the device was cordoned after the
-    candidates were read, its handle is not assigned. With ``published``, nor is one of a provider
-    that Placement does not have. For the deployables ``honoured``, given by row ids, the cordon of
-    a device that can be used does not count.
+    candidates were read, its handle is not assigned, nor one that has become a member of device
+    sets. With ``published``, nor is one of a provider that Placement does not have. For the
+    deployables ``honoured``, given by row ids, the cordon of a device that can be used does not
+    count.
     """
     if len(owners) == 1 and not published and not honoured:
         ((handle_id, arq_id),) = owners.items()
@@ -296,7 +307,7 @@ def claim(
     if honoured:
         is_honoured = handles.c.deployable_id.in_(sorted(honoured))
         schedulable = sa.or_(SCHEDULABLE, sa.and_(is_honoured, USABLE))
-    guard = [handles.c.id.in_(sorted(owners)), *UNCLAIMED, schedulable]
+    guard = [handles.c.id.in_(sorted(owners)), *UNCLAIMED, schedulable, sa.not_(_IS_MEMBER)]
     if published:
         guard.append(_PUBLISHED_HANDLE)
     values: dict[str, Any] = {"arq_id": sa.case(owners, value=handles.c.id)}
@@ -402,7 +413,8 @@ def all_handles(tx: sa.Connection, deployable_ids: Collection[int]) -> list[Hand
     """Return every handle of the deployables with the reasons why it cannot be claimed, if any."""
     owned = handles.c.arq_id.is_not(None)
     dirty = sa.and_(handles.c.needs_cleaning, sa.not_(owned))
-    query = sa.select(*row_columns(HandleStateRow, handles, taken=owned, dirty=dirty))
+    others = {"taken": owned, "dirty": dirty, "is_member": _IS_MEMBER}
+    query = sa.select(*row_columns(HandleStateRow, handles, **others))
     query = query.where(handles.c.deployable_id.in_(deployable_ids)).order_by(handles.c.id)
     return fetch_all(HandleStateRow, tx.execute(query))
 

@@ -146,14 +146,15 @@ def claim(
 ) -> int:
     """Assign each member of a set to its ARQ in ``owners``, by row id; return their number.
 
-    The guard checks the device of each member and that of the set again. If ``is_honoured``, the
-    cordons of devices that can be used do not count. The caller compares the number with the size
-    of the set: all or none.
+    The guard checks the device of each member and that of the set again, and that each is still a
+    member. If ``is_honoured``, the cordons of devices that can be used do not count. The caller
+    compares the number with the size of the set: all or none. Raise oslo.db's DBReferenceError if
+    the set is deleted concurrently.
     """
     # UPDATE attach_handles SET arq_id = CASE id ..., set_id = :set_id, needs_cleaning = ...
     #  WHERE id IN (:ids) AND arq_id IS NULL AND NOT needs_cleaning AND NOT draining
     #    AND EXISTS (its deployable and device, schedulable)
-    #    AND EXISTS (the set and its device, schedulable)
+    #    AND EXISTS (the set and its device, schedulable) AND id IN (the members of the set)
     is_open = sa.and_(*(sa.not_(facts.CONDITIONS[name]) for name in ("status", "cordoned")))
     if is_honoured:
         is_open = sa.or_(is_open, devices.c.cordoned_since.is_not(None))
@@ -169,13 +170,35 @@ def claim(
     schedulable = sa.or_(SCHEDULABLE, USABLE) if is_honoured else SCHEDULABLE
     return tx.execute(
         sa.update(handles)
-        .where(handles.c.id.in_(sorted(owners)), *UNCLAIMED, schedulable, sa.exists(usable))
+        .where(
+            handles.c.id.in_(sorted(owners)),
+            *UNCLAIMED,
+            schedulable,
+            sa.exists(usable),
+            sa.exists(_MEMBERSHIP.where(set_members.c.deployable_id == set_id)),
+        )
         .values(
             arq_id=sa.case(owners, value=handles.c.id),
             set_id=set_id,
             needs_cleaning=handles.c.id.in_(sorted(needs_cleaning)),
         )
     ).rowcount
+
+
+def lock_owned(tx: sa.Connection, set_ids: Collection[int]) -> dict[int, int]:
+    """Lock the members of sets against claims; return the sets that must stay, by row ids.
+
+    The result has the set of each member that was claimed through it, and has an owner or is dirty.
+    """
+    members = sa.select(set_members.c.handle_id).where(set_members.c.deployable_id.in_(set_ids))
+    # In the order of ids, as in a claim that waits.
+    query = sa.select(handles.c.id, handles.c.set_id, handles.c.arq_id, handles.c.needs_cleaning)
+    query = query.where(handles.c.id.in_(members)).order_by(handles.c.id).with_for_update()
+    return {
+        row.id: row.set_id
+        for row in tx.execute(query)
+        if row.set_id in set_ids and (row.arq_id is not None or row.needs_cleaning)
+    }
 
 
 class MemberStateRow(HandleStateRow, DeviceFactsColumns):
@@ -198,6 +221,7 @@ def all_members(tx: sa.Connection, set_ids: Collection[int]) -> list[MemberState
         "taken": owned,
         "dirty": sa.and_(handles.c.needs_cleaning, sa.not_(owned)),
         "draining": sa.or_(handles.c.draining, facts.CONDITIONS["draining"]),
+        "is_member": sa.true(),
     }
     query = sa.select(*row_columns(MemberStateRow, set_members, handles, **others))
     query = query.select_from(_MEMBERS).where(set_members.c.deployable_id.in_(sorted(set_ids)))
@@ -278,6 +302,7 @@ def find_owners(tx: sa.Connection, set_ids: Collection[int]) -> list[SetOwner]:
     return [SetOwner(*row) for row in tx.execute(query)]
 
 
+_MEMBERSHIP = sa.select(set_members.c.id).where(set_members.c.handle_id == handles.c.id)
 _ADDRESSES = [column.label(name) for name, column in joins.ADDRESSES.items()]
 _MEMBERS = (
     set_members.join(handles, handles.c.id == set_members.c.handle_id)

@@ -60,7 +60,8 @@ def env(sqlite_engine: sa.Engine, node: Node) -> Env:
 
 
 def test_bind_waits_for_the_cleaning_of_its_set(engine: sa.Engine, node: Node) -> None:
-    env = Env(engine, node, lambda number: finish_cleaning(env.host) if number == 2 else None)
+    env = Env(engine, node, lambda _: None)
+    env.during = lambda number: finish_cleaning(env.host) if number == 2 else None
     instance = env.bind()
     assert env.waits == [binder.CLEANING_INTERVAL] * 2
     assert env.host.owners() == dict.fromkeys(env.host.family["3"], instance)

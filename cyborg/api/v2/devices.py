@@ -126,7 +126,10 @@ class Maintenance(types.JsonObject, row=read.MaintenanceRow):
 
 
 class HandleUse(types.JsonObject, row=usage.ClassUseRow, only=("total", *usage.USES)):
-    """The handles of a device by use, as in the summary; each handle counts once."""
+    """The handles of a device by use, as in the summary; each handle counts once.
+
+    A source of device sets has the members of its sets, which are handles of other devices, too.
+    """
 
 
 class DeviceV26(DeviceV25, row=read.DeviceRow, only=("maintenance", "use")):

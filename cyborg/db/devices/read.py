@@ -145,7 +145,10 @@ SORTABLE = {
 
 
 def _complete(connection: sa.Connection, rows: list[dict[str, Any]]) -> list[DeviceRow]:
-    """Add what other tables have: three statements, and two if a device has a window."""
+    """Add what other tables have: three statements, and one for sources of device sets.
+
+    Two more if a device has a window.
+    """
     maintenances = _find_windows(connection, rows)
     errors = _job_errors(connection, [row["uuid"] for row in rows])
     uses = usage.of_devices(connection, [row["row_id"] for row in rows])

@@ -16,7 +16,7 @@ from cyborg.core.inventory.device_set import OfferState
 from cyborg.db import joins
 from cyborg.db.binding import accelerators
 from cyborg.db.paging import id_in
-from cyborg.db.schema import attach_handles, deployables, devices, services
+from cyborg.db.schema import attach_handles, deployables, devices, services, set_members
 
 
 class ClassUseRow(TypedDict):
@@ -69,16 +69,59 @@ def count_if(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
 def of_devices(connection: sa.Connection, ids: Collection[int]) -> dict[int, dict[str, int]]:
     """Return the numbers of USES of devices that have handles, by row id, in two statements.
 
-    Clean handles count as ``free``, whatever the state of the device is.
+    Clean handles count as ``free``, whatever the state of the device is. A source of device sets
+    has the members of its sets, each once, which costs one more statement.
     """
     d = deployables.c
-    query = sa.select(d.id, d.device_id, d.draining).where(id_in(d.device_id, ids))
+    query = sa.select(d.id, d.device_id, d.draining, d.set_size).where(id_in(d.device_id, ids))
     found = defaultdict[int, dict[str, int]](lambda: dict.fromkeys(USES, 0))
     rows = [dict(row) for row in connection.execute(query).mappings()] if ids else []
     for row in _with_handles(connection, rows):
         for use, number in _uses(row, is_draining=row["draining"], is_closed=False).items():
             found[row["device_id"]][use] += number
-    return found
+    sources = {row["device_id"] for row in rows if row["set_size"] is not None}
+    return found | _count_members(connection, sources)
+
+
+def _count_members(
+    connection: sa.Connection, sources: Collection[int]
+) -> dict[int, dict[str, int]]:
+    """Return the numbers of USES of the members of all sets of each source, by its row id."""
+    if not sources:
+        return {}
+    h, m, own = attach_handles.c, set_members.c, deployables.alias("own")
+    d = deployables.c
+    members = (
+        sa.select(
+            d.device_id,
+            h.arq_id,
+            sa.or_(h.draining, own.c.draining).label("draining"),
+            h.needs_cleaning.label("dirty"),
+        )
+        # Sets overlap: each handle once for a source.
+        .distinct()
+        .add_columns(h.id.label("handle_id"))
+        .select_from(
+            set_members.join(deployables, d.id == m.deployable_id)
+            .join(attach_handles, h.id == m.handle_id)
+            .join(own, own.c.id == h.deployable_id)
+        )
+        .where(id_in(d.device_id, sources))
+        .subquery()
+    )
+    c = members.c
+    unowned = c.arq_id.is_(None)
+    query = sa.select(
+        c.device_id,
+        sa.func.count(c.arq_id).label("owned"),
+        count_if(sa.and_(unowned, c.draining)).label("draining"),
+        count_if(sa.and_(unowned, sa.not_(c.draining), c.dirty)).label("dirty"),
+        count_if(sa.and_(unowned, sa.not_(c.draining), sa.not_(c.dirty))).label("free"),
+    ).group_by(c.device_id)
+    return {
+        row.pop("device_id"): {**dict.fromkeys(USES, 0), **row}
+        for row in map(dict, connection.execute(query).mappings())
+    }
 
 
 def of_hosts(connection: sa.Connection, hosts: Sequence[str]) -> dict[str, list[ClassUseRow]]:

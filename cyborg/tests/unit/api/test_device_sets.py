@@ -137,3 +137,19 @@ def test_largest_request_of_a_host_is_its_largest_offered_set(api: ApiEnv, host:
     assert largest() == max(
         size for name, size in host.offered().items() if host.offers()[name] == "offered"
     )
+
+
+def test_source_shows_the_use_of_its_members(api: ApiEnv, host: SetHost) -> None:
+    def read() -> Any:
+        return {row["address"]: row["use"] for row in api.get("/v2/devices")["devices"]}
+
+    none = {"cordoned": 0, "dirty": 0, "draining": 0}
+    # Each GPU is a member of four sets, and counts once.
+    assert read()["hgx"] == {"total": 8, "free": 8, "owned": 0, **none}
+    (name,) = (name for name, size in host.offered().items() if size == 2)
+    host.bind(name)
+    host.report(without=["08"])
+    found = read()
+    source = found.pop("hgx")
+    assert source == {"total": 7, "free": 5, "owned": 2, **none}
+    assert source == {use: sum(gpu[use] for gpu in found.values()) for use in source}

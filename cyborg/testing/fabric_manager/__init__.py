@@ -17,7 +17,7 @@ and a value:
 ``layout 1``              the library knows only the first layout of the connection
 ``internal 1``            the address is that of the internal socket
 ``fail NAME CODE TIMES``  the function returns this code, so many times; 0: always
-``hang NAME SECONDS``     the function sleeps before it does its work
+``hang NAME SECONDS``     the function sleeps before it does its work; fmConnect until its timeout
 ``crash NAME``            the function ends its process
 ========================  =========================================================================
 

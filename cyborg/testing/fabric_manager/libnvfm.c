@@ -29,7 +29,7 @@ static int initialized, connected;
 static char path[2 * FM_MAX_STR_LENGTH];
 static State state;
 static Partition table[MAX_IDS];
-static unsigned table_size, links, numbers;
+static unsigned table_size, links, numbers, timeout; /* the timeout is in milliseconds */
 
 /* The state: lines of a key and a value. */
 
@@ -157,9 +157,14 @@ static fmReturn_t begin(const char *function, int *file)
     if ((*file = load()) < 0) return FM_ST_CONNECTION_NOT_VALID;
     make_table();
     if ((entry = find("hang", function))) {
-        unsigned seconds = (unsigned)atoi(strchr(entry, ' '));
+        unsigned milliseconds = 1000 * (unsigned)atoi(strchr(entry, ' '));
         close(*file);
-        sleep(seconds);
+        /* The timeout is that of the connection; a request has none. */
+        if (!strcmp(function, "fmConnect") && milliseconds > timeout) {
+            usleep(1000 * timeout);
+            return FM_ST_CONNECTION_NOT_VALID;
+        }
+        usleep(1000 * milliseconds);
         if ((*file = load()) < 0) return FM_ST_CONNECTION_NOT_VALID;
     }
     if (is("crash", function)) abort();
@@ -225,6 +230,7 @@ fmReturn_t fmConnect(void *parameters, fmHandle_t *handle)
     else
         snprintf(path, sizeof path, "%s/%s%s", folder ? folder : "", given->addressInfo,
                  strchr(given->addressInfo, ':') ? "" : ":6666");
+    timeout = given->timeoutMs;
     if ((code = begin("fmConnect", &file))) return code;
     if (!is_first && get("layout") == 1) return save(file, FM_ST_VERSION_MISMATCH);
     connected = 1;

@@ -6,7 +6,8 @@ NVIDIA's Fabric Manager User Guide describes the requests in "Fabric Manager SDK
 of the active partitions, within 60 seconds, and then routes only these. So the last known active
 partitions are kept in the memory of the driver. They include those that others activated, such as
 NVIDIA's hook for libvirt, because a partition that is missing in the list loses its links under a
-running server. Without a last known state, no list is sent.
+running server. Without a last known state, no list is sent. A state that cannot be written closes
+the fabric: after a restart of the agent the list would be an older one.
 """
 
 import contextlib
@@ -87,7 +88,8 @@ class FabricManager:
         problem = None
         try:
             with self._locked():
-                self._list()
+                found = self._record(self._list())
+                self._store_durably(found, found)
         except DriverFailed as exc:
             problem = exc.message
         record = self._load() or _Record(())
@@ -117,11 +119,11 @@ class FabricManager:
             record = self._record(partitions)
             if partition.is_active:
                 self._check_functions(record, number, addresses)
-                self._store(record.with_own(number, True))
+                self._store_durably(record.with_own(number, True), record)
                 return
             # Before the request: if the agent ends in between, the list after a restart of Fabric
             # Manager has the partition. One that is active needlessly is found, a missing one cut.
-            self._store(record.with_active(number, True, addresses))
+            self._store_durably(record.with_active(number, True, addresses), record)
             try:
                 self._requests.activate(number, addresses)
             except RequestFailed as exc:
@@ -223,8 +225,18 @@ class FabricManager:
     def _load(self) -> _Record | None:
         return load_record(_Record, self._memory().get(self._key))
 
-    def _store(self, record: _Record) -> None:
-        self._memory().put(self._key, json.dumps(record.to_dict()))
+    def _store(self, record: _Record) -> bool:
+        """Store a record; return whether a restart of the agent keeps it."""
+        return self._memory().put(self._key, json.dumps(record.to_dict()))
+
+    def _store_durably(self, record: _Record, previous: _Record) -> None:
+        """Store a record. If a restart of the agent would lose it, undo it: raise DriverFailed."""
+        if not self._store(record):
+            self._store(previous)
+            raise DriverFailed(
+                "the active partitions cannot be recorded, which a restarted Fabric Manager needs: "
+                "free space in the state_path of the agent, and make it writable"
+            )
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -37,6 +37,9 @@ TIMEOUT = 10.0  # seconds
 MAX_ADDRESS = 255  # bytes: FM_MAX_STR_LENGTH of ``nv_fm_types.h``, less the end of the text
 _MAX_OUTPUT = 500
 _KILL_TIMEOUT = 5.0  # seconds
+# Part of the timeout in which the library must connect: the rest is for the start of its process
+# and for the request, so that the library tells why it cannot connect before it is killed.
+_CONNECT_PART = 0.5
 _MAX_STATUS = 127  # of an exit with an error of the program, not of Fabric Manager
 _PROGRAM = Path(__file__).with_name("library.py")
 
@@ -118,7 +121,8 @@ class FabricRequests:
     def _call_library(self, operation: str, arguments: Sequence[str]) -> Any:
         # The program needs no package of this environment: without them it starts in 30 ms.
         program = [sys.executable, "-I", "-S", str(_PROGRAM)]
-        connection = [self.library, self.address, str(int(self.timeout * 1000))]
+        milliseconds = max(1, int(self.timeout * _CONNECT_PART * 1000))
+        connection = [self.library, self.address, str(milliseconds)]
         answer = self._run(self.library, [*program, *connection, operation, *arguments], operation)
         if "missing" in answer:
             raise LibraryMissing(

@@ -18,6 +18,7 @@ from cyborg.drivers.gpu.fabric.manager import FabricManager
 from cyborg.drivers.gpu.fabric.requests import FabricRequests
 from cyborg.testing.fabric_manager import FabricManagerDouble, Programs
 from cyborg.tests.fixtures.machine.tiers import scale
+from cyborg.tests.unit.drivers.full_memory import FullMemory
 from cyborg.tests.unit.drivers.gpu.fabric.test_requests import H100
 
 pytestmark = [pytest.mark.requires("compiler"), pytest.mark.slow]
@@ -177,6 +178,27 @@ def test_read_after_a_hang_is_bounded(
     assert "did not complete list within 0.5 s" in problem
     double.set("hang")
     assert active(manager) == []
+
+
+@pytest.mark.parametrize("active", [(), (3,)])
+def test_without_a_record_no_partition_is_activated(
+    sdk: FabricRequests, double: FabricManagerDouble, active: tuple[int, ...]
+) -> None:
+    memory = FullMemory()
+    manager = FabricManager(sdk, lambda: memory)
+    double.set("active", *active)  # by another program
+    with pytest.raises(DriverFailed, match=r"cannot be recorded.*: free space in the state_path"):
+        manager.activate(3)
+    assert tuple(double.active) == active
+    state = manager.read()
+    assert "cannot be recorded" in str(state.problem)
+    assert state.own == frozenset()
+    memory.is_full = False
+    assert manager.read().problem is None
+    manager.activate(3)
+    memory.is_full = True
+    manager.deactivate(3)  # a release needs no record: the last one has the partition as active
+    assert double.active == {}
 
 
 def test_activate_during_a_hanging_request_fails(

@@ -2,6 +2,7 @@
 """Requests to the double of Fabric Manager, by its library and by fmpm."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -251,6 +252,14 @@ def test_request_that_hangs_ends_at_the_timeout(
         with pytest.raises(RequestTimedOut, match=r"activate within 0.5 s: read /var/log"):
             requests.activate(3)
         assert time.monotonic() - begin < 10
+
+
+def test_connection_that_hangs_fails_with_the_error_of_the_library(
+    sdk: FabricRequests, double: FabricManagerDouble
+) -> None:
+    double.set("hang", "fmConnect 30")
+    with pytest.raises(RequestFailed, match=r"cannot be reached \(fmConnect: CONNECTION_NOT_VALID"):
+        replace(sdk, timeout=4.0).list_partitions()
 
 
 def test_request_in_a_library_that_crashes_fails(

@@ -42,6 +42,7 @@ __all__ = [
     "PartitionInterface",
     "PrepareInterface",
     "ProgramInterface",
+    "RecreateInterface",
     "SanitiseInterface",
     "SetupInterface",
     "UseInterface",
@@ -320,6 +321,19 @@ class UseInterface(Protocol):
 
         The agent calls it before it attaches a handle to a running server, from another thread than
         that of the discovery, whose result may be older than the use.
+        """
+
+
+@runtime_checkable
+class RecreateInterface(Protocol):
+    """Interface of a driver whose prepared handles other programs of the host can remove."""
+
+    def recreate(self, address: str) -> None:
+        """Create what ``prepare`` created for the handle at an address again, if it is missing.
+
+        The agent calls it before it attaches a handle of the type VFIO to a running server. Do
+        nothing for a handle that is as it was prepared, or that was released meanwhile. Raise
+        DriverFailed, also if another program uses the handle.
         """
 
 

@@ -60,9 +60,10 @@ class GuestDevices:
     ``detach_timeout`` is the time for one request to a guest, in seconds.
 
     ``is_known`` is whether a backend of this host has the device of an ARQ; ``is_pending`` is
-    whether a backend may discover further devices soon. ``check_unused`` raises DriverFailed if
-    the host uses the device of an ARQ. ``needs_port`` is whether the device of an ARQ needs a free
-    PCIe port of a guest that has such ports.
+    whether a backend may discover further devices soon. ``make_ready`` raises DriverFailed
+    unless the device of an ARQ can be attached now, for example if the host uses it.
+    ``needs_port`` is whether the device of an ARQ needs a free PCIe port of a guest that has such
+    ports.
     """
 
     hypervisor: Hypervisor
@@ -71,7 +72,7 @@ class GuestDevices:
     sleep: Callable[[float], None] = time.sleep
     is_known: Callable[[Arq], bool] = lambda arq: True
     is_pending: Callable[[], bool] = lambda: False
-    check_unused: Callable[[Arq], None] = lambda arq: None
+    make_ready: Callable[[Arq], None] = lambda arq: None
     needs_port: Callable[[Arq], bool] = lambda arq: True
 
     def __post_init__(self) -> None:
@@ -290,7 +291,7 @@ class GuestDevices:
                     self.hypervisor.attach(instance, os_acc.attach(arq))
                     return True
             # Without the lock: it reads the open files of all processes.
-            self.check_unused(arq)
+            self.make_ready(arq)
             is_checked = True
 
     def _withdraw(self, arqs: Sequence[Arq]) -> None:

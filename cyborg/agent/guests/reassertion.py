@@ -19,7 +19,7 @@ from cyborg.core.inventory.device import AttachHandle, Deployable, HandleType
 from cyborg.core.inventory.report import BackendStatus
 from cyborg.core.jobs.job import parse_guest_arq
 from cyborg.core.validation import parse_uuid
-from cyborg.drivers.base import UseInterface
+from cyborg.drivers.base import RecreateInterface, UseInterface
 from cyborg.rpc.contract import ConductorAPI
 from cyborg.threads import failures, periodic
 
@@ -55,16 +55,22 @@ class HostHandles:
             for deployable, handle in _handles(backend)
         )
 
-    def check_unused(self, arq: Mapping[str, Any]) -> None:
-        """Raise DriverFailed if the host uses the device of an ARQ now."""
-        if arq["attach_handle_type"] != HandleType.PCI:
-            return  # for example a mediated device, which exists only for its server
-        info = dict(arq["attach_handle_info"])
+    def make_ready(self, arq: Mapping[str, Any]) -> None:
+        """Raise DriverFailed unless the device of an ARQ can be attached to its server now.
+
+        Create a prepared device again that another program removed while the server was stopped.
+        """
+        type_, info = arq["attach_handle_type"], dict(arq["attach_handle_info"])
         for backend in self.backends:
-            if isinstance(backend.driver, UseInterface):
-                for _, handle in _handles(backend):
-                    if dict(handle.info) == info:
-                        backend.driver.check_unused(handle.address)
+            driver = backend.driver
+            for _, handle in _handles(backend):
+                if dict(handle.info) != info:
+                    continue
+                # Not of other types: for example a mediated device exists only for its server.
+                if type_ == HandleType.PCI and isinstance(driver, UseInterface):
+                    driver.check_unused(handle.address)
+                elif type_ == HandleType.VFIO and isinstance(driver, RecreateInterface):
+                    driver.recreate(handle.address)
 
     def needs_port(self, arq: Mapping[str, Any]) -> bool:
         """Return whether a guest with PCIe ports needs a free one for the device of an ARQ.
@@ -241,7 +247,7 @@ def make_guests(
         options.detach_timeout,
         is_known=handles.is_known,
         is_pending=handles.is_pending,
-        check_unused=handles.check_unused,
+        make_ready=handles.make_ready,
         needs_port=handles.needs_port,
     )
     reasserter = Reasserter(

@@ -27,7 +27,7 @@ from cyborg.drivers.gpu.mig_layouts import MigLayouts
 from cyborg.drivers.gpu.mixes import parse_mixes
 from cyborg.drivers.gpu.options import OPTIONS
 from cyborg.drivers.gpu.partition_layouts import PartitionLayouts, parse_modes
-from cyborg.drivers.gpu.vgpu_cards import VgpuCards
+from cyborg.drivers.gpu.vgpu_cards import GpuHost, VgpuCards
 from cyborg.drivers.gpu.vgpu_layouts import VgpuLayouts
 from cyborg.drivers.host_use import check, domains
 from cyborg.drivers.kernel.mdev import read_types
@@ -82,14 +82,9 @@ class GpuDriver(PciDriver):
             "mdev_types", lambda texts: [mdev.parse(text) for text in texts]
         )
         vgpu_rules = self.parse_option("vgpu_types", lambda texts: [vgpu.parse(t) for t in texts])
-        self._vgpus = VgpuCards(
-            self._sysfs,
-            self._access,
-            vgpu_rules,
-            lambda: self.memory,
-            self._read_facts,
-            self.parse_option("vgpu_layouts", parse_mixes),
-        )
+        host = GpuHost(self._sysfs, self._access, self._read_facts, self._facts.forget)
+        mixes = self.parse_option("vgpu_layouts", parse_mixes)
+        self._vgpus = VgpuCards(host, vgpu_rules, lambda: self.memory, mixes)
         self._layouts = replace(
             self._layouts,
             counts=self.parse_option("vf_counts", sriov.parse_counts),
@@ -109,16 +104,11 @@ class GpuDriver(PciDriver):
             self._access.set_partition_mode,
             self._class_of_whole,
         )
-        self._facts.keeps_types = bool(self._vgpus.mixes)
-        read_facts, forget_facts = self._read_facts, self._facts.forget
+        self._facts.keeps_types = bool(mixes)
         self._vgpu_layouts = VgpuLayouts(
             self._vgpus,
-            self._sysfs,
-            self._access,
             str(self.options["sriov_manage"]),
             str(self.options["nvidia_smi"]),
-            read_facts,
-            forget_facts,
             self._class_of_whole,
         )
         self._layout_kinds: tuple[_Layouts, ...] = (
@@ -129,8 +119,8 @@ class GpuDriver(PciDriver):
                 self._facts_of,
                 lambda card: self._mig_parents.get(card, {}),
                 self._access.set_instances,
-                read_facts,
-                forget_facts,
+                host.read_facts,
+                host.forget_facts,
             ),
         )
 
@@ -368,6 +358,18 @@ class GpuDriver(PciDriver):
             backend=self.backend,
             device=item.device,
         )
+
+    def recreate(self, address: str) -> None:
+        """Create the vGPU of a prepared virtual function again, if another program removed it."""
+        with _changes_excluded():
+            type_ = self._vgpus.recreate(address, self.read_domains)
+        if type_ is not None:
+            LOG.warning(
+                "vGPU of type %s was removed from %s by another program, and created again",
+                type_,
+                address,
+                backend=self.backend,
+            )
 
     def sanitise(self, item: WorkItem) -> None:
         """Reset the PCI function of a handle; a vGPU was removed by ``release``."""

@@ -2,11 +2,12 @@
 """The cards of a backend whose virtual functions are vGPUs without mediated devices.
 
 The memory of the driver has the functions that it prepared. Only these are changed: a vGPU on any
-other function belongs to another program.
+other function belongs to another program. So nothing is changed that cannot be recorded: after a
+restart of the agent, a vGPU without a record would be one of another program.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from cyborg.core.address import PciAddress, is_pci_address
@@ -39,28 +40,36 @@ _PENDING = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class GpuHost:
+    """How the driver reads and changes its host.
+
+    ``read_facts`` returns the facts of NVML about a card, read again after ``forget_facts``.
+    """
+
+    sysfs: Sysfs
+    access: HostAccess
+    read_facts: Callable[[str], GpuFacts]
+    forget_facts: Callable[[str], None]
+
+
 class VgpuCards:
     """Cards with vGPUs: their rules, their offers, and the work on their virtual functions.
 
-    ``memory`` returns the memory of the driver, ``facts`` those of NVML about a card. ``mixes`` are
-    the configured layouts.
+    ``memory`` returns the memory of the driver. ``mixes`` are the configured layouts.
     """
 
     def __init__(
         self,
-        sysfs: Sysfs,
-        access: HostAccess,
+        host: GpuHost,
         vgpu_rules: Sequence[vgpu.VgpuRule],
         memory: Callable[[], Memory],
-        facts: Callable[[str], GpuFacts],
         mixes: Sequence[Mix] = (),
     ) -> None:
+        self.host = host
         self.mixes = mixes
-        self._sysfs = sysfs
-        self._access = access
         self._rules = vgpu_rules
         self._memory = memory
-        self._facts = facts
         # Rule of each card, as the running discovery reads it: each function asks for it.
         self._card_rules: dict[str, vgpu.VgpuRule | None] = {}
         self._selected: dict[str, vgpu.VgpuRule] = {}  # by virtual function, of this discovery
@@ -126,16 +135,16 @@ class VgpuCards:
                 if facts.in_mig_mode or facts.mig_pending:
                     found[function.address] = _IN_MIG_MODE if facts.in_mig_mode else _PENDING
             if self.rule_of(function) is not None:
-                state = kernel_vgpu.read(self._sysfs, function.address)
+                state = kernel_vgpu.read(self.host.sysfs, function.address)
                 states.setdefault(str(function.physfn), []).extend([state] if state else [])
         return found | {
             state.address: "it has a vGPU of type "
-            f"{vgpu.name_of(state.current, known, self._facts(card))} that this service did not "
-            "create"
+            f"{vgpu.name_of(state.current, known, self.host.read_facts(card))} "
+            "that this service did not create"
             for card, known in states.items()
             if not self.is_changing(card)
             for state in known
-            if state.current and self._type_of(state.address) is None
+            if state.current and self.prepared_type(state.address) is None
         }
 
     def replace_handles(self, card: Device) -> Device:
@@ -196,7 +205,7 @@ class VgpuCards:
             return False
         # Also one that has disappeared: SR-IOV is disabled after a boot of the host.
         return (
-            self._type_of(item.handle) is not None
+            self.prepared_type(item.handle) is not None
             or self._has_vgpus(item.handle)
             or self.rule_of_card(item.device) is not None
         )
@@ -207,7 +216,7 @@ class VgpuCards:
         Raise DriverFailed if no rule enables the type of the deployable, or another program has a
         vGPU on the function or uses it.
         """
-        function, rule = self._sysfs.pci_function(item.handle), self.rule_of_card(item.device)
+        function, rule = self.host.sysfs.pci_function(item.handle), self.rule_of_card(item.device)
         if function is None or function.physfn != item.device:
             raise DriverFailed(
                 f"{item.handle} is not a virtual function of {item.device}: enable SR-IOV with "
@@ -223,27 +232,53 @@ class VgpuCards:
         )
         if rule is None or type_ is None:
             raise DriverFailed(f"no rule of vgpu_types enables vGPUs of {item.deployable}")
+        self._check_free(function, read_domains)
+        # Before the write: after a failure in between the function is known as one of this service.
+        self._record(_key(item.handle), type_)
+        self.host.access.create_vgpu(item.handle, type_, rule.parameters)
+        return type_
+
+    def recreate(self, address: str, read_domains: domains.ReadDomains) -> str | None:
+        """Create the vGPU of a prepared function again if another program removed it.
+
+        Return its type; None, and do nothing, for a function that has a vGPU or is not prepared any
+        more. Raise DriverFailed if it does not exist, or another program uses it.
+        """
+        type_ = self.prepared_type(address)
+        state = kernel_vgpu.read(self.host.sysfs, address)
+        if type_ is None or (state is not None and state.current):
+            return None
+        function = self.host.sysfs.pci_function(address)
+        if function is None or function.physfn is None:
+            raise DriverFailed(
+                f"{address} is no virtual function any more: enable SR-IOV with sriov-manage"
+            )
+        rule = self.rule_of_card(function.physfn)
+        self._check_free(function, read_domains)
+        self.host.access.create_vgpu(address, type_, "" if rule is None else rule.parameters)
+        return type_
+
+    def _check_free(self, function: PciFunction, read_domains: domains.ReadDomains) -> None:
+        """Raise DriverFailed if another program has a vGPU on a function, or uses it."""
         functions = {function.address: function}
         found = domains.find_used(
-            self._sysfs.root, partial(read_domains, fresh=True), functions.values()
+            self.host.sysfs.root, partial(read_domains, fresh=True), functions.values()
         )
-        if (reason := (found | self.find_used(functions)).get(item.handle)) is not None:
-            raise DriverFailed(f"{item.handle} cannot be given to a server: {reason}")
-        # Before the write: after a failure in between the function is known as one of this service.
-        self._memory().put(_key(item.handle), type_)
-        self._access.create_vgpu(item.handle, type_, rule.parameters)
-        return type_
+        if (reason := (found | self.find_used(functions)).get(function.address)) is not None:
+            raise DriverFailed(f"{function.address} cannot be given to a server: {reason}")
 
     def release(self, item: WorkItem) -> str | None:
         """Remove the vGPU of a virtual function that this service prepared; return its type.
 
         Do nothing, and return None, for any other function. Raise DriverFailed if a process uses
-        the vGPU.
+        the vGPU, or its removal cannot be recorded: call this again then.
         """
-        type_ = self._type_of(item.handle)
+        type_ = self.prepared_type(item.handle)
         if type_ is not None:
-            self._access.remove_vgpu(item.handle)
-            self._memory().put(_key(item.handle), None)
+            self.host.access.remove_vgpu(item.handle)
+        # Also without a type: the last call may have removed the vGPU, and not the record.
+        if self.handles(item) and not self._memory().put(_key(item.handle), None):
+            raise _not_recorded(item.handle)
         return type_
 
     def find_mix(self, layout: str | None) -> Mix | None:
@@ -260,16 +295,27 @@ class VgpuCards:
             facts = self._facts(card.address)
             return OTHER if facts.in_mig_mode or facts.mig_pending else WHOLE
         mix = self.find_mix(self._memory().get(_layout_key(card.address)))
-        applied = mix is not None and mix.is_applied(self._facts(card.address))
+        applied = mix is not None and mix.is_applied(self.host.read_facts(card.address))
         return mix.name if mix is not None and applied else OTHER
 
     def record_layout(self, card: str, mix: Mix | None) -> None:
-        """Store which mix a card has, or that it has none."""
-        self._memory().put(_layout_key(card), None if mix is None else mix.name)
+        """Store which mix a card has, or that it has none. Raise DriverFailed."""
+        self._record(_layout_key(card), None if mix is None else mix.name)
 
     def record_change(self, card: str, *, changing: bool) -> None:
-        """Store whether the layout of a card is being changed."""
-        self._memory().put(_change_key(card), "1" if changing else None)
+        """Store whether the layout of a card is being changed. Raise DriverFailed for True only."""
+        if changing:
+            self._record(_change_key(card), "1")
+        else:
+            self._memory().put(_change_key(card), None)
+
+    def _record(self, key: str, text: str | None) -> None:
+        """Store a text. If a restart of the agent would lose it, undo it: raise DriverFailed."""
+        memory = self._memory()
+        previous = memory.get(key)
+        if not memory.put(key, text):
+            memory.put(key, previous)
+            raise _not_recorded(key)
 
     def is_changing(self, card: str) -> bool:
         """Return whether the layout of a card is being changed, or a change did not end.
@@ -282,20 +328,20 @@ class VgpuCards:
         """Return the name of the layout of a card; None for a card without layouts."""
         if not self.mixes or self.rule_of_card(address) is None:
             return None
-        card = self._sysfs.pci_function(address)
+        card = self.host.sysfs.pci_function(address)
         return None if card is None else self.current_layout(card)
 
     def _plan(
         self, card: str, rule: vgpu.VgpuRule, addresses: Sequence[str], mix: Mix | None
     ) -> vgpu.VgpuPlan:
-        states = (kernel_vgpu.read(self._sysfs, address) for address in addresses)
-        prepared = {a: t for a in addresses if (t := self._type_of(a)) is not None}
+        states = (kernel_vgpu.read(self.host.sysfs, address) for address in addresses)
+        prepared = {a: t for a in addresses if (t := self.prepared_type(a)) is not None}
         return vgpu.plan_card(
             rule.types,
             rule.max_per_card,
             [state for state in states if state is not None],
             prepared,
-            self._facts(card),
+            self.host.read_facts(card),
             None if mix is None else mix.counts,
         )
 
@@ -329,24 +375,20 @@ class VgpuCards:
             return None
         rules = self._card_rules  # a discovery in another thread replaces it
         if card not in rules:
-            function = self._sysfs.pci_function(card)
+            function = self.host.sysfs.pci_function(card)
             rules[card] = None if function is None else vgpu.rule_of_card(self._rules, function)
         return rules[card]
 
     def _card_of(self, address: str) -> str | None:
-        return self._sysfs.read_link(PCI_DEVICES / address / "physfn")
+        return self.host.sysfs.read_link(PCI_DEVICES / address / "physfn")
 
     def _has_vgpus(self, address: str) -> bool:
-        return "creatable_vgpu_types" in self._sysfs.list_names(
+        return "creatable_vgpu_types" in self.host.sysfs.list_names(
             kernel_vgpu.attributes_folder(address)
         )
 
-    def is_prepared(self, address: str) -> bool:
-        """Return whether this service has prepared a virtual function, and not released it."""
-        return self._type_of(address) is not None
-
-    def _type_of(self, address: str) -> str | None:
-        """Return the type with which this service prepared a virtual function, or None."""
+    def prepared_type(self, address: str) -> str | None:
+        """Return the type with which this service prepared a virtual function; None if released."""
         return self._memory().get(_key(address))
 
 
@@ -360,3 +402,10 @@ def _change_key(card: str) -> str:
 
 def _layout_key(card: str) -> str:
     return f"vgpu layout {card}"
+
+
+def _not_recorded(subject: str) -> DriverFailed:
+    return DriverFailed(
+        f"the change of {subject} cannot be recorded: free space in the state_path of the agent, "
+        "and make it writable"
+    )

@@ -6,9 +6,13 @@ be changed while the card has virtual functions; these functions; the heterogene
 enabling them clears) or GPU instances; vGPUs. A mix is tried: all its vGPUs are created and removed
 again. If a step fails, the card is brought back to the state before the change, by the same steps.
 After the end of the agent during a change, the next change removes the vGPUs that were tried.
+
+The vGPU of a server is never removed, also while the server is stopped. A mix can be applied to a
+card with such vGPUs, for example again after a boot of the host, if they are a part of it.
 """
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,9 +21,6 @@ from cyborg.core.inventory.device import Device, Layout, count_handles
 from cyborg.drivers.gpu.mixes import WHOLE, Mix, trait_of
 from cyborg.drivers.gpu.vgpu_cards import VgpuCards
 from cyborg.drivers.kernel import vgpu as kernel_vgpu
-from cyborg.drivers.kernel.nvml import GpuFacts
-from cyborg.drivers.pci.access import HostAccess
-from cyborg.drivers.sysfs import Sysfs
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,28 +41,20 @@ class VgpuLayouts:
     """Layouts of the cards of a backend.
 
     ``script`` is the path of ``sriov-manage``, ``nvidia_smi`` that of the program with this name.
-    ``read_facts`` returns the facts of NVML about a card, read again after ``forget_facts``.
     ``class_of_whole`` returns the resource class of a whole card, None if it is not offered.
     """
 
     def __init__(
         self,
         cards: VgpuCards,
-        sysfs: Sysfs,
-        access: HostAccess,
         script: str,
         nvidia_smi: str,
-        read_facts: Callable[[str], GpuFacts],
-        forget_facts: Callable[[str], None],
         class_of_whole: Callable[[str], str | None],
     ) -> None:
         self._cards = cards
-        self._sysfs = sysfs
-        self._access = access
+        self._host = cards.host
         self._script = script
         self._nvidia_smi = nvidia_smi
-        self._read_facts = read_facts
-        self._forget_facts = forget_facts
         self._class_of_whole = class_of_whole
 
     def has_layouts(self, address: str) -> bool:
@@ -71,7 +64,7 @@ class VgpuLayouts:
     def of_device(self, device: Device) -> Sequence[Layout]:
         """Return the layouts of a card, the current one first."""
         card, rule = (
-            self._sysfs.pci_function(device.address),
+            self._host.sysfs.pci_function(device.address),
             self._cards.rule_of_card(device.address),
         )
         if card is None or rule is None:
@@ -90,13 +83,13 @@ class VgpuLayouts:
     def apply(self, address: str, layout: str) -> None:
         """Apply a layout to the card at an address.
 
-        Raise DriverFailed if the card does not have the layout, a virtual function has a vGPU or is
-        open, or a step fails; then the steps before it are undone.
+        Raise DriverFailed if the card does not have the layout, a virtual function has a vGPU that
+        must stay or is open, or a step fails; then the steps before it are undone.
         """
-        card = self._sysfs.pci_function(address)
+        card = self._host.sysfs.pci_function(address)
         if card is None:
             raise DriverFailed(f"there is no device {address}")
-        self._forget_facts(address)  # another program may have changed the modes
+        self._host.forget_facts(address)  # another program may have changed the modes
         if layout == self._cards.current_layout(card):
             return
         mixes = self._possible(address)
@@ -106,7 +99,7 @@ class VgpuLayouts:
                 f"{address} has no layout {layout!r}: expected one of "
                 f"{', '.join([WHOLE, *(mix.name for mix in mixes)])}"
             )
-        self._check_own(address)
+        self._check_vgpus(address, mix)
         previous, target = self._read_state(address), self._target(address, mix)
         self._cards.record_change(address, changing=True)
         try:
@@ -115,13 +108,13 @@ class VgpuLayouts:
                 self._reach(address, target)
                 if mix is not None:
                     self._try_vgpus(address, mix)
-            self._cards.record_layout(address, mix)
+                self._cards.record_layout(address, mix)
         finally:
-            self._forget_facts(address)
+            self._host.forget_facts(address)
         self._cards.record_change(address, changing=False)
 
     def _possible(self, address: str) -> list[Mix]:
-        rule, facts = self._cards.rule_of_card(address), self._read_facts(address)
+        rule, facts = self._cards.rule_of_card(address), self._host.read_facts(address)
         types = () if rule is None else rule.types
         return [mix for mix in self._cards.mixes if mix.is_possible(types, facts)]
 
@@ -129,13 +122,13 @@ class VgpuLayouts:
         """Return the state of the card at an address for a mix, or for the whole card."""
         if mix is None:
             return CardState()
-        facts = self._read_facts(address)
+        facts = self._host.read_facts(address)
         mig = mix.needs_mig(facts)
         return CardState(mig, True, mix.is_heterogeneous(facts), mix.instances(facts))
 
     def _read_state(self, address: str) -> CardState:
-        self._forget_facts(address)
-        card, facts = self._sysfs.pci_function(address), self._read_facts(address)
+        self._host.forget_facts(address)
+        card, facts = self._host.sysfs.pci_function(address), self._host.read_facts(address)
         if card is None:
             raise DriverFailed(f"there is no device {address}")
         enabled = facts.heterogeneous is True
@@ -148,59 +141,93 @@ class VgpuLayouts:
         )
 
     def _reach(self, address: str, target: CardState) -> None:
-        """Bring the card at an address, which has no vGPUs, to a state."""
+        """Bring the card at an address to a state. Raise DriverFailed if a server has a vGPU."""
         present = self._read_state(address)
+        if present != target:
+            self._check_no_server(address)
         switch = present.mig != target.mig or present.pending
         off = present.functions and (switch or not target.functions)
         if present.instances and (not target.mig or (off and not target.functions)):
-            self._access.set_instances(address, {})
+            self._host.access.set_instances(address, {})
         if off:
-            self._access.set_sriov(address, False, self._script)
+            self._host.access.set_sriov(address, False, self._script)
         if switch:
-            self._access.set_mig_mode(address, target.mig, self._nvidia_smi)
+            self._host.access.set_mig_mode(address, target.mig, self._nvidia_smi)
         if target.functions and (off or not present.functions):
-            self._access.set_sriov(address, True, self._script)
+            self._host.access.set_sriov(address, True, self._script)
         present = self._read_state(address)
         if target.functions and present.heterogeneous != target.heterogeneous:
-            self._access.set_heterogeneous(address, target.heterogeneous)
+            self._host.access.set_heterogeneous(address, target.heterogeneous)
         if present.instances != target.instances:
-            self._access.set_instances(address, target.instances)
+            self._host.access.set_instances(address, target.instances)
 
     def _try_vgpus(self, address: str, mix: Mix) -> None:
-        """Create all vGPUs of a mix and remove them. Raise DriverFailed if that fails."""
-        types = [type_ for type_, count in mix.counts.items() for _ in range(count)]
-        functions = [state.address for state in self._states(address) if state.registered]
-        if len(functions) < len(types):
+        """Create all vGPUs of a mix that servers do not have, and remove them.
+
+        Raise DriverFailed if that fails.
+        """
+        missing, tried, free = Counter(mix.counts), dict[str, str](), list[str]()
+        for state in self._states(address):
+            type_ = self._cards.prepared_type(state.address)
+            if type_ is None and state.registered:
+                free.append(state.address)
+            elif type_ is not None and missing[type_] and (state.current or state.registered):
+                # A prepared function gets no other type: after the end of the agent, that would
+                # seem to be the vGPU of its server.
+                missing[type_] -= 1
+                if not state.current:
+                    tried[state.address] = type_
+        if len(free) < missing.total():
+            total = sum(mix.counts.values())
             raise DriverFailed(
-                f"{address} has {len(functions)} virtual functions for {len(types)} vGPUs of "
-                f"{mix.name}"
+                f"{address} has {total - missing.total() + len(free)} virtual functions for "
+                f"{total} vGPUs of {mix.name}"
             )
+        tried |= zip(free, missing.elements(), strict=False)
         with contextlib.ExitStack() as created:
-            for function, type_ in zip(functions, types, strict=False):
-                self._access.create_vgpu(function, type_, "")
-                created.callback(self._access.remove_vgpu, function)
+            for function, type_ in sorted(tried.items()):
+                self._host.access.create_vgpu(function, type_, "")
+                created.callback(self._host.access.remove_vgpu, function)
 
     def _remove_vgpus(self, address: str) -> None:
-        """Remove the vGPUs of a card. Raise DriverFailed if a process may have one."""
+        """Remove the vGPUs that no server has. Raise DriverFailed if a process may have one."""
         for state in self._states(address):
-            if state.current:
-                self._access.remove_vgpu(state.address)
+            if state.current and self._cards.prepared_type(state.address) is None:
+                self._host.access.remove_vgpu(state.address)
 
-    def _check_own(self, address: str) -> None:
-        """Raise DriverFailed if another program has created a vGPU of a card."""
-        if self._cards.is_changing(address):
-            return
-        for state in self._states(address):
-            if state.current and not self._cards.is_prepared(state.address):
-                raise DriverFailed(
-                    f"{address} cannot be changed: {state.address} has a vGPU that this service "
-                    "did not create"
-                )
+    def _check_vgpus(self, address: str, mix: Mix | None) -> None:
+        """Raise DriverFailed if a card has a vGPU of another program, or one that is in no mix."""
+        if not self._cards.is_changing(address):
+            for state in self._states(address):
+                if state.current and self._cards.prepared_type(state.address) is None:
+                    raise DriverFailed(
+                        f"{address} cannot be changed: {state.address} has a vGPU that this "
+                        "service did not create"
+                    )
+        left = Counter({} if mix is None else mix.counts)
+        for function, type_ in self._of_servers(address).items():
+            left[type_] -= 1
+            if left[type_] < 0:
+                raise _server_error(address, function)
+
+    def _check_no_server(self, address: str) -> None:
+        """Raise DriverFailed if a server has a vGPU of a card whose modes must change."""
+        for function in self._of_servers(address):
+            raise _server_error(address, function)
+
+    def _of_servers(self, address: str) -> dict[str, str]:
+        """Return the types of the vGPUs of a card that servers have, by virtual function."""
+        prepared = self._cards.prepared_type
+        return {
+            state.address: type_
+            for state in self._states(address)
+            if state.current and (type_ := prepared(state.address)) is not None
+        }
 
     def _states(self, address: str) -> Iterator[kernel_vgpu.VgpuFunction]:
-        for function in self._sysfs.pci_functions():
+        for function in self._host.sysfs.pci_functions():
             if function.physfn == address:
-                state = kernel_vgpu.read(self._sysfs, function.address)
+                state = kernel_vgpu.read(self._host.sysfs, function.address)
                 if state is not None:
                     yield state
 
@@ -219,3 +246,10 @@ class VgpuLayouts:
                 ) from exc
             self._cards.record_change(address, changing=False)
             raise DriverFailed(f"{exc.message}; {address} is as before") from exc
+
+
+def _server_error(address: str, function: str) -> DriverFailed:
+    return DriverFailed(
+        f"{address} cannot be changed: {function} has the vGPU of a server; delete the server, or "
+        "reboot the host if the vGPU has none"
+    )

@@ -24,6 +24,7 @@ from cyborg.tests.fixtures.hosts.fake_hypervisor import (
     make_devices,
 )
 from cyborg.tests.fixtures.hosts.scripted_driver import LONG, ScriptedDriver, card
+from cyborg.tests.unit.drivers.gpu import simulated_vgpus
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def test_plug_refuses_a_device_that_the_host_has_begun_to_use(
         GenericDriver("b0", {"devices": ["address=*"]}, host.root), 3600, 3600, lambda: None
     )
     discover(backend)
-    devices = GuestDevices(hypervisor, 1.0, check_unused=HostHandles("h", [backend]).check_unused)
+    devices = GuestDevices(hypervisor, 1.0, make_ready=HostHandles("h", [backend]).make_ready)
     host.add_route("eth0")
     with pytest.raises(DriverFailed, match=f"{address} cannot be given to a server: eth0 has the"):
         devices.plug(SERVER, [arq])
@@ -55,6 +56,28 @@ def test_plug_refuses_a_device_that_the_host_has_begun_to_use(
     (host.root / "class/net/eth0").rename(tmp_path / "eth0")  # bound to VFIO
     (host.root / "bus/pci/devices" / address / "driver").unlink()
     assert devices.plug(SERVER, [arq]) == 1
+
+
+def test_plug_creates_a_vgpu_again_that_another_program_removed(
+    hypervisor: FakeHypervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its server was stopped, such as by ``sriov-manage -d``."""
+    host = simulated_vgpus.make_host(tmp_path)
+    host.redirect(monkeypatch.setattr)
+    driver = simulated_vgpus.make_driver(host, f"address={simulated_vgpus.CARD},type=H200X-70C")
+    backend = Backend(driver, 3600, 3600, lambda: None)
+    discover(backend)
+    (handle, *_) = backend.snapshot.devices[0].deployables[0].handles
+    driver.prepare(simulated_vgpus.item(handle.address), SERVER)
+    host.write_attribute(host.bus / handle.address / "nvidia/current_vgpu_type", "0")
+    arq = {
+        **make_arq(1),
+        "attach_handle_type": str(handle.type),
+        "attach_handle_info": dict(handle.info),
+    }
+    devices = GuestDevices(hypervisor, 1.0, make_ready=HostHandles("h", [backend]).make_ready)
+    assert devices.plug(SERVER, [arq]) == 1
+    assert host.current(handle.address) == simulated_vgpus.LARGE.name
 
 
 def test_plug_attaches_what_is_missing(hypervisor: FakeHypervisor) -> None:

@@ -14,6 +14,7 @@ from cyborg.drivers.base import VolatileMemory
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.pci.access import HostAccess
 from cyborg.testing.vgpu_host import SimulatedVgpuHost, VgpuType
+from cyborg.tests.unit.drivers.full_memory import FullMemory
 from cyborg.tests.unit.drivers.gpu.simulated_vgpus import (
     CARD,
     LARGE,
@@ -240,6 +241,61 @@ def test_prepare_and_release_survive_a_restart_of_the_agent(host: SimulatedVgpuH
     make_driver(host, RULE, memory=memory).prepare(item(VFS[0]), None)
     make_driver(host, RULE, memory=memory).release(item(VFS[0]))
     assert host.current(VFS[0]) == ""
+
+
+def test_without_a_record_no_vgpu_is_created(host: SimulatedVgpuHost) -> None:
+    memory = FullMemory()
+    driver = make_driver(host, RULE, memory=memory)
+    with pytest.raises(DriverFailed, match=f"{VFS[0]} cannot be recorded: free space in the state"):
+        driver.prepare(item(VFS[0]), None)
+    assert host.current(VFS[0]) == ""
+    create_foreign(host, VFS[0], LARGE)  # it is that of another program
+    memory.is_full = False
+    driver.release(item(VFS[0]))
+    assert host.current(VFS[0]) == LARGE.name
+
+
+def test_release_is_repeated_until_it_is_recorded(host: SimulatedVgpuHost) -> None:
+    memory = FullMemory()
+    memory.is_full = False
+    driver = make_driver(host, RULE, memory=memory)
+    driver.prepare(item(VFS[0]), None)
+    memory.is_full = True
+    for _ in range(2):
+        with pytest.raises(DriverFailed, match="cannot be recorded"):
+            driver.release(item(VFS[0]))
+        assert host.current(VFS[0]) == ""
+    memory.is_full = False
+    driver.release(item(VFS[0]))
+
+
+def test_recreate_prepared_vgpu_that_another_program_removed(host: SimulatedVgpuHost) -> None:
+    memory = VolatileMemory()
+    driver = make_driver(host, f"{RULE},vgpu_params=disable_vnc=1", memory=memory)
+    driver.prepare(item(VFS[0]), None)
+    host.writes.clear()
+    driver.recreate(VFS[0])
+    driver.recreate(VFS[1])  # not prepared
+    assert host.writes == []
+    host.write_attribute(host.bus / VFS[0] / "nvidia/current_vgpu_type", "0")
+    make_driver(host, f"{RULE},vgpu_params=disable_vnc=1", memory=memory).recreate(VFS[0])
+    assert host.current(VFS[0]) == LARGE.name
+    assert (host.bus / VFS[0] / "nvidia/vgpu_params").read_text() == "disable_vnc=1\n"
+    driver.release(item(VFS[0]))
+    driver.recreate(VFS[0])  # of a server that was deleted meanwhile
+    assert host.current(VFS[0]) == ""
+
+
+def test_recreate_vgpu_that_cannot_be_created_fails(host: SimulatedVgpuHost) -> None:
+    driver = make_driver(host, RULE)
+    driver.prepare(item(VFS[0]), None)
+    host.write_attribute(host.bus / VFS[0] / "nvidia/current_vgpu_type", "0")
+    host.give_to_domain(VFS[0], "guest1")
+    with pytest.raises(DriverFailed, match="used by the domain guest1 of libvirt"):
+        driver.recreate(VFS[0])
+    host.manage_sriov(CARD, enable=False)
+    with pytest.raises(DriverFailed, match="is no virtual function any more: enable SR-IOV"):
+        driver.recreate(VFS[0])
 
 
 def test_prepare_after_the_type_of_another_size_replaces_it(host: SimulatedVgpuHost) -> None:

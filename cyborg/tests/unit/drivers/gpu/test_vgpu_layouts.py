@@ -17,6 +17,7 @@ from cyborg.drivers.kernel.nvml import GpuFacts
 from cyborg.drivers.privileged import vgpu
 from cyborg.testing.conformance.kit import Outcome, run_rules
 from cyborg.testing.vgpu_host import SimulatedVgpuHost, VgpuType
+from cyborg.tests.unit.drivers.full_memory import FullMemory
 from cyborg.tests.unit.drivers.gpu.simulated_vgpus import (
     CARD,
     LARGE,
@@ -158,11 +159,52 @@ def test_partition_to_a_mix_offers_its_types_with_their_traits(host: SimulatedVg
     driver.prepare(item(VFS[0]), None)
     assert [host.current(f) for f in VFS[:3]] == [LARGE.name, SMALL.name, SMALL.name]
     assert current(driver) == MIXED
-    host.open_function(VFS[0])
-    for layout in (PAIR, "whole"):
-        with pytest.raises(DriverFailed, match=f"vGPU of {VFS[0]} may still be used by a process"):
+
+
+def test_partition_keeps_the_vgpu_of_a_stopped_server(host: SimulatedVgpuHost) -> None:
+    driver = make(host)
+    partition(driver, MIXED)
+    driver.prepare(item(VFS[0]), None)
+    for layout in ("whole", PAIR, "4xH200X-35C"):
+        with pytest.raises(DriverFailed, match=f"{VFS[0]} has the vGPU of a server; delete the"):
             partition(driver, layout)
-    assert current(driver) == MIXED
+    assert (current(driver), host.current(VFS[0])) == (MIXED, LARGE.name)
+    driver.release(item(VFS[0]))
+    partition(driver, "whole")
+    assert current(driver) == "whole"
+
+
+def test_partition_after_a_boot_keeps_what_was_prepared_after_its_failure(
+    host: SimulatedVgpuHost,
+) -> None:
+    driver = make(host)
+    partition(driver, PAIR)
+    driver.prepare(item(VFS[1]), None)
+    host.reboot()
+    host.failing = {"current_vgpu_type", "-d"}  # the first attempt, and its undoing
+    with pytest.raises(DriverFailed, match="could not be undone"):
+        partition(driver, PAIR)
+    host.failing = set()
+    assert current(driver) == PAIR
+    driver.prepare(item(VFS[1]), None)  # the restore job of its server, which is stopped
+    host.writes.clear()
+    driver._vgpus.record_layout(CARD, None)
+    partition(driver, PAIR)
+    assert (current(driver), host.current(VFS[1])) == (PAIR, LARGE.name)
+    written = [path.partition("/")[0] for path, _ in host.writes]
+    assert written == [VFS[0]] * 2, "only the other vGPU of the mix is tried"
+
+
+def test_partition_without_a_record_changes_nothing(host: SimulatedVgpuHost) -> None:
+    memory = FullMemory()
+    driver = make(host, memory=memory)
+    before = state(host)
+    with pytest.raises(DriverFailed, match=f"{CARD} cannot be recorded: free space"):
+        partition(driver, PAIR)
+    assert (state(host), host.commands) == (before, [])
+    memory.is_full = False
+    partition(driver, PAIR)
+    assert current(driver) == PAIR
 
 
 def test_partition_is_idempotent_and_survives_a_restart(host: SimulatedVgpuHost) -> None:

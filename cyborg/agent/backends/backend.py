@@ -3,120 +3,27 @@
 
 A driver that raises or exceeds its timeout puts only its own backend into ERROR. The devices keep
 their last known state.
-
-Published and measured health differ while a device recovers: see
-``cyborg.core.inventory.device_state``.
-Nothing is persisted: each incarnation of the agent starts with its own first measurement.
 """
 
 import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
+from cyborg.agent.backends.health import HealthTracker
 from cyborg.core import log, naming
 from cyborg.core.errors import CyborgError, DriverFailed
-from cyborg.core.inventory import device_state
-from cyborg.core.inventory.device import Ability, Device, HandleType, Health
-from cyborg.core.inventory.device_state import Measurement, Recovery
+from cyborg.core.inventory.device import Ability, Device, HandleType
 from cyborg.core.inventory.report import MAX_REMARKS, BackendState, BackendStatus
 from cyborg.core.text import sanitize
-from cyborg.drivers.base import Driver, MeasureInterface, PartitionInterface, SetupInterface
+from cyborg.drivers.base import Driver, PartitionInterface, SetupInterface
 from cyborg.drivers.device_sets.driver import NOTHING_GROUPED, DeviceSetDriver, Grouped
 from cyborg.threads.periodic import LoopThread
 
 LOG = log.get_logger(__name__)
-
-
-@dataclass(eq=False)
-class HealthTracker:
-    """Health of the devices of one backend. Not thread-safe.
-
-    ``recovery_window`` is in seconds of ``clock``, which is monotonic.
-    """
-
-    driver: Driver
-    recovery_window: float
-    clock: Callable[[], float] = time.monotonic
-
-    def __post_init__(self) -> None:
-        self._recoveries: dict[str, Recovery] = {}
-        self._published: dict[str, Measurement] = {}
-
-    def copy_from(self, other: "HealthTracker") -> None:
-        """Copy the health from the tracker of the backend that is being replaced."""
-        self._recoveries, self._published = dict(other._recoveries), dict(other._published)
-
-    def update(self, devices: Sequence[Device]) -> bool:
-        """Measure all devices of the backend; return whether the driver can measure.
-
-        Raise any exception of the driver, and DriverFailed if its answer is invalid. In both cases
-        the recorded health does not change.
-        """
-        driver = self.driver
-        if Ability.MEASURES not in driver.abilities or not isinstance(driver, MeasureInterface):
-            self._recoveries, self._published = {}, {}
-            return False
-        addresses = {device.address for device in devices}
-        measured = _validate(driver.measure(devices)) if devices else {}
-        now = self.clock()
-        # A device that returns is measured like a new one: it may be another card in the slot.
-        for removed in set(self._published) - addresses:
-            del self._published[removed]
-            self._recoveries.pop(removed, None)
-        for address in sorted(addresses & set(measured)):
-            self._record(address, measured[address], now)
-        return True
-
-    def apply_to(self, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """Return the devices with their published health; unmeasured devices are unchanged."""
-        return tuple(self._apply(device) for device in devices)
-
-    def _apply(self, device: Device) -> Device:
-        published = self._published.get(device.address)
-        if published is None:
-            return device
-        return replace(device, health=published.health, health_reason=published.reason)
-
-    def _record(self, address: str, measured: Measurement, now: float) -> None:
-        previous = self._recoveries.pop(address, None)
-        recovery, published = device_state.apply_hysteresis(
-            previous, measured, now, self.recovery_window
-        )
-        if recovery is not None:
-            self._recoveries[address] = recovery
-        self._published[address] = published
-        if (previous is None) != (recovery is None):
-            LOG.log(
-                logging.WARNING if published.health is Health.UNHEALTHY else logging.INFO,
-                "Device is %s%s",
-                published.health,
-                f": {published.reason}" if published.reason else "",
-                backend=self.driver.backend,
-                device=address,
-            )
-
-
-def _validate(answer: Any) -> Mapping[str, Measurement]:
-    """Return the measurements that a driver's ``measure`` returned, by device address.
-
-    Raise DriverFailed if they are malformed.
-    """
-    if not isinstance(answer, Mapping) or not all(
-        isinstance(measurement, Measurement)
-        and isinstance(measurement.health, Health)
-        and isinstance(measurement.reason, str | None)
-        for measurement in answer.values()
-    ):
-        # Any other value would make the report of the whole host invalid.
-        raise DriverFailed(
-            "the driver's measure() must return a mapping of addresses to measurements"
-        )
-    return answer
-
 
 NO_LIVE_ATTACH = (
     "its handles have the type VFIO, which the agent attaches to guests, and not Nova: set "
@@ -169,9 +76,9 @@ class Backend(LoopThread):
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
+        super().__init__(f"backend-{self.driver.backend}")
         # A source of device sets has nothing to discover before its members have devices.
-        is_source = isinstance(self.driver, DeviceSetDriver)
-        super().__init__(f"backend-{self.driver.backend}", run_at_start=not is_source)
+        self._awaits_members = isinstance(self.driver, DeviceSetDriver)
         self.name = self.driver.backend
         self._health = HealthTracker(self.driver, self.recovery_window, self.clock)
         self._can_measure = False  # as of the last measurement
@@ -220,6 +127,7 @@ class Backend(LoopThread):
         A discovery in progress does not count: it may have read the hardware too early. If the
         backend is stopped or its current step is overdue, ``on_done`` gets the current state.
         """
+        self._awaits_members = False
         with self._lock:
             # Such a backend would never call back, and the job that waits for it would never end.
             idle = self._step_overdue or self._ended
@@ -230,7 +138,13 @@ class Backend(LoopThread):
         self._wake.set()
 
     def run_once(self) -> float:
-        """Run the pending check and setup, and a discovery; return the seconds to the next one."""
+        """Run the pending check and setup, and a discovery; return the seconds to the next one.
+
+        A source of device sets is only measured until its first discovery is requested.
+        """
+        if self._awaits_members:
+            self._run_with_watchdog("measuring health", self._measure)
+            return self.interval
         # The check first: a setup would already change devices that must not be adopted.
         if self._pending_check is not None:
             self._run_with_watchdog("adoption check", self._run_check, discovers=True)
@@ -374,6 +288,9 @@ class Backend(LoopThread):
         """Return a snapshot of the last discovery with the current health of the devices."""
         state, devices = self._discovered.state, self._discovered.devices
         try:
+            if not devices and isinstance(self.driver, DeviceSetDriver):
+                # A restarted Fabric Manager waits a minute only, whatever the discoveries do.
+                self.driver.answer_fabric()
             self._can_measure = self._health.update(devices)
         except BaseException as exc:  # a SystemExit is a failure too
             LOG.debug("Health measurement failed", backend=self.name, exc_info=True)

@@ -139,6 +139,14 @@ class DeviceSetDriver(Driver):
         health = Health.OK if problem is None else Health.UNHEALTHY
         return {device.address: Measurement(health, problem) for device in devices}
 
+    def answer_fabric(self) -> None:
+        """Send the last known active partitions to a Fabric Manager that waits for them.
+
+        Do nothing for a fabric that does not wait, and without a fabric.
+        """
+        if self.fabric is not None:
+            self.fabric.read()
+
     def prepare(self, item: WorkItem, instance: str | None) -> None:
         """Activate the partition of a set. Raise DriverFailed."""
         number = self._partition_of(item)

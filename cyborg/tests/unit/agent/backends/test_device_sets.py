@@ -23,11 +23,13 @@ from cyborg.core.errors import DriverFailed, Misconfigured
 from cyborg.core.inventory.device import Device
 from cyborg.core.inventory.report import BackendState, BackendStatus
 from cyborg.drivers.device_sets.driver import DeviceSetDriver, Grouped
+from cyborg.testing.fabric_manager import FabricManagerDouble, build
 from cyborg.tests.fixtures.hosts.scripted_driver import (
     LONG,
     ScriptedDriver,
     card,
 )
+from cyborg.tests.fixtures.machine.processes import wait_until
 from cyborg.tests.unit.agent.backends.test_factory import read
 
 A, B, C = "0000:01:00.0", "0000:02:00.0", "0000:03:00.0"
@@ -279,6 +281,35 @@ def test_source_waits_for_the_first_result_of_each_member(host: Host) -> None:
     host.drivers[0].error = None
     host.backends[0].rediscover()
     host.wait_until_grouped(A, B)
+
+
+@pytest.mark.requires("compiler")
+def test_restarted_fabric_manager_is_answered_before_any_discovery(tmp_path: Path) -> None:
+    double = FabricManagerDouble(tmp_path / "fabric_manager")
+    options = {
+        "kind": "fabric",
+        "members": ["b0"],
+        "fabric_address": double.address,
+        "fabric_library": str(build(tmp_path).library),
+    }
+    before, source = DeviceSetDriver("sets", options), DeviceSetDriver("sets", options)
+    source.memory = before.memory
+    assert before.fabric is not None
+    before.fabric.activate(3)
+    backend = Backend(source, NEVER, NEVER, health_interval=0.05)
+    double.stop()
+    double.start(restart=True)
+    backend.start()
+    try:
+        for _ in range(2):  # also later, while the members still discover
+            wait_until("it is answered", lambda: double.values("phase") == ["running"])
+            assert set(double.active) == {3}
+            double.stop()
+            double.start(restart=True)
+    finally:
+        backend.stop()
+        assert backend.join(LONG)
+    assert backend.snapshot.state.status is BackendStatus.DISCOVERING
 
 
 def test_source_of_missing_members_says_so(host: Host) -> None:

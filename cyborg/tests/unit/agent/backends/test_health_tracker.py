@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from cyborg.agent.backends.backend import Backend, HealthTracker
+from cyborg.agent.backends.backend import Backend
+from cyborg.agent.backends.health import HealthTracker
 from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device import Device, Health
 from cyborg.core.inventory.device_state import HEALTHY, Measurement

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 import sqlalchemy as sa
 
 from cyborg.conductor.custody import entries
-from cyborg.core.binding.states import OWNING_STATES, Step, source_states
+from cyborg.core.binding.states import OWNING_STATES, ArqState, Step, source_states
 from cyborg.core.contexts.refusals import PREPARE_FAILED, ContextFailure, make_job_failure
 from cyborg.core.errors import WrongState
 from cyborg.core.jobs.job import JobKind, JobState, WorkItem
@@ -84,12 +84,14 @@ def release(
     owning = [row for row in rows if row["state"] in OWNING_STATES]
     # The job of an unbound ARQ cleans its former handle, and must go on without the ARQ.
     cancelled = sorted({row["job_id"] for row in owning if row["job_id"] is not None})
+    others: Sequence[store.ArqRow] = ()
     failed: Sequence[store.ArqRow] = ()
     cancelled_uuids: list[str] = []
     if cancelled:
         # One prepare job serves all ARQs of a bind: cancelling it for one ARQ fails the others.
         # They are locked before the job, as everywhere.
-        failed = [row for row in store.lock_of_jobs(tx, cancelled) if row["id"] not in ids]
+        others = [row for row in store.lock_of_jobs(tx, cancelled) if row["id"] not in ids]
+        failed = [row for row in others if row["state"] != ArqState.BOUND]
         cancelled_uuids = jobs.uuids(tx, cancelled)
         restores = set(jobs.failing_restores(tx, cancelled))
         jobs.end(tx, cancelled, JobState.CANCELLED, "its ARQs were unbound or deleted")
@@ -105,6 +107,7 @@ def release(
     # After the custody records, which name the handle and its owner.
     dirty, stale = _release_handles(tx, owners, now, whole_sets=whole_sets)
     cleaning = enqueue_cleaning(tx, dirty, now=now, timeout=timeout, cancelled_jobs=cancelled_uuids)
+    _restore_others(tx, [row for row in others if row["state"] == ArqState.BOUND], dirty, now)
     kept = [row["id"] for row in rows if stays(row, keep=keep)]
     changed = 0
     if kept:
@@ -191,7 +194,7 @@ def enqueue_cleaning(
     # Sorted for the batches: a job is one call to one agent.
     by_host = sorted(handles, key=lambda row: (row["host"], row["set_id"] or 0, row["id"]))
     created: dict[int, int] = {}
-    for host, rows in _batches_by_host(by_host):
+    for host, rows in _batches(by_host):
         job = jobs.enqueue(
             tx,
             kind=JobKind.RELEASE,
@@ -223,14 +226,41 @@ def _cleaning_items(
     return [*sets.values(), *map(work_item, rows)]
 
 
-def _batches_by_host(
-    by_host: Sequence[handle_claims.DirtyHandleRow],
+def _batches(
+    rows: Sequence[handle_claims.DirtyHandleRow],
 ) -> Iterator[tuple[str, Sequence[handle_claims.DirtyHandleRow]]]:
-    """Yield the handles of each host in batches of at most MAX_HANDLES_PER_JOB."""
-    for host, group in itertools.groupby(by_host, key=lambda row: row["host"]):
-        rows = list(group)
-        for start in range(0, len(rows), MAX_HANDLES_PER_JOB):
-            yield host, rows[start : start + MAX_HANDLES_PER_JOB]
+    """Yield the handles of each host in batches of at most MAX_HANDLES_PER_JOB.
+
+    The members of a device set are a batch of their own: while its guest keeps it, the other
+    handles of the host are cleaned.
+    """
+    for (host, _), group in itertools.groupby(rows, key=lambda row: (row["host"], row["set_id"])):
+        found = list(group)
+        for start in range(0, len(found), MAX_HANDLES_PER_JOB):
+            yield host, found[start : start + MAX_HANDLES_PER_JOB]
+
+
+def _restore_others(
+    tx: sa.Connection,
+    rows: Sequence[store.ArqRow],
+    released: Sequence[handle_claims.DirtyHandleRow],
+    now: datetime,
+) -> None:
+    """Enqueue the restore of Bound ARQs again whose job was cancelled with that of others.
+
+    These are ARQs of a device set of which a part was released, so the work of the set is left out.
+    """
+    gone = {(row["deployable"], row["address"]) for row in released}
+    for job_id in sorted({row["job_id"] for row in rows if row["job_id"] is not None}):
+        job = jobs.get_by_id(tx, job_id)
+        if job is None:
+            continue
+        found = [WorkItem.from_dict(item) for item in job["arguments"]["items"]]
+        items = [i for i in found if i.handle and (i.deployable, i.handle) not in gone]
+        ids = tuple(row["id"] for row in rows if row["job_id"] == job_id)
+        instance = job["arguments"]["instance"]
+        restore = jobs.Restore(ids, instance, job["subject"], tuple(items))
+        jobs.enqueue_restores(tx, job["host"], [restore], now)
 
 
 def work_item(

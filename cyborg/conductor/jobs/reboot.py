@@ -4,7 +4,9 @@
 A reboot removes what a driver has prepared, such as mediated devices, and layouts, such as virtual
 functions. When the agent sends its first heartbeat with another boot id, the transaction of that
 heartbeat enqueues the jobs for what is in use. Each ARQ has its own job: if it is unbound before
-the job is done, only this job is cancelled.
+the job is done, only this job is cancelled. The ARQs of a device set with work on the host, such as
+a fabric partition, have one job: as at their bind, the partition is activated when all its devices
+are prepared, and no guest gets one of them before.
 
 A sweep applies the layouts and images of devices that are not in use.
 ``core.inventory.device_state`` defines which values are lost. A device gets its layout first, and
@@ -14,7 +16,8 @@ cancels it, or the device is removed.
 """
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -48,16 +51,20 @@ def enqueue_restores(tx: sa.Connection, host: str, now: datetime) -> int:
     """
     rows = jobs.lock_bound_without_job(tx, host)
     sets = device_sets.work_items(tx, (row["set_id"] for row in rows))
-    restores = [
-        jobs.Restore(
-            arq_id=row["id"],
-            instance=row["instance_uuid"],
-            subject=_subject(row),
-            items=items,
-        )
-        for row in rows
-        if (items := _list_items(row, sets))
-    ]
+    groups = defaultdict[tuple[int | None, int], list[jobs.BoundHandleRow]](list)
+    for row in rows:
+        in_set = row["set_id"] in sets
+        groups[row["set_id"] if in_set else None, 0 if in_set else row["id"]].append(row)
+    restores = []
+    for (set_id, _), members in groups.items():
+        items = [item for row in members if (item := _find_item(row)) is not None]
+        items += [sets[set_id]] if set_id is not None else []
+        if items:
+            first = members[0]
+            ids = tuple(row["id"] for row in members)
+            restores.append(
+                jobs.Restore(ids, first["instance_uuid"], _subject(first), tuple(items))
+            )
     # In bulk: a host may have hundreds of bound handles, and its heartbeat waits.
     if restores:
         jobs.enqueue_restores(tx, host, restores, now)
@@ -75,7 +82,7 @@ def enqueue_set_restores(
     items = device_sets.work_items(tx, device_sets.find_ids(tx, providers))
     rows = {row["set_id"]: row for row in jobs.lock_bound_without_job(tx, host)}
     restores = [
-        jobs.Restore(rows[id_]["id"], rows[id_]["instance_uuid"], _subject(rows[id_]), (item,))
+        jobs.Restore((rows[id_]["id"],), rows[id_]["instance_uuid"], _subject(rows[id_]), (item,))
         for id_, item in items.items()
         if id_ in rows
     ]
@@ -88,18 +95,17 @@ def _subject(row: jobs.BoundHandleRow) -> str:
     return row["instance_uuid"] or row["attachment"] or row["context"] or ""
 
 
-def _list_items(row: jobs.BoundHandleRow, sets: Mapping[int, WorkItem]) -> tuple[WorkItem, ...]:
-    """Return the work that prepares the handle of an ARQ again, and that of its device set."""
-    handle = WorkItem(
+def _find_item(row: jobs.BoundHandleRow) -> WorkItem | None:
+    """Return the work that prepares the handle of an ARQ again, None without any."""
+    if Ability.PREPARES not in row["abilities"]:
+        return None
+    return WorkItem(
         backend=row["backend"],
         device=row["device"],
         deployable=row["deployable"],
         handle=row["handle"],
         accel=parse_group(row["group"], "group").accel,
     )
-    # Each ARQ of a set has the work of the set, which is idempotent: any of them may be the last.
-    found = (handle if Ability.PREPARES in row["abilities"] else None, sets.get(row["set_id"] or 0))
-    return tuple(item for item in found if item is not None)
 
 
 def enqueue_layouts(tx: sa.Connection, host: str, now: datetime) -> int:

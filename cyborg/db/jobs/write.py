@@ -66,13 +66,13 @@ class JobRow(StoredRow):
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """A Bound ARQ whose handle must be prepared again, and the work for the agent.
+    """Bound ARQs whose handles must be prepared again together, and the work for the agent.
 
-    ``subject`` is the instance, the device context if the ARQ is under a lease, or the attachment
-    if it is for the host: a uuid.
+    ``subject`` is the instance, the device context if the ARQs are under a lease, or the attachment
+    if they are for the host: a uuid.
     """
 
-    arq_id: int
+    arq_ids: tuple[int, ...]
     instance: str | None
     subject: str
     items: tuple[WorkItem, ...]
@@ -190,14 +190,17 @@ def lock_bound_without_job(tx: sa.Connection, host: str) -> list[BoundHandleRow]
 def enqueue_restores(
     tx: sa.Connection, host: str, restores: Collection[Restore], now: datetime
 ) -> None:
-    """Enqueue a restore job for each Bound ARQ, due immediately; the ARQ waits for it."""
-    uuids_by_arq = {restore.arq_id: str(uuid4()) for restore in restores}
+    """Enqueue restore jobs, due immediately; the Bound ARQs wait for them."""
+    uuids = [str(uuid4()) for _ in restores]
+    uuids_by_arq = {
+        arq: uuid for restore, uuid in zip(restores, uuids, strict=True) for arq in restore.arq_ids
+    }
     bulk.insert(
         tx,
         jobs,
         [
             {
-                "uuid": uuids_by_arq[restore.arq_id],
+                "uuid": uuid,
                 "kind": JobKind.RESTORE,
                 "host": host,
                 "subject": restore.subject,
@@ -207,7 +210,7 @@ def enqueue_restores(
                 },
                 "next_try_at": now,
             }
-            for restore in restores
+            for restore, uuid in zip(restores, uuids, strict=True)
         ],
     )
     # The handle may have been claimed when the driver did not prepare devices.
@@ -216,7 +219,7 @@ def enqueue_restores(
         .where(attach_handles.c.arq_id.in_(uuids_by_arq))
         .values(needs_cleaning=True)
     )
-    query = sa.select(jobs.c.uuid, jobs.c.id).where(jobs.c.uuid.in_(uuids_by_arq.values()))
+    query = sa.select(jobs.c.uuid, jobs.c.id).where(jobs.c.uuid.in_(uuids))
     ids = {row.uuid: row.id for row in tx.execute(query)}
     tx.execute(
         sa.update(arqs)

@@ -147,7 +147,7 @@ class VgpuLayouts:
             self._check_no_server(address)
         switch = present.mig != target.mig or present.pending
         off = present.functions and (switch or not target.functions)
-        if present.instances and (not target.mig or (off and not target.functions)):
+        if present.instances and not target.mig:
             self._host.access.set_instances(address, {})
         if off:
             self._host.access.set_sriov(address, False, self._script)

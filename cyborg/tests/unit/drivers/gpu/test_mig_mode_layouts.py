@@ -208,6 +208,33 @@ def test_card_in_mig_mode_is_not_offered_as_a_whole(host: SimulatedVgpuHost) -> 
     assert state(host)[0] is False
 
 
+def test_mix_whose_mig_mode_another_program_switched_is_another_layout(
+    host: SimulatedVgpuHost,
+) -> None:
+    driver = make(host)
+    partition(driver, PAIR)
+    host.manage_sriov(CARD, enable=False)
+    host.request_mig_mode(CARD, enable=True)
+    host.manage_sriov(CARD, enable=True)
+    driver = make(host, driver.memory)
+    assert current(driver) == "other"
+    partition(driver, PAIR)
+    assert (current(driver), state(host)[:2]) == (PAIR, (False, False))
+
+
+def test_partition_that_fails_in_mig_mode_without_functions_restores_this(
+    host: SimulatedVgpuHost,
+) -> None:
+    """As after a boot of a card that keeps the mode."""
+    host.request_mig_mode(CARD, enable=True)
+    driver = make(host)
+    before = state(host)
+    host.failing = {"current_vgpu_type"}
+    with pytest.raises(DriverFailed, match=f"{CARD} is as before"):
+        partition(driver, SLICES)
+    assert (state(host), current(driver)) == (before, "other")
+
+
 @pytest.mark.parametrize("layout", ["whole", PAIR, SLICES])
 def test_card_whose_mode_is_pending_is_not_offered_as_a_whole(
     host: SimulatedVgpuHost, layout: str

@@ -98,7 +98,7 @@ class VgpuCards:
 
     def _lacks(self, card: str) -> bool:
         """Return whether a mix has unknown types, and a card may have them in MIG mode."""
-        facts, rule = self._facts(card), self.rule_of_card(card)
+        facts, rule = self.host.read_facts(card), self.rule_of_card(card)
         if rule is None or facts.mig != "disabled" or facts.mig_profiles:
             return False
         types = {type_ for mix in self.mixes for type_ in mix.counts} & set(rule.types)
@@ -131,7 +131,7 @@ class VgpuCards:
         found: dict[str, str] = {}
         for function in functions.values():
             if self._may_be_whole(function):
-                facts = self._facts(function.address)
+                facts = self.host.read_facts(function.address)
                 if facts.in_mig_mode or facts.mig_pending:
                     found[function.address] = _IN_MIG_MODE if facts.in_mig_mode else _PENDING
             if self.rule_of(function) is not None:
@@ -292,7 +292,7 @@ class VgpuCards:
         has it. A mix whose modes or GPU instances another program changed is not applied any more.
         """
         if not card.numvfs:
-            facts = self._facts(card.address)
+            facts = self.host.read_facts(card.address)
             return OTHER if facts.in_mig_mode or facts.mig_pending else WHOLE
         mix = self.find_mix(self._memory().get(_layout_key(card.address)))
         applied = mix is not None and mix.is_applied(self.host.read_facts(card.address))

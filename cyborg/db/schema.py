@@ -214,14 +214,16 @@ deployables = _table(
     # group are in columns of their own, to count the offered sets of a group.
     sa.Column("device_set", sa.JSON(none_as_null=True)),
     sa.Column("set_size", sa.Integer),
-    sa.Column("set_group", sa.String(255)),
-    # ``core.inventory.device_set.OfferState``, and why a set is not offered; no report changes it.
+    # ``core.inventory.device_set.OfferState``. No report changes it, nor ``offer_reason``, which is
+    # why the set is not offered.
     sa.Column("offer", sa.String(32)),
+    sa.Column("set_group", sa.String(255)),
     sa.Column("offer_reason", sa.String(255)),
     sa.Index(None, "host", "id"),
     # Find the device sets of hosts and of the cloud: most have none.
     sa.Index(None, "host", "set_size"),
     sa.Index(None, "set_size"),
+    sa.Index(None, "draining", "set_size"),
     sa.Index(None, "set_group", "offer", "set_size"),
 )
 

@@ -45,7 +45,8 @@ def find(
     if uuids is not None:
         where.append(deployables.c.rp_uuid.in_(sorted(uuids)))
     failed = failed_restores(connection)
-    counts = _count_handles(connection, where, attach_targets)
+    is_small = uuids is not None or host is not None
+    counts = _count_handles(connection, where, attach_targets, is_small=is_small)
     layouts: dict[int, tuple[Layout, ...]] = {}
     states = [
         _to_state(row, counts.get(row["id"]), row["uuid"] in failed, layouts)
@@ -167,10 +168,13 @@ def _count_handles(
     connection: sa.Connection,
     where: Sequence[sa.ColumnElement[bool]],
     attach_targets: Collection[AttachTarget | None],
+    *,
+    is_small: bool,
 ) -> dict[int, HandleCounts]:
     """Return the numbers of handles by the row id of the deployable, if it has any.
 
-    They are 0 if all of them belong to device sets.
+    They are 0 if all of them belong to device sets. ``is_small`` is whether the conditions select
+    few handles, such as those of one host.
     """
     h = handles.c
     keys = sorted({key for target in attach_targets if target for key in REQUIRED_INFO[target]})
@@ -184,10 +188,16 @@ def _count_handles(
     ).label("handle_use")
     by_use = defaultdict[int, Counter[str]](Counter)
 
-    def add(id_: sa.ColumnElement[int], source: sa.FromClause, sign: int = 1) -> None:
+    def add(
+        id_: sa.ColumnElement[int],
+        source: sa.FromClause,
+        sign: int = 1,
+        *conditions: sa.ColumnElement[bool],
+    ) -> None:
         # The outer GROUP BY is over a subquery: some databases do not accept a bound parameter in
         # the expression of a group.
-        uses = sa.select(id_.label("id"), use).select_from(source).where(*where).subquery()
+        selected = sa.select(id_.label("id"), use).select_from(source)
+        uses = selected.where(*where, *conditions).subquery()
         query = sa.select(uses.c.id, uses.c.handle_use, sa.func.count())
         for deployable, name, count in connection.execute(
             query.group_by(uses.c.id, uses.c.handle_use)
@@ -197,8 +207,13 @@ def _count_handles(
     add(h.deployable_id, joins.HANDLES)
     # The handles of a device set are those of its members. Of their own deployables they cannot be
     # claimed. Counted apart: a condition on each handle of the cloud would cost more.
-    member = sa.select(set_members.c.handle_id).distinct().subquery()
-    add(h.deployable_id, joins.HANDLES.join(member, member.c.handle_id == h.id), -1)
+    if is_small:
+        # All members of the cloud would cost more.
+        is_member = sa.exists().where(set_members.c.handle_id == h.id)
+        add(h.deployable_id, joins.HANDLES, -1, is_member)
+    else:
+        member = sa.select(set_members.c.handle_id).distinct().subquery()
+        add(h.deployable_id, joins.HANDLES.join(member, member.c.handle_id == h.id), -1)
     sets = set_members.join(handles, h.id == set_members.c.handle_id)
     sets = sets.join(deployables, deployables.c.id == set_members.c.deployable_id)
     add(set_members.c.deployable_id, sets.join(devices, devices.c.id == deployables.c.device_id))

@@ -258,17 +258,17 @@ def upgrade() -> None:
         sa.Column("job_id", KEY),
         sa.Column("device_set", sa.JSON()),
         sa.Column("set_size", sa.Integer()),
-        sa.Column("set_group", sa.String(255)),
         sa.Column("offer", sa.String(32)),
-        sa.Column("offer_reason", sa.String(255)),
+        *_columns(sa.String(255), "set_group", "offer_reason"),
         _references("deployables", "device_id", "devices", "CASCADE"),
         _references("deployables", "job_id", "jobs", "SET NULL"),
         _references("deployables", "parent_id", "deployables", "SET NULL"),
         _references("deployables", "root_id", "deployables", "SET NULL"),
         *(_unique("deployables", name) for name in ("uuid", "name", "rp_uuid")),
     )
-    for columns in (("host", "id"), ("host", "set_size"), ("set_group", "offer", "set_size")):
+    for columns in (("host", "id"), ("host", "set_size"), ("draining", "set_size")):
         _index("deployables", *columns)
+    _index("deployables", "set_group", "offer", "set_size")
     _index_each("deployables", "device_id", "job_id", "parent_id")
     _index_each("deployables", "resource_class", "root_id", "set_size")
     _create_arq_tables()

@@ -51,6 +51,7 @@ def test_servers_get_whole_sets_and_leave_nothing(
     assert not boots.owners_of_units()
     if mode is OfferMode.DISJOINT:
         # No boot failed because another server had one of its devices. A set that was released a
-        # moment ago can be scheduled before Placement has it reserved for its cleaning.
+        # moment ago can be scheduled before Placement has it reserved: its bind waits, and may fail
+        # only if the cleaning fails.
         taken = [text for text in boots.failures if str(Predicate.TAKEN.description) in text]
         assert taken == []

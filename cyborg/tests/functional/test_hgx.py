@@ -17,9 +17,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.db import schema
-from cyborg.testing.fabric_manager import build
 from cyborg.tests.fixtures.databases import rows
-from cyborg.tests.fixtures.databases.databases import engine_of, fresh_database
 from cyborg.tests.fixtures.device_sets.hgx_cloud import (
     HOSTS,
     PARTITIONS,
@@ -40,22 +38,25 @@ pytestmark = [pytest.mark.services, pytest.mark.requires("compiler")]
 
 
 @pytest.fixture(scope="module")
-def env(
-    tmp_path_factory: pytest.TempPathFactory, rabbit_url: str
-) -> Iterator[tuple[HgxCloud, sa.Engine]]:
-    folder = tmp_path_factory.mktemp("hgx")
-    with (
-        fresh_database("mysql", folder) as url,
-        engine_of(url) as engine,
-        run_hgx_cloud(folder, url, rabbit_url, build(folder), {}) as cloud,
-    ):
-        yield cloud, engine
+def cloud(tmp_path_factory: pytest.TempPathFactory, rabbit_url: str) -> Iterator[HgxCloud]:
+    with run_hgx_cloud(tmp_path_factory.mktemp("hgx"), rabbit_url) as cloud:
+        yield cloud
 
 
-def boot(cloud: HgxCloud, servers: Servers, size: int) -> Server:
+@pytest.fixture
+def servers(cloud: HgxCloud) -> Iterator[Servers]:
+    """Servers of one test, each of which has the whole active partition that it got."""
+    servers = Servers(cloud)
+    yield servers
+    assert servers.violations == []
+
+
+def boot(servers: Servers, size: int) -> Server:
     """Build a server on the first candidate, which must come soon."""
     for attempt in itertools.count(1):
-        candidates = wait_until(f"a set of {size} is offered", lambda: cloud.candidates(size))
+        candidates = wait_until(
+            f"a set of {size} is offered", lambda: servers.cloud.candidates(size)
+        )
         try:
             return servers.boot(size, candidates[0])
         except NotAllocated:
@@ -66,29 +67,24 @@ def boot(cloud: HgxCloud, servers: Servers, size: int) -> Server:
 
 
 def test_server_gets_one_partition_which_is_active_while_it_is_bound(
-    env: tuple[HgxCloud, sa.Engine],
+    cloud: HgxCloud, servers: Servers
 ) -> None:
-    cloud, _ = env
-    servers = Servers(cloud)
     idle = {host: set[int]() for host in HOSTS}
     assert cloud.active() == idle
     for size in SIZES:
-        server = boot(cloud, servers, size)
+        server = boot(servers, size)
         assert len(server.gpus) == size
         assert server.gpus == PARTITIONS[server.partition]
         assert cloud.active() == {**idle, server.host: {server.partition}}
         servers.delete(server)
         wait_until("the partition is inactive", lambda: cloud.active() == idle)
-    assert servers.violations == []
 
 
-@pytest.mark.long
+@pytest.mark.matrix
 def test_restarted_fabric_manager_gets_the_bound_partitions(
-    env: tuple[HgxCloud, sa.Engine],
+    cloud: HgxCloud, servers: Servers
 ) -> None:
-    cloud, _ = env
-    servers = Servers(cloud)
-    server = boot(cloud, servers, 2)
+    server = boot(servers, 2)
     fabric = cloud.hgx[server.host].fabric
     fabric.stop()
     fabric.start(restart=True)
@@ -96,12 +92,11 @@ def test_restarted_fabric_manager_gets_the_bound_partitions(
     assert set(fabric.active) == {server.partition}
     servers.delete(server)
     wait_until("the partition is inactive", lambda: not fabric.active)
-    assert servers.violations + fabric.values("cut") + fabric.values("refused") == []
+    assert fabric.values("cut") + fabric.values("refused") == []
 
 
-@pytest.mark.long
-def test_sets_are_closed_while_fabric_manager_is_away(env: tuple[HgxCloud, sa.Engine]) -> None:
-    cloud, _ = env
+@pytest.mark.matrix
+def test_sets_are_closed_while_fabric_manager_is_away(cloud: HgxCloud) -> None:
     host = HOSTS[0]
     fabric = cloud.hgx[host].fabric
     wait_until("sets are offered", lambda: cloud.offered()[host])
@@ -114,26 +109,22 @@ def test_sets_are_closed_while_fabric_manager_is_away(env: tuple[HgxCloud, sa.En
     wait_until("sets are offered again", lambda: cloud.offered()[host])
 
 
-@pytest.mark.long
-def test_failed_link_fails_the_boot_and_leaves_nothing(env: tuple[HgxCloud, sa.Engine]) -> None:
-    cloud, engine = env
-    servers = Servers(cloud)
+@pytest.mark.matrix
+def test_failed_link_fails_the_boot_and_leaves_nothing(cloud: HgxCloud, servers: Servers) -> None:
     for host in cloud.hgx.values():
         host.fabric.set("fail", "fmActivateFabricPartition -10 0")
     with pytest.raises(BootFailed, match="BindFailed"):
-        boot(cloud, servers, 4)
+        boot(servers, 4)
     for host in cloud.hgx.values():
         host.fabric.set("fail")
-    failed = [d["job_failures"] for d in rows.read(engine, schema.devices, address=SOURCE)]
+    failed = [d["job_failures"] for d in rows.read(cloud.engine, schema.devices, address=SOURCE)]
     assert "NVLink" in str(failed)
-    wait_until("every GPU is clean", lambda: not find_used(engine))
-    servers.delete(boot(cloud, servers, 4))
-    assert servers.violations == []
+    wait_until("every GPU is clean", lambda: not cloud.find_used())
+    servers.delete(boot(servers, 4))
 
 
-@pytest.mark.long
-def test_fatal_switch_error_closes_the_sets_with_links(env: tuple[HgxCloud, sa.Engine]) -> None:
-    cloud, _ = env
+@pytest.mark.matrix
+def test_fatal_switch_error_closes_the_sets_with_links(cloud: HgxCloud) -> None:
     host = HOSTS[1]
     hgx = cloud.hgx[host]
     singles = {number for number, gpus in PARTITIONS.items() if len(gpus) == 1}
@@ -146,36 +137,26 @@ def test_fatal_switch_error_closes_the_sets_with_links(env: tuple[HgxCloud, sa.E
     wait_until("sets are offered again", lambda: cloud.offered()[host] - singles)
 
 
-@pytest.mark.long
+@pytest.mark.matrix
 def test_rebooted_host_activates_the_bound_partition_again(
-    env: tuple[HgxCloud, sa.Engine],
+    cloud: HgxCloud, servers: Servers
 ) -> None:
-    cloud, engine = env
-    servers = Servers(cloud)
-    server = boot(cloud, servers, 2)
+    server = boot(servers, 2)
     hgx = cloud.hgx[server.host]
     cloud.daemons[f"agent-{server.host}"].kill()
     hgx.boot()
     assert not hgx.fabric.active
     cloud.agent(server.host)
     wait_until("the partition is active", lambda: set(hgx.fabric.active) == {server.partition})
-    wait_until("no ARQ waits", lambda: not rows.read(engine, schema.jobs, state="pending"))
+    wait_until("no ARQ waits", lambda: not rows.read(cloud.engine, schema.jobs, state="pending"))
     servers.delete(server)
-    wait_until("every GPU is clean", lambda: not find_used(engine))
-    assert servers.violations == []
+    wait_until("every GPU is clean", lambda: not cloud.find_used())
 
 
-def find_used(engine: sa.Engine) -> list[str]:
-    """Return the GPUs that have an owner or must be cleaned."""
-    found = rows.read(engine, schema.attach_handles)
-    return [row["address"] for row in found if row["arq_id"] or row["needs_cleaning"]]
-
-
-@pytest.mark.long
+@pytest.mark.matrix
 def test_audit_finds_the_partition_of_another_program_which_closes_its_sets(
-    env: tuple[HgxCloud, sa.Engine],
+    cloud: HgxCloud,
 ) -> None:
-    cloud, _ = env
     host = HOSTS[0]
     fabric = cloud.hgx[host].fabric
     overlapping = {number for number, gpus in PARTITIONS.items() if gpus & PARTITIONS[3]}
@@ -190,21 +171,19 @@ def test_audit_finds_the_partition_of_another_program_which_closes_its_sets(
     assert audit(cloud) == []
 
 
-@pytest.mark.long
+@pytest.mark.matrix
 def test_audit_repair_deactivates_and_activates_partitions(
-    env: tuple[HgxCloud, sa.Engine],
+    cloud: HgxCloud, servers: Servers
 ) -> None:
-    cloud, engine = env
-    servers = Servers(cloud)
-    bound, lost = boot(cloud, servers, 2), boot(cloud, servers, 1)
+    bound, lost = boot(servers, 2), boot(servers, 1)
     # As after the database was restored from a backup: it knows nothing of a server.
     assert audit(cloud) == []
-    forget(engine, lost)
+    forget(cloud.engine, lost)
     # As after a restart of Fabric Manager without --restart.
     fabric = cloud.hgx[bound.host].fabric
     fabric.set("active", *(n for n in fabric.active if n != bound.partition))
-    for row in rows.read(engine, schema.arqs):
-        rows.update(engine, schema.arqs, row["id"], updated_at=row["created_at"] - HOUR)
+    for row in rows.read(cloud.engine, schema.arqs):
+        rows.update(cloud.engine, schema.arqs, row["id"], updated_at=row["created_at"] - HOUR)
     expected = {
         ("partition_inactive", f"partition {SOURCE}:{bound.partition}"),
         ("partition_unused", f"partition {SOURCE}:{lost.partition}"),
@@ -215,9 +194,8 @@ def test_audit_repair_deactivates_and_activates_partitions(
     active = {host: set[int]() for host in HOSTS} | {bound.host: {bound.partition}}
     wait_until("only the partition of the server is active", lambda: cloud.active() == active)
     servers.delete(bound)
-    wait_until("every GPU is clean", lambda: not find_used(engine))
+    wait_until("every GPU is clean", lambda: not cloud.find_used())
     cloud.placement.delete(f"/allocations/{lost.uuid}")
-    assert servers.violations == []
 
 
 def audit(cloud: HgxCloud, *options: str) -> list[dict[str, Any]]:

@@ -16,13 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
 from cyborg.core.explain.predicates import Predicate
 from cyborg.db import schema
-from cyborg.testing.fabric_manager import build
 from cyborg.tests.fixtures.databases import rows
-from cyborg.tests.fixtures.databases.databases import engine_of, fresh_database
 from cyborg.tests.fixtures.device_sets.boots import SIZES
 from cyborg.tests.fixtures.device_sets.hgx_cloud import (
     HOSTS,
@@ -35,7 +32,6 @@ from cyborg.tests.fixtures.device_sets.hgx_cloud import (
 )
 from cyborg.tests.fixtures.machine import tiers
 from cyborg.tests.fixtures.machine.processes import wait_until
-from cyborg.tests.functional.test_hgx import find_used
 
 USERS = 16
 SEED = int(os.environ.get("CYBORG_TEST_CHAOS_SEED", "0")) or random.randrange(1, 2**31)
@@ -46,10 +42,7 @@ pytestmark = [pytest.mark.services, pytest.mark.requires("compiler"), pytest.mar
 
 
 @pytest.fixture
-def env(
-    tmp_path_factory: pytest.TempPathFactory, rabbit_url: str
-) -> Iterator[tuple[HgxCloud, sa.Engine]]:
-    folder = tmp_path_factory.mktemp("chaos")
+def cloud(tmp_path_factory: pytest.TempPathFactory, rabbit_url: str) -> Iterator[HgxCloud]:
     options: dict[str, dict[str, Any]] = {
         "rpc": {"timeout": 5},
         "conductor": {
@@ -61,12 +54,8 @@ def env(
             "device_cordon_after": 0,
         },
     }
-    with (
-        fresh_database("mysql", folder) as url,
-        engine_of(url) as engine,
-        run_hgx_cloud(folder, url, rabbit_url, build(folder), options) as cloud,
-    ):
-        yield cloud, engine
+    with run_hgx_cloud(tmp_path_factory.mktemp("chaos"), rabbit_url, options=options) as cloud:
+        yield cloud
 
 
 class Faults:
@@ -156,8 +145,7 @@ class User:
             self._servers.delete(self._running.pop(index))
 
 
-def test_users_get_whole_partitions_while_services_fail(env: tuple[HgxCloud, sa.Engine]) -> None:
-    cloud, engine = env
+def test_users_get_whole_partitions_while_services_fail(cloud: HgxCloud) -> None:
     wait_until("sets are offered", lambda: all(cloud.offered().values()))
     boots = max(2, tiers.scale(500) // USERS)
     servers = Servers(cloud)
@@ -176,16 +164,19 @@ def test_users_get_whole_partitions_while_services_fail(env: tuple[HgxCloud, sa.
     sys.stdout.write(f"seed {SEED}: {dict(outcomes)}, {dict(faults.counts)}, {failures}\n")
     try:
         wait_until("no partition is active", lambda: not any(cloud.active().values()), 120)
-        wait_until("every GPU is clean", lambda: not find_used(engine))
-        wait_until("no job is open", lambda: not rows.read(engine, schema.jobs, state="pending"))
+        wait_until("every GPU is clean", lambda: not cloud.find_used())
+        wait_until(
+            "no job is open", lambda: not rows.read(cloud.engine, schema.jobs, state="pending")
+        )
         for host in cloud.hgx.values():
             assert host.fabric.values("refused") + host.fabric.values("cut") == []
         assert servers.violations == []
         # Nova would not know of an ARQ either if it got no answer to its creation.
-        lost = {row["state"] for row in rows.read(engine, schema.arqs)} - {"Initial"}
+        lost = {row["state"] for row in rows.read(cloud.engine, schema.arqs)} - {"Initial"}
         assert lost == set()
         for size in set(SIZES):
-            wait_until(f"a set of {size} is offered", lambda n=size: cloud.candidates(n))  # type: ignore[misc]
+            # A size that no server has got lately is offered again within five minutes.
+            wait_until(f"a set of {size} is offered", lambda n=size: cloud.candidates(n), 360)  # type: ignore[misc]
         assert [text for text in failures if str(Predicate.TAKEN.description) in text] == []
         assert sum(outcomes.values()) == USERS * boots
         assert any(name.endswith("GPUs") for name in outcomes)

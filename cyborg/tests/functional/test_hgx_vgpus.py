@@ -8,13 +8,10 @@ the partition. No guest runs: the host work is that of a guest.
 from collections.abc import Iterator
 
 import pytest
-import sqlalchemy as sa
 
 from cyborg.core.address import PciAddress
 from cyborg.db import schema
-from cyborg.testing.fabric_manager import build
 from cyborg.tests.fixtures.databases import rows
-from cyborg.tests.fixtures.databases.databases import engine_of, fresh_database
 from cyborg.tests.fixtures.device_sets.hgx_cloud import (
     PARTITIONS,
     HgxCloud,
@@ -31,16 +28,10 @@ pytestmark = [pytest.mark.services, pytest.mark.requires("compiler"), pytest.mar
 
 
 @pytest.fixture(scope="module")
-def env(
-    tmp_path_factory: pytest.TempPathFactory, rabbit_url: str
-) -> Iterator[tuple[HgxCloud, sa.Engine]]:
+def cloud(tmp_path_factory: pytest.TempPathFactory, rabbit_url: str) -> Iterator[HgxCloud]:
     folder = tmp_path_factory.mktemp("hgx-vgpus")
-    with (
-        fresh_database("mysql", folder) as url,
-        engine_of(url) as engine,
-        run_hgx_cloud(folder, url, rabbit_url, build(folder), {}, (HOST,), vgpus=True) as cloud,
-    ):
-        yield cloud, engine
+    with run_hgx_cloud(folder, rabbit_url, (HOST,), vgpus=True) as cloud:
+        yield cloud
 
 
 def boot(servers: Servers, size: int) -> Server:
@@ -65,10 +56,7 @@ def _modules(partition: int) -> list[int]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_partition_is_activated_with_the_functions_of_its_vgpus(
-    env: tuple[HgxCloud, sa.Engine], size: int
-) -> None:
-    cloud, _ = env
+def test_partition_is_activated_with_the_functions_of_its_vgpus(cloud: HgxCloud, size: int) -> None:
     servers, hgx = Servers(cloud), cloud.hgx[HOST]
     server = boot(servers, size)
     assert len(check(cloud, server)) == size
@@ -79,9 +67,8 @@ def test_partition_is_activated_with_the_functions_of_its_vgpus(
 
 
 def test_reboot_creates_the_vgpus_before_it_activates_the_partition(
-    env: tuple[HgxCloud, sa.Engine],
+    cloud: HgxCloud,
 ) -> None:
-    cloud, engine = env
     servers, hgx = Servers(cloud), cloud.hgx[HOST]
     server = boot(servers, 2)
     functions = check(cloud, server)
@@ -92,7 +79,7 @@ def test_reboot_creates_the_vgpus_before_it_activates_the_partition(
     cloud.agent(HOST)
     wait_until("the partition is active", lambda: hgx.fabric.active)
     assert check(cloud, server) == functions
-    wait_until("no ARQ waits", lambda: not rows.read(engine, schema.jobs, state="pending"))
+    wait_until("no ARQ waits", lambda: not rows.read(cloud.engine, schema.jobs, state="pending"))
     servers.delete(server)
     wait_until("no vGPU is left", lambda: not read_vgpus(hgx.folder) and not hgx.fabric.active)
     assert servers.violations + hgx.fabric.values("refused") == []

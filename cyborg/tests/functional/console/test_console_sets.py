@@ -56,8 +56,8 @@ def test_host_page_has_a_row_for_each_set_and_a_cell_for_each_member(
         for number, text in enumerate(texts):
             expect(cells.nth(number)).to_have_text(text)
         # The reason is text and not only a tooltip.
-        reason = re.compile(f"^{NOTHING}$" if offer != "withheld" else "^(unit|overlaps|is split)")
-        expect(cells.last).to_have_text(reason)
+        reason = "^(device|overlaps|is split)" if offer == "withheld" else f"^{NOTHING}$"
+        expect(cells.last).to_have_text(re.compile(reason))
     shown.check()
     # Below the header, which stays at the top.
     card.evaluate("card => scrollTo(0, card.getBoundingClientRect().top + scrollY - 60)")

@@ -72,6 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _verbs(parsers: Any) -> None:
+    """Add the parsers of all verbs; each sets ``run``, called with the engine."""
     parser = parsers.add_parser("upgrade", help="apply the missing migrations")
     parser.add_argument("revision", nargs="?", default="head", help="target revision (head)")
     parser.set_defaults(
@@ -264,6 +265,7 @@ def _add_sign_custody(parsers: Any) -> None:
 
 
 def _run_sign_custody(engine: sa.Engine, conf: Any) -> None:
+    """Sign all chains and new records, or remove the signatures."""
     keys = custody.load(conf)
     # Conductors that still have the key would refuse what has no signature.
     if conf.verb.remove:
@@ -367,7 +369,7 @@ def _sign_chain(tx: sa.Connection, uuid: str, *, replace: bool) -> str | None:
     if head["signature"] is not None and not replace:
         return f"{reason} (see --replace)"
     ends = read.to_head(head)
-    fault = verify(Log(ends, _read(tx, uuid), ends), None)[1]
+    fault = verify(Log(ends, _read(tx, uuid), ends), None).fault
     if fault is not None:
         return fault.explanation
     chains.sign_head(tx, head)

@@ -41,14 +41,14 @@ class PciAddress:
     @classmethod
     def parse(cls, text: str) -> "PciAddress":
         """Parse ``0000:3d:00.0``, or ``3d:00.0`` in domain 0000. Raise Invalid for other texts."""
-        found = _PCI.fullmatch(text)
-        if found is None:
+        match = _PCI.fullmatch(text)
+        if match is None:
             raise Invalid(
                 f"{text!r} is not a PCI address: expected DDDD:BB:DD.F in hexadecimal, "
                 "such as 0000:3d:00.0",
                 field="address",
             )
-        domain, bus, device, function = found.groups()
+        domain, bus, device, function = match.groups()
         return cls(int(domain or "0", 16), int(bus, 16), int(device, 16), int(function, 16))
 
     def __str__(self) -> str:

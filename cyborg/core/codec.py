@@ -89,6 +89,7 @@ class _Field:
 # Cached: to evaluate the annotations of a class costs more than to convert a hundred values.
 @functools.cache
 def _fields_of(cls: Any) -> tuple[_Field, ...]:
+    """Return how to dump and load each field of a class."""
     hints = typing.get_type_hints(cls)
     found = []
     for item in fields(cls):

@@ -25,7 +25,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from cyborg.core.errors import Invalid
 from cyborg.core.text import DescribedEnum
@@ -300,6 +300,13 @@ def find_head_fault(head: Head, keys: Keys) -> str | None:
     return keys.find_fault(serialize_head(head.device, head.tip, head.base), head.signature)
 
 
+class Verification(NamedTuple):
+    """The last record of a chain that was checked, and the first fault of its log."""
+
+    reached: Link
+    fault: Fault | None
+
+
 def verify(
     log: Log,
     keys: Keys | None,
@@ -307,8 +314,8 @@ def verify(
     anchor: Link | None = None,
     start: Link | None = None,
     complete: bool = True,
-) -> tuple[Link, Fault | None]:
-    """Return the last record of the chain that was checked, and the first fault of a log.
+) -> Verification:
+    """Check a log up to its first fault.
 
     Without ``keys`` (None) no signature is checked; with NO_KEYS a signature is a fault. ``anchor``
     is a record that the chain had before. ``start`` is a record up to which the chain was checked;
@@ -316,14 +323,14 @@ def verify(
     """
     before, after = log.before, log.after
     if after is None:
-        return START, _find_fault_without_head(log, keys, anchor)
+        return Verification(START, _find_fault_without_head(log, keys, anchor))
     for head in (before, after):
         if head and keys is not None and (reason := find_head_fault(head, keys)):
-            return START, Fault(
-                head.tip.sequence,
+            text = (
                 f"the ends of the chain, up to record {head.tip.sequence}, are not those that a "
-                f"conductor wrote: {reason}",
+                f"conductor wrote: {reason}"
             )
+            return Verification(START, Fault(head.tip.sequence, text))
     # The head moves while the records are read: records up to the earlier tip must be there, and
     # records after the later base.
     base, tip = after.base, before.tip if before else START
@@ -334,27 +341,29 @@ def verify(
         if sequence > tip.sequence:
             if complete and sequence > after.tip.sequence:
                 fault = check_tip(position, tip)
-                return position, fault or check_tip(Link(sequence, sealed.hash), after.tip)
+                fault = fault or check_tip(Link(sequence, sealed.hash), after.tip)
+                return Verification(position, fault)
             continue  # sealed meanwhile
         if sequence <= first_base.sequence:
-            return position, Fault(
-                sequence,
+            text = (
                 f"there is a record {sequence}, but the chain begins after record "
-                f"{first_base.sequence}",
+                f"{first_base.sequence}"
             )
+            return Verification(position, Fault(sequence, text))
         if sequence <= base.sequence:
             continue  # deleted meanwhile
         result = check_records(position, [sealed])
         if isinstance(result, Fault):
-            return position, result
+            return Verification(position, result)
         if sequence == 1 and sealed.record.event != Event.DEVICE_ADDED:
-            return position, _first_is_not(sealed.record)
+            return Verification(position, _first_is_not(sealed.record))
         position = result
         if anchor is not None and anchor.sequence == position.sequence and anchor != position:
-            return position, _differs(anchor, position)
+            return Verification(position, _differs(anchor, position))
     fault = check_tip(position, tip) if complete else None
     fault = fault or _find_fault_of_anchor(anchor, base, after.tip)
-    return position, fault or find_forged(log.new, keys, after.tip.sequence + 1)
+    fault = fault or find_forged(log.new, keys, after.tip.sequence + 1)
+    return Verification(position, fault)
 
 
 def find_forged(records: Iterable[NewRecord], keys: Keys | None, sequence: int) -> Fault | None:

@@ -143,6 +143,7 @@ def parse_health(body: Any) -> dict[str, device_state.Measurement]:
 
 
 def _abilities(calls: list[str]) -> frozenset[Ability]:
+    """Return the abilities that a driver's calls make up. Raise Invalid for a part of one."""
     named = frozenset(calls)
     if unknown := sorted(named - OPTIONAL_CALLS):
         raise Invalid(
@@ -215,6 +216,7 @@ def load_devices(body: Any, backend: str, kind: str) -> tuple[Device, ...]:
 
 
 def _device(body: Any, backend: str, kind: str) -> Device:
+    """Return a device from the report of an external driver. Raise Invalid."""
     specs, status = body["acc_specs"], body.get("acc_status", {})
     kind = string(specs.get("device_type", kind)).upper()
     tree = capability.validate(specs.get("acc_capability", {}))
@@ -267,19 +269,19 @@ def _handles(body: Mapping[str, Any], num: Any, pci: PciAddress | None) -> tuple
     if named is not None:
         if not isinstance(named, list):
             raise Invalid("handles must be a list of PCI addresses", field="handles")
-        found = [PciAddress.parse(string(address)) for address in named]
+        addresses = [PciAddress.parse(string(address)) for address in named]
     elif num <= 1:
-        found = [pci] * num
+        addresses = [pci] * num
     elif form is HandleType.TEST_PCI:
         # Test handles are never attached: their addresses need not exist.
-        found = [PciAddress(pci.domain, pci.bus, n // 8, n % 8) for n in range(num)]
+        addresses = [PciAddress(pci.domain, pci.bus, n // 8, n % 8) for n in range(num)]
     else:
         raise Invalid(
             f"num is {num}: expected {num} addresses of PCI functions in handles", field="handles"
         )
-    if len(found) != num:
-        raise Invalid(f"num is {num} but handles has {len(found)} addresses", field="handles")
-    return tuple(AttachHandle(str(address), form, address.attach_info()) for address in found)
+    if len(addresses) != num:
+        raise Invalid(f"num is {num} but handles has {len(addresses)} addresses", field="handles")
+    return tuple(AttachHandle(str(address), form, address.attach_info()) for address in addresses)
 
 
 def _uuid(value: Any) -> str | None:

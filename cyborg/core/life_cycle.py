@@ -70,7 +70,7 @@ class LifeCycle(Generic[S, E]):
     def transition(self, event: E) -> Transition[S, E]:
         """Return the transition of an event."""
         # There is one: ``__post_init__`` refuses a table without it.
-        return next(found for found in self.transitions if found.event is event)
+        return next(transition for transition in self.transitions if transition.event is event)
 
     def sources(self, event: E) -> tuple[S, ...]:
         """Return the states in which an event is allowed."""

@@ -204,6 +204,7 @@ def _describe_inventory_drift(
 
 
 def _build_provider(root_uuid: str, deployable: DeployableState) -> Provider:
+    """Return the provider that a deployable needs; without handles it has no inventory."""
     inventories: dict[str, Inventory] = {}
     total = deployable.total
     if (size := deployable.set_size) is not None:

@@ -152,15 +152,15 @@ def parse_future_time(value: Any, field: str, now: datetime, expected: str) -> d
     try:
         moment = datetime.fromisoformat(value)
         moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
-        found = moment.astimezone(UTC).replace(tzinfo=None)
+        utc = moment.astimezone(UTC).replace(tzinfo=None)
     except (TypeError, ValueError, OverflowError):
         raise Invalid(
             f"{field}: {abbreviate(value)!r} is not a time in ISO 8601, such as "
             "2030-01-31T12:00:00+00:00",
             field=field,
         ) from None
-    if found <= now:
+    if utc <= now:
         raise Invalid(
             f"{field}: {str(value)[:60]} is in the past, expected {expected}", field=field
         )
-    return found
+    return utc

@@ -27,6 +27,7 @@ def list_rules() -> list[policy.RuleDefault]:
 
 @functools.cache
 def _read_rules() -> tuple[policy.RuleDefault, ...]:
+    """Return the rules of ``rules.ini``: the base rules, and one rule for each operation."""
     # A name contains a colon, and a check percent signs.
     parser = configparser.ConfigParser(interpolation=None, delimiters=("=",))
     parser.read_string(resources.files(__package__).joinpath("rules.ini").read_text("utf-8"))

@@ -5,6 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from cyborg.core.errors import Unavailable
@@ -63,6 +64,15 @@ T = TypeVar("T")
 MAX_WAIT = 10.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Read(Generic[T]):
+    """A value, and when its read began and ended."""
+
+    value: T
+    started: float
+    ended: float
+
+
 class CachedValue(Generic[T]):
     """A value with a maximum age; thread-safe. An error is not cached.
 
@@ -78,8 +88,7 @@ class CachedValue(Generic[T]):
         self._max_age = max_age
         self._clock = clock
         self._lock = threading.Lock()
-        # The value, and when its read began and ended.
-        self._found: tuple[T, float, float] | None = None
+        self._last: _Read[T] | None = None
 
     def get(self) -> T:
         """Return the value. Raise what ``read`` raises, and Unavailable after MAX_WAIT."""
@@ -88,16 +97,17 @@ class CachedValue(Generic[T]):
         if not self._lock.acquire(timeout=MAX_WAIT):
             raise Unavailable(f"another request has read this for {MAX_WAIT:.0f} s, retry later")
         try:
-            if self._found is not None:
-                value, started, ended = self._found
-                # A slow read ends with a value that is too old for later calls. The calls that have
-                # waited for it take it: otherwise they would read one after another.
-                if self._clock() - started < self._max_age or ended > called:
-                    return value
+            last = self._last
+            # A slow read ends with a value that is too old for later calls. The calls that have
+            # waited for it take it: otherwise they would read one after another.
+            if last is not None and (
+                self._clock() - last.started < self._max_age or last.ended > called
+            ):
+                return last.value
             # The time before the read, so that no part of the value is older than ``max_age``.
             started = self._clock()
             value = self._read()
-            self._found = value, started, self._clock()
+            self._last = _Read(value, started, self._clock())
             return value
         finally:
             self._lock.release()

@@ -49,16 +49,16 @@ class ChainChecker:
         """
         findings: list[Finding] = []
         progress: dict[str, custody.Link] = {}
-        left = self._max_records
+        records_left = self._max_records
         # Once for the host: the keys belong to the engine and do not change.
         keys = self._uow.run(keys_of)
         for row in self._uow.run(lambda tx: read.chains_of_host(tx, host, MAX_CHAINS)):
-            if left <= 0:
+            if records_left <= 0:
                 break
             device, start = row["device_uuid"], _find_start(row, keys)
-            reached, fault = self._check_chain(row, start, left, keys, renew_lease)
+            reached, fault = self._check_chain(row, start, records_left, keys, renew_lease)
             # At least 1: thousands of empty chains must not make an audit endless.
-            left -= max(1, reached.sequence - (start or read.base(row)).sequence)
+            records_left -= max(1, reached.sequence - (start or read.base(row)).sequence)
             # Bind and release go on during the audit, so a fault counts only if a second look has
             # it.
             if fault is not None and (
@@ -88,7 +88,7 @@ class ChainChecker:
         limit: int,
         keys: custody.Keys,
         renew_lease: Callable[[], None],
-    ) -> tuple[custody.Link, custody.Fault | None]:
+    ) -> custody.Verification:
         """Check up to about ``limit`` records; return the last checked record and any fault.
 
         Records that were sealed or deleted after ``row`` was read may look like a fault.
@@ -125,7 +125,7 @@ class ChainChecker:
         whole = len(records) < self._max_records
         return custody.verify(
             custody.Log(before, records, after), keys, start=start, complete=whole
-        )[1]
+        ).fault
 
     def _read_records(
         self, device: str, start: custody.Link | None, limit: int, renew_lease: Callable[[], None]
@@ -156,7 +156,7 @@ class ChainChecker:
         # One record is enough: a chain without a head is a fault whatever its records are.
         records = self._uow.run(lambda tx: read.sealed_after(tx, device, sequence=None, limit=1))
         log = custody.Log(before=None, records=records, after=None)
-        return custody.verify(log, None)[1]
+        return custody.verify(log, None).fault
 
     def _forged_records(self, host: str, keys: custody.Keys) -> list[Finding]:
         # Without keys no record has a signature: nothing distinguishes a forged one.

@@ -29,7 +29,7 @@ from cyborg.conductor.jobs.completion import NOT_IN_TIME, Completion, JobResult
 from cyborg.conductor.notifications.notifications import ArqEventRecorder
 from cyborg.core.errors import CyborgError, NotFound, Unavailable
 from cyborg.core.jobs import job as jobs
-from cyborg.core.jobs.job import AFTER_REBOOT, AgentJobStatus, JobKind, is_retried
+from cyborg.core.jobs.job import AFTER_REBOOT, AgentJobStatus, JobKind, is_retryable
 from cyborg.core.jobs.progress import parse_activity
 from cyborg.core.log import Remark, get_logger, log_fields
 from cyborg.core.self_heal import CorrectiveAction
@@ -155,6 +155,7 @@ class JobDispatcher:
             return BATCH_SIZE if len(self._queues) < self.max_hosts else 0
 
     def _lease(self, limit: int) -> Sequence[store.JobRow]:
+        """Lease due jobs, also those whose owner did not renew its lease."""
         lease = self._leasing.begin(owner=self._owner)
 
         def take(tx: sa.Connection) -> Sequence[store.JobRow]:
@@ -259,13 +260,10 @@ class JobDispatcher:
             self.on_result(result)
 
     def _query_agent(self, row: store.JobRow) -> Answer:
-        options, retried = (
-            self.conf.conductor,
-            is_retried(JobKind(row["kind"]), row["arguments"]),
-        )
-        program = row["kind"] == JobKind.PROGRAM
-        seconds = options.program_timeout if program else options.prepare_timeout
-        if row["deadline"] is not None and not retried:
+        """Request the work from the agent; the answer is its status now."""
+        options, kind = self.conf.conductor, JobKind(row["kind"])
+        seconds = options.program_timeout if kind is JobKind.PROGRAM else options.prepare_timeout
+        if row["deadline"] is not None and not is_retryable(kind, row["arguments"]):
             # Query a job without time left too: it may have succeeded.
             seconds = max(1.0, (row["deadline"] - self.uow.clock()).total_seconds())
         try:
@@ -319,16 +317,14 @@ class JobDispatcher:
         """Record the answer of an agent about a job that ``owner``, a conductor, has leased."""
         now, kind = self.uow.clock(), JobKind(row["kind"])
         overdue = row["deadline"] is not None and now >= row["deadline"]
-        retried = is_retried(kind, row["arguments"])
-        match jobs.decide(kind, answer.status, overdue=overdue, retried=retried):
-            case jobs.JobDecision.FINISH:
-                self._end(row, answer, now, succeeded=True)
-            case jobs.JobDecision.UNDO:
-                self._end(row, answer, now, succeeded=False)
-            case jobs.JobDecision.WAIT:
-                self._reschedule(OpenJob(row, answer, retried=False, overdue=overdue), owner, now)
-            case jobs.JobDecision.RETRY:
-                self._reschedule(OpenJob(row, answer, retried=True, overdue=overdue), owner, now)
+        decision = jobs.decide(
+            kind, answer.status, overdue=overdue, retryable=is_retryable(kind, row["arguments"])
+        )
+        if decision in (jobs.JobDecision.FINISH, jobs.JobDecision.UNDO):
+            self._end(row, answer, now, succeeded=decision is jobs.JobDecision.FINISH)
+        else:
+            retried = decision is jobs.JobDecision.RETRY
+            self._reschedule(OpenJob(row, answer, retried=retried, overdue=overdue), owner, now)
 
     def _end(self, row: store.JobRow, answer: Answer, now: datetime, *, succeeded: bool) -> None:
         reason = answer.error or (None if succeeded else NOT_IN_TIME)

@@ -100,9 +100,9 @@ def is_extended(allocated: Amounts, intent: Intent) -> bool:
     """Return whether a request to extend the allocation took effect."""
     if not intent.base or intent.shrinks:
         return False
-    found, base = _flatten(allocated), _flatten(intent.base)
+    amounts, base = _flatten(allocated), _flatten(intent.base)
     # At least these amounts: Nova may have added resources of the same classes meanwhile.
-    return all(found[key] >= base[key] + units for key, units in _flatten(intent.added).items())
+    return all(amounts[key] >= base[key] + units for key, units in _flatten(intent.added).items())
 
 
 def is_recreated(generation: int | None, intent: Intent) -> bool:
@@ -112,8 +112,8 @@ def is_recreated(generation: int | None, intent: Intent) -> bool:
 
 def has_amounts(allocated: Amounts, needed: Amounts) -> bool:
     """Return whether at least the needed amounts are allocated."""
-    found = _flatten(allocated)
-    return all(found[key] >= units for key, units in _flatten(needed).items())
+    amounts = _flatten(allocated)
+    return all(amounts[key] >= units for key, units in _flatten(needed).items())
 
 
 def is_shrunk(allocated: Amounts, intent: Intent, floor: Amounts) -> bool:
@@ -123,12 +123,12 @@ def is_shrunk(allocated: Amounts, intent: Intent, floor: Amounts) -> bool:
     """
     if not intent.base or not intent.shrinks:
         return False
-    found = _flatten(allocated)
+    amounts = _flatten(allocated)
     base = _flatten(intent.base)
     least = _flatten(floor)
     # At most these amounts: Nova may have removed more of them meanwhile.
     return all(
-        found[key] <= max(least[key], base[key] - units)
+        amounts[key] <= max(least[key], base[key] - units)
         for key, units in _flatten(intent.added).items()
     )
 
@@ -143,11 +143,11 @@ def shrink(allocated: Amounts, added: Amounts, floor: Amounts) -> dict[str, dict
 
     No amount becomes less than in ``floor``, the amounts that other ARQs need.
     """
-    found, least = _flatten(allocated), _flatten(floor)
+    amounts, least = _flatten(allocated), _flatten(floor)
     for key, units in _flatten(added).items():
         # Nova may have taken a part of the amount already: what it left is not raised to the floor.
-        found[key] = min(found[key], max(least[key], found[key] - units))
-    return _nest(+found)
+        amounts[key] = min(amounts[key], max(least[key], amounts[key] - units))
+    return _nest(+amounts)
 
 
 def _flatten(amounts: Amounts) -> _Flat:

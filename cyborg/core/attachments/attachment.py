@@ -139,7 +139,9 @@ RELEASE_STEPS = tuple(step for step in Step if step not in ATTACH_STEPS)
 def find_step(step: str | None, mode: Mode) -> Step | None:
     """Return the step that a row records, None if its mode has no such step: it is damaged."""
     flow = FLOWS[mode]
-    return next((found for found in (*flow.attach, *flow.detach) if found == step), None)
+    return next(
+        (candidate for candidate in (*flow.attach, *flow.detach) if candidate == step), None
+    )
 
 
 def first_undo_step(failed: Step, mode: Mode) -> Step:

@@ -41,8 +41,8 @@ def load_deliveries(devices: Any) -> dict[str, str | None]:
             f"devices must be a list of at most {MAX_DELIVERIES} objects", field="devices"
         )
     with malformed("device", "devices"):
-        found = [Delivery.from_dict(device) for device in devices]
-    return {delivery.arq: delivery.error for delivery in found}
+        deliveries = [Delivery.from_dict(device) for device in devices]
+    return {delivery.arq: delivery.error for delivery in deliveries}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +95,9 @@ class DeliveryRecord:
             # A guest that had its device keeps it while the hypervisor does not answer.
             elif outcome.is_attached is not None or not attached:
                 since = self._missing_since.setdefault(arq, now)
-                found = Delivery(arq, outcome.error)
-                if now >= since + self._timeout and found.error != error:
-                    self._unconfirmed[arq] = found
+                failure = Delivery(arq, outcome.error)
+                if now >= since + self._timeout and failure.error != error:
+                    self._unconfirmed[arq] = failure
         return list(self._unconfirmed.values())
 
     def confirm(self) -> None:

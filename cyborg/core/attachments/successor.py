@@ -18,7 +18,7 @@ from cyborg.core.attachments.attachment import AttachmentState, Step
 from cyborg.core.contexts.refusals import public_text
 from cyborg.core.errors import Conflict
 from cyborg.core.explain.explanation import GroupDemand, ProviderState, find_first_failure
-from cyborg.core.explain.predicates import Predicate
+from cyborg.core.explain.predicates import Failure, Predicate
 from cyborg.core.explain.request_fit import evaluate_request
 from cyborg.core.text import join_limited
 
@@ -44,22 +44,22 @@ def pair_units(
     pairs: list[tuple[OwnedUnit, OwnedUnit]] = []
     old_units, new_units = _by_group(old), _by_group(new)
     for group in sorted({*old_units, *new_units}):
-        of_group = old_units[group], new_units[group]
-        if len(of_group[0]) != len(of_group[1]):
+        before, after = old_units[group], new_units[group]
+        if len(before) != len(after):
             raise Conflict(
-                f"group {group} has {len(of_group[0])} accelerators to replace and "
-                f"{len(of_group[1])} successors: the device context has changed"
+                f"group {group} has {len(before)} accelerators to replace and {len(after)} "
+                "successors: the device context has changed"
             )
-        pairs += zip(*of_group, strict=True)
+        pairs += zip(before, after, strict=True)
     return pairs
 
 
 def _by_group(units: Iterable[OwnedUnit]) -> defaultdict[int, list[OwnedUnit]]:
-    found = defaultdict[int, list[OwnedUnit]](list)
+    by_group = defaultdict[int, list[OwnedUnit]](list)
     # By id, so that each attempt makes the same pairs.
     for unit in sorted(units, key=lambda unit: unit.arq_id):
-        found[unit.group].append(unit)
-    return found
+        by_group[unit.group].append(unit)
+    return by_group
 
 
 def describe_work(state: str | None, step: str | None) -> str:
@@ -83,23 +83,33 @@ def describe_missing(
     None for an attachment. Members of a project see the text of an attachment: it has numbers of
     devices instead of their addresses and details. That of a successor is for administrators.
     """
-    nothing = "no device" if device is None else "no other device"
     others = [provider for provider in providers if provider.device_uuid != device]
     for demand in demands:
-        failures = [(provider, find_first_failure(demand, provider)) for provider in others]
-        if all(failure is not None for _, failure in failures):
-            if device is None:
-                # A device with several providers counts once for each reason.
-                found = dict.fromkeys((public_text(f), p.device_uuid) for p, f in failures if f)
-                counts = Counter(text for text, _ in found)
-                texts = [f"{text} ({count} devices)" for text, count in counts.most_common()]
-            else:
-                texts = [f"{p.device}: {failure.text}" for p, failure in failures if failure]
-            nouns = "reasons" if device is None else "devices"
-            why = join_limited(texts, MAX_SHOWN, separator="; ", nouns=nouns)
-            return f"group {demand.number}: {why or nothing}"
+        failures = [
+            (provider, failure)
+            for provider in others
+            if (failure := find_first_failure(demand, provider)) is not None
+        ]
+        if len(failures) < len(others):
+            continue  # one of them can serve the group
+        if device is None:
+            why = _summarize(failures) or "no device"
+        else:
+            texts = [f"{provider.device}: {failure.text}" for provider, failure in failures]
+            why = join_limited(texts, MAX_SHOWN, separator="; ", nouns="devices")
+            why = why or "no other device"
+        return f"group {demand.number}: {why}"
     for joint in evaluate_request(demands, others).joint.values():
         for failure in joint.values():
             if failure.predicate is Predicate.TAKEN_IN_CALL:
                 return failure.text
     return "each group fits alone, but not all groups together, or Placement has no room"
+
+
+def _summarize(failures: Iterable[tuple[ProviderState, Failure]]) -> str:
+    """Return the reasons, each with its number of devices."""
+    # A device with several providers counts once for each reason.
+    devices = {(public_text(failure), provider.device_uuid): None for provider, failure in failures}
+    counts = Counter(text for text, _ in devices)
+    texts = [f"{text} ({count} devices)" for text, count in counts.most_common()]
+    return join_limited(texts, MAX_SHOWN, separator="; ", nouns="reasons")

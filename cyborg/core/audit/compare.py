@@ -104,6 +104,7 @@ def _not_published(snapshot: HostSnapshot, record: sources.ProviderRecord) -> It
 def _compare_provider(
     snapshot: HostSnapshot, desired: Provider, actual: Provider | None
 ) -> Iterator[Finding]:
+    """Compare a published provider with the one in Placement."""
     uuid, name = desired.uuid, desired.name
     if actual is None:
         text = "database: published; Placement: no such provider"
@@ -208,6 +209,7 @@ def compare_hardware(snapshot: HostSnapshot) -> Iterator[Finding]:
 def _compare_device(
     snapshot: HostSnapshot, hardware: Hardware, device: sources.DeviceRecord
 ) -> Iterator[Finding]:
+    """Compare a recorded device with the hardware."""
     observed = hardware.devices.get(device.address)
     name = f"device {device.address}"
     if observed is None:
@@ -225,6 +227,7 @@ def _compare_device(
 def _compare_deployables(
     snapshot: HostSnapshot, device: sources.DeviceRecord, observed: ObservedDevice
 ) -> Iterator[Finding]:
+    """Compare the deployables of a device that hardware and database both have."""
     if observed.deployables is None:  # an agent of the previous release
         return
     recorded = {deployable.address: deployable for deployable in device.deployables}
@@ -250,6 +253,7 @@ def _compare_deployables(
 def _compare_deployable(
     snapshot: HostSnapshot, record: DeployableRecord, deployable: ObservedDeployable
 ) -> Iterator[Finding]:
+    """Compare class, handles and activation of a deployable with the hardware."""
     name = f"deployable {record.address}"
     if record.resource_class != deployable.resource_class:
         text = (
@@ -269,24 +273,28 @@ def _compare_deployable(
 
 def _drained_not_removed(snapshot: HostSnapshot, device: sources.DeviceRecord) -> Iterator[Finding]:
     """Yield a finding if draining handles or deployables without an owner are still recorded."""
-    idle: list[sources.HandleRecord] = []
-    draining_deployables = 0
-    for deployable in device.deployables:
-        draining = [
-            h for h in deployable.handles if (device.draining or deployable.draining or h.draining)
-        ]
-        idle += [handle for handle in draining if not handle.in_use]
-        draining_deployables += deployable.draining and not any(
-            handle.in_use for handle in deployable.handles
-        )
-    in_use = any(
-        handle.in_use for deployable in device.deployables for handle in deployable.handles
+    # A part drains with the device, or on its own.
+    num_handles = sum(
+        not handle.in_use
+        for deployable in device.deployables
+        for handle in deployable.handles
+        if device.draining or deployable.draining or handle.draining
     )
-    if idle or draining_deployables or (device.draining and not in_use):
+    idle_deployables = [
+        deployable
+        for deployable in device.deployables
+        if not any(handle.in_use for handle in deployable.handles)
+    ]
+    is_device_idle = len(idle_deployables) == len(device.deployables)
+    if (
+        num_handles
+        or any(deployable.draining for deployable in idle_deployables)
+        or (device.draining and is_device_idle)
+    ):
         yield snapshot.finding(
             Kind.DRAINED_NOT_REMOVED,
             f"device {device.address}",
-            f"database: {len(idle)} draining handles have no owner and need no cleaning",
+            f"database: {num_handles} draining handles have no owner and need no cleaning",
         )
 
 
@@ -321,6 +329,7 @@ def compare_arqs(snapshot: HostSnapshot) -> Iterator[Finding]:
 
 
 def _compare_handles(snapshot: HostSnapshot, deployable: DeployableRecord) -> Iterator[Finding]:
+    """Yield the handles whose owner in the database is missing or wrong."""
     for handle in deployable.handles:
         name = f"handle {deployable.address}/{handle.address}"
         text = None
@@ -342,6 +351,7 @@ def _compare_handles(snapshot: HostSnapshot, deployable: DeployableRecord) -> It
 
 
 def _compare_instances(snapshot: HostSnapshot, settled: Sequence[ArqRecord]) -> Iterator[Finding]:
+    """Yield the ARQs whose instance is gone, or on another host."""
     if snapshot.instances is None:
         return
     for arq in settled:
@@ -413,6 +423,7 @@ def _compare_units(
     units: int,
     bound_arqs: Sequence[ArqRecord],
 ) -> Iterator[Finding]:
+    """Compare the units that a consumer has allocated with its bound ARQs."""
     name = snapshot.placement.actual[provider].name
     is_instance = all(arq.instance for arq in bound_arqs)
     consumer = f"{'instance' if is_instance else 'attachment'} {instance}"

@@ -111,6 +111,7 @@ def parse_patch(body: Any) -> tuple[BindRequest | UnbindRequest, ...]:
 
 
 def _parse_operations(key: Any, operations: Any) -> BindRequest | UnbindRequest:
+    """Parse the operations of one ARQ: all bind it, or all unbind it."""
     request = parse_uuid(key, "arq uuid")
     if not isinstance(operations, Sequence) or isinstance(operations, str | bytes):
         raise Invalid(f"{request}: expected a list of operations", field=request)

@@ -55,6 +55,7 @@ def _check(
     action: str,
     remedy: str,
 ) -> None:
+    """Raise OverLimit, with what to do, for the first class over its limit."""
     for name in limits.limited(requested):
         limit = limits.limit(name)
         if used.get(name, 0) + requested[name] > limit:

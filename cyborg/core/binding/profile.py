@@ -29,7 +29,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from cyborg.core import naming
 from cyborg.core.errors import Conflict, Invalid
@@ -101,12 +101,12 @@ def parse_groups(value: Any, field_name: str = "groups") -> tuple[Group, ...]:
             f"{field_name} has {len(value)} groups, 1 to {MAX_GROUPS} are allowed", field=field_name
         )
     groups = tuple(parse_group(group, f"{field_name}[{i}]") for i, group in enumerate(value))
-    if (total := sum(units for *_, units in _units(groups))) > MAX_SLOTS:
+    if (total := sum(units.number for units in _units(groups))) > MAX_SLOTS:
         raise Invalid(
             f"{field_name} request {total} accelerators in all, at most {MAX_SLOTS} are allowed",
             field=field_name,
         )
-    copies = sum(units * len(str(groups[number].to_dict())) for number, _, units in _units(groups))
+    copies = sum(units.number * len(str(groups[units.group].to_dict())) for units in _units(groups))
     if copies > MAX_COPIES:
         raise Invalid(
             f"{field_name} are too large: each of the {total} ARQs stores a copy of its group, "
@@ -167,23 +167,30 @@ def expand_slots(groups: Sequence[Group]) -> tuple[Slot, ...]:
     # The management function and the user function are both attached to the instance (contract of
     # POST accelerator_requests).
     return tuple(
-        Slot(group_id, resource_class, groups[group_id])
-        for group_id, resource_class, units in _units(groups)
-        for _ in range(units)
+        Slot(units.group, units.resource_class, groups[units.group])
+        for units in _units(groups)
+        for _ in range(units.number)
     )
 
 
 def count_units(group: Group) -> int:
     """Return the number of ARQs of a group."""
-    return sum(units for *_, units in _units([group]))
+    return sum(units.number for units in _units([group]))
 
 
-def _units(groups: Sequence[Group]) -> Iterator[tuple[int, str, int]]:
-    """Yield (group number, resource class, number of ARQs)."""
+class _Units(NamedTuple):
+    """The number of ARQs for a resource class of a group."""
+
+    group: int
+    resource_class: str
+    number: int
+
+
+def _units(groups: Sequence[Group]) -> Iterator[_Units]:
     for group_id, group in enumerate(groups):
         for resource_class, units in group.resources.items():
             twice = resource_class == "FPGA" and "CUSTOM_FPGA_XILINX" in group.required
-            yield group_id, resource_class, units * (2 if twice else 1)
+            yield _Units(group_id, resource_class, units * (2 if twice else 1))
 
 
 def _check(valid: bool, where: str, problem: str) -> None:

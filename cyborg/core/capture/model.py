@@ -241,6 +241,7 @@ def _parse_line(line: tuple[int, str], parse_body: Any) -> Any:
 
 
 def _check_header(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Parse the first line of a capture: the fields that are not in folders."""
     if body.get("format") != FORMAT:
         raise Invalid(f"it is no capture: expected the format {FORMAT!r}", field="format")
     # Not ignored: a newer format may give the same keys another meaning.
@@ -267,6 +268,7 @@ def _check_header(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse_record(body: Mapping[str, Any]) -> Uevent | tuple[str, Folder]:
+    """Parse a line of a capture: a uevent, or a folder with its path. Raise Invalid."""
     if "uevent" in body:
         seconds, *texts = body["uevent"]
         action, subsystem, path = map(_short, texts)

@@ -232,6 +232,7 @@ def _check_fields(body: Any, allowed: frozenset[str], *, keep_null: bool = False
 
 
 def _parse_resources(values: Mapping[str, Any]) -> tuple[Group, ...]:
+    """Return the only group of a request that gives resources and traits."""
     resources: dict[str, int] = {}
     for name, amount in _resource_items(values["resources"]):
         resource_class = _class_name(name, "resources")
@@ -251,6 +252,7 @@ def _parse_resources(values: Mapping[str, Any]) -> tuple[Group, ...]:
 
 
 def _resource_items(value: Any) -> list[tuple[str, Any]]:
+    """Return the classes with their amounts, which are not checked yet."""
     items: list[tuple[str, Any]] = []
     if isinstance(value, Mapping):
         items = list(value.items())
@@ -352,6 +354,7 @@ def _complete_names(groups: Any) -> Any:
 
 
 def _complete_keys(group: Mapping[Any, Any], field_name: str) -> dict[str, Any]:
+    """Return a group with the full names of its classes and traits."""
     complete: dict[str, Any] = {}
     for raw, value in group.items():
         if not isinstance(raw, str):

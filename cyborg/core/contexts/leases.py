@@ -251,19 +251,23 @@ def lost_lease(context: ContextFacts, given: int, error: str | None) -> CyborgEr
     ``error`` is the error of the context.
     """
     uuid, state = context.uuid, context.state
+    # First, whatever the epoch: the instance is the reason that helps the caller.
     if context.instance is not None and state != ContextState.ERROR:
         return _wrong_state(
             context,
             f"device context {uuid} is {state}, bound to instance {context.instance}: another "
             "call has taken its lease",
         )
-    if given == context.epoch and state == ContextState.ERROR:
+    # With another epoch the state is that of a later use, and explains nothing.
+    if given != context.epoch:
+        return _stale(context, given)
+    if state == ContextState.ERROR:
         return _wrong_state(
             context,
             f"device context {uuid} has no lease any more, it is in error: "
             f"{error or 'no reason is known'}; unbind it, and attach it again",
         )
-    if given == context.epoch and state in USABLE:
+    if state in USABLE:
         return _wrong_state(
             context,
             f"the lease of device context {uuid} has ended, and the context is {state}: attach it "

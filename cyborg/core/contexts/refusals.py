@@ -115,16 +115,16 @@ def _failed_groups(
     reasons: Mapping[str, Sequence[Mapping[str, object]]],
 ) -> tuple[FailedGroup, ...]:
     """Return the predicates that failed, without details of devices; at most MAX_REASONS."""
-    found: dict[tuple[int | None, str, str], FailedGroup] = {}
+    groups: dict[tuple[int | None, str, str], FailedGroup] = {}
     for reason in (reason for rejected in reasons.values() for reason in rejected):
         group, provider = _number(reason.get("group")), str(reason["provider"])
         handles, text = _number(reason["handles"]) or 0, _public_text(reason)
         key = group, provider, text
         # The ARQs of a group fail for the same handles: do not add their numbers.
-        if key in found:
-            handles = max(handles, found[key].handles)
-        found[key] = FailedGroup(group, provider, str(reason["code"]), text, handles)
-    return tuple(found.values())[:MAX_REASONS]
+        if key in groups:
+            handles = max(handles, groups[key].handles)
+        groups[key] = FailedGroup(group, provider, str(reason["code"]), text, handles)
+    return tuple(groups.values())[:MAX_REASONS]
 
 
 def describe_to_owner(message: str, reasons: Mapping[str, Sequence[Mapping[str, object]]]) -> str:

@@ -244,6 +244,7 @@ def merge_options(
 def _choose_action(
     record: BackendRecord | None, desired: DesiredBackend, configured: Collection[str]
 ) -> Action:
+    """Return what brings a backend from its record to the desired state."""
     if record is not None and _was_tried(record, desired):
         return Action.KEEP
     applied = None if record is None else record.applied

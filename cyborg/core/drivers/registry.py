@@ -76,8 +76,8 @@ def version_of(name: str, versions: Any) -> str | None:
 
 def common_version(versions: Iterable[str | None]) -> str | None:
     """Return the version that all hosts have; None if versions differ or a host has no version."""
-    found = set(versions)
-    return found.pop() if len(found) == 1 else None
+    distinct = set(versions)
+    return distinct.pop() if len(distinct) == 1 else None
 
 
 def newest_row(rows: Sequence[R]) -> R | None:

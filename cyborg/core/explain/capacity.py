@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from cyborg.core.explain import explanation
 from cyborg.core.explain.explanation import GroupDemand, ProviderState
-from cyborg.core.explain.packing import Budget, Kind, pack
+from cyborg.core.explain.packing import Budget, Caps, Kind, pack
 from cyborg.core.explain.predicates import MATCHING, Predicate, device_failures, find_trait_failure
 from cyborg.core.inventory.device import Layout
 
@@ -44,11 +44,15 @@ class HostCapacity:
 
 @dataclass(slots=True)
 class _Tally:
-    """Counts of the handles of a host."""
+    """Counts of the handles of a host; ``bins`` has those of each provider with free handles.
+
+    A bin has the number of free handles that each demand could use, in the order of the demands.
+    """
 
     free: int = 0
     total: int = 0
     losses: Counter[Predicate] = field(default_factory=Counter)
+    bins: list[Caps] = field(default_factory=list)
 
 
 def compute_capacity(
@@ -72,12 +76,12 @@ def compute_capacity(
     cache: dict[object, tuple[int, bool]] = {}
     capacities = []
     for host, states in sorted(by_host.items()):
-        tally, bins = _count_handles(demands, states)
+        tally = _count_handles(demands, states)
         # Most hosts of a cloud are equal, whatever the order of their providers: each kind is
         # computed once.
-        key = tuple(sorted(Counter(bins).items()))
+        key = tuple(sorted(Counter(tally.bins).items()))
         if key not in cache:
-            cache[key] = _fit_servers(kinds, bins, budget)
+            cache[key] = _fit_servers(kinds, tally.bins, budget)
         servers, exact = cache[key]
         capacities.append(
             HostCapacity(host, servers, exact, tally.free, tally.total, dict(tally.losses))
@@ -96,7 +100,7 @@ def _make_kinds(demands: Sequence[GroupDemand]) -> dict[str | None, dict[int, Ki
 
 def _fit_servers(
     kinds: Mapping[str | None, Mapping[int, Kind]],
-    bins: Sequence[tuple[int, ...]],
+    bins: Sequence[Caps],
     budget: Budget,
 ) -> tuple[int, bool]:
     """Return the number of servers that fit, and whether it is exact.
@@ -112,27 +116,21 @@ def _fit_servers(
     return servers, any(exact for count, exact in results if count == servers)
 
 
-def _count_handles(
-    demands: Sequence[GroupDemand], providers: Sequence[ProviderState]
-) -> tuple[_Tally, list[tuple[int, ...]]]:
-    """Count the handles of a host; return also the free handles of each provider, by demand."""
+def _count_handles(demands: Sequence[GroupDemand], providers: Sequence[ProviderState]) -> _Tally:
+    """Count the handles of a host."""
     tally = _Tally()
-    bins: list[tuple[int, ...]] = []
-    devices: dict[str, list[ProviderState]] = {}
+    by_device: dict[str, list[ProviderState]] = {}
     for provider in providers:
-        devices.setdefault(provider.device_uuid, []).append(provider)
-        if caps := _count_provider(demands, provider, tally):
-            bins.append(caps)
-    for states in devices.values():
+        by_device.setdefault(provider.device_uuid, []).append(provider)
+        _add_provider(tally, demands, provider)
+    for states in by_device.values():
         if gain := _layout_gain(demands, states):
             tally.losses[Predicate.OTHER_LAYOUT] += gain
-    return tally, bins
+    return tally
 
 
-def _count_provider(
-    demands: Sequence[GroupDemand], provider: ProviderState, tally: _Tally
-) -> tuple[int, ...]:
-    """Count the handles of a provider; return its free handles by demand, empty without any."""
+def _add_provider(tally: _Tally, demands: Sequence[GroupDemand], provider: ProviderState) -> None:
+    """Add the handles of a provider to the counts."""
     failures = [explanation.find_device_failure(demand, provider) for demand in demands]
     predicates = [failure.predicate for failure in failures if failure is not None]
     if len(predicates) == len(demands):
@@ -141,7 +139,7 @@ def _count_provider(
         if nearest not in MATCHING:
             tally.total += provider.handles.total
             tally.losses[nearest] += provider.handles.total
-        return ()
+        return
     handles = provider.handles
     caps = tuple(
         handles.fitting(demand.target) if failure is None else 0
@@ -158,7 +156,8 @@ def _count_provider(
     ):
         if count:
             tally.losses[predicate] += count
-    return caps if usable else ()
+    if usable:
+        tally.bins.append(caps)
 
 
 def _layout_gain(demands: Sequence[GroupDemand], providers: Sequence[ProviderState]) -> int:

@@ -205,17 +205,18 @@ def _fit_alone(kinds: Sequence[Kind], caps: Caps) -> int:
 
 def _first_fit(kinds: Sequence[Kind], bins: Sequence[Caps], sets: int) -> bool:
     """Return whether the items fit, placed greatest first into the bins that take fewest kinds."""
+    # Bins that take few kinds first, then small ones.
+    ordered = sorted(bins, key=lambda caps: (sum(map(bool, caps)), sum(caps)))
     contents = [[0] * len(kinds) for _ in bins]
-    order = sorted(range(len(bins)), key=lambda b: (sum(map(bool, bins[b])), sum(bins[b])))
-    rarity = [sum(caps[n] for caps in bins) for n in range(len(kinds))]
-    for n in sorted(range(len(kinds)), key=lambda n: (-kinds[n].size, rarity[n])):
-        left = sets * kinds[n].count
-        for b in order:
+    room_of_kind = [sum(caps[number] for caps in bins) for number in range(len(kinds))]
+    for number in sorted(range(len(kinds)), key=lambda n: (-kinds[n].size, room_of_kind[n])):
+        left = sets * kinds[number].count
+        for caps, content in zip(ordered, contents, strict=True):
             if not left:
                 break
-            if bins[b][n] >= kinds[n].size:
-                placed = min(left, _room(kinds, bins[b], contents[b], n))
-                contents[b][n] += placed
+            if caps[number] >= kinds[number].size:
+                placed = min(left, _room(kinds, caps, content, number))
+                content[number] += placed
                 left -= placed
         if left:
             return False
@@ -234,10 +235,11 @@ class _Search:
     def fits(self, sets: int) -> bool | None:
         """Return whether this number of sets fits; None if the budget is spent."""
         items = tuple(sets * kind.count for kind in self.kinds)
-        found = self._fill(0, items)
-        return None if not found and self.budget.steps < 0 else found
+        fits = self._fill(0, items)
+        return None if not fits and self.budget.steps < 0 else fits
 
     def _fill(self, number: int, left: tuple[int, ...]) -> bool:
+        """Return whether the items ``left`` fit into the bins from ``number`` on."""
         if not any(left):
             return True
         # The ways to the same rest are many, and its result depends on the rest alone.

@@ -192,13 +192,13 @@ def _describe(
     demands: Sequence[GroupDemand], firsts: Sequence[int], problem: _Problem, host: str
 ) -> dict[int, Failure]:
     """Return the failures of the groups that the host serves alone, by their first equal demand."""
-    found: dict[int, Failure] = {}
+    failures: dict[int, Failure] = {}
     for part in problem.competing:
         text = TOGETHER.format(_list_numbers(demands, firsts, part), host)
-        found |= dict.fromkeys(part, Failure(Predicate.TAKEN_IN_CALL, text))
+        failures |= dict.fromkeys(part, Failure(Predicate.TAKEN_IN_CALL, text))
     blocking = problem.unserved or problem.competing[0]
     other = fail(Predicate.OTHER_GROUP, _list_numbers(demands, firsts, blocking))
-    return found | dict.fromkeys(problem.idle, other)
+    return failures | dict.fromkeys(problem.idle, other)
 
 
 def _list_numbers(

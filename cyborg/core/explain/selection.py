@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from cyborg.core.binding import profile as device_profile
 from cyborg.core.errors import NoHandle
@@ -134,25 +135,30 @@ def find_claim_failures(
 
     ``providers`` are the states of the demanded providers. The ARQs of one group count together.
     """
-    states = {state.uuid: state for state in providers}
-    parts: dict[tuple[str, str, int], list[list[Demand]]] = {}
+    by_provider: dict[str, list[Demand]] = {}
     for demand in demands:
-        key = demand.provider, demand.profile, demand.group
-        sets = parts.setdefault(key, [[]])
-        if len(sets[-1]) >= demand.group_units:  # one more request of the same profile
-            sets.append([])
-        sets[-1].append(demand)
-    by_provider: dict[str, list[list[Demand]]] = {}
-    for (provider, *_), sets in parts.items():
-        by_provider.setdefault(provider, []).extend(sets)
-    found: dict[str, Failure] = {}
-    for provider in by_provider.keys() & states.keys():
-        groups = [_to_group(part) for part in by_provider[provider]]
-        failures = evaluate_request(groups, [states[provider]]).failures(states[provider])
-        for part, failure in zip(by_provider[provider], failures, strict=True):
+        by_provider.setdefault(demand.provider, []).append(demand)
+    first_failures: dict[str, Failure] = {}
+    for state in providers:
+        if state.uuid not in by_provider:
+            continue
+        parts = _split_by_group(by_provider[state.uuid])
+        failures = evaluate_request(list(map(_to_group, parts)), [state]).failures(state)
+        for part, failure in zip(parts, failures, strict=True):
             if failure is not None and failure.predicate is not Predicate.OTHER_GROUP:
-                found |= dict.fromkeys((demand.arq_uuid for demand in part), failure)
-    return found
+                first_failures |= dict.fromkeys((demand.arq_uuid for demand in part), failure)
+    return first_failures
+
+
+def _split_by_group(demands: Iterable[Demand]) -> list[list[Demand]]:
+    """Return the demands of each group of each request; a call may repeat a profile."""
+    parts: dict[tuple[str, int], list[list[Demand]]] = {}
+    for demand in demands:
+        requests = parts.setdefault((demand.profile, demand.group), [[]])
+        if len(requests[-1]) >= demand.group_units:  # one more request of the same profile
+            requests.append([])
+        requests[-1].append(demand)
+    return list(chain.from_iterable(parts.values()))
 
 
 def put_first(

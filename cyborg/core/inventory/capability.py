@@ -106,6 +106,7 @@ def normalise_key(key: str) -> str:
 
 
 def _check(tree: Mapping[str, Any], path: tuple[str, ...]) -> None:
+    """Raise Invalid for a malformed part of a capability tree, at ``path``."""
     # Before the recursion goes on: a tree from a driver must not exhaust the stack.
     if len(path) >= MAX_DEPTH:
         raise _invalid(f"{_format_path(path)} is deeper than {MAX_DEPTH} levels")

@@ -126,8 +126,8 @@ def _limits(resource_class: str, text: str) -> tuple[tuple[str, int], ...]:
         capability.build_traits(root, tree)
     except Invalid:
         tree = {}
-    found = capability.function_limits(tree)
-    return tuple((".".join((root, *path)), limit) for path, limit in found.items())
+    limits = capability.function_limits(tree)
+    return tuple((".".join((root, *path)), limit) for path, limit in limits.items())
 
 
 # Functions in one question to the conductor.

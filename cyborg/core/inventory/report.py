@@ -320,6 +320,7 @@ def dump_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _dump_hardware(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a device as the contract of external drivers writes it."""
     board = facts["std_board_info"]
     return {
         "acc_specs": {

@@ -199,29 +199,28 @@ class JobDecision(StrEnum):
     RETRY = "retry"
 
 
-def is_retried(kind: JobKind, arguments: Mapping[str, Any]) -> bool:
+def is_retryable(kind: JobKind, arguments: Mapping[str, Any]) -> bool:
     """Return whether a job is retried after a failure."""
     # A cancelled job ends with its running work, so that a failure is its end, too.
-    again = AFTER_REBOOT in arguments and CANCELLED not in arguments
-    return kind in RETRIED_KINDS or again
+    restores = AFTER_REBOOT in arguments and CANCELLED not in arguments
+    return kind in RETRIED_KINDS or restores
 
 
 def decide(
-    kind: JobKind, status: AgentJobStatus | None, *, overdue: bool, retried: bool
+    kind: JobKind, status: AgentJobStatus | None, *, overdue: bool, retryable: bool
 ) -> JobDecision:
     """Return the decision about a job from its status at the agent.
 
     ``status`` is None if the agent did not answer. ``overdue`` is set if the deadline of the job
-    has passed, ``retried`` is the result of ``is_retried``. Work that succeeded is never undone,
-    even if it is reported late.
+    has passed, ``retryable`` is the result of ``is_retryable``. Work that succeeded is never
+    undone, even if it is reported late.
     """
     # First, whatever the deadline: the host has the work, and to undo it would need a second job.
     if status is AgentJobStatus.DONE:
         return JobDecision.FINISH
-    if retried:
-        return JobDecision.WAIT if status is AgentJobStatus.RUNNING else JobDecision.RETRY
     # A layout has no deadline here: its device must stay cordoned during the change.
-    if status is AgentJobStatus.FAILED or (overdue and kind is not JobKind.PARTITION):
+    is_late = overdue and kind is not JobKind.PARTITION
+    if not retryable and (status is AgentJobStatus.FAILED or is_late):
         return JobDecision.UNDO
     return JobDecision.WAIT if status is AgentJobStatus.RUNNING else JobDecision.RETRY
 
@@ -284,7 +283,7 @@ def load_job_spec(job: Any, kind: Any, arguments: Any, seconds: Any) -> JobSpec:
             layout=optional(string, arguments.get("layout")),
             previous_layout=optional(string, arguments.get("previous_layout")),
             cancels=tuple(parse_uuid(uuid_, "cancels") for uuid_ in arguments.get("cancels", ())),
-            retried=is_retried(JobKind(kind), arguments),
+            retried=is_retryable(JobKind(kind), arguments),
             devices=tuple(map(parse_guest_arq, arguments.get("devices", ()))),
             guest_expected=arguments.get("guest_expected") is True,
         )

@@ -159,10 +159,10 @@ def find_failed_item(
     """
     # The agent sends one text for the job: the prefix that it wrote is the only trace of the item.
     named = [item for item in items if error.startswith(describe_failure(kind, item, ""))]
-    found = named or items
-    if len({item.device for item in found}) != 1:
+    candidates = named or items
+    if len({item.device for item in candidates}) != 1:
         return None
-    return found[0], error.removeprefix(describe_failure(kind, found[0], ""))
+    return candidates[0], error.removeprefix(describe_failure(kind, candidates[0], ""))
 
 
 def build_failure(kind: JobKind, job: str, item: WorkItem, error: str, now: datetime) -> Failure:

@@ -170,6 +170,7 @@ class _Converter:
         return self._result
 
     def _convert(self, section: str, name: str, values: Sequence[str]) -> Result:
+        """Convert one option; the first rule that knows it decides."""
         place = (section, name)
         # The order decides: a renamed option may be a special one, and a special one may be in a
         # section that has no counterpart otherwise.
@@ -273,6 +274,7 @@ class _Converter:
         return Result(Kind.BY_HAND if _is_true(values) else Kind.NOT_NEEDED, TLS_OF_API)
 
     def _convert_drivers(self, values: Sequence[str]) -> Result:
+        """Convert the enabled drivers into backends and their rules."""
         backends: list[str] = []
         by_hand: list[str] = []
         for name in _split(values[-1:]):
@@ -299,10 +301,10 @@ class _Converter:
     def _convert_specs(self, backend: str, values: Sequence[str]) -> Result:
         return self._add_rules(backend, device_rules.convert_specs(backend, values), "devices")
 
-    def _add_rules(self, backend: str, found: Rules, name: str) -> Result:
-        if found.rules:
-            self._result.set(backend, name, found.rules)
-        return _by_hand(found.by_hand, found.remarks)
+    def _add_rules(self, backend: str, rules: Rules, name: str) -> Result:
+        if rules.rules:
+            self._result.set(backend, name, rules.rules)
+        return _by_hand(rules.by_hand, rules.remarks)
 
     def _convert_erase_timeout(self, values: Sequence[str]) -> Result:
         if not re.fullmatch(r"[0-9]{2,5}", values[-1]) or not 30 <= int(values[-1]) <= 86400:

@@ -97,6 +97,7 @@ def convert_specs(backend: str, values: Sequence[str]) -> Rules:
 
 
 def _make_rules(backend: str, spec: Any, remarks: list[str]) -> list[str]:
+    """Return the rule for a [pci] device_spec; add what it cannot express to ``remarks``."""
     if not isinstance(spec, dict):
         raise _NoRuleError(f"is not an object: write [{backend}] devices = RULE")
     if "devname" in spec:

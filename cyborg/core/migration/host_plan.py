@@ -296,6 +296,7 @@ class _HostPlanner:
         return uuid, handle
 
     def _arq(self, row: ArqRow) -> ImportedArq:
+        """Return the ARQ to write. Raise Invalid with why it is dropped."""
         if row.state != import_plan.BOUND:
             raise Invalid(
                 f"its state is {abbreviate(row.state)}: Nova creates another one or deletes it"

@@ -90,16 +90,16 @@ class Presence(StrEnum):
     UNKNOWN = "unknown"  # Nova gave no answer
 
 
-def classify_presence(found: Instance | None, hostname: str | None) -> Presence:
+def classify_presence(instance: Instance | None, hostname: str | None) -> Presence:
     """Return whether an instance is on the host of its device.
 
     ``found`` is None if Nova has no such instance.
     """
-    if found is None or found.deleted:
+    if instance is None or instance.deleted:
         return Presence.NOT_FOUND
-    if not found.host_visible or hostname is None or found.is_on(hostname):
+    if not instance.host_visible or hostname is None or instance.is_on(hostname):
         return Presence.ON_HOST
-    if found.offloaded:
+    if instance.offloaded:
         return Presence.OFFLOADED
     return Presence.ELSEWHERE
 

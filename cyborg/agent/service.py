@@ -349,6 +349,7 @@ class AgentService:
             thread.join(STOP_TIMEOUT)
 
     def _retry_start(self, server: Server) -> None:
+        """Start the RPC server once the broker answers, or until the agent stops."""
         backoff = Backoff(0.5, heartbeat.MAX_PAUSE)
         while not self._stopping.is_set():
             try:

@@ -196,7 +196,7 @@ class Backend(LoopThread):
         snapshot = func()
         watchdog.cancel()
         if snapshot is not None:
-            self._publish(self._step_number, snapshot, finished=True)
+            self._publish(self._step_number, snapshot, overdue=False)
             return
         with self._lock:
             self._step_running = self._step_overdue = False
@@ -302,7 +302,7 @@ class Backend(LoopThread):
         """Publish an error for an overdue step. If the step returns later, publish its result."""
         error = f"{step} takes longer than {self.timeout:g} s"
         state = self._failed_state(error) if discovers else self._error_state(error)
-        self._publish(number, replace(self._snapshot, state=state))
+        self._publish(number, replace(self._snapshot, state=state), overdue=True)
 
     def _failed_state(self, message: str) -> BackendState:
         """Count a failed setup or discovery; return the resulting state of the backend."""
@@ -336,15 +336,20 @@ class Backend(LoopThread):
             LOG.info("Driver has no more warnings about its configuration", backend=self.name)
         self._remarks = remarks
 
-    def _publish(self, number: int, snapshot: BackendSnapshot, *, finished: bool = False) -> None:
-        """Publish a snapshot, unless the step with this number has already ended."""
+    def _publish(self, number: int, snapshot: BackendSnapshot, *, overdue: bool) -> None:
+        """Publish the snapshot of a step that has returned, or is overdue and still runs.
+
+        Do nothing if the step with this number has already ended.
+        """
         with self._lock:
             # The step has returned just before its timer, or the timer is that of an earlier step.
             if number != self._step_number or not self._step_running:
                 return
-            self._step_running, self._step_overdue = not finished, not finished
+            self._step_running = self._step_overdue = overdue
             callbacks, self._current_callbacks = self._current_callbacks, []
-            if not finished:
+            if overdue:
+                # No other step starts before this one returns, perhaps never: those who wait for
+                # the next discovery get the error now, too.
                 callbacks, self._next_callbacks = callbacks + self._next_callbacks, []
             previous, self._snapshot = self._snapshot, snapshot
         if snapshot != previous:

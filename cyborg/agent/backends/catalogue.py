@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from cyborg.agent.backends.backend import error_text
 from cyborg.core import errors, log
@@ -98,6 +98,13 @@ MAX_ENTRY_BYTES = 32 * 1024  # of the metadata of one driver, as JSON
 IMPORT_TIMEOUT = 60.0  # seconds
 
 
+class _Installed(NamedTuple):
+    """An installed driver; ``driver`` is None if it cannot be loaded."""
+
+    entry: registry.DriverEntry
+    driver: type[Driver] | None
+
+
 class DriverCatalogue:
     """Catalogue of the drivers that the last scan found. Thread-safe, also during a scan."""
 
@@ -105,7 +112,7 @@ class DriverCatalogue:
         """``import_timeout`` limits the import of each driver, in seconds."""
         self._import_timeout = import_timeout
         self._lock = threading.Lock()  # of a scan
-        self._drivers: dict[str, tuple[registry.DriverEntry, type[Driver] | None]] = {}
+        self._drivers: dict[str, _Installed] = {}
         self._pending_imports: dict[EntryPoint, _Import] = {}  # unfinished at the last scan
         self._logged_count = 0
         self._code = LoadedCode()
@@ -115,7 +122,9 @@ class DriverCatalogue:
     @property
     def entries(self) -> tuple[registry.DriverEntry, ...]:
         """Return the entries of the first MAX_ENTRIES installed drivers by name, used or not."""
-        return tuple(entry for entry, _ in self._drivers.values())[: registry.MAX_ENTRIES]
+        return tuple(installed.entry for installed in self._drivers.values())[
+            : registry.MAX_ENTRIES
+        ]
 
     @property
     def names(self) -> list[str]:
@@ -124,12 +133,12 @@ class DriverCatalogue:
 
     def driver(self, name: str) -> type[Driver]:
         """Return the class of a driver. Raise NotFound or, if it cannot be loaded, DriverFailed."""
-        entry, driver = self._drivers.get(name, (None, None))
-        if entry is None:
+        installed = self._drivers.get(name)
+        if installed is None:
             raise unknown_driver(name, self.names)
-        if driver is None:
-            raise errors.DriverFailed(f"driver {name} cannot be loaded: {entry.error}")
-        return driver
+        if installed.driver is None:
+            raise errors.DriverFailed(f"driver {name} cannot be loaded: {installed.entry.error}")
+        return installed.driver
 
     def check_code(self, name: str) -> None:
         """Raise DriverFailed if the last scan found other code of a driver than is loaded."""
@@ -153,20 +162,22 @@ class DriverCatalogue:
                     error_text(exc)[: registry.MAX_ERROR],
                 )
                 return
-            found: dict[str, tuple[registry.DriverEntry, type[Driver] | None]] = {}
+            found: dict[str, _Installed] = {}
             changes: dict[str, str] = {}
             for name in sorted(points.names):
                 # A set: a package may be found twice in the search path.
                 candidates = set(points.select(name=name))
-                entry, driver = self._inspect(name, candidates)
-                changed = map(self._code.find_change, candidates)
-                if change := next(filter(None, changed), None):
-                    changes[name] = change
-                previous = self._drivers.get(name, (None, None))[0]
-                if entry.error is not None and entry != previous:
-                    LOG.error("Driver cannot be loaded: %s", entry.error, driver=name)
-                if _is_serialisable(entry):
-                    found[name] = (entry, driver)
+                installed = self._inspect(name, candidates)
+                for point in candidates:
+                    if change := self._code.find_change(point):
+                        changes[name] = change
+                previous, error = self._drivers.get(name), installed.entry.error
+                # Once, not at each scan.
+                is_new = previous is None or previous.entry != installed.entry
+                if error is not None and is_new:
+                    LOG.error("Driver cannot be loaded: %s", error, driver=name)
+                if _is_serialisable(installed.entry):
+                    found[name] = installed
             if len(found) > registry.MAX_ENTRIES and len(found) != self._logged_count:
                 LOG.warning(
                     "%d drivers are installed, only the first %d by name are reported",
@@ -177,25 +188,21 @@ class DriverCatalogue:
             # Replaced as a whole, so that readers need no lock.
             self._drivers, self._changes = found, changes
 
-    def _inspect(
-        self, name: str, points: set[EntryPoint]
-    ) -> tuple[registry.DriverEntry, type[Driver] | None]:
-        """Return the entry and the class of a driver.
-
-        If the driver cannot be loaded, the entry has the error and the class is None.
-        """
+    def _inspect(self, name: str, points: set[EntryPoint]) -> _Installed:
+        """Return the entry of a driver and its class, or an entry with the error of its import."""
         try:
             if len(points) > 1:
                 values = " and ".join(sorted(point.value for point in points))
                 raise errors.DriverFailed(f"several packages have a driver of this name: {values}")
             driver = self._load(*points)
-            return _describe(name, driver), driver
+            return _Installed(_describe(name, driver), driver)
         except KeyboardInterrupt:
             # The only one that is about this process and not about the driver.
             raise
         except BaseException as exc:  # reading a class attribute may run code, even sys.exit()
             LOG.debug("Driver has invalid metadata", driver=name, exc_info=True)
-            return registry.DriverEntry(name, error=error_text(exc)[: registry.MAX_ERROR]), None
+            error = error_text(exc)[: registry.MAX_ERROR]
+            return _Installed(registry.DriverEntry(name, error=error), driver=None)
 
     def _load(self, point: EntryPoint) -> Any:
         """Import a driver in a thread. Raise the import's error, or an error at the timeout."""

@@ -299,6 +299,7 @@ class DriverFactory:
         return bool(self._conf[name].kind)
 
     def _load_configured(self, backend: str) -> Driver:
+        """Return a configured driver, or one that reports why it cannot be created."""
         name, option = self._configured[backend]
         if name not in self._catalogue.names:
             exc = unknown_driver(name, self._catalogue.names)
@@ -314,6 +315,7 @@ class DriverFactory:
             return _log_failed(backend, name, text, exc)
 
     def _load_desired(self, applied: desired_state.DesiredBackend) -> list[Driver]:
+        """Return the driver of a saved backend, none if it was removed or its name is taken."""
         if applied.status is desired_state.DesiredStatus.ABSENT:
             return []
         if (option := self._owner_of(applied.backend)) is not None:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Health of the devices of a backend.
+"""Health of the devices of a backend: measured by its driver, and as it is shown.
 
-Published and measured health differ while a device recovers: see
-``cyborg.core.inventory.device_state``.
-Nothing is persisted: each incarnation of the agent starts with its own first measurement.
+Both differ while a device recovers: see ``cyborg.core.inventory.device_state``. Nothing is
+persisted: each incarnation of the agent starts with its own first measurement.
 """
 
 import logging
@@ -73,6 +72,7 @@ class HealthTracker:
         return replace(device, health=published.health, health_reason=published.reason)
 
     def _record(self, address: str, measured: Measurement, now: float) -> None:
+        """Record the health of a device; log when it becomes unhealthy, and healthy again."""
         previous = self._recoveries.pop(address, None)
         recovery, published = device_state.apply_hysteresis(
             previous, measured, now, self.recovery_window
@@ -80,9 +80,11 @@ class HealthTracker:
         if recovery is not None:
             self._recoveries[address] = recovery
         self._published[address] = published
-        if (previous is None) != (recovery is None):
+        # A device has a recovery as long as it is shown unhealthy.
+        was_unhealthy, is_unhealthy = previous is not None, recovery is not None
+        if was_unhealthy != is_unhealthy:
             LOG.log(
-                logging.WARNING if published.health is Health.UNHEALTHY else logging.INFO,
+                logging.WARNING if is_unhealthy else logging.INFO,
                 "Device is %s%s",
                 published.health,
                 f": {published.reason}" if published.reason else "",

@@ -27,8 +27,9 @@ class BackendRegistry(Sequence[Backend]):
     """
 
     def __init__(self, first: Sequence[str] = (), last: Sequence[str] = ()) -> None:
-        self._first = {name: number for number, name in enumerate(first)}
-        self._last = {name: number for number, name in enumerate(last)}
+        self._rank_of_others = len(first)
+        last_ranks = {name: number for number, name in enumerate(last, len(first) + 1)}
+        self._ranks = last_ranks | {name: number for number, name in enumerate(first)}
         self._lock = threading.Lock()
         self._current: tuple[Backend, ...] = ()
 
@@ -67,11 +68,8 @@ class BackendRegistry(Sequence[Backend]):
             self._current = tuple(other for other in self._current if other is not old)
         return old
 
-    def _rank(self, backend: Backend) -> tuple[int, int, str]:
-        name = backend.name
-        if name in self._first:
-            return 0, self._first[name], name
-        return (2, self._last[name], name) if name in self._last else (1, 0, name)
+    def _rank(self, backend: Backend) -> tuple[int, str]:
+        return self._ranks.get(backend.name, self._rank_of_others), backend.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,30 +100,19 @@ def collect(
     discovering, before the first discovery of a source whose member it is; after that it has no
     device that the source has not grouped yet.
     """
-    sources = [snapshot for snapshot in snapshots if snapshot.members]
-    device_owners: dict[str, str] = {}
-    part_owners: dict[str, str] = {}
+    owners = _DeviceOwners()
     devices: list[Device] = []
     states: list[BackendState] = []
     for snapshot in snapshots:
-        name = snapshot.state.name
-        ignored: list[str] = []
-        groups = [source for source in sources if name in source.members]
+        sources = [source for source in snapshots if snapshot.state.name in source.members]
+        errors = [snapshot.state.error] if snapshot.state.error else []
         for device in snapshot.devices:
-            addresses = _exclusive_addresses(device)
-            # Two drivers may divide one card into different devices: its parts show that.
-            conflict = next((part_owners[a] for a in addresses if a in part_owners), None)
-            first = device_owners.get(device.address) or conflict
-            if first is not None:
-                ignored.append(f"{device.address} is ignored: backend {first} already reports it")
-                continue
-            device_owners[device.address] = name
-            part_owners.update(dict.fromkeys(addresses, name))
-            if all(device.address in source.grouped.devices for source in groups):
-                devices.append(_keep_grouped(device, groups))
-        error = "; ".join([*([snapshot.state.error] if snapshot.state.error else []), *ignored])
-        state = replace(snapshot.state, error=error[:MAX_ERROR] or None)
-        waits = [source.state.name for source in groups if not source.has_discovered]
+            if (owner := owners.claim(device, snapshot.state.name)) is not None:
+                errors.append(f"{device.address} is ignored: backend {owner} already reports it")
+            elif all(device.address in source.grouped.devices for source in sources):
+                devices.append(_keep_grouped(device, sources))
+        state = replace(snapshot.state, error="; ".join(errors)[:MAX_ERROR] or None)
+        waits = [source.state.name for source in sources if not source.has_discovered]
         if waits and state.status is BackendStatus.READY:
             # The conductor keeps the devices of a backend that is not READY.
             reason = state.error or f"waits for the first discovery of {', '.join(waits)}"
@@ -136,6 +123,27 @@ def collect(
     # the host after each restart of the agent.
     digest = None if discovering else report.digest(devices, states, identity, drivers)
     return Inventory(tuple(states), tuple(devices), digest, identity, drivers)
+
+
+class _DeviceOwners:
+    """The backends that own the devices found so far, by the addresses of devices and parts."""
+
+    def __init__(self) -> None:
+        self._of_devices: dict[str, str] = {}
+        self._of_parts: dict[str, str] = {}
+
+    def claim(self, device: Device, backend: str) -> str | None:
+        """Make a backend the owner of a device; return the owner instead if it has one."""
+        parts = _exclusive_addresses(device)
+        if device.address in self._of_devices:
+            return self._of_devices[device.address]
+        # Two drivers may divide one card into different devices: its parts show that.
+        for part in parts:
+            if part in self._of_parts:
+                return self._of_parts[part]
+        self._of_devices[device.address] = backend
+        self._of_parts.update(dict.fromkeys(parts, backend))
+        return None
 
 
 def _keep_grouped(device: Device, sources: Sequence[BackendSnapshot]) -> Device:

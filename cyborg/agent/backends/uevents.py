@@ -232,6 +232,7 @@ class UeventWatcher(periodic.LoopThread):
         return self._backoff.next_delay()
 
     def _trigger(self, batch: EventBatch) -> None:
+        """Rediscover the backends that the collected uevents concern."""
         self._batch = None
         affected = [b for b in self.backends if clock.affects(batch, b.driver.UEVENT_SUBSYSTEMS)]
         self._event_count += batch.events

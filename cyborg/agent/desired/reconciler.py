@@ -75,6 +75,7 @@ class BackendFile:
 
     def write(self, generation: int, backends: Mapping[str, desired_state.BackendRecord]) -> None:
         """Store the backends of a generation in memory, then in the file. Raise OSError."""
+        # Otherwise the file keeps the former boot: a restarted agent must run the setup again.
         if not self.rebooted_since_setup:
             self.record_setup()
         self.generation, self.backends = generation, dict(backends)
@@ -147,9 +148,9 @@ class BackendReconciler(LoopThread):
         was already reported is reported again, because that report may have been lost.
         """
         with self._lock:
-            if generation != self._target_generation or (
-                repeat and generation == self._reported_generation
-            ):
+            is_reported = generation == self._reported_generation
+            # The number is not kept: ``reconcile`` fetches the newest generation anyway.
+            if generation != self._target_generation or (repeat and is_reported):
                 self._wake.set()
         return self._reported_generation
 

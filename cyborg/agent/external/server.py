@@ -184,6 +184,7 @@ class RegistrationServer(socketserver.UnixStreamServer):
         ).start()
 
     def _serve(self, connection: socket.socket) -> None:
+        """Answer the requests of one connection, within the timeout; then free its slot."""
         # A timeout of the socket would be for one read: a peer that sends a byte each second would
         # keep one of the few slots.
         watchdog = threading.Timer(self.request_timeout, _shut_down, (connection,))

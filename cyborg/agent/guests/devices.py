@@ -158,8 +158,8 @@ class GuestDevices:
         for device in devices:
             guests.setdefault(device.instance, []).append(device)
         outcomes: dict[str, Outcome] = {}
-        for instance, found in guests.items():
-            outcomes |= self._reassert_guest(instance, found)
+        for instance, states in guests.items():
+            outcomes |= self._reassert_guest(instance, states)
         # A guest that does not run lacks nothing: its next start is checked. But a device that is
         # not ready is checked again soon, because the guest may start before it is.
         is_complete = all(device.ready and self.is_known(device.arq) for device in devices)
@@ -251,13 +251,13 @@ class GuestDevices:
         kept: list[str] = []
         error: str | None = None
         for arq in arqs:
-            found = _parts_with(domain, arq)
-            is_absent = found.running is None and found.defined is None
+            parts = _parts_with(domain, arq)
+            is_absent = parts.running is None and parts.defined is None
             if is_absent and domain.running is None:
                 continue
             # A request to attach the device, of which no answer came, may still be in progress in
             # the hypervisor: only the answer to a later request proves that the device is absent.
-            part = Domain(domain.running, None) if is_absent else _without(found, arq, requested)
+            part = Domain(domain.running, None) if is_absent else _without(parts, arq, requested)
             if part is not None:
                 try:
                     self.hypervisor.detach(instance, os_acc.detach(arq), part)
@@ -265,9 +265,10 @@ class GuestDevices:
                     if is_absent:
                         continue
                 except (DriverFailed, GuestBusy, NotFound) as exc:
-                    # An earlier request may still be in progress: only the time decides.
                     error = exc.message
-                    requested |= set() if is_absent else _names(part, arq)
+                    # An earlier request may still be in progress: only the time decides.
+                    if not is_absent:
+                        requested |= _names(part, arq)
                 else:
                     requested |= _names(part, arq)
             kept.append(arq["uuid"])

@@ -232,6 +232,7 @@ class LibvirtHypervisor:
                 LOG.debug("The connection to libvirt was not closed: %s", exc)
 
     def _connect(self) -> None:
+        """Connect to libvirt unless a connection works. Raise Unavailable, libvirtError."""
         if self._closed.is_set():
             raise Unavailable("the agent is stopping")
         if self._connection is not None and self._connection.isAlive():
@@ -274,6 +275,7 @@ class LibvirtHypervisor:
         return domain
 
     def _convert(self, exc: Any) -> CyborgError:
+        """Return the error of this project for one of libvirt."""
         libvirt = self._libvirt
         # Errors of the connection and not of the guest: the next call opens another one.
         lost = {

@@ -144,15 +144,15 @@ class Reasserter(periodic.LoopThread):
 
     def run_once(self) -> float:
         """Check all guests; return the seconds until the next check."""
-        complete = False
+        is_complete = False
         try:
             # First, so that a start during the check is not missed.
             self.watch()
             answer = self.conductor.get_guest_devices(self.host, self.epoch)
             devices = load_devices(answer)
             # A malformed device was left out, and its guest may still lack it.
-            is_whole = len(devices) == len(answer["devices"])
-            complete = self._check(devices) and is_whole
+            has_all = len(devices) == len(answer["devices"])
+            is_complete = self._check(devices) and has_all
             if self._log.reset():
                 LOG.info("Checking the devices of guests works again")
         except errors.Stale as exc:
@@ -167,12 +167,13 @@ class Reasserter(periodic.LoopThread):
                 type(exc).__name__,
                 exc,
             )
-        if complete:
+        if is_complete:
             self._backoff.reset()
             return self.interval
         delay = self._backoff.next_delay()
-        deadline = self._deliveries.next_deadline(self.clock())
-        return delay if deadline is None else min(delay, deadline)
+        # Then a device is missing for so long that it must be reported.
+        until_report = self._deliveries.next_deadline(self.clock())
+        return delay if until_report is None else min(delay, until_report)
 
     def _check(self, devices: Sequence[GuestDevice]) -> bool:
         """Attach what running guests lack, and report it; return whether no guest lacks a device.
@@ -190,9 +191,9 @@ class Reasserter(periodic.LoopThread):
                 is_complete=False, outcomes={device.arq["uuid"]: unknown for device in devices}
             )
         recorded = {device.arq["uuid"]: (device.attached, device.error) for device in devices}
-        found = self._deliveries.update(recorded, check.outcomes, self.clock())
-        for begin in range(0, len(found), MAX_DELIVERIES):
-            body = [delivery.to_dict() for delivery in found[begin : begin + MAX_DELIVERIES]]
+        changes = self._deliveries.update(recorded, check.outcomes, self.clock())
+        for begin in range(0, len(changes), MAX_DELIVERIES):
+            body = [delivery.to_dict() for delivery in changes[begin : begin + MAX_DELIVERIES]]
             self.conductor.report_guest_devices(self.host, self.epoch, body)
         self._deliveries.confirm()
         if failure is not None:
@@ -207,8 +208,14 @@ def load_devices(answer: Any) -> list[GuestDevice]:
         try:
             instance, ready = parse_uuid(item["instance"], "instance"), item["ready"] is True
             error = item.get("error")
-            known = item.get("attached") is True, None if error is None else str(error)
-            devices.append(GuestDevice(instance, parse_guest_arq(item["arq"]), ready, *known))
+            device = GuestDevice(
+                instance,
+                parse_guest_arq(item["arq"]),
+                ready,
+                attached=item.get("attached") is True,
+                error=None if error is None else str(error),
+            )
+            devices.append(device)
         except (errors.Invalid, KeyError, TypeError) as exc:
             # The guests get their other devices nevertheless.
             LOG.warning("Malformed device of a guest: %s %s", type(exc).__name__, exc)

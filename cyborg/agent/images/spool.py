@@ -201,6 +201,7 @@ class Spool:
         return files
 
     def _take_lock(self) -> None:
+        """Lock the folder for this process. Raise Misconfigured if another one uses it."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         file = os.open(self.folder / LOCK, flags, 0o600)
         try:

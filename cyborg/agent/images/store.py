@@ -266,12 +266,12 @@ class GlanceImageStore:
     def _find(self, properties: Mapping[str, str]) -> str:
         own = self.service.project_id()
         projects = tuple(dict.fromkeys([*([own] if own else []), *self.trusted_projects]))
-        found: list[ImageMetadata] = []
+        matching: list[ImageMetadata] = []
         # One request for each owner: images of others cannot fill up a page.
         for scope in ({"visibility": "public"}, *({"owner": name} for name in projects)):
             filters = {**properties, **scope, "status": "active"}
-            found += self.service.list_images(filters, MAX_FOUND)
-        return select_image(found, properties, projects)
+            matching += self.service.list_images(filters, MAX_FOUND)
+        return select_image(matching, properties, projects)
 
     def _describe(self, uuid: str, deadline: Deadline) -> ImageMetadata:
         try:
@@ -304,6 +304,7 @@ class GlanceImageStore:
             ) from exc
 
     def _is_cached(self, image: ImageMetadata, signature: Signature | None) -> bool:
+        """Return whether the spool has the image, undamaged. Raise as ``is_intact``."""
         file = self.spool.read(image.uuid, image.size or 0)
         if file is None:
             return False
@@ -324,6 +325,8 @@ class GlanceImageStore:
     def _fetch(
         self, image: ImageMetadata, make_signature: SignatureFactory, deadline: Deadline
     ) -> None:
+        """Download an image into the spool, with retries until the deadline."""
+
         def check() -> None:
             deadline.check()
             self._ensure_running()
@@ -425,6 +428,7 @@ def make_image_store(conf: cfg.ConfigOpts) -> ClosableImageStore:
 
 
 def _make_signatures(auth: Any, section: Any) -> "Signatures":
+    """Return the verifier of signatures. Raise Misconfigured without its requirements."""
     if not section.trusted_certificates:
         raise errors.Misconfigured(
             "[glance] trusted_certificates: found none; expected the uuids of certificates, which "

@@ -51,34 +51,51 @@ def execute(
     """
     if spec.kind in job.GUEST_KINDS:
         return _change_guest(spec, should_continue, guests)
-    errors: list[str] = []
     releasing = spec.kind is job.JobKind.RELEASE
     total = len(spec.items) if len(spec.items) > 1 else None
-    # The first round only looks up each call: a job that one backend cannot do must not begin with
-    # the others.
-    for dry_run in (True, False):
-        # A release does what it can: a backend that is missing must not keep the handles of the
-        # others dirty.
-        for number, item in enumerate(() if dry_run and releasing else spec.items):
-            if not should_continue():
-                raise Aborted
-            subject = progress.describe_subject(item)
-            try:
-                call = _driver_call(spec, item, drivers, removed_driver)
-                if not dry_run:
-                    with progress.show_activity(f"{spec.kind} {subject}", total, number):
-                        call()
-            except BaseException as exc:  # a SystemExit is a failure too
-                LOG.debug("Job item failed", job=spec.job_uuid, device=item.device, exc_info=True)
-                errors.append(progress.describe_failure(spec.kind, item, error_text(exc)))
-                # The work of a device set comes first: while its guest still has the devices, they
-                # must not be reset either.
-                if not releasing or not item.handle:
-                    # What earlier items, or a part of this one, have prepared is not undone here:
-                    # the conductor answers a failed prepare with a release job for all items, which
-                    # also comes if this agent dies now.
-                    return errors[0][: job.MAX_ERROR]
+
+    def run(number: int, item: job.WorkItem) -> None:
+        call = _driver_call(spec, item, drivers, removed_driver)
+        step = f"{spec.kind} {progress.describe_subject(item)}"
+        with progress.show_activity(step, total, number):
+            call()
+
+    # Looked up before the first call: a job that one backend cannot do must not begin with the
+    # others. But a release does what it can: a backend that is missing must not keep the handles of
+    # the others dirty.
+    for item in () if releasing else spec.items:
+        if not should_continue():
+            raise Aborted
+        if error := _attempt(spec, item, lambda i: _driver_call(spec, i, drivers, removed_driver)):
+            return error[: job.MAX_ERROR]
+    errors: list[str] = []
+    for number, item in enumerate(spec.items):
+        if not should_continue():
+            raise Aborted
+        error = _attempt(spec, item, partial(run, number))
+        if error is None:
+            continue
+        errors.append(error)
+        # The work of a device set comes first: while its guest still has the devices, they must not
+        # be reset either.
+        if not releasing or not item.handle:
+            # What earlier items, or a part of this one, have prepared is not undone here: the
+            # conductor answers a failed prepare with a release job for all items, which also comes
+            # if this agent dies now.
+            return errors[0][: job.MAX_ERROR]
     return "; ".join(errors)[: job.MAX_ERROR] or None
+
+
+def _attempt(
+    spec: job.JobSpec, item: job.WorkItem, func: Callable[[job.WorkItem], object]
+) -> str | None:
+    """Call a function for an item; return the error text if it raises."""
+    try:
+        func(item)
+    except BaseException as exc:  # a SystemExit is a failure too
+        LOG.debug("Job item failed", job=spec.job_uuid, device=item.device, exc_info=True)
+        return progress.describe_failure(spec.kind, item, error_text(exc))
+    return None
 
 
 def _change_guest(

@@ -189,6 +189,7 @@ class JobQueue:
         return task is not None and task.thread is not None
 
     def _start_task(self, task: _Task) -> bool:
+        """Record a job as started and start its thread; return False if that fails."""
         spec = task.spec
         # Of its own, without a pool: a driver that hangs keeps its thread, and would use up a pool.
         thread = threading.Thread(
@@ -209,6 +210,7 @@ class JobQueue:
             self._run_task(task)
 
     def _run_task(self, task: _Task) -> None:
+        """Run a job in this thread, record its end and report it, unless it was discarded."""
         spec = task.spec
         LOG.info(
             "Job started: %s, %d items",

@@ -267,6 +267,7 @@ class Reporter(LoopThread):
         return pause
 
     def _sync(self) -> float:
+        """Send what is due; return the seconds until the next call."""
         # Read before the devices are collected: an outcome is sent only after its devices.
         outcomes = self._backend_outcomes
         jobs = self._jobs.pending()
@@ -325,6 +326,7 @@ class Reporter(LoopThread):
         return True
 
     def _flush_backend_outcomes(self, pending: tuple[int, Sequence[BackendOutcome]]) -> None:
+        """Send the outcomes of a generation once; a rejected one is requested again."""
         generation, outcomes = pending
         bodies = [outcome.to_dict() for outcome in outcomes]
         accepted = False
@@ -360,6 +362,7 @@ class Reporter(LoopThread):
         self.conductor.discovery_done(discovery[0], self.host, [body], self.epoch)
 
     def _send_hello(self, inventory: Inventory) -> Mapping[str, Any]:
+        """Send a heartbeat, follow its answer (interval, generation), and return it."""
         drivers = {b.driver.name: b.driver.version for b in self.backends}
         answer = self.conductor.hello(
             host=self.host,
@@ -391,6 +394,7 @@ class Reporter(LoopThread):
         return answer
 
     def _report(self, inventory: Inventory, digest: str) -> None:
+        """Send the whole inventory under the next report number."""
         # Also if the call fails: the conductor may have recorded it, and takes only a higher one.
         self._report_number += 1
         # Until the conductor accepts it: after a failure nobody knows which inventory it has.

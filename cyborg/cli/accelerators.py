@@ -207,10 +207,10 @@ class List(listing.Lister, of=ACCELERATORS):
         if not args.detail:
             return self.build_rows(args, rows)
         instances = {row["instance_uuid"] for row in rows} - {None}
-        found = fetch_states(self.app.rest, instances)
-        if found.warning is not None:
-            self.app.LOG.warning("%s", found.warning)
-        rows = [{**row, "server": found.states.get(row["instance_uuid"])} for row in rows]
+        states = fetch_states(self.app.rest, instances)
+        if states.warning is not None:
+            self.app.LOG.warning("%s", states.warning)
+        rows = [{**row, "server": states.states.get(row["instance_uuid"])} for row in rows]
         extra = formatting.columns_of("server")
         return self.build_rows(args, rows, (*SHORT, *extra), (*LONG, *extra))
 

@@ -130,6 +130,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    """Run the command of these arguments; return the exit status."""
     from openstack import exceptions
 
     # argparse would only say that there is no such option.

@@ -263,6 +263,7 @@ def _measure(row: Row) -> Progress:
 
 
 def _measure_detach(target: str, selected: Set[str] | None, page: Row) -> Progress:
+    """Return how far the detach of a target has come, from a page of attachments."""
     rows = [
         row
         for row in page["attachments"]

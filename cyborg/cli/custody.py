@@ -99,6 +99,7 @@ class Custody(listing.Lister, of=CUSTODY):
         return super().produce_output(parsed_args, *output) if parsed_args.device else 0
 
     def _check_logs(self, rest: RestClient, args: Arguments) -> None:
+        """Verify the logs of one device or of all, and export their last records."""
         keys = _read_file(args.key_file, parse_keys) if args.key_file else None
         anchors = _read_file(args.anchor, core.parse_anchors) if args.anchor else {}
         if args.device:
@@ -107,13 +108,14 @@ class Custody(listing.Lister, of=CUSTODY):
             # Those of the anchors, too: a removed device is not listed, but its log must be
             # complete.
             uuids = sorted({row["uuid"] for row in DEVICES.list_all(rest)} | set(anchors))
+        prefixes = {uuid: "" if args.device else f"device {uuid}: " for uuid in uuids}
         tips: dict[str, Link] = {}
-        broken = 0
-        for uuid in uuids:
+        num_broken = 0
+        for uuid, prefix in prefixes.items():
             try:
                 if args.verify:
                     message, tip = verify_log(rest, uuid, keys, anchors.get(uuid))
-                    self.app.stderr.write(message if args.device else f"device {uuid}: {message}")
+                    self.app.stderr.write(f"{prefix}{message}")
                 else:
                     head = _read_head(rest, uuid)
                     tip = None if head is None else head.tip
@@ -121,13 +123,13 @@ class Custody(listing.Lister, of=CUSTODY):
                 if args.device:
                     raise
                 # The other logs are checked, too: a fault in one says nothing about them.
-                broken += 1
-                self.app.stderr.write(f"device {uuid}: {exc}\n")
-                continue
-            if tip is not None:
-                tips[uuid] = tip
-        if broken:
-            raise CommandError(f"{broken} of {len(uuids)} custody logs are not proved")
+                num_broken += 1
+                self.app.stderr.write(f"{prefix}{exc}\n")
+            else:
+                if tip is not None:
+                    tips[uuid] = tip
+        if num_broken:
+            raise CommandError(f"{num_broken} of {len(uuids)} custody logs are not proved")
         if args.export_anchor:
             _write_anchors(args.export_anchor, tips)
 

@@ -225,15 +225,15 @@ class Candidates(listing.Lister, of=CONTEXT_CANDIDATES):
         """Return the candidates, followed by the other providers."""
         params = self.read_fields(args) | ({"explain": 1} if args.explain else {})
         path = f"{self.find_path(args)}/allocation_candidates"
-        found = self.app.rest.call("GET", path, params=params)
-        if found["reason"]:
+        answer = self.app.rest.call("GET", path, params=params)
+        if answer["reason"]:
             # On stderr, so that JSON stays JSON.
-            self.app.stderr.write(f"Placement: {found['reason']}\n")
-        return [*_candidate_rows(found), *_rejected_rows(found)]
+            self.app.stderr.write(f"Placement: {answer['reason']}\n")
+        return [*_candidate_rows(answer), *_rejected_rows(answer)]
 
 
-def _candidate_rows(found: Row) -> Iterator[dict[str, Any]]:
-    for candidate in found["allocation_candidates"]:
+def _candidate_rows(answer: Row) -> Iterator[dict[str, Any]]:
+    for candidate in answer["allocation_candidates"]:
         # By number: as a text, 10 precedes 2.
         for group, providers in sorted(
             candidate["mappings"].items(), key=lambda item: int(item[0])
@@ -247,8 +247,8 @@ def _candidate_rows(found: Row) -> Iterator[dict[str, Any]]:
                 }
 
 
-def _rejected_rows(found: Row) -> Iterator[dict[str, Any]]:
-    for provider in found.get("rejected_providers", ()):
+def _rejected_rows(answer: Row) -> Iterator[dict[str, Any]]:
+    for provider in answer.get("rejected_providers", ()):
         for group in provider["groups"]:
             yield {
                 **provider,

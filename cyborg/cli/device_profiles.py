@@ -136,10 +136,10 @@ class Explain(listing.Lister, of=EXPLANATIONS):
         path = f"{self.find_path(args)}/explanation"
         if args.host is None and not args.providers:
             # The counts are those of all providers on every page.
-            found = self.app.rest.call("GET", path, params={"limit": 1})
-            return self.build_rows(args, summary_rows(found))
-        found = self.app.rest.read_whole(path, "providers", **self.read_fields(args))
-        return self.build_rows(args, _provider_rows(found), PROVIDERS, LONG_PROVIDERS)
+            explanation = self.app.rest.call("GET", path, params={"limit": 1})
+            return self.build_rows(args, summary_rows(explanation))
+        explanation = self.app.rest.read_whole(path, "providers", **self.read_fields(args))
+        return self.build_rows(args, _provider_rows(explanation), PROVIDERS, LONG_PROVIDERS)
 
 
 class Capacity(listing.Lister, of=CAPACITIES):
@@ -154,11 +154,11 @@ class Capacity(listing.Lister, of=CAPACITIES):
     def read_rows(self, args: argparse.Namespace) -> list[dict[str, Any]]:
         """Return a row for the cloud, and one for each host."""
         path = f"{self.find_path(args)}/capacity"
-        found = self.app.rest.read_whole(path, "hosts", **self.read_fields(args))
-        rows = list(found["hosts"])
+        capacity = self.app.rest.read_whole(path, "hosts", **self.read_fields(args))
+        rows = list(capacity["hosts"])
         if args.host is None:
             # The totals of the answer are those of the cloud, or of the only host.
-            rows.insert(0, {**found, "hostname": ALL_HOSTS})
+            rows.insert(0, {**capacity, "hostname": ALL_HOSTS})
         return [_capacity_row(row) for row in rows]
 
 

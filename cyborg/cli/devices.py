@@ -191,9 +191,10 @@ class LayoutList(listing.Lister, of=LAYOUTS):
     def read_rows(self, args: Arguments) -> list[dict[str, Any]]:
         """Return the layouts."""
         path = DEVICES.object_path(DEVICES.find_uuid(self.app.rest, args.device))
-        found = self.app.rest.call("GET", f"{path}/layout")
+        answer = self.app.rest.call("GET", f"{path}/layout")
         return [
-            {**layout, "current": layout["name"] == found["layout"]} for layout in found["layouts"]
+            {**layout, "current": layout["name"] == answer["layout"]}
+            for layout in answer["layouts"]
         ]
 
 

@@ -83,7 +83,7 @@ def _add_fabric(
 
 def _load_drivers() -> list[type[Driver]]:
     """Return the installed drivers; print a warning for each driver that cannot be loaded."""
-    found: list[type[Driver]] = []
+    drivers: list[type[Driver]] = []
     # In a fixed order, so that two captures of a host can be compared.
     for entry in sorted(metadata.entry_points(group=_GROUP), key=lambda entry: entry.name):
         try:
@@ -92,8 +92,8 @@ def _load_drivers() -> list[type[Driver]]:
             _say(f"warning: driver {entry.name} cannot be loaded: {exc}")
             continue
         if isinstance(driver, type) and issubclass(driver, Driver):
-            found.append(driver)
-    return found
+            drivers.append(driver)
+    return drivers
 
 
 def _watch(seconds: float) -> list[Uevent]:
@@ -103,14 +103,16 @@ def _watch(seconds: float) -> list[Uevent]:
     monitor = pyudev.Monitor.from_netlink(pyudev.Context(), source="kernel")
     monitor.start()
     begin = time.monotonic()
-    found: list[Uevent] = []
-    while (left := begin + seconds - time.monotonic()) > 0 and len(found) < MAX_UEVENTS:
+    uevents: list[Uevent] = []
+    while (left := begin + seconds - time.monotonic()) > 0 and len(uevents) < MAX_UEVENTS:
         # None at the timeout.
         device = monitor.poll(left)
         if device is not None:
             at = round(time.monotonic() - begin, 3)
-            found.append(Uevent(at, str(device.action), str(device.subsystem), device.device_path))
-    return found
+            uevents.append(
+                Uevent(at, str(device.action), str(device.subsystem), device.device_path)
+            )
+    return uevents
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -36,6 +36,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _serve(args: argparse.Namespace, stop_requested: threading.Event) -> int:
+    """Run the stand-alone stack until a stop is requested; return the exit status."""
     state = Path(args.state_dir).expanduser().absolute()
     conf = _configuration(args, state)
     set_up_logging(conf, "cyborg-standalone")
@@ -67,6 +68,7 @@ def _serve(args: argparse.Namespace, stop_requested: threading.Event) -> int:
 
 
 def _configuration(args: argparse.Namespace, state: Path) -> cfg.ConfigOpts:
+    """Return the configuration from files, options of the command and defaults."""
     conf = cfg.ConfigOpts()
     options.register(conf)
     log.register_options(conf)

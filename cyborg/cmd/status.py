@@ -74,6 +74,7 @@ class Checks(UpgradeCommands):
 
     @staticmethod
     def _check_work(connection: sa.Connection) -> Result:
+        """Warn of dead letters, and of providers that could not be published."""
         dead = sa.select(sa.func.count()).select_from(outbox).where(outbox.c.state == "dead")
         stale = (
             sa.select(sa.func.count()).select_from(providers).where(providers.c.error.is_not(None))

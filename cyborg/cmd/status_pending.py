@@ -78,7 +78,7 @@ def pending_items(
     # After this time, a conductor should have rolled the bind back, or another one taken it over.
     late = started is not None and started > options.prepare_timeout + 2 * options.lease_timeout
     binding = counts.arqs.get(ArqState.BIND_STARTED, 0)
-    yield PendingItem("requests in BindStarted", binding, started, late)
+    yield PendingItem("requests in BindStarted", binding, started, needs_attention=late)
     orphans = counts.orphans_suspected
     yield PendingItem(
         "requests without an allocation (orphans?)", orphans, needs_attention=orphans > 0
@@ -86,9 +86,11 @@ def pending_items(
     yield PendingItem("requests whose instance's project is unknown", counts.owners_unverified)
     yield PendingItem("handles to be cleaned", counts.count_handles("dirty"))
     for messages in totals.outbox:
-        name = f"messages {messages['kind']}, {messages['state']}"
         yield PendingItem(
-            name, messages["count"], age(messages["oldest"]), messages["state"] == "dead"
+            f"messages {messages['kind']}, {messages['state']}",
+            messages["count"],
+            age(messages["oldest"]),
+            needs_attention=messages["state"] == "dead",
         )
     for jobs in totals.jobs:
         yield PendingItem(f"jobs {jobs['kind']}, open", jobs["count"], age(jobs["oldest"]))

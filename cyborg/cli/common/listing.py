@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from cliff import columns, lister
 
@@ -58,6 +58,14 @@ WATCH = argument(
 )
 
 
+class _Drawn(NamedTuple):
+    """What was drawn last."""
+
+    listed: Listed
+    width: int
+    lines: list[str]
+
+
 @dataclass
 class Watcher:
     """Shows a list until the user quits.
@@ -68,8 +76,7 @@ class Watcher:
 
     fetch: Callable[[], Listed]
     write: Callable[[Listed, TextIO, int], None]
-    # What was drawn last: the list, the width and the lines.
-    _drawn: tuple[Any, int, list[str]] = (None, 0, [])
+    _drawn: _Drawn | None = None
 
     def refresh(self, stdout: TextIO, title: str, interval: float) -> int:
         """Refresh the table in place until q or Ctrl-C, and return the exit status."""
@@ -77,18 +84,21 @@ class Watcher:
         refresher = live.Refresher(self.fetch, self.fetch(), interval, CommandError)
 
         def build(
-            listed: Listed, error: str | None, seconds: float, width: int, height: int
+            listed: Listed, error: str | None, age: float, width: int, height: int
         ) -> list["Text"]:
             from rich.text import Text
 
-            read_at = datetime.fromtimestamp(time.time() - seconds, UTC)
+            read_at = datetime.fromtimestamp(time.time() - age, UTC)
             head = f"{title}  {read_at:%Y-%m-%dT%H:%M:%SZ}, every {interval:g} s  q quits"
             lines = self._lines(listed, width, stdout.encoding or "ascii")
             if len(lines) > height - 1:
                 hidden = len(lines) - max(height - 2, 0)
                 lines = [*lines[: max(height - 2, 0)], f"{hidden} more lines"]
-            first = (head, "reverse") if error is None else (f"{head}: {error}", "white on red")
-            shown = [Text(first[0], first[1], no_wrap=True), *(Text(line) for line in lines)]
+            if error is None:
+                title_line = Text(head, "reverse")
+            else:
+                title_line = Text(f"{head}: {error}", "white on red")
+            shown = [title_line, *(Text(line) for line in lines)]
             for line in shown:
                 line.no_wrap = True
                 line.truncate(width)
@@ -98,12 +108,13 @@ class Watcher:
 
     def _lines(self, listed: Listed, width: int, encoding: str) -> list[str]:
         # The view is built several times a second, to follow the size of the terminal.
-        if self._drawn[0] is not listed or self._drawn[1] != width:
+        drawn = self._drawn
+        if drawn is None or drawn.listed is not listed or drawn.width != width:
             out = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="replace")
             self.write(listed, out, width)
             out.seek(0)
-            self._drawn = (listed, width, out.read().splitlines())
-        return self._drawn[2]
+            drawn = self._drawn = _Drawn(listed, width, out.read().splitlines())
+        return drawn.lines
 
     def repeat(
         self, stdout: TextIO, interval: float, report: Callable[[CommandError], None]
@@ -298,7 +309,8 @@ def fit_table(
     times are never truncated.
     """
     texts = [[_one_line(value) for value in row] for row in rows]
-    widths = [
+    # Of each column; the limits begin with the widths of the longest texts.
+    limits = [
         max(tables.text_width(text) for text in (name, *(row[number] for row in texts)))
         for number, name in enumerate(names)
     ]
@@ -307,8 +319,8 @@ def fit_table(
         for number, shows in enumerate(visible)
         if shows and elastic[number] and not any(_is_fixed(row[number]) for row in rows)
     ]
-    excess = sum(widths[n] + 3 for n, shows in enumerate(visible) if shows) + 1 - width
-    limits = list(widths)
+    # A column has a border and two spaces, and the table one more border.
+    excess = sum(limits[n] + 3 for n, shows in enumerate(visible) if shows) + 1 - width
     # One character at a time from the widest: the columns come out as equal as possible.
     while excess > 0 and truncatable:
         widest = max(truncatable, key=lambda number: limits[number])

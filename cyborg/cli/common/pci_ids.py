@@ -95,11 +95,11 @@ def _ids(row: Mapping[str, Any]) -> tuple[str | None, str | None]:
     # Only hardware-list has fields of their own; a device has them in the JSON text of its board.
     product = row.get("product_id")
     if product is None and isinstance(board, str):
-        found = re.search(r'"product_id": *"([^"]*)"', board)
-        product = found and found[1]
+        match = re.search(r'"product_id": *"([^"]*)"', board)
+        product = match and match[1]
     return _id(row.get("vendor_id") or row.get("vendor")), _id(product)
 
 
 def _id(value: Any) -> str | None:
-    found = _ID.fullmatch(str(value or "").lower())
-    return found and found[1]
+    match = _ID.fullmatch(str(value or "").lower())
+    return match and match[1]

@@ -46,12 +46,12 @@ def parse_time(text: str, now: datetime | None = None) -> str:
     '2030-01-31T14:00:00Z'
     """
     try:
-        found = _FROM_NOW.fullmatch(text)
-        if found is None:
+        match = _FROM_NOW.fullmatch(text)
+        if match is None:
             datetime.fromisoformat(text)
             # Unchanged: the service reads it, and decides about the time zone.
             return text
-        length = timedelta(**{_UNITS[found[2]]: int(found[1])})
+        length = timedelta(**{_UNITS[match[2]]: int(match[1])})
         return ((now or datetime.now(UTC)) + length).isoformat(timespec="seconds")
     except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(

@@ -89,6 +89,7 @@ def format_description(description: Description, width: int) -> Iterator[str]:
 
 
 def _format_fields(description: Description, width: int) -> Iterator[str]:
+    """Yield the lines of the fields that have a value, their texts wrapped and aligned."""
     # The parts are sections of their own.
     hidden = {title for title, _ in description.kind.parts.values()}
     names, cells = description.kind.collection.build_object(description.row)
@@ -123,6 +124,7 @@ def _format_section(section: Section, width: int) -> Iterator[str]:
 
 
 def _format_table(section: Section, rows: Sequence[Any], width: int) -> Iterator[str]:
+    """Yield the lines of a table without borders, cut to the width."""
     columns = section.collection.short
     objects = [section.collection.format_row(row) for row in rows]
     lines = [

@@ -84,14 +84,14 @@ DEVICE = Kind(
         Related("Device sets", DEVICE_SETS, {"member": "uuid"}, _SETS),
         Related("Services", _SERVICES, {"host": "hostname"}),
         Related("Jobs", JOBS, {"subject": "uuid"}, _NEWEST),
-        Related("Custody", CUSTODY, {}, _NEWEST, below="custody"),
+        Related("Custody", CUSTODY, fixed=_NEWEST, below="custody"),
     ),
 )
 CONTEXT = Kind(
     "device context",
     CONTEXTS,
     (
-        Related(REASONS, CONTEXT_EXPLANATIONS, {}, _ONE, below=EXPLANATION),
+        Related(REASONS, CONTEXT_EXPLANATIONS, fixed=_ONE, below=EXPLANATION),
         Related("Profile", PROFILES, key="device_profile"),
         Related("Attachments", ATTACHMENTS, {"instance": "instance_uuid"}),
         Related("Jobs", JOBS, {"subject": "instance_uuid"}, _NEWEST),
@@ -104,7 +104,7 @@ PROFILE = Kind(
     "device profile",
     PROFILES,
     (
-        Related(REASONS, EXPLANATIONS, {}, _ONE, below=EXPLANATION),
+        Related(REASONS, EXPLANATIONS, fixed=_ONE, below=EXPLANATION),
         Related("Contexts", CONTEXTS, {"device_profile": "name"}),
     ),
 )
@@ -133,7 +133,9 @@ ACCELERATOR = Kind(
     (
         Related("Device", DEVICES, key="device_uuid"),
         Related("Request", ARQS, key="arq_uuid"),
-        Related("Custody of the device", CUSTODY, {}, _NEWEST, key="device_uuid", below="custody"),
+        Related(
+            "Custody of the device", CUSTODY, fixed=_NEWEST, key="device_uuid", below="custody"
+        ),
         Related("Attachments", ATTACHMENTS, {"instance": "instance_uuid"}),
         Related("Services", _SERVICES, {"host": "hostname"}),
     ),

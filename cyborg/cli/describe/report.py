@@ -84,6 +84,7 @@ class Search:
         yield from devices or self._filtered(kinds.ACCELERATOR, address=address, host=host)
 
     def _by_name(self, name: str) -> Iterator[Found]:
+        """Yield the objects that have this name, kind by kind."""
         host, slash, binary = name.rpartition("/")  # or the address of a device set
         if slash:
             yield from self._filtered(kinds.SERVICE, host=host, binary=binary)
@@ -199,19 +200,18 @@ def _read_section(rest: RestClient, row: Row, related: Related) -> Section | Non
     last three have the ``filters``.
     """
     collection = related.collection
+    identifier = row.get(related.key or "uuid")
+    params = {parameter: row.get(field) for parameter, field in related.filters.items()}
+    # The object has no such relation now, as a request that is not bound.
+    if (related.key and identifier is None) or None in params.values():
+        return None
     try:
-        identifier = row.get(related.key or "uuid")
-        # The object has no such relation now, as a request that is not bound.
-        if related.key and identifier is None:
-            return None
-        if related.key and not related.below:
-            return Section(related.title, collection, [collection.read_one(rest, str(identifier))])
-        params = {parameter: row.get(field) for parameter, field in related.filters.items()}
-        if None in params.values():
-            return None
-        path = collection.path
         if related.below:
             path = f"{collection.object_path(str(identifier))}/{related.below}"
+        elif related.key:
+            return Section(related.title, collection, [collection.read_one(rest, str(identifier))])
+        else:
+            path = collection.path
         page = rest.call("GET", path, params={**params, **related.fixed})
     except CommandError as exc:
         # Without a status the service did not answer at all.
@@ -253,6 +253,7 @@ def _own_hindrances(row: Row) -> Iterator[str]:
 
 
 def _section_hindrances(section: Section, row: Row) -> Iterator[str]:
+    """Yield the hindrances that the objects of a section show."""
     if section.title == "Services":
         for service in section.rows:
             yield from _service_hindrances(service, row.get("backend"))
@@ -265,9 +266,9 @@ def _section_hindrances(section: Section, row: Row) -> Iterator[str]:
             if host["error"]:
                 yield f"{host['host']} ({host['backend']}) {host['status']}: {host['error']}"
     elif section.title == REASONS and not _fits(section):
-        for each in section.rows:
-            if each["result"] != device_profiles.FITS:
-                yield f"{each['result']}: {each.get('reason')}"
+        for group in section.rows:
+            if group["result"] != device_profiles.FITS:
+                yield f"{group['result']}: {group.get('reason')}"
 
 
 def _service_hindrances(service: Row, backend: str | None) -> Iterator[str]:

@@ -153,6 +153,7 @@ def _host(
     accelerators: Sequence[Row],
     device_sets: Sequence[Row],
 ) -> HostView:
+    """Build the view of a host: its devices by NUMA node, with handles and sets."""
     by_device: dict[str, list[Row]] = {}
     for row in accelerators:
         by_device.setdefault(row["device_uuid"], []).append(row)

@@ -146,13 +146,16 @@ def _lines(device: DeviceView) -> list[tuple[str, str]]:
         lines.append(("good", "ready") if ready else ("warn", f"schedulable {device.status}"))
     if device.root:
         lines.append(("soft", f"PCI root {device.root}"))
-    lines += [("soft", f"in {each.name}, {each.offer}") for each in device.member_of]
-    for each in device.sets:
-        if not each.is_withheld:
-            style = "good" if each.offer == OfferState.OFFERED else "soft"
-            text = f"{each.name} {each.offer}, {each.size} devices {each.owner}"
+    lines += [
+        ("soft", f"in {device_set.name}, {device_set.offer}") for device_set in device.member_of
+    ]
+    for device_set in device.sets:
+        if not device_set.is_withheld:
+            style = "good" if device_set.offer == OfferState.OFFERED else "soft"
+            size = f"{device_set.size} devices"
+            text = f"{device_set.name} {device_set.offer}, {size} {device_set.owner}"
             lines.append((style, text.rstrip()))
-    if withheld := sum(each.is_withheld for each in device.sets):
+    if withheld := sum(device_set.is_withheld for device_set in device.sets):
         lines.append(("soft", f"sets withheld: {withheld}"))
     return lines
 
@@ -172,6 +175,7 @@ def _cell_rows(number: int) -> int:
 
 
 def _draw_card(panel: ET.Element, content: _Card, x: int, y: int, height: int) -> None:
+    """Draw the card of a device: texts, a cell for each handle, owners."""
     card = ET.SubElement(panel, "g")
     device, owners = content.device, content.owners
     tooltip = [device.address, *(text for _, text in content.lines), *owners]

@@ -50,16 +50,16 @@ def fetch_snapshot(rest: RestClient) -> Snapshot:
     return Snapshot(summary, jobs["jobs"], discoveries["discoveries"])
 
 
-def build_lines(found: Snapshot, canvas: Canvas, height: int | None = None) -> list["Text"]:
+def build_lines(snapshot: Snapshot, canvas: Canvas, height: int | None = None) -> list["Text"]:
     """Return the lines of the view: at most ``height``, None for all."""
-    summary = found.summary
+    summary = snapshot.summary
     head = [*_hosts(summary, canvas), *_objects(summary, canvas)]
     classes = list(_classes(summary, canvas))
     alarms = [canvas.build_line((f"! {text}", _BAD)) for text in _alarms(summary)]
     num_alarms = len(alarms) + _unnamed_alarms(summary)
-    work = [*_jobs(found, canvas), *_discoveries(found, canvas)]
+    work = [*_jobs(snapshot, canvas), *_discoveries(snapshot, canvas)]
     open_jobs = sum(job["count"] for job in summary["jobs"])
-    num_work = max(len(work), open_jobs + len(found.discoveries))
+    num_work = max(len(work), open_jobs + len(snapshot.discoveries))
     # Without the three titles. Half is for alarms, and a third of the rest for work, if needed.
     room = 10**9 if height is None else height - len(head) - 3
     alarms = canvas.limit_lines(alarms, room // 2, num_alarms, "alarms")
@@ -124,6 +124,7 @@ def _objects(summary: Row, canvas: Canvas) -> list["Text"]:
 
 
 def _classes(summary: Row, canvas: Canvas) -> Iterator["Text"]:
+    """Yield a bar of uses for each resource class; two lines if the view is narrow."""
     width, glyphs = canvas.width, canvas.glyphs
     rows = [_count_uses(row) for row in summary["resource_classes"]]
     names = min(max((len(row["resource_class"]) for row in rows), default=0), width // 3)
@@ -193,27 +194,27 @@ def _unnamed_alarms(summary: Row) -> int:
     """Return how many daemons are down, and devices unhealthy, without being in the lists."""
     down: int = sum(row["count"] for row in summary["services"] if row["state"] == "down")
     unhealthy: int = summary["devices"]["unhealthy"]
-    named = len(summary["down_services"]), len(summary["unhealthy_devices"])
-    return max(0, down - named[0]) + max(0, unhealthy - named[1])
+    unnamed_services = max(0, down - len(summary["down_services"]))
+    return unnamed_services + max(0, unhealthy - len(summary["unhealthy_devices"]))
 
 
-def _jobs(found: Snapshot, canvas: Canvas) -> Iterator["Text"]:
-    for job in found.jobs:
+def _jobs(snapshot: Snapshot, canvas: Canvas) -> Iterator["Text"]:
+    for job in snapshot.jobs:
         place = f" on {job['host']}" if job["host"] else ""
         doing = ", ".join(_format_counts(job["progress"]))
         if activity := job.get("activity"):
             share = f" {activity['done']}/{activity['total']}" if activity["total"] else ""
             doing = f"{activity['step']}{share}"
-        age = _age(found.summary, job["created_at"])
+        age = _age(snapshot.summary, job["created_at"])
         parts: list[Part] = [(f"{job['kind']}", "cyan"), f" {_short(job['subject'])}{place}, {age}"]
         parts += [f": {doing}"] if doing else []
         parts += [(f", error: {job['error']}", _BAD)] if job["error"] else []
         yield canvas.build_line(*parts)
 
 
-def _discoveries(found: Snapshot, canvas: Canvas) -> Iterator["Text"]:
-    for row in found.discoveries:
-        age = _age(found.summary, row["created_at"])
+def _discoveries(snapshot: Snapshot, canvas: Canvas) -> Iterator["Text"]:
+    for row in snapshot.discoveries:
+        age = _age(snapshot.summary, row["created_at"])
         steps = ", ".join(_format_counts(row["progress"]))
         yield canvas.build_line(("discovery", "cyan"), f" {_short(row['uuid'])}, {age}: {steps}")
 
@@ -280,14 +281,14 @@ class Top(base.WaitCommand):
 
 
 def build_title(
-    found: Snapshot, error: str | None, seconds: float, interval: float, canvas: Canvas
+    snapshot: Snapshot, error: str | None, seconds: float, interval: float, canvas: Canvas
 ) -> "Text":
     """Return the first line: the time of the data, or the error of the last refresh."""
-    read_at = found.summary["read_at"][:19]
+    read_at = snapshot.summary["read_at"][:19]
     if error is not None:
         age = format_age(seconds)
         return canvas.build_line((f"data of {age} ago: {error}", "bold white on red"))
-    counted = found.summary["count_age"]
+    counted = snapshot.summary["count_age"]
     note = f", counts {format_age(counted)} old" if counted else ""
     text = f"cyborg top  {read_at}Z, every {interval:g} s{note}  q quits"
     return canvas.build_line((text, "reverse"))

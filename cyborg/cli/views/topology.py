@@ -87,24 +87,29 @@ def _device(device: inventory.DeviceView) -> Node:
         parts += [", ", (f"schedulable {device.status}", "yellow")]
     if device.is_unhealthy:
         parts += [", ", (device.health, "bold red")]
-    for each in device.member_of:
-        parts += [", in ", each.name, " ", (each.offer, _OFFERS.get(each.offer, "yellow"))]
+    for device_set in device.member_of:
+        parts += [
+            ", in ",
+            device_set.name,
+            " ",
+            (device_set.offer, _OFFERS.get(device_set.offer, "yellow")),
+        ]
     return Node(parts, [*map(_deployable, device.deployables), *_sets(device.sets)])
 
 
 def _sets(sets: Sequence[inventory.SetView]) -> Iterator[Node]:
     """Yield the device sets of a source; those that are withheld are only counted."""
-    for each in sets:
-        if not each.is_withheld:
+    for device_set in sets:
+        if not device_set.is_withheld:
             yield Node(
                 [
-                    f"{each.name} ",
-                    (each.offer, _OFFERS.get(each.offer, "yellow")),
-                    f" {each.owner}" if each.owner else "",
-                    f": {', '.join(each.handles)}",
+                    f"{device_set.name} ",
+                    (device_set.offer, _OFFERS.get(device_set.offer, "yellow")),
+                    f" {device_set.owner}" if device_set.owner else "",
+                    f": {', '.join(device_set.handles)}",
                 ]
             )
-    sizes = Counter(each.size for each in sets if each.is_withheld)
+    sizes = Counter(device_set.size for device_set in sets if device_set.is_withheld)
     if sizes:
         text = ", ".join(f"{number} of {size}" for size, number in sorted(sizes.items()))
         yield Node([(f"withheld: {text}", "dim")])

@@ -77,13 +77,13 @@ def parse(text: str) -> tuple[Algorithm, ...]:
     parsed = [_parse_record(record) for record in records.split("\n\n")] if end else []
     # A self-test adds references: its algorithm would count as used.
     in_test = {record["driver"] for record in parsed if record and record["type"] == _LARVAL}
-    found: list[Algorithm] = []
+    algorithms: list[Algorithm] = []
     for record in parsed:
         if not record or record["selftest"] != "passed" or record["driver"] in in_test:
             continue
         if record["type"] not in _SERVICES:
             continue
-        found.append(
+        algorithms.append(
             Algorithm(
                 record["name"],
                 record["driver"],
@@ -92,7 +92,7 @@ def parse(text: str) -> tuple[Algorithm, ...]:
                 max(0, int(record["refcnt"]) - 1),
             )
         )
-    return tuple(found)
+    return tuple(algorithms)
 
 
 def _parse_record(text: str) -> dict[str, str]:

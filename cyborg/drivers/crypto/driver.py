@@ -137,12 +137,12 @@ class CryptoDriver(PciDriver):
         # A device has no attribute ``qat/state`` while it is bound to another kernel driver, such
         # as vfio-pci.
         changing = frozenset(self._changing)  # a change may end while the devices are measured
-        found = dict(super().measure(devices))
-        for address, measurement in found.items():
+        measurements = dict(super().measure(devices))
+        for address, measurement in measurements.items():
             if self._sysfs.read_text(PCI_DEVICES / address / "qat/state") == "down":
-                found[address] = combine([_DOWN, measurement])
+                measurements[address] = combine([_DOWN, measurement])
         changing |= self._changing
-        return {a: measured for a, measured in found.items() if a not in changing}
+        return {a: measured for a, measured in measurements.items() if a not in changing}
 
     def layouts(self, device: inventory.Device) -> Sequence[inventory.Layout]:
         """Return a layout for each set of services of a QAT device; ``fixed`` for other devices.

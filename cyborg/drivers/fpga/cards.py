@@ -299,14 +299,14 @@ def split(
         return []
     whole = card.deployables[0]
     handles = {handle.address: handle for handle in whole.handles}
-    found: list[tuple[int, Deployable]] = []
+    parts: list[tuple[int, Deployable]] = []
     for number in range(count):
         virtual = sysfs.read_link(PCI_DEVICES / card.address / f"virtfn{number}")
         if virtual is None or virtual not in handles:
             continue
         address = card.address if number == 0 else f"{card.address}{_SUFFIX}{number}"
-        found.append((number, replace(whole, address=address, handles=(handles[virtual],))))
-    return found if len(found) == len(handles) else []
+        parts.append((number, replace(whole, address=address, handles=(handles[virtual],))))
+    return parts if len(parts) == len(handles) else []
 
 
 def parse_region(card: str, deployable: str, count: int) -> int | None:

@@ -99,10 +99,12 @@ class FpgaDriver(PciDriver):
         self._functions = dict(functions)
         regions = cards.read_regions(self._sysfs, functions.values())
         present = {(function.address, function.product) for function in functions.values()}
-        self._known = {key: found for key, found in self._known.items() if key in present}
-        for address, found in regions.items():
+        self._known = {
+            key: card_regions for key, card_regions in self._known.items() if key in present
+        }
+        for address, card_regions in regions.items():
             if address in functions:
-                self._known[address, functions[address].product] = found
+                self._known[address, functions[address].product] = card_regions
         return super().find_used(functions)
 
     def describe(self, card: PciFunction) -> Description:
@@ -129,9 +131,9 @@ class FpgaDriver(PciDriver):
 
         A card is unhealthy if an FPGA manager of it shows an error or a port of it is in reset.
         """
-        found = dict(super().measure(devices))
+        measurements = dict(super().measure(devices))
         regions = cards.read_regions(self._sysfs, self._functions.values())
-        for address, measured in list(found.items()):
+        for address, measured in list(measurements.items()):
             for region in regions.get(address, cards.CardRegions()).regions:
                 reasons = [] if region.obstacle is None else [region.obstacle]
                 state = self._loader.manager_state(region)
@@ -139,8 +141,8 @@ class FpgaDriver(PciDriver):
                     reasons.append(f"the FPGA manager {region.manager} is in the state {state!r}")
                 if reasons:
                     failed = Measurement(inventory.Health.UNHEALTHY, "; ".join(reasons))
-                    found[address] = combine([failed, measured])
-        return found
+                    measurements[address] = combine([failed, measured])
+        return measurements
 
     def prepare(self, item: WorkItem, instance: str | None) -> None:
         """Check that the host does not use a handle, and load the image of the device profile.
@@ -213,6 +215,7 @@ class FpgaDriver(PciDriver):
     def _with_region(
         self, card: str, number: int, region: cards.Region, deployable: inventory.Deployable
     ) -> inventory.Deployable:
+        """Add the ids of a region to its deployable, and the image if it is known."""
         ids = {"REGION": region.interface_id, "FUNCTION": region.function_id}
         record = self._loader.trusted_record(card, number, region)
         if record is not None and ids["FUNCTION"] is None:

@@ -92,6 +92,7 @@ class RecordStore:
             self._write(card, {key: None if r.given else r for key, r in found.items()})
 
     def _read(self, card: str) -> dict[str, Record]:
+        """Return the records of a card by region number; none if they are damaged."""
         text = self.memory().get(_key(card))
         if text is None:
             return {}

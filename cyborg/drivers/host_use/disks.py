@@ -132,16 +132,16 @@ class DiskReader:
     def functions_of_disk(self, name: str, depth: int = 0) -> list[str]:
         """Return the PCI functions on the paths to a block device and its underlying devices."""
         path = self._resolved(f"class/block/{name}")
-        found = functions_on(path)
+        functions = functions_on(path)
         if depth == MAX_DEPTH:
-            return found
+            return functions
         for below in self._sysfs.list_names(f"class/block/{name}/slaves"):
-            found += self.functions_of_disk(below, depth + 1)
+            functions += self.functions_of_disk(below, depth + 1)
         disk = path if self._sysfs.read_text(path / "partition") is None else path.parent
         if disk != path:
             for below in self._sysfs.list_names(disk / "slaves"):
-                found += self.functions_of_disk(below, depth + 1)
-        return found + self.functions_of_nvme(disk.parent, disk.name)
+                functions += self.functions_of_disk(below, depth + 1)
+        return functions + self.functions_of_nvme(disk.parent, disk.name)
 
     def functions_of_nvme(self, folder: Path, disk: str = "") -> list[str]:
         """Return the PCI functions of a virtual folder of NVMe devices; an empty list for others.

@@ -74,6 +74,7 @@ def parse_functions(xml: str) -> frozenset[str]:
 
 
 def _addresses(devices: Iterable[Element]) -> Iterator[str]:
+    """Yield the PCI addresses of functions that devices of a guest are or use."""
     for device in devices:
         kind = device.get("type")
         is_function = (device.tag, kind) in (

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cyborg.core.codec import Serializable
 from cyborg.core.inventory.delivery import is_vfio
@@ -76,28 +76,42 @@ def summarize(
     address; and the main table before others.
     """
     names = {link.number: link.name for link in links}
-    ranked: dict[str, tuple[int, int, str]] = {}
-
-    def add(number: int, rank: int, table: int, reason: str) -> None:
+    uses: dict[str, _Use] = {}
+    for number, use in _list_uses(routes, addressed):
         if (name := names.get(number)) is not None and name != "lo":
-            candidate = (rank, 0 if table == _MAIN else table, reason)
-            ranked[name] = min(ranked.get(name, candidate), candidate)
-
-    for route in routes:
-        place = "" if route.table == _MAIN else f" in table {route.table}"
-        kind = "the default route" if route.is_default else "a route"
-        for number in route.interfaces:
-            add(number, 0 if route.is_default else 1, route.table, f"has {kind}{place}")
-    for number in addressed:
-        add(number, 2, _MAIN, "has an address of the host")
+            uses[name] = min(uses.get(name, use), use)
     return NetworkFacts(
-        reasons={name: reason for name, (_, _, reason) in sorted(ranked.items())},
+        reasons={name: use.reason for name, use in sorted(uses.items())},
         lower={
             link.name: names[link.lower]
             for link in links
             if link.lower is not None and link.lower != link.number and link.lower in names
         },
     )
+
+
+class _Use(NamedTuple):
+    """A use of an interface by the host; the least one is the most important."""
+
+    rank: int
+    table: int
+    reason: str
+
+
+def _list_uses(routes: Iterable[Route], addressed: Iterable[int]) -> Iterator[tuple[int, _Use]]:
+    """Yield the uses of interfaces, each with the number of its interface."""
+    for route in routes:
+        is_main = route.table == _MAIN
+        kind = "the default route" if route.is_default else "a route"
+        use = _Use(
+            rank=0 if route.is_default else 1,
+            table=0 if is_main else route.table,
+            reason=f"has {kind}" if is_main else f"has {kind} in table {route.table}",
+        )
+        for number in route.interfaces:
+            yield number, use
+    for number in addressed:
+        yield number, _Use(rank=2, table=0, reason="has an address of the host")
 
 
 def read_network_facts(sysfs_root: Path) -> NetworkFacts:

@@ -391,6 +391,7 @@ class Controller:
         buffer: "ctypes.Array[ctypes.c_char] | None" = None,
         timeout: float = COMMAND_TIMEOUT,
     ) -> None:
+        """Send an admin command; ``dword10`` is its first argument. Raise DriverFailed."""
         address, size = (0, 0) if buffer is None else (ctypes.addressof(buffer), len(buffer))
         words = (dword10, 0, 0, 0, 0, 0)
         command = bytearray(

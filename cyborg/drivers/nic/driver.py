@@ -189,13 +189,13 @@ class NicDriver(GenericDriver):
 
     def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
         """Return the health of the cards that are present; a card without a link is unhealthy."""
-        found = dict(super().measure(devices))
+        measurements = dict(super().measure(devices))
         if not self.options["check_carrier"]:
-            return found
-        for address, measured in found.items():
+            return measurements
+        for address, measured in measurements.items():
             if (carrier := self._measure_carrier(address)) is not None:
-                found[address] = combine([carrier, measured])
-        return found
+                measurements[address] = combine([carrier, measured])
+        return measurements
 
     def _names(self, address: str) -> list[str]:
         return interfaces.of_function(self._sysfs, address)
@@ -237,12 +237,12 @@ class NicDriver(GenericDriver):
         """Return unhealthy if an interface is up and has no link; None if no interface is up."""
         # ``Documentation/ABI/testing/sysfs-class-net`` describes ``flags`` and ``carrier``, which
         # cannot be read while an interface is down (``carrier_show`` of ``net/core/net-sysfs.c``).
-        found: Measurement | None = None
+        worst: Measurement | None = None
         for name in self._names(address):
             if not (self._sysfs.read_int(f"class/net/{name}/flags") or 0) & _UP:
                 continue
             carrier = self._sysfs.read_text(f"class/net/{name}/carrier")
             if carrier == "0":
                 return Measurement(Health.UNHEALTHY, f"the network interface {name} has no link")
-            found = HEALTHY if carrier == "1" else found
-        return found
+            worst = HEALTHY if carrier == "1" else worst
+        return worst

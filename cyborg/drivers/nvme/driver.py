@@ -203,10 +203,10 @@ class NvmeDriver(PciDriver):
         if (known_model, drive) == (model, shown):
             return known
         node = Path("/dev") / controller.name
-        found = self._access.read_methods(node, self._sysfs.read_text(controller / "dev"))
-        text = None if found is None else f"{model}\n{shown}\n{';'.join(found)}"
+        methods = self._access.read_methods(node, self._sysfs.read_text(controller / "dev"))
+        text = None if methods is None else f"{model}\n{shown}\n{';'.join(methods)}"
         self.memory.put(key, text)
-        return found
+        return methods
 
     def _find_class(self, function: PciFunction) -> str | None:
         """Return the resource class of a controller to report; None if it is unknown."""

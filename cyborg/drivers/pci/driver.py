@@ -347,13 +347,13 @@ class PciDriver(Driver):
             for f in offerable
             if self.is_shared(f) or self._managed.decision(f.address, f.physfn) is not None
         }
-        found = offers.describe_rules(self.options["devices"], self._rules, offerable)
-        found += offers.describe_parted_gpus(self._rules, offerable, selected)
+        remarks = offers.describe_rules(self.options["devices"], self._rules, offerable)
+        remarks += offers.describe_parted_gpus(self._rules, offerable, selected)
         for address in self._managed.adopted:
             if (reason := self._unadoptable(address, functions, used)) is not None:
-                found.append(f"{address} cannot be adopted: {reason}")
-        found += self._uses.describe_missing(functions)
-        return (*found, *self.read_domains().remarks)
+                remarks.append(f"{address} cannot be adopted: {reason}")
+        remarks += self._uses.describe_missing(functions)
+        return (*remarks, *self.read_domains().remarks)
 
     def _offer(self, function: PciFunction, withheld: str | None) -> offers.Offer | None:
         """Return the offer of a PCI function; None unless a rule or an operator selects it."""

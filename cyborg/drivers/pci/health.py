@@ -98,10 +98,10 @@ class XidLog:
         return Measurement(Health.UNHEALTHY, reason)
 
     def _process(self, text: str) -> None:
-        found = _XID.match(text)
-        if found is None:
+        match = _XID.match(text)
+        if match is None:
             return
-        device, code = found[1].lower(), int(found[2])
+        device, code = match[1].lower(), int(match[2])
         action = _ACTION.search(text) if code == RECOVERY_XID else None
         if action is not None and int(action[1], 16) == 0:
             faults = self._faults.get(device, {})
@@ -169,6 +169,7 @@ class HealthReader:
     def _measure_function(
         self, address: str, drivers: Mapping[str, Collection[str]]
     ) -> Measurement:
+        """Return the combined result of the enabled checks of a function."""
         folder, results = PCI_DEVICES / address, list[Measurement | None]()
         if "driver" in self._checks:
             results += [check_kernel_driver(self._sysfs, f, names) for f, names in drivers.items()]
@@ -303,10 +304,10 @@ def check_kernel_driver(
     # ``sysfs-bus-pci``: the link ``driver``.
     if not required:
         return None
-    found = sysfs.read_link(PCI_DEVICES / address / "driver")
-    if found in required:
+    target = sysfs.read_link(PCI_DEVICES / address / "driver")
+    if target in required:
         return HEALTHY
-    has = "no kernel driver" if found is None else f"the kernel driver {found}"
+    has = "no kernel driver" if target is None else f"the kernel driver {target}"
     return Measurement(
         Health.UNHEALTHY, f"{address} has {has}, expected {' or '.join(sorted(required))}"
     )

@@ -17,6 +17,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from cyborg.core.codec import Serializable
 from cyborg.core.inventory.delivery import is_vfio
@@ -60,13 +61,20 @@ class OfferedFunction(Serializable):
         return self.model == other.model and len(serials) <= 1
 
 
+class Decision(NamedTuple):
+    """Why a function is withheld, None if it is offered, and what is known of it from now on."""
+
+    reason: str | None
+    record: OfferedFunction | None
+
+
 def decide(
     function: PciFunction,
     serial: str | None,
     contents: DiskContents | None,
     known: OfferedFunction | None,
-) -> tuple[str | None, OfferedFunction | None]:
-    """Return why a function is withheld, None if it is offered, and what is known of it from now.
+) -> Decision:
+    """Decide whether a function is offered.
 
     ``contents`` is None if the kernel shows no disk of the function. ``known`` is the last result.
     """
@@ -79,33 +87,35 @@ def decide(
     if contents is None:
         return _decide_without_disks(function, now, known)
     if contents.signature is None and contents.error is None:
-        return None, replace(known or now, given=False, held=False)
+        return Decision(None, replace(known or now, given=False, held=False))
     if known is not None and known.given:
-        return None, known
+        return Decision(None, known)
     if contents.signature is not None:
-        return f"{contents.signature}; {_REMEDY}", replace(known or now, held=True)
-    return contents.error, known
+        reason = f"{contents.signature}; {_REMEDY}"
+        return Decision(reason, replace(known or now, held=True))
+    return Decision(contents.error, known)
 
 
 def _decide_without_disks(
     function: PciFunction, now: OfferedFunction, known: OfferedFunction | None
-) -> tuple[str | None, OfferedFunction | None]:
+) -> Decision:
     """Decide about a function of which the kernel shows no disk."""
     if known is not None and known.held:
-        return f"it held data of the host when its disks were last shown; {_REMEDY}", known
+        reason = f"it held data of the host when its disks were last shown; {_REMEDY}"
+        return Decision(reason, known)
     if is_vfio(function.kernel_driver):
-        return None, replace(known or now, given=True)
+        return Decision(None, replace(known or now, given=True))
     is_unbound = function.kernel_driver is None and function.class_code.startswith(_STORAGE)
     # The kernel may not have read the disks yet. A virtual function may have none.
     is_unknown = known is None and function.physfn is None
     if is_unknown and (is_unbound or function.class_code.startswith(_NVME)):
         driver = function.kernel_driver or "no kernel driver"
-        return (
+        reason = (
             f"the contents of its disks are unknown while it is bound to {driver} and shows none: "
-            "bind it to its kernel driver or, if servers may overwrite the disks, to vfio-pci",
-            None,
+            "bind it to its kernel driver or, if servers may overwrite the disks, to vfio-pci"
         )
-    return None, known
+        return Decision(reason, None)
+    return Decision(None, known)
 
 
 class DiskHistory:
@@ -133,15 +143,15 @@ class DiskHistory:
         if (contents, stored) == (None, None) and not has_disks:
             return None
         known = load_record(OfferedFunction, stored)
-        reason, after = decide(
-            function, self._read_controller(function.address, "serial"), contents, known
-        )
-        # The kernel shows the namespaces of a drive one after another: the first may be empty.
-        first = contents == DiskContents() and function.address not in self._empty
-        if first and known is not None and known.given:
+        # The kernel shows the namespaces of a drive one after another: what is empty for the first
+        # time proves nothing about a drive that servers had.
+        is_newly_empty = contents == DiskContents() and function.address not in self._empty
+        if is_newly_empty and known is not None and known.given:
             return None
-        self._store(function.address, after)
-        return reason
+        serial = self._read_controller(function.address, "serial")
+        decision = decide(function, serial, contents, known)
+        self._store(function.address, decision.record)
+        return decision.reason
 
     def find_contents(self, function: PciFunction) -> str | None:
         """Return what the disks of a function hold now that withholds it, or None."""

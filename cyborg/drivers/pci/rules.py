@@ -183,6 +183,7 @@ def _fits(matcher: _Matcher, values: Values, function: PciFunction) -> bool:
 
 
 def _pairs(text: str, keys: Collection[str], driver: str) -> dict[str, str]:
+    """Return the keys and values of a rule. Raise InvalidOption."""
     pairs: dict[str, str] = {}
     for part in text.split(","):
         key, equals, value = (piece.strip() for piece in part.partition("="))
@@ -206,6 +207,7 @@ def _pairs(text: str, keys: Collection[str], driver: str) -> dict[str, str]:
 
 
 def _values(key: str, text: str) -> Values:
+    """Return the alternatives that a value accepts, and those with ``!`` it rejects."""
     accepted: list[str] = []
     rejected: list[str] = []
     for alternative in text.lower().split("|"):

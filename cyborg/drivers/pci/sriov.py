@@ -118,8 +118,8 @@ def _predict_addresses(sysfs: Sysfs, card: PciFunction, count: int) -> list[str]
 
 def parse_layout(layout: str) -> int | None:
     """Return the number of virtual functions of a layout; None if the name is not ``vfs-N``."""
-    found = _NAME.fullmatch(layout)
-    return None if found is None else int(found[1])
+    match = _NAME.fullmatch(layout)
+    return None if match is None else int(match[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,12 +157,12 @@ def set_instances(address: str, instances: Mapping[str, int]) -> None:
             raise Invalid(f"{profile!r} is not the name of a MIG profile", field="layout")
         if type(count) is not int or not 0 < count <= MAX_INSTANCES:
             raise Invalid(f"{count!r} is not a number of MIG instances", field="layout")
-    found = Sysfs(_SYS).pci_function(function)
-    if found is None:
+    card = Sysfs(_SYS).pci_function(function)
+    if card is None:
         raise DriverFailed(f"there is no device {function}")
-    if found.vendor != nvml.NVIDIA or found.kernel_driver != nvml.KERNEL_DRIVER or found.physfn:
+    if card.vendor != nvml.NVIDIA or card.kernel_driver != nvml.KERNEL_DRIVER or card.physfn:
         raise DriverFailed(
-            f"{function} is {found.vendor}:{found.product}, bound to {found.kernel_driver}; "
+            f"{function} is {card.vendor}:{card.product}, bound to {card.kernel_driver}; "
             f"expected a card bound to {nvml.KERNEL_DRIVER}"
         )
     if function in mediated_parents(_SYS):

@@ -80,26 +80,27 @@ def _parse_methods(values: Sequence[str]) -> tuple[Method, ...]:
 
 
 def _erase(function: str, end: float, permitted: Sequence[Method]) -> dict[str, Any]:
-    found = Sysfs(_SYS).pci_function(function)
-    if found is None:
+    """Check that nothing uses the drive, erase it, and restore its kernel driver."""
+    drive = Sysfs(_SYS).pci_function(function)
+    if drive is None:
         return {"method": None, "namespaces": 0, "samples": 0}
-    if found.class_code != _CLASS:
+    if drive.class_code != _CLASS:
         raise DriverFailed(
-            f"{function} is not an NVMe controller: its class is {found.class_code}, "
+            f"{function} is not an NVMe controller: its class is {drive.class_code}, "
             f"expected {_CLASS}"
         )
-    if found.numvfs:
+    if drive.numvfs:
         raise DriverFailed(f"{function} has virtual functions, which others may use")
     _check_unused(function)
     with _bound_to_nvme(_SYS / "bus/pci/devices" / function):
         # Only now the kernel shows what is on the disks.
         _check_unused(function)
-        return _erase_bound(found, end, permitted)
+        return _erase_bound(drive, end, permitted)
 
 
-def _erase_bound(found: PciFunction, end: float, permitted: Sequence[Method]) -> dict[str, Any]:
+def _erase_bound(drive: PciFunction, end: float, permitted: Sequence[Method]) -> dict[str, Any]:
     """Erase a controller that is bound to nvme."""
-    function = found.address
+    function = drive.address
     folder = _SYS / "bus/pci/devices" / function
     name = _wait_for(lambda: _controller_name(folder), f"{function} has no live NVMe device")
     with _open(name, os.O_RDWR, folder / "nvme") as descriptor:
@@ -107,11 +108,11 @@ def _erase_bound(found: PciFunction, end: float, permitted: Sequence[Method]) ->
         info = controller.identify()
         numbers = controller.namespace_ids()
         namespaces = {number: controller.identify_namespace(number) for number in numbers}
-        exclusive = found.physfn is None and controller.is_alone(info)
+        exclusive = drive.physfn is None and controller.is_alone(info)
         method = nvme.choose_method(
             info, list(namespaces.values()), exclusive=exclusive, permitted=permitted
         )
-        _check_all_attached(controller, info, numbers, method, virtual=found.physfn is not None)
+        _check_all_attached(controller, info, numbers, method, virtual=drive.physfn is not None)
         disks = _wait_for(
             lambda: _block_devices(folder / "nvme" / name, numbers),
             f"{function} has not all block devices of its namespaces",
@@ -232,6 +233,7 @@ def _sanitize(controller: Controller, method: Method, end: float) -> Callable[[]
 
 
 def _wait_for_sanitize(controller: Controller, end: float) -> nvme.SanitizeState:
+    """Return the final state of a sanitize operation. Raise DriverFailed at ``end``."""
     is_ended = False
     while True:
         state, progress = controller.sanitize_status()

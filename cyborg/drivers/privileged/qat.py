@@ -56,21 +56,21 @@ def set_services(address: str, layout: str) -> None:
 
 def check_unused(sysfs: Sysfs, function: str) -> None:
     """Raise DriverFailed if a PCI function is not a QAT device whose services may be changed."""
-    found = sysfs.pci_function(function)
-    if found is None:
+    card = sysfs.pci_function(function)
+    if card is None:
         raise DriverFailed(f"there is no device {function}")
-    if found.vendor != "8086" or found.product not in QAT_CONFIGURABLE:
+    if card.vendor != "8086" or card.product not in QAT_CONFIGURABLE:
         raise DriverFailed(
-            f"{function} is {found.vendor}:{found.product}; expected the physical function of a "
+            f"{function} is {card.vendor}:{card.product}; expected the physical function of a "
             "QAT device 4xxx, 420xx or 6xxx"
         )
-    if found.kernel_driver not in _KERNEL_DRIVERS:
+    if card.kernel_driver not in _KERNEL_DRIVERS:
         raise DriverFailed(
-            f"{function} is bound to the kernel driver {found.kernel_driver}; expected "
+            f"{function} is bound to the kernel driver {card.kernel_driver}; expected "
             f"{' or '.join(_KERNEL_DRIVERS)}"
         )
     virtual = [f.address for f in sysfs.pci_functions() if f.physfn == function]
-    if found.numvfs or virtual:
+    if card.numvfs or virtual:
         raise DriverFailed(
             f"{function} has virtual functions, which servers may use, and which a change would "
             "remove: write 0 to its sriov_numvfs first"
@@ -119,9 +119,10 @@ def _apply(device: Attributes, value: str, state: str) -> None:
         device.write("cfg_services", value)
     if state == "up":
         device.write("state", "up")
-    if (found := _observe(device)) != (state, parse_services(value)):
+    if (observed := _observe(device)) != (state, parse_services(value)):
         raise OSError(
-            f"after the change the state is {found[0]} and the services are {';'.join(found[1])}"
+            f"after the change the state is {observed[0]} and the services are "
+            f"{';'.join(observed[1])}"
         )
 
 

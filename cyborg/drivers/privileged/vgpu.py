@@ -47,8 +47,8 @@ def create(address: str, type_: str, parameters: str) -> None:
         parameters and not vgpu.PARAMETERS.fullmatch(parameters)
     ):
         raise Invalid(f"{parameters!r} are not parameters of a vGPU", field="parameters")
-    found = Sysfs(_SYS).pci_function(function)
-    if found is None or found.physfn is None or found.vendor != nvml.NVIDIA:
+    card = Sysfs(_SYS).pci_function(function)
+    if card is None or card.physfn is None or card.vendor != nvml.NVIDIA:
         raise DriverFailed(f"there is no virtual function of an NVIDIA GPU at {function}")
     if (current := _read_current(function)) is None:
         raise DriverFailed(
@@ -192,6 +192,7 @@ def _check_unused(function: str) -> None:
 
 
 def _find_use(function: str) -> str | None:
+    """Return why a process may use a function through VFIO, None if none does."""
     sysfs = Sysfs(_SYS)
     path = files.group_path(_DEV, sysfs.read_link(PCI_DEVICES / function / "iommu_group"))
     # ``class/vfio`` lists the groups (``drivers/vfio/group.c``): a group can be opened only while

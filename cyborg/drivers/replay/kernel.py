@@ -307,6 +307,7 @@ class SimulatedSriov:
             path.write_text(f"{text}\n")
 
     def _change(self, address: str, count: int) -> None:
+        """Create or remove the virtual functions of a card, with the errors of the kernel."""
         kernel = self._kernel
         kernel.check_fault(address, Operation.CREATE if count else Operation.REMOVE)
         folder = (kernel.root / "bus/pci/devices" / address).resolve()
@@ -326,6 +327,7 @@ class SimulatedSriov:
         (folder / sriov.NUMVFS).write_text(f"{count}\n")
 
     def _create(self, card: Path, number: int, address: str, product: str) -> None:
+        """Write the folder of a virtual function, and the links to it."""
         root = self._kernel.root
         folder = card.parent / address
         (folder / "power").mkdir(parents=True)

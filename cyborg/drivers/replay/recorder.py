@@ -190,27 +190,27 @@ class Recorder:
             parts = [p for p in os.fspath(path.relative_to(self._root)).split("/") if p]
         except ValueError:
             return None
-        found: list[str] = []
+        resolved: list[str] = []
         links = 0
         while parts:
             part = parts.pop(0)
             if part == ".":
                 continue
             if part == "..":
-                if not found:
+                if not resolved:
                     return None
-                found.pop()
+                resolved.pop()
                 continue
-            place = "/".join([*found, part])
+            place = "/".join([*resolved, part])
             target = self._target(place)
             if target is None:
-                found.append(part)
+                resolved.append(part)
                 continue
             links += 1
             if links > _MAX_LINKS:
                 return None
             parts = [*target.split("/"), *parts]
-        return "/".join(found)
+        return "/".join(resolved)
 
     def _target(self, place: str) -> str | None:
         """Return the relative target of a link and record it; None if it is no link."""

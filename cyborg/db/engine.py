@@ -222,6 +222,7 @@ def _misconfigured(fault: str) -> Misconfigured:
 
 
 def _parse(text: str) -> sa.URL:
+    """Return the URL of a supported database. Raise Misconfigured."""
     try:
         url = sa.make_url(text)
         url.get_dialect()
@@ -269,6 +270,7 @@ def _tuned(url: sa.URL, read_only: bool, limits: Timeouts | None) -> sa.URL:
 
 
 def _sqlite(url: sa.URL, conf: cfg.ConfigOpts, read_only: bool) -> sa.Engine:
+    """Return an engine for a SQLite file, in WAL mode."""
     # Not the engine of oslo.db: it opens the file for each transaction, and the last close writes
     # the whole WAL back.
     limits: dict[str, Any] = {

@@ -99,8 +99,8 @@ def constraint_name(error: oslo.DBDuplicateEntry) -> str:
     diagnostics = getattr(_origin(error), "diag", None)
     if name := getattr(diagnostics, "constraint_name", None):
         return str(name)
-    found = _DUPLICATE.search(reason(error))
-    return (found[1] or found[2]) if found else ", ".join(error.columns or ()) or "unknown"
+    match = _DUPLICATE.search(reason(error))
+    return (match[1] or match[2]) if match else ", ".join(error.columns or ()) or "unknown"
 
 
 def reason(error: BaseException) -> str:

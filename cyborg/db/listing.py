@@ -80,11 +80,11 @@ class Listing(Generic[R]):
         **criteria: Any,
     ) -> list[dict[str, Any]]:
         """Return the columns of the rows, for a list that completes them by its criteria."""
-        given = {name: value for name, value in criteria.items() if value is not None}
-        conditions = [*self.conditions, *(self._condition(*item) for item in given.items())]
+        selected = {name: value for name, value in criteria.items() if value is not None}
+        conditions = [*self.conditions, *(self._condition(*item) for item in selected.items())]
         query = sa.select(*self.columns).select_from(self._source())
-        if self.ids_first and not self.few & given.keys():
-            needs_joins = self.joined & {*given, page.sort_key if page else None}
+        if self.ids_first and not self.few & selected.keys():
+            needs_joins = self.joined & {*selected, page.sort_key if page else None}
             ids = sa.select(self.table.c.id).where(*conditions)
             ids = ids.select_from(self._source() if needs_joins else self.table)
             if within is not None:

@@ -120,24 +120,24 @@ def paginate_rows(rows: Sequence[R], page: Page | None, sortable: Sequence[str])
     This is for short lists that are not in a table. Raise Invalid as ``paginate`` does.
     """
     page = page or Page()
-    found = list(rows)
+    listed = list(rows)
     if page.sort_key is not None:
         key = _check_sort_key(page.sort_key, sortable)
-        found.sort(key=lambda row: row[key])
+        listed.sort(key=lambda row: row[key])
     if page.total is not None:
-        page.total.rows = min(len(found), MAX_COUNT)
+        page.total.rows = min(len(listed), MAX_COUNT)
     # Reversed after a stable sort, so that equal rows are in descending order as well.
     if not is_ascending(page):
-        found.reverse()
+        listed.reverse()
     if page.marker is not None and page.sort_key == "uuid":
         later = operator.gt if is_ascending(page) else operator.lt
-        found = [row for row in found if later(row["uuid"], page.marker)]
+        listed = [row for row in listed if later(row["uuid"], page.marker)]
     elif page.marker is not None:
-        positions = [n for n, row in enumerate(found, 1) if row["uuid"] == page.marker]
+        positions = [n for n, row in enumerate(listed, 1) if row["uuid"] == page.marker]
         if not positions:
             raise unknown_marker(page.marker)
-        found = found[positions[0] :]
-    return found[: None if page.limit is None else check_limit(page.limit)]
+        listed = listed[positions[0] :]
+    return listed[: None if page.limit is None else check_limit(page.limit)]
 
 
 def find_names(
@@ -197,8 +197,9 @@ def sort_by_page(
     appeared after the page was read, and are left out.
     """
     positions = {row["uuid"]: position for position, row in enumerate(names)}
-    listed = [row for row in rows if key(row)[0] in positions]
-    return sorted(listed, key=lambda row: (positions[key(row)[0]], key(row)[1]))
+    keyed = [(*key(row), row) for row in rows]
+    listed = [(positions[name], order, row) for name, order, row in keyed if name in positions]
+    return [row for *_, row in sorted(listed, key=operator.itemgetter(0, 1))]
 
 
 def id_in(column: sa.ColumnElement[int], ids: Collection[int]) -> sa.ColumnElement[bool]:
@@ -291,6 +292,7 @@ def _after_marker(
     position: Sequence[Any],
     ascending: bool,
 ) -> sa.ColumnElement[bool]:
+    """Return the condition that a row follows the marker in the order of the list."""
     *values, last = position
     later: sa.ColumnElement[bool] = identity > last if ascending else identity < last
     if key is None:

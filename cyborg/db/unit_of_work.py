@@ -175,6 +175,7 @@ class UnitOfWork:
             yield tx
 
     def _run_with_retries(self, work: Callable[[sa.Connection], T]) -> T:
+        """Run the work in a transaction, again after an error that may not recur."""
         started_at = time.monotonic()
         attempt = 1
         while True:

@@ -12,7 +12,7 @@ Locks are taken in one order: jobs, agents, steps, and then the rows that a repo
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -26,7 +26,7 @@ from cyborg.conductor.drivers import rollout_steps
 from cyborg.conductor.jobs import cancellation
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.drivers import desired_state, rollout
-from cyborg.core.drivers.rollout import Kind, StepState
+from cyborg.core.drivers.rollout import Kind, StepKey, StepState
 from cyborg.core.errors import NotFound, Unavailable, WrongState
 from cyborg.core.jobs.job import JobState
 from cyborg.core.log import get_logger, log_fields
@@ -182,7 +182,7 @@ class RolloutController:
         check_integer("generation", generation)
         reported = desired_state.load_outcomes(outcomes)
 
-        def write(tx: sa.Connection) -> tuple[list[int], list[rollout_steps.HostGeneration], bool]:
+        def write(tx: sa.Connection) -> tuple[list[int], rollout_steps.DesiredChange]:
             # Jobs before agents, as in ``_advance``.
             waiting = store.lock_waiting(tx, host)
             row = desired_backends.lock(tx, host, epoch)
@@ -194,7 +194,7 @@ class RolloutController:
             failed = [
                 (step, result) for step, result in judged if result.state in rollout.FAILED_STATES
             ]
-            notified, changed = self._step_executor.roll_back(
+            change = self._step_executor.roll_back(
                 tx,
                 [
                     rollout_steps.StepRevert(step, host, row["id"], result)
@@ -214,10 +214,10 @@ class RolloutController:
             # An ended job did not wait for this host, whose agent was down.
             for job in store.ended_jobs(tx, {step["job_id"] for step, _ in failed}):
                 self._end(tx, job, cancelled=job["state"] == JobState.CANCELLED)
-            return jobs, notified, changed
+            return jobs, change
 
-        jobs, notified, changed = self.uow.run(write)
-        self._notifier.notify(notified)
+        jobs, change = self.uow.run(write)
+        self._notifier.notify(change.hosts)
         for outcome in reported:
             if outcome.error is not None:
                 LOG.warning(
@@ -228,7 +228,7 @@ class RolloutController:
                 )
         if jobs:
             self.wake()
-        if changed:
+        if change.devices_changed:
             self.wake_publisher()
 
     def _advance(self, tx: sa.Connection, job_id: int) -> RolloutUpdate:
@@ -275,69 +275,74 @@ class RolloutController:
         error = f"the agent did not report an outcome within {seconds:g} s"
         agents = desired_backends.lock_agents(tx, rollout_steps.agent_ids(overdue))
         result = rollout.failure(Kind(row["kind"]), error)
-        host_generations, changed = self._step_executor.roll_back(
+        change = self._step_executor.roll_back(
             tx,
             [rollout_steps.StepRevert(s, s["host"], s["service_id"], result) for s in overdue],
             agents,
         )
         store.reschedule(tx, row["id"], now)
-        return RolloutUpdate(host_generations, changed, requeue=True)
+        return RolloutUpdate(change.hosts, change.devices_changed, requeue=True)
 
     def _follow_plan(
         self, tx: sa.Connection, row: job_store.JobRow, rows: Sequence[store.StepRow]
     ) -> RolloutUpdate:
         """Plan the steps of a job, and write what the plan says; end the job if it is complete."""
         now = self.uow.clock()
-        kind = Kind(row["kind"])
-        arguments = row["arguments"]
-        forced = _forced_backends(arguments)
-        # Only an uninstallation waits for the release of bound handles.
-        pending = [(s["host"], s["backend"]) for s in rows if s["state"] in rollout.PENDING_STATES]
-        bound = store.count_handles_in_use(tx, pending) if kind is Kind.UNINSTALL else {}
-        steps = [
-            rollout.Step(
-                s["host"],
-                s["backend"],
-                StepState(s["state"]),
-                bound.get((s["host"], s["backend"]), 0),
-                bool(s["down"]),
-                forced is None or (s["host"], s["backend"]) in forced,
-            )
-            for s in rows
-        ]
+        by_key = {StepKey(step["host"], step["backend"]): step for step in rows}
+        forced = _forced_backends(row["arguments"])
         # A pure function of the states: a conductor that was killed left nothing in memory.
-        plan = rollout.plan(kind, steps)
-        by_key = {(s["host"], s["backend"]): s for s in rows}
-        reverted_hosts, reverted = self._revert(tx, [by_key[key] for key in plan.revert])
+        plan = rollout.plan(Kind(row["kind"]), self._make_steps(tx, row, by_key, forced))
+        reverted = self._revert(tx, [by_key[key] for key in plan.revert])
         store.update_steps(
             tx, {by_key[k]["id"]: state for k, state in (plan.transitions or {}).items()}
         )
         starting = {key: step for key, step in by_key.items() if key in set(plan.start)}
         abandoned = {key for key in starting if forced is None or key in forced}
-        host_generations, changed = self._step_executor.start(
-            tx, row, list(starting.values()), abandoned
-        )
+        started = self._step_executor.start(tx, row, list(starting.values()), abandoned)
+        publish = started.devices_changed or reverted.devices_changed
         if plan.succeeded is not None:
-            self._end(tx, row, cancelled=bool(arguments.get("cancelled")))
-            return RolloutUpdate(reverted_hosts, changed or reverted)
-        requeue = len(host_generations) < len(starting) or bool(plan.revert)
+            self._end(tx, row, cancelled=bool(row["arguments"].get("cancelled")))
+            return RolloutUpdate(reverted.hosts, publish)
+        # Some steps have already ended, because their agents are down or were deleted.
+        requeue = len(started.hosts) < len(starting) or bool(plan.revert)
         # Resend the notification of running steps: it, or the agent's reply, may have been lost.
-        host_generations += [
-            (step["host"], generation)
+        running = [
+            rollout_steps.HostGeneration(step["host"], generation)
             for step in rows
             if step["state"] == StepState.IN_PROGRESS
             if not step["down"] and (generation := step["generation"]) is not None
         ]
         store.reschedule(tx, row["id"], now if requeue else now + timedelta(seconds=POLL_INTERVAL))
-        return RolloutUpdate([*reverted_hosts, *host_generations], changed or reverted, requeue)
+        return RolloutUpdate([*reverted.hosts, *started.hosts, *running], publish, requeue)
+
+    def _make_steps(
+        self,
+        tx: sa.Connection,
+        row: job_store.JobRow,
+        by_key: Mapping[StepKey, store.StepRow],
+        forced: Collection[StepKey] | None,
+    ) -> list[rollout.Step]:
+        """Return the steps of a job as the plan needs them."""
+        # Only an uninstallation waits for the release of bound handles.
+        waits = row["kind"] == Kind.UNINSTALL
+        pending = [k for k, step in by_key.items() if step["state"] in rollout.PENDING_STATES]
+        bound = store.count_handles_in_use(tx, pending) if waits else {}
+        return [
+            rollout.Step(
+                key.host,
+                key.backend,
+                StepState(step["state"]),
+                bound_handles=bound.get(key, 0),
+                agent_down=bool(step["down"]),
+                forced=forced is None or key in forced,
+            )
+            for key, step in by_key.items()
+        ]
 
     def _revert(
         self, tx: sa.Connection, steps: Sequence[store.StepRow]
-    ) -> tuple[list[rollout_steps.HostGeneration], bool]:
-        """Restore the previous desired state of hosts whose agents are down, or returned just now.
-
-        Return the hosts to notify, and whether devices have changed.
-        """
+    ) -> rollout_steps.DesiredChange:
+        """Restore the previous desired state of hosts whose agents are or just were down."""
         agents = desired_backends.lock_agents(tx, rollout_steps.agent_ids(steps))
         result = rollout.StepResult(StepState.SKIPPED)
         reverts = [
@@ -396,9 +401,9 @@ def _is_overdue(step: store.StepRow, now: datetime) -> bool:
     return bool((step["deadline"] or now) < now)
 
 
-def _forced_backends(arguments: Mapping[str, Any]) -> set[tuple[str, str]] | None:
+def _forced_backends(arguments: Mapping[str, Any]) -> set[StepKey] | None:
     """Return the backends to force-uninstall; None means all of them."""
     # A later request may force single backends of an open job, which the list then names.
     if arguments.get("force"):
         return None
-    return {(host, backend) for host, backend in arguments.get("forced", ())}
+    return {StepKey(host, backend) for host, backend in arguments.get("forced", ())}

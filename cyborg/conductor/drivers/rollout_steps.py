@@ -9,6 +9,7 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from oslo_config import cfg
@@ -17,7 +18,7 @@ from cyborg.conductor.inventory.report_handler import ReportHandler
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.drivers import rollout
 from cyborg.core.drivers.desired_state import DesiredBackend
-from cyborg.core.drivers.rollout import Kind, StepResult, StepState
+from cyborg.core.drivers.rollout import Kind, StepKey, StepResult, StepState
 from cyborg.core.errors import CyborgError
 from cyborg.core.log import get_logger
 from cyborg.db.backends import desired as desired_backends
@@ -30,8 +31,19 @@ from cyborg.threads.calls import FanOut
 
 LOG = get_logger(__name__)
 
-# A host and the generation of its desired state.
-HostGeneration = tuple[str, int]
+
+class HostGeneration(NamedTuple):
+    """A host and the generation of its desired state."""
+
+    host: str
+    generation: int
+
+
+class DesiredChange(NamedTuple):
+    """Result of a change of desired states: the hosts to notify, and whether devices changed."""
+
+    hosts: Sequence[HostGeneration] = ()
+    devices_changed: bool = False
 
 
 @dataclass(eq=False)
@@ -49,7 +61,7 @@ class GenerationNotifier:
     def notify(self, host_generations: Sequence[HostGeneration]) -> None:
         """Start to notify hosts of generations; do not wait."""
         with self._lock:
-            new = (host for host, _ in host_generations if host not in self._pending)
+            new = (item.host for item in host_generations if item.host not in self._pending)
             hosts = list(dict.fromkeys(new))
             self._pending.update(host_generations)
         self._calls.submit(self._notify_host, hosts)
@@ -99,15 +111,14 @@ class StepExecutor:
         tx: sa.Connection,
         job: JobRow,
         steps: Sequence[store.StepRow],
-        abandoned: Collection[tuple[str, str]],
-    ) -> tuple[list[HostGeneration], bool]:
+        abandoned: Collection[StepKey],
+    ) -> DesiredChange:
         """Write the desired state of the hosts of steps.
 
-        ``abandoned`` are the backends, by host and name, whose removal does not wait for an agent
-        that is down. Return the hosts to notify, and whether devices have changed.
+        ``abandoned`` are the backends whose removal does not wait for an agent that is down.
         """
         if not steps:
-            return [], False
+            return DesiredChange()
         kind = Kind(job["kind"])
         arguments = job["arguments"]
         now = self.uow.clock()
@@ -116,7 +127,7 @@ class StepExecutor:
         deadline = now + timedelta(seconds=self.conf.conductor.driver_timeout)
         generations: dict[str, int] = {}
         host_generations: list[HostGeneration] = []
-        removed: list[tuple[str, str]] = []
+        removed: list[StepKey] = []
         for step in steps:
             service_id = step["service_id"]
             host = step["host"]
@@ -142,27 +153,27 @@ class StepExecutor:
             if agent["down_since"] is None:
                 values = {"generation": generation, "deadline": deadline}
                 store.update_step(tx, step["id"], StepState.IN_PROGRESS, **values)
-                host_generations.append((host, generation))
+                host_generations.append(HostGeneration(host, generation))
                 continue
             store.update_step(tx, step["id"], StepState.PENDING_AGENT, generation=generation)
             if kind is Kind.UNINSTALL and (host, backend) in abandoned:
-                removed.append((host, backend))
+                removed.append(StepKey(host, backend))
         changed = self._apply_cordon(tx, generations)
-        for host, backend in removed:
-            changed |= self._remove_backend(tx, host, backend, now)
-        return host_generations, changed
+        for key in removed:
+            changed |= self._remove_backend(tx, key, now)
+        return DesiredChange(host_generations, changed)
 
     def leave(
         self,
         tx: sa.Connection,
         kind: Kind,
         steps: Sequence[store.StepRow],
-        forced: Collection[tuple[str, str]] | None,
+        forced: Collection[StepKey] | None,
     ) -> bool | None:
         """Make steps in progress whose agents were marked down wait for the return of the agents.
 
-        ``forced`` are the backends, by host and name, whose removal does not wait; None means all.
-        Return whether devices have changed, None if no agent is down.
+        ``forced`` are the backends whose removal does not wait; None means all. Return whether
+        devices have changed, None if no agent is down.
         """
         agents = desired_backends.lock_agents(tx, agent_ids(steps))
         down = {id_ for id_, agent in agents.items() if agent["down_since"] is not None}
@@ -170,17 +181,18 @@ class StepExecutor:
         changed = False
         for step in lost:
             store.update_step(tx, step["id"], StepState.PENDING_AGENT, deadline=None)
-            key = step["host"], step["backend"]
+            key = StepKey(step["host"], step["backend"])
             if kind is Kind.UNINSTALL and (forced is None or key in forced):
-                changed |= self._remove_backend(tx, *key, self.uow.clock())
+                changed |= self._remove_backend(tx, key, self.uow.clock())
         return changed if lost else None
 
-    def _remove_backend(self, tx: sa.Connection, host: str, backend: str, now: datetime) -> bool:
+    def _remove_backend(self, tx: sa.Connection, key: StepKey, now: datetime) -> bool:
+        """Remove the devices of a backend; return whether there were any in Placement."""
         outcome = ReportHandler(self.conf, self.notifications).remove_backend(
-            tx, host, backend, now
+            tx, key.host, key.backend, now
         )
         for remark in outcome.remarks:
-            LOG.warning("%s", remark.text, host=host, **remark.fields)
+            LOG.warning("%s", remark.text, host=key.host, **remark.fields)
         return outcome.stale_providers > 0
 
     def roll_back(
@@ -188,14 +200,13 @@ class StepExecutor:
         tx: sa.Connection,
         reverts: Sequence[StepRevert],
         agents: Mapping[int, desired_backends.AgentRow],
-    ) -> tuple[list[HostGeneration], bool]:
+    ) -> DesiredChange:
         """Restore the previous desired state of hosts, unless a later job has changed it.
 
-        ``agents`` has the locked rows of the agents of the steps. Return the hosts to notify, and
-        whether devices have changed.
+        ``agents`` has the locked rows of the agents of the steps.
         """
         if not reverts:
-            return [], False
+            return DesiredChange()
         desired_backends.bump_generation(tx, agents)
         hosts: set[str] = set()
         generations: dict[str, int] = {}
@@ -216,14 +227,16 @@ class StepExecutor:
             # An agent that is down learns the generation from the answer to its heartbeat.
             if agent["down_since"] is None:
                 generations[item.host] = generation
-        return list(generations.items()), self._apply_cordon(tx, hosts)
+        notified = [HostGeneration(host, number) for host, number in generations.items()]
+        return DesiredChange(notified, self._apply_cordon(tx, hosts))
 
     def uncordon(self, tx: sa.Connection, steps: Sequence[store.StepRow]) -> bool:
         """Uncordon the backends of these steps; return whether this changed any device."""
         # Agents are locked before the devices that they cordon, as in a report.
         desired_backends.lock_agents(tx, agent_ids(steps))
+        make = desired_backends.PreviousState
         desired_backends.uncordon(
-            tx, [(s["service_id"], s["backend"], s["previous"]) for s in steps]
+            tx, [make(s["service_id"], s["backend"], s["previous"]) for s in steps]
         )
         return self._apply_cordon(tx, {step["host"] for step in steps})
 

@@ -283,6 +283,7 @@ class Drivers:
     def _submit(
         self, write: Callable[[sa.Connection], str], *, cordons: bool = False
     ) -> dict[str, Any]:
+        """Run the transaction that adds a job, again if another job for the driver came first."""
         # No lock of a driver exists: the unique key of open jobs decides.
         for _ in range(MAX_ATTEMPTS):
             try:
@@ -315,6 +316,7 @@ class Drivers:
         arguments: Mapping[str, Any],
         steps: Sequence[store.NewStep],
     ) -> str:
+        """Add the steps to a new job; return the uuid of the job, or of an equal open one."""
         if isinstance(job, Mapping):
             same = job["kind"] == kind and job["arguments"] == dict(arguments)
             if same and kind is Kind.INSTALL:

@@ -242,6 +242,7 @@ class TargetResolver:
             and target.desired is not DesiredStatus.ABSENT
             and target.driver == self.driver
         ]
+        # Of a backend that the agents no longer report, only devices are left.
         targets += [
             host_driver.target(self.leftover.backend, driver=self.driver)
             for host_driver in self.host_drivers.values()

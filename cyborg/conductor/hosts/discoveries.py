@@ -84,7 +84,7 @@ class Discoveries:
                 raise Conflict(
                     f"{MAX_OPEN_DISCOVERIES} discoveries are in progress; wait until one has ended"
                 )
-            store.add(tx, uuid, key, [_describe(row) for row in targets])
+            store.add(tx, uuid, key, [_to_target(row) for row in targets])
             # Each call of an absent agent would occupy a thread for seconds, while others wait.
             return sorted({row["host"] for row in targets if not row["host_down"]})
 
@@ -128,7 +128,7 @@ class Discoveries:
         uuid = parse_uuid(discovery_id, "discovery_id")
         host = check_text("host", host)
         outcomes = [
-            (state.name, _OUTCOMES[state.status], state.error)
+            store.Outcome(state.name, _OUTCOMES[state.status], state.error)
             for state in parse_backends(drivers)
             if state.status in _OUTCOMES
         ]
@@ -181,6 +181,7 @@ class Discoveries:
         self._fail(uuid, host, error)
 
     def _fail(self, uuid: str, host: str, error: str) -> None:
+        """Record the error for all backends of a host."""
         LOG.warning("Discovery failed: %s", error, discovery=uuid, host=host)
         store_error: str | None = None
         try:
@@ -196,9 +197,8 @@ class Discoveries:
             )
 
 
-def _describe(row: store.TargetRow) -> tuple[str, str, str | None]:
-    """Return the host and the backend of a target, and why it has failed already."""
-    return row["host"], row["backend"], HOST_DOWN if row["host_down"] else None
+def _to_target(row: store.TargetRow) -> store.Target:
+    return store.Target(row["host"], row["backend"], HOST_DOWN if row["host_down"] else None)
 
 
 def _no_target(

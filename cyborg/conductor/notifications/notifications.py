@@ -60,7 +60,7 @@ class NotificationBuilder:
         occurred_at = to_iso(self._now())
         schema = SCHEMAS[event.partition(".")[0]]
         return [
-            (
+            Message(
                 NOTIFICATION,
                 str(row["uuid"]),
                 {
@@ -156,26 +156,29 @@ class ArqEventRecorder:
         self._add(tx, self._nova_messages(rows, FAILED), messages)
 
     def record_released(
-        self, tx: sa.Connection, rows: Rows, *, keep: bool, failed: Rows = (), orphans: bool = False
+        self,
+        tx: sa.Connection,
+        rows: Rows,
+        *,
+        keep: bool,
+        failed: Rows = (),
+        event: Event | None = None,
     ) -> None:
         """Record that ARQs were unbound if ``keep`` is True, else that they were deleted.
 
-        The ARQs of a device context were unbound in any case.
-        ``failed`` are other ARQs, whose bind failed because of this. Nova gets events only for
-        ``failed``, because Nova itself requested the unbind or the deletion.
+        The ARQs of a device context were unbound in any case. ``event`` replaces UNBOUND and
+        REQUEST_DELETED. ``failed`` are other ARQs, whose bind failed because of this. Nova gets
+        events only for ``failed``, because Nova itself requested the unbind or the deletion.
         """
         failed = _with_instance(failed)
-        kept = [row for row in rows if keep or row["context_id"] is not None]
+        unbound = [row for row in rows if keep or row["context_id"] is not None]
         deleted = [row for row in rows if not keep and row["context_id"] is None]
-        unbound, gone = Event.UNBOUND, Event.REQUEST_DELETED
-        if orphans:
-            unbound = gone = Event.ORPHAN_FREED
         error = "an ARQ of the same instance was unbound or deleted"
         self._add(
             tx,
             self._nova_messages(failed, FAILED),
-            self._build(unbound, kept, state=ArqState.UNBOUND),
-            self._build(gone, deleted, state=ArqState.DELETING),
+            self._build(event or Event.UNBOUND, unbound, state=ArqState.UNBOUND),
+            self._build(event or Event.REQUEST_DELETED, deleted, state=ArqState.DELETING),
             self._build(Event.BIND_FAILED, failed, state=ArqState.BIND_FAILED, error=error),
         )
 
@@ -216,12 +219,12 @@ class ArqEventRecorder:
     def _add(self, tx: sa.Connection, *messages: Iterable[Message]) -> None:
         outbox.add_all(tx, itertools.chain.from_iterable(messages))
 
-    def _nova_messages(self, rows: Rows, status: str) -> list[outbox.Message]:
+    def _nova_messages(self, rows: Rows, status: str) -> list[Message]:
         if not self.conf.nova.send_events:
             return []
         # Nova does not know of an ARQ under a lease: it has no instance.
         return [
-            (NOVA_EVENT, instance, _event(row, instance, status))
+            Message(NOVA_EVENT, instance, _event(row, instance, status))
             for row in rows
             if (instance := row["instance_uuid"]) is not None
         ]

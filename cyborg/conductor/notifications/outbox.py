@@ -227,15 +227,8 @@ class OutboxWorker:
         Return the subjects of all of them.
         """
         error = sanitize(error)  # may contain text of the destination
-        max_attempts = self._conf.conductor.outbox_attempts
-        max_delay = self._channel.max_retry_delay
-        delays = {
-            row["id"]: None
-            if row["attempts"] + 1 >= max_attempts
-            else compute_delay(row["attempts"], max_delay, JITTER.random())
-            for row in rows
-            if row["next_try_at"] <= lease.start
-        }
+        due = [row for row in rows if row["next_try_at"] <= lease.start]
+        delays = {row["id"]: self._draw_delay(row) for row in due}
         early = [row["id"] for row in rows if row["id"] not in delays]
 
         def write(tx: sa.Connection) -> None:
@@ -245,21 +238,30 @@ class OutboxWorker:
                 store.release(tx, lease.owner, early)
 
         self._uow.run(write)
-        for row in rows:
-            if delays.get(row["id"], 0.0) is None:
-                name = self._channel.subject_field
-                fields: dict[str, Any] = {name: row["subject"]} if name else {}
-                LOG.error(
-                    "Delivery to %s of a message about %s failed %d times, moved to dead letters, "
-                    "retry or delete it: %s",
-                    self._channel.destination,
-                    row["subject"],
-                    max_attempts,
-                    error,
-                    message_id=row["uuid"],
-                    **fields,
-                )
+        for row in due:
+            if delays[row["id"]] is None:
+                self._log_dead(row, error)
         return {row["subject"] for row in rows}
+
+    def _draw_delay(self, row: LeasedMessageRow) -> float | None:
+        """Return the seconds until the next try, None if the message becomes a dead letter."""
+        if row["attempts"] + 1 >= self._conf.conductor.outbox_attempts:
+            return None
+        return compute_delay(row["attempts"], self._channel.max_retry_delay, JITTER.random())
+
+    def _log_dead(self, row: LeasedMessageRow, error: str) -> None:
+        name = self._channel.subject_field
+        fields: dict[str, Any] = {name: row["subject"]} if name else {}
+        LOG.error(
+            "Delivery to %s of a message about %s failed %d times, moved to dead letters, retry or "
+            "delete it: %s",
+            self._channel.destination,
+            row["subject"],
+            self._conf.conductor.outbox_attempts,
+            error,
+            message_id=row["uuid"],
+            **fields,
+        )
 
 
 def _batches(rows: Sequence[LeasedMessageRow]) -> Iterator[list[LeasedMessageRow]]:
@@ -367,6 +369,8 @@ class DeadLetters:
         return self._uow.run(lambda tx: purge(tx, expires_before, PURGE_BATCH))
 
     def _change(self, uuid_: str, action: str, change: Callable[[sa.Connection], bool]) -> None:
+        """Change a dead letter. Raise NotFound, and WrongState for another message."""
+
         def write(tx: sa.Connection) -> None:
             # The guarded change decides; the query is for the error alone.
             if change(tx):

@@ -3,15 +3,24 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from cyborg.conductor.common.work_lease import WorkLease
 from cyborg.db.deployables.write import DesiredProviderRow
 from cyborg.db.providers.write import LeasedProviderRow, Published
 
 
+class FailedRow(NamedTuple):
+    """A row that was not published; ``delay`` is the time until the next try, in seconds."""
+
+    row: LeasedProviderRow
+    error: str
+    delay: float
+
+
 @dataclass(slots=True)
 class BatchResult:
-    """Results of a batch: published providers by uuid, and errors by row.
+    """Results of a batch: published providers by uuid, and failures.
 
     ``withdrawn`` has the revisions of the device sets, by the uuid of the provider, that are
     reserved in Placement while no consumer has an allocation of them.
@@ -19,7 +28,7 @@ class BatchResult:
 
     published: dict[str, Published] = field(default_factory=dict)
     deleted: dict[str, int] = field(default_factory=dict)
-    failed: list[tuple[LeasedProviderRow, str, float]] = field(default_factory=list)
+    failed: list[FailedRow] = field(default_factory=list)
     unanswered: dict[str, str] = field(default_factory=dict)
     withdrawn: dict[str, int] = field(default_factory=dict)
     hosts_without_compute_node: set[str] = field(default_factory=set)
@@ -42,7 +51,7 @@ class BatchResult:
             uuid in self.published
             or uuid in self.deleted
             or uuid in self.unanswered
-            or any(other["uuid"] == uuid for other, _, _ in self.failed)
+            or any(failed.row["uuid"] == uuid for failed in self.failed)
         )
 
 

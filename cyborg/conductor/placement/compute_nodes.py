@@ -153,6 +153,7 @@ class ComputeNodeResolver:
         return summary
 
     def _match_by_name(self, host: str, identity: core.Identity) -> ProviderSummary:
+        """Return the only root provider with a name of the host. Raise NotFound."""
         providers = self._list_roots()
         candidates = core.matching_nodes([host, *identity.names], providers)
         if candidates:

@@ -19,7 +19,7 @@ from cyborg import tracing
 from cyborg.clients.placement import Placement, ProviderSummary
 from cyborg.conductor.common.work_lease import Leasing, WorkLease
 from cyborg.conductor.placement import offers, reconciler
-from cyborg.conductor.placement.batches import Batch, BatchResult
+from cyborg.conductor.placement.batches import Batch, BatchResult, FailedRow
 from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
 from cyborg.core.errors import CyborgError, InUse, NotFound, Unavailable
 from cyborg.core.inventory.device_set import OfferState
@@ -94,7 +94,7 @@ class Publisher:
         count, end = 0, self.clock() + MAX_RUN
         self.unfinished = False
         self._consecutive_failures, self._placement_down = 0, False
-        unanswered: list[tuple[str, str, str]] = []
+        unanswered: list[store.Unanswered] = []
         # The next batch is leased in the transaction that records the last one: a run of many
         # batches costs half the transactions.
         batch = self.uow.run(self._lease_batch)
@@ -103,7 +103,8 @@ class Publisher:
             result = self._publish_batch(batch)
             self._end_withdrawals(batch, result)
             unanswered += [
-                (batch.lease.owner, uuid, error) for uuid, error in result.unanswered.items()
+                store.Unanswered(batch.lease.owner, uuid, error)
+                for uuid, error in result.unanswered.items()
             ]
             count += len(result.published) + len(result.deleted)
             batch = self.uow.run(
@@ -237,6 +238,7 @@ class Publisher:
         lease: WorkLease,
         result: BatchResult,
     ) -> None:
+        """Publish the providers of a host, parents first; add to ``result``."""
         if self._must_stop(lease):
             return
         root, missing_node = None, None
@@ -455,9 +457,10 @@ class Publisher:
         )
         # The limit of the exponent: attempts grow without end, and a float overflows at 1024.
         delay = min(MAX_RETRY_DELAY, 2.0 ** min(row["attempts"], 16))
-        result.failed.append((row, error, delay))
+        result.failed.append(FailedRow(row, error, delay))
 
     def _record(self, tx: sa.Connection, batch: Batch, result: BatchResult) -> None:
+        """Write the results of a batch, and end its lease."""
         now, owner = self.uow.clock(), batch.lease.owner
         store.record_published(tx, owner, result.published, now)
         store.delete_published(tx, owner, result.deleted)
@@ -465,8 +468,8 @@ class Publisher:
             tx,
             owner,
             [
-                (row["uuid"], error, now + timedelta(seconds=delay))
-                for row, error, delay in result.failed
+                store.Failure(item.row["uuid"], item.error, now + timedelta(seconds=item.delay))
+                for item in result.failed
             ],
         )
         self_heal.increment(tx, CorrectiveAction.DRIFT_REPAIRED, result.repaired, now)

@@ -324,6 +324,7 @@ class ProviderVerifier:
         return reconciler.actual_provider(suspect.summary, inventories, traits)
 
     def _record(self, tx: sa.Connection, batch: _Batch) -> None:
+        """Write the results of a batch, and release the providers without one."""
         now = self.uow.clock()
         store.record_unchanged(tx, batch.lease.owner, batch.unchanged, now)
         store.record_compared(tx, batch.lease.owner, batch.compared, now)

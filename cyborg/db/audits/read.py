@@ -82,6 +82,7 @@ def read_snapshot(tx: sa.Connection, host: str) -> sources.DatabaseSnapshot:
 
 
 def _handles(tx: sa.Connection, host: str) -> dict[int, list[sources.HandleRecord]]:
+    """Return the handles of a host by deployable."""
     h, r, sets = handles.c, arqs.c, deployables.alias("sets")
     query = (
         sa.select(
@@ -106,9 +107,16 @@ def _handles(tx: sa.Connection, host: str) -> dict[int, list[sources.HandleRecor
     found = defaultdict[int, list[sources.HandleRecord]](list)
     for row in tx.execute(query):
         state = None if row.owner_state is None else ArqState(row.owner_state)
-        facts = (row.id, row.address, row.draining, row.needs_cleaning, bool(row.cleaning))
         record = sources.HandleRecord(
-            *facts, row.owner, state, row.owner_provider, row.set_provider
+            row.id,
+            row.address,
+            draining=row.draining,
+            needs_cleaning=row.needs_cleaning,
+            cleaning=bool(row.cleaning),
+            owner=row.owner,
+            owner_state=state,
+            owner_provider=row.owner_provider,
+            set_provider=row.set_provider,
         )
         found[row.deployable_id].append(record)
     return found
@@ -132,6 +140,7 @@ def _providers(tx: sa.Connection, host: str) -> dict[str, sources.ProviderRecord
 
 
 def _arqs(tx: sa.Connection, host: str) -> Iterable[sources.ArqRecord]:
+    """Yield the ARQs that own handles of a host, or should."""
     r = arqs.c
     query = (
         sa.select(
@@ -154,7 +163,15 @@ def _arqs(tx: sa.Connection, host: str) -> Iterable[sources.ArqRecord]:
         .order_by(r.id)
     )
     for row in tx.execute(query):
-        place = (row.hostname or "", row.device_rp_uuid, row.instance_uuid or "")
-        facts = (row.touched, row.has_handle, row.orphan_since)
-        owner = (row.id, row.uuid, ArqState(row.state))
-        yield sources.ArqRecord(*owner, *place, *facts, row.attachment or "")
+        yield sources.ArqRecord(
+            row.id,
+            row.uuid,
+            ArqState(row.state),
+            hostname=row.hostname or "",
+            provider=row.device_rp_uuid,
+            instance=row.instance_uuid or "",
+            updated_at=row.touched,
+            has_handle=row.has_handle,
+            orphan_since=row.orphan_since,
+            attachment=row.attachment or "",
+        )

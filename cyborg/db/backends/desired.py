@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import sqlalchemy as sa
 
@@ -251,18 +251,25 @@ def revert(
     return tx.execute(restored).rowcount > 0
 
 
-def uncordon(
-    tx: sa.Connection, previous: Collection[tuple[int | None, str, Mapping[str, Any] | None]]
-) -> None:
-    """Undo ``cordon``; ``previous`` has (agent, backend, desired state as plain values).
+class PreviousState(NamedTuple):
+    """The desired state of a backend before a change, as plain values; None if it had none."""
+
+    agent: int | None
+    backend: str
+    values: Mapping[str, Any] | None
+
+
+def uncordon(tx: sa.Connection, previous: Collection[PreviousState]) -> None:
+    """Undo ``cordon``; without a previous state, the configuration file applies again.
 
     The caller must hold locks on the agents' rows.
     """
     statuses = [
-        (agent, backend, None if values is None else str(values["status"]))
-        for agent, backend, values in previous
-        if agent is not None
+        (state.agent, state.backend, None if state.values is None else str(state.values["status"]))
+        for state in previous
+        if state.agent is not None
     ]
+    # One statement for all backends that get the same status.
     for condition, status in _groups(statuses):
         if status is None:
             tx.execute(sa.delete(table).where(condition))

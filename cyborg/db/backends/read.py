@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, NamedTuple, NotRequired, TypedDict, cast
 
 import sqlalchemy as sa
 
@@ -70,8 +70,16 @@ SORTABLE = {
 _IN_USE = sa.or_(attach_handles.c.arq_id.is_not(None), attach_handles.c.needs_cleaning)
 _IDLE = sa.not_(sa.or_(_IN_USE, attach_handles.c.draining))
 _TOTAL, _USED = 1 << 40, 1 << 20  # the units of ``_count_handles``
-# The arguments of a HandleUsage, with the board info instead of the tree; tuples are hashed faster.
-_Usage = tuple[str, int, int, int, str]
+
+
+class _Usage(NamedTuple):
+    """The arguments of a HandleUsage, with the board info as text instead of the tree."""
+
+    resource_class: str
+    total: int
+    used: int
+    free: int
+    board: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +115,16 @@ def functions(
             free = 0
         of_backend = usages.setdefault(backend.id, {})
         key = device, resource_class
+        # A device may have several deployables of a class.
         if (before := of_backend.get(key)) is not None:
-            total += before[1]
-            used += before[2]
-            free += before[3]
-        of_backend[key] = resource_class, total, used, free, board
+            total, used, free = before.total + total, before.used + used, before.free + free
+        of_backend[key] = _Usage(resource_class, total, used, free, board)
     return {
         id_: [
             {"function": item.name, "total": item.total, "used": item.used, "free": item.free}
-            for item in _summarize(tuple(found.values()), within)
+            for item in _summarize(tuple(of_backend.values()), within)
         ]
-        for id_, found in usages.items()
+        for id_, of_backend in usages.items()
     }
 
 
@@ -156,9 +163,9 @@ def find(
     ``function`` is the name of a capability. It selects the backends that offer the capability, and
     limits the result to this capability and those below it.
     """
-    found = BACKENDS.read_columns(connection, page=page, function=function, **criteria)
-    offered = functions(connection, [_reference(row) for row in found], function)
-    return [_row(row, offered.get(row.pop("id"), [])) for row in found]
+    rows = BACKENDS.read_columns(connection, page=page, function=function, **criteria)
+    offered = functions(connection, [_reference(row) for row in rows], function)
+    return [_row(row, offered.get(row.pop("id"), [])) for row in rows]
 
 
 # One row for each deployable and few columns: the conditions are evaluated and the handles counted
@@ -168,6 +175,7 @@ def find(
 def _usages(
     connection: sa.Connection, backends: Collection[BackendReference]
 ) -> Iterable[tuple[Any, ...]]:
+    """Return host, backend, device, class, board and packed counts of deployables."""
     hosts = {backend.host for backend in backends}
     names = {backend.name for backend in backends}
     blocked = sa.or_(BLOCKED, DEVICE_DRAINING)

@@ -42,26 +42,8 @@ def replace(tx: sa.Connection, host: str, states: Sequence[BackendState]) -> Rep
     Remarks and settings that are None in the report keep their old values. The caller must hold a
     lock on the agent's row.
     """
-    query = (
-        sa.select(
-            services.c.id.label("agent"),
-            services.c.identity,
-            services.c.drivers_digest,
-            sa.exists()
-            .where(desired.c.service_id == services.c.id)
-            .correlate(services)
-            .label("has_overrides"),
-            sa.exists()
-            .where(jobs.c.host == host, jobs.c.state == JobState.OPEN, jobs.c.error.is_not(None))
-            .where(jobs.c.kind.in_(INVENTORY_KINDS))
-            .label("has_failed_changes"),
-            *(backends.c[name] for name in ("id", "name", "cordoned")),
-            *(backends.c[name] for name in ("driver", "status", "error", "remarks", "settings")),
-        )
-        .outerjoin(backends, backends.c.service_id == services.c.id)
-        .where(joins.agent_of(host))
-    )
-    rows = tx.execute(query).mappings().all()
+    rows = tx.execute(_of_host(host)).mappings().all()
+    agent = rows[0]
     stored = {row["name"]: row for row in rows if row["id"] is not None}
     previously_cordoned = {name for name, row in stored.items() if row["cordoned"]}
     # A restarted agent counts failures from 0, so only a successful discovery uncordons.
@@ -87,7 +69,7 @@ def replace(tx: sa.Connection, host: str, states: Sequence[BackendState]) -> Rep
         ],
     )
     new = [
-        {"uuid": str(uuid4()), "service_id": rows[0]["agent"], "name": name, **values}
+        {"uuid": str(uuid4()), "service_id": agent["agent"], "name": name, **values}
         for name, values in reported.items()
         if name not in stored
     ]
@@ -96,12 +78,36 @@ def replace(tx: sa.Connection, host: str, states: Sequence[BackendState]) -> Rep
         # The host may have devices of a backend that was not configured for a while.
         sync_functions(tx, host)
     return Replacement(
-        rows[0]["agent"],
-        rows[0]["identity"],
-        rows[0]["drivers_digest"],
-        bool(rows[0]["has_overrides"]) or bool(cordoned),
-        bool(rows[0]["has_failed_changes"]),
-        sorted(previously_cordoned ^ cordoned),
+        agent["agent"],
+        agent["identity"],
+        agent["drivers_digest"],
+        has_overrides=bool(agent["has_overrides"] or cordoned),
+        has_failed_changes=bool(agent["has_failed_changes"]),
+        changed_cordons=sorted(previously_cordoned ^ cordoned),
+    )
+
+
+def _of_host(host: str) -> sa.Select[Any]:
+    """Return the query of the backends of a host's agent, one row without any if it has none."""
+    has_overrides = sa.exists().where(desired.c.service_id == services.c.id).correlate(services)
+    has_failed_changes = sa.exists().where(
+        jobs.c.host == host,
+        jobs.c.state == JobState.OPEN,
+        jobs.c.error.is_not(None),
+        jobs.c.kind.in_(INVENTORY_KINDS),
+    )
+    return (
+        sa.select(
+            services.c.id.label("agent"),
+            services.c.identity,
+            services.c.drivers_digest,
+            has_overrides.label("has_overrides"),
+            has_failed_changes.label("has_failed_changes"),
+            *(backends.c[name] for name in ("id", "name", "cordoned")),
+            *(backends.c[name] for name in ("driver", "status", "error", "remarks", "settings")),
+        )
+        .outerjoin(backends, backends.c.service_id == services.c.id)
+        .where(joins.agent_of(host))
     )
 
 

@@ -194,36 +194,38 @@ class Filters:
     def of_device(self) -> list[sa.ColumnElement[bool]]:
         """Return the conditions on deployables, their devices and backends."""
         values = {devices.c.host: self.hostname, devices.c.uuid: self.device_uuid}
-        found = equal({**values, deployables.c.resource_class: self.resource_class})
+        conditions = equal({**values, deployables.c.resource_class: self.resource_class})
         if self.driver is not None:
             names = (backends.c.driver, devices.c.backend)
-            found.append(sa.or_(*(name == self.driver for name in names)))
+            conditions.append(sa.or_(*(name == self.driver for name in names)))
         if self.states and _CONDITIONS_OF_DEPLOYABLES.keys() >= self._states():
-            found.append(sa.or_(*(_CONDITIONS_OF_DEPLOYABLES[s] for s in sorted(self._states()))))
-        return found
+            conditions.append(
+                sa.or_(*(_CONDITIONS_OF_DEPLOYABLES[s] for s in sorted(self._states())))
+            )
+        return conditions
 
     def of_handle(self) -> list[sa.ColumnElement[bool]]:
         """Return the conditions on the handle and its state, with those that follow from it."""
-        states, found = self._states(), list[sa.ColumnElement[bool]]()
+        states, conditions = self._states(), list[sa.ColumnElement[bool]]()
         if self.address is not None:
             address = table.c.address
             below = address.startswith(f"{self.address}/", autoescape=True)
-            found.append(sa.or_(address == self.address, below))
+            conditions.append(sa.or_(address == self.address, below))
         if not states:
-            return found
-        found.append(sa.or_(*(CONDITIONS[state] for state in sorted(states))))
+            return conditions
+        conditions.append(sa.or_(*(CONDITIONS[state] for state in sorted(states))))
         if len(states) == 1:
-            return found
+            return conditions
         # An index serves what the states have in common, but not OR.
         if states <= _STATES_WITHOUT_OWNER:
-            found.append(table.c.arq_id.is_(None))
+            conditions.append(table.c.arq_id.is_(None))
         if states <= _STATES_WITH_OWNER:
-            found.append(table.c.arq_id.is_not(None))
+            conditions.append(table.c.arq_id.is_not(None))
         if states <= _STATES_TO_CLEAN:
-            found.append(table.c.needs_cleaning)
+            conditions.append(table.c.needs_cleaning)
         if states <= _CLEAN_STATES:
-            found.append(sa.not_(table.c.needs_cleaning))
-        return found
+            conditions.append(sa.not_(table.c.needs_cleaning))
+        return conditions
 
     def _states(self) -> frozenset[AcceleratorState]:
         return frozenset(map(AcceleratorState, self.states))

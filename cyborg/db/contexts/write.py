@@ -59,8 +59,8 @@ def project_usage(
         .label(table.name if table is arqs else "contexts")
         for table, limit in ((contexts, max_contexts), (arqs, max_arqs))
     ]
-    found = fetch_first(ProjectUsageRow, tx.execute(sa.select(*counts)))
-    return found or {"contexts": 0, "arqs": 0}
+    usage = fetch_first(ProjectUsageRow, tx.execute(sa.select(*counts)))
+    return usage or {"contexts": 0, "arqs": 0}
 
 
 def insert(tx: sa.Connection, row: NewContextRow) -> int:

@@ -118,14 +118,15 @@ def seal(tx: sa.Connection, links: Mapping[int, Link]) -> int:
     ]
     columns = {name: table.c[name] for name in ("id", "sequence", "hash")}
     count = 0
-    for given in bulk.make_tables(tx, columns, rows):
+    for sealed in bulk.make_tables(tx, columns, rows):
         # The ids again, and a condition without an index: with the join alone, or with the index of
         # the sequence, MariaDB waits for records that other transactions have not committed yet.
         chosen = table.c.id.in_(sorted(links))
         not_sealed = sa.func.coalesce(table.c.sequence, START.sequence) == START.sequence
-        update = sa.update(table).where(chosen, table.c.id == given.c.id, not_sealed)
-        # Without its own signature, a copy of the row cannot be sealed once more.
-        values = {"sequence": given.c.sequence, "hash": given.c.hash, "signature": None}
+        update = sa.update(table).where(chosen, table.c.id == sealed.c.id, not_sealed)
+        # The signature vouches for a record until it is sealed. If it remained, a copy of the row
+        # would be accepted as another new record, and sealed.
+        values = {"sequence": sealed.c.sequence, "hash": sealed.c.hash, "signature": None}
         count += tx.execute(update.values(values)).rowcount
     return count
 

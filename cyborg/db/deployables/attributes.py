@@ -59,7 +59,7 @@ def of_deployables(
         .where(id_in(table.c.deployable_id, ids))
         .order_by(table.c.id)
     )
-    found: dict[int, tuple[Attribute, ...]] = {}
+    attributes: dict[int, tuple[Attribute, ...]] = {}
     for deployable, uuid, key, value in connection.execute(query):
-        found[deployable] = (*found.get(deployable, ()), Attribute(uuid, key, value))
-    return found
+        attributes[deployable] = (*attributes.get(deployable, ()), Attribute(uuid, key, value))
+    return attributes

@@ -160,10 +160,10 @@ def find_name_conflicts(
     tx: sa.Connection, host: str, addresses: Collection[str]
 ) -> Sequence[tuple[str, str]]:
     """Return (provider name, other host) of names of this host that another host already uses."""
-    found: set[tuple[str, str]] = set()
+    conflicts: set[tuple[str, str]] = set()
     # Names are unique in the cloud, and two pairs of a host and an address can give the same one.
     for chunk in bulk.chunks(sorted({naming.provider_name(host, a) for a in addresses})):
-        found |= {
+        conflicts |= {
             (str(name), str(other))
             for name, other in tx.execute(
                 sa.select(deployables.c.name, deployables.c.host).where(
@@ -171,7 +171,7 @@ def find_name_conflicts(
                 )
             )
         }
-    return sorted(found)
+    return sorted(conflicts)
 
 
 def ids_by_address(tx: sa.Connection, host: str) -> dict[tuple[str, str], int]:

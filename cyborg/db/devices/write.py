@@ -214,16 +214,16 @@ def open_due(tx: sa.Connection, now: datetime, limit: int) -> list[str]:
     failure makes the device failing again.
     """
     due = sa.select(devices.c.id, devices.c.uuid).where(devices.c.retry_at <= now)
-    found = tx.execute(due.order_by(devices.c.retry_at).limit(limit)).all()
-    if not found:
+    due_rows = tx.execute(due.order_by(devices.c.retry_at).limit(limit)).all()
+    if not due_rows:
         return []
     tx.execute(
         sa.update(devices)
         # Checked again: one more failure may have set a later time since the SELECT.
-        .where(devices.c.id.in_([row.id for row in found]), devices.c.retry_at <= now)
+        .where(devices.c.id.in_([row.id for row in due_rows]), devices.c.retry_at <= now)
         .values(_OPENED)
     )
-    return [row.uuid for row in found]
+    return [row.uuid for row in due_rows]
 
 
 def end_grace(tx: sa.Connection, backends: Collection[tuple[str, str]]) -> None:
@@ -246,12 +246,13 @@ def set_status(tx: sa.Connection, uuid: str, status: str, now: datetime) -> bool
     # In the guard, so that the row count tells of a change: it also counts rows that get the values
     # that they have.
     differs, values = devices.c.status != status, dict[str, Any](status=status)
+    # ``cordoned_since`` is that of the status; while the device is cordoned too, that of the cordon
+    # stays. A cordon without a time excludes what the status alone would still permit (grace).
     if status == ENABLED:
         differs = sa.or_(differs, devices.c.failing, devices.c.failed_prepares > 0)
         since = sa.case((devices.c.cordoned, devices.c.cordoned_since), else_=None)
         values |= {**_OPENED, "failed_prepares": 0, "cordoned_since": since}
     else:
-        # That of a cordon, which may exclude what the status alone permits, stays.
         since = sa.case(
             (devices.c.cordoned, devices.c.cordoned_since), else_=sa.literal(now, Moment)
         )

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from datetime import datetime
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import sqlalchemy as sa
 
@@ -82,13 +82,19 @@ def count_open(tx: sa.Connection) -> int:
     return tx.scalar(sa.select(uuids).where(discoveries.c.state == IN_PROGRESS)) or 0
 
 
-def add(
-    tx: sa.Connection, uuid: str, key: str, targets: Iterable[tuple[str, str, str | None]]
-) -> None:
-    """Record that a discovery was requested from these targets, each (host, backend, error).
+class Target(NamedTuple):
+    """A backend of a discovery; one with an error has failed already."""
 
-    A target with an error has failed already; without other targets, the discovery has no key.
-    Raise oslo.db's DBDuplicateEntry if another discovery has the key.
+    host: str
+    backend: str
+    error: str | None
+
+
+def add(tx: sa.Connection, uuid: str, key: str, targets: Iterable[Target]) -> None:
+    """Record that a discovery was requested from these targets.
+
+    If all have failed already, the discovery has no key. Raise oslo.db's DBDuplicateEntry if
+    another discovery has the key.
     """
     # For the first row that is in progress: the column is unique.
     keys = iter([key])
@@ -98,39 +104,45 @@ def add(
         [
             {
                 "uuid": uuid,
-                "host": host,
-                "backend": backend,
-                "state": IN_PROGRESS if error is None else FAILED,
-                "error": error,
-                "mutex_key": next(keys, None) if error is None else None,
+                "host": target.host,
+                "backend": target.backend,
+                "state": IN_PROGRESS if target.error is None else FAILED,
+                "error": target.error,
+                "mutex_key": next(keys, None) if target.error is None else None,
             }
-            for host, backend, error in targets
+            for target in targets
         ],
     )
 
 
-def record_outcomes(
-    tx: sa.Connection, uuid: str, host: str, outcomes: Iterable[tuple[str, str, str | None]]
-) -> int:
-    """Record outcomes, each (backend, state, error); a final state does not change.
+class Outcome(NamedTuple):
+    """The state in which the discovery of a backend ended, and its error."""
+
+    backend: str
+    state: str
+    error: str | None
+
+
+def record_outcomes(tx: sa.Connection, uuid: str, host: str, outcomes: Iterable[Outcome]) -> int:
+    """Record outcomes; a final state does not change.
 
     Return the number of backends whose outcome was recorded.
     """
     d = discoveries.c
-    columns = {"backend": d.backend, "state": d.state, "error": d.error}
-    rows = [dict(zip(columns, each, strict=True)) for each in sorted(outcomes)]
+    columns = {name: d[name] for name in Outcome._fields}
+    rows = [outcome._asdict() for outcome in sorted(outcomes, key=lambda item: item.backend)]
     return sum(
         tx.execute(
             sa.update(discoveries)
             .where(
                 d.uuid == uuid,
                 d.host == host,
-                d.backend == found.c.backend,
+                d.backend == reported.c.backend,
                 d.state == IN_PROGRESS,
             )
-            .values(state=found.c.state, error=found.c.error)
+            .values(state=reported.c.state, error=reported.c.error)
         ).rowcount
-        for found in bulk.make_tables(tx, columns, rows)
+        for reported in bulk.make_tables(tx, columns, rows)
     )
 
 

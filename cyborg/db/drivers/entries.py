@@ -8,7 +8,7 @@ host or of a page of hosts are read.
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import sqlalchemy as sa
 
@@ -174,29 +174,49 @@ def entries_by_driver(
 ) -> dict[str, list[HostDriverRow]]:
     """Return the entries of each driver on hosts, in their order, in three statements."""
     installations = {name: list[Row]() for name in drivers}
-    entries: dict[str, dict[tuple[str, str], HostDriverRow]] = {name: {} for name in drivers}
-    for installed in _read(connection, table.c.name, _INSTALLED, drivers, hosts):
-        installations[installed["driver"]].append(installed)
+    entries: dict[str, _Entries] = {name: {} for name in drivers}
+    for row in _read(connection, table.c.name, _INSTALLED, drivers, hosts):
+        installations[row["driver"]].append(row)
     for row in _read(connection, _USED.driver, _REPORTED, drivers, hosts):
-        version = version_of(row["driver"], row["versions"])
-        entry = _entry(
-            row, backend=row["backend"], status=row["status"], error=row["error"], version=version
-        )
-        entry["remarks"] = list(row["remarks"] or ())
-        entries[row["driver"]][row["host"], row["backend"]] = entry
-    for desired in _read(connection, _DESIRED.driver, _STATE, drivers, hosts):
-        by_backend, key = entries[desired["driver"]], (desired["host"], desired["backend"])
-        # It was removed, and its agent does not report it any more: no entry is left.
-        if key not in by_backend and desired["desired_status"] == DesiredStatus.ABSENT:
-            continue
-        missing = _entry(
-            desired, backend=desired["backend"], status=NOT_REPORTED, error=None, version=None
-        )
-        entry = by_backend.setdefault(key, missing)
-        entry["desired_status"] = desired["desired_status"]
-        entry["applied"] = bool(desired["applied"])
-        entry["error"] = entry["error"] or desired["error"]
+        _add_reported(entries[row["driver"]], row)
+    # After the reported ones, which it completes.
+    for row in _read(connection, _DESIRED.driver, _STATE, drivers, hosts):
+        _add_desired(entries[row["driver"]], row)
     return {name: _merge(installations[name], entries[name], hosts) for name in drivers}
+
+
+class _Key(NamedTuple):
+    host: str
+    backend: str  # empty for an entry without a backend
+
+
+_Entries = dict[_Key, HostDriverRow]
+
+
+def _add_reported(entries: _Entries, row: Row) -> None:
+    """Add the entry of a backend that an agent has reported."""
+    version = version_of(row["driver"], row["versions"])
+    entry = _entry(
+        row, backend=row["backend"], status=row["status"], error=row["error"], version=version
+    )
+    entry["remarks"] = list(row["remarks"] or ())
+    entries[_Key(row["host"], row["backend"])] = entry
+
+
+def _add_desired(entries: _Entries, row: Row) -> None:
+    """Add the desired state of a backend to its entry; without one, add the entry."""
+    key = _Key(row["host"], row["backend"])
+    if key not in entries:
+        # It was removed, and its agent does not report it any more: no entry is left.
+        if row["desired_status"] == DesiredStatus.ABSENT:
+            return
+        entries[key] = _entry(
+            row, backend=row["backend"], status=NOT_REPORTED, error=None, version=None
+        )
+    entry = entries[key]
+    entry["desired_status"] = row["desired_status"]
+    entry["applied"] = bool(row["applied"])
+    entry["error"] = entry["error"] or row["error"]
 
 
 def _has_entry(driver: str, status: str | None) -> sa.ColumnElement[bool]:
@@ -218,18 +238,16 @@ def _status(entry: HostDriverRow, now: datetime) -> str:
 
 
 def _merge(
-    installations: Collection[Row],
-    entries: dict[tuple[str, str], HostDriverRow],
-    hosts: Sequence[HostRow],
+    installations: Collection[Row], entries: _Entries, hosts: Sequence[HostRow]
 ) -> list[HostDriverRow]:
     """Return the entries of a driver, with those of hosts that have no backend of it.
 
     They are in the order of ``hosts``.
     """
     versions = {row["host"]: row["version"] for row in installations}
-    hosts_with_backends = {host for host, _ in entries}
-    for (host, _), entry in entries.items():
-        entry["version"] = entry["version"] or versions.get(host)
+    hosts_with_backends = {key.host for key in entries}
+    for key, entry in entries.items():
+        entry["version"] = entry["version"] or versions.get(key.host)
     for row in installations:
         # A driver that is installed and used has only the entries of its backends.
         if row["host"] not in hosts_with_backends:
@@ -237,7 +255,7 @@ def _merge(
             entry = _entry(
                 row, backend=None, status=status, error=row["error"], version=row["version"]
             )
-            entries[row["host"], ""] = entry
+            entries[_Key(row["host"], "")] = entry
     return paging.sort_by_page(
         list(entries.values()), hosts, lambda entry: (entry["host"], entry["backend"] or "")
     )

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import sqlalchemy as sa
 
@@ -163,48 +163,74 @@ def _summaries(
     return rows
 
 
+class _Source(NamedTuple):
+    """A table with entries of drivers, and the expressions for the columns of an entry."""
+
+    table: sa.Table
+    driver: sa.ColumnElement[str]
+    status: sa.ColumnElement[str]
+    versions: sa.ColumnElement[Any] = sa.null()
+    conditions: Sequence[sa.ColumnElement[bool]] = ()
+
+
+_SOURCES = (
+    # As text: PostgreSQL cannot compare JSON.
+    _Source(
+        backends,
+        backends.c.driver,
+        backends.c.status,
+        versions=sa.cast(services.c.versions, sa.Text),
+    ),
+    _Source(
+        desired_backends,
+        desired_backends.c.driver,
+        entries.MISSING_STATUS,
+        conditions=[entries.MISSING],
+    ),
+    _Source(table, table.c.name, entries.UNUSED_STATUS, conditions=[entries.UNUSED]),
+)
+
+
+def _count_entries(
+    source: _Source, drivers: Collection[str], hosts: Hosts, now: datetime
+) -> sa.Select[Any]:
+    """Return the query of the numbers of entries of a table."""
+    rows = sa.join(source.table, services, services.c.id == source.table.c.service_id)
+    is_unused = source.table is table
+    if not is_unused:
+        same_host = table.c.service_id == source.table.c.service_id
+        rows = rows.outerjoin(table, sa.and_(same_host, table.c.name == source.driver))
+    return (
+        sa.select(
+            source.driver.label("driver"),
+            source.status.label("entry_status"),
+            sa.case((services.c.down_at <= now, 1), else_=0).label("down"),
+            source.versions.label("reported"),
+            table.c.version,
+            sa.literal_column("1" if is_unused else "0").label("unused"),
+            sa.func.count().label("entries"),
+        )
+        .select_from(rows)
+        .where(source.driver.in_(drivers), *source.conditions, *_on(source.table, hosts))
+        .group_by(source.driver, "entry_status", "down", "reported", table.c.version)
+    )
+
+
 def _counts(
     connection: sa.Connection, drivers: Collection[str], hosts: Hosts, now: datetime
 ) -> dict[str, _Counts]:
-    b, w = backends.c, desired_backends.c
-    # As text: PostgreSQL cannot compare JSON.
-    versions = sa.cast(services.c.versions, sa.Text)
-    branches = (
-        (backends, b.driver, b.status, versions, 0, ()),
-        (desired_backends, w.driver, entries.MISSING_STATUS, sa.null(), 0, (entries.MISSING,)),
-        (table, table.c.name, entries.UNUSED_STATUS, sa.null(), 1, (entries.UNUSED,)),
-    )
-    queries = []
-    for source, driver, status, reported, unused, conditions in branches:
-        rows = sa.join(source, services, services.c.id == source.c.service_id)
-        if source is not table:
-            same_host = table.c.service_id == source.c.service_id
-            rows = rows.outerjoin(table, sa.and_(same_host, table.c.name == driver))
-        query = (
-            sa.select(
-                driver.label("driver"),
-                status.label("entry_status"),
-                sa.case((services.c.down_at <= now, 1), else_=0).label("down"),
-                reported.label("reported"),
-                table.c.version,
-                sa.literal_column(str(unused)).label("unused"),
-                sa.func.count().label("entries"),
-            )
-            .select_from(rows)
-            .where(driver.in_(drivers), *conditions, *_on(source, hosts))
-        )
-        # Grouped in each: the rows of all hosts are then not copied to a temporary table.
-        group = (driver, "entry_status", "down", "reported", table.c.version)
-        queries.append(query.group_by(*group))
-    found = {name: _Counts() for name in drivers}
+    """Return the numbers of entries by driver, in one statement."""
+    # Each is grouped: the rows of all hosts are then not copied to a temporary table.
+    queries = [_count_entries(source, drivers, hosts, now) for source in _SOURCES]
+    counts_by_driver = {name: _Counts() for name in drivers}
     for row in connection.execute(sa.union_all(*queries)):
-        counts = found[row.driver]
+        counts = counts_by_driver[row.driver]
         counts.statuses[entries.UNKNOWN if row.down else row.entry_status] += row.entries
         counts.unused += row.entries if row.unused else 0
         if row.entry_status != entries.IMPORT_FAILED:
             reported_versions = json.loads(row.reported) if row.reported else None
             counts.versions.add(registry.version_of(row.driver, reported_versions) or row.version)
-    return found
+    return counts_by_driver
 
 
 def _num_used(connection: sa.Connection, drivers: Collection[str], hosts: Hosts) -> dict[str, int]:

@@ -282,7 +282,7 @@ def count_handles_in_use(
 
     Those of a source of device sets are the members that were claimed through its sets.
     """
-    found: dict[tuple[str, str], int] = {}
+    counts: dict[tuple[str, str], int] = {}
     for chunk, source in product(
         bulk.chunks(sorted({host for host, _ in backends})), (joins.HANDLES, joins.MEMBERS)
     ):
@@ -292,13 +292,13 @@ def count_handles_in_use(
             .where(devices.c.host.in_(chunk), _IN_USE)
             .group_by(devices.c.host, devices.c.backend)
         )
-        found |= {(row.host, row.backend): row.n for row in tx.execute(query)}
-    return {key: count for key, count in found.items() if key in set(backends)}
+        counts |= {(row.host, row.backend): row.n for row in tx.execute(query)}
+    return {key: count for key, count in counts.items() if key in set(backends)}
 
 
 def holders(tx: sa.Connection, keys: Collection[tuple[str, str]], limit: int) -> list[HolderRow]:
     """Return up to ``limit`` ARQs that own handles of backends, or sets of a source."""
-    found: list[HolderRow] = []
+    all_holders: list[HolderRow] = []
     pairs = sorted(keys)
     # A pair has two parameters.
     size = bulk.MAX_PARAMETERS // 2
@@ -308,12 +308,12 @@ def holders(tx: sa.Connection, keys: Collection[tuple[str, str]], limit: int) ->
             .select_from(source.join(arqs, arqs.c.id == attach_handles.c.arq_id))
             .where(sa.tuple_(devices.c.host, devices.c.backend).in_(pairs[start : start + size]))
             .order_by(devices.c.host, arqs.c.id)
-            .limit(limit - len(found))
+            .limit(limit - len(all_holders))
         )
-        found += fetch_all(HolderRow, tx.execute(query))
-        if len(found) == limit:
+        all_holders += fetch_all(HolderRow, tx.execute(query))
+        if len(all_holders) == limit:
             break
-    return found
+    return all_holders
 
 
 def update_step(tx: sa.Connection, step_id: int, state: StepState, **values: Any) -> None:

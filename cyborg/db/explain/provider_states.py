@@ -148,6 +148,7 @@ _STATES = (
 def _conditions(
     resource_classes: Collection[str] | None, host: str | None
 ) -> list[sa.ColumnElement[bool]]:
+    """Select deployables that have one of the classes, now or in another layout."""
     where: list[sa.ColumnElement[bool]] = []
     if host is not None:
         where.append(devices.c.host == host)

@@ -172,26 +172,26 @@ _NONE = dict.fromkeys(("total", *USES, "undeliverable", "whole_free", "largest_f
 
 def _find_largest_sets(rows: Iterable[dict[str, Any]]) -> dict[tuple[str, str], int]:
     """Return the size of the largest offered set by host and class; 0 if none of them is."""
-    found: dict[tuple[str, str], int] = {}
+    largest: dict[tuple[str, str], int] = {}
     for row in rows:
         if row["set_size"] is not None:
             key = row["host"], row["resource_class"]
             is_offered = row["offer"] == OfferState.OFFERED and not (
                 row["closed"] or row["draining"]
             )
-            found[key] = max(found.get(key, 0), row["set_size"] if is_offered else 0)
-    return found
+            largest[key] = max(largest.get(key, 0), row["set_size"] if is_offered else 0)
+    return largest
 
 
 def _with_handles(
     connection: sa.Connection, rows: Iterable[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Return those deployables that have handles, with the numbers of their handles."""
-    found = {row["id"]: row for row in rows}
-    if not found:
+    by_id = {row["id"]: row for row in rows}
+    if not by_id:
         return []
-    counted = connection.execute(sa.select(by_deployable(found))).mappings()
-    return [{**found[row["deployable_id"]], "handles": row} for row in counted]
+    counted = connection.execute(sa.select(by_deployable(by_id))).mappings()
+    return [{**by_id[row["deployable_id"]], "handles": row} for row in counted]
 
 
 def _uses(row: Mapping[str, Any], *, is_draining: bool, is_closed: bool) -> dict[str, int]:

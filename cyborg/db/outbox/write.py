@@ -10,7 +10,7 @@ which they were written: a row is not leased before all older rows of its subjec
 import itertools
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import sqlalchemy as sa
@@ -24,8 +24,13 @@ from cyborg.db.schema import outbox
 
 PENDING = "pending"
 
-# A kind, a subject and a payload.
-Message = tuple[str, str, Mapping[str, Any]]
+
+class Message(NamedTuple):
+    """A message of a kind about a subject, such as an instance or the uuid of an object."""
+
+    kind: str
+    subject: str
+    payload: Mapping[str, Any]
 
 
 class LeasedMessageRow(MessageRow):

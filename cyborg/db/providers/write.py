@@ -244,6 +244,7 @@ def schedule_verification_of_leased(
 
 
 def _update_stale(tx: sa.Connection, condition: sa.ColumnElement[bool], now: datetime) -> int:
+    """Mark providers as changed: their desired state is published again."""
     p = providers.c
     return tx.execute(
         sa.update(providers)
@@ -264,6 +265,7 @@ def _update_stale(tx: sa.Connection, condition: sa.ColumnElement[bool], now: dat
 
 
 def _update_verify(tx: sa.Connection, condition: sa.ColumnElement[bool], now: datetime) -> int:
+    """Have providers compared with Placement, although nothing has changed."""
     p = providers.c
     return tx.execute(
         sa.update(providers)
@@ -391,13 +393,19 @@ def delete_published(tx: sa.Connection, owner: str, revisions: Mapping[str, int]
     release(tx, owner, revisions)
 
 
-def record_failures(
-    tx: sa.Connection, owner: str, errors: Iterable[tuple[str, str, datetime]]
-) -> None:
-    """Record failures, each (uuid, error, time of the next try)."""
+class Failure(NamedTuple):
+    """Why the provider with a uuid was not published, and the time of the next try."""
+
+    uuid: str
+    error: str
+    next_try_at: datetime
+
+
+def record_failures(tx: sa.Connection, owner: str, failures: Iterable[Failure]) -> None:
+    """Record failures, and end the leases of their providers."""
     p = providers.c
-    columns = {"uuid": p.uuid, "error": p.error, "next_try_at": p.next_try_at}
-    rows = [dict(zip(columns, each, strict=True)) for each in sorted(errors)]
+    columns = {name: p[name] for name in Failure._fields}
+    rows = [failure._asdict() for failure in sorted(failures)]
     for failed in bulk.make_tables(tx, columns, rows):
         tx.execute(
             sa.update(providers)
@@ -412,15 +420,23 @@ def record_failures(
         )
 
 
-def release_unanswered(tx: sa.Connection, failures: Iterable[tuple[str, str, str]]) -> None:
+class Unanswered(NamedTuple):
+    """A provider that ``owner`` has leased, and for which Placement gave no answer."""
+
+    owner: str
+    uuid: str
+    error: str
+
+
+def release_unanswered(tx: sa.Connection, failures: Iterable[Unanswered]) -> None:
     """End leases of providers without an answer of Placement, and record their errors.
 
-    A failure is (owner, provider uuid, error). The rows are due immediately, and the attempt is not
-    counted, so that an outage of Placement causes no delay after its end.
+    The rows are due immediately, and the attempt is not counted, so that an outage of Placement
+    causes no delay after its end.
     """
     p = providers.c
-    columns = {"owner": p.owner, "uuid": p.uuid, "error": p.error}
-    rows = [dict(zip(columns, each, strict=True)) for each in sorted(failures)]
+    columns = {name: p[name] for name in Unanswered._fields}
+    rows = [failure._asdict() for failure in sorted(failures)]
     for failed in bulk.make_tables(tx, columns, rows):
         tx.execute(
             sa.update(providers)

@@ -95,6 +95,7 @@ def write_host(
 def _write_devices(
     tx: sa.Connection, host: str, new: Sequence[ImportedDevice], now: datetime
 ) -> Counts:
+    """Insert devices with all their parts; return the numbers of rows."""
     if not new:
         return Counter()
     identities = {d.value.address: Tombstone(d.uuid, d.status) for d in new}
@@ -143,6 +144,7 @@ def _write_devices(
 def _write_handles(
     tx: sa.Connection, new: Sequence[ImportedDevice], own: Mapping[tuple[str, str], int]
 ) -> None:
+    """Insert the handles of devices; ``own`` has the row ids of the deployables."""
     uuids = {
         (own[d.value.address, deployable], address): uuid
         for d in new
@@ -162,8 +164,8 @@ def _write_handles(
             for value in d.value.deployables
             for handle in value.handles
         ],
-        dirty,
-        uuids,
+        dirty=dirty,
+        uuids=uuids,
     )
 
 
@@ -194,6 +196,7 @@ def _write_providers(
 def _write_arqs(
     tx: sa.Connection, plan: HostImport, profile_ids: Mapping[int, int], now: datetime
 ) -> Counts:
+    """Insert the missing ARQs as Bound and give them their handles."""
     arqs, handles = schema.arqs, schema.attach_handles
     # An import that was interrupted continues with what is missing.
     stored = _read_ids(tx, arqs, [arq.uuid for arq in plan.arqs])

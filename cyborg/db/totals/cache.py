@@ -9,6 +9,7 @@ binds of a cloud would wait for each other.
 import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from cyborg.core.errors import Unavailable
 from cyborg.core.log import get_logger
@@ -28,6 +29,14 @@ INLINE_SECONDS = 0.05
 STOP_SECONDS = 5.0
 
 
+class _Counted(NamedTuple):
+    """The counts, when they were counted (monotonic), and the seconds that it took."""
+
+    counts: Counts
+    at: float
+    duration: float
+
+
 class CountCache:
     """Cache of the numbers of objects in the database; thread-safe."""
 
@@ -36,8 +45,7 @@ class CountCache:
         self._reader = reader
         self._clock = clock
         self._lock = threading.Lock()
-        # The counts, when they were counted, and the seconds that it took.
-        self._found: tuple[Counts, float, float] | None = None
+        self._last: _Counted | None = None
         self._thread: threading.Thread | None = None
 
     def read(self) -> tuple[Counts, float]:
@@ -48,15 +56,14 @@ class CountCache:
         counting runs in the background.
         """
         with self._lock:
-            found = self._found
-        if found is not None:
-            counts, counted_at, duration = found
-            age = self._clock() - counted_at
-            if age < min(SHARE * duration, MAX_AGE):
-                return counts, age
-            if duration > INLINE_SECONDS and age < 2 * MAX_AGE:
+            last = self._last
+        if last is not None:
+            age = self._clock() - last.at
+            if age < min(SHARE * last.duration, MAX_AGE):
+                return last.counts, age
+            if last.duration > INLINE_SECONDS and age < 2 * MAX_AGE:
                 self._start()
-                return counts, age
+                return last.counts, age
         return self._count(), 0.0
 
     def stop(self) -> None:
@@ -92,5 +99,5 @@ class CountCache:
             counts = totals.count(connection)
         end = self._clock()
         with self._lock:
-            self._found = (counts, start, end - start)
+            self._last = _Counted(counts, at=start, duration=end - start)
         return counts

@@ -249,6 +249,7 @@ def _by_state(connection: sa.Connection, table: sa.Table) -> dict[str, int]:
 
 
 def _handles(connection: sa.Connection) -> dict[tuple[str, str], int]:
+    """Return the numbers of handles by resource class and use."""
     # Grouped before the join, which then has a row for each deployable and not for each handle.
     by_deployable = handles.by_deployable()
     d, c = schema.deployables.c, by_deployable.c
@@ -263,20 +264,23 @@ def _handles(connection: sa.Connection) -> dict[tuple[str, str], int]:
     query = query.join_from(by_deployable, schema.deployables, d.id == c.deployable_id)
     query = query.join(schema.devices, schema.devices.c.id == d.device_id)
     query = query.outerjoin(schema.services, joins.AGENT_OF_DEVICE)
-    found = Counter[tuple[str, str]]()
+    counts = Counter[tuple[str, str]]()
     for row in _all(connection, query.group_by(d.resource_class, "device_state")):
-        name, device = row["resource_class"], row["device_state"]
-        found[name, "owned"] += int(row["owned"])
-        found[name, "draining"] += int(row["draining"])
+        name, device_state = row["resource_class"], row["device_state"]
+        counts[name, "owned"] += int(row["owned"])
+        counts[name, "draining"] += int(row["draining"])
         # As in the list of accelerators, a dirty handle of a draining device is draining.
-        found[name, "draining" if device == "draining" else "dirty"] += int(row["dirty"])
-        found[name, device] += int(row["clean"])
-        if device == UNDELIVERABLE:
-            found[name, "cordoned"] += int(row["clean"])
-    return dict(+found)
+        counts[name, "draining" if device_state == "draining" else "dirty"] += int(row["dirty"])
+        # Handles without an owner and without work to do have the state of their device.
+        counts[name, device_state] += int(row["clean"])
+        # These are a part of the cordoned ones, and counted twice.
+        if device_state == UNDELIVERABLE:
+            counts[name, "cordoned"] += int(row["clean"])
+    return dict(+counts)  # without zeros
 
 
 def _device_sets(connection: sa.Connection) -> dict[SetKey, int]:
+    """Return the numbers of device sets by kind, size and offer."""
     d = schema.deployables.c
     # Grouped outside: some databases do not accept a bound parameter in the expression of a group.
     sets = (

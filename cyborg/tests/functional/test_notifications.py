@@ -100,7 +100,8 @@ class Env:
             (row,) = request_store.lock(tx, [uuid])
             event = {"server_uuid": row["instance_uuid"], "tag": uuid, "name": "n"}
             messages = builder.build_messages(Event.BOUND, [row])
-            outbox.add_all(tx, [(NOVA_EVENT, str(row["instance_uuid"]), event), *messages])
+            nova = outbox.Message(NOVA_EVENT, str(row["instance_uuid"]), event)
+            outbox.add_all(tx, [nova, *messages])
 
 
 @pytest.fixture

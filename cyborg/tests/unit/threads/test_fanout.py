@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cyborg.conductor.drivers.rollout_steps import GenerationNotifier
+from cyborg.conductor.drivers.rollout_steps import GenerationNotifier, HostGeneration
 from cyborg.core.errors import TimedOut
 from cyborg.threads.calls import MAX_THREADS, FanOut
 
@@ -100,10 +100,10 @@ def test_stop_starts_no_more_calls(agents: Agents) -> None:
 
 def test_notifications_of_unresponsive_hosts_do_not_accumulate(agents: Agents) -> None:
     notifier = GenerationNotifier(agents)  # type: ignore[arg-type]
-    notifier.notify([(f"h{n}", 0) for n in range(MAX_THREADS)])
+    notifier.notify([HostGeneration(f"h{n}", 0) for n in range(MAX_THREADS)])
     wait(agents.started, MAX_THREADS)
     for generation in range(1, 50):
-        notifier.notify([("late", generation), ("later", generation)])
+        notifier.notify([HostGeneration(name, generation) for name in ("late", "later")])
     agents.may_answer.set()
     wait(agents.ended, MAX_THREADS + 2)
     assert sorted(agents.called[MAX_THREADS:]) == ["late=49", "later=49"]

@@ -43,7 +43,7 @@ def test_rows_have_the_context_of_the_current_span(
     with enter(), engine.begin() as tx:
         context = tracing.current_context()
         # Two messages are one statement, which MariaDB executes in another way than one message.
-        outbox.add_all(tx, [("kind", subject, {"a": 1}) for subject in ("s", "t")])
+        outbox.add_all(tx, [outbox.Message("kind", subject, {"a": 1}) for subject in ("s", "t")])
         jobs.enqueue(
             tx,
             kind=JobKind.RELEASE,
@@ -72,8 +72,8 @@ def test_delivery_belongs_to_the_trace_and_sends_the_payload_only(
 
     uow = UnitOfWork(sqlite_engine)
     with root():
-        uow.run(lambda tx: outbox.add_all(tx, [("kind", "s", {"a": 1})]))
-    uow.run(lambda tx: outbox.add_all(tx, [("kind", "t", {"b": 2})]))
+        uow.run(lambda tx: outbox.add_all(tx, [outbox.Message("kind", "s", {"a": 1})]))
+    uow.run(lambda tx: outbox.add_all(tx, [outbox.Message("kind", "t", {"b": 2})]))
     worker = OutboxWorker(make_conf(), uow, Channel("kind", "a double", send, 1.0, 1.0))
     assert worker.run_once() == 2
     assert sorted(map(str, sent)) == ["{'a': 1}", "{'b': 2}"]

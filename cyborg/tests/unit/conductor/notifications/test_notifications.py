@@ -173,7 +173,7 @@ def test_arq_and_deployable_rows_have_all_payload_fields(engine: sa.Engine) -> N
         failed = builder.build_messages(
             Event.BIND_FAILED, requests, state="BindFailed", error="no such card"
         )
-        outbox.add_all(tx, [(NOVA_EVENT, "server", {"a": 1}), *failed])
+        outbox.add_all(tx, [outbox.Message(NOVA_EVENT, "server", {"a": 1}), *failed])
         builder.record_program_started(tx, deployable["uuid"], "i")
         builder.record_program_finished(tx, deployable["uuid"], "i", succeeded=True, error=None)
         builder.record_program_finished(
@@ -211,7 +211,7 @@ class Listener:
 
 
 def add_notifications(env: Env, *numbers: int, subject: str | None = None) -> None:
-    messages = [(NOTIFICATION, subject or str(uuid4()), {"n": n}) for n in numbers]
+    messages = [outbox.Message(NOTIFICATION, subject or str(uuid4()), {"n": n}) for n in numbers]
     env.uow.run(lambda tx: outbox.add_all(tx, messages))
     make_due(env)
 

@@ -149,7 +149,8 @@ def test_undeliverable_event_is_dead_after_six_minutes_by_default(sqlite_env: En
 def test_add_all_is_one_statement(sqlite_engine: sa.Engine) -> None:
     with count_statements(sqlite_engine) as count, sqlite_engine.begin() as tx:
         store.add_all(tx, [])
-        store.add_all(tx, [("one", "s", {"a": 1}), ("other", "t", {"b": [2]})])
+        first, second = ("one", "s", {"a": 1}), ("other", "t", {"b": [2]})
+        store.add_all(tx, [store.Message(*first), store.Message(*second)])
     assert [text.split()[0] for text in count.statements] == ["INSERT"]
     messages = rows.read(sqlite_engine, schema.outbox)
     assert [(row["kind"], row["subject"], row["payload"]) for row in messages] == [

@@ -72,6 +72,7 @@ class DeviceProfiles:
         outbox.add_all(tx, self.notifications.build_messages(Event.PROFILE_CREATED, [row]))
 
     def _delete(self, tx: sa.Connection, keys: Sequence[str]) -> None:
+        """Delete profiles by uuid or name, all or none. Raise NotFound, InUse."""
         rows = store.find(tx, keys)
         uuids = {row["uuid"]: row["id"] for row in rows}
         names = {row["name"]: row["id"] for row in rows}
@@ -98,6 +99,7 @@ class DeviceProfiles:
         outbox.add_all(tx, self.notifications.build_messages(Event.PROFILE_DELETED, deleted))
 
     def _in_use(self, keys: Sequence[str]) -> InUse:
+        """Return the error that names what uses the profiles."""
         # Read in a new transaction, because the one that failed on the foreign key has ended. The
         # result is only for the message, not for the decision.
         used, rows = self.uow.run(

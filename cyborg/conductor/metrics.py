@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import resources
+from itertools import chain
 from typing import Any
 
 from oslo_config import cfg
@@ -204,53 +205,77 @@ def _fill_counts(families: Mapping[str, Any], counts: Counts) -> None:
 
 def _fill(families: Mapping[str, Any], totals: Totals, now: datetime) -> None:
     """Add the samples of pending and failing work. A count without rows gives the sample 0."""
-
-    def put(name: str, value: float, *labels: str) -> None:
+    for name, value, *labels in chain(
+        _list_devices(totals, now),
+        _list_services(totals),
+        _list_messages(totals, now),
+        _list_jobs(totals, now),
+        _list_providers(totals, now),
+        _list_actions(totals),
+    ):
         families[f"cyborg_{name}"].add_metric(labels, value)
 
-    def age(since: datetime | None) -> float:
-        return 0.0 if since is None else max(0.0, (now - since).total_seconds())
 
-    put("maintenance_windows", totals.maintenance_windows)
-    put("devices_failing", totals.devices_failing)
+# The name of a metric without its prefix, the value, and the labels.
+_Sample = tuple[str, float, *tuple[str, ...]]
+
+
+def _age(since: datetime | None, now: datetime) -> float:
+    return 0.0 if since is None else max(0.0, (now - since).total_seconds())
+
+
+def _list_devices(totals: Totals, now: datetime) -> Iterator[_Sample]:
+    yield "maintenance_windows", totals.maintenance_windows
+    yield "devices_failing", totals.devices_failing
     if totals.audit_findings is not None:
-        put("audit_findings", totals.audit_findings)
-    put("bind_oldest_seconds", age(totals.oldest_bind_started))
+        yield "audit_findings", totals.audit_findings
+    yield "bind_oldest_seconds", _age(totals.oldest_bind_started, now)
     for device in totals.unhealthy:
-        put(
-            "device_unhealthy_seconds",
-            age(device["health_since"]),
-            device["host"],
-            device["address"],
-        )
+        seconds = _age(device["health_since"], now)
+        yield "device_unhealthy_seconds", seconds, device["host"], device["address"]
+
+
+def _list_services(totals: Totals) -> Iterator[_Sample]:
     for binary in sorted({binary for binary, _ in totals.services}):
         for liveness in Liveness:
-            put("services", totals.services.get((binary, liveness), 0), binary, liveness)
-    put("hosts_cordoned", totals.hosts_cordoned)
+            yield "services", totals.services.get((binary, liveness), 0), binary, liveness
+    yield "hosts_cordoned", totals.hosts_cordoned
+
+
+def _list_messages(totals: Totals, now: datetime) -> Iterator[_Sample]:
     messages = {(row["kind"], row["state"]): row for row in totals.outbox}
     # Kinds without rows too: an alert cannot compare a sample that does not exist.
     for kind in sorted({NOVA_EVENT, NOTIFICATION} | {kind for kind, _ in messages}):
         for state in ("pending", "dead"):
             row = messages.get((kind, state))
-            put("outbox_messages", row["count"] if row else 0, kind, state)
+            yield "outbox_messages", row["count"] if row else 0, kind, state
         pending = messages.get((kind, "pending"))
-        put("outbox_oldest_seconds", age(pending["oldest"] if pending else None), kind)
+        yield "outbox_oldest_seconds", _age(pending["oldest"] if pending else None, now), kind
+
+
+def _list_jobs(totals: Totals, now: datetime) -> Iterator[_Sample]:
     open_jobs = {row["kind"]: row for row in totals.jobs}
     for kind in sorted({str(kind) for kind in JobKind} | set(open_jobs)):
         job = open_jobs.get(kind)
-        put("jobs_open", job["count"] if job else 0, kind)
-        put("jobs_overdue", job["overdue"] if job else 0, kind)
-        put("jobs_oldest_seconds", age(job["oldest"] if job else None), kind)
-    put("providers_stale", totals.providers_stale)
-    put("providers_failing", totals.providers_failing)
-    put("placement_sync_lag_seconds", age(totals.oldest_stale))
-    put("placement_verification_age_seconds", age(totals.oldest_verified))
+        yield "jobs_open", job["count"] if job else 0, kind
+        yield "jobs_overdue", job["overdue"] if job else 0, kind
+        yield "jobs_oldest_seconds", _age(job["oldest"] if job else None, now), kind
+
+
+def _list_providers(totals: Totals, now: datetime) -> Iterator[_Sample]:
+    yield "providers_stale", totals.providers_stale
+    yield "providers_failing", totals.providers_failing
+    yield "placement_sync_lag_seconds", _age(totals.oldest_stale, now)
+    yield "placement_verification_age_seconds", _age(totals.oldest_verified, now)
+
+
+def _list_actions(totals: Totals) -> Iterator[_Sample]:
     done = {row["kind"]: row for row in totals.self_heal_actions}
     for kind in sorted(set(CorrectiveAction) | set(done)):
-        put("self_heal_actions_total", done[kind]["count"] if kind in done else 0, kind)
+        yield "self_heal_actions_total", done[kind]["count"] if kind in done else 0, kind
         if kind in done:
             timestamp = done[kind]["last_at"].replace(tzinfo=UTC).timestamp()
-            put("self_heal_last_timestamp_seconds", timestamp, kind)
+            yield "self_heal_last_timestamp_seconds", timestamp, kind
 
 
 def _list_states(counts: Counts) -> Iterator[tuple[str, str, int]]:

@@ -149,6 +149,7 @@ class ConductorService:
             LOG.info("Conductor has stopped", host=self._conf.host)
 
     def _shutdown(self) -> None:
+        """Stop everything within STOP_TIMEOUT: what uses connections first."""
         end = time.monotonic() + STOP_TIMEOUT
         if self._starter is not None:
             self._starter.join(STOP_TIMEOUT / 3)

@@ -76,8 +76,8 @@ class Attachments:
         attach = selectors.parse_attach(request)
         # Before all checks: since the first request the server may have become busy, or the
         # selection used, by this attachment itself.
-        if (found := self._find_earlier(attach)) is not None:
-            return self._repeat(found, attach, scope)
+        if (earlier := self._find_earlier(attach)) is not None:
+            return self._repeat(earlier, attach, scope)
         if attach.instance is None:
             server, node = None, self._find_host(attach.host or "")
             project = check_optional_text("project_id", request.get("project_id"))
@@ -134,8 +134,8 @@ class Attachments:
         except (db_exc.DBDuplicateEntry, CyborgError) as exc:
             # The same request may have been accepted concurrently: it has reached the limit, or
             # uses what is selected.
-            if (found := self._find_earlier(attach)) is not None:
-                return self._repeat(found, attach, scope)
+            if (earlier := self._find_earlier(attach)) is not None:
+                return self._repeat(earlier, attach, scope)
             if isinstance(exc, CyborgError):
                 raise
             raise Conflict("the attachment was deleted concurrently, retry") from None

@@ -201,25 +201,26 @@ def _select_accelerator(
 def _select_context(
     tx: sa.Connection, uuid: str, owner: str, scope: str | None, now: datetime, *, for_host: bool
 ) -> Selection:
-    found = find_context(tx, uuid, scope)
-    state = found["state"]
+    """Return the selection of a device context that can be attached."""
+    context = find_context(tx, uuid, scope)
+    state = context["state"]
     selectors.check_context(
         uuid,
         state=state,
-        project=found["project_id"],
-        instance=found["instance_uuid"],
+        project=context["project_id"],
+        instance=context["instance_uuid"],
         server_project=owner,
     )
-    groups = merge_config(parse_groups(found["groups"]), found["config_data"])
+    groups = merge_config(parse_groups(context["groups"]), context["config_data"])
     _check_user(groups, f"of device context {uuid}", for_host=for_host)
     if state not in LEASED:
         return Selection()
     # A lease is for the service that made it, so no user of a project may take it.
     if scope is not None:
         raise selectors.lease_scope_error(uuid, state)
-    if found["lease_expires_at"] is None or found["lease_expires_at"] <= now:
-        raise stale_lease(uuid, state, found["epoch"], given=None)
-    return Selection(epoch=found["epoch"])
+    if context["lease_expires_at"] is None or context["lease_expires_at"] <= now:
+        raise stale_lease(uuid, state, context["epoch"], given=None)
+    return Selection(epoch=context["epoch"])
 
 
 def _select_profile(tx: sa.Connection, selector: Selector, *, for_host: bool) -> Selection:
@@ -248,9 +249,9 @@ def find_accelerator(
 
 def find_context(tx: sa.Connection, uuid: str, scope: str | None) -> device_contexts.ContextRow:
     """Return a device context that the caller sees. Raise NotFound."""
-    if (found := device_contexts.find(tx, uuid, scope)) is None:
+    if (context := device_contexts.find(tx, uuid, scope)) is None:
         raise NotFound(f"{CONTEXT}: no device context {uuid}", field=CONTEXT)
-    return found
+    return context
 
 
 def check_selected(tx: sa.Connection, selector: Selector, server: Server, mode: Mode) -> None:

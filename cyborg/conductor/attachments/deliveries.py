@@ -42,7 +42,7 @@ class GuestDeliveries:
         Raise Invalid, and Stale if the epoch is unknown.
         """
         host, epoch = check_text("host", host), parse_uuid(epoch, "epoch")
-        errors = load_deliveries(devices)
+        error_of = load_deliveries(devices)
 
         def write(tx: sa.Connection) -> tuple[Rows, Rows]:
             if not handles.is_current_agent(tx, host, epoch):
@@ -51,12 +51,12 @@ class GuestDeliveries:
             # Unbound since the last statement, an ARQ may have another device.
             rows = [
                 row
-                for row in arqs.lock(tx, expected & errors.keys())
+                for row in arqs.lock(tx, expected & error_of.keys())
                 if row["state"] == ArqState.BOUND and row["instance_uuid"] is not None
             ]
-            attached = [row for row in rows if errors[row["uuid"]] is None]
+            attached = [row for row in rows if error_of[row["uuid"]] is None]
             self._record_attached(tx, attached)
-            return attached, self._record_failed(tx, rows, errors)
+            return attached, self._record_failed(tx, rows, error_of)
 
         attached, failed = self.uow.run_once(write)
         for outcome, count in ((ATTACHED, len(attached)), (FAILED, len(failed))):
@@ -64,7 +64,7 @@ class GuestDeliveries:
         for row in failed:
             LOG.warning(
                 "A running guest lacks the device of an accelerator request, the agent retries: %s",
-                errors[row["uuid"]],
+                error_of[row["uuid"]],
                 host=host,
                 instance=row["instance_uuid"],
                 arq=row["uuid"],
@@ -76,14 +76,16 @@ class GuestDeliveries:
             arqs.record_delivery(tx, ids, attached_at=self.uow.clock(), error=None)
             self.recorder.record_attached(tx, rows)
 
-    def _record_failed(self, tx: sa.Connection, rows: Rows, errors: dict[str, str | None]) -> Rows:
+    def _record_failed(
+        self, tx: sa.Connection, rows: Rows, error_of: dict[str, str | None]
+    ) -> Rows:
         """Record the errors; return the ARQs that had none before, of which listeners learn."""
-        new: Rows = []
+        all_new: Rows = []
         # Few texts: a host has one reason for all its guests, or one guest has a reason.
-        for text in sorted({error for row in rows if (error := errors[row["uuid"]]) is not None}):
-            found = [row for row in rows if errors[row["uuid"]] == text]
-            arqs.record_delivery(tx, [row["id"] for row in found], attached_at=None, error=text)
-            first = [row for row in found if row["attach_error"] is None]
-            self.recorder.record_attach_failed(tx, first, text)
-            new += first
-        return new
+        for text in sorted({error for row in rows if (error := error_of[row["uuid"]])}):
+            failed = [row for row in rows if error_of[row["uuid"]] == text]
+            arqs.record_delivery(tx, [row["id"] for row in failed], attached_at=None, error=text)
+            new = [row for row in failed if row["attach_error"] is None]
+            self.recorder.record_attach_failed(tx, new, text)
+            all_new += new
+        return all_new

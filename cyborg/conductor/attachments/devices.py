@@ -66,12 +66,13 @@ class AttachedDevices:
             self.uow,
             self.limit_source,
             [] if is_leased else [work.row["project_id"]],
-            lambda found: self._run_bind(work, found),
+            lambda limits: self._run_bind(work, limits),
         )
 
-    def _run_bind(self, work: LeasedAttachment, found: ProjectLimits | None) -> None:
+    def _run_bind(self, work: LeasedAttachment, limits: ProjectLimits | None) -> None:
+        """Bind in a transaction, again after a lost claim. Raise the reason if all fail."""
         try:
-            if self.run_bind(work, partial(self._bind, work=work, found=found)):
+            if self.run_bind(work, partial(self._bind, work=work, limits=limits)):
                 return
         except db_exc.DBReferenceError as exc:
             raise NotFound(f"{work.selected} does not exist any more") from exc
@@ -227,13 +228,14 @@ class AttachedDevices:
         self.wake_outbox()
 
     def _bind(
-        self, tx: sa.Connection, work: LeasedAttachment, found: ProjectLimits | None, wait: bool
+        self, tx: sa.Connection, work: LeasedAttachment, limits: ProjectLimits | None, wait: bool
     ) -> BindResult:
+        """Insert the ARQs of an attachment and bind them to the planned providers."""
         attachment, intent = work.row, work.intent
         name, project = attachment["device_profile_name"], attachment["project_id"]
         try:
             id_, epoch = attachment["id"], attachment["context_epoch"]
-            rows = self.arqs.insert_arqs(tx, name, project, found, project, id_, epoch)
+            rows = self.arqs.insert_arqs(tx, name, project, limits, project, id_, epoch)
         except NotFound as exc:
             # The error names the profile, which is a hidden one of a context or accelerator.
             raise NotFound(f"{work.selected} does not exist any more") from exc
@@ -249,7 +251,7 @@ class AttachedDevices:
             # The host of the devices is certain only now: the request knew the names of Nova alone.
             check_live(tx, [host])
         context = replace(
-            self.make_context(project), limits=found, handle=attachment["accelerator"], epoch=epoch
+            self.make_context(project), limits=limits, handle=attachment["accelerator"], epoch=epoch
         )
         by_group = dict(enumerate(intent.providers))
         result = self.bind_new_arqs(tx, work, rows, host, by_group, context, wait=wait)

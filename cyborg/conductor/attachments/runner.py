@@ -236,6 +236,7 @@ class AttachmentRunner:
         work.commit(values)
 
     def _undo(self, work: LeasedAttachment, error: str, values: Mapping[str, Any]) -> None:
+        """Begin to undo a failed attach; ``values`` are more columns to write."""
         if error == self._failures.get(work.row["uuid"]):
             LOG.debug("Attach failed again and is undone: %s", error)
         else:

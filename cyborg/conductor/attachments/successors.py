@@ -3,6 +3,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
@@ -111,27 +112,30 @@ class Successors(AllocationSteps):
         marker = self._guests.read_marker(work, awaited=RESUMABLE)
         if isinstance(marker, Wait):
             return marker
-        providers, removed = _used_amounts(old)
+        use = _find_use(old)
         values = {
             "state": AttachmentState.DETACHING,
             "step": Step.GUEST,
             "request_key": None,  # the context may get another successor
             # From now on the attachment has the old handles: their amounts are to be removed.
-            "intent": Intent(providers, removed, generation=work.intent.generation).to_dict(),
+            "intent": Intent(
+                use.providers, use.amounts, generation=work.intent.generation
+            ).to_dict(),
             "boot_marker": marker,
             "reboot_marker": None,
             "attempts": 0,
             "error": None,
         }
-        work.commit(values, partial(self._exchange, work=work, removed=removed))
+        work.commit(values, partial(self._exchange, work=work, removed=use.amounts))
         return None
 
     def _exchange(self, tx: sa.Connection, work: LeasedAttachment, removed: object) -> None:
+        """Give the ARQs of the context the handles of the successor, which gets the old ones."""
         old, new = self._lock_both(tx, work)
         if any(row["state"] != ArqState.BOUND or row["job_id"] for row in (*old, *new)):
             raise WrongState("an accelerator request of the successor is no longer bound")
         # The locks of ``exchange`` have ended: the amounts that it has recorded may be outdated.
-        if _used_amounts(old)[1] != removed:
+        if _find_use(old).amounts != removed:
             raise Conflict("the device context has changed since its successor was prepared")
         # The new device may have been cordoned since it was prepared: no guest gets it then.
         pairs = pair_units(list(map(_to_unit, old)), list(map(_to_unit, new)))
@@ -180,12 +184,18 @@ def _groups_of(rows: Sequence[arq_store.ArqRow]) -> dict[int, Group]:
     return {number: parse_group(copies[number], "group") for number in sorted(copies)}
 
 
-def _used_amounts(rows: Sequence[arq_store.ArqRow]) -> tuple[list[str], dict[str, dict[str, int]]]:
-    """Return the provider of each group of bound ARQs, and the amounts of the groups there."""
+class _Use(NamedTuple):
+    """The provider of each group of bound ARQs, and the amounts of the groups by provider."""
+
+    providers: list[str]
+    amounts: dict[str, dict[str, int]]
+
+
+def _find_use(rows: Sequence[arq_store.ArqRow]) -> _Use:
     groups = _groups_of(rows)
     sources = {row["device_profile_group_id"]: row["device_rp_uuid"] or "" for row in rows}
     providers = [sources[number] for number in groups]
-    return providers, required_amounts([*groups.values()], providers)
+    return _Use(providers, required_amounts([*groups.values()], providers))
 
 
 def _to_unit(row: arq_store.ArqRow) -> OwnedUnit:

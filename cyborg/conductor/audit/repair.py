@@ -80,6 +80,7 @@ class RepairExecutor:
         return None
 
     def _repair(self, host: str, repair: Repair, findings: Sequence[Finding]) -> None:
+        """Execute one kind of repair for all its findings."""
         ids = sorted({id_ for finding in findings for id_ in finding.ids})
         now = self.uow.clock()
         match repair:

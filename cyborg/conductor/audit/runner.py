@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from oslo_config import cfg
@@ -103,24 +104,21 @@ class AuditLease:
             if repairs
             else [finding.to_dict() for finding in findings]
         )
-        added = self._append_findings(host, results)
+        has_new = self._append_findings(host, results)
         self._hosts_done += 1
         self._num_findings += len(findings)
         # Progress and renewal are one UPDATE: a conductor that has lost the lease records nothing.
-        self.lease.renew(
-            lambda until: self.uow.run(
-                lambda tx: store.record_progress(
-                    tx,
-                    self._uuid,
-                    self.lease.owner,
-                    host=host,
-                    hosts_done=self._hosts_done,
-                    num_findings=self._num_findings,
-                    findings=self._findings if added else None,
-                    until=until,
-                )
-            )
+        record = partial(
+            store.record_progress,
+            uuid=self._uuid,
+            owner=self.lease.owner,
+            host=host,
+            hosts_done=self._hosts_done,
+            num_findings=self._num_findings,
+            # The list may be long: it is written only if it has changed.
+            findings=self._findings if has_new else None,
         )
+        self.lease.renew(lambda until: self.uow.run(partial(record, until=until)))
 
     def finish(self, state: State, error: str | None = None) -> bool:
         """Record the end of the audit; return False if the lease was lost."""

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import sqlalchemy as sa
 from oslo_config import cfg
@@ -52,6 +52,13 @@ R = TypeVar("R", BindRequest, UnbindRequest)
 
 def _do_nothing() -> None:
     """Do nothing: the default for the wake-up functions."""
+
+
+class _Deletion(NamedTuple):
+    """Result of a deletion, and the uuids of the ARQs that existed before it."""
+
+    result: release.ReleaseResult
+    existing: set[str]
 
 
 class Arqs:
@@ -204,19 +211,19 @@ class Arqs:
         instance_uuid = None if instance is None else parse_uuid(instance, "instance")
         requested = () if uuids is None else parse_uuids(uuids)
 
-        def work(tx: sa.Connection) -> tuple[release.ReleaseResult, set[str]]:
+        def work(tx: sa.Connection) -> _Deletion:
             if instance_uuid is not None:
                 rows = store.lock_of_instance(tx, instance_uuid, scope)
                 return self._delete(tx, rows, allow_bound)
             return self._delete(tx, store.lock(tx, requested, scope), allow_bound)
 
-        def missing_error(deleted: tuple[release.ReleaseResult, set[str]]) -> NotFound | None:
-            missing = sorted(set(requested) - deleted[1])
+        def missing_error(deletion: _Deletion) -> NotFound | None:
+            missing = sorted(set(requested) - deletion.existing)
             return arqs_not_found(missing) if missing else None
 
-        deleted = self._uow.run_once(work, missing_error)
-        self.finish_release(deleted[0], deleted=True)
-        if (error := missing_error(deleted)) is not None:
+        deletion = self._uow.run_once(work, missing_error)
+        self.finish_release(deletion.result, deleted=True)
+        if (error := missing_error(deletion)) is not None:
             raise error
 
     def insert_arqs(
@@ -335,6 +342,7 @@ class Arqs:
     def _unbind(
         self, tx: sa.Connection, uuids: Sequence[str], scope: str | None
     ) -> release.ReleaseResult:
+        """Unbind ARQs. Raise NotFound, and WrongState if another object owns one of them."""
         rows = store.lock(tx, uuids, scope)
         if missing := sorted(set(uuids) - {row["uuid"] for row in rows}):
             raise arqs_not_found(missing)
@@ -362,14 +370,14 @@ class Arqs:
 
     def _delete(
         self, tx: sa.Connection, rows: Sequence[store.ArqRow], allow_bound: bool
-    ) -> tuple[release.ReleaseResult, set[str]]:
-        """Delete locked ARQs; return the result, and the uuids of all given ARQs.
+    ) -> _Deletion:
+        """Delete locked ARQs.
 
         Skip ARQs that are already being deleted. Without ``allow_bound`` delete nothing, and raise
         ServiceTokenRequired if an ARQ owns a handle, WrongState if one belongs to an attachment.
         An ARQ under a lease does not change, as an unbound ARQ of a device context.
         """
-        given = {row["uuid"] for row in rows}
+        existing = {row["uuid"] for row in rows}
         rows = [row for row in rows if not binding.is_leased(row)]
         if not allow_bound and any(row["state"] in OWNING_STATES for row in rows):
             bound = sorted(row["uuid"] for row in rows if row["state"] in OWNING_STATES)
@@ -385,7 +393,7 @@ class Arqs:
             )
         # An ARQ in Deleting is already being deleted.
         todo = [row for row in rows if row["state"] in source_states(Step.DELETE)]
-        return self.release_arqs(tx, todo, keep=False), given
+        return _Deletion(self.release_arqs(tx, todo, keep=False), existing)
 
     def release_arqs(
         self, tx: sa.Connection, rows: Sequence[store.ArqRow], *, keep: bool

@@ -264,6 +264,7 @@ def _is_bound_as_requested(
 
 
 def _check_state(tx: sa.Connection, row: store.ArqToBindRow) -> None:
+    """Raise WrongState, with what prevents it, if an ARQ cannot be bound."""
     allowed = source_states(Step.START)
     if row["state"] in allowed:
         return

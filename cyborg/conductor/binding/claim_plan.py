@@ -134,17 +134,16 @@ def make_plan(
         check_user([demand.target], demand.profile, for_host=for_host)
     deployables = handle_claims.providers(tx, sorted({demand.provider for demand in demands}))
     check_providers(demands, deployables)
-    abilities = {row["provider"]: frozenset(row["abilities"]) for row in deployables}
-    if sets := {row["deployable_id"]: row["provider"] for row in deployables if row["set_size"]}:
-        members = device_sets.member_devices(tx, sets)
-        for set_id, found in members.items():
-            abilities[sets[set_id]] |= {name for member in found for name in member.abilities}
-        deployables = [
-            {**row, "cordoned_since": _find_cordon(row, members.get(row["deployable_id"], ()))}
-            if row["set_size"] is not None
-            else row
-            for row in deployables
-        ]
+    set_ids = [row["deployable_id"] for row in deployables if row["set_size"]]
+    members = device_sets.member_devices(tx, set_ids) if set_ids else {}
+    abilities: dict[str, frozenset[str]] = {}
+    for index, row in enumerate(deployables):
+        of_set = members.get(row["deployable_id"], ())
+        abilities[row["provider"]] = frozenset(row["abilities"]).union(
+            *(member.abilities for member in of_set)
+        )
+        if row["set_size"] is not None:
+            deployables[index] = {**row, "cordoned_since": _find_cordon(row, of_set)}
     return ClaimPlan(demands, deployables, abilities)
 
 
@@ -155,11 +154,12 @@ def _find_cordon(
 
     None if none is, or if one is that cannot be used.
     """
-    cordons = [(row["status"], row["cordoned"], row["cordoned_since"])]
-    cordons += [(each.status, each.cordoned, each.cordoned_since) for each in members]
-    closed = [since for status, cordoned, since in cordons if cordoned or status != ENABLED]
-    times = [since for since in closed if since is not None]
-    return min(times) if times and len(times) == len(closed) else None
+    times = [m.cordoned_since for m in members if m.cordoned or m.status != ENABLED]
+    if row["cordoned"] or row["status"] != ENABLED:
+        times.append(row["cordoned_since"])
+    # One without a time cannot be used, whatever the others are.
+    known = [since for since in times if since is not None]
+    return min(known) if known and len(known) == len(times) else None
 
 
 def claim_planned(
@@ -292,22 +292,19 @@ def _list_items(
     items: list[WorkItem] = []
     for demand in demands:
         row, handle = by_provider[demand.provider], chosen[demand.arq_uuid]
-        member = cast(MemberRow, handle) if row["set_size"] is not None else None
-        if member is not None and Ability.PREPARES not in member["abilities"]:
-            continue
-        items.append(
-            WorkItem(
-                backend=row["backend"] if member is None else member["backend"],
-                device=row["device"] if member is None else member["device"],
-                deployable=row["address"] if member is None else member["deployable"],
-                handle=handle["address"],
-                accel=demand.accel,
-            )
-        )
+        place = row["backend"], row["device"], row["address"]
+        # The handle of a set is that of a member: another device, perhaps of another backend.
+        if row["set_size"] is not None:
+            member = cast(MemberRow, handle)
+            if Ability.PREPARES not in member["abilities"]:
+                continue
+            place = member["backend"], member["device"], member["deployable"]
+        items.append(WorkItem(*place, handle=handle["address"], accel=demand.accel))
     return [*items, *device_sets.work_items(tx, plan.sets).values()]
 
 
 def _to_demand(row: store.ArqRow, hostname: str, provider: str) -> Demand:
+    """Return what an ARQ requests of its provider."""
     group, profile = parse_group(row["group"], "group"), row["device_profile_name"]
     return Demand(
         arq_uuid=row["uuid"],

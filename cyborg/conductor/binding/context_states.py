@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -92,15 +92,15 @@ def lock_contexts(
     otherwise Conflict: it has no allocation. Raise Conflict also if ARQs of a context are missing
     in the call or the instance belongs to another project.
     """
-    given = _count_by_context(rows)
-    if not given:
+    counts = _count_by_context(rows)
+    if not counts:
         return {}
-    for context_id, count in store.count_arqs(tx, given).items():
-        if given[context_id] != count:
+    for context_id, count in store.count_arqs(tx, counts).items():
+        if counts[context_id] != count:
             uuid = ", ".join(row["uuid"] for row in store.lock(tx, [context_id]))
             raise Conflict(
                 f"device context {uuid} has {count} ARQs and the call has "
-                f"{given[context_id]} of them: bind all in one call"
+                f"{counts[context_id]} of them: bind all in one call"
             )
     instance, projects = user.instance, user.projects
     if not user.owner_verified and user.owner_error is None:
@@ -116,7 +116,7 @@ def lock_contexts(
             "a device context can only be bound to an instance of its project: retry, or give the "
             "project_id"
         )
-    contexts = {context["id"]: context for context in store.lock(tx, given)}
+    contexts = {context["id"]: context for context in store.lock(tx, counts)}
     for row in rows:
         if row["context_id"] is None:
             continue
@@ -151,24 +151,21 @@ def follow_arqs(
     if not (ids := _count_by_context(rows)):
         return
     contexts = store.lock(tx, ids)
-    facts = defaultdict[int, list[ArqFacts]](list)
-    for row in store.arq_states(tx, ids):
-        has_user = row["instance_uuid"] is not None or is_for_host(row["group"])
-        arq = ArqFacts(row["state"], row["job_id"] is not None, has_user)
-        facts[row["context_id"]].append(arq)
-    by_state = defaultdict[tuple[ContextState, bool], list[store.ContextRow]](list)
+    states = _derive_states(tx, ids)
+    # Contexts with the same change are written together.
+    changes = defaultdict[_StateChange, list[store.ContextRow]](list)
     unchanged: list[int] = []
     for context in contexts:
-        state = derive_state(facts[context["id"]])
+        state = states[context["id"]]
         if context["state"] in CONTEXT_LIFE_CYCLE.to(state).sources:
             lease_ends = context["state"] in LEASED and state not in LEASED
-            by_state[state, lease_ends].append(context)
+            changes[_StateChange(state, lease_ends)].append(context)
         else:
             unchanged.append(context["id"])
     if failure is not None:
         store.set_failure(tx, unchanged, failure)
     expires_at = expiry(now, recorder.conf.device_contexts.unbound_ttl)
-    for (state, lease_ends), changed in by_state.items():
+    for (state, lease_ends), changed in changes.items():
         values = _values_of(state, failure)
         if lease_ends:
             values["lease_expires_at"] = None
@@ -179,6 +176,21 @@ def follow_arqs(
         # The state is the same after a failed bind: only the end of a lease distinguishes them.
         failed = lease_ends and state is ContextState.ERROR
         record_contexts(tx, updated, recorder, Event.CONTEXT_RESERVE_FAILED if failed else None)
+
+
+class _StateChange(NamedTuple):
+    state: ContextState
+    lease_ends: bool
+
+
+def _derive_states(tx: sa.Connection, ids: Collection[int]) -> dict[int, ContextState]:
+    """Return the states of contexts as they follow from their ARQs, by row id."""
+    facts: dict[int, list[ArqFacts]] = {id_: [] for id_ in ids}
+    for row in store.arq_states(tx, ids):
+        has_user = row["instance_uuid"] is not None or is_for_host(row["group"])
+        arq = ArqFacts(row["state"], row["job_id"] is not None, has_user)
+        facts[row["context_id"]].append(arq)
+    return {id_: derive_state(arqs) for id_, arqs in facts.items()}
 
 
 def _postpone_expiry(

@@ -87,6 +87,7 @@ class IdempotentEndpoint:
         return functools.partial(self._call, name, self._handlers[name])
 
     def _call(self, name: str, handler: Callable[..., Any], ctxt: Any, /, **arguments: Any) -> Any:
+        """Execute a call, or return the recorded answer if a copy of it has committed."""
         call_id = getattr(ctxt, "call_id", None)
         # An older peer sends no id. The other methods may be repeated.
         if call_id is None or name not in DEDUPLICATED_METHODS:

@@ -178,6 +178,7 @@ class DeviceContexts:
         project: str,
         found: project_limits.ProjectLimits | None,
     ) -> dict[str, Any]:
+        """Insert a context with its hidden profile and its ARQs; return the response."""
         profile_name, groups = self._requested_groups(tx, request)
         now, uuid = self._now(), str(uuid4())
         row: store.NewContextRow = {

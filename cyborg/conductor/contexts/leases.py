@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from oslo_config import cfg
@@ -40,6 +40,14 @@ LOG = get_logger(__name__)
 
 BATCH = 100  # leases that one transaction of a sweep releases
 MAX_BATCHES = 20  # transactions of one sweep
+
+
+class _Expired(NamedTuple):
+    """How many leases were released, the row ids that were looked at, and the released ARQs."""
+
+    num_released: int
+    checked: Sequence[int]
+    result: ReleaseResult
 
 
 class ContextLeases:
@@ -150,12 +158,12 @@ class ContextLeases:
         # From the last id on, and not from the first: a lease that cannot be released, because its
         # context is in a wrong state, must not fill each batch.
         for _ in range(MAX_BATCHES):
-            count, found, result = self._uow.run(partial(self._expire, after=after))
-            total += count
-            self._arqs.finish_release(result, deleted=False)
-            if len(found) < BATCH:
+            expired = self._uow.run(partial(self._expire, after=after))
+            total += expired.num_released
+            self._arqs.finish_release(expired.result, deleted=False)
+            if len(expired.checked) < BATCH:
                 break
-            after = found[-1]
+            after = expired.checked[-1]
         if total:
             LOG.info("Released %d device contexts whose lease has ended", total)
         return total
@@ -199,6 +207,7 @@ class ContextLeases:
         scope: str | None,
         request: core.ReserveRequest,
     ) -> tuple[BindResult, dict[str, Any]]:
+        """Renew the lease of a context, or begin the next one with new ARQs."""
         context, rows = _lock(tx, uuid, scope)
         claim = self._arqs.binder.refresh(claim)  # the locks may have taken long
         expires_at = claim.now + timedelta(seconds=request.seconds)
@@ -233,6 +242,7 @@ class ContextLeases:
         scope: str | None,
         request: core.ContextBindRequest,
     ) -> tuple[BindResult, dict[str, Any]]:
+        """Bind the ARQs of a context; without a lease they are replaced first."""
         context, rows = _lock(tx, uuid, scope)
         claim = self._arqs.binder.refresh(claim)
         facts, result = _facts(context, rows), BindResult()
@@ -263,15 +273,12 @@ class ContextLeases:
         renew_context_arqs(tx, context["id"], scope=None, now=now, recorder=self._recorder)
         return _lock(tx, context["uuid"], scope=None)
 
-    def _expire(self, tx: sa.Connection, after: int) -> tuple[int, list[int], ReleaseResult]:
-        """Release a batch of leases; return how many, the row ids found, and the result.
-
-        Start after row id ``after``.
-        """
+    def _expire(self, tx: sa.Connection, after: int) -> _Expired:
+        """Release a batch of leases, after the row id ``after``."""
         now = self._now()
         ids = store.expired_leases(tx, now, after, BATCH)
         if not ids:
-            return 0, ids, ReleaseResult(0)
+            return _Expired(0, ids, ReleaseResult(0))
         arq_store.lock_of_contexts(tx, ids)
         # Checked again under the lock: a lease may have just been bound or renewed.
         ended = store.lock_expired_leases(tx, ids, now)
@@ -282,7 +289,7 @@ class ContextLeases:
         with_lease = {row["context_id"] for row in leased}
         wrong = [row for row in rows if row["context_id"] not in with_lease]
         follow_arqs(tx, wrong, self._recorder, now)
-        return len(ended), ids, result
+        return _Expired(len(ended), ids, result)
 
 
 def _lock(
@@ -300,13 +307,13 @@ def _facts(context: store.ContextRow, rows: Sequence[arq_store.ArqRow]) -> core.
     """Return the facts about a context; all ARQs of a group have the same provider."""
     by_group = {row["device_profile_group_id"]: row["device_rp_uuid"] for row in rows}
     return core.ContextFacts(
-        context["uuid"],
-        context["state"],
-        context["epoch"],
-        context["hostname"],
-        context["instance_uuid"],
-        context["lease_expires_at"],
-        tuple(by_group.get(number) for number in range(len(context["groups"]))),
+        uuid=context["uuid"],
+        state=context["state"],
+        epoch=context["epoch"],
+        hostname=context["hostname"],
+        instance=context["instance_uuid"],
+        expires_at=context["lease_expires_at"],
+        providers=tuple(by_group.get(number) for number in range(len(context["groups"]))),
     )
 
 

@@ -13,9 +13,10 @@ record. Of several conductors one notifies of a chain, because it locks the head
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import NamedTuple
 from uuid import uuid4
 
 import sqlalchemy as sa
@@ -106,6 +107,7 @@ class CustodySealer:
         self._stopped.set()
 
     def _seal_batch(self) -> int:
+        """Seal a batch of records; return their number."""
         hosts = self._uow.run(
             lambda tx: chains.unsealed_devices(tx, BATCH_SIZE, self._failed, self._refused)
         )
@@ -141,43 +143,56 @@ class CustodySealer:
         )
 
     def _seal(self, device_uuids: Collection[str]) -> int:
-        sealed, refused, faults = self._uow.run(lambda tx: _seal(tx, device_uuids, self._refused))
-        for uuid, fault in faults.items():
+        result = self._uow.run(lambda tx: _seal(tx, device_uuids, self._refused))
+        for uuid, fault in result.head_faults.items():
             self._add_failed(
                 uuid, f"its row in custody_heads is not one that a conductor wrote: {fault}"
             )
-        for id_, (device, reason) in refused.items():
-            self._refused.add(id_)
+        for record in result.forged:
+            self._refused.add(record.id)
             self._refusals.warn(
                 "Refused a custody record that no conductor wrote: %s (row %d of custody_records). "
                 "Audit the host of the device",
-                reason,
-                id_,
-                device=device,
+                record.reason,
+                record.id,
+                device=record.device,
             )
-        return sealed
+        return result.num_sealed
+
+
+class _ForgedRecord(NamedTuple):
+    id: int
+    device: str
+    reason: str
+
+
+class _SealResult(NamedTuple):
+    """Number of sealed records, and what no conductor wrote: records, and heads by device uuid."""
+
+    num_sealed: int
+    forged: Sequence[_ForgedRecord]
+    head_faults: Mapping[str, str]
 
 
 def _seal(
     tx: sa.Connection, device_uuids: Collection[str], refused: Collection[int] = ()
-) -> tuple[int, dict[int, tuple[str, str]], dict[str, str]]:
-    """Seal unsealed records of devices; return their number, and what no conductor wrote.
+) -> _SealResult:
+    """Seal unsealed records of devices.
 
-    Skip devices whose heads another transaction has locked, and the row ids ``refused``. No
-    conductor wrote the returned records, with device and reason by row id, and the heads of the
-    returned devices, with the reason. From setting a key until ``sign-custody`` these are all
-    devices, so none costs a transaction of its own.
+    Skip devices whose heads another transaction has locked, and the row ids ``refused``. What no
+    conductor wrote is not sealed: from setting a key until ``sign-custody`` these are all devices,
+    so none costs a transaction of its own.
     """
     locked = {head["device_uuid"]: head for head in chains.lock_heads(tx, device_uuids)}
     faults = {uuid: why for uuid, head in locked.items() if (why := chains.find_fault(tx, head))}
     locked = {uuid: head for uuid, head in locked.items() if uuid not in faults}
     if not locked:
-        return 0, {}, faults
+        return _SealResult(0, [], faults)
     keys = keys_of(tx)
     tips = {uuid: custody.Link(head["sequence"], head["hash"]) for uuid, head in locked.items()}
     oldest = {uuid: head["oldest_at"] for uuid, head in locked.items()}
     links: dict[int, custody.Link] = {}
-    forged: dict[int, tuple[str, str]] = {}
+    forged: list[_ForgedRecord] = []
     for row in chains.unsealed(tx, locked, BATCH_SIZE, refused):
         uuid = row["device_uuid"]
         previous = tips[uuid]
@@ -185,7 +200,7 @@ def _seal(
         if keys.secrets and (
             reason := keys.find_fault(custody.serialize_new(record), row["signature"])
         ):
-            forged[row["id"]] = uuid, reason
+            forged.append(_ForgedRecord(row["id"], uuid, reason))
             continue
         record = replace(record, sequence=previous.sequence + 1)
         tips[uuid] = links[row["id"]] = custody.Link(
@@ -193,7 +208,7 @@ def _seal(
         )
         oldest[uuid] = oldest[uuid] or record.time
     if not links:
-        return 0, forged, faults
+        return _SealResult(0, forged, faults)
     if (sealed := chains.seal(tx, links)) != len(links):
         raise Conflict(f"{len(links) - sealed} custody records were changed while being sealed")
     changed = [
@@ -202,7 +217,7 @@ def _seal(
         if tips[uuid].sequence != head["sequence"]
     ]
     chains.advance(tx, changed, {uuid: time for uuid, time in oldest.items() if time is not None})
-    return sealed, forged, faults
+    return _SealResult(sealed, forged, faults)
 
 
 def _purge(tx: sa.Connection, uuid: str, cutoff: datetime) -> int:
@@ -250,6 +265,7 @@ class CustodyAnchors:
         return self.uow.run(lambda tx: self._write(tx, now))
 
     def _write(self, tx: sa.Connection, now: datetime) -> int:
+        """Write a notification with the last records of chains; return their number."""
         # Locked, and marked in the same transaction: of several conductors one notifies.
         due = chains.lock_unanchored(tx, now - INTERVAL, MAX_CHAINS)
         if not due:

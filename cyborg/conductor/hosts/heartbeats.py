@@ -159,7 +159,7 @@ class Hosts:
         # This locks the row of the agent, and with it the inventory of the host.
         row = store.upsert_heartbeat(tx, AGENT, host, beat.epoch, beat.times, beat.fields)
         stored = backend_store.replace(tx, host, states)
-        stale = 0
+        stale = 0  # the number of providers to publish
         # An agent has restarted: compare its providers with Placement. Only once, since each
         # heartbeat before its first report would cost the same again.
         if previous is not None and row["digest"] is not None:
@@ -175,14 +175,7 @@ class Hosts:
         if previous is None:
             return _Registration(row, previous=None, stale=stale, expedited=0)
         if has_rebooted(previous["boot_id"], beat.boot_id):
-            # Before the jobs are locked: the locks of ARQs come first.
-            reboot.enqueue_restores(tx, host, now)
-            stale += reboot.enqueue_layouts(tx, host, now)
-            # An unchanged inventory has lost nothing. Without a digest this is not known yet: the
-            # next inventory is compared even if it is unchanged.
-            changed = beat.digest is None or row["digest"] != beat.digest
-            if changed and programming.start_boot_checks(tx, host):
-                store.request_report(tx, host)
+            stale += _restore_after_reboot(tx, host, now, row["digest"], beat.digest)
         # The restart has lost the running jobs: ask the agent about them at once.
         return _Registration(row, previous, stale, jobs.expedite(tx, host, now))
 
@@ -402,6 +395,21 @@ def _store_agent(
     store.set_identity(tx, inventory.host, identity)
     # Another compute node may be the parent of the host's providers now.
     return providers.mark_stale_of_hosts(tx, [inventory.host], now)
+
+
+def _restore_after_reboot(
+    tx: sa.Connection, host: str, now: datetime, known_digest: str | None, digest: str | None
+) -> int:
+    """Prepare again what a reboot has undone; return the number of providers to publish."""
+    # Before the jobs are locked: the locks of ARQs come first.
+    reboot.enqueue_restores(tx, host, now)
+    stale = reboot.enqueue_layouts(tx, host, now)
+    # An unchanged inventory has lost nothing. Without a digest this is not known yet: the next
+    # inventory is compared even if it is unchanged.
+    changed = digest is None or known_digest != digest
+    if changed and programming.start_boot_checks(tx, host):
+        store.request_report(tx, host)
+    return stale
 
 
 def _sync_cordons(tx: sa.Connection, host: str, cordons: Sequence[str], now: datetime) -> int:

@@ -229,6 +229,7 @@ class HostRemoval:
     def _forget(
         self, tx: sa.Connection, host: str, force: bool, now: datetime
     ) -> HostRemovalResult:
+        """Delete all that is stored of a host whose daemons are down; see ``forget``."""
         daemons = store.lock_of_host(tx, host)
         if up := sorted(row["binary"] for row in daemons if not _is_down(row, now)):
             raise WrongState(f"{up[0]} of host {host} is not down; {_advice(up[0])}", host=host)

@@ -190,6 +190,7 @@ class ReportHandler:
         *,
         has_overrides: bool = False,
     ) -> ReportResult:
+        """Plan and write the steps from the stored ``relevant`` records to ``devices``."""
         # Planned without locks, since most reports remove nothing; only what is to be removed is
         # locked, and planned again if it was claimed meanwhile.
         steps: Sequence[Step] = plan.plan(devices, relevant, state.pins)

@@ -6,7 +6,7 @@ of changed objects.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, cast
@@ -165,38 +165,37 @@ class Writer:
         addresses = {key.device for key in (*removed, *added)}
         if not addresses:
             return
-        removed_deployables = [key for key in removed if isinstance(key, DeployableKey)]
-        operator_attributes = attributes.of_deployables(
-            self.tx, [self._ids[key] for key in removed_deployables]
-        )
-        new_tombstones = {}
-        for address in sorted({key.device for key in removed}):
-            row = self.state.devices[address]
-            deployable_tombstones = {
-                key.deployable: plan.DeployableTombstone(
-                    self.state.uuids[key],
-                    operator_attributes.get(self._ids[key], ()),
-                    tuple(
-                        sorted(h.handle for h in self.state.abandoned if h.deployable_key == key)
-                    ),
-                )
-                for key in removed_deployables
-                if key.device == address
-            }
-            new_tombstones[address] = plan.Tombstone(
-                row["uuid"], row["status"], deployable_tombstones
-            )
         stored: Mapping[str, plan.Tombstone] = {}
         if self.keep_tombstones:
             stored = tombstones.of_host(self.tx, self.host, addresses)
         self._restore_plan = plan.plan_restore(
             stored,
-            new_tombstones,
+            self._make_tombstones(removed),
             [key for key in added if isinstance(key, DeployableKey)],
             {key.device for key in target if isinstance(key, DeviceKey)},
         )
         if self.keep_tombstones:
             tombstones.replace(self.tx, self.host, stored, self._restore_plan.tombstones, self.now)
+
+    def _make_tombstones(
+        self, removed: Collection[DeviceKey | DeployableKey]
+    ) -> dict[str, plan.Tombstone]:
+        """Return the tombstones of devices, or parts of them, that are removed, by address."""
+        parts = [key for key in removed if isinstance(key, DeployableKey)]
+        operator_attributes = attributes.of_deployables(self.tx, [self._ids[key] for key in parts])
+        deployables: dict[str, dict[str, plan.DeployableTombstone]] = {}
+        for key in parts:
+            dirty = sorted(h.handle for h in self.state.abandoned if h.deployable_key == key)
+            deployables.setdefault(key.device, {})[key.deployable] = plan.DeployableTombstone(
+                uuid=self.state.uuids[key],
+                attributes=operator_attributes.get(self._ids[key], ()),
+                dirty_handles=tuple(dirty),
+            )
+        rows = {address: self.state.devices[address] for address in {key.device for key in removed}}
+        return {
+            address: plan.Tombstone(row["uuid"], row["status"], deployables.get(address, {}))
+            for address, row in sorted(rows.items())
+        }
 
     def _remove(self, steps: Sequence[Step], *, has_sets: bool) -> None:
         if handles := self._row_ids(steps, plan.Remove, HandleKey):
@@ -230,24 +229,35 @@ class Writer:
         )
 
     def _add(self, steps: Sequence[Step], counts: Counter[DeployableKey]) -> None:
+        # Each kind needs the row ids of the one before.
         new = _values(steps, plan.Add)
         if new_devices := [v for v in new.values() if isinstance(v, Device)]:
             self.added = devices.add(self.tx, self.host, new_devices, self._restore_plan.devices)
             for address, id_ in devices.ids_by_address(self.tx, self.host).items():
                 self._ids[DeviceKey(address)] = id_
-        if new_deployables := [
+        self._add_deployables(new, counts)
+        self._add_handles(new)
+
+    def _add_deployables(
+        self, new: Mapping[Key, plan.Record], counts: Counter[DeployableKey]
+    ) -> None:
+        values = [
             (self._ids[DeviceKey(key.device)], value, counts[key])
             for key, value in new.items()
             if isinstance(key, DeployableKey) and isinstance(value, Deployable)
-        ]:
-            restored = self._restore_plan.deployables
-            uuids = {key.deployable: tombstone.uuid for key, tombstone in restored.items()}
-            deployables.add(self.tx, self.host, new_deployables, uuids, self.state.providers)
-            for addresses, id_ in deployables.ids_by_address(self.tx, self.host).items():
-                self._ids[DeployableKey(*addresses)] = id_
-            tombstones.restore_attributes(
-                self.tx, [(self._ids[key], tombstone) for key, tombstone in restored.items()]
-            )
+        ]
+        if not values:
+            return
+        restored = self._restore_plan.deployables
+        uuids = {key.deployable: tombstone.uuid for key, tombstone in restored.items()}
+        deployables.add(self.tx, self.host, values, uuids, self.state.providers)
+        for addresses, id_ in deployables.ids_by_address(self.tx, self.host).items():
+            self._ids[DeployableKey(*addresses)] = id_
+        tombstones.restore_attributes(
+            self.tx, [(self._ids[key], tombstone) for key, tombstone in restored.items()]
+        )
+
+    def _add_handles(self, new: Mapping[Key, plan.Record]) -> None:
         handles = {
             key: value
             for key, value in new.items()
@@ -256,13 +266,13 @@ class Writer:
         attach_handles.add(
             self.tx,
             [(self._ids[key.deployable_key], value) for key, value in handles.items()],
-            {
+            dirty={
                 (self._ids[key], address)
                 for key, tombstone in self._restore_plan.deployables.items()
                 for address in tombstone.dirty_handles
             },
             # Nova takes the uuid of such a handle as the uuid of the mediated device.
-            {
+            uuids={
                 (self._ids[key.deployable_key], key.handle): handle_uuid(
                     self.host, key.deployable, key.handle
                 )

@@ -99,6 +99,7 @@ class Completion:
         succeeded: bool,
         error: str | None,
     ) -> JobResult:
+        """Write what the end of a job means for its ARQs or its device."""
         failure = None if succeeded else error or NO_JOB_REASON
         match JobKind(row["kind"]):
             case JobKind.PREPARE if succeeded:
@@ -143,8 +144,8 @@ class Completion:
         already. ``waiting`` are the locked ARQs of the job.
         """
         if row["kind"] == JobKind.RELEASE:
-            found = jobs.providers_of(self.tx, row["id"])
-            publishing.mark_stale_existing(self.tx, found.own | found.sets, self.now)
+            providers = jobs.providers_of(self.tx, row["id"])
+            publishing.mark_stale_existing(self.tx, providers.own | providers.sets, self.now)
         elif row["kind"] == JobKind.RESTORE:
             publishing.mark_stale_existing(self.tx, store.providers_of(waiting), self.now)
             self.recorder.record_restore_failed(self.tx, waiting, error)
@@ -268,6 +269,7 @@ class Completion:
         error: str | None,
         job: jobs.JobRow | None = None,
     ) -> JobResult:
+        """Fail the binds of ARQs and enqueue the cleaning of their handles."""
         timeout = self.recorder.conf.conductor.release_timeout
         created = release.fail_binds(
             self.tx, rows, now=self.now, timeout=timeout, cancelled_jobs=cancels, error=error

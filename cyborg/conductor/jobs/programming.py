@@ -282,6 +282,7 @@ class Partitions:
     def _enqueue_job(
         self, tx: sa.Connection, uuid: str, layout: str, options: Mapping[str, bool]
     ) -> str:
+        """Enqueue the job of a layout; with DRAINS it may wait for the end of uses."""
         device = device_reads.get(tx, uuid)
         if device is None:
             raise NotFound(f"no device {uuid}", device=uuid)
@@ -357,6 +358,7 @@ class Programs:
         self.wake_jobs()
 
     def _enqueue_job(self, tx: sa.Connection, uuid: str, image: str, after_reboot: bool) -> None:
+        """Enqueue the job of an image, unless it is being programmed already."""
         row = store.lock(tx, uuid)
         if row is None:
             raise NotFound(f"no deployable {uuid}", deployable=uuid)

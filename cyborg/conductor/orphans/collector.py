@@ -286,6 +286,7 @@ class OrphanCollector:
         stats.owners_assigned += self._uow.run(write)
 
     def _release_orphans(self, stats: RoundStats, query: release.InstanceQuery) -> None:
+        """Release the suspected ARQs that still have no allocation, unless Nova has them."""
         if self._stopped.is_set() or not stats.releasable:
             return
         # A Placement database that was restored or recreated has no allocations: each bound ARQ

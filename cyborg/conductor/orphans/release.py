@@ -33,6 +33,7 @@ from cyborg.conductor.notifications.notifications import ArqEventRecorder
 from cyborg.core.errors import CyborgError, attempt
 from cyborg.core.hosts import Instance
 from cyborg.core.log import get_logger
+from cyborg.core.notification import Event
 from cyborg.core.orphans import orphans
 from cyborg.core.orphans.orphans import BoundArq, Presence
 from cyborg.core.self_heal import CorrectiveAction
@@ -96,7 +97,7 @@ class OrphanReleaser:
                 return [], 0
             result = arq_release.release(tx, rows, keep=keep, now=now, timeout=timeout)
             failed = result.failed_arqs
-            recorder.record_released(tx, rows, keep=keep, failed=failed, orphans=True)
+            recorder.record_released(tx, rows, keep=keep, failed=failed, event=Event.ORPHAN_FREED)
             follow_arqs(tx, rows, recorder, now)
             follow_arqs(tx, failed, recorder, now, arq_release.make_cancelled(now))
             self_heal.increment(tx, CorrectiveAction.ORPHANS_RELEASED, result.count, now)
@@ -379,6 +380,7 @@ class OrphanCheck:
                 log_released(self._releaser.release(orphan_arqs, keep=False), keep=False)
 
     def _unallocated(self, provider: str) -> Iterable[BoundArq]:
+        """Return the bound ARQs of a provider that have no allocation in Placement."""
         # The owners are read first: an allocation precedes its bind, so the answer of Placement
         # must have an allocation for each of them.
         rows = self._uow.run(lambda tx: store.bound_at_provider(tx, provider, MAX_OWNERS))

@@ -209,6 +209,7 @@ class InstanceWatcher:
             raise
 
     def _check(self, hints: Sequence[Hint]) -> int:
+        """Check the ARQs of the named instances; return the number of released ones."""
         failures = {hint.instance: hint.failures for hint in hints}
         started_at = self._uow.clock()
         # The ARQs are read before Placement: an allocation precedes its bind, so the answer of
@@ -264,6 +265,7 @@ class InstanceWatcher:
             LOG.exception("Cannot end attachments whose ARQs are gone; the next sweep ends them")
 
     def _check_provider(self, provider: str, arqs: Sequence[BoundArq], batch: _Batch) -> None:
+        """Decide about the ARQs of one provider by its allocations, and act on it."""
         consumers = attempt(partial(self._placement.allocations, provider))
         if isinstance(consumers, CyborgError):
             self._placement_log.warn(

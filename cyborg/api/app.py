@@ -47,6 +47,7 @@ class Api:
     """The WSGI application; ``health`` is the state behind ``/healthcheck``."""
 
     def __init__(self, conf: cfg.ConfigOpts, context: ApiContext, recorder: MetricRecorder) -> None:
+        """Build the application with its middleware, the outermost last."""
         self.health = Health(context.reader)
         cache_pecan_signatures()
         routes = build_routes(context)

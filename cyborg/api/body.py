@@ -130,6 +130,7 @@ class ReadDeadlines:
                 self._reads.pop(read, None)
 
     def _watch(self) -> None:
+        """Stop each read at its deadline; they are in the order of their deadlines."""
         with self._changed:
             while True:
                 read = next(iter(self._reads), None)

@@ -135,8 +135,8 @@ def log_failure(error: Exception, environ: Mapping[str, Any]) -> None:
 
 def _path_fields(path: str) -> dict[str, Any]:
     """Return the log field of the object whose uuid is in a path."""
-    found = _OBJECT_PATH.match(path)
-    return {_FIELDS[found[1]]: found[2]} if found and found[1] in _FIELDS else {}
+    match = _OBJECT_PATH.match(path)
+    return {_FIELDS[match[1]]: match[2]} if match and match[1] in _FIELDS else {}
 
 
 def error_response(error: Exception, environ: Mapping[str, Any]) -> webob.Response:

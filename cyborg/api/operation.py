@@ -172,6 +172,7 @@ def _parameters(
     version: versions.Version,
     max_limit: int,
 ) -> dict[str, Any]:
+    """Return the values of path and query, and the page, by name. Raise Invalid."""
     values = {
         name: types.load(datatype, segment, name)
         for (name, datatype), segment in zip(spec.path.items(), segments, strict=True)
@@ -207,6 +208,7 @@ def _parameters(
 
 
 def _body(spec: Operation, req: Request) -> Any:
+    """Return the parsed body, unwrapped as ``spec`` permits. Raise Invalid."""
     # Before the content type: a client without a body sends none.
     if not req.body:
         if spec.optional:

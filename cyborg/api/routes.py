@@ -103,6 +103,7 @@ class Root:
 
     @pecan.expose()  # type: ignore[untyped-decorator]
     def _route(self, args: Sequence[str], request: Any) -> tuple[Callable[..., Any], list[str]]:
+        """Return the method of the controller for a path and its parameters."""
         pattern, names = match_path(args)
         methods = self._routes.get(pattern)
         if methods is None or "" in names:

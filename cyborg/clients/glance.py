@@ -141,6 +141,7 @@ class Glance(ServiceClient):
             raise Unavailable(f"the connection to Glance broke: {exc}") from exc
 
     def _refusal(self, path: str, response: Any) -> Exception:
+        """Return the error for a response that has no image."""
         status = response.status_code
         message = f"Glance answered {status} to GET {path}"
         if status < 400:

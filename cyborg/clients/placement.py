@@ -316,6 +316,7 @@ class Placement(ServiceClient):
             return self._version
 
     def _refusal(self, verb: str, path: str, answer: Any) -> Exception:
+        """Return the error for a response: Unavailable if a repetition may succeed."""
         status = answer.status_code
         code, detail = _error_details(answer)
         message = f"Placement answered {status} to {verb} {path}: {detail}"

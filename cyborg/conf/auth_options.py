@@ -34,6 +34,7 @@ def load_auth(conf: cfg.ConfigOpts, section: str) -> Any:
 
 
 def _check_files(options: cfg.ConfigOpts.GroupAttr, section: str) -> None:
+    """Raise Misconfigured for a TLS file that cannot be used."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if options.cafile and not options.insecure:
         path = Path(options.cafile)

@@ -126,6 +126,7 @@ class Client:
             return self._call(method, server, arguments)
 
     def _call(self, method: str, server: str | None, arguments: Mapping[str, Any]) -> Any:
+        """Send a call with the lowest version that has its arguments; return the answer."""
         definition = self.contract.methods[method]
         limit = MAX_MESSAGE_BYTES
         if definition.is_report:
@@ -134,8 +135,8 @@ class Client:
         envelope.check_size(arguments, limit, name)
         self.transport.ensure_open()
         subject = name + (f" on {server}" if server else "")
-        given = {key for key, value in arguments.items() if value is not None}
-        version, left_out = self.contract.minimal_call(method, given)
+        named = {key for key, value in arguments.items() if value is not None}
+        version, left_out = self.contract.minimal_call(method, named)
         # An argument of a newer version that is None: an older server would reject its name.
         values = {key: value for key, value in arguments.items() if key not in left_out}
         target = {"version": version} | ({"server": server} if server else {})
@@ -282,6 +283,7 @@ class _Proxy:
 
 
 def _make_method(client: Client, name: str, declared: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method with the declared signature that calls ``name`` by RPC."""
     contract = client.contract
     signature = inspect.signature(declared)
 

@@ -109,6 +109,7 @@ class Notifier:
         results: list[str | None],
         broker_errors: list[str],
     ) -> None:
+        """Send messages until the broker fails; add the error of each to ``results``."""
         for message in messages:
             self._errors.clear()
             send = self._oslo.error if message["priority"] == "ERROR" else self._oslo.info
@@ -295,6 +296,7 @@ class NotificationListener:
             self._transport.cleanup()
 
     def _start(self) -> None:
+        """Listen as soon as the broker answers, unless stopped before."""
         options = self._conf.nova
         target = oslo_messaging.Target(
             exchange=options.notification_exchange, topic=options.notification_topic

@@ -106,7 +106,7 @@ def publish(connection: Any, producer: Any, *args: Any, **kwargs: Any) -> Any:
             raise oslo_messaging.MessageUndeliverable(
                 exc, str(kwargs.get("exchange")), kwargs.get("routing_key"), None
             ) from exc
-        # The broker refused the message: it was not sent.
+        # The broker refused what was written: it has no copy, which the count would mean.
         _state.sent -= sent.count
         raise
     except TimeoutError as exc:

@@ -267,10 +267,10 @@ def _wrap_result(subject: str, max_answer: int, value: Any) -> dict[str, Any]:
 
 def _check_arguments(subject: str, method: Method, limit: int, arguments: dict[str, Any]) -> None:
     envelope.check_size(arguments, limit, subject)
-    given = set(arguments)
-    if missing := sorted(set(method.arguments) - method.optional - given):
+    names = set(arguments)
+    if missing := sorted(set(method.arguments) - method.optional - names):
         raise Invalid(f"{subject}: the argument {missing[0]} is missing", field=missing[0])
-    if extra := sorted(given - set(method.arguments)):
+    if extra := sorted(names - set(method.arguments)):
         # It comes from the bus, and goes into the log and to the caller.
         name = sanitize(extra[0], 64)
         raise Invalid(f"{subject}: the argument {name} is unknown", field=name)

@@ -112,6 +112,7 @@ def statuses(spec: Operation) -> set[int]:
 
 
 def _operation(schemas: Schemas, controller: Any, spec: Operation) -> Schema:
+    """Return the operation object: texts, parameters, responses and the body."""
     noun = spec.template.split("/", maxsplit=1)[0]
     operation_id = f"{noun}.{controller.__name__}"
     description = inspect.getdoc(controller) or ""

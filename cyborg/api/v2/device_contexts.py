@@ -327,18 +327,18 @@ class Controller(Resource):
                 field="explain",
             )
         # By the conductor: the API does not talk to Placement.
-        found = self.context.conductor.device_context_candidates(
+        answer = self.context.conductor.device_context_candidates(
             uuid,
             request.caller.project_scope,
             # By default Placement has no limit; each candidate is a combination of providers.
             min(limit or core.MAX_CANDIDATES, core.MAX_CANDIDATES),
         )
-        document = {"allocation_candidates": found["candidates"], "reason": found["reason"]}
+        document = {"allocation_candidates": answer["candidates"], "reason": answer["reason"]}
         if explained:
             context = CONTEXTS.read_row(self, request, uuid)
             with self.context.reader.connect() as connection:
                 document["rejected_providers"] = explanations.explain_absent_providers(
-                    connection, context, found["candidates"], found["reason"]
+                    connection, context, answer["candidates"], answer["reason"]
                 )
         return document
 

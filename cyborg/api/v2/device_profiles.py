@@ -176,13 +176,13 @@ class CapacityController(Resource):
                 attach_targets={demand.target for demand in demands},
             )
         # Hosts without a matching device would only be noise.
-        found = [each for each in compute_capacity(demands, states) if each.total or each.losses]
+        hosts = [item for item in compute_capacity(demands, states) if item.total or item.losses]
         losses = Counter[Predicate]()
-        for each in found:
-            losses.update(each.losses)
-        servers, free = sum(each.servers for each in found), sum(each.free for each in found)
+        for item in hosts:
+            losses.update(item.losses)
+        servers, free = sum(item.servers for item in hosts), sum(item.free for item in hosts)
         # One lower bound makes the sum a lower bound.
-        exact = all(each.exact for each in found)
+        exact = all(item.exact for item in hosts)
         # The free handles beyond the quota count as lost to it, so that the numbers add up.
         if room is not None and room < servers:
             usable = room * sum(demand.count for demand in demands)
@@ -196,16 +196,16 @@ class CapacityController(Resource):
             "servers": servers,
             "exact": exact,
             "free_handles": free,
-            "handles": sum(each.total for each in found),
-            "losses": _losses(losses, elevated),
+            "handles": sum(item.total for item in hosts),
+            "losses": _losses(losses, elevated=elevated),
             "hosts": [],
         }
         if not elevated:
             return document
         # A page ends with the uuid of its last row: a host has only its name.
         rows: list[dict[str, Any]] = [
-            {"uuid": each.host, "hostname": each.host, "servers": each.servers, "capacity": each}
-            for each in found
+            {"uuid": item.host, "hostname": item.host, "servers": item.servers, "capacity": item}
+            for item in hosts
         ]
         shown, marker = page.read(
             lambda window: paging.paginate_rows(rows, window, ("hostname", "servers"))
@@ -216,11 +216,11 @@ class CapacityController(Resource):
 
 
 def _host(capacity: HostCapacity) -> dict[str, Any]:
-    losses = _losses(capacity.losses, True)
+    losses = _losses(capacity.losses, elevated=True)
     return types.serialize(HostCapacityType, {**asdict(capacity), "losses": losses})
 
 
-def _losses(losses: Mapping[Predicate, int], elevated: bool) -> list[dict[str, Any]]:
+def _losses(losses: Mapping[Predicate, int], *, elevated: bool) -> list[dict[str, Any]]:
     return [
         {**explanations.describe_predicate(predicate, elevated), "handles": count}
         for predicate, count in Counter(losses).most_common()

@@ -262,7 +262,9 @@ class Controller(Resource):
             taken = [state.uuid for state in chosen if state.handles.taken]
             # Only of the page: a cloud may have many thousand owners.
             owners = provider_states.find_holders(connection, taken) if taken else {}
-        document["providers"] = [_provider(each, fit, owners.get(each.uuid, ())) for each in chosen]
+        document["providers"] = [
+            _provider(state, fit, owners.get(state.uuid, ())) for state in chosen
+        ]
         path = f"{collection}/{head['uuid']}/explanation"
         return request.add_next_link(document, path, "providers", marker)
 

@@ -104,8 +104,8 @@ class Controller(Resource):
         """
         # Another table: a row for each backend, in pages of their own.
         if kind == "backend":
-            found = self.read_page(page, read_backends.find, **filters)
-            return SERVICES.document(request, found, self._show(kind))
+            services = self.read_page(page, read_backends.find, **filters)
+            return SERVICES.document(request, services, self._show(kind))
         # Functions need the capabilities of all devices: not read if they are not shown.
         find = functools.partial(read.find, functions=kind is None)
         return SERVICES.document(request, self.read_page(page, find, **filters), self._show(kind))

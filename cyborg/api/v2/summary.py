@@ -133,48 +133,48 @@ class Controller(Resource):
         return types.serialize(Summary, {**_make_fields(counts, found), **more})
 
 
-def _make_fields(counts: Counts, found: Totals) -> dict[str, Any]:
-    hosts = {state: found.services.get((AGENT, state), 0) for state in Liveness}
+def _make_fields(counts: Counts, totals: Totals) -> dict[str, Any]:
+    hosts = {state: totals.services.get((AGENT, state), 0) for state in Liveness}
     devices = counts.devices
     return {
-        "hosts": {**hosts, "cordoned": found.hosts_cordoned},
+        "hosts": {**hosts, "cordoned": totals.hosts_cordoned},
         "services": [
             {"binary": binary, "state": state, "count": count}
-            for (binary, state), count in sorted(found.services.items())
+            for (binary, state), count in sorted(totals.services.items())
         ],
-        "unhealthy_devices": found.unhealthy,
-        "jobs": found.jobs,
-        "outbox": found.outbox,
+        "unhealthy_devices": totals.unhealthy,
+        "jobs": totals.jobs,
+        "outbox": totals.outbox,
         # The others are from the cached counts.
         "resource_classes": list(_classes(counts)),
         "devices": {
             "total": sum(devices.values()),
             "disabled": sum(n for (status, _), n in devices.items() if status != "enabled"),
-            "unhealthy": _count_unhealthy(counts, found),
+            "unhealthy": _count_unhealthy(counts, totals),
             "undeliverable": counts.devices_undeliverable,
-            "failing": found.devices_failing,
-            "maintenance": found.maintenance_windows,
+            "failing": totals.devices_failing,
+            "maintenance": totals.maintenance_windows,
         },
         "accelerator_requests": counts.arqs,
         "device_contexts": counts.device_contexts,
         "attachments": counts.attachments,
         "providers": {
             "total": counts.providers,
-            "stale": found.providers_stale,
-            "failing": found.providers_failing,
+            "stale": totals.providers_stale,
+            "failing": totals.providers_failing,
         },
     }
 
 
-def _count_unhealthy(counts: Counts, found: Totals) -> int:
+def _count_unhealthy(counts: Counts, totals: Totals) -> int:
     """Return the number of unhealthy devices.
 
     The cached count may be older than the list: it is used only if the list has not all of them.
     """
-    if len(found.unhealthy) < MAX_NAMED:
-        return len(found.unhealthy)
+    if len(totals.unhealthy) < MAX_NAMED:
+        return len(totals.unhealthy)
     counted = sum(n for (_, health), n in counts.devices.items() if health == Health.UNHEALTHY)
-    return max(len(found.unhealthy), counted)
+    return max(len(totals.unhealthy), counted)
 
 
 def _classes(counts: Counts) -> Iterable[dict[str, Any]]:

@@ -146,16 +146,13 @@ def _lines(device: DeviceView) -> list[tuple[str, str]]:
         lines.append(("good", "ready") if ready else ("warn", f"schedulable {device.status}"))
     if device.root:
         lines.append(("soft", f"PCI root {device.root}"))
-    lines += [
-        ("soft", f"in {device_set.name}, {device_set.offer}") for device_set in device.member_of
-    ]
-    for device_set in device.sets:
-        if not device_set.is_withheld:
-            style = "good" if device_set.offer == OfferState.OFFERED else "soft"
-            size = f"{device_set.size} devices"
-            text = f"{device_set.name} {device_set.offer}, {size} {device_set.owner}"
-            lines.append((style, text.rstrip()))
-    if withheld := sum(device_set.is_withheld for device_set in device.sets):
+    lines += [("soft", f"in {item.name}, {item.offer}") for item in device.member_of]
+    for item in device.sets:
+        if not item.is_withheld:
+            style = "good" if item.offer == OfferState.OFFERED else "soft"
+            text = f"{item.name} {item.offer}, {item.size} devices {item.owner}".rstrip()
+            lines.append((style, text))
+    if withheld := sum(item.is_withheld for item in device.sets):
         lines.append(("soft", f"sets withheld: {withheld}"))
     return lines
 

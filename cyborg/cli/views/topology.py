@@ -87,29 +87,24 @@ def _device(device: inventory.DeviceView) -> Node:
         parts += [", ", (f"schedulable {device.status}", "yellow")]
     if device.is_unhealthy:
         parts += [", ", (device.health, "bold red")]
-    for device_set in device.member_of:
-        parts += [
-            ", in ",
-            device_set.name,
-            " ",
-            (device_set.offer, _OFFERS.get(device_set.offer, "yellow")),
-        ]
+    for item in device.member_of:
+        parts += [", in ", item.name, " ", (item.offer, _OFFERS.get(item.offer, "yellow"))]
     return Node(parts, [*map(_deployable, device.deployables), *_sets(device.sets)])
 
 
 def _sets(sets: Sequence[inventory.SetView]) -> Iterator[Node]:
     """Yield the device sets of a source; those that are withheld are only counted."""
-    for device_set in sets:
-        if not device_set.is_withheld:
+    for item in sets:
+        if not item.is_withheld:
             yield Node(
                 [
-                    f"{device_set.name} ",
-                    (device_set.offer, _OFFERS.get(device_set.offer, "yellow")),
-                    f" {device_set.owner}" if device_set.owner else "",
-                    f": {', '.join(device_set.handles)}",
+                    f"{item.name} ",
+                    (item.offer, _OFFERS.get(item.offer, "yellow")),
+                    f" {item.owner}" if item.owner else "",
+                    f": {', '.join(item.handles)}",
                 ]
             )
-    sizes = Counter(device_set.size for device_set in sets if device_set.is_withheld)
+    sizes = Counter(item.size for item in sets if item.is_withheld)
     if sizes:
         text = ", ".join(f"{number} of {size}" for size, number in sorted(sizes.items()))
         yield Node([(f"withheld: {text}", "dim")])

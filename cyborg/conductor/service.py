@@ -32,7 +32,7 @@ from cyborg.rpc.client import make_agent_client, make_conductor_client
 from cyborg.rpc.contract import CONDUCTOR
 from cyborg.rpc.notifications import NotificationListener, Notifier, make_listener, make_notifier
 from cyborg.rpc.publishing import FAULTS
-from cyborg.rpc.server import Server, make_server
+from cyborg.rpc.server import Server, count_threads, make_server
 from cyborg.rpc.transport import Transport, make_transport
 from cyborg.telemetry.server import RETRY_INTERVAL, MetricsServer
 from cyborg.threads.failures import Backoff, RateLimitedLogger
@@ -67,8 +67,13 @@ class ConductorService:
         engine: sa.Engine | None = None,
         placement: Any = None,
         nova: nova_client.Nova | None = None,
+        call_threads: int | None = None,
     ) -> None:
-        """``placement`` is a keystoneauth adapter that replaces the configured one."""
+        """``placement`` is a keystoneauth adapter that replaces the configured one.
+
+        ``call_threads`` is the number of calls of the API at the same time, if it is known.
+        """
+        self._call_threads = call_threads
         self._conf = conf
         self._own_engine = engine is None
         self._own_transport = transport is None
@@ -221,6 +226,7 @@ class ConductorService:
             self._notifier,
             self._limits,
             transport.recorder,
+            self._call_threads or count_threads(self._conf),
         )
         # The loops run before the broker is reached: publishing and delivery do not need it.
         self.conductor = conductor

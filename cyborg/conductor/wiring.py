@@ -116,6 +116,7 @@ class Conductor:
     def stop(self) -> None:
         """End the running work of each object."""
         for stop in (
+            self.arqs.stop,
             self.publisher.stop,
             self.provider_verifier.stop,
             self.discoveries.stop,
@@ -141,8 +142,9 @@ def build_conductor(
     notifier: Notifier | None = None,
     limits: LimitSource | None = None,
     metrics: MetricRecorder | None = None,
+    call_threads: int = 64,
 ) -> Conductor:
-    """Return a conductor.
+    """Return a conductor that answers so many calls at the same time.
 
     ``notifier`` is None if ``conf`` enables no notifications, ``limits`` if it enables no limits.
     ``metrics`` records binds and deliveries.
@@ -215,6 +217,7 @@ def build_conductor(
         limit_source=limits,
         wake_publisher=publisher_task.wake,
         metrics=metrics,
+        call_threads=call_threads,
     )
     contexts = DeviceContexts(conf, uow, placement, notices, arqs=arqs, limit_source=limits)
     context_leases = ContextLeases(conf, uow, arqs, recorder)

@@ -11,6 +11,7 @@ from typing import Any
 
 import oslo_messaging
 from oslo_config import cfg
+from oslo_messaging import opts
 from oslo_messaging.rpc.server import RPCServer
 
 from cyborg import tracing
@@ -91,6 +92,13 @@ class Server:
         """Wait until all taken messages are answered."""
         if self._oslo is not None:
             self._oslo.wait()
+
+
+def count_threads(conf: cfg.ConfigOpts) -> int:
+    """Return the number of calls that a server answers at the same time."""
+    # oslo.messaging registers this option only when a server is created.
+    conf.register_opts(next(found for group, found in opts.list_opts() if group is None))
+    return int(conf.executor_thread_pool_size)
 
 
 def make_server(

@@ -140,7 +140,11 @@ class StandaloneStack:
         # last call, and is awaited after it.
         self._undo.callback(shutdown.join)
         conductor = ConductorService(
-            conf, engine=engine, transport=transport, placement=self.placement
+            conf,
+            engine=engine,
+            transport=transport,
+            placement=self.placement,
+            call_threads=conf.standalone.threads,
         )
         self._run(conductor)
         # Otherwise the agent's first call is lost, and the agent waits for its full timeout.

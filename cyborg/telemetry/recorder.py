@@ -98,7 +98,7 @@ BINDS = _define(
 )
 BIND_SECONDS = _define(
     "cyborg_bind_stage_seconds",
-    "Duration of the stages of binds in seconds: owner, claim and, with host work, prepare.",
+    "Duration of the stages of binds in seconds: owner, claim, wait (for cleanings), prepare.",
     ("stage",),
     _STAGES,
 )

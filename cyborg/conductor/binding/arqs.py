@@ -6,6 +6,7 @@ by id. If a database locks in another order and a deadlock results, the unit of 
 transaction again.
 """
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -21,6 +22,7 @@ from cyborg.conductor.binding import binding, release
 from cyborg.conductor.binding import limits as project_limits
 from cyborg.conductor.binding.binder import Binder, OrphanChecker, OwnerLookup
 from cyborg.conductor.binding.claim_plan import BindContext, BindResult
+from cyborg.conductor.binding.cleaning_wait import CleaningWaits, make_slots
 from cyborg.conductor.binding.context_states import follow_arqs, record_claimed
 from cyborg.conductor.binding.creation import build_arqs, renew_context_arqs, to_response
 from cyborg.conductor.notifications.notifications import ArqEventRecorder, NotificationBuilder
@@ -81,12 +83,14 @@ class Arqs:
         now: Callable[[], datetime] | None = None,
         wake_publisher: Callable[[], None] = _do_nothing,
         metrics: MetricRecorder | None = None,
+        call_threads: int = 64,
     ) -> None:
         """The functions that wake a loop are called after a commit that adds work for it.
 
         Without ``owners``, an ARQ keeps the project for which it was created. Without ``orphans``,
         a bind that finds no free handle fails without a retry. Without ``limit_source``, projects
-        have no limits of units.
+        have no limits of units. ``call_threads`` is the number of calls that are answered at the
+        same time: a part of them may wait for cleanings.
         """
         self._conf = conf
         self._uow = uow
@@ -95,6 +99,7 @@ class Arqs:
         self._wake_publisher = wake_publisher
         self._limit_source = limit_source
         self._now = now or uow.clock
+        self._stopping = threading.Event()
         self._event_recorder = ArqEventRecorder(
             conf, notifications or NotificationBuilder(conf, now=self._now)
         )
@@ -109,7 +114,12 @@ class Arqs:
             limit_source,
             self._now,
             metrics or MetricRecorder(),
+            CleaningWaits(uow, self._now, self._stopping.wait, make_slots(call_threads)),
         )
+
+    def stop(self) -> None:
+        """End the waits of binds for cleanings."""
+        self._stopping.set()
 
     def create(
         self, device_profile_name: str, project_id: str | None, context_scope: str | None = None

@@ -7,7 +7,6 @@ that of the instance's allocations in Placement.
 """
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,11 +22,11 @@ from cyborg.clients.placement import Placement
 from cyborg.conductor.binding import limits as project_limits
 from cyborg.conductor.binding.claim_plan import AllocationsUnread, BindContext, BindResult
 from cyborg.conductor.binding.claims import BeingCleaned, Retry
+from cyborg.conductor.binding.cleaning_wait import CleaningWait, CleaningWaits
 from cyborg.conductor.binding.context_states import record_refusal
 from cyborg.core.errors import CyborgError, NoHandle, Unavailable
 from cyborg.core.log import get_logger
 from cyborg.core.orphans.orphans import providers_to_check
-from cyborg.db import deadline
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.telemetry.recorder import BIND_SECONDS, BINDS, MetricRecorder
 
@@ -39,16 +38,6 @@ INCOMPLETE_CONSUMER_PROJECT = "00000000-0000-0000-0000-000000000000"
 
 # Transactions of one bind. The first skips locked handles, the next ones wait for the locks.
 MAX_ATTEMPTS = 4
-# Seconds that a bind waits for handles that are being cleaned, and those between two attempts. A
-# server can be scheduled to a device in the moment between its release and the time when Placement
-# has it reserved; the cleaning of most devices takes a few seconds.
-MAX_CLEANING_WAIT = 10.0
-CLEANING_INTERVAL = 0.5
-# Seconds of the call that a wait leaves for the last attempt.
-ATTEMPT_SECONDS = 2.0
-# Binds of a process that wait at the same time. Each uses a thread of the server, which has 64 by
-# default, and 8 in the stand-alone mode.
-MAX_WAITING_BINDS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +101,7 @@ class Binder:
     limit_source: project_limits.LimitSource | None
     now: Callable[[], datetime]
     metrics: MetricRecorder
-    sleep: Callable[[float], None] = time.sleep
-    _waiting: threading.Semaphore = field(
-        init=False, default_factory=partial(threading.Semaphore, MAX_WAITING_BINDS)
-    )
+    waits: CleaningWaits
 
     def make_context(self) -> BindContext:
         """Return the context of a claim without an instance."""
@@ -183,13 +169,14 @@ class Binder:
         ``log_fields``, and kept with the unbound device contexts.
         """
         started = time.monotonic()
-        try:
-            result = self._run(projects, context, work, answer)
-        except CyborgError as exc:
-            self.metrics.count(BINDS, exc.code)
-            raise
-        finally:
-            self.metrics.observe(BIND_SECONDS, time.monotonic() - started, "claim")
+        with self.waits.of_bind() as wait:
+            try:
+                result = self._run(projects, context, work, answer, wait)
+            except CyborgError as exc:
+                self.metrics.count(BINDS, exc.code)
+                raise
+            finally:
+                self._observe(time.monotonic() - started, wait.seconds)
         if isinstance(result, NoHandle):
             self.metrics.count(BINDS, result.code)
             # Nova logs only the HTTP status of the error, so the reasons are logged here.
@@ -217,23 +204,29 @@ class Binder:
         elif result.arqs and self.conf.nova.send_events:
             self.wake_outbox()
 
+    def _observe(self, seconds: float, waited: float) -> None:
+        """Record the duration of a claim, of which the bind waited so long for cleanings."""
+        self.metrics.observe(BIND_SECONDS, seconds - waited, "claim")
+        if waited:
+            self.metrics.observe(BIND_SECONDS, waited, "wait")
+
     def _run(
         self,
         projects: Iterable[str | None],
         context: BindContext,
         work: Callable[[sa.Connection, BindContext, bool], T],
         answer: Callable[[T], Any],
+        wait: CleaningWait,
     ) -> T | NoHandle:
         """Return the result of the transaction, or the error if no handle is free.
 
         This is the only loop around the transaction. Each cause of a failure has its own limit,
-        and the deadline of the call bounds all of them: ``UnitOfWork`` starts nothing after it. A
-        call without a deadline does not wait for a cleaning.
+        and the deadline of the call bounds all of them: ``UnitOfWork`` starts nothing after it.
         """
         limits = project_limits.find_limits(self.limit_source, projects)
         context = replace(context, limits=limits)
         reasons: list[str] = []  # why earlier attempts were undone
-        misses, orphans_released, cleaning_end = 0, False, None
+        misses, orphans_checked = 0, False
         while True:
             try:
                 with tracing.child_span("bind.claim", attempt=len(reasons)):
@@ -260,31 +253,17 @@ class Binder:
                 case AllocationsUnread():
                     # Once: the context then has the allocations, or why they are unknown.
                     context, _ = self._add_allocations(context, cause.instance)
-                case BeingCleaned() if deadline.seconds_left() < float("inf"):
-                    if cleaning_end is None:
-                        LOG.info("Bind waits for the cleaning of handles: %s", cause.message)
-                        cleaning_end = time.monotonic() + MAX_CLEANING_WAIT
-                    if not self._wait_for_cleaning(cleaning_end):
-                        return cause
                 case NoHandle():
-                    if orphans_released or not self._release_orphans(cause):
+                    # Once, and before a wait: the handle of an orphan may need no cleaning.
+                    if not orphans_checked:
+                        orphans_checked = True
+                        if self._release_orphans(cause):
+                            reasons.clear()
+                            continue
+                    if not isinstance(cause, BeingCleaned) or not wait.run(cause):
                         return cause
-                    orphans_released = True
-                    reasons.clear()
-
-    def _wait_for_cleaning(self, end: float) -> bool:
-        """Wait before the next attempt; return False if no time is left, or too many binds wait.
-
-        Call this outside a transaction. ``end`` is in monotonic seconds.
-        """
-        left = min(end - time.monotonic(), deadline.seconds_left() - ATTEMPT_SECONDS)
-        if left <= 0 or not self._waiting.acquire(blocking=False):
-            return False
-        try:
-            self.sleep(min(CLEANING_INTERVAL, left))
-        finally:
-            self._waiting.release()
-        return True
+                    # Each round has its own attempts, all of which wait for locks.
+                    del reasons[1:]
 
     def _call(
         self,

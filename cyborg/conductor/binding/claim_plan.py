@@ -188,6 +188,7 @@ def claim_planned(
         plan.deployables,
         providers_to_clean=plan.to_clean,
         wait=wait,
+        now=context.now,
         handle=context.handle,
         check_host=context.check_host,
         honoured=_find_honoured(tx, plan, context, instance),

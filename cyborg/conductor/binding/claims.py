@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 
 import sqlalchemy as sa
 from oslo_db import exception as db_exc
@@ -51,7 +52,14 @@ class Retry(Exception):
 
 
 class BeingCleaned(NoHandle):
-    """Handles that are being cleaned will meet the demands: the same bind succeeds after that."""
+    """Handles that are being cleaned will meet the demands: the same bind succeeds after that.
+
+    ``handles`` are the row ids of these handles.
+    """
+
+    def __init__(self, message: str, handles: Collection[int], **details: object) -> None:
+        super().__init__(message, **details)
+        self.handles = frozenset(handles)
 
 
 def claim_handles(
@@ -62,6 +70,7 @@ def claim_handles(
     *,
     providers_to_clean: Collection[str],
     wait: bool,
+    now: datetime,
     handle: str | None = None,
     check_host: bool = False,
     honoured: Collection[str] = (),
@@ -117,7 +126,7 @@ def claim_handles(
         chosen = choose_handles(demands, free_handles, _RANDOM)
     except NoHandle:
         raise _explain_no_handle(
-            tx, demands, deployables, handle, check_host=check_host, honoured=honoured
+            tx, demands, deployables, handle, now, check_host=check_host, honoured=honoured
         ) from None
     # The guarded UPDATE decides, not the choice: a device may have been cordoned since its handles
     # were locked, and no lock of a handle prevents that.
@@ -216,6 +225,7 @@ def _explain_no_handle(
     demands: Sequence[Demand],
     deployables: Sequence[ClaimedProviderRow],
     handle: str | None,
+    now: datetime,
     *,
     check_host: bool,
     honoured: Collection[str],
@@ -237,25 +247,28 @@ def _explain_no_handle(
         ]
         failures = find_claim_failures(demands, states)
         error = put_first(error.details["reasons"], failures, demands, _count_handles(states))
-    if _will_be_clean(tx, demands, candidates):
-        return BeingCleaned(error.message, **error.details)
+    if cleaning := _find_sufficient_cleaning(tx, demands, candidates, now):
+        return BeingCleaned(error.message, cleaning, **error.details)
     return error
 
 
-def _will_be_clean(
-    tx: sa.Connection, demands: Sequence[Demand], candidates: Sequence[Candidate]
-) -> bool:
-    """Return whether the demands can be met when the handles are clean that are being cleaned."""
+def _find_sufficient_cleaning(
+    tx: sa.Connection, demands: Sequence[Demand], candidates: Sequence[Candidate], now: datetime
+) -> set[int]:
+    """Return the row ids of the handles that are being cleaned, and whose cleaning may end soon.
+
+    Return none if the demands cannot be met when all of these are clean.
+    """
     dirty = {candidate.handle_id for candidate in candidates if candidate.dirty}
-    if not dirty:
-        return False
-    cleaned = dirty - handle_claims.find_failed_cleaning(tx, dirty)
-    later = [replace(c, dirty=c.dirty and c.handle_id not in cleaned) for c in candidates]
+    cleaning = handle_claims.find_cleaning(tx, dirty, now) if dirty else set()
+    if not cleaning:
+        return set()
+    later = [replace(c, dirty=c.dirty and c.handle_id not in cleaning) for c in candidates]
     try:
         choose_handles(demands, later, _RANDOM)
     except NoHandle:
-        return False
-    return True
+        return set()
+    return cleaning
 
 
 def _read_states(

@@ -93,7 +93,7 @@ class Presence(StrEnum):
 def classify_presence(instance: Instance | None, hostname: str | None) -> Presence:
     """Return whether an instance is on the host of its device.
 
-    ``found`` is None if Nova has no such instance.
+    ``instance`` is None if Nova has no such instance.
     """
     if instance is None or instance.deleted:
         return Presence.NOT_FOUND

@@ -399,12 +399,25 @@ def any_cleaning(tx: sa.Connection, uuids: Collection[str], now: datetime) -> bo
     return tx.scalar(query.limit(1)) is not None
 
 
-def find_failed_cleaning(tx: sa.Connection, ids: Collection[int]) -> set[int]:
-    """Return which of these handles, by row id, have a cleaning job that has failed."""
+def find_cleaning(tx: sa.Connection, ids: Collection[int], now: datetime) -> set[int]:
+    """Return which of these handles, by row id, are dirty and have a job that may clean them soon.
+
+    That is a job that has not failed, before its deadline, on a host whose agent is not down.
+    """
     query = (
         sa.select(handles.c.id)
         .join(jobs, jobs.c.id == handles.c.job_id)
-        .where(handles.c.id.in_(sorted(ids)), jobs.c.error.is_not(None))
+        .join(deployables, deployables.c.id == handles.c.deployable_id)
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .outerjoin(services, joins.AGENT_OF_DEVICE)
+        .where(
+            handles.c.id.in_(sorted(ids)),
+            handles.c.arq_id.is_(None),
+            handles.c.needs_cleaning,
+            jobs.c.error.is_(None),
+            sa.or_(jobs.c.deadline.is_(None), jobs.c.deadline > now),
+            services.c.down_since.is_(None),
+        )
     )
     return set(tx.scalars(query))
 

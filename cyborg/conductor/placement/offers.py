@@ -66,8 +66,10 @@ def plan_hosts(
     for host in hosts:
         try:
             uow.run(partial(plan_host, host=host, now=now, withdrawn=withdrawn))
-        except CyborgError:
-            raise
+        except CyborgError as exc:
+            # As any other failure: what the caller has written to Placement must be recorded.
+            LOG.warning("The offers of a host are not planned: %s", exc.message, host=host)
+            failed.add(host)
         except Exception:
             LOG.exception("Unexpected error while planning the offers of a host", host=host)
             failed.add(host)
@@ -176,7 +178,11 @@ class _Planner:
         if host in self._hosts:
             return self._hosts[host]
         rows = store.lock_sets(self.tx, host)
-        ended = store.find_current(self.tx, withdrawn)
+        of_host = {row["rp_uuid"] for row in rows}
+        ended = store.lock_current(
+            self.tx, {uuid: rev for uuid, rev in withdrawn.items() if uuid in of_host}
+        )
+        # After these locks the units are read: as a claim has left them that ended before.
         for row in rows:
             if row["rp_uuid"] in ended and row["offer"] == OfferState.WITHDRAWING:
                 row["offer"] = OfferState.WITHHELD

@@ -189,14 +189,15 @@ def is_owned(tx: sa.Connection, provider: str) -> bool:
     return tx.scalar(owned.limit(1)) is not None
 
 
-def find_current(tx: sa.Connection, revisions: Mapping[str, int]) -> frozenset[str]:
-    """Return the uuids of the providers that still have the given revision.
+def lock_current(tx: sa.Connection, revisions: Mapping[str, int]) -> frozenset[str]:
+    """Lock providers against claims; return the uuids of those that have the given revision.
 
-    The caller has locked the sets: no plan offers one meanwhile, which would raise the revision.
+    The caller has locked the sets of these providers. A claim raises the revision: one that is not
+    committed yet is waited for.
     """
     if not revisions:
         return frozenset()
     p = providers.c
-    current = sa.tuple_(p.uuid, p.revision).in_(sorted(revisions.items()))
-    # The first condition has an index on every database.
-    return frozenset(tx.scalars(sa.select(p.uuid).where(p.uuid.in_(sorted(revisions)), current)))
+    query = sa.select(p.uuid, p.revision).where(p.uuid.in_(sorted(revisions))).order_by(p.id)
+    rows = tx.execute(query.with_for_update(key_share=True)).all()
+    return frozenset(row.uuid for row in rows if row.revision == revisions[row.uuid])

@@ -20,6 +20,8 @@ from cyborg.db import schema
 from cyborg.db.binding import claims as handle_claims
 from cyborg.db.binding import project_units
 from cyborg.db.contexts import write as device_contexts
+from cyborg.db.device_sets import offers
+from cyborg.db.providers import write as publishing
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.interleave import Race
@@ -131,3 +133,16 @@ def test_locked_project_counts_the_units_of_a_concurrent_create(engine: sa.Engin
         return units["FPGA"]
 
     assert run_second_during_first(engine, count_then_create, count_then_create) == [1, 2]
+
+
+def test_plan_waits_for_a_claim_that_changes_a_withdrawn_set(engine: sa.Engine) -> None:
+    card = rows.insert_card(engine)
+    (row,) = rows.read(engine, schema.providers, uuid=card.provider)
+    revisions = {card.provider: row["revision"]}
+    assert UnitOfWork(engine).run(lambda tx: offers.lock_current(tx, revisions)) == {card.provider}
+    found = run_second_during_first(
+        engine,
+        lambda tx: publishing.mark_stale_existing(tx, [card.provider], NOW),
+        lambda tx: len(offers.lock_current(tx, revisions)),
+    )
+    assert found == [1, 0]

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from oslo_utils import timeutils
 
 from cyborg.conductor.placement import offers
+from cyborg.core.errors import Unavailable
 from cyborg.core.inventory.device import Health
 from cyborg.core.inventory.device_set import SetKind
 from cyborg.db import schema
@@ -80,15 +81,19 @@ def test_set_that_a_plan_offers_in_its_own_batch_is_published_once(
     assert found == {**{f"hgx:{name}": 1 for name in host.family}, gpu_address("04"): 1, "hgx:8": 2}
 
 
+@pytest.mark.parametrize("error", [RuntimeError("planted"), Unavailable("planted")])
 def test_failed_plan_after_a_withdrawal_is_repeated(
-    host: SetHost, recording: RecordingPlacement, monkeypatch: pytest.MonkeyPatch
+    host: SetHost,
+    recording: RecordingPlacement,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
 ) -> None:
     plan_host = offers.plan_host
 
     def fail_once(tx: sa.Connection, *, withdrawn: Mapping[str, int], **options: Any) -> None:
         if withdrawn:
             monkeypatch.undo()
-            raise RuntimeError("planted")
+            raise error
         plan_host(tx, withdrawn=withdrawn, **options)
 
     monkeypatch.setattr(offers, "plan_host", fail_once)

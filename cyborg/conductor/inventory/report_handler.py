@@ -207,18 +207,21 @@ class ReportHandler:
             and _is_set(state.stored[step.key].value)
         }
         bound = state.bound
-        if removed_sets and (members := device_sets.lock_owned(tx, removed_sets)):
-            # Claimed through the set since they were read: it must stay.
+        members = device_sets.find_members(tx, removed_sets) if removed_sets else set()
+        # All in one order: with a statement for the members and one for the others, this could
+        # wait for a claim that waits for it.
+        claimed = attach_handles.lock(tx, removals | members)
+        of_sets = {
+            id_: removed_sets[of]
+            for id_, of in claimed.items()
+            if id_ in members and of is not None and of in removed_sets
+        }
+        if owned := claimed.keys() & removals | of_sets.keys():
+            # Claimed since they were read, some through a set, which must stay. The locks prevent
+            # further claims, so the new plan is valid.
             keys = {id_: key for key, id_ in state.ids.items() if isinstance(key, HandleKey)}
-            state.bound_sets |= {keys[id_]: removed_sets[of] for id_, of in members.items()}
-            bound = bound | {keys[id_] for id_ in members}
-            steps = plan.plan(devices, relevant, bound | state.pins)
-        if owned := attach_handles.lock(tx, removals):
-            # Claimed since they were read. The locks prevent further claims, so the new plan is
-            # valid.
-            bound = bound | {
-                key for key, id_ in state.ids.items() if isinstance(key, HandleKey) and id_ in owned
-            }
+            state.bound_sets |= {keys[id_]: of_set for id_, of_set in of_sets.items()}
+            bound = bound | {keys[id_] for id_ in owned}
             steps = plan.plan(devices, relevant, bound | state.pins)
         steps, remarks = _defer_conflicting_addresses(state.stored, steps)
         steps, deferred = _defer_owned_functions(state.stored, steps, bound)

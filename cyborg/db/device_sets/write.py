@@ -185,20 +185,10 @@ def claim(
     ).rowcount
 
 
-def lock_owned(tx: sa.Connection, set_ids: Collection[int]) -> dict[int, int]:
-    """Lock the members of sets against claims; return the sets that must stay, by row ids.
-
-    The result has the set of each member that was claimed through it, and has an owner or is dirty.
-    """
-    members = sa.select(set_members.c.handle_id).where(set_members.c.deployable_id.in_(set_ids))
-    # In the order of ids, as in a claim that waits.
-    query = sa.select(handles.c.id, handles.c.set_id, handles.c.arq_id, handles.c.needs_cleaning)
-    query = query.where(handles.c.id.in_(members)).order_by(handles.c.id).with_for_update()
-    return {
-        row.id: row.set_id
-        for row in tx.execute(query)
-        if row.set_id in set_ids and (row.arq_id is not None or row.needs_cleaning)
-    }
+def find_members(tx: sa.Connection, set_ids: Collection[int]) -> set[int]:
+    """Return the row ids of the handles that are members of sets."""
+    query = sa.select(set_members.c.handle_id).where(set_members.c.deployable_id.in_(set_ids))
+    return set(tx.scalars(query))
 
 
 class MemberStateRow(HandleStateRow, DeviceFactsColumns):

@@ -123,8 +123,10 @@ def mark_draining(tx: sa.Connection, ids: Collection[int]) -> None:
     bulk.update_where(tx, attach_handles.c.id, ids, draining=True)
 
 
-def lock(tx: sa.Connection, ids: Collection[int]) -> set[int]:
-    """Lock handles, by row id, against claims; return the ids of handles that must stay.
+def lock(tx: sa.Connection, ids: Collection[int]) -> dict[int, int | None]:
+    """Lock handles, by row id, against claims; return the handles that must stay.
+
+    The result has, by row id, the set through which each was claimed, None for none.
 
     Owned and dirty handles must not be deleted. If a dirty handle were deleted, and a handle with
     the same address were added later, the cleaning job of the deleted handle could clean the new
@@ -132,16 +134,19 @@ def lock(tx: sa.Connection, ids: Collection[int]) -> set[int]:
 
     SQLite has no row locks and needs none, because it allows one writer at a time.
     """
-    pinned: set[int] = set()
-    for chunk in bulk.chunks(ids):
-        # In the order of ids, as in a claim that waits: else both could wait for each other.
+    pinned: dict[int, int | None] = {}
+    h = attach_handles.c
+    # In the order of ids, as in a claim that waits: else both could wait for each other.
+    for chunk in bulk.chunks(sorted(ids)):
         query = (
-            sa.select(attach_handles.c.id, attach_handles.c.arq_id, attach_handles.c.needs_cleaning)
+            sa.select(h.id, h.set_id, h.arq_id, h.needs_cleaning)
             .where(attach_handles.c.id.in_(chunk))
             .order_by(attach_handles.c.id)
             .with_for_update()
         )
-        pinned |= {r.id for r in tx.execute(query) if r.arq_id is not None or r.needs_cleaning}
+        pinned |= {
+            r.id: r.set_id for r in tx.execute(query) if r.arq_id is not None or r.needs_cleaning
+        }
     return pinned
 
 

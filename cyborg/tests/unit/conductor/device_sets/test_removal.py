@@ -17,6 +17,7 @@ from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
 from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.device_sets.host import SetHost
+from cyborg.tests.fixtures.hosts.hosts import make_hosts
 from cyborg.tests.fixtures.machine.options import make_conf
 
 __all__ = ["node", "placement_adapter"]
@@ -85,3 +86,26 @@ def test_handles_in_use_of_a_source_are_those_of_its_sets(engine: sa.Engine, nod
     with engine.begin() as tx:
         found = rollouts.count_handles_in_use(tx, backends)
     assert found == dict.fromkeys(backends, 2)
+
+
+def test_report_locks_the_handles_that_it_removes_in_one_order(
+    engine: sa.Engine, node: Node
+) -> None:
+    """The members of removed sets, and removed devices."""
+    host = SetHost(engine, node)
+    instance = host.bind("3")
+    locked: list[str] = []
+
+    def record(*event: Any) -> None:
+        text = " ".join(str(event[2]).split())
+        if "FROM attach_handles" in text and "needs_cleaning FROM" in text:
+            locked.append(text)
+
+    sa.event.listen(engine, "before_cursor_execute", record)
+    left = [gpu for unit, gpu in host.gpus.items() if unit not in {"02", "04"}]
+    host.host.send(make_hosts(engine), *left)
+    assert len(locked) == 1
+    assert "ORDER BY attach_handles.id" in locked[0]
+    assert set(host.owners().values()) == {instance}
+    found = {row["address"] for row in rows.read(engine, schema.deployables)}
+    assert found == {"hgx:3", *(gpu.address for gpu in left)}

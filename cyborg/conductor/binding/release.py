@@ -258,6 +258,10 @@ def _restore_others(
         found = [WorkItem.from_dict(item) for item in job["arguments"]["items"]]
         items = [i for i in found if i.handle and (i.deployable, i.handle) not in gone]
         ids = tuple(row["id"] for row in rows if row["job_id"] == job_id)
+        if not items:
+            # Only the set needed work: an agent would get a job of nothing.
+            store.clear_job(tx, ids)
+            continue
         instance = job["arguments"]["instance"]
         restore = jobs.Restore(ids, instance, job["subject"], tuple(items))
         jobs.enqueue_restores(tx, job["host"], [restore], now)

@@ -74,6 +74,8 @@ def update_group(
         return rows[name] != old
 
     def split_hosts(size: int) -> None:
+        if size not in find_shortage(wanted, totals):
+            return  # before all hosts of the group are ranked
         for name in rank_hosts_to_split(size, [*chain.from_iterable(rows.values())]):
             if size not in find_shortage(wanted, totals):
                 return

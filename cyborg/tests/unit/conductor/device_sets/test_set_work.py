@@ -98,3 +98,23 @@ def test_part_of_a_set_that_is_released_leaves_the_restore_of_the_others(host: S
     (left,) = rows.read(host.engine, schema.arqs)
     assert (left["state"], left["job_id"]) == ("Bound", new["id"])
     assert new["next_try_at"] <= uow.clock() + timedelta(seconds=1)
+
+
+def test_part_of_a_set_whose_devices_need_no_work_is_not_restored(
+    sqlite_engine: sa.Engine, node: Node
+) -> None:
+    """Only the work of the set was left, and it needs all members."""
+    host, uow = SetHost(sqlite_engine, node, wanted={"2": 4}), UnitOfWork(sqlite_engine)
+    bind(host, ONE)
+    uow.run(lambda tx: enqueue_restores(tx, host.node.name, uow.clock()))
+    (job,) = host.jobs("restore")
+    assert subjects(job) == [f"hgx:{ONE}"]
+    first, other = rows.read(host.engine, schema.arqs)
+    uow.run(
+        lambda tx: release(
+            tx, arqs.lock(tx, [first["uuid"]]), keep=False, now=uow.clock(), timeout=60.0
+        )
+    )
+    assert [row["state"] for row in host.jobs("restore")] == ["cancelled"]
+    (left,) = rows.read(host.engine, schema.arqs)
+    assert (left["id"], left["state"], left["job_id"]) == (other["id"], "Bound", None)

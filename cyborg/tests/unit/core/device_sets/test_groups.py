@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cyborg.core.device_sets import groups
 from cyborg.core.device_sets.groups import (
     SizeSummary,
     count_offered,
@@ -132,6 +133,24 @@ def test_group_plan_withdraws_wanted_set_splits_another_at_once() -> None:
     group.update("a", urgent=(1,))
     # The pair became two singles, so that pairs were short in the same update.
     assert [group.offered(host) for host in "ab"] == [[2, 2], [1, 1]]
+
+
+def test_group_plan_without_a_shortage_ranks_no_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranking reads all hosts of the group."""
+    ranked: list[int] = []
+
+    def rank(size: int, summaries: Sequence[SizeSummary]) -> list[str]:
+        ranked.append(size)
+        return rank_hosts_to_split(size, summaries)
+
+    monkeypatch.setattr(groups, "rank_hosts_to_split", rank)
+    group = Group({8: 1, 1: 1}, {"a": {"1"}, "b": set()})
+    group.update("a")
+    assert ranked == [1]
+    assert [group.offered(host) for host in "ab"] == [[2, 1, 1], [8]]
+    ranked.clear()
+    group.update("a")
+    assert ranked == []
 
 
 def test_group_size_is_available_elsewhere_merges_the_split_host() -> None:

@@ -27,6 +27,8 @@ from cyborg.telemetry.recorder import RPC_SERVER_CALLS, RPC_SERVER_SECONDS, Metr
 
 LOG = get_logger(__name__)
 
+POOL_OPTION = "executor_thread_pool_size"  # of oslo.messaging, in [DEFAULT]
+
 
 class ReportAdmission:
     """Limit of concurrent reports: one for each host, ``max_concurrent_reports`` for all hosts."""
@@ -97,8 +99,11 @@ class Server:
 def count_threads(conf: cfg.ConfigOpts) -> int:
     """Return the number of calls that a server answers at the same time."""
     # oslo.messaging registers this option only when a server is created.
-    conf.register_opts(next(found for group, found in opts.list_opts() if group is None))
-    return int(conf.executor_thread_pool_size)
+    found = {
+        opt.name: opt for group, options in opts.list_opts() if group is None for opt in options
+    }
+    conf.register_opt(found[POOL_OPTION])
+    return int(conf[POOL_OPTION])
 
 
 def make_server(

@@ -8,6 +8,7 @@ import pytest
 
 from cyborg.compat import rabbit
 from cyborg.core.errors import Misconfigured, Unavailable
+from cyborg.rpc.server import count_threads
 from cyborg.rpc.transport import MAX_RETRY_DELAY, Transport, register_options
 from cyborg.tests.fixtures.bus.broker import MEMORY, open_bus
 from cyborg.tests.fixtures.machine.options import make_conf
@@ -85,3 +86,11 @@ def test_reconnect_interval_is_short_and_configurable() -> None:
         assert bus.conf.oslo_messaging_rabbit.rabbit_interval_max == 9, (
             "the operator's value is used"
         )
+
+
+def test_number_of_threads_is_known_before_and_with_a_server() -> None:
+    with open_bus(MEMORY) as bus:
+        assert count_threads(bus.conf) == 64
+        bus.conf.set_override("executor_thread_pool_size", 4)
+        with bus.serving("conductor", _UnusedEndpoint()):
+            assert count_threads(bus.conf) == 4

@@ -119,7 +119,8 @@ class FactsReader:
     """Reader that reads the facts about each GPU once while its kernel driver is bound.
 
     While a server uses a GPU, NVML does not show the GPU. The reader then returns the last facts
-    except ``max_vgpus``, also after a restart of the agent.
+    except ``max_vgpus``, also after a restart of the agent. With ``keeps_types`` it also returns
+    what the GPU can have.
 
     NVML may list the types and profiles of the current MIG mode only. If ``keeps_types`` is True,
     the facts also have those of the other mode, from the last time that the GPU was in it.
@@ -155,8 +156,16 @@ class FactsReader:
             kept = replace(found, max_vgpus={}, mig_profiles={}, mig_instances={}, vgpu_profiles={})
             memory.put(name, json.dumps(kept.to_dict()))
         if key not in self._facts:
-            self._facts[key] = _load(memory, name)
+            self._facts[key] = self._load_last(memory, name)
         return self._facts[key]
+
+    def _load_last(self, memory: Memory, name: str) -> GpuFacts:
+        """Return the stored facts about a card that cannot be read."""
+        found = _load(memory, name)
+        if self.keeps_types and found.mig is not None:
+            for mode in (found.mig, "disabled" if found.in_mig_mode else "enabled"):
+                found = _add_types(found, _load(memory, f"{name} {mode}"))
+        return found
 
     def _keep_links(self, facts: GpuFacts, previous: GpuFacts) -> GpuFacts:
         """Return the facts with the previous NVLinks to GPUs that NVML does not show now."""

@@ -178,4 +178,9 @@ def _units(other: str, chosen: str, limit: int, facts: GpuFacts) -> int:
 def name_of(current: int, functions: Sequence[VgpuFunction], facts: GpuFacts) -> str:
     """Return the name of the type with an id, which is in the lists of types unless it is full."""
     names = (short_name(n) for f in functions for n, id_ in f.creatable.items() if id_ == current)
-    return next(names, facts.vgpu_names.get(str(current), f"number {current}"))
+    return next(names, facts.vgpu_names.get(str(current), unknown_name(current)))
+
+
+def unknown_name(current: int) -> str:
+    """Return the text for a type of which only the id is known."""
+    return f"number {current}"

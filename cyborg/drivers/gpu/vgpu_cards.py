@@ -25,6 +25,7 @@ from cyborg.core.log import get_logger
 from cyborg.drivers.base import Memory
 from cyborg.drivers.gpu import vgpu
 from cyborg.drivers.gpu.mixes import OTHER, WHOLE, Mix, trait_of
+from cyborg.drivers.gpu.vgpu_records import VgpuRecords
 from cyborg.drivers.host_use import domains
 from cyborg.drivers.kernel import vgpu as kernel_vgpu
 from cyborg.drivers.kernel.nvml import GpuFacts
@@ -33,10 +34,17 @@ from cyborg.drivers.sysfs import PCI_DEVICES, PciFunction, Sysfs
 
 LOG = get_logger(__name__)
 
-_IN_MIG_MODE = "it is in MIG mode, in which it is no whole card: apply the layout whole, or a mix"
+_IN_MIG_MODE = (
+    "it is in MIG mode, in which it is no whole card: apply the layout whole, or a mix, or disable "
+    "the MIG mode"
+)
 _PENDING = (
     "a change of its MIG mode is pending, which a reset for a server would apply: apply the layout "
-    "whole, or a mix"
+    "whole, or a mix, or disable the MIG mode"
+)
+_WITHOUT_FUNCTIONS = (
+    "the virtual functions of its layout or of servers are missing, such as after a boot of the "
+    "host: apply the layout again, or enable SR-IOV with sriov-manage if the card has no layouts"
 )
 
 
@@ -69,7 +77,7 @@ class VgpuCards:
         self.host = host
         self.mixes = mixes
         self._rules = vgpu_rules
-        self._memory = memory
+        self.records = VgpuRecords(memory)
         # Rule of each card, as the running discovery reads it: each function asks for it.
         self._card_rules: dict[str, vgpu.VgpuRule | None] = {}
         self._selected: dict[str, vgpu.VgpuRule] = {}  # by virtual function, of this discovery
@@ -126,26 +134,45 @@ class VgpuCards:
         return address in self._selected
 
     def find_used(self, functions: Mapping[str, PciFunction]) -> dict[str, str]:
-        """Return the virtual functions for vGPUs that other programs use: a reason by address."""
-        states: dict[str, list[kernel_vgpu.VgpuFunction]] = {}
+        """Return the cards and virtual functions that are not offered: a reason by address."""
         found: dict[str, str] = {}
         for function in functions.values():
             if self._may_be_whole(function):
                 facts = self.host.read_facts(function.address)
                 if facts.in_mig_mode or facts.mig_pending:
                     found[function.address] = _IN_MIG_MODE if facts.in_mig_mode else _PENDING
-            if self.rule_of(function) is not None:
-                state = kernel_vgpu.read(self.host.sysfs, function.address)
-                states.setdefault(str(function.physfn), []).extend([state] if state else [])
-        return found | {
+                elif self._lacks_functions(function.address):
+                    found[function.address] = _WITHOUT_FUNCTIONS
+        states = self._states(functions)
+        for card, known in states.items():
+            for state in known:
+                if (reason := self._find_other_type(state, card, known)) is not None:
+                    found[state.address] = reason
+        return found | self._find_foreign(states)
+
+    def _find_foreign(
+        self, states: Mapping[str, Sequence[kernel_vgpu.VgpuFunction]]
+    ) -> dict[str, str]:
+        """Return the virtual functions for vGPUs that other programs use: a reason by address."""
+        return {
             state.address: "it has a vGPU of type "
             f"{vgpu.name_of(state.current, known, self.host.read_facts(card))} "
             "that this service did not create"
             for card, known in states.items()
-            if not self.is_changing(card)
             for state in known
-            if state.current and self.prepared_type(state.address) is None
+            if self.is_foreign(state, card, known)
         }
+
+    def _states(
+        self, functions: Mapping[str, PciFunction]
+    ) -> dict[str, list[kernel_vgpu.VgpuFunction]]:
+        """Return the states of the virtual functions for vGPUs among some functions, by card."""
+        states: dict[str, list[kernel_vgpu.VgpuFunction]] = {}
+        for function in functions.values():
+            if self.rule_of(function) is not None:
+                state = kernel_vgpu.read(self.host.sysfs, function.address)
+                states.setdefault(str(function.physfn), []).extend([state] if state else [])
+        return states
 
     def replace_handles(self, card: Device) -> Device:
         """Return a card in which the functions for vGPUs are deployables, one for each type."""
@@ -191,10 +218,9 @@ class VgpuCards:
         )
 
     def _may_be_whole(self, function: PciFunction) -> bool:
-        """Return whether a function is a card with layouts and without virtual functions."""
+        """Return whether a function is a card for vGPUs without virtual functions."""
         return (
-            bool(self.mixes)
-            and function.physfn is None
+            function.physfn is None
             and not function.numvfs
             and self.rule_of_card(function.address) is not None
         )
@@ -205,7 +231,7 @@ class VgpuCards:
             return False
         # Also one that has disappeared: SR-IOV is disabled after a boot of the host.
         return (
-            self.prepared_type(item.handle) is not None
+            self.records.prepared_type(item.handle) is not None
             or self._has_vgpus(item.handle)
             or self.rule_of_card(item.device) is not None
         )
@@ -234,29 +260,62 @@ class VgpuCards:
             raise DriverFailed(f"no rule of vgpu_types enables vGPUs of {item.deployable}")
         self._check_free(function, read_domains)
         # Before the write: after a failure in between the function is known as one of this service.
-        self._record(_key(item.handle), type_)
-        self.host.access.create_vgpu(item.handle, type_, rule.parameters)
+        self.records.add_prepared(item.device, item.handle, type_)
+        self._create(item.handle, type_, rule.parameters)
         return type_
 
     def recreate(self, address: str, read_domains: domains.ReadDomains) -> str | None:
         """Create the vGPU of a prepared function again if another program removed it.
 
-        Return its type; None, and do nothing, for a function that has a vGPU or is not prepared any
-        more. Raise DriverFailed if it does not exist, or another program uses it.
+        Return its type; None, and do nothing, for a function that has its vGPU or is not prepared
+        any more. Raise DriverFailed if it does not exist, another program uses it, or its vGPU has
+        another type.
         """
-        type_ = self.prepared_type(address)
+        type_ = self.records.prepared_type(address)
         state = kernel_vgpu.read(self.host.sysfs, address)
-        if type_ is None or (state is not None and state.current):
+        if type_ is None:
             return None
         function = self.host.sysfs.pci_function(address)
+        if state is not None and state.current:
+            card = "" if function is None else str(function.physfn)
+            if (reason := self._find_other_type(state, card, [state])) is not None:
+                raise DriverFailed(f"{address} cannot be given to its server: {reason}")
+            return None
         if function is None or function.physfn is None:
             raise DriverFailed(
                 f"{address} is no virtual function any more: enable SR-IOV with sriov-manage"
             )
         rule = self.rule_of_card(function.physfn)
         self._check_free(function, read_domains)
-        self.host.access.create_vgpu(address, type_, "" if rule is None else rule.parameters)
+        self._create(address, type_, "" if rule is None else rule.parameters)
         return type_
+
+    def _create(self, function: str, type_: str, parameters: str) -> None:
+        self.host.access.create_vgpu(function, type_, parameters)
+        state = kernel_vgpu.read(self.host.sysfs, function)
+        if state is not None and state.current:
+            self.records.put_written(function, state.current)
+
+    def _find_other_type(
+        self, state: kernel_vgpu.VgpuFunction, card: str, known: Sequence[kernel_vgpu.VgpuFunction]
+    ) -> str | None:
+        """Return why the vGPU of a prepared function is not that of its server, or None.
+
+        The ids of the types are other ones after a boot with another driver, and the names cannot
+        be read while the card is full and NVML does not know them.
+        """
+        type_ = self.records.prepared_type(state.address)
+        if type_ is None or not state.current:
+            return None
+        if str(state.current) == (written := self.records.written_id(state.address)):
+            return None
+        name = vgpu.name_of(state.current, known, self.host.read_facts(card))
+        if name == type_ or (written is None and name == vgpu.unknown_name(state.current)):
+            return None
+        return (
+            f"it has a vGPU of type {name}, and this service created one of {type_}: delete the "
+            "server, or remove that vGPU"
+        )
 
     def _check_free(self, function: PciFunction, read_domains: domains.ReadDomains) -> None:
         """Raise DriverFailed if another program has a vGPU on a function, or uses it."""
@@ -264,7 +323,9 @@ class VgpuCards:
         found = domains.find_used(
             self.host.sysfs.root, partial(read_domains, fresh=True), functions.values()
         )
-        if (reason := (found | self.find_used(functions)).get(function.address)) is not None:
+        # A vGPU of this service that has another type is replaced.
+        used = self._find_foreign(self._states(functions))
+        if (reason := (found | used).get(function.address)) is not None:
             raise DriverFailed(f"{function.address} cannot be given to a server: {reason}")
 
     def release(self, item: WorkItem) -> str | None:
@@ -273,12 +334,12 @@ class VgpuCards:
         Do nothing, and return None, for any other function. Raise DriverFailed if a process uses
         the vGPU, or its removal cannot be recorded: call this again then.
         """
-        type_ = self.prepared_type(item.handle)
+        type_ = self.records.prepared_type(item.handle)
         if type_ is not None:
             self.host.access.remove_vgpu(item.handle)
         # Also without a type: the last call may have removed the vGPU, and not the record.
-        if self.handles(item) and not self._memory().put(_key(item.handle), None):
-            raise _not_recorded(item.handle)
+        if self.handles(item):
+            self.records.remove_prepared(item.device, item.handle)
         return type_
 
     def find_mix(self, layout: str | None) -> Mix | None:
@@ -289,40 +350,62 @@ class VgpuCards:
         """Return the name of the current layout of a card that a rule selects.
 
         Which mix it has is in the memory, because a virtual function has a vGPU only while a server
-        has it. A mix whose modes or GPU instances another program changed is not applied any more.
+        has it. A mix whose modes or GPU instances another program changed is not applied any more,
+        nor is one whose change did not end. A card without virtual functions is not whole while the
+        memory has a mix or servers of it.
         """
+        if self.records.is_changing(card.address):
+            return OTHER
         if not card.numvfs:
             facts = self.host.read_facts(card.address)
-            return OTHER if facts.in_mig_mode or facts.mig_pending else WHOLE
-        mix = self.find_mix(self._memory().get(_layout_key(card.address)))
+            other = facts.in_mig_mode or facts.mig_pending or self._lacks_functions(card.address)
+            return OTHER if other else WHOLE
+        mix = self.find_mix(self.records.layout_of(card.address))
         applied = mix is not None and mix.is_applied(self.host.read_facts(card.address))
         return mix.name if mix is not None and applied else OTHER
 
-    def record_layout(self, card: str, mix: Mix | None) -> None:
-        """Store which mix a card has, or that it has none. Raise DriverFailed."""
-        self._record(_layout_key(card), None if mix is None else mix.name)
+    def is_tried(
+        self, state: kernel_vgpu.VgpuFunction, known: Sequence[kernel_vgpu.VgpuFunction]
+    ) -> bool:
+        """Return whether a change of the layout created the vGPU of a function to try its mix.
 
-    def record_change(self, card: str, *, changing: bool) -> None:
-        """Store whether the layout of a card is being changed. Raise DriverFailed for True only."""
-        if changing:
-            self._record(_change_key(card), "1")
-        else:
-            self._memory().put(_change_key(card), None)
-
-    def _record(self, key: str, text: str | None) -> None:
-        """Store a text. If a restart of the agent would lose it, undo it: raise DriverFailed."""
-        memory = self._memory()
-        previous = memory.get(key)
-        if not memory.put(key, text):
-            memory.put(key, previous)
-            raise _not_recorded(key)
-
-    def is_changing(self, card: str) -> bool:
-        """Return whether the layout of a card is being changed, or a change did not end.
-
-        Then the vGPUs of the card, with which the change tries a mix, are those of this service.
+        ``known`` are the functions of the card. The record of a function can be left, as by a boot
+        of the host, so a vGPU of another type is none of these.
         """
-        return self._memory().get(_change_key(card)) is not None
+        type_ = self.records.tried_type(state.address)
+        function = self.host.sysfs.pci_function(state.address)
+        if type_ is None or function is None:
+            return False
+        facts = self.host.read_facts(str(function.physfn))
+        return type_ == vgpu.name_of(state.current, known, facts)
+
+    def is_foreign(
+        self,
+        state: kernel_vgpu.VgpuFunction,
+        card: str,
+        known: Sequence[kernel_vgpu.VgpuFunction],
+    ) -> bool:
+        """Return whether a function has a vGPU that this service did not create."""
+        if not state.current or self.records.prepared_type(state.address) is not None:
+            return False
+        return not (self.records.is_changing(card) and self.is_tried(state, known))
+
+    def prepared_of(self, card: str) -> dict[str, str]:
+        """Return the types of the vGPUs of a card that servers have, by virtual function.
+
+        A function can be missing, such as after a boot of the host.
+        """
+        present = [f.address for f in self.host.sysfs.pci_functions() if f.physfn == card]
+        return self.records.prepared_of(card, present)
+
+    def _lacks_functions(self, card: str) -> bool:
+        """Return whether a card without virtual functions should have them: see the records."""
+        mix = self.find_mix(self.records.layout_of(card))
+        return (
+            mix is not None
+            or self.records.is_changing(card)
+            or bool(self.records.prepared_of(card))
+        )
 
     def _layout_of(self, address: str) -> str | None:
         """Return the name of the layout of a card; None for a card without layouts."""
@@ -335,7 +418,7 @@ class VgpuCards:
         self, card: str, rule: vgpu.VgpuRule, addresses: Sequence[str], mix: Mix | None
     ) -> vgpu.VgpuPlan:
         states = (kernel_vgpu.read(self.host.sysfs, address) for address in addresses)
-        prepared = {a: t for a in addresses if (t := self.prepared_type(a)) is not None}
+        prepared = {a: t for a in addresses if (t := self.records.prepared_type(a)) is not None}
         return vgpu.plan_card(
             rule.types,
             rule.max_per_card,
@@ -386,26 +469,3 @@ class VgpuCards:
         return "creatable_vgpu_types" in self.host.sysfs.list_names(
             kernel_vgpu.attributes_folder(address)
         )
-
-    def prepared_type(self, address: str) -> str | None:
-        """Return the type with which this service prepared a virtual function; None if released."""
-        return self._memory().get(_key(address))
-
-
-def _key(address: str) -> str:
-    return f"vgpu {address}"
-
-
-def _change_key(card: str) -> str:
-    return f"vgpu change {card}"
-
-
-def _layout_key(card: str) -> str:
-    return f"vgpu layout {card}"
-
-
-def _not_recorded(subject: str) -> DriverFailed:
-    return DriverFailed(
-        f"the change of {subject} cannot be recorded: free space in the state_path of the agent, "
-        "and make it writable"
-    )

@@ -5,7 +5,8 @@ The steps are in the order of NVIDIA's "Virtual GPU Software User Guide": the MI
 be changed while the card has virtual functions; these functions; the heterogeneous mode (which
 enabling them clears) or GPU instances; vGPUs. A mix is tried: all its vGPUs are created and removed
 again. If a step fails, the card is brought back to the state before the change, by the same steps.
-After the end of the agent during a change, the next change removes the vGPUs that were tried.
+Each vGPU is recorded before it is tried: after the end of the agent during a change, the next
+change removes those that were left. The current layout is ``other`` until then.
 
 The vGPU of a server is never removed, also while the server is stopped. A mix can be applied to a
 card with such vGPUs, for example again after a boot of the host, if they are a part of it.
@@ -14,7 +15,7 @@ card with such vGPUs, for example again after a boot of the host, if they are a 
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cyborg.core.errors import CyborgError, DriverFailed
 from cyborg.core.inventory.device import Device, Layout, count_handles
@@ -52,6 +53,7 @@ class VgpuLayouts:
         class_of_whole: Callable[[str], str | None],
     ) -> None:
         self._cards = cards
+        self._records = cards.records
         self._host = cards.host
         self._script = script
         self._nvidia_smi = nvidia_smi
@@ -90,6 +92,7 @@ class VgpuLayouts:
         if card is None:
             raise DriverFailed(f"there is no device {address}")
         self._host.forget_facts(address)  # another program may have changed the modes
+        # While a change did not end, the current layout is OTHER: the same one is applied again.
         if layout == self._cards.current_layout(card):
             return
         mixes = self._possible(address)
@@ -101,17 +104,17 @@ class VgpuLayouts:
             )
         self._check_vgpus(address, mix)
         previous, target = self._read_state(address), self._target(address, mix)
-        self._cards.record_change(address, changing=True)
+        self._records.begin_change(address)
         try:
             with self._undone_on_error(address, previous):
-                self._remove_vgpus(address)
+                self._remove_tried(address)
                 self._reach(address, target)
                 if mix is not None:
                     self._try_vgpus(address, mix)
-                self._cards.record_layout(address, mix)
+                self._records.put_layout(address, None if mix is None else mix.name)
         finally:
             self._host.forget_facts(address)
-        self._cards.record_change(address, changing=False)
+        self._records.end_change(address)
 
     def _possible(self, address: str) -> list[Mix]:
         rule, facts = self._cards.rule_of_card(address), self._host.read_facts(address)
@@ -141,7 +144,10 @@ class VgpuLayouts:
         )
 
     def _reach(self, address: str, target: CardState) -> None:
-        """Bring the card at an address to a state. Raise DriverFailed if a server has a vGPU."""
+        """Bring the card at an address to a state.
+
+        Raise DriverFailed if a server has a vGPU, or the card has another state afterwards.
+        """
         present = self._read_state(address)
         if present != target:
             self._check_no_server(address)
@@ -160,6 +166,14 @@ class VgpuLayouts:
             self._host.access.set_heterogeneous(address, target.heterogeneous)
         if present.instances != target.instances:
             self._host.access.set_instances(address, target.instances)
+        reached = self._read_state(address)
+        # A reset that is pending is none of the state that is restored; without virtual functions,
+        # the heterogeneous mode has no effect, and enabling them clears it.
+        expected = replace(target, pending=False)
+        if not target.functions:
+            reached = replace(reached, heterogeneous=target.heterogeneous)
+        if reached != expected:
+            raise DriverFailed(f"{address} is in another state after the change: {reached}")
 
     def _try_vgpus(self, address: str, mix: Mix) -> None:
         """Create all vGPUs of a mix that servers do not have, and remove them.
@@ -168,7 +182,7 @@ class VgpuLayouts:
         """
         missing, tried, free = Counter(mix.counts), dict[str, str](), list[str]()
         for state in self._states(address):
-            type_ = self._cards.prepared_type(state.address)
+            type_ = self._records.prepared_type(state.address)
             if type_ is None and state.registered:
                 free.append(state.address)
             elif type_ is not None and missing[type_] and (state.current or state.registered):
@@ -186,43 +200,43 @@ class VgpuLayouts:
         tried |= zip(free, missing.elements(), strict=False)
         with contextlib.ExitStack() as created:
             for function, type_ in sorted(tried.items()):
+                self._records.put_tried(function, type_)
                 self._host.access.create_vgpu(function, type_, "")
-                created.callback(self._host.access.remove_vgpu, function)
+                created.callback(self._remove, function)
 
-    def _remove_vgpus(self, address: str) -> None:
-        """Remove the vGPUs that no server has. Raise DriverFailed if a process may have one."""
-        for state in self._states(address):
-            if state.current and self._cards.prepared_type(state.address) is None:
+    def _remove(self, function: str) -> None:
+        self._host.access.remove_vgpu(function)
+        self._records.remove_tried(function)
+
+    def _remove_tried(self, address: str) -> None:
+        """Remove the vGPUs that a change tried. Raise DriverFailed if a process may have one."""
+        states = list(self._states(address))
+        for state in states:
+            if state.current and self._cards.is_tried(state, states):
                 self._host.access.remove_vgpu(state.address)
+            self._records.remove_tried(state.address)
 
     def _check_vgpus(self, address: str, mix: Mix | None) -> None:
         """Raise DriverFailed if a card has a vGPU of another program, or one that is in no mix."""
-        if not self._cards.is_changing(address):
-            for state in self._states(address):
-                if state.current and self._cards.prepared_type(state.address) is None:
-                    raise DriverFailed(
-                        f"{address} cannot be changed: {state.address} has a vGPU that this "
-                        "service did not create"
-                    )
+        states = list(self._states(address))
+        for state in states:
+            if self._cards.is_foreign(state, address, states):
+                raise DriverFailed(
+                    f"{address} cannot be changed: {state.address} has a vGPU that this service "
+                    "did not create"
+                )
         left = Counter({} if mix is None else mix.counts)
-        for function, type_ in self._of_servers(address).items():
+        # Also those that a boot removed: the restore jobs of their servers create them again.
+        for function, type_ in self._cards.prepared_of(address).items():
             left[type_] -= 1
             if left[type_] < 0:
                 raise _server_error(address, function)
 
     def _check_no_server(self, address: str) -> None:
         """Raise DriverFailed if a server has a vGPU of a card whose modes must change."""
-        for function in self._of_servers(address):
-            raise _server_error(address, function)
-
-    def _of_servers(self, address: str) -> dict[str, str]:
-        """Return the types of the vGPUs of a card that servers have, by virtual function."""
-        prepared = self._cards.prepared_type
-        return {
-            state.address: type_
-            for state in self._states(address)
-            if state.current and (type_ := prepared(state.address)) is not None
-        }
+        for state in self._states(address):
+            if state.current and self._records.prepared_type(state.address) is not None:
+                raise _server_error(address, state.address)
 
     def _states(self, address: str) -> Iterator[kernel_vgpu.VgpuFunction]:
         for function in self._host.sysfs.pci_functions():
@@ -236,20 +250,23 @@ class VgpuLayouts:
         """Bring a card back to the previous state if the block fails."""
         try:
             yield
-        except CyborgError as exc:
+        except Exception as exc:  # any other exception is the end of the agent
             try:
-                self._remove_vgpus(address)  # one that was tried may be left
+                self._remove_tried(address)
                 self._reach(address, previous)
-            except CyborgError as failed:
+            except Exception as failed:  # noqa: BLE001  both are in the message
                 raise DriverFailed(
-                    f"{exc.message}; the steps before could not be undone: {failed.message}"
+                    f"{_text(exc)}; the steps before could not be undone: {_text(failed)}"
                 ) from exc
-            self._cards.record_change(address, changing=False)
-            raise DriverFailed(f"{exc.message}; {address} is as before") from exc
+            self._records.end_change(address)
+            raise DriverFailed(f"{_text(exc)}; {address} is as before") from exc
 
 
 def _server_error(address: str, function: str) -> DriverFailed:
     return DriverFailed(
-        f"{address} cannot be changed: {function} has the vGPU of a server; delete the server, or "
-        "reboot the host if the vGPU has none"
+        f"{address} cannot be changed: {function} has the vGPU of a server; delete the server"
     )
+
+
+def _text(exc: Exception) -> str:
+    return exc.message if isinstance(exc, CyborgError) else f"{type(exc).__name__}: {exc}"

@@ -272,7 +272,7 @@ def test_partition_after_a_boot_applies_the_mode_again(host: SimulatedVgpuHost, 
     before = state(host)
     host.reboot()
     driver = make(host, memory)
-    assert current(driver) == ("other" if kept else "whole")
+    assert current(driver) == "other"
     partition(driver, SLICED)
     assert (state(host), current(driver)) == (before, SLICED)
 

@@ -185,10 +185,10 @@ def test_partition_after_a_boot_keeps_what_was_prepared_after_its_failure(
     with pytest.raises(DriverFailed, match="could not be undone"):
         partition(driver, PAIR)
     host.failing = set()
-    assert current(driver) == PAIR
+    assert current(driver) == "other"
     driver.prepare(item(VFS[1]), None)  # the restore job of its server, which is stopped
     host.writes.clear()
-    driver._vgpus.record_layout(CARD, None)
+    driver._vgpus.records.put_layout(CARD, None)
     partition(driver, PAIR)
     assert (current(driver), host.current(VFS[1])) == (PAIR, LARGE.name)
     written = [path.partition("/")[0] for path, _ in host.writes]
@@ -222,7 +222,9 @@ def test_partition_after_a_boot_applies_the_mix_again(host: SimulatedVgpuHost) -
     partition(driver, MIXED)
     driver.prepare(item(VFS[0]), None)
     host.reboot()
-    assert current(driver) == "whole"
+    assert current(driver) == "other"
+    with pytest.raises(DriverFailed, match=f"{VFS[0]} has the vGPU of a server; delete the"):
+        partition(driver, "whole")
     partition(driver, MIXED)
     driver.prepare(item(VFS[0]), None)
     assert current(driver) == MIXED

@@ -9,9 +9,7 @@ rule of ``vgpu_types`` makes virtual functions of a card vGPUs without mediated 
 NVML, if it is installed, describes NVIDIA's cards (``nvml``).
 """
 
-import contextlib
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cyborg.core.address import PciAddress, is_pci_address
@@ -23,6 +21,7 @@ from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import handle_uuid
 from cyborg.drivers.gpu import mdev, mig, parents, vf_layouts, vgpu
+from cyborg.drivers.gpu.card_locks import locked, mediated_devices_excluded
 from cyborg.drivers.gpu.mig_layouts import MigLayouts
 from cyborg.drivers.gpu.mixes import parse_mixes
 from cyborg.drivers.gpu.options import OPTIONS
@@ -43,9 +42,6 @@ _Layouts = VgpuLayouts | vf_layouts.VfLayouts | PartitionLayouts | MigLayouts
 
 _WHOLE = "vfio-pci"
 _DETACHED = (None, _WHOLE, "pci-stub")  # kernel drivers with which VFIO gives a group to a guest
-_LOCK_TIMEOUT = 5.0  # seconds; a kernel driver can take longer to create a device
-# Some kernel drivers count a device as no longer available before its folder exists.
-_CHANGES = threading.Lock()
 
 
 class GpuDriver(PciDriver):
@@ -244,7 +240,7 @@ class GpuDriver(PciDriver):
         self._selected, self._mig_parents = {}, {}
         self._vgpus.begin_discovery()
         cards = super().discover()
-        with _changes_excluded():
+        with mediated_devices_excluded():
             plans = parents.limit_slots(
                 {
                     parent: self._plan(parent, rule)
@@ -289,7 +285,7 @@ class GpuDriver(PciDriver):
         The check is for handles that are whole PCI functions.
         """
         if self._vgpus.handles(item):
-            with _changes_excluded():
+            with locked(item.device):
                 type_ = self._vgpus.prepare(item, self.read_domains)
             LOG.info(
                 "vGPU of type %s is ready on %s for instance %s",
@@ -316,7 +312,7 @@ class GpuDriver(PciDriver):
                 f"{slot.parent} is bound to {_WHOLE}: a server may use the whole card"
             )
         device = self._uuid(slot)
-        with _changes_excluded():
+        with locked(item.device), mediated_devices_excluded():
             self._access.create_mdev(slot.parent, slot.type, device)
         LOG.info(
             "Mediated device %s of type %s is ready for instance %s",
@@ -330,7 +326,7 @@ class GpuDriver(PciDriver):
     def release(self, item: WorkItem) -> None:
         """Remove the vGPU of a handle, also if no rule enables its type any more."""
         if is_pci_address(item.handle):
-            with _changes_excluded():
+            with locked(item.device):
                 type_ = self._vgpus.release(item)
             if type_ is not None:
                 LOG.info(
@@ -349,7 +345,7 @@ class GpuDriver(PciDriver):
         # Never prepared: prepare refuses such a handle.
         if slot.parent != item.deployable:
             return
-        with _changes_excluded():
+        with locked(item.device), mediated_devices_excluded():
             self._access.remove_mdev(slot.parent, slot.type, device)
         LOG.info(
             "Mediated device %s of type %s removed",
@@ -361,7 +357,7 @@ class GpuDriver(PciDriver):
 
     def recreate(self, address: str) -> None:
         """Create the vGPU of a prepared virtual function again, if another program removed it."""
-        with _changes_excluded():
+        with locked(self._card_of(address)):
             type_ = self._vgpus.recreate(address, self.read_domains)
         if type_ is not None:
             LOG.warning(
@@ -380,6 +376,7 @@ class GpuDriver(PciDriver):
         """Raise DriverFailed if the host uses a PCI function or it has mediated devices."""
         address = str(PciAddress.parse(address))
         self.read_domains(fresh=True)
+        self._facts.forget(address)  # another program may have changed the MIG mode
         functions = {function.address: function for function in self._sysfs.pci_functions()}
         # A parent of mdev_types can have been given to a server before the rule existed.
         used = check.mediated_parents(self.sysfs_root) | self.find_used(functions)
@@ -443,7 +440,7 @@ class GpuDriver(PciDriver):
         """Change the layout of a card; see ``vgpu_layouts`` and ``mig_layouts``."""
         if is_pci_address(item.device):
             domains.check_unused(self._sysfs, self.read_domains, item.device)
-        with _changes_excluded():
+        with locked(item.device):
             self._layouts_of(item.device).apply(item.device, layout)
         LOG.info("Layout %s applied", layout, backend=self.backend, device=item.device)
 
@@ -472,14 +469,3 @@ class GpuDriver(PciDriver):
             deployables=tuple(deployables),
             vendor_board_info={**card.vendor_board_info, **info},
         )
-
-
-@contextlib.contextmanager
-def _changes_excluded() -> Iterator[None]:
-    """Lock mediated devices against other threads; after _LOCK_TIMEOUT continue without lock."""
-    acquired = _CHANGES.acquire(timeout=_LOCK_TIMEOUT)
-    try:
-        yield
-    finally:
-        if acquired:
-            _CHANGES.release()

@@ -80,7 +80,7 @@ class Mix:
 
     def is_applied(self, facts: GpuFacts) -> bool:
         """Return whether the modes and GPU instances of a card are those of the mix."""
-        if facts.in_mig_mode != self.needs_mig(facts):
+        if facts.mig_pending or facts.in_mig_mode != self.needs_mig(facts):
             return False
         if facts.present_instances != self.instances(facts):
             return False

@@ -72,14 +72,17 @@ class PartitionLayouts:
 
     def find_divided(self, functions: Iterable[PciFunction]) -> dict[str, str]:
         """Return the cards that must not be offered as a whole: a reason by address."""
-        if not self._modes:
-            return {}
-        return {
-            card.address: f"its partition mode is {mode}, for processes of the host: apply the "
-            f"layout {amdgpu.WHOLE}"
-            for card in functions
-            if self._available(card) and (mode := self._current(card)) != amdgpu.WHOLE
-        }
+        found: dict[str, str] = {}
+        for card in functions:
+            if self._modes and self._available(card):
+                mode, advice = self._current(card), f"apply the layout {amdgpu.WHOLE}"
+            else:
+                mode, advice = self._read_undescribed(card), f"set the mode {amdgpu.WHOLE}"
+            if mode != amdgpu.WHOLE:
+                found[card.address] = (
+                    f"its partition mode is {mode}, for processes of the host: {advice}"
+                )
+        return found
 
     def of_device(self, device: Device) -> Sequence[Layout]:
         """Return the layouts of a card, the current one first."""
@@ -126,6 +129,14 @@ class PartitionLayouts:
             return found
         text = self._memory().get(key)
         return tuple(m for m in amdgpu.MODES if m in text.split(",")) if text else ()
+
+    def _read_undescribed(self, card: PciFunction) -> str:
+        """Return the mode of a card without layouts; that of a whole card if it has none."""
+        if card.vendor != amdgpu.AMD or card.physfn is not None or not classes.is_gpu(card):
+            return amdgpu.WHOLE
+        if card.kernel_driver != amdgpu.KERNEL_DRIVER:
+            return amdgpu.WHOLE
+        return amdgpu.read_mode(self._sysfs, card.address) or amdgpu.WHOLE
 
     def _current(self, card: PciFunction) -> str:
         if card.kernel_driver != amdgpu.KERNEL_DRIVER:

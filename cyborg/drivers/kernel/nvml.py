@@ -185,8 +185,9 @@ def set_heterogeneous(address: str, *, enable: bool) -> None:
 def request_mig_mode(address: str, *, enable: bool) -> str | None:
     """Switch the MIG mode of the GPU at an address; see ``privileged.mig``.
 
-    Return None if the mode is current, otherwise the reason why it is pending. Raise DriverFailed
-    if NVML refuses the request, or the GPU has GPU instances that would be lost.
+    Return None if the mode is current and no other one is pending, otherwise the reason why one is
+    pending. Raise DriverFailed if NVML refuses the request, or the GPU has GPU instances that would
+    be lost.
     """
     try:
         nvml = importlib.import_module(MODULE)
@@ -209,7 +210,7 @@ def request_mig_mode(address: str, *, enable: bool) -> str | None:
             status = nvml.nvmlDeviceSetMigMode(device, mode)
             # The device may have been unbound or reset: its handle is not valid any more.
             device = nvml.nvmlDeviceGetHandleByPciBusId(address.encode())
-            if nvml.nvmlDeviceGetMigMode(device)[0] == mode:
+            if nvml.nvmlDeviceGetMigMode(device) == [mode, mode]:
                 return None
     except nvml.NVMLError as exc:
         raise DriverFailed(

@@ -40,10 +40,16 @@ def set_mode(address: str, enable: bool, program: str) -> None:
     if not programs.is_path_of(program, _PROGRAM):
         raise Invalid(f"{program!r} is not the absolute path of {_PROGRAM}", field="program")
     _check(function)
-    pending = nvml.request_mig_mode(function, enable=enable)
-    if pending is None:
-        return
-    error = f"the MIG mode of {function} cannot be changed to {int(enable)}: {pending}"
+    error = f"the MIG mode of {function} cannot be changed to {int(enable)}"
+    pending: str | None = None
+    try:
+        pending = nvml.request_mig_mode(function, enable=enable)
+        if pending is None:
+            return
+        error += f": {pending}"
+    except DriverFailed as exc:
+        # NVML may have failed after the request.
+        error = exc.message
     if pending == nvml.RESET_REQUIRED:
         try:
             _run(
@@ -62,7 +68,7 @@ def set_mode(address: str, enable: bool, program: str) -> None:
     except DriverFailed as exc:
         left = exc.message
     if left is not None:
-        error += f"; the change stays pending: {left}"
+        error += f"; the change {'may stay' if pending is None else 'stays'} pending: {left}"
     raise DriverFailed(error)
 
 

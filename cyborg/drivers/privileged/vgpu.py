@@ -17,7 +17,7 @@ from pathlib import Path
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import CyborgError, DriverFailed, Invalid
 from cyborg.drivers.host_use import open_nodes
-from cyborg.drivers.host_use.check import used_functions
+from cyborg.drivers.host_use.check import used_functions, vgpu_functions
 from cyborg.drivers.kernel import nvml, vgpu
 from cyborg.drivers.privileged import CONTEXT, files, programs
 from cyborg.drivers.privileged.files import write as _write
@@ -135,11 +135,28 @@ def set_sriov(address: str, enable: bool, script: str) -> None:
 def set_heterogeneous(address: str, enable: bool) -> None:
     """Switch the mode of a card in which its vGPUs can have different framebuffer sizes.
 
-    Raise DriverFailed if a vGPU exists, the card does not support it, or the change has no effect.
+    Raise DriverFailed before any change if the PCI function is not a card with NVIDIA's kernel
+    driver, or a virtual function of it has a vGPU. Raise DriverFailed also if the card does not
+    support the mode, or the change has no effect.
     """
     function = str(PciAddress.parse(address))
     if type(enable) is not bool:
         raise Invalid(f"{enable!r} is neither true nor false", field="enable")
+    sysfs = Sysfs(_SYS)
+    card = sysfs.pci_function(function)
+    if card is None or card.vendor != nvml.NVIDIA or card.physfn is not None:
+        raise DriverFailed(f"there is no NVIDIA GPU at {function}")
+    if card.kernel_driver != nvml.KERNEL_DRIVER:
+        raise DriverFailed(
+            f"{function} is bound to {card.kernel_driver or 'no kernel driver'}; expected "
+            f"{nvml.KERNEL_DRIVER}"
+        )
+    functions = {f.address: f for f in sysfs.pci_functions() if f.physfn == function}
+    if (reason := vgpu_functions(sysfs, functions).get(function)) is not None:
+        raise DriverFailed(
+            f"the heterogeneous mode of {function} cannot be changed: {reason}, which a server may "
+            "use"
+        )
     nvml.set_heterogeneous(function, enable=enable)
 
 

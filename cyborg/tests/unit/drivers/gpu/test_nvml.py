@@ -2,6 +2,7 @@
 """Facts of NVML: the real binding ``nvidia-ml-py`` on a simulated library, and their use."""
 
 import ctypes
+import importlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -95,6 +96,15 @@ def test_request_mig_mode_that_stays_pending_says_why(
     assert nvml.request_mig_mode(CARD, enable=True) == reason
     library.reset_gpu()
     assert nvml.request_mig_mode(CARD, enable=True) is None
+
+
+def test_request_mig_mode_compares_also_the_pending_mode(
+    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The current mode is the requested one, and a reset would switch it."""
+    binding = importlib.import_module(nvml.MODULE)
+    monkeypatch.setattr(binding, "nvmlDeviceGetMigMode", lambda device: [1, 0])
+    assert nvml.request_mig_mode(CARD, enable=True) == nvml.RESET_REQUIRED
 
 
 def test_request_mig_mode_of_a_gpu_with_instances_is_refused(library: ctypes.CDLL) -> None:

@@ -106,6 +106,18 @@ def test_partition_to_each_mode_from_each_mode(host: SimulatedAmdHost) -> None:
                     driver.prepare(WorkItem("gpus", CARD, CARD, CARD), None)
 
 
+def test_divided_card_is_not_offered_without_the_option(host: SimulatedAmdHost) -> None:
+    partition(make(host), "CPX")
+    driver = make(host, partition_modes=[])
+    device = discover(driver)
+    assert device.deployables == ()
+    assert "its partition mode is CPX" in device.vendor_board_info[NOT_OFFERED]
+    with pytest.raises(DriverFailed, match="set the mode SPX"):
+        driver.prepare(WorkItem("gpus", CARD, CARD, CARD), None)
+    partition(make(host), "SPX")
+    assert [part.address for part in discover(driver).deployables] == [CARD]
+
+
 def test_partition_is_idempotent(host: SimulatedAmdHost) -> None:
     driver = make(host)
     partition(driver, "CPX")

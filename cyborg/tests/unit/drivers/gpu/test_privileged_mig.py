@@ -63,6 +63,21 @@ def test_set_mode_that_a_reset_does_not_activate_fails(
         mig.set_mode(CARD, True, PROGRAM)
 
 
+def test_set_mode_whose_request_fails_after_the_write_is_withdrawn(
+    host: SimulatedVgpuHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def request(address: str, *, enable: bool) -> str | None:
+        host.request_mig_mode(address, enable=enable)
+        if enable:
+            raise DriverFailed("the GPU is lost")
+        return None
+
+    monkeypatch.setattr(nvml, "request_mig_mode", request)
+    with pytest.raises(DriverFailed, match=r"^the GPU is lost$"):
+        mig.set_mode(CARD, True, PROGRAM)
+    assert (host.cards[CARD].mig, host.cards[CARD].pending_mig) == (False, False)
+
+
 def test_set_mode_of_a_card_with_virtual_functions_is_refused(host: SimulatedVgpuHost) -> None:
     host.manage_sriov(CARD, enable=True)
     with pytest.raises(DriverFailed, match="it has 8 virtual functions: disable SR-IOV first"):

@@ -9,6 +9,7 @@ import pytest
 
 from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.drivers.host_use import open_nodes
+from cyborg.drivers.kernel import nvml
 from cyborg.drivers.privileged import programs, vgpu
 from cyborg.testing.vgpu_host import SimulatedVgpuHost
 from cyborg.tests.unit.drivers.gpu.simulated_vgpus import CARD, LARGE, SMALL, make_host
@@ -305,5 +306,31 @@ def test_set_heterogeneous_malformed_argument_is_invalid(
 def test_set_heterogeneous_is_refused_after_the_first_vgpu(host: SimulatedVgpuHost) -> None:
     vgpu.set_heterogeneous(CARD, True)
     vgpu.create(FUNCTION, LARGE.name, "")
-    with pytest.raises(DriverFailed, match="In use by another client"):
+    with pytest.raises(DriverFailed, match=f"its virtual function {FUNCTION} is a vGPU, which"):
         vgpu.set_heterogeneous(CARD, False)
+    assert host.cards[CARD].heterogeneous is True
+
+
+@pytest.mark.parametrize("address", [FUNCTION, "0000:77:00.0", "0000:42:00.0"])
+def test_set_heterogeneous_of_no_card_of_nvidia_is_refused(
+    host: SimulatedVgpuHost, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(nvml, "set_heterogeneous", lambda address, enable: calls.append(address))
+    host.add_function("0000:42:00.0", "1002", "74a1", "120000", kernel_driver="nvidia")
+    with pytest.raises(DriverFailed, match=f"there is no NVIDIA GPU at {address}"):
+        vgpu.set_heterogeneous(address, True)
+    assert calls == []
+
+
+@pytest.mark.parametrize("driver", ["vfio-pci", None])
+def test_set_heterogeneous_of_a_card_without_its_driver_is_refused(
+    host: SimulatedVgpuHost, driver: str | None
+) -> None:
+    link = (host.bus / CARD).resolve() / "driver"
+    link.unlink()
+    if driver is not None:
+        link.symlink_to(f"../../../bus/pci/drivers/{driver}")
+    with pytest.raises(DriverFailed, match=f"bound to {driver or 'no kernel driver'}; expected"):
+        vgpu.set_heterogeneous(CARD, True)
+    assert host.cards[CARD].heterogeneous is False

@@ -89,6 +89,7 @@ def test_mix_of_several_sizes_needs_the_heterogeneous_mode() -> None:
     assert single.is_possible(types, unsupported)
     assert not mixed.is_applied(TIME_SLICED)
     assert mixed.is_applied(replace(TIME_SLICED, heterogeneous=True))
+    assert not single.is_applied(replace(TIME_SLICED, mig_pending=True))
     assert single.is_applied(replace(TIME_SLICED, heterogeneous=True))
 
 

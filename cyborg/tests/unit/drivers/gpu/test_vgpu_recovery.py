@@ -13,6 +13,7 @@ from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device import NOT_OFFERED
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.base import VolatileMemory
+from cyborg.drivers.gpu import card_locks
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.privileged import vgpu
 from cyborg.testing.vgpu_host import SimulatedVgpuHost
@@ -252,3 +253,43 @@ def test_change_whose_step_had_no_effect_fails(host: SimulatedVgpuHost) -> None:
     with pytest.raises(DriverFailed, match=f"{CARD} is in another state after the change"):
         partition(other, "whole")
     assert current(driver) == PAIR
+
+
+@pytest.mark.parametrize("needs_reset", [False, True])
+@pytest.mark.parametrize("options", [OPTIONS, {**OPTIONS, "vgpu_layouts": []}])
+def test_mig_mode_that_another_program_enables_is_noticed_when_a_server_gets_the_card(
+    host: SimulatedVgpuHost, needs_reset: bool, options: dict[str, Any]
+) -> None:
+    driver = make_driver(host, RULE, memory=VolatileMemory(), **options)
+    assert offered(driver) == {CARD: [CARD]}
+    driver.prepare(item(CARD), None)
+    host.cards[CARD].needs_reset = needs_reset
+    host.request_mig_mode(CARD, enable=True)
+    with pytest.raises(DriverFailed, match=r"a change of its MIG mode|it is in MIG mode"):
+        driver.prepare(item(CARD), None)
+    assert offered(driver) == {}
+
+
+def test_change_of_a_card_excludes_other_jobs_of_the_card_only(
+    host: SimulatedVgpuHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(card_locks, "TIMEOUT", 0.01)
+    driver = make(host, VolatileMemory())
+    partition(driver, PAIR)
+    driver.prepare(item(VFS[1]), None)
+    host.write_attribute(host.bus / VFS[1] / "nvidia/current_vgpu_type", "0")
+    with card_locks.locked(CARD):
+        jobs: tuple[Callable[[], None], ...] = (
+            lambda: driver.prepare(item(VFS[0]), None),
+            lambda: driver.release(item(VFS[1])),
+            lambda: driver.recreate(VFS[1]),
+            lambda: partition(driver, "whole"),
+        )
+        for job in jobs:
+            with pytest.raises(DriverFailed, match=f"{CARD} is being changed by another job"):
+                job()
+        assert offered(driver) == {f"{CARD}-H200X-70C": VFS[:2]}
+        with card_locks.locked("0000:42:00.0"):
+            assert host.cards[CARD].vgpus == {}
+    driver.recreate(VFS[1])
+    assert host.current(VFS[1]) == LARGE.name

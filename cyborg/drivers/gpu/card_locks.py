@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Locks of cards against changes by several threads, also of several backends.
+
+A change of a layout takes minutes, so a discovery does not wait for the lock of a card. It waits
+for writes that create or remove mediated devices: some kernel drivers count a device as no longer
+available before its folder exists.
+"""
+
+import contextlib
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+
+from cyborg.core.errors import DriverFailed
+
+TIMEOUT = 5.0  # seconds; a kernel driver can take longer to create a device
+
+_CARDS: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+_MEDIATED = threading.Lock()
+_REGISTRY = threading.Lock()
+
+
+@contextlib.contextmanager
+def locked(card: str) -> Iterator[None]:
+    """Exclude other changes of a card, by its address.
+
+    Raise DriverFailed, before any change, if another one does not end in time; repeat it then.
+    """
+    with _REGISTRY:
+        lock = _CARDS[card]
+    if not lock.acquire(timeout=TIMEOUT):
+        raise DriverFailed(
+            f"{card} is being changed by another job, such as one for its layout: try again when "
+            "that has ended"
+        )
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def mediated_devices_excluded() -> Iterator[None]:
+    """Wait for a write that creates or removes a mediated device; after TIMEOUT continue."""
+    acquired = _MEDIATED.acquire(timeout=TIMEOUT)
+    try:
+        yield
+    finally:
+        if acquired:
+            _MEDIATED.release()

@@ -42,6 +42,10 @@ _PENDING = (
     "a change of its MIG mode is pending, which a reset for a server would apply: apply the layout "
     "whole, or a mix, or disable the MIG mode"
 )
+_CHANGING = (
+    "its layout is being changed, or a change did not end: if no job of the card is open, apply a "
+    "layout"
+)
 _WITHOUT_FUNCTIONS = (
     "the virtual functions of its layout or of servers are missing, such as after a boot of the "
     "host: apply the layout again, or enable SR-IOV with sriov-manage if the card has no layouts"
@@ -374,7 +378,8 @@ class VgpuCards:
         """
         type_ = self.records.tried_type(state.address)
         function = self.host.sysfs.pci_function(state.address)
-        if type_ is None or function is None:
+        # A server may have got the function since the change.
+        if type_ is None or function is None or self.records.prepared_type(state.address):
             return False
         facts = self.host.read_facts(str(function.physfn))
         return type_ == vgpu.name_of(state.current, known, facts)
@@ -419,6 +424,9 @@ class VgpuCards:
     ) -> vgpu.VgpuPlan:
         states = (kernel_vgpu.read(self.host.sysfs, address) for address in addresses)
         prepared = {a: t for a in addresses if (t := self.records.prepared_type(a)) is not None}
+        if self.records.is_changing(card):
+            # Only what servers have: a new server could get a function that the change removes.
+            return vgpu.VgpuPlan(dict(sorted(prepared.items())), (_CHANGING,))
         return vgpu.plan_card(
             rule.types,
             rule.max_per_card,

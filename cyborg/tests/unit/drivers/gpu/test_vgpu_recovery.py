@@ -157,6 +157,35 @@ def test_change_that_did_not_end_keeps_the_vgpu_of_another_program(
     assert host.current(VFS[5]) == LARGE.name
 
 
+def test_change_that_did_not_end_offers_what_servers_have(host: SimulatedVgpuHost) -> None:
+    memory, mixed = VolatileMemory(), "1xH200X-70C+2xH200X-35C"
+    options: dict[str, Any] = {**OPTIONS, "vgpu_layouts": [mixed]}
+    driver = make_driver(host, RULE, memory=memory, **options)
+    partition(driver, mixed)
+    driver.prepare(item(VFS[0]), None)
+    driver.prepare(item(VFS[1], "H200X-35C"), None)
+    driver._vgpus.records.begin_change(CARD)
+    assert offered(driver) == {f"{CARD}-H200X-70C": VFS[:1], f"{CARD}-H200X-35C": VFS[1:2]}
+    assert "a change did not end" in discover(driver).vendor_board_info[NOT_OFFERED]
+    partition(driver, mixed)
+    assert offered(driver) == {f"{CARD}-H200X-70C": VFS[:1], f"{CARD}-H200X-35C": VFS[1:3]}
+
+
+def test_change_that_did_not_end_keeps_the_vgpu_of_a_server_at_a_tried_function(
+    host: SimulatedVgpuHost,
+) -> None:
+    memory = VolatileMemory()
+    driver = make(host, memory)
+    partition(driver, PAIR)
+    driver._vgpus.records.begin_change(CARD)
+    driver._vgpus.records.put_tried(VFS[0], "H200X-70C")
+    driver.prepare(item(VFS[0]), None)
+    host.writes.clear()
+    partition(driver, PAIR)
+    assert (current(driver), host.current(VFS[0])) == (PAIR, LARGE.name)
+    assert {path.partition("/")[0] for path, _ in host.writes} == {VFS[1]}
+
+
 @pytest.mark.parametrize("nvml", [True, False])
 def test_card_without_its_functions_is_not_offered_as_a_whole(
     host: SimulatedVgpuHost, nvml: bool

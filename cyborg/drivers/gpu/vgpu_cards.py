@@ -311,10 +311,12 @@ class VgpuCards:
         type_ = self.records.prepared_type(state.address)
         if type_ is None or not state.current:
             return None
-        if str(state.current) == (written := self.records.written_id(state.address)):
-            return None
         name = vgpu.name_of(state.current, known, self.host.read_facts(card))
-        if name == type_ or (written is None and name == vgpu.unknown_name(state.current)):
+        if name == vgpu.unknown_name(state.current):
+            same = self.records.written_id(state.address) in (None, str(state.current))
+        else:
+            same = name == type_
+        if same:
             return None
         return (
             f"it has a vGPU of type {name}, and this service created one of {type_}: delete the "

@@ -254,6 +254,21 @@ def test_recreate_of_a_function_with_a_vgpu_of_another_type_fails(host: Simulate
     assert host.current(VFS[0]) == LARGE.name
 
 
+def test_recreate_compares_the_id_of_a_type_whose_name_is_unknown(
+    host: SimulatedVgpuHost,
+) -> None:
+    """A full card lists no types, and without NVML their names are unknown."""
+    host.manage_sriov(CARD, enable=True)
+    memory = VolatileMemory()
+    driver = make_driver(host, f"{RULE}|H200X-141C", memory=memory, nvml=False)
+    driver.prepare(item(VFS[0], "H200X-141C"), None)
+    driver.recreate(VFS[0])
+    assert offered(driver) == {f"{CARD}-H200X-141C": [VFS[0]]}
+    memory.put(f"vgpu id {VFS[0]}", str(LARGE.id))
+    with pytest.raises(DriverFailed, match="a vGPU of type number 1428, and this service"):
+        driver.recreate(VFS[0])
+
+
 @pytest.mark.parametrize("error", [OSError("disk"), RuntimeError("daemon ended")])
 def test_change_that_fails_with_another_error_is_undone(
     host: SimulatedVgpuHost, error: Exception

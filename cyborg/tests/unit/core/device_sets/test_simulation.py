@@ -41,6 +41,7 @@ def simulate(policy: str, options: Options = SMALL, days: int = 2) -> Figures:
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 def test_disjoint_accepts_about_as_many_as_the_perfect_packer(size: int) -> None:
     own, best = simulate("disjoint"), simulate("perfect")
@@ -48,12 +49,14 @@ def test_disjoint_accepts_about_as_many_as_the_perfect_packer(size: int) -> None
     assert own.acceptance(size) >= 0.9 * best.acceptance(size)
 
 
+@pytest.mark.slow
 def test_disjoint_fails_no_boot_unlike_other_policies() -> None:
     assert simulate("disjoint").failed.total() == 0
     assert simulate("random").failed.total() > 100
     assert simulate("all", days=4).failed.total() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["all", "random"])
 def test_disjoint_accepts_more_large_servers_than_other_policies(policy: str) -> None:
     own, other = simulate("disjoint"), simulate(policy)

@@ -109,6 +109,7 @@ def each_to_each(names: Sequence[str]) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("needs_reset", [False, True])
 def test_partition_to_each_layout_from_each_layout(
     host: SimulatedVgpuHost, needs_reset: bool
@@ -130,6 +131,7 @@ def test_partition_to_each_layout_from_each_layout(
         assert classes == {"PGPU" if layout == "whole" else "VGPU"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("previous", "layout", "late"),
     [

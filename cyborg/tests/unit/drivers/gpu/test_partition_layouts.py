@@ -83,6 +83,7 @@ def test_layouts_are_those_of_the_option_and_the_whole_card(host: SimulatedAmdHo
     assert "compute_partition" not in discover(driver).std_board_info
 
 
+@pytest.mark.slow
 def test_partition_to_each_mode_from_each_mode(host: SimulatedAmdHost) -> None:
     """A divided card is no whole one, and its partitions are no PCI functions."""
     driver = make(host)

@@ -110,6 +110,11 @@ def _has_same_place(cell: report.Results, other: report.Results) -> bool:
     return all(cell[key] == other[key] for key in ("mode", "concurrency"))
 
 
+# Statements that are none of a boot: of the pool, and those without a table, which are of the clock
+# of the database. Each process measures it every 20 seconds, in any of its threads.
+_APART = {"PING": "pings", "SELECT": "clock"}
+
+
 def _measure_cell(env: Installation, concurrency: int, limit: load.Limit) -> report.Results:
     before, cpu_before = processes.read_counts(env.counters), _read_cpu(env)
     took, seconds = load.drive(env, concurrency, limit)
@@ -120,7 +125,7 @@ def _measure_cell(env: Installation, concurrency: int, limit: load.Limit) -> rep
     by_thread: collections.Counter[str] = collections.Counter()
     for (database, thread, shape), count in counts.statements.items():
         if database == _database(env):
-            by_thread["pings" if shape == "PING" else thread] += count
+            by_thread[_APART.get(shape, thread)] += count
     statements, outbox, pings = (by_thread.pop(key, 0) for key in ("calls", "outbox", "pings"))
     calls = sorted((method, n) for (thread, method), n in counts.calls.items() if thread == "calls")
     return {

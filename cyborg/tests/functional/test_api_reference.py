@@ -42,6 +42,7 @@ def find_differences(expected: Any, actual: Any, place: str = "") -> list[str]:
     return [f"{place}: {type(actual).__name__} instead of {type(expected).__name__}"]
 
 
+@pytest.mark.matrix
 def test_examples_are_those_of_the_service(tool: ModuleType, tmp_path: Path) -> None:
     committed = json.loads(tool.EXAMPLES.read_text(encoding="utf-8"))
     recorded = record_examples(tmp_path, tool.make_document())

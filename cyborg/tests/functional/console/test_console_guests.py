@@ -12,7 +12,7 @@ from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.functional.console.browser import NARROW, WIDE, OpenWindow, expect
 from cyborg.tests.functional.console.service import ConsoleService
 
-pytestmark = [pytest.mark.slow, pytest.mark.requires("chromium")]
+pytestmark = [pytest.mark.slow, pytest.mark.matrix, pytest.mark.requires("chromium")]
 
 HOST, INSTANCE = "compute-4", "0d6b2c57-3f4e-4c55-8a39-7c1e1f0f8f11"
 ERROR = "cannot attach 0000:1b:00.4: No more available PCI slots"
@@ -74,7 +74,6 @@ def test_host_page_and_list_show_which_guest_lacks_its_device(
         shown.check()
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize(("width", "scheme"), [(WIDE, "dark"), (NARROW, "light")])
 def test_request_page_shows_the_guest(
     window: OpenWindow, arqs: dict[str, str], width: int, scheme: str

@@ -18,6 +18,7 @@ from cyborg.db.explain import provider_states
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
 from cyborg.tests.fixtures.device_sets.host import GPU, SetHost, gpu_address
+from cyborg.tests.fixtures.machine.tiers import sample
 
 __all__ = ["node", "placement_adapter"]
 
@@ -62,7 +63,7 @@ def assert_equal_to_placement(host: SetHost) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", OfferMode)
+@pytest.mark.parametrize("mode", sample(OfferMode, OfferMode.DISJOINT))
 def test_fitting_sets_are_those_of_placement(
     sqlite_engine: sa.Engine, node: Node, mode: OfferMode
 ) -> None:

@@ -13,6 +13,7 @@ from cyborg.drivers.host_use.check import used_functions
 from cyborg.drivers.kernel import amdgpu
 from cyborg.drivers.privileged import CONTEXT
 from cyborg.drivers.privileged.files import write as _write
+from cyborg.drivers.privileged.pci import find_card
 from cyborg.drivers.sysfs import PCI_DEVICES, Sysfs
 
 _SYS = Path("/sys")
@@ -31,14 +32,7 @@ def set_mode(address: str, mode: str) -> None:
     if mode not in amdgpu.MODES:
         raise Invalid(f"{mode!r} is not one of {', '.join(amdgpu.MODES)}", field="mode")
     sysfs = Sysfs(_SYS)
-    card = sysfs.pci_function(function)
-    if card is None or card.vendor != amdgpu.AMD or card.physfn is not None:
-        raise DriverFailed(f"there is no AMD GPU at {function}")
-    if card.kernel_driver != amdgpu.KERNEL_DRIVER:
-        raise DriverFailed(
-            f"{function} is bound to {card.kernel_driver or 'no kernel driver'}; expected "
-            f"{amdgpu.KERNEL_DRIVER}"
-        )
+    find_card(sysfs, function, "AMD GPU", amdgpu.AMD, amdgpu.KERNEL_DRIVER)
     previous = amdgpu.read_mode(sysfs, function)
     if previous == mode:
         return

@@ -16,6 +16,7 @@ from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.drivers.host_use.check import mediated_parents, used_functions
 from cyborg.drivers.kernel import nvml
 from cyborg.drivers.privileged import CONTEXT, programs
+from cyborg.drivers.privileged.pci import find_card
 from cyborg.drivers.privileged.programs import resolve as _resolve
 from cyborg.drivers.privileged.programs import run as _run
 from cyborg.drivers.sysfs import Sysfs
@@ -74,14 +75,7 @@ def set_mode(address: str, enable: bool, program: str) -> None:
 
 def _check(function: str) -> None:
     """Raise DriverFailed unless the mode of the card at an address may be changed now."""
-    card = Sysfs(_SYS).pci_function(function)
-    if card is None or card.vendor != nvml.NVIDIA or card.physfn is not None:
-        raise DriverFailed(f"there is no NVIDIA GPU at {function}")
-    if card.kernel_driver != nvml.KERNEL_DRIVER:
-        raise DriverFailed(
-            f"{function} is bound to {card.kernel_driver or 'no kernel driver'}; expected "
-            f"{nvml.KERNEL_DRIVER}"
-        )
+    card = find_card(Sysfs(_SYS), function, "NVIDIA GPU", nvml.NVIDIA, nvml.KERNEL_DRIVER)
     reason: str | None = None
     if card.numvfs:
         reason = f"it has {card.numvfs} virtual functions: disable SR-IOV first"

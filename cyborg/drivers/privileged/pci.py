@@ -140,6 +140,21 @@ def change(host: Host, address: str, count: int, autoprobe: bool, allow_network:
     _create(host, folder, card.numvfs, count, autoprobe)
 
 
+def find_card(sysfs: Sysfs, address: str, kind: str, vendor: str, driver: str) -> PciFunction:
+    """Return a card of a vendor, no virtual function, that is bound to a kernel driver.
+
+    ``kind`` is the name of such a card in errors. Raise DriverFailed for another function.
+    """
+    card = sysfs.pci_function(address)
+    if card is None or card.vendor != vendor or card.physfn is not None:
+        raise DriverFailed(f"there is no {kind} at {address}")
+    if card.kernel_driver != driver:
+        raise DriverFailed(
+            f"{address} is bound to {card.kernel_driver or 'no kernel driver'}; expected {driver}"
+        )
+    return card
+
+
 def _parse(address: str, count: int, autoprobe: bool, allow_network: bool) -> str:
     function = str(PciAddress.parse(address))
     if type(count) is not int or not 0 <= count <= 0xFFFF:

@@ -21,6 +21,7 @@ from cyborg.drivers.host_use.check import used_functions, vgpu_functions
 from cyborg.drivers.kernel import nvml, vgpu
 from cyborg.drivers.privileged import CONTEXT, files, programs
 from cyborg.drivers.privileged.files import write as _write
+from cyborg.drivers.privileged.pci import find_card
 from cyborg.drivers.privileged.programs import resolve as _resolve
 from cyborg.drivers.sysfs import PCI_DEVICES, Sysfs
 
@@ -143,14 +144,7 @@ def set_heterogeneous(address: str, enable: bool) -> None:
     if type(enable) is not bool:
         raise Invalid(f"{enable!r} is neither true nor false", field="enable")
     sysfs = Sysfs(_SYS)
-    card = sysfs.pci_function(function)
-    if card is None or card.vendor != nvml.NVIDIA or card.physfn is not None:
-        raise DriverFailed(f"there is no NVIDIA GPU at {function}")
-    if card.kernel_driver != nvml.KERNEL_DRIVER:
-        raise DriverFailed(
-            f"{function} is bound to {card.kernel_driver or 'no kernel driver'}; expected "
-            f"{nvml.KERNEL_DRIVER}"
-        )
+    find_card(sysfs, function, "NVIDIA GPU", nvml.NVIDIA, nvml.KERNEL_DRIVER)
     functions = {f.address: f for f in sysfs.pci_functions() if f.physfn == function}
     if (reason := vgpu_functions(sysfs, functions).get(function)) is not None:
         raise DriverFailed(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check the rules that need only the text of the files: sizes and licence lines.
+"""Check the rules that need only the text of the files: sizes, licence lines and links.
 
 usage: python3 tools/_file_rules.py [--staged]
 
@@ -8,6 +8,7 @@ checks the files of the next commit as git has them. Only the standard library i
 hook runs this before each commit.
 """
 
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -18,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = (".ci", "cyborg", "devstack", "tools")
 MAX_LINES = 500  # of a file
 MAX_MODULES = 20  # of a folder
+LINK_MODE = "120000"  # of a symbolic link in git's index, see git-ls-files(1)
 LICENCE = b"SPDX-License-Identifier: Apache-2.0"
 
 
@@ -60,6 +62,18 @@ def check_folders(paths: Iterable[PurePosixPath]) -> list[str]:
     ]
 
 
+def check_links(entries: Iterable[str]) -> list[str]:
+    """Return the symbolic links among entries of ``git ls-files --stage``.
+
+    A link of one machine, for example to its environment, replaces that path in every clone.
+    """
+    return [
+        f"{path}: a symbolic link: run git rm --cached, and add the path to .gitignore"
+        for facts, _, path in (entry.partition("\t") for entry in entries)
+        if facts.startswith(LINK_MODE)
+    ]
+
+
 def read_tree() -> Mapping[PurePosixPath, bytes]:
     """Return the files of the work tree."""
     paths = [path for name in FOLDERS for path in (ROOT / name).rglob("*") if path.is_file()]
@@ -98,6 +112,9 @@ def main(arguments: list[str]) -> int:
         return 2
     violations = [line for path, text in files.items() for line in check_text(path, text)]
     violations += check_folders(paths)
+    # An unpacked archive has no index.
+    if shutil.which("git") and (ROOT / ".git").exists():
+        violations += check_links(_names(_git("ls-files", "--stage", "-z")))
     for line in violations:
         sys.stdout.write(f"{line}\n")
     return int(bool(violations))

@@ -94,3 +94,10 @@ def test_hook_folder_over_module_limit_is_refused(clone: Clone) -> None:
     refused = clone.commit("cyborg/module_20.py", LICENCE)
     assert refused.returncode == 1
     assert refused.stderr.startswith("cyborg: 21 modules, at most 20 are allowed: ")
+
+
+def test_hook_symbolic_link_is_refused(clone: Clone) -> None:
+    (clone.folder / ".venv").symlink_to("/usr/lib/venv")
+    refused = clone.commit("cyborg/arqs.py", LICENCE)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith(".venv: a symbolic link: run git rm --cached, and ")

@@ -170,6 +170,7 @@ def test_conductor_killed_does_not_stop_the_service(running: Cloud, sdk: Any) ->
     running.daemons["conductor-2"].start()
 
 
+@pytest.mark.matrix
 def test_calls_wait_until_killed_conductors_are_started_again(running: Cloud, sdk: Any) -> None:
     """As a service manager does it; meanwhile nothing listens for more than four seconds."""
     for name in ("conductor-1", "conductor-2"):

@@ -26,7 +26,7 @@ from cyborg.tests.fixtures.machine.processes import BIN, free_port, wait_until
 from cyborg.tests.fixtures.machine.tiers import sample
 from cyborg.tests.fixtures.pages.page_cloud import DOC, read_configuration
 
-pytestmark = [pytest.mark.services, pytest.mark.slow]
+pytestmark = [pytest.mark.services, pytest.mark.matrix]
 
 HOST = "compute-1"
 SERVERS = 24

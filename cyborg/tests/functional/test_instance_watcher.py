@@ -233,6 +233,7 @@ def test_nothing_is_released_while_a_neighbour_is_away(
     wait_until("the device is free", lambda: cloud.holders() == {other}, SECONDS)
 
 
+@pytest.mark.matrix
 def test_burst_of_foreign_instances_is_checked_in_batches(cloud: Cloud) -> None:
     stays, deleted = cloud.boot(), cloud.boot()
     cloud.delete(deleted)
@@ -258,6 +259,7 @@ def test_burst_of_foreign_instances_is_checked_in_batches(cloud: Cloud) -> None:
     assert cloud.results()["queued"] <= 1000 + len(batches) + 2
 
 
+@pytest.mark.matrix
 def test_pool_takes_no_messages_from_other_consumers(cloud: Cloud) -> None:
     received: queue.Queue[str] = queue.Queue()
 
@@ -310,6 +312,7 @@ def nova_bus(rabbit_url: str) -> Iterator[NovaBus]:
     bus.close()
 
 
+@pytest.mark.matrix
 def test_empty_pool_consumes_the_queue_of_the_topic(nova_bus: NovaBus) -> None:
     received: queue.Queue[Any] = queue.Queue()
     conf = listener_options(nova_bus, notification_pool="")
@@ -321,6 +324,7 @@ def test_empty_pool_consumes_the_queue_of_the_topic(nova_bus: NovaBus) -> None:
         wait_until("nothing waits", lambda: nova_bus.count(name) == (1, 0), SECONDS)
 
 
+@pytest.mark.matrix
 def test_conductors_share_the_notifications(nova_bus: NovaBus) -> None:
     received: queue.Queue[Any] = queue.Queue()
     confs = [listener_options(nova_bus) for _ in range(2)]
@@ -336,6 +340,7 @@ def test_conductors_share_the_notifications(nova_bus: NovaBus) -> None:
     assert (sorted(found), received.empty()) == (sorted(instances), True)
 
 
+@pytest.mark.matrix
 def test_broker_outage_is_survived(cloud: Cloud) -> None:
     stays, deleted = cloud.boot(), cloud.boot()
     cloud.wire.cut()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cyborg.tests.fixtures.machine.processes import wait_until
+from cyborg.tests.fixtures.machine.tiers import sample
 
 TOOL = Path(__file__).parents[3] / "tools" / "_mutants.py"
 OPTION = "def pytest_addoption(parser):\n    parser.addoption('--tier')\n"
@@ -123,6 +124,7 @@ def test_each_mutant_that_no_test_fails_for_is_not_found(tree: SmallTree) -> Non
     assert "import ... ERROR: pytest ended with " in output
 
 
+@pytest.mark.matrix
 def test_tests_that_fail_without_a_defect_end_the_run(tree: SmallTree) -> None:
     tree.add("cyborg/module.py", MODULE.replace("LIMIT = 3", "LIMIT = 2"))
     process = tree.start("found", "survivor")
@@ -131,12 +133,13 @@ def test_tests_that_fail_without_a_defect_end_the_run(tree: SmallTree) -> None:
     assert "the tests fail without a defect: tests/test_module.py::test_" in errors
 
 
+@pytest.mark.matrix
 def test_unknown_name_is_rejected(tree: SmallTree) -> None:
     status, _, errors = tree.run("found", "other")
     assert (status, "unknown defects other" in errors) == (2, True)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", sample([signal.SIGINT, signal.SIGTERM], signal.SIGTERM))
 def test_interrupted_run_leaves_no_process_and_no_file(
     tree: SmallTree, number: signal.Signals
 ) -> None:

@@ -195,6 +195,7 @@ def test_rollout_stops_when_the_third_of_four_hosts_fails(cyborg: Run, rolled: C
     check(cyborg, creation["UUID"])
 
 
+@pytest.mark.matrix
 def test_rollout_continues_after_conductor_is_killed(cyborg: Run, rolled: Cloud) -> None:
     open_gates(rolled, "compute-1", "compute-4")
     begun, _ = cyborg("update-driver", "fake", *CHANGE)

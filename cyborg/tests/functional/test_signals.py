@@ -30,7 +30,7 @@ CLIENTS, WORKERS = 3, 2
 # Boots that end between two signals.
 MIN_CYCLES = 5
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.services, pytest.mark.matrix]
 
 
 class Boots:

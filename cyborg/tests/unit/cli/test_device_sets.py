@@ -72,6 +72,7 @@ def test_device_set_list_selects_by_offer_and_device(host: SetHost, run: Run) ->
     assert names("--device", device["uuid"][:8]) == containing
 
 
+@pytest.mark.matrix
 def test_device_set_list_has_all_pages(api: ApiEnv, host: SetHost, run: Run) -> None:
     api.conf.set_override("max_limit", 4, group="api")
     listed = json.loads(
@@ -80,6 +81,7 @@ def test_device_set_list_has_all_pages(api: ApiEnv, host: SetHost, run: Run) -> 
     assert len(listed) == len(host.family) - 1
 
 
+@pytest.mark.matrix
 def test_device_set_list_fits_80_columns(
     host: SetHost, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +108,7 @@ def test_describe_shows_sets_of_host_and_device(host: SetHost, run: Run) -> None
     assert len(related(f"{host.node.name}/{gpu_address('01')}")) == len(containing)
 
 
+@pytest.mark.matrix
 def test_describe_finds_a_set_by_host_and_name(host: SetHost, run: Run) -> None:
     found = json.loads(run("describe", f"{host.node.name}/hgx:0", "-f", "json"))
     assert (found["kind"], found["object"]["device_set"]["size"]) == ("deployable", 8)
@@ -113,6 +116,7 @@ def test_describe_finds_a_set_by_host_and_name(host: SetHost, run: Run) -> None:
     assert "Set size" in shown
 
 
+@pytest.mark.matrix
 def test_topology_shows_sets_that_are_not_withheld(host: SetHost, run: Run) -> None:
     lines = run("topology", "--host", host.node.name).splitlines()
     offers = {name: offer for name, offer in host.offers().items() if offer != "withheld"}

@@ -110,6 +110,7 @@ def test_call_waits_for_a_restarting_conductor(
     assert echo.calls == 1
 
 
+@pytest.mark.matrix
 def test_call_to_a_deleted_queue_is_unavailable_within_seconds(
     env: tuple[Bus, Bus, Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +149,7 @@ def test_call_on_a_half_open_connection_is_not_sent(
         broker_proxy.close()
 
 
+@pytest.mark.matrix
 def test_connection_that_receives_nothing_is_replaced(env: tuple[Bus, Bus, Proxy]) -> None:
     bus, direct, broker_proxy = env
     client = bus.conductor()
@@ -164,6 +166,7 @@ def test_connection_that_receives_nothing_is_replaced(env: tuple[Bus, Bus, Proxy
         broker_proxy.close()
 
 
+@pytest.mark.matrix
 def test_query_on_a_connection_without_a_channel_opens_another_one(
     env: tuple[Bus, Bus, Proxy],
 ) -> None:

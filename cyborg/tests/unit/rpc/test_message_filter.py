@@ -264,6 +264,7 @@ def test_method_outside_the_contract_is_refused_and_logged(
     assert lines[0].exc_info is None
 
 
+@pytest.mark.matrix
 @pytest.mark.services
 def test_calls_with_missing_reply_queues_do_not_block_others(rabbit_url: str) -> None:
     with open_bus(rabbit_url, rpc={"timeout": 8.0}) as bus:

@@ -89,6 +89,7 @@ def test_calls_have_different_ids(bus: Bus) -> None:
     assert len(set(conductor.ids)) == 2
 
 
+@pytest.mark.matrix
 def test_call_that_is_never_answered_ends_at_the_timeout(bus: Bus) -> None:
     conductor = Conductor(silent=100)
     with bus.serving("conductor", conductor):
@@ -101,6 +102,7 @@ def test_call_that_is_never_answered_ends_at_the_timeout(bus: Bus) -> None:
     assert len(set(conductor.ids)) == 1
 
 
+@pytest.mark.matrix
 def test_call_of_an_agent_is_sent_once(bus: Bus) -> None:
     """It is large, and the agent repeats it by itself."""
     conductor = Conductor(silent=100)

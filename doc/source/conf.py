@@ -60,6 +60,7 @@ _PROGRAMS = {
     "cyborg-capture": "write the devices of a host to a file",
     "cyborg-conductor": "own the database of the accelerator service",
     "cyborg-dbsync": "create, upgrade and clean the database of the accelerator service",
+    "cyborg-quickstart": "bind and release accelerators of this machine, without configuration",
     "cyborg-standalone": "run the accelerator service in one process",
     "cyborg-status": "check the accelerator service before and after an upgrade",
 }

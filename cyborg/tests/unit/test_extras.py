@@ -45,6 +45,7 @@ FILES = {
     ),
     "limits": ("clients/limits.py",),
     "signatures": ("agent/images/signature.py",),
+    "all": ("cmd/quickstart.py",),
     "standalone": ("standalone", "cmd/standalone.py"),
     "tracing": ("tracing/recorder.py",),
 }
@@ -219,6 +220,7 @@ SCRIPTS = {
     "cyborg-capture": ("agent", "pyudev"),
     "cyborg-conductor": ("conductor", "sqlalchemy"),
     "cyborg-dbsync": ("conductor", "alembic"),
+    "cyborg-quickstart": ("all", "requests"),
     "cyborg-standalone": ("standalone", "waitress"),
     "cyborg-status": ("conductor", "oslo_upgradecheck"),
 }

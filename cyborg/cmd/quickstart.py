@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Demonstration for tools/quickstart: requests from discovery to release, and device sets."""
+"""cyborg-quickstart: the accelerators of this machine, from discovery to release, and device sets.
+
+It starts the stand-alone service in a temporary folder, and needs no configuration.
+"""
 
 import argparse
 import contextlib
@@ -13,19 +16,19 @@ import sys
 import tempfile
 import textwrap
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 import uuid
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from cyborg.cli import app
-from cyborg.testing import captures
+import requests
 
-BIN = Path(sys.executable).parent
+from cyborg.cli import app
+
 PROFILE = "quickstart"
+RECORDING = resources.files("cyborg.testing") / "captures/hosts/hgx-h100.jsonl"
 CONFIG = """\
 [agent]
 enabled_backends = pci, fake
@@ -49,7 +52,7 @@ SETS_CONFIG = f"""\
 host = hgx-1
 
 [agent]
-replay = {captures.FOLDER / "hosts/hgx-h100.jsonl"}
+replay = {RECORDING}
 enabled_backends = gpus
 device_sets = hgx
 
@@ -77,11 +80,14 @@ class Failed(Exception):
 
 
 def say(text: str = "") -> None:
-    print(text, flush=True)
+    """Print a line at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 @contextlib.contextmanager
 def section(title: str) -> Iterator[None]:
+    """Print the title of a part, and its duration at the end."""
     begin = time.monotonic()
     say(f"\n== {title}")
     yield
@@ -99,10 +105,11 @@ class Service:
         config = self.folder / "cyborg.conf"
         config.write_text(text)
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
+            self.process = subprocess.Popen(  # noqa: S603  (this interpreter, no shell)
                 [
-                    *(BIN / "cyborg-standalone", "--config-file", config),
-                    *("--state-dir", self.folder / "state", "--port", "0"),
+                    # -P: the current folder may have a checkout, which is not what is installed.
+                    *(sys.executable, "-P", "-m", "cyborg.cmd.standalone"),
+                    *("--config-file", config, "--state-dir", self.folder / "state", "--port", "0"),
                     *("--placement-port", "0"),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -148,7 +155,7 @@ class Service:
 WIDTH = 77  # a terminal of 80 columns less the margin
 
 
-def cyborg(service: Service, *arguments: str, read: bool = True, show: bool = False) -> Any:
+def run_client(service: Service, *arguments: str, read: bool = True, show: bool = False) -> Any:
     """Run the command line client; return its JSON output, or print its table.
 
     It runs in this process: ten starts of an interpreter would take half of the total time.
@@ -176,24 +183,18 @@ def cyborg(service: Service, *arguments: str, read: bool = True, show: bool = Fa
 
 def placement(service: Service, method: str, path: str, body: Any = None) -> Any:
     """Send a request to Placement and return its JSON."""
-    request = urllib.request.Request(
-        service.placement + path,
-        method=method,
-        data=None if body is None else json.dumps(body).encode(),
-        headers={
-            "X-Auth-Token": "admin",
-            "OpenStack-API-Version": "placement 1.39",
-            "Content-Type": "application/json",
-        },
-    )
-    # A proxy from the environment cannot reach the loopback interface.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(request, timeout=30) as answer:
-            text = answer.read()
-    except urllib.error.HTTPError as exc:
-        raise Failed(f"Placement: {method} {path}: {exc.code} {exc.read().decode()}") from exc
-    return json.loads(text) if text else None
+    with requests.Session() as session:
+        session.trust_env = False  # a proxy cannot reach the loopback interface
+        answer = session.request(
+            method,
+            service.placement + path,
+            json=body,
+            headers={"X-Auth-Token": "admin", "OpenStack-API-Version": "placement 1.39"},
+            timeout=30,
+        )
+    if not answer.ok:
+        raise Failed(f"Placement: {method} {path}: {answer.status_code} {answer.text}")
+    return answer.json() if answer.content else None
 
 
 def show_table(headings: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
@@ -230,7 +231,7 @@ def published(service: Service, devices: int) -> list[dict[str, Any]]:
 
 def show_withheld(service: Service, devices: list[dict[str, Any]]) -> int:
     """Print why devices are not schedulable; return the number that this machine itself uses."""
-    hardware = cyborg(service, "hardware-list", "--long")
+    hardware = run_client(service, "hardware-list", "--long")
     withheld = [row for row in hardware if row["Not offered"] and not row["Specs"]["num"]]
     for row in withheld:
         say(f"   {row['Address']} is not offered: {row['Not offered']}")
@@ -286,9 +287,9 @@ def run_demo(service: Service) -> str:
     with section("Starting API, conductor, agent and Placement in one process"):
         service.wait()
     with section("Discovering the devices of this machine"):
-        cyborg(service, "discover-services", "--wait", read=False, show=True)
-        cyborg(service, "device-list", read=False, show=True)
-        devices = cyborg(service, "device-list", "--long")
+        run_client(service, "discover-services", "--wait", read=False, show=True)
+        run_client(service, "device-list", read=False, show=True)
+        devices = run_client(service, "device-list", "--long")
         found = published(service, len(devices) - show_withheld(service, devices))
         real = [p for p in found if PCI.search(p["name"]) and not is_fake(p) and is_schedulable(p)]
         if not real:
@@ -326,7 +327,7 @@ def run_demo(service: Service) -> str:
         )
     with section("Releasing everything"):
         release(service, instance, made)
-        left = cyborg(service, "arq-list")
+        left = run_client(service, "arq-list")
         used = sum(sum(p["usages"].values()) for p in providers(service))
         if left or used:
             raise Failed(f"{len(left)} requests and {used} units in use remain")
@@ -341,7 +342,7 @@ def create_profile(service: Service, profile_groups: list[dict[str, str]]) -> No
         for group in profile_groups
         for w in ("--group", ",".join(f"{k}={v}" for k, v in group.items()))
     ]
-    cyborg(service, "device-profile-create", PROFILE, *arguments, read=False, show=True)
+    run_client(service, "device-profile-create", PROFILE, *arguments, read=False, show=True)
 
 
 def bind(service: Service, choice: dict[str, Any], instance: str, host: str) -> list[str]:
@@ -359,15 +360,15 @@ def bind(service: Service, choice: dict[str, Any], instance: str, host: str) -> 
             "consumer_type": "INSTANCE",
         },
     )
-    made = [arq["UUID"] for arq in cyborg(service, "arq-create", PROFILE, show=True)]
-    group_of = {a["UUID"]: a["Group"] for a in cyborg(service, "arq-list", "--long")}
+    made = [arq["UUID"] for arq in run_client(service, "arq-create", PROFILE, show=True)]
+    group_of = {a["UUID"]: a["Group"] for a in run_client(service, "arq-list", "--long")}
     of_group = [choice["mappings"][f"_device_profile_{group_of[arq]}"][0] for arq in made]
     each = [argument for provider in of_group for argument in ("--provider", provider)]
     arguments = ["arq-bind", *made, "--host", host, "--instance", instance, *each]
-    cyborg(service, *arguments, read=False, show=True)
+    run_client(service, *arguments, read=False, show=True)
     end = time.monotonic() + 30
     while True:
-        states = {arq["State"] for arq in cyborg(service, "arq-list", "--instance", instance)}
+        states = {arq["State"] for arq in run_client(service, "arq-list", "--instance", instance)}
         if states == {"Bound"}:
             return made
         # The agent may have to prepare the devices first.
@@ -378,10 +379,10 @@ def bind(service: Service, choice: dict[str, Any], instance: str, host: str) -> 
 
 def release(service: Service, instance: str, made: list[str]) -> None:
     """Unbind and delete requests, and delete the allocation and the device profile."""
-    cyborg(service, "arq-unbind", *made, read=False, show=True)
-    cyborg(service, "arq-delete", *made, read=False, show=True)
+    run_client(service, "arq-unbind", *made, read=False, show=True)
+    run_client(service, "arq-delete", *made, read=False, show=True)
     placement(service, "DELETE", f"/allocations/{instance}")
-    cyborg(service, "device-profile-delete", PROFILE, read=False, show=True)
+    run_client(service, "device-profile-delete", PROFILE, read=False, show=True)
 
 
 def run_sets(service: Service) -> str:
@@ -394,7 +395,7 @@ def run_sets(service: Service) -> str:
             if time.monotonic() > end:
                 raise Failed("Placement offers no device set of two after 60 s")
             time.sleep(0.1)
-        cyborg(service, "device-set-list", "--offer", "offered", read=False, show=True)
+        run_client(service, "device-set-list", "--offer", "offered", read=False, show=True)
     instance = str(uuid.uuid4())
     with section(f"Binding two GPUs with NVLink to instance {instance}"):
         create_profile(service, [SETS_GROUP])
@@ -403,8 +404,8 @@ def run_sets(service: Service) -> str:
             raise Failed("Placement offers no set for the profile")
         made = bind(service, choices[0], instance, "hgx-1")
         both = ("--offer", "allocated", "--offer", "offered")
-        cyborg(service, "device-set-list", *both, read=False, show=True)
-        allocated = cyborg(service, "device-set-list", "--offer", "allocated")
+        run_client(service, "device-set-list", *both, read=False, show=True)
+        allocated = run_client(service, "device-set-list", "--offer", "allocated")
         if [(row["Size"], row["Owner"]) for row in allocated] != [(2, instance)]:
             raise Failed(f"expected a set of two GPUs of {instance}, found {allocated}")
         release(service, instance, made)
@@ -436,7 +437,8 @@ def is_fake(provider: dict[str, Any]) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="tools/quickstart", description=__doc__)
+    """Run the command; return its exit status."""
+    parser = argparse.ArgumentParser(prog="cyborg-quickstart", description=__doc__)
     parser.add_argument("--keep", action="store_true", help="leave the service running")
     args = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -449,10 +451,10 @@ def main() -> int:
         what += f"; {run_sets(sets)} too"
         kept = args.keep
     except Failed as exc:
-        print(f"\nquickstart: FAILED: {exc}", file=sys.stderr)
+        sys.stderr.write(f"\nquickstart: FAILED: {exc}\n")
         return 1
     except KeyboardInterrupt:
-        print("\nquickstart: interrupted, cleaning up", file=sys.stderr)
+        sys.stderr.write("\nquickstart: interrupted, cleaning up\n")
         return 130
     finally:
         # A second Ctrl-C must not interrupt the cleanup.
@@ -465,7 +467,7 @@ def main() -> int:
     if kept:
         say("\nThe service is still running. To use the service:")
         say(f"   export OS_AUTH_TYPE=none OS_ENDPOINT={service.api}")
-        say(f"   {BIN / 'cyborg'} device-list")
+        say(f"   {Path(sys.executable).with_name('cyborg')} device-list")
         say(f"   open {service.api}/ui/ in a browser: the web console")
         say(f"   curl -s -H 'X-Auth-Token: admin' {service.placement}/resource_providers")
         say("To stop the service and remove its files:")

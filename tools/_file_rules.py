@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check the rules that need only the text of the files: sizes, licence lines and links.
+"""Check the rules that need only the files: sizes, licence lines, links, released migrations.
 
 usage: python3 tools/_file_rules.py [--staged]
 
@@ -8,17 +8,21 @@ checks the files of the next commit as git has them. Only the standard library i
 hook runs this before each commit.
 """
 
+import hashlib
 import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = (".ci", "cyborg", "devstack", "tools")
 MAX_LINES = 500  # of a file
 MAX_MODULES = 20  # of a folder
+MIGRATIONS = PurePosixPath("cyborg/db/migrations/versions")
+# The migrations of releases, as sha256sum(1) prints them.
+RELEASED = ROOT / "cyborg" / "db" / "migrations" / "released.txt"
 LINK_MODE = "120000"  # of a symbolic link in git's index, see git-ls-files(1)
 LICENCE = b"SPDX-License-Identifier: Apache-2.0"
 
@@ -74,6 +78,25 @@ def check_links(entries: Iterable[str]) -> list[str]:
     ]
 
 
+def check_migrations(
+    files: Mapping[PurePosixPath, bytes], paths: Collection[PurePosixPath], released: str
+) -> list[str]:
+    """Return the released migrations that differ: databases of users have run them as they were.
+
+    ``files`` are those to check, ``paths`` those that exist.
+    """
+    digests = {
+        MIGRATIONS / name: digest
+        for digest, _, name in (line.partition("  ") for line in released.splitlines())
+    }
+    return [
+        f"{path}: a release has this migration: leave it as it is, and write a new revision"
+        for path, digest in digests.items()
+        if path not in paths
+        or (path in files and hashlib.sha256(files[path]).hexdigest() != digest)
+    ]
+
+
 def read_tree() -> Mapping[PurePosixPath, bytes]:
     """Return the files of the work tree."""
     paths = [path for name in FOLDERS for path in (ROOT / name).rglob("*") if path.is_file()]
@@ -112,6 +135,8 @@ def main(arguments: list[str]) -> int:
         return 2
     violations = [line for path, text in files.items() for line in check_text(path, text)]
     violations += check_folders(paths)
+    if RELEASED.exists():
+        violations += check_migrations(files, paths, RELEASED.read_text())
     # An unpacked archive has no index.
     if shutil.which("git") and (ROOT / ".git").exists():
         violations += check_links(_names(_git("ls-files", "--stage", "-z")))

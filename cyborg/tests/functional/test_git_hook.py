@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The git hook refuses a commit that breaks the rules about files."""
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -101,3 +102,17 @@ def test_hook_symbolic_link_is_refused(clone: Clone) -> None:
     refused = clone.commit("cyborg/arqs.py", LICENCE)
     assert refused.returncode == 1
     assert refused.stderr.startswith(".venv: a symbolic link: run git rm --cached, and ")
+
+
+def test_hook_changed_migration_of_a_release_is_refused(clone: Clone) -> None:
+    path = "cyborg/db/migrations/versions/v001.py"
+    assert clone.commit(path, LICENCE).returncode == 0
+    digest = hashlib.sha256(LICENCE.encode()).hexdigest()
+    released = clone.folder / "cyborg" / "db" / "migrations" / "released.txt"
+    released.write_text(f"{digest}  v001.py\n")
+    assert clone.commit("cyborg/db/migrations/versions/v002.py", LICENCE).returncode == 0
+    refused = clone.commit(path, LICENCE + "# A column more.\n")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith(f"{path}: a release has this migration: leave it as it is, ")
+    clone.git("rm", "-q", "--force", path)
+    assert clone.commit("cyborg/db/migrations/versions/v003.py", LICENCE).returncode == 1

@@ -4,12 +4,14 @@
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
 from cyborg.core import naming
 from cyborg.core.custody import Entry, Event
 from cyborg.core.errors import Conflict
+from cyborg.core.inventory.device import AttachHandle
 from cyborg.core.inventory.plan import DeployableTombstone, Tombstone
 from cyborg.core.migration import import_plan
 from cyborg.core.migration.import_plan import (
@@ -38,10 +40,8 @@ def write_profiles(
     Raise Conflict if another profile has the name of one of them.
     """
     table = schema.device_profiles
-    stored = {
-        row.uuid: row for row in tx.execute(sa.select(table.c.id, table.c.uuid, table.c.name))
-    }
-    names = {row.name: row.uuid for row in stored.values()}
+    names = {row.name: row.uuid for row in tx.execute(sa.select(table.c.name, table.c.uuid))}
+    stored = set(names.values())
     new = []
     for profile in profiles:
         if profile.uuid in stored:
@@ -95,43 +95,19 @@ def write_host(
 def _write_devices(
     tx: sa.Connection, host: str, new: Sequence[ImportedDevice], now: datetime
 ) -> Counts:
-    """Insert devices with all their parts; return the numbers of rows."""
+    """Insert devices with all their parts; return how many rows of the source they are, by kind."""
     if not new:
         return Counter()
     identities = {d.value.address: Tombstone(d.uuid, d.status) for d in new}
     devices.add(tx, host, [d.value.without_deployables() for d in new], identities)
     # Devices, then deployables, then handles: each needs the row ids of those before.
-    device_ids = devices.ids_by_address(tx, host)
-    deployables.add(
-        tx,
-        host,
-        [
-            (device_ids[device.value.address], value.without_handles(), len(value.handles))
-            for device in new
-            for value in device.value.deployables
-        ],
-        {address: value.uuid for d in new for address, value in d.deployables.items()},
-        {address: value.provider for d in new for address, value in d.deployables.items()},
-    )
-    ids = deployables.ids_by_address(tx, host)
-    keys = [(device.value.address, value) for device in new for value in device.value.deployables]
-    own = {(device, value.address): ids[device, value.address] for device, value in keys}
-    parents = {(device, value.address): value.parent for device, value in keys}
-    deployables.set_parents(
-        tx,
-        {
-            own[key]: (
-                None if parent is None else own[key[0], parent],
-                own[_find_root(key, parents)],
-            )
-            for key, parent in parents.items()
-        },
-    )
-    _write_handles(tx, new, own)
+    ids = _write_deployables(tx, host, new)
+    _write_parents(tx, new, ids)
+    _write_handles(tx, new, ids)
     tombstones.restore_attributes(
         tx,
         [
-            (own[d.value.address, address], DeployableTombstone(i.uuid, i.attributes))
+            (ids[d.value.address, address], DeployableTombstone(i.uuid, i.attributes))
             for d in new
             for address, i in d.deployables.items()
         ],
@@ -141,32 +117,60 @@ def _write_devices(
     return sum((Counter(device.rows) for device in new), Counter())
 
 
-def _write_handles(
-    tx: sa.Connection, new: Sequence[ImportedDevice], own: Mapping[tuple[str, str], int]
-) -> None:
-    """Insert the handles of devices; ``own`` has the row ids of the deployables."""
-    uuids = {
-        (own[d.value.address, deployable], address): uuid
-        for d in new
-        for (deployable, address), uuid in d.handles.items()
-    }
-    dirty = {
-        (own[d.value.address, deployable], address)
-        for d in new
-        if d.dirty
-        for deployable, address in d.handles
-    }
-    attach_handles.add(
+def _write_deployables(
+    tx: sa.Connection, host: str, new: Sequence[ImportedDevice]
+) -> Mapping[tuple[str, str], int]:
+    """Insert the deployables of devices, without their parents.
+
+    Return the row ids of all deployables of the host, by the addresses of device and deployable.
+    """
+    device_ids = devices.ids_by_address(tx, host)
+    deployables.add(
         tx,
+        host,
         [
-            (own[d.value.address, value.address], handle)
-            for d in new
-            for value in d.value.deployables
-            for handle in value.handles
+            (device_ids[device.value.address], value.without_handles(), len(value.handles))
+            for device in new
+            for value in device.value.deployables
         ],
-        dirty=dirty,
-        uuids=uuids,
+        {address: identity.uuid for d in new for address, identity in d.deployables.items()},
+        {address: identity.provider for d in new for address, identity in d.deployables.items()},
     )
+    return deployables.ids_by_address(tx, host)
+
+
+def _write_parents(
+    tx: sa.Connection, new: Sequence[ImportedDevice], ids: Mapping[tuple[str, str], int]
+) -> None:
+    """Write the parents and roots of the deployables of devices; ``ids`` has the row ids."""
+    written: dict[int, tuple[int | None, int]] = {}
+    for device in new:
+        parents = {value.address: value.parent for value in device.value.deployables}
+        own = {address: ids[device.value.address, address] for address in parents}
+        for address, parent in parents.items():
+            root = address
+            while (above := parents[root]) is not None:
+                root = above
+            written[own[address]] = (None if parent is None else own[parent], own[root])
+    deployables.set_parents(tx, written)
+
+
+def _write_handles(
+    tx: sa.Connection, new: Sequence[ImportedDevice], ids: Mapping[tuple[str, str], int]
+) -> None:
+    """Insert the handles of devices; ``ids`` has the row ids of the deployables."""
+    handles: list[tuple[int, AttachHandle]] = []
+    uuids: dict[tuple[int, str], str] = {}
+    dirty: set[tuple[int, str]] = set()
+    for device in new:
+        for value in device.value.deployables:
+            deployable = ids[device.value.address, value.address]
+            for handle in value.handles:
+                handles.append((deployable, handle))
+                uuids[deployable, handle.address] = device.handles[value.address, handle.address]
+                if device.dirty:
+                    dirty.add((deployable, handle.address))
+    attach_handles.add(tx, handles, dirty=dirty, uuids=uuids)
 
 
 def _write_providers(
@@ -237,12 +241,12 @@ def _write_arqs(
             for arq in new
         ],
     )
-    addresses = {
-        uuid: (device.uuid, deployable, address)
+    places = {
+        uuid: _HandlePlace(device.uuid, deployable, address)
         for device in plan.devices
         for (deployable, address), uuid in device.handles.items()
     }
-    records.add(tx, [_to_claim(plan.host, arq, addresses[arq.handle]) for arq in new], now)
+    records.add(tx, [_to_claim(plan.host, arq, places[arq.handle]) for arq in new], now)
     return Counter({import_plan.ARQ: len(new)})
 
 
@@ -291,14 +295,6 @@ def _read_slots(tx: sa.Connection, new: Sequence[ImportedArq]) -> Counts:
     return slots
 
 
-def _find_root(
-    key: tuple[str, str], parents: Mapping[tuple[str, str], str | None]
-) -> tuple[str, str]:
-    while (parent := parents[key]) is not None:
-        key = key[0], parent
-    return key
-
-
 def _to_entry(host: str, device: ImportedDevice) -> Entry:
     value = device.value
     details = {
@@ -312,14 +308,21 @@ def _to_entry(host: str, device: ImportedDevice) -> Entry:
     return Entry(device.uuid, host, Event.DEVICE_ADDED, details)
 
 
-def _to_claim(host: str, arq: ImportedArq, place: tuple[str, str, str]) -> Entry:
-    device, deployable, address = place
+class _HandlePlace(NamedTuple):
+    """The uuid of the device of a handle, and the addresses of its deployable and of itself."""
+
+    device: str
+    deployable: str
+    address: str
+
+
+def _to_claim(host: str, arq: ImportedArq, place: _HandlePlace) -> Entry:
     details = {
         "handle": arq.handle,
-        "handle_address": address,
-        "deployable_address": deployable,
+        "handle_address": place.address,
+        "deployable_address": place.deployable,
         "arq": arq.uuid,
         "instance": arq.instance,
         "project": arq.project,
     }
-    return Entry(device, host, Event.CLAIMED, details)
+    return Entry(place.device, host, Event.CLAIMED, details)

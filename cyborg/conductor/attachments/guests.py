@@ -157,23 +157,20 @@ class Guests:
         self,
         work: LeasedAttachment,
         may_have_devices: Callable[[Sequence[Action]], bool],
-        describe: Callable[[str], str],
+        advise: Callable[[str], str],
     ) -> Wait | None:
         """Wait until the actions of the server prove that its guest has no device.
 
-        ``may_have_devices`` is whether it may have one at the first look at the actions;
-        ``describe`` returns what an operator must do, for the uuid of the server.
+        ``may_have_devices`` returns whether it may have one, by the actions of the server;
+        ``advise`` returns what an operator must do, for the uuid of the server.
         """
         uuid = work.instance
         if not self.devices.owns_devices(work) or work.row["boot_marker"] is None:
             return work.complete_step()
         actions = self.nova.list_actions(uuid)
-        marker = work.row["reboot_marker"]
-        # Nova lists the newest actions only. A marker that is not among them any more proves
-        # nothing, so that only a reboot from now on counts.
-        if marker is None or core.is_missing(actions, marker):
-            work.commit({"reboot_marker": core.latest_marker(actions)})
+        marker = _keep_reboot_marker(work, actions)
         server = self._read(uuid)
+        # Without a guest, nothing has the devices; while it changes, nothing is proven.
         keeps_devices = self.devices.keeps_devices(work)
         if server is None or core.has_no_guest(server, keeps_devices=keeps_devices):
             return work.complete_step()
@@ -181,27 +178,20 @@ class Guests:
             return _wait_for_task(work, server)
         if not may_have_devices(actions):
             return work.complete_step()
+        # A guest that was started since the marker runs without them.
         user = self.nova.own_user()
-        marker = work.row["reboot_marker"] or ""
         renewing = core.renewing_actions(actions, marker, user, keeps_devices=keeps_devices)
         outcomes = self._read_outcomes(uuid, renewing)
         if any(core.has_renewed(*outcome) for outcome in outcomes):
             return work.complete_step()
-        # Nothing takes the devices from a running guest now: its attach counts as complete.
+        # It runs with them: a reboot by this service, or an operator, must start it anew.
         if work.row["failure"] is not None:
-            values = {
-                "state": AttachmentState.ATTACHED,
-                "step": None,
-                "error": work.row["failure"],
-                "failure": None,
-                "attempts": 0,
-            }
-            work.commit(values, lambda tx: store.set_hidden(tx, work.row["id"], hidden=False))
+            _mark_attached(work)
             return None
         if keeps_devices:
             return _wait_for_operator(work, core.kept_error(uuid))
         if not work.row["reboot"]:
-            return _wait_for_operator(work, describe(uuid))
+            return _wait_for_operator(work, advise(uuid))
         if user is None:
             return _wait_for_operator(work, f"a reboot of server {uuid} proves nothing: {NO_USER}")
         if self.devices.awaits_marker(work):
@@ -423,6 +413,30 @@ def running_error(uuid: str) -> str:
 def restart_error(uuid: str) -> str:
     """Return what a successor waits for."""
     return f"server {uuid} may have the old devices until it is stopped, or started or rebuilt anew"
+
+
+def _keep_reboot_marker(work: LeasedAttachment, actions: Sequence[Action]) -> str:
+    """Return the recorded last action before the reboots that count; record the latest if needed.
+
+    Nova lists the newest actions only. A marker that is not among them any more proves nothing, so
+    that only a reboot from now on counts.
+    """
+    marker = work.row["reboot_marker"]
+    if marker is None or core.is_missing(actions, marker):
+        work.commit({"reboot_marker": core.latest_marker(actions)})
+    return work.row["reboot_marker"] or ""
+
+
+def _mark_attached(work: LeasedAttachment) -> None:
+    """Count a failed attach as complete: nothing takes the devices from a running guest now."""
+    values = {
+        "state": AttachmentState.ATTACHED,
+        "step": None,
+        "error": work.row["failure"],
+        "failure": None,
+        "attempts": 0,
+    }
+    work.commit(values, lambda tx: store.set_hidden(tx, work.row["id"], hidden=False))
 
 
 def _backoff(work: LeasedAttachment) -> float:

@@ -214,7 +214,9 @@ class DeviceSetDriver(Driver):
         source = self.source
         every = [unit for found in units.values() for unit in found]
         if source.is_mixed:
-            parts = [(units[name], count or 1) for name, count in source.counts.items()]
+            parts = [
+                grouping.Part(units[name], count or 1) for name, count in source.counts.items()
+            ]
             groups, left = grouping.group_mixed(source.kind, parts)
             reason = "no set has it: too few devices of the other backends are near it"
             return groups + grouping.withhold(source.kind, left, reason)

@@ -8,7 +8,9 @@ addresses, so that a smaller group is always inside of a larger one. All functio
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import NamedTuple
 
 from cyborg.core.inventory.device import AttachHandle, Deployable, Device, HandleType
 from cyborg.core.inventory.device_set import SetKind, SetMember
@@ -87,6 +89,14 @@ class Group:
     traits: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The units of one backend, and how many of them each mixed set has."""
+
+    units: Sequence[Unit]
+    count: int
+
+
 def list_units(devices: Iterable[Device]) -> list[Unit]:
     """Return the handles of devices that are whole functions, in the order of their addresses."""
     units = (
@@ -158,32 +168,27 @@ def only_units(units: Iterable[Unit]) -> dict[str, Unit]:
     return {u.device.address: u for u in found if counts[u.device.address] == 1}
 
 
-def group_mixed(
-    kind: SetKind, parts: Sequence[tuple[Sequence[Unit], int]]
-) -> tuple[list[Group], list[Unit]]:
-    """Return groups with a number of units of each part, and the units of the first part left over.
+def group_mixed(kind: SetKind, parts: Sequence[Part]) -> tuple[list[Group], list[Unit]]:
+    """Return groups with units of each part, and the units of the first part that none has.
 
     The units of the first part form the groups. The others are added from the nearest devices:
     below the same switch if ``kind`` is PCIE, then at the same NUMA node. A unit is in one group.
     """
-    (first, count), *others = parts
-    cores = [g.units for g in group_by_place(kind, first, {count})]
+    first, *others = parts
+    cores = [g.units for g in group_by_place(kind, first.units, {first.count})]
     # All that share a switch come first, so that none loses a near unit to one that is far.
     levels = [SetKind.PCIE, SetKind.NUMA] if kind is SetKind.PCIE else [SetKind.NUMA]
-    free = [list(units) for units, _ in others]
     groups: list[Group] = []
     for level in levels:
         for core in list(cores):
-            chosen: list[Unit] = []
-            for pool, (_, wanted) in zip(free, others, strict=True):
-                chosen += _nearest(core, pool, level, wanted) or []
-            if len(chosen) != sum(wanted for _, wanted in others):
-                continue
-            groups.append(_group(level, core + tuple(chosen)))
+            chosen = [_nearest(core, part, level) for part in others]
+            if not all(chosen):
+                continue  # too few near units of one part
+            groups.append(_group(level, (*core, *chain.from_iterable(chosen))))
             cores.remove(core)
-            free = [without(pool, groups[-1:]) for pool in free]
+            others = [replace(part, units=without(part.units, groups[-1:])) for part in others]
     groups.sort(key=lambda group: _first_member(group.units))
-    return groups, without(first, groups)
+    return groups, without(first.units, groups)
 
 
 def withhold(kind: SetKind, units: Iterable[Unit], reason: str) -> list[Group]:
@@ -226,7 +231,7 @@ def _blocks_at_nodes(units: Iterable[Unit]) -> list[Units]:
     for unit in units:
         if unit.device.numa_node is not None:
             nodes[unit.device.numa_node].append((unit,))
-    return [block for blocks in nodes.values() for block in _double(blocks)[0]]
+    return [block for blocks in nodes.values() for block in _join_pairs(blocks).joined]
 
 
 def _blocks_below_switches(units: Iterable[Unit]) -> list[Units]:
@@ -236,11 +241,23 @@ def _blocks_below_switches(units: Iterable[Unit]) -> list[Units]:
         # The root port alone is no switch: below it is one slot, or one card with its functions.
         if len(unit.bridges) >= _SWITCH_DEPTH:
             switches[unit.bridges[:_SWITCH_DEPTH]].append(unit)
-    return [block for below in switches.values() for block in _descend(below, _SWITCH_DEPTH)[0]]
+    return [
+        block for below in switches.values() for block in _join_below(below, _SWITCH_DEPTH).joined
+    ]
 
 
-def _descend(units: Sequence[Unit], depth: int) -> tuple[list[Units], list[Units]]:
-    """Return the blocks of units that share ``depth`` bridges, and those that have no partner."""
+class _Blocks(NamedTuple):
+    """Blocks ``joined`` of two smaller ones of equal size, and those that found no partner.
+
+    A joined block can be among ``alone`` too: it may get a partner at the next bridge above.
+    """
+
+    joined: list[Units]
+    alone: list[Units]
+
+
+def _join_below(units: Sequence[Unit], depth: int) -> _Blocks:
+    """Join units that share ``depth`` bridges: first those that also share the next bridge."""
     ports: dict[str, list[Unit]] = defaultdict(list)
     alone: list[Units] = []
     for unit in units:
@@ -248,32 +265,32 @@ def _descend(units: Sequence[Unit], depth: int) -> tuple[list[Units], list[Units
             ports[unit.bridges[depth]].append(unit)
         else:
             alone.append((unit,))
-    found: list[Units] = []
-    for below in ports.values():
-        blocks, left = _descend(below, depth + 1)
-        found += blocks
-        alone += left
-    blocks, left = _double(alone)
-    return found + blocks, left
-
-
-def _double(blocks: Iterable[Units]) -> tuple[list[Units], list[Units]]:
-    """Join blocks of equal size in pairs; return the joined blocks and those without a partner."""
-    waiting: dict[int, list[Units]] = defaultdict(list)
-    for block in blocks:
-        waiting[len(block)].append(block)
     joined: list[Units] = []
-    left: list[Units] = []
-    for size in SIZES:
-        same = sorted(waiting[size], key=_first_member)
-        pairs = zip(same[::2], same[1::2], strict=False) if size < SIZES[-1] else ()
-        for first, second in pairs:
+    for below in ports.values():
+        blocks = _join_below(below, depth + 1)
+        joined += blocks.joined
+        alone += blocks.alone
+    blocks = _join_pairs(alone)
+    return _Blocks(joined + blocks.joined, blocks.alone)
+
+
+def _join_pairs(blocks: Iterable[Units]) -> _Blocks:
+    """Join blocks of equal size in pairs, these again in pairs, and so on, in order of address."""
+    by_size: dict[int, list[Units]] = defaultdict(list)
+    for block in blocks:
+        by_size[len(block)].append(block)
+    joined: list[Units] = []
+    alone: list[Units] = []
+    for size in SIZES[:-1]:
+        same = sorted(by_size[size], key=_first_member)
+        if len(same) % 2:
+            alone.append(same.pop())
+        for first, second in zip(same[::2], same[1::2], strict=True):
             # By address, also where a part of one is between those of the other.
             block = tuple(sorted(first + second, key=lambda unit: unit.member))
             joined.append(block)
-            waiting[2 * size].append(block)
-        left += same if size == SIZES[-1] else same[len(same) // 2 * 2 :]
-    return joined, left
+            by_size[2 * size].append(block)
+    return _Blocks(joined, alone + by_size[SIZES[-1]])
 
 
 def _first_member(units: Units) -> SetMember:
@@ -307,16 +324,18 @@ def _link_facts(units: Units) -> dict[str, str]:
     return {"nvlinks": str(min(counts))} if counts else {}
 
 
-def _nearest(core: Units, pool: Sequence[Unit], level: SetKind, count: int) -> list[Unit] | None:
-    """Return the nearest units of a pool to those of a group; None if there are too few."""
+def _nearest(core: Units, part: Part, level: SetKind) -> list[Unit]:
+    """Return the units of a part that are nearest to those of a group; none if too few are near."""
     near: Callable[[Unit], int] = (
         _switch_distance(core) if level is SetKind.PCIE else _same_node(core)
     )
-    candidates = [(near(unit), unit) for unit in pool if near(unit)]
     # Of equally near devices the one with more free units, so that all devices are used.
-    free = Counter(unit.device.address for unit in pool)
-    candidates.sort(key=lambda c: (-c[0], -free[c[1].device.address], c[1].member))
-    return [unit for _, unit in candidates[:count]] if len(candidates) >= count else None
+    free = Counter(unit.device.address for unit in part.units)
+    candidates = sorted(
+        filter(near, part.units),
+        key=lambda unit: (-near(unit), -free[unit.device.address], unit.member),
+    )
+    return candidates[: part.count] if len(candidates) >= part.count else []
 
 
 def _switch_distance(core: Units) -> Callable[[Unit], int]:

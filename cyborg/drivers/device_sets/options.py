@@ -117,15 +117,16 @@ def parse(driver: Driver) -> SourceOptions:
     kind = driver.parse_option("kind", one_of(SetKind))
     counts = driver.parse_option("members", _parse_members)
     sizes = driver.parse_option("sizes", _parse_sizes)
-    is_mixed = None not in counts.values()
-    if is_mixed:
+    # Each backend has a number, or none has: see ``_parse_members``.
+    numbers = [count for count in counts.values() if count is not None]
+    if numbers:
         if kind not in _MIXED_KINDS:
             expected = f"members without numbers for the kind {kind}"
             raise driver.misconfigured("members", driver.options["members"], expected)
         if sizes:
             expected = "no sizes, because the numbers of the members are the size"
             raise driver.misconfigured("sizes", driver.options["sizes"], expected)
-        sizes = frozenset({sum(count for count in counts.values() if count is not None)})
+        sizes = frozenset({sum(numbers)})
     mode = driver.parse_option("offer", one_of(OfferMode))
     wanted = driver.parse_option("wanted", _parse_wanted)
     sizes = sizes or frozenset(SIZES)

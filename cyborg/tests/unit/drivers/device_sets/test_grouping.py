@@ -182,7 +182,7 @@ def mixed(
 ) -> tuple[dict[str, tuple[str, ...]], list[str]]:
     """Return the functions of NICs and the kind by the first GPU of a set, and the GPUs left."""
     parts = [
-        (grouping.list_units(devices), count)
+        grouping.Part(grouping.list_units(devices), count)
         for devices, count in zip((gpus, nics), counts, strict=True)
     ]
     groups, left = grouping.group_mixed(kind, parts)
@@ -245,7 +245,10 @@ def test_group_mixed_units_are_in_one_group(data: st.DataObject) -> None:
         for n in range(3)
     ]
     count = data.draw(st.integers(1, 2))
-    parts = [(grouping.list_units(gpus), 1), (grouping.list_units(nics), count)]
+    parts = [
+        grouping.Part(grouping.list_units(gpus), 1),
+        grouping.Part(grouping.list_units(nics), count),
+    ]
     groups, left = grouping.group_mixed(SetKind.PCIE, parts)
     used = [unit.member for group in groups for unit in group.units]
     assert len(used) == len(set(used)) == len(groups) * (1 + count)

@@ -33,7 +33,7 @@ from cyborg.drivers.kernel.mdev import read_types
 from cyborg.drivers.kernel.nvml import GpuFacts, is_known, short_name
 from cyborg.drivers.pci import classes, reset, rules, sriov
 from cyborg.drivers.pci.driver import PciDriver
-from cyborg.drivers.pci.offers import Description, Offer
+from cyborg.drivers.pci.offers import Description, Offer, add_reasons
 from cyborg.drivers.sysfs import PCI_DEVICES, PciFunction
 
 LOG = get_logger(__name__)
@@ -193,8 +193,6 @@ class GpuDriver(PciDriver):
 
     def describe(self, card: PciFunction) -> Description:
         """Return the facts of NVML about a card, and its other PCI functions, such as audio."""
-        # Also keep the facts in ``_cards``: what ``_facts_of`` returns later in the same discovery
-        # must agree with the description.
         slot = PciAddress.parse(card.address)
         functions = (
             self._sysfs.pci_function(str(replace(slot, function=number))) for number in range(8)
@@ -203,13 +201,9 @@ class GpuDriver(PciDriver):
             f"{other.address} ({classes.COMPANIONS[other.class_code[:4]]})"
             for other in classes.find_companions(card, [f for f in functions if f is not None])
         ]
-        # Another program that enables SR-IOV clears the heterogeneous mode.
-        functions_id = self._sysfs.identity(PCI_DEVICES / card.address / "virtfn0")
-        if self._virtual_functions.setdefault(card.address, functions_id) != functions_id:
-            self._virtual_functions[card.address] = functions_id
-            self._facts.forget(card.address)
-        facts = self._facts.read(card, self.memory)
-        self._cards[card.address] = facts
+        self._forget_outdated(card)
+        # What ``_facts_of`` returns later in the same discovery must agree with the description.
+        facts = self._cards[card.address] = self._facts.read(card, self.memory)
         partition, traits = self._partitions.describe(card)
         info = {
             **partition,
@@ -218,18 +212,23 @@ class GpuDriver(PciDriver):
             "ecc": facts.ecc,
             "mig": facts.mig,
         }
+        if self.options["mig_layouts"] and mig.is_enabled(facts):
+            traits |= {mig.trait_of(mig.current_layout(facts))}
         return Description(
             serial=facts.uuid,
             firmware=facts.vbios,
-            traits=traits
-            | frozenset(
-                {mig.trait_of(mig.current_layout(facts))}
-                if self.options["mig_layouts"] and mig.is_enabled(facts)
-                else ()
-            ),
+            traits=traits,
             info={key: value for key, value in info.items() if value},
             topology=mig.topology_of(facts),
         )
+
+    def _forget_outdated(self, card: PciFunction) -> None:
+        """Forget the facts about a card whose virtual functions are not those of the last call."""
+        # Another program that enables SR-IOV clears the heterogeneous mode.
+        functions_id = self._sysfs.identity(PCI_DEVICES / card.address / "virtfn0")
+        if self._virtual_functions.setdefault(card.address, functions_id) != functions_id:
+            self._virtual_functions[card.address] = functions_id
+            self._facts.forget(card.address)
 
     def _is_readable(self, address: str) -> bool:
         function = self._sysfs.pci_function(address)
@@ -250,28 +249,32 @@ class GpuDriver(PciDriver):
                 self._card_of,
                 self._facts_of,
             )
-            virtual = {
-                name: (rule, self._plan(name, rule))
+            # The parents that are not on the PCI bus.
+            virtual_rules = {
+                name: rule
                 for name in self._sysfs.list_names("class/mdev_bus")
                 if (rule := mdev.rule_of_parent(self._mdev_rules, name)) is not None
             }
+            virtual = {name: self._plan(name, rule) for name, rule in virtual_rules.items()}
             self._cards = {card.address: self._facts_of(card.address) for card in cards}
             cards = [self._vgpus.replace_handles(card) for card in cards]
         devices = [self._with_slots(card, plans) for card in cards]
         devices += [
-            parents.build_virtual(name, *found, self.backend, self._uuid)
-            for name, found in virtual.items()
+            parents.build_virtual(name, virtual_rules[name], plan, self.backend, self._uuid)
+            for name, plan in virtual.items()
         ]
-        everywhere = plans | {name: plan for name, (_, plan) in virtual.items()}
-        used = {rule.text for rule in self._selected.values()}
-        used |= {rule.text for rule, _ in virtual.values()}
+        used = {rule.text for rule in (*self._selected.values(), *virtual_rules.values())}
         self._mdev_remarks = (
             *(
                 f"rule {rule.text!r} matches no parent of this host"
                 for rule in self._mdev_rules
                 if rule.text not in used
             ),
-            *(f"{parent}: {plan.reason}" for parent, plan in everywhere.items() if plan.reason),
+            *(
+                f"{parent}: {plan.reason}"
+                for parent, plan in (plans | virtual).items()
+                if plan.reason
+            ),
         )
         return devices
 
@@ -452,7 +455,7 @@ class GpuDriver(PciDriver):
     ) -> inventory.Device:
         """Return a card in which the deployable of each parent has slots as its handles."""
         deployables: list[inventory.Deployable] = []
-        reasons = [text for text in [card.vendor_board_info.get(inventory.NOT_OFFERED)] if text]
+        reasons: list[str] = []
         for deployable in card.deployables:
             planned = [h.address for h in deployable.handles if h.address in plans]
             whole = tuple(h for h in deployable.handles if h.address not in plans)
@@ -463,9 +466,4 @@ class GpuDriver(PciDriver):
                 deployables.append(parents.build(deployable, parent, rule, plan, self._uuid))
                 if plan.reason is not None:
                     reasons.append(f"{parent}: {plan.reason}")
-        info = {inventory.NOT_OFFERED: "; ".join(reasons)[: inventory.MAX_TEXT]} if reasons else {}
-        return replace(
-            card,
-            deployables=tuple(deployables),
-            vendor_board_info={**card.vendor_board_info, **info},
-        )
+        return add_reasons(replace(card, deployables=tuple(deployables)), reasons)

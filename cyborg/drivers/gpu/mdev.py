@@ -92,10 +92,10 @@ def plan_slots(
     others = sum(len(types[name].devices) - len(used[name]) for name in types)
     if not types:
         reason = "it has no types of mediated devices: its vGPU driver is not loaded"
-        return SlotPlan((), 0, reason, type=enabled)
+        return SlotPlan((), others=0, reason=reason, type=enabled)
     if enabled not in types:
         reason = f"it has no type {enabled}, its types are {', '.join(types)}"
-        return SlotPlan((), others, reason, type=enabled)
+        return SlotPlan((), others, reason=reason, type=enabled)
     occupied = used[enabled]
     free = [number for number in range(MAX_SLOTS) if number not in occupied]
     numbers = sorted([*occupied, *free[: types[enabled].available]])
@@ -116,7 +116,7 @@ def plan_slots(
     return SlotPlan(
         (),
         others,
-        f"no device of type {enabled} can be created; existing devices: "
+        reason=f"no device of type {enabled} can be created; existing devices: "
         f"{', '.join(existing) or 'none'}",
         type=enabled,
         exhausted=True,

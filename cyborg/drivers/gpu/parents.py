@@ -14,6 +14,7 @@ from cyborg.core.naming import make_custom_name
 from cyborg.drivers.gpu import mdev
 from cyborg.drivers.gpu.mdev import MdevRule, Slot, SlotPlan
 from cyborg.drivers.kernel.nvml import GpuFacts, short_name
+from cyborg.drivers.pci.offers import add_reasons
 
 UuidOf = Callable[[Slot], str]
 
@@ -41,18 +42,17 @@ def build_virtual(
     name: str, rule: MdevRule, plan: SlotPlan, backend: str, uuid_of: UuidOf
 ) -> inventory.Device:
     """Return the device of a parent that is not on the PCI bus."""
-    info = {inventory.NOT_OFFERED: plan.reason[: inventory.MAX_TEXT]} if plan.reason else {}
     part = inventory.Deployable(name, rule.resource_class)
     # The kernel puts the name of the parent's driver before that of each type.
-    return inventory.Device(
+    device = inventory.Device(
         address=name,
         type=inventory.DeviceType.GPU,
         vendor=plan.type.partition("-")[0],
         model=name,
         backend=backend,
-        vendor_board_info=info,
         deployables=(build(part, name, rule, plan, uuid_of),),
     )
+    return add_reasons(device, [plan.reason] if plan.reason else [])
 
 
 def _handle(slot: Slot, uuid_of: UuidOf) -> inventory.AttachHandle:

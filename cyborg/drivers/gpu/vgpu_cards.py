@@ -12,14 +12,7 @@ from functools import partial
 
 from cyborg.core.address import PciAddress, is_pci_address
 from cyborg.core.errors import DriverFailed
-from cyborg.core.inventory.device import (
-    MAX_TEXT,
-    NOT_OFFERED,
-    AttachHandle,
-    Deployable,
-    Device,
-    HandleType,
-)
+from cyborg.core.inventory.device import AttachHandle, Deployable, Device, HandleType
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import Memory
@@ -30,6 +23,7 @@ from cyborg.drivers.host_use import domains
 from cyborg.drivers.kernel import vgpu as kernel_vgpu
 from cyborg.drivers.kernel.nvml import GpuFacts
 from cyborg.drivers.pci.access import HostAccess
+from cyborg.drivers.pci.offers import add_reasons
 from cyborg.drivers.sysfs import PCI_DEVICES, PciFunction, Sysfs
 
 LOG = get_logger(__name__)
@@ -99,16 +93,17 @@ class VgpuCards:
             for rule in self._rules
             if rule.text not in used
         ]
-        remarks = dict.fromkeys(plan.remark for plan in self._plans.values() if plan.remark)
-        unknown = [card for card, rule in self._card_rules.items() if rule and self._lacks(card)]
-        profiles = [
-            f"{', '.join(unknown[:4])}: a mix of vgpu_layouts has types that NVML does not list, "
-            "and it describes no MIG profiles: enable the MIG mode once (nvidia-smi -mig 1) and "
-            "restart the agent, which remembers them"
-        ]
-        return (*unused, *remarks, *(profiles if unknown else ()))
+        remarks = list(dict.fromkeys(plan.remark for plan in self._plans.values() if plan.remark))
+        unread = [a for a, rule in self._card_rules.items() if rule and self._lacks_types(a)]
+        if unread:
+            remarks.append(
+                f"{', '.join(unread[:4])}: a mix of vgpu_layouts has types that NVML does not "
+                "list, and it describes no MIG profiles: enable the MIG mode once (nvidia-smi -mig "
+                "1) and restart the agent, which remembers them"
+            )
+        return (*unused, *remarks)
 
-    def _lacks(self, card: str) -> bool:
+    def _lacks_types(self, card: str) -> bool:
         """Return whether a mix has unknown types, and a card may have them in MIG mode."""
         facts, rule = self.host.read_facts(card), self.rule_of_card(card)
         if rule is None or facts.mig != "disabled" or facts.mig_profiles:
@@ -139,20 +134,23 @@ class VgpuCards:
 
     def find_used(self, functions: Mapping[str, PciFunction]) -> dict[str, str]:
         """Return the cards and virtual functions that are not offered: a reason by address."""
-        found: dict[str, str] = {}
-        for function in functions.values():
-            if self._may_be_whole(function):
-                facts = self.host.read_facts(function.address)
-                if facts.in_mig_mode or facts.mig_pending:
-                    found[function.address] = _IN_MIG_MODE if facts.in_mig_mode else _PENDING
-                elif self._lacks_functions(function.address):
-                    found[function.address] = _WITHOUT_FUNCTIONS
+        cards = filter(self._may_be_whole, functions.values())
+        found = {f.address: reason for f in cards if (reason := self._find_divided(f.address))}
         states = self._states(functions)
         for card, known in states.items():
             for state in known:
                 if (reason := self._find_other_type(state, card, known)) is not None:
                     found[state.address] = reason
         return found | self._find_foreign(states)
+
+    def _find_divided(self, card: str) -> str | None:
+        """Return why a card without virtual functions cannot be offered as a whole, or None."""
+        facts = self.host.read_facts(card)
+        if facts.in_mig_mode:
+            return _IN_MIG_MODE
+        if facts.mig_pending:
+            return _PENDING
+        return _WITHOUT_FUNCTIONS if self._lacks_functions(card) else None
 
     def _find_foreign(
         self, states: Mapping[str, Sequence[kernel_vgpu.VgpuFunction]]
@@ -179,47 +177,44 @@ class VgpuCards:
         return states
 
     def replace_handles(self, card: Device) -> Device:
-        """Return a card in which the functions for vGPUs are deployables, one for each type."""
+        """Return a card in which the functions for vGPUs are deployables, one for each type.
+
+        With layouts, all deployables of the card have the trait of its current layout.
+        """
+        layout = self._layout_of(card.address)
         addresses = sorted(
             (a for a in self._selected if self._card_of(a) == card.address), key=PciAddress.parse
         )
-        layout = self._layout_of(card.address)
-        traits = frozenset() if layout is None else frozenset({trait_of(layout)})
-        if not addresses:
+        if addresses:
+            card = self._divide(card, addresses, self.find_mix(layout))
+        else:
             self._plans.pop(card.address, None)
-            if layout is None:
-                return card
-            return replace(
-                card,
-                deployables=tuple(replace(p, traits=p.traits | traits) for p in card.deployables),
-            )
-        rule = self._selected[addresses[0]]
-        mix = self.find_mix(layout)
+        if layout is None:
+            return card
+        traits = {trait_of(layout)}
+        parts = tuple(replace(part, traits=part.traits | traits) for part in card.deployables)
+        return replace(card, deployables=parts)
+
+    def _divide(self, card: Device, addresses: Sequence[str], mix: Mix | None) -> Device:
+        """Return a card in which its functions at these addresses are deployables by type."""
+        rule = self._selected[addresses[0]]  # a rule selects cards: it is that of all functions
         plan = self._plans[card.address] = self._plan(card.address, rule, addresses, mix)
-        kept, templates = [], []
-        for part in card.deployables:
-            others = tuple(h for h in part.handles if h.address not in self._selected)
-            if others:
-                kept.append(replace(part, handles=others))
-            if len(others) < len(part.handles):
-                templates.append(part)
-        offered = {h.address for part in templates for h in part.handles}
+        # The deployable of each function: those of the types differ from it in little.
+        templates = {h.address: part for part in card.deployables for h in part.handles}
         by_type: dict[str, list[str]] = {}
         for address, type_ in plan.handles.items():
-            if address in offered:
+            if address in templates:  # not withheld, such as for a use by the host
                 by_type.setdefault(type_, []).append(address)
         parts = [
-            self._deployable(templates[0], card.address, rule, type_, found)
+            replace(part, handles=others)
+            for part in card.deployables
+            if (others := tuple(h for h in part.handles if h.address not in self._selected))
+        ]
+        parts += [
+            self._deployable(templates[found[0]], card.address, rule, type_, found)
             for type_, found in by_type.items()
         ]
-        reasons = [text for text in [card.vendor_board_info.get(NOT_OFFERED)] if text]
-        reasons += plan.reasons
-        info = {NOT_OFFERED: "; ".join(reasons)[:MAX_TEXT]} if reasons else {}
-        return replace(
-            card,
-            deployables=tuple(replace(p, traits=p.traits | traits) for p in (*kept, *parts)),
-            vendor_board_info={**card.vendor_board_info, **info},
-        )
+        return add_reasons(replace(card, deployables=tuple(parts)), plan.reasons)
 
     def _may_be_whole(self, function: PciFunction) -> bool:
         """Return whether a function is a card for vGPUs without virtual functions."""

@@ -158,14 +158,17 @@ def _opened(nvml: Any) -> Iterator[None]:
         nvml.nvmlShutdown()
 
 
+def _require_nvml(error: str) -> Any:
+    """Return the binding of NVML. Raise DriverFailed with an error without it."""
+    try:
+        return importlib.import_module(MODULE)
+    except ImportError as exc:
+        raise DriverFailed(f"{error}: nvidia-ml-py is missing") from exc
+
+
 def set_heterogeneous(address: str, *, enable: bool) -> None:
     """Switch the mode for vGPUs of different sizes; see ``privileged.vgpu``."""
-    try:
-        nvml = importlib.import_module(MODULE)
-    except ImportError as exc:
-        raise DriverFailed(
-            f"the heterogeneous mode of {address} cannot be changed: nvidia-ml-py is missing"
-        ) from exc
+    nvml = _require_nvml(f"the heterogeneous mode of {address} cannot be changed")
     try:
         with _opened(nvml):
             device = nvml.nvmlDeviceGetHandleByPciBusId(address.encode())
@@ -189,12 +192,7 @@ def request_mig_mode(address: str, *, enable: bool) -> str | None:
     pending. Raise DriverFailed if NVML refuses the request, or the GPU has GPU instances that would
     be lost.
     """
-    try:
-        nvml = importlib.import_module(MODULE)
-    except ImportError as exc:
-        raise DriverFailed(
-            f"the MIG mode of {address} cannot be changed: nvidia-ml-py is missing"
-        ) from exc
+    nvml = _require_nvml(f"the MIG mode of {address} cannot be changed")
     mode = nvml.NVML_DEVICE_MIG_ENABLE if enable else nvml.NVML_DEVICE_MIG_DISABLE
     try:
         with _opened(nvml):
@@ -228,10 +226,7 @@ def format_instances(instances: Mapping[str, int]) -> str:
 
 def replace_instances(address: str, instances: Mapping[str, int]) -> None:
     """Replace the MIG instances of the GPU at an address; see ``privileged.gpu``."""
-    try:
-        nvml = importlib.import_module(MODULE)
-    except ImportError as exc:
-        raise DriverFailed(f"{address} cannot be partitioned: nvidia-ml-py is missing") from exc
+    nvml = _require_nvml(f"{address} cannot be partitioned")
     try:
         with _opened(nvml):
             device = nvml.nvmlDeviceGetHandleByPciBusId(address.encode())

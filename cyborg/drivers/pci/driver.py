@@ -243,25 +243,13 @@ class PciDriver(Driver):
         # One reading of the bus for all steps: they must see the same functions.
         functions = {f.address: f for f in self._sysfs.pci_functions()}
         used = self._used = self.find_used(functions)
-        # A copy: reasons that only an adoption overrides are added below, and are no uses.
+        # Before ``_collect_offers`` adds reasons to ``used`` that only an adoption overrides: these
+        # are no uses.
         host_used = frozenset(used)
         self._managers = obstacles.find_managers(self._sysfs, functions.values())
         self._remarks = self._collect_remarks(functions, used)
         self._disks.read()
-        guests = domains.find_used(self.sysfs_root, self.read_domains, functions.values())
-        iommu = obstacles.IommuFacts(self._sysfs, functions.values(), guests=guests)
-        cards = self._collect_offers(functions)
-        # Before the obstacles: whether others may get a function of an IOMMU group depends on what
-        # is offered. With what can be attached, two functions would depend on each other.
-        offered = {o.function.address for c in cards for o in c.offers if o.withheld is None}
-        cards = [
-            card._replace(
-                offers=offers.apply_obstacles(
-                    [self._with_obstacle(o, iommu, offered, host_used) for o in card.offers]
-                )
-            )
-            for card in cards
-        ]
+        cards = self._find_obstacles(self._collect_offers(functions), functions, host_used)
         self._remarks += offers.describe_unresettable(
             self._sysfs, (o for c in cards for o in c.offers if self.is_reset_after_use(o.function))
         )
@@ -272,11 +260,8 @@ class PciDriver(Driver):
             }
             for c in cards
         }
-        devices = [self._device(card) for card in cards]
-        return sorted(
-            (device for device in devices if device is not None),
-            key=lambda device: PciAddress.parse(device.address),
-        )
+        devices = filter(None, map(self._device, cards))
+        return sorted(devices, key=lambda device: PciAddress.parse(device.address))
 
     def _collect_offers(self, functions: Mapping[str, PciFunction]) -> list[offers.OfferedCard]:
         """Return the cards that are offered as a whole, and those of offered virtual functions."""
@@ -320,6 +305,30 @@ class PciDriver(Driver):
             self._used[function.address] = reason
         return replace(offer, withheld=reason)
 
+    def _find_obstacles(
+        self,
+        cards: Sequence[offers.OfferedCard],
+        functions: Mapping[str, PciFunction],
+        used: frozenset[str],
+    ) -> list[offers.OfferedCard]:
+        """Return cards whose offers have the reasons why functions cannot be attached.
+
+        ``used`` are the functions that the host uses.
+        """
+        guests = domains.find_used(self.sysfs_root, self.read_domains, functions.values())
+        iommu = obstacles.IommuFacts(self._sysfs, functions.values(), guests=guests)
+        # Whether others may get a function of an IOMMU group depends on what is offered. With what
+        # can be attached, two functions would depend on each other.
+        offered = {o.function.address for c in cards for o in c.offers if o.withheld is None}
+        return [
+            card._replace(
+                offers=offers.apply_obstacles(
+                    [self._with_obstacle(o, iommu, offered, used) for o in card.offers]
+                )
+            )
+            for card in cards
+        ]
+
     def _with_obstacle(
         self,
         offer: offers.Offer,
@@ -341,6 +350,7 @@ class PciDriver(Driver):
     ) -> tuple[str, ...]:
         """Return the warnings about rules and adopted addresses."""
         offerable = [f for f in functions.values() if self.is_candidate(f)]
+        # A rule may be for virtual functions that a card has in another layout only.
         offerable += filter(None, map(self._layouts.find_virtual, list(offerable)))
         selected = {
             f.address

@@ -179,6 +179,14 @@ def board_info(card: PciFunction, names: classes.Names) -> dict[str, str]:
     return {key: value for key, value in info.items() if value is not None}
 
 
+def add_reasons(device: inventory.Device, reasons: Sequence[str]) -> inventory.Device:
+    """Return a device that also shows these reasons why a part of it is not offered."""
+    shown = device.vendor_board_info
+    texts = [text for text in (shown.get(inventory.NOT_OFFERED), *reasons) if text]
+    info = {inventory.NOT_OFFERED: "; ".join(texts)[: inventory.MAX_TEXT]} if texts else {}
+    return replace(device, vendor_board_info={**shown, **info})
+
+
 def _attributes(card: PciFunction) -> dict[str, str]:
     attributes = {
         "class": card.class_code,

@@ -10,7 +10,8 @@ algorithm only when the template itself has a transform (``crypto_register_insta
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,43 +140,36 @@ def parse_name(name: str, *, first_is_primitive: bool = False) -> tuple[str, str
     with the mode ``rfc3686_ctr``, and ``authenc(hmac(sha1),cbc(aes))`` is ``aes`` with the mode
     ``cbc_hmac_sha1``.
     """
-    tokens = _TOKEN.findall(name)
+    tokens = deque[str](_TOKEN.findall(name))
     if len(name) > MAX_NAME or "".join(tokens) != name:
         return None
-    position, parts = _parse_expression(
-        tokens, position=0, depth=0, first_is_primitive=first_is_primitive
-    )
-    if parts is None or position != len(tokens):
+    parts = _take_expression(tokens, depth=0, first_is_primitive=first_is_primitive)
+    if parts is None or tokens:
         return None
     primitive, *modes = parts
     return primitive, "_".join(modes)
 
 
-def _parse_expression(
-    tokens: Sequence[str], *, position: int, depth: int, first_is_primitive: bool
-) -> tuple[int, list[str] | None]:
-    """Parse an expression; return the next position and ``[primitive, *modes]``, or None."""
-    if depth > _MAX_DEPTH or position >= len(tokens) or tokens[position] in "(),":
-        return position, None
-    word = tokens[position]
-    position += 1
-    if position >= len(tokens) or tokens[position] != "(":
-        return position, [word]
+def _take_expression(
+    tokens: deque[str], *, depth: int, first_is_primitive: bool
+) -> list[str] | None:
+    """Take an expression from the tokens; return ``[primitive, *modes]``, None if malformed."""
+    if depth > _MAX_DEPTH or not tokens or tokens[0] in "(),":
+        return None
+    word = tokens.popleft()
+    if not tokens or tokens[0] != "(":
+        return [word]
     arguments: list[list[str]] = []
-    while position < len(tokens) and tokens[position] in ("(", ","):
-        position, argument = _parse_expression(
-            tokens,
-            position=position + 1,
-            depth=depth + 1,
-            first_is_primitive=first_is_primitive,
-        )
+    while tokens and tokens[0] in ("(", ","):
+        tokens.popleft()
+        argument = _take_expression(tokens, depth=depth + 1, first_is_primitive=first_is_primitive)
         if argument is None:
-            return position, None
+            return None
         arguments.append(argument)
-    if position >= len(tokens) or tokens[position] != ")":
-        return position, None
+    if not tokens or tokens.popleft() != ")":
+        return None
     primitive, *modes = arguments.pop(0 if first_is_primitive else -1)
     others = [part for primitive_, *rest in arguments for part in (*rest, primitive_)]
     # authenc means that the other argument authenticates.
     template = [] if word in ("authenc", "authencesn") and others else [word]
-    return position + 1, [primitive, *template, *modes, *others]
+    return [primitive, *template, *modes, *others]

@@ -82,7 +82,8 @@ class CryptoDriver(PciDriver):
         """Return the PCI functions that the host uses; see ``host_use.check``.
 
         Accelerators with which the kernel computes are not included; ``discover`` marks them as not
-        deliverable.
+        deliverable. For it, read the algorithms of the kernel, and forget what is known of
+        functions that are not present.
         """
         self._algorithms = algorithms.read_algorithms(self.sysfs_root.parent / "proc")
         served = [function for function in functions.values() if self._is_served(function)]

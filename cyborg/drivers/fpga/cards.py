@@ -88,14 +88,17 @@ def read_regions(sysfs: Sysfs, functions: Iterable[PciFunction]) -> dict[str, Ca
     physical = {f.address: f.physfn or f.address for f in functions}
     folders = _entries(sysfs, REGIONS, _REGION)
     managers = _entries(sysfs, MANAGERS, _MANAGER)
+    by_card: dict[str, list[_Folder]] = {}
+    for folder in folders:
+        card = physical.get(folder.function, folder.function)
+        by_card.setdefault(card, []).append(folder)
     found: dict[str, CardRegions] = {}
-    for card in sorted({physical.get(folder.function, folder.function) for folder in folders}):
-        own = [folder for folder in folders if folder.function == card]
+    for card, of_card in sorted(by_card.items()):
+        # Those of virtual functions only have ports.
+        own = [folder for folder in of_card if folder.function == card]
         if own:
-            ports = _read_ports(
-                sysfs, [f for f in folders if physical.get(f.function, f.function) == card]
-            )
-            found[card] = _read_card(sysfs, own, [m for m in managers if m.function == card], ports)
+            of_own = [manager for manager in managers if manager.function == card]
+            found[card] = _read_card(sysfs, own, of_own, _read_ports(sysfs, of_card))
     return found
 
 
@@ -118,7 +121,8 @@ def _read_card(
     regions: list[Region] = []
     for number, folder in enumerate(parts or base):
         fme = next((part for part in folder.path.parts if _FME.fullmatch(part)), None)
-        # A wrong port would reconfigure the region of another server.
+        # The order says which port a region has only if each port has one. A wrong port would
+        # reconfigure the region of another server.
         port = number if fme is not None and len(parts) == ports_num else None
         manager = _nearest(folder, managers)
         regions.append(

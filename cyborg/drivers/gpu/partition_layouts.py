@@ -89,7 +89,8 @@ class PartitionLayouts:
         card = self._sysfs.pci_function(device.address)
         if card is None:
             raise DriverFailed(f"there is no card {device.address}")
-        # With what it offers now, which may be less than it could: that is how it is recognised.
+        # The current one with the handles of now, which may be fewer than it could have:
+        # ``Layout.matches`` recognises it by them.
         offers: dict[str, Mapping[str, int]] = {self._current(card): count_handles(device)}
         offered_class = self._class_of_whole(device.address)
         for mode in self._possible(card):

@@ -203,7 +203,10 @@ def _network_functions(
     checked_ports: Collection[str],
     accepts: networks.IsAccepted,
 ) -> dict[str, str]:
-    """Return the PCI functions whose network interfaces the host uses; update ``known``."""
+    """Return the PCI functions whose network interfaces the host uses: a reason each.
+
+    ``known`` has the uses that earlier calls found, by address; update it.
+    """
     # An interface that has lost its use, and is still up, may get it again in a moment. A server
     # that has the function takes the interface away, so what is known of it ends.
     uses, active = network_reader.uses(accepts), network_reader.active_ports(checked_ports, accepts)
@@ -211,6 +214,7 @@ def _network_functions(
     for address, use in list(known.items()):
         if address not in uses:
             if network_reader.is_active(use.interface, address):
+                # That it was an active port is a use that has not ended.
                 found[address] = str(use) if use == active.get(address) else f"{use}{_ENDED}"
             else:
                 known.pop(address, None)

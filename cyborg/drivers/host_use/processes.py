@@ -256,6 +256,7 @@ class ProcessReader:
     def nodes(self) -> Iterator[str]:
         """Yield the paths of the nodes that a process could have open, except those of VFIO."""
         # The kernel gives a group of VFIO to one process only.
+        # The folder in /dev, and the class, of each kind of nodes.
         folders = {(p.rpartition("/")[0], c) for p, classes in _CLASSES.items() for c in classes}
         folders |= {("", class_) for class_ in ("nvme", "nvme-generic", "block")}
         for folder, class_ in sorted(folders):

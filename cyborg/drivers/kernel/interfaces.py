@@ -64,9 +64,9 @@ def representors(sysfs: Sysfs, address: str) -> dict[int, str]:
     for name in sysfs.list_names("class/net"):
         if sysfs.read_text(f"class/net/{name}/phys_switch_id") != switch:
             continue
-        numbers = _representee(sysfs, name)
-        if numbers is not None and numbers[0] == physical:
-            found[numbers[1]] = name
+        of_physical, of_virtual = _representee(sysfs, name) or (None, 0)
+        if of_physical == physical:
+            found[of_virtual] = name
     return found
 
 

@@ -52,13 +52,13 @@ class Connection:
 def parse_networks(texts: Iterable[str]) -> tuple[Connection, ...]:
     """Parse the entries of the option. Raise InvalidOption with the wrong entry."""
     found: dict[str, Connection] = {}
-    traits: dict[str, str] = {}
+    traits: dict[str, str] = {}  # the network of each
     for text in texts:
         connection = _parse_entry(text)
         trait = trait_of_network(connection.network)
-        if connection.card in found or traits.setdefault(trait, connection.network) != (
-            connection.network
-        ):
+        # Two networks of one trait could not be told apart in a profile.
+        network = traits.setdefault(trait, connection.network)
+        if connection.card in found or network != connection.network:
             raise InvalidOption(text, NETWORKS_EXPECTED)
         found[connection.card] = connection
     return tuple(found.values())

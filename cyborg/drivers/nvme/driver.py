@@ -190,21 +190,23 @@ class NvmeDriver(PciDriver):
 
     def _find_supported(self, function: PciFunction) -> Sequence[nvme.Method] | None:
         """Return the methods that a controller supports; None if they are unknown."""
-        # They are read once for each drive and firmware, and else taken from the memory.
+        # They are read once for each drive and firmware, and else taken from the memory. Its text
+        # has three lines: the model of the function, what the drive shows of itself, the methods.
         key = f"methods {function.address}"
         model = _model_of(function)
-        known_model, drive, texts = [*(self.memory.get(key) or "").split("\n"), "", "", ""][:3]
-        known = [method for method in nvme.Method if method.value in texts.split(";")]
+        lines = (self.memory.get(key) or "").split("\n")
+        known_model, known_drive, values = lines if len(lines) == 3 else ("", "", "")
+        known = [method for method in nvme.Method if method.value in values.split(";")]
         controller, _ = self._read_namespaces(function.address)
         if self._sysfs.read_text(controller / "state") != "live":
-            return known if known_model == model and drive else None
+            return known if known_model == model and known_drive else None
         names = ("serial", "model", "firmware_rev")
-        shown = " ".join(self._sysfs.read_text(controller / name) or "?" for name in names)
-        if (known_model, drive) == (model, shown):
+        drive = " ".join(self._sysfs.read_text(controller / name) or "?" for name in names)
+        if (known_model, known_drive) == (model, drive):
             return known
         node = Path("/dev") / controller.name
         methods = self._access.read_methods(node, self._sysfs.read_text(controller / "dev"))
-        text = None if methods is None else f"{model}\n{shown}\n{';'.join(methods)}"
+        text = None if methods is None else f"{model}\n{drive}\n{';'.join(methods)}"
         self.memory.put(key, text)
         return methods
 

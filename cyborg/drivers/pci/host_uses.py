@@ -141,7 +141,7 @@ class DiskHistory:
         stored = self._memory().get(_contents_key(function.address))
         has_disks = function.class_code.startswith((_STORAGE, *_BUSES))
         if (contents, stored) == (None, None) and not has_disks:
-            return None
+            return None  # it is no storage, and never had any
         known = load_record(OfferedFunction, stored)
         # The kernel shows the namespaces of a drive one after another: what is empty for the first
         # time proves nothing about a drive that servers had.
@@ -269,6 +269,8 @@ class HostUses:
         """
         uses: dict[str, set[str]] = {address: set() for address in addresses}
 
+        # Accepts everything, to learn each use: the reader asks for the next one of a function
+        # only after it.
         def is_accepted(address: str, reason: str) -> bool:
             uses.get(address, set()).add(reason)
             return True

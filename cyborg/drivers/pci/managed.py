@@ -88,14 +88,13 @@ def added_addresses(driver: Driver, previous: Driver | None) -> tuple[list[str],
 
     The second list has those that were added by force.
     """
-    # Without a predecessor there are none: an agent that starts does not know that an operator has
-    # just decided so.
     added = _entries(driver, "adopt") - _entries(previous, "adopt")
-    forced: frozenset[str] = frozenset()
-    if previous is not None:
-        forced = _entries(driver, IN_USE.name) - _entries(previous, IN_USE.name)
-    addresses = sorted({entry.partition("@")[0] for entry in forced})
-    return sorted({*added, *addresses}), addresses
+    # None by force without a predecessor: an agent that starts does not know that an operator has
+    # just decided so.
+    entries = frozenset() if previous is None else _entries(driver, IN_USE.name)
+    entries -= _entries(previous, IN_USE.name)
+    forced = sorted({entry.partition("@")[0] for entry in entries})
+    return sorted({*added, *forced}), forced
 
 
 def _entries(driver: Driver | None, option: str) -> frozenset[str]:
@@ -120,10 +119,8 @@ def read_options(driver: Driver) -> ManagedDevices:
         raise driver.misconfigured(
             "release", conflicts[0], "no address that is also in adopt or adopt_in_use"
         )
-    marks = {
-        _canonical(entry).partition("@")[0]: entry.partition("@")[2]
-        for entry in driver.options.get(IN_USE.name, ())
-    }
+    entries = driver.options.get(IN_USE.name, ())
+    marks = {a: entry.partition("@")[2] for a, entry in zip(in_use, entries, strict=True)}
     return ManagedDevices((*adopted, *in_use), released, marks)
 
 

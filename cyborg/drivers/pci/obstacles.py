@@ -200,9 +200,6 @@ def find_obstacle(sysfs: Sysfs, function: PciFunction, managers: Mapping[str, st
     ``nvidia/current_vgpu_type`` in the "Virtual GPU Software User Guide", for hypervisors with a
     vendor-specific VFIO framework.
     """
-    # Its kernel driver does not let go of a GPU whose node a process has open
-    # (``nv_pci_remove_helper`` in ``nv-pci.c`` of NVIDIA's open kernel modules waits for it), as
-    # ``nvidia-persistenced`` has with persistence mode.
     if not classes.is_gpu(function):
         return None
     if "current_vgpu_type" in sysfs.list_names(f"bus/pci/devices/{function.address}/nvidia"):
@@ -211,6 +208,9 @@ def find_obstacle(sysfs: Sysfs, function: PciFunction, managers: Mapping[str, st
         return None
     if function.physfn is not None:
         return _FOR_VGPUS
+    # The kernel driver waits with an unbind until no process has the node of the GPU open
+    # (``nv_pci_remove_helper`` in ``nv-pci.c`` of NVIDIA's open kernel modules), as
+    # ``nvidia-persistenced`` has with persistence mode.
     if (names := managers.get(function.address)) is None:
         return None
     return (

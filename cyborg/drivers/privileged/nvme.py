@@ -124,17 +124,18 @@ def _erase_bound(drive: PciFunction, end: float, permitted: Sequence[Method]) ->
             descriptors = [
                 open_disks.enter_context(_open(disk, flags, _SYS / "class/block")) for disk in disks
             ]
-            work = (
+            erase_all = (
                 _sanitize(controller, method, end)
                 if method in nvme.SANITIZE_METHODS
                 else _format(controller, namespaces, method, end)
             )
-            _end_earlier_sanitize(controller, info, method, work, end)
+            _end_earlier_sanitize(controller, info, method, erase_all, end)
+            # Checked again: the wait for an earlier operation may have taken hours.
             if Sysfs(_SYS).read_int(f"bus/pci/devices/{function}/sriov_numvfs"):
                 raise DriverFailed(f"{function} has virtual functions, which others may use")
             for number in descriptors:
                 _wait_for(partial(_lock, number), f"another program has locked a disk of {name}")
-            count = _prove(descriptors, work)
+            count = _prove(descriptors, erase_all)
             for number in descriptors:
                 _read_partitions(number)
     return {"method": str(method), "namespaces": len(numbers), "samples": count}

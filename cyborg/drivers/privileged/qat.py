@@ -119,14 +119,15 @@ def _apply(device: Attributes, value: str, state: str) -> None:
         device.write("cfg_services", value)
     if state == "up":
         device.write("state", "up")
-    if (observed := _observe(device)) != (state, parse_services(value)):
+    new_state, services = _observe(device)
+    if (new_state, services) != (state, parse_services(value)):
         raise OSError(
-            f"after the change the state is {observed[0]} and the services are "
-            f"{';'.join(observed[1])}"
+            f"after the change the state is {new_state} and the services are {';'.join(services)}"
         )
 
 
 def _observe(device: Attributes) -> tuple[str | None, tuple[str, ...]]:
+    """Return the state of a device, and its services."""
     return device.read("state"), parse_services(device.read("cfg_services"))
 
 

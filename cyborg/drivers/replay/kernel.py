@@ -194,6 +194,7 @@ class SimulatedKernel:
         used = sum(counts[name] / capacity[name] for name in names if capacity[name])
         for name in names:
             others = any(counts[other] for other in names if other != name)
+            # A GPU of NVIDIA has devices of one type at a time; others divide what is left.
             if name.startswith("nvidia-"):
                 free = 0 if others else capacity[name] - counts[name]
             else:

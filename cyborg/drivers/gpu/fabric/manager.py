@@ -132,7 +132,7 @@ class FabricManager:
                     self._store(record.with_own(number, True))
                     raise
                 self._store(record)
-                self._explain_use(number, addresses, exc)
+                self._take_active(number, addresses, exc)
                 return
         LOG.info("Fabric partition %d activated for GPUs %s", number, _modules(partition))
 
@@ -188,8 +188,11 @@ class FabricManager:
         self._store(self._record(partitions))
         return partitions
 
-    def _explain_use(self, number: int, functions: Sequence[str], exc: RequestFailed) -> None:
-        """Return if another client activated the partition; raise DriverFailed otherwise."""
+    def _take_active(self, number: int, functions: Sequence[str], exc: RequestFailed) -> None:
+        """Record a partition as activated by this agent if another client has activated it.
+
+        Otherwise raise DriverFailed with the reason, or the error ``exc`` of the activation.
+        """
         partitions = self._list()
         partition = _find(partitions, number)
         if partition.is_active:

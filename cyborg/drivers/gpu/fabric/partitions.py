@@ -107,14 +107,15 @@ def find_overlapping(partitions: Iterable[Partition], partition: Partition) -> l
         for other in partitions
         if other.is_active
         and other.id != partition.id
-        and set(other.modules) & {*partition.modules}
+        and not set(other.modules).isdisjoint(partition.modules)
     ]
 
 
 def find_foreign_obstacles(state: FabricState) -> dict[int, str]:
-    """Return why partitions cannot be activated that have a GPU of another program's active one.
+    """Return the partitions with a GPU of a partition that another program has activated.
 
-    The reasons are by the id of the partition; the active partition itself is among them.
+    They cannot be activated: the reasons are by the id of the partition. The active partition
+    itself is among them.
     """
     return {
         partition.id: (
@@ -124,5 +125,5 @@ def find_foreign_obstacles(state: FabricState) -> dict[int, str]:
         for other in state.partitions
         if state.activation(other) is Activation.FOREIGN
         for partition in state.partitions
-        if set(partition.modules) & {*other.modules}
+        if not set(partition.modules).isdisjoint(other.modules)
     }

@@ -107,7 +107,11 @@ class FabricRequests:
         arguments: Sequence[str] = (),
         refusal: str | None = None,
     ) -> Any:
-        """Return the answer to a request: ``options`` are those of fmpm, unless it cannot do it."""
+        """Return the answer to a request by the library, or by the program fmpm without it.
+
+        ``arguments`` are those of the function of the library, ``options`` those of fmpm;
+        ``refusal`` is what fmpm cannot do.
+        """
         try:
             return self._call_library(operation, arguments)
         except LibraryMissing as exc:

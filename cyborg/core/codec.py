@@ -152,7 +152,10 @@ def _collection(kind: type, annotation: Any) -> tuple[Convert, Convert]:
 
 
 def _mapping(key: Any, value: Any) -> tuple[Convert, Convert]:
-    load_key, (dump, load) = _converters(key)[1], _converters(value)
+    """Return the functions that dump and load mappings of these annotations."""
+    # Keys are dumped as they are: all of them are texts.
+    _, load_key = _converters(key)
+    dump, load = _converters(value)
 
     def load_items(items: Any) -> dict[Any, Any]:
         if not isinstance(items, Mapping):

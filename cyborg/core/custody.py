@@ -324,15 +324,10 @@ def verify(
     before, after = log.before, log.after
     if after is None:
         return Verification(START, _find_fault_without_head(log, keys, anchor))
-    for head in (before, after):
-        if head and keys is not None and (reason := find_head_fault(head, keys)):
-            text = (
-                f"the ends of the chain, up to record {head.tip.sequence}, are not those that a "
-                f"conductor wrote: {reason}"
-            )
-            return Verification(START, Fault(head.tip.sequence, text))
-    # The head moves while the records are read: records up to the earlier tip must be there, and
-    # records after the later base.
+    if fault := _find_fault_of_heads(log, keys):
+        return Verification(START, fault)
+    # The head moves while the records are read, by new records and by deletions: those after the
+    # later base and up to the earlier tip must be there.
     base, tip = after.base, before.tip if before else START
     first_base = before.base if before else START
     position = start if start is not None and base.sequence < start.sequence else base
@@ -352,11 +347,9 @@ def verify(
             return Verification(position, Fault(sequence, text))
         if sequence <= base.sequence:
             continue  # deleted meanwhile
-        result = check_records(position, [sealed])
+        result = _check_next(position, sealed)
         if isinstance(result, Fault):
             return Verification(position, result)
-        if sequence == 1 and sealed.record.event != Event.DEVICE_ADDED:
-            return Verification(position, _first_is_not(sealed.record))
         position = result
         if anchor is not None and anchor.sequence == position.sequence and anchor != position:
             return Verification(position, _differs(anchor, position))
@@ -402,6 +395,27 @@ def format_anchors(tips: Mapping[str, Link]) -> dict[str, Any]:
     }
 
 
+def _check_next(position: Link, sealed: SealedRecord) -> Link | Fault:
+    """Return the position of a record that follows another one, or its fault."""
+    result = check_records(position, [sealed])
+    is_first = isinstance(result, Link) and result.sequence == 1
+    if is_first and sealed.record.event != Event.DEVICE_ADDED:
+        return _first_is_not(sealed.record)
+    return result
+
+
+def _find_fault_of_heads(log: Log, keys: Keys | None) -> Fault | None:
+    """Return the fault of a head that no conductor wrote, None if both are valid."""
+    for head in (log.before, log.after):
+        if head and keys is not None and (reason := find_head_fault(head, keys)):
+            return Fault(
+                head.tip.sequence,
+                f"the ends of the chain, up to record {head.tip.sequence}, are not those that a "
+                f"conductor wrote: {reason}",
+            )
+    return None
+
+
 def _find_fault_without_head(log: Log, keys: Keys | None, anchor: Link | None) -> Fault | None:
     """Return the fault of a log without a head; None if all its records are new and valid."""
     for sealed in log.records:
@@ -422,6 +436,7 @@ def _find_fault_without_head(log: Log, keys: Keys | None, anchor: Link | None) -
 
 
 def _find_fault_of_anchor(anchor: Link | None, base: Link, tip: Link) -> Fault | None:
+    """Return the fault of a chain with these ends that cannot have the record ``anchor``."""
     if anchor is None or anchor.sequence < base.sequence:
         return None
     if anchor.sequence > tip.sequence:

@@ -132,10 +132,11 @@ def parse(text: str) -> Capture:
         record = _parse_line(line, _parse_record)
         if isinstance(record, Uevent):
             uevents.append(record)
-        elif record[0] in folders:
-            raise Invalid(f"line {line[0]}: {record[0]} occurs twice", field="capture")
-        else:
-            folders[record[0]] = record[1]
+            continue
+        path, folder = record
+        if path in folders:
+            raise Invalid(f"line {line[0]}: {path} occurs twice", field="capture")
+        folders[path] = folder
     # After all lines: a folder may come before the link that would lead into it.
     check(folders, len(uevents))
     return Capture(folders=folders, uevents=tuple(uevents), **header)

@@ -14,6 +14,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 from cyborg.core.explain.predicates import MATCHING, Failure, Predicate
@@ -114,9 +115,12 @@ def make_refusal(
 def _failed_groups(
     reasons: Mapping[str, Sequence[Mapping[str, object]]],
 ) -> tuple[FailedGroup, ...]:
-    """Return the predicates that failed, without details of devices; at most MAX_REASONS."""
+    """Return the predicates that failed, without details of devices; at most MAX_REASONS.
+
+    ``reasons`` are those of NoHandle, by ARQ.
+    """
     groups: dict[tuple[int | None, str, str], FailedGroup] = {}
-    for reason in (reason for rejected in reasons.values() for reason in rejected):
+    for reason in chain.from_iterable(reasons.values()):
         group, provider = _number(reason.get("group")), str(reason["provider"])
         handles, text = _number(reason["handles"]) or 0, _public_text(reason)
         key = group, provider, text

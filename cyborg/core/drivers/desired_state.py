@@ -220,6 +220,7 @@ def next_record(
         return record
     if error is None:
         absent = planned.desired.status is DesiredStatus.ABSENT
+        # Nothing had to be stopped: this host may have no configuration to release handles with.
         kept = absent and planned.action is Action.KEEP
         never_ran = kept and (record is None or record.applied is None or record.never_ran)
         return BackendRecord(

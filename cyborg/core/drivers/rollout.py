@@ -100,9 +100,8 @@ class Step:
 class Plan:
     """Next changes of a rollout: steps to start, and steps that pass to another state.
 
-    ``succeeded`` is None while the rollout runs, else
-    whether all steps succeeded. ``revert`` are the steps whose hosts get back their previous
-    desired state; they become SKIPPED.
+    ``succeeded`` is None while the rollout runs, else whether all steps succeeded. ``revert`` are
+    the steps whose hosts get back their previous desired state; they become SKIPPED.
     """
 
     start: Sequence[StepKey] = ()
@@ -145,10 +144,10 @@ def plan(kind: Kind, steps: Sequence[Step]) -> Plan:
     running = sum(state is StepState.IN_PROGRESS for state in states)
     start = _select_starting(kind, ready, running)
     states_after = [transitions.get(step.key, step.state) for step in steps]
-    unfinished = start or len(to_revert) > len(revert)
-    if unfinished or any(state not in FINAL_STATES for state in states_after):
-        return Plan(start=start, transitions=transitions, revert=revert)
-    return Plan(start=start, transitions=transitions, succeeded=not failed, revert=revert)
+    has_more = start or len(to_revert) > len(revert)
+    has_ended = not has_more and all(state in FINAL_STATES for state in states_after)
+    succeeded = not failed if has_ended else None
+    return Plan(start=start, transitions=transitions, succeeded=succeeded, revert=revert)
 
 
 def _select_starting(kind: Kind, ready: Sequence[Step], running: int) -> list[StepKey]:

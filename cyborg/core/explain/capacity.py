@@ -105,7 +105,9 @@ def _fit_servers(
 ) -> tuple[int, bool]:
     """Return the number of servers that fit, and whether it is exact.
 
-    A provider has one resource class, so that the classes are independent of each other.
+    ``kinds`` is the result of ``_make_kinds``; a bin has the capacities of a provider, by the index
+    of the demand. A provider has one resource class, so that the classes are independent of each
+    other.
     """
     results = []
     for members in kinds.values():

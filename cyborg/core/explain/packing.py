@@ -30,6 +30,7 @@ BOUND_STEPS = 100
 # Steps that first-fit-decreasing takes for each kind and bin.
 _FIRST_FIT_STEPS = 8
 
+# Capacities of a bin, one for each kind; or of a kind, one for each bin.
 Caps = tuple[int, ...]
 
 
@@ -164,10 +165,14 @@ def _available(caps: Caps, unit: int) -> int:
 
 
 def _room(kinds: Sequence[Kind], caps: Caps, content: Sequence[int], number: int) -> int:
-    """Return how many more items of a kind fit into a bin that has these numbers of items."""
+    """Return how many more items of the kind ``number`` fit into a bin.
+
+    ``content`` has the number of items of each kind that the bin has already.
+    """
     size, limit = kinds[number].size, caps[number]
     room = limit
-    # Units of smaller capacities are part of the larger ones: the kind must fit into each of these.
+    # All units for this kind are part of each larger capacity, which other kinds use too: an item
+    # takes room in all of them.
     for cap in set(caps):
         if cap >= limit:
             used = 0
@@ -204,8 +209,8 @@ def _fit_alone(kinds: Sequence[Kind], caps: Caps) -> int:
 
 
 def _first_fit(kinds: Sequence[Kind], bins: Sequence[Caps], sets: int) -> bool:
-    """Return whether the items fit, placed greatest first into the bins that take fewest kinds."""
-    # Bins that take few kinds first, then small ones.
+    """Return whether the items of all kinds fit when the largest ones are placed first."""
+    # Bins that take few kinds first, then small ones: the others stay free for other kinds.
     ordered = sorted(bins, key=lambda caps: (sum(map(bool, caps)), sum(caps)))
     contents = [[0] * len(kinds) for _ in bins]
     room_of_kind = [sum(caps[number] for caps in bins) for number in range(len(kinds))]
@@ -239,7 +244,7 @@ class _Search:
         return None if not fits and self.budget.steps < 0 else fits
 
     def _fill(self, number: int, left: tuple[int, ...]) -> bool:
-        """Return whether the items ``left`` fit into the bins from ``number`` on."""
+        """Return whether items fit into the bins from ``number`` on; ``left`` counts each kind."""
         if not any(left):
             return True
         # The ways to the same rest are many, and its result depends on the rest alone.
@@ -262,6 +267,7 @@ class _Search:
         """
         caps, last = self.bins[number], len(self.kinds) - 1
         found: list[tuple[int, ...]] = [(0,) * len(self.kinds)]
+        # Each number of items of all kinds but the last, and of the last kind as many as then fit.
         for n in range(last):
             heads, found = found, []
             for head in heads:

@@ -125,7 +125,8 @@ class _Problem(NamedTuple):
 class _Search:
     """A search for the groups that prevent a host from serving a request.
 
-    Hosts with equal free handles are searched once.
+    ``firsts`` has for each demand the index of the first equal one, ``kinds`` these indexes once: a
+    bin has a column for each of them. Hosts with equal free handles are searched once.
     """
 
     demands: Sequence[GroupDemand]
@@ -163,12 +164,10 @@ class _Search:
         )
 
     def _fits_together(self, columns: Sequence[int], bins: Sequence[Caps]) -> bool | None:
-        """Return whether groups fit together; None if that was not found out."""
+        """Return whether the groups of these columns fit together; None if that is not known."""
         counts = Counter(self.firsts)
-        kinds = [
-            Kind(self.demands[first].count, counts[first])
-            for first in (self.kinds[column] for column in columns)
-        ]
+        chosen = [self.kinds[column] for column in columns]
+        kinds = [Kind(self.demands[first].count, counts[first]) for first in chosen]
         # A single group was found to fit alone.
         if len(kinds) == 1 and kinds[0].count == 1:
             return True

@@ -179,8 +179,9 @@ def put_first(
         # Without a failure, its provider fits the group alone: other groups of the call were first.
         failure = failures.get(arq_uuid, fail(Predicate.TAKEN_IN_CALL))
         same = [reason for reason in rejected if reason["code"] == failure.predicate.value]
+        # One with the same text is about the same handles; it may be one of several of the code.
         exact = [reason for reason in same if reason["reason"] == failure.text]
-        first = [*exact, *same][:1]
+        first = (exact or same)[:1]
         if not first and arq_uuid in failures:
             first = [describe_rejection(demand, failure, handles.get(demand.provider, 0))]
         ordered[arq_uuid] = [*first, *(reason for reason in rejected if reason not in first)]

@@ -196,15 +196,15 @@ def list_questions(
 ) -> list[tuple[str, str]]:
     """Return the functions whose owner must be asked for: uuid of the guest, and address.
 
-    Those that a guest had with an ARQ are known, and so are those that it had without one. With
-    ``recheck`` those of running guests and the latter are asked for too: an ARQ may have been
-    deleted, or made. Those of another ARQ are asked for each time: it may end.
+    The owner is known of those that the guest had with an ARQ, or without one. With ``recheck``,
+    only those that a stopped guest had with an ARQ are left out: of the others, an ARQ may have
+    been deleted, or made. Those of another ARQ are asked for each time: it may end.
     """
     found: list[tuple[str, str]] = []
     for guest in guests:
         record = _record(known, guest)
-        functions = guest.functions - record.owned - (frozenset() if recheck else record.foreign)
-        functions |= guest.running if recheck else frozenset()
+        functions = guest.functions - record.owned
+        functions = functions | guest.running if recheck else functions - record.foreign
         found += [(guest.uuid, address) for address in sorted(functions)]
     return found
 
@@ -226,13 +226,13 @@ def decide(
         if not guest.functions:
             continue
         owned = before.owned & guest.functions
-        # Not those that a stopped guest had with an ARQ: Nova writes a new definition at its next
-        # start.
-        foreign = before.foreign & guest.functions - (owned - guest.running)
+        # Nova writes a new definition at the next start, without those that had an ARQ.
+        left_over = owned - guest.running
+        foreign = (before.foreign & guest.functions) - left_over
         for address in guest.functions:
             if (guest.uuid, address) not in owners:
                 # Without an answer, what was known of the function stays.
-                unknown |= address not in owned | foreign
+                unknown = unknown or address not in (owned | foreign)
                 continue
             owner = owners[guest.uuid, address]
             if owner is FunctionOwner.INSTANCE:

@@ -266,12 +266,12 @@ def plan_restore(
         tombstones[device] = replace(tombstone, deployables=deployables)
     # By address alone: a host has one deployable of an address, as the name of a provider is
     # unique.
-    moved = {a: device for device, tombstone in removed.items() for a in tombstone.deployables}
+    removed_from = {a: device for device, lost in removed.items() for a in lost.deployables}
     restored: dict[DeployableKey, DeployableTombstone] = {}
     for key in sorted(added):
         device, address = key
         # A deployable removed in this report is newer than one with a stored tombstone.
-        source = moved.get(address, device)
+        source = removed_from.get(address, device)
         deployables = dict(tombstones[source].deployables) if source in tombstones else {}
         if address not in deployables:
             continue

@@ -80,9 +80,10 @@ def add_reference_names(device: Device, release: int) -> Device:
             for layout in device.layouts
         ),
         deployables=tuple(
-            _add_names(device, replace(d, resource_class=former.get(name, name)), release)
+            _add_names(
+                device, replace(d, resource_class=former.get(c := d.resource_class, c)), release
+            )
             for d in device.deployables
-            for name in (d.resource_class,)
         ),
     )
 

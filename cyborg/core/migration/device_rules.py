@@ -90,14 +90,17 @@ def convert_specs(backend: str, values: Sequence[str]) -> Rules:
             continue
         for spec in loaded if isinstance(loaded, list) else [loaded]:
             try:
-                result.rules += _make_rules(backend, spec, result.remarks)
+                result.rules.append(_make_rule(backend, spec, result.remarks))
             except _NoRuleError as exc:
                 result.by_hand.append(f"{json.dumps(spec)} {exc}")
     return result
 
 
-def _make_rules(backend: str, spec: Any, remarks: list[str]) -> list[str]:
-    """Return the rule for a [pci] device_spec; add what it cannot express to ``remarks``."""
+def _make_rule(backend: str, spec: Any, remarks: list[str]) -> str:
+    """Return the rule for a [pci] device_spec; add what it cannot express to ``remarks``.
+
+    Raise _NoRuleError.
+    """
     if not isinstance(spec, dict):
         raise _NoRuleError(f"is not an object: write [{backend}] devices = RULE")
     if "devname" in spec:
@@ -126,7 +129,7 @@ def _make_rules(backend: str, spec: Any, remarks: list[str]) -> list[str]:
         parts += ["functions=whole", *_erase(spec)]
     if ignored := sorted(spec.keys() - known):
         remarks.append(f"{', '.join(ignored)} of {json.dumps(spec)} had no effect")
-    return [",".join(parts)]
+    return ",".join(parts)
 
 
 def _parse_id(value: Any, backend: str) -> str:
@@ -270,7 +273,7 @@ def convert_networks(values: Sequence[str]) -> Rules:
     """
     result = Rules()
     entries: list[str] = []
-    traits: dict[str, str] = {}
+    traits: dict[str, str] = {}  # the network of each: two of one trait could not be told apart
     seen: set[str] = set()
     for network, interface in _pairs(values):
         valid = (

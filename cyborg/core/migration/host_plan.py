@@ -106,7 +106,7 @@ class _HostPlanner:
     def plan(self) -> HostImport:
         """Return the plan."""
         rows = self.rows
-        # What a server uses comes first.
+        # What a server uses comes first: of two rows with one identity the first is taken.
         bound = {arq.handle_id for arq in rows.arqs if arq.state == import_plan.BOUND}
         handles = sorted(rows.handles, key=lambda row: row.id not in bound)
         used = {row.deployable_id for row in handles if row.id in bound}
@@ -190,16 +190,10 @@ class _HostPlanner:
                 continue
             value, identity = found
             traits, attributes = self._attributes(deployable)
-            handles: list[AttachHandle] = []
-            for handle in self.handles_of.get(deployable.id, []):
-                if (parsed := self._try(self._handle, handle)) is not None:
-                    uuid, attach_handle = parsed
-                    uuids[value.address, attach_handle.address] = uuid
-                    handles.append(attach_handle)
-                    self.handles[handle.id] = TakenHandle(
-                        uuid, value.resource_class, identity.provider
-                    )
-            values.append((deployable, replace(value, traits=traits, handles=tuple(handles))))
+            handles = self._take_handles(deployable, value.resource_class, identity.provider)
+            uuids |= {(value.address, handle.address): uuid for uuid, handle in handles.items()}
+            value = replace(value, traits=traits, handles=tuple(handles.values()))
+            values.append((deployable, value))
             addresses[deployable.id] = value.address
             identities[value.address] = replace(identity, attributes=attributes)
             rows[import_plan.ATTRIBUTE] += sum(
@@ -218,6 +212,18 @@ class _HostPlanner:
             handles=uuids,
             rows=rows,
         )
+
+    def _take_handles(
+        self, owner: DeployableRow, resource_class: str, provider: str
+    ) -> dict[str, AttachHandle]:
+        """Take the handles of a deployable: return them by uuid."""
+        handles: dict[str, AttachHandle] = {}
+        for row in self.handles_of.get(owner.id, []):
+            if (parsed := self._try(self._handle, row)) is not None:
+                uuid, handle = parsed
+                handles[uuid] = handle
+                self.handles[row.id] = TakenHandle(uuid, resource_class, provider)
+        return handles
 
     def _deployable(self, row: DeployableRow) -> tuple[Deployable, ImportedDeployable]:
         """Return a deployable and its identity, without parent, traits, handles and attributes."""
@@ -330,13 +336,13 @@ class _HostPlanner:
         return arq
 
     def _close_devices(self, owned: Collection[str]) -> set[str]:
-        """Return the uuids of the devices that dropped requests may still use; say so.
+        """Return the uuids of the taken devices that servers of dropped requests may still use.
 
-        ``owned`` has the handles of the requests that are taken. Record the requests whose devices
-        are not taken.
+        ``owned`` has the handles of the requests that are taken. Add this to the reasons of these
+        drops. Record an unknown use for a dropped request whose device is not taken.
         """
-        deployables = {row.id: row.device_id for row in self.rows.deployables}
-        places = {row.id: deployables.get(row.deployable_id) for row in self.rows.handles}
+        device_of = {row.id: row.device_id for row in self.rows.deployables}
+        device_of_handle = {r.id: device_of.get(r.deployable_id) for r in self.rows.handles}
         devices = {
             row.id: parse_uuid(row.uuid, "uuid")
             for row in self.rows.devices
@@ -345,10 +351,10 @@ class _HostPlanner:
         closed: set[str] = set()
         for row in self.rows.arqs:
             drop = self.drops.get((row.KIND, row.id))
-            source_device = places.get(row.handle_id or 0) or 0
-            device = devices.get(source_device)
             if drop is None or row.state != import_plan.BOUND:
                 continue
+            source_device = device_of_handle.get(row.handle_id or 0) or 0
+            device = devices.get(source_device)
             if device is None:
                 address = self._find_address(source_device, row.handle_id)
                 self.unknown_uses.append(UnknownUse(row.uuid, row.host, address, row.instance))

@@ -178,7 +178,7 @@ def next_check(hint: Hint, now: float, *, answered: bool, jitter: float = 0.0) -
             return None
         pause = min(_MAX_PAUSE, _FIRST_PAUSE * 2.0 ** min(hint.failures, 10))
         return replace(hint, due=now + _extend(pause, jitter), failures=hint.failures + 1)
-    # 5 s, then 25 s with the plan of a deletion.
+    # With the three checks of ``_RELEASED``: 5 s after the first, 25 s after the second.
     pause = _FIRST_PAUSE if hint.checks > 2 else 5 * _FIRST_PAUSE
     due = now + pause if hint.checks > 1 else math.inf
     if now < hint.last < due:

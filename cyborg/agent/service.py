@@ -276,17 +276,20 @@ class AgentService:
     def _make_factory(
         self, catalogue: DriverCatalogue, images: ClosableImageStore, state_dir: Path
     ) -> DriverFactory:
-        """Return the factory of the drivers of this host, or of the host that is replayed."""
+        """Return the factory of the drivers of this host, or of the host that is replayed.
+
+        Also set the sysfs root and the boot id of a replayed host, and the reader of the functions
+        that guests of this host have.
+        """
         conf = self._conf
         if self.replayed is not None:
             self._sysfs_root, self._boot_id = self.replayed.sysfs_root, self.replayed.boot_id
-            create = self.replayed.create_driver
             return DriverFactory(
                 conf,
                 catalogue,
                 self._sysfs_root,
                 images,
-                create,
+                self.replayed.create_driver,
                 state_dir,
                 read_devices=self._members.read,
                 fabric=self.replayed.fabric,

@@ -295,6 +295,7 @@ def _describe(name: str, driver: Any) -> registry.DriverEntry:
         )
     # Raises for half a surrogate pair, which the text above has as an escape.
     json.dumps(registry.dump([entry]), ensure_ascii=False).encode()
+    # Decoded as the conductor will: an entry that it would refuse is refused here.
     (decoded,) = registry.load(json.loads(text))
     return decoded
 

@@ -269,11 +269,9 @@ class DriverFactory:
         applied = None if record is None else record.applied
         if record is None or applied is None or record.never_ran:
             return self._from_section(backend)
-        return (
-            self.from_desired(applied)
-            if applied.status is desired_state.DesiredStatus.ABSENT
-            else None
-        )
+        if applied.status is not desired_state.DesiredStatus.ABSENT:
+            return None  # it was not removed: its own driver does the work
+        return self.from_desired(applied)
 
     def _from_section(self, backend: str) -> Driver | None:
         """Return the driver of a backend with the options of its section; None without one.

@@ -149,7 +149,7 @@ class _DeviceOwners:
 def _keep_grouped(device: Device, sources: Sequence[BackendSnapshot]) -> Device:
     """Return a member device without the handles that a source of it has not grouped yet.
 
-    Such as after a change of its layout: a new handle would be offered alone.
+    A handle can be new, such as after a change of the layout: it would be offered alone.
     """
     grouped = [s.grouped.handles for s in sources if s.grouped.handles is not None]
 

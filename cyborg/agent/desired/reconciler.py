@@ -212,9 +212,9 @@ class BackendReconciler(LoopThread):
             if planned.action is not desired_state.Action.KEEP:
                 # At once: an agent that is killed during the next action starts with this one done.
                 self._save(self.state_file.generation, records)
-        if setup_recorded := self.state_file.rebooted_since_setup and all(
-            backend.setup_done for backend in self.registry
-        ):
+        is_set_up = all(backend.setup_done for backend in self.registry)
+        setup_recorded = self.state_file.rebooted_since_setup and is_set_up
+        if setup_recorded:
             self.state_file.record_setup()
         self._save(desired.generation, records, force=setup_recorded)
         outcomes = [

@@ -92,7 +92,8 @@ def _exchange(reader: "_DeadlineReader", method: str, target: str, body: Any) ->
     )
     reader.set_timeout()
     reader.connection.sendall(head.encode("ascii") + data)
-    # For the whole call: a driver that sends one byte each second exceeds it too.
+    # Not the connection, whose timeout is for one read: a driver that sends a byte each second
+    # would never exceed it.
     sock: Any = reader
     with http.client.HTTPResponse(sock, method=method) as response:
         response.begin()

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from cyborg import os_acc
 from cyborg.agent.guests.hypervisor import DeviceAbsent, Domain, GuestBusy, Hypervisor
@@ -21,6 +21,13 @@ Arq = Mapping[str, Any]
 RETRY_INTERVAL = 1.0  # seconds between two attempts to attach while the host is not ready
 POLL_INTERVAL = 0.5  # seconds between two looks at a device that the guest must release
 MAX_WITHDRAWN = 10_000  # ARQs whose devices were taken back that are remembered
+
+
+class _Removal(NamedTuple):
+    """A request to remove the device of an ARQ: from the running guest, or from its definition."""
+
+    arq: str
+    from_running: bool
 
 
 class NotRunning(WrongState):
@@ -126,7 +133,7 @@ class GuestDevices:
         # First: a reassertion that runs now must not attach a device again that is about to go.
         self._withdraw(arqs)
         end = self.clock() + self.detach_timeout
-        requested: set[tuple[str, bool]] = set()  # ARQs, and whether of the running guest
+        requested: set[_Removal] = set()
         reason: str | None = None
         while True:
             domain, error = self._describe(instance)
@@ -242,11 +249,11 @@ class GuestDevices:
             return None, exc.message
 
     def _request_removal(
-        self, instance: str, domain: Domain, arqs: Sequence[Arq], requested: set[tuple[str, bool]]
+        self, instance: str, domain: Domain, arqs: Sequence[Arq], requested: set[_Removal]
     ) -> tuple[list[str], str | None]:
-        """Request the removal of devices, once for each part of the guest.
+        """Request the removal of devices, once for each part of the guest: see ``requested``.
 
-        Return the ARQs whose devices are not proven to be absent, and the last error.
+        Return the uuids of the ARQs whose devices are not proven to be absent, and the last error.
         """
         kept: list[str] = []
         error: str | None = None
@@ -263,14 +270,14 @@ class GuestDevices:
                     self.hypervisor.detach(instance, os_acc.detach(arq), part)
                 except DeviceAbsent:
                     if is_absent:
-                        continue
+                        continue  # both answers agree
                 except (DriverFailed, GuestBusy, NotFound) as exc:
                     error = exc.message
                     # An earlier request may still be in progress: only the time decides.
                     if not is_absent:
-                        requested |= _names(part, arq)
+                        requested |= _removals(part, arq)
                 else:
-                    requested |= _names(part, arq)
+                    requested |= _removals(part, arq)
             kept.append(arq["uuid"])
         return kept, error
 
@@ -316,16 +323,16 @@ def _parts_with(domain: Domain, arq: Arq) -> Domain:
     return Domain(running, defined)
 
 
-def _without(domain: Domain, arq: Arq, requested: Collection[tuple[str, bool]]) -> Domain | None:
+def _without(domain: Domain, arq: Arq, requested: Collection[_Removal]) -> Domain | None:
     """Return the parts of a guest from which to request the removal of a device, None if none."""
-    running = domain.running if (arq["uuid"], True) not in requested else None
-    defined = domain.defined if (arq["uuid"], False) not in requested else None
+    running = domain.running if _Removal(arq["uuid"], True) not in requested else None
+    defined = domain.defined if _Removal(arq["uuid"], False) not in requested else None
     return None if running is None and defined is None else Domain(running, defined)
 
 
-def _names(part: Domain, arq: Arq) -> set[tuple[str, bool]]:
-    found = ((part.running, True), (part.defined, False))
-    return {(arq["uuid"], is_running) for xml, is_running in found if xml is not None}
+def _removals(part: Domain, arq: Arq) -> set[_Removal]:
+    parts = ((part.running, True), (part.defined, False))
+    return {_Removal(arq["uuid"], is_running) for xml, is_running in parts if xml is not None}
 
 
 def _message_of_guest(exc: CyborgError) -> str:

@@ -123,8 +123,9 @@ class FunctionUsers(periodic.LoopThread):
     def read(self, *, fresh: bool = False) -> DomainFacts:
         """Return the functions that guests have without an ARQ; they are at most MAX_AGE old.
 
-        With ``fresh``, they are of now, and the owners of all functions of running guests too. One
-        whose owner the conductor does not tell then counts, for this caller: host work can wait.
+        With ``fresh``, they are of now, and so are the owners of the functions of running guests. A
+        function for which the conductor gives no answer then counts, for this caller only: host
+        work can wait.
         """
         with self._lock:
             if fresh or self.clock() >= self._read_at + MAX_AGE:
@@ -137,7 +138,10 @@ class FunctionUsers(periodic.LoopThread):
             return self._facts
 
     def run_once(self) -> float | None:
-        """Read and ask again while the facts are incomplete; return the seconds until then."""
+        """Read the guests again while the facts are incomplete, then start a discovery.
+
+        Return the seconds until the next call; None if there is none until a ``read`` needs it.
+        """
         with self._lock:
             if not self._needs_discovery:
                 return None
@@ -177,7 +181,8 @@ class FunctionUsers(periodic.LoopThread):
         if recheck and len(owners) == len(questions):
             self._recheck_at = self.clock() + RECHECK
         decision = guest_functions.decide(guests, records, owners)
-        if decision.withheld.keys() - guest_functions.GuestDecision(records).withheld.keys():
+        withheld_before = guest_functions.GuestDecision(records).withheld
+        if decision.withheld.keys() - withheld_before.keys():
             # Their ARQs may have ended together with their guests, after these were listed.
             # Read again, so that a device is withheld only if its guest is still there without an
             # ARQ.

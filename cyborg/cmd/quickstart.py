@@ -272,11 +272,14 @@ def candidates(service: Service, profile_groups: list[dict[str, str]]) -> list[d
     query = [("group_policy", "none")]
     for number, group in enumerate(profile_groups):
         suffix = f"_device_profile_{number}"
-        for kind, names in (("resources", []), ("trait", [])):
-            names += [(k.partition(":")[2], v) for k, v in group.items() if k.startswith(kind)]
-            text = ",".join(f"{n}:{v}" if kind == "resources" else n for n, v in names)
-            if text:
-                query.append(({"trait": "required"}.get(kind, kind) + suffix, text))
+        resources = [
+            f"{key.removeprefix('resources:')}:{amount}"
+            for key, amount in group.items()
+            if key.startswith("resources:")
+        ]
+        query.append((f"resources{suffix}", ",".join(resources)))
+        if traits := [key.removeprefix("trait:") for key in group if key.startswith("trait:")]:
+            query.append((f"required{suffix}", ",".join(traits)))
     path = f"/allocation_candidates?{urllib.parse.urlencode(query)}"
     found: list[dict[str, Any]] = placement(service, "GET", path)["allocation_requests"]
     return found

@@ -81,6 +81,7 @@ def _serialize(element: Element) -> str:
 
 
 def _parse_domain(domain_xml: Any) -> Element:
+    """Return the root of the XML of a domain. Raise Invalid."""
     # libvirt never writes a document type; entities could make a small text very large.
     if isinstance(domain_xml, str) and not any(word in domain_xml for word in _PROLOG):
         try:

@@ -113,6 +113,7 @@ def _parse_provider(field: str, uuids: Any, known: Collection[str] | None) -> st
 
 
 def _make_group(number: int, group: Group, port_uuid: str) -> RequestGroup:
+    """Return the request group of a group of a profile or context. Raise Invalid."""
     # Only a provider of Cyborg can be bound. Besides, Placement refuses an empty list of traits.
     if naming.OWNER_TRAIT in group.forbidden:
         field = f"groups[{number}]['trait:{naming.OWNER_TRAIT}']"

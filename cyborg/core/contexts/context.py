@@ -301,6 +301,7 @@ def _parse_amount(value: Any, resource_class: str) -> int:
 
 
 def _parse_traits(value: Any, field_name: str) -> frozenset[str]:
+    """Return the full names of the traits in a list, or in a text with commas. Raise Invalid."""
     if isinstance(value, str):
         value = _split(value, field_name)
     if not isinstance(value, Sequence):

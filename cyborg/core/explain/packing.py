@@ -77,8 +77,8 @@ def pack(kinds: Sequence[Kind], bins: Sequence[Caps], budget: Budget) -> tuple[i
     sets that fit; one more may fit too.
     """
     kinds, bins = _merge_kinds(kinds, bins)
-    high, tight = _upper_bound(kinds, bins, budget)
-    if tight and len({kind.size for kind in kinds}) == 1:
+    high, is_tight = _upper_bound(kinds, bins, budget)
+    if is_tight and len({kind.size for kind in kinds}) == 1:
         return high, True
     # Bisection: if a number of sets fits, each smaller number does.
     low = _largest_first_fit(kinds, bins, high, budget)
@@ -98,10 +98,10 @@ def fits_once(kinds: Sequence[Kind], bins: Sequence[Caps], budget: Budget) -> bo
     if not bins:
         return False
     kinds, bins = _merge_kinds(kinds, bins)
-    high, tight = _upper_bound(kinds, bins, budget)
+    high, is_tight = _upper_bound(kinds, bins, budget)
     if high < 1:
         return False
-    if tight and len({kind.size for kind in kinds}) == 1:
+    if is_tight and len({kind.size for kind in kinds}) == 1:
         return True
     first_fit = budget.spend_on_bound(_FIRST_FIT_STEPS * len(kinds) * len(bins))
     if first_fit and _first_fit(kinds, bins, 1):
@@ -118,8 +118,15 @@ def _merge_kinds(kinds: Sequence[Kind], bins: Sequence[Caps]) -> tuple[list[Kind
     return merged, list(zip(*(column for _, column in counts), strict=True))
 
 
-def _upper_bound(kinds: Sequence[Kind], bins: Sequence[Caps], budget: Budget) -> tuple[int, bool]:
-    """Return an upper bound of the sets, and whether it takes all subsets of kinds into account."""
+class _Bound(NamedTuple):
+    """An upper bound of the sets; ``is_tight`` is whether it considers all subsets of kinds."""
+
+    sets: int
+    is_tight: bool
+
+
+def _upper_bound(kinds: Sequence[Kind], bins: Sequence[Caps], budget: Budget) -> _Bound:
+    """Return an upper bound of the number of sets that fit."""
     columns = [tuple(caps[n] for caps in bins) for n in range(len(kinds))]
     largest = tuple(max(caps) for caps in bins)
     # Items fill a bin in multiples of this: the rest of a bin is no room.
@@ -128,12 +135,13 @@ def _upper_bound(kinds: Sequence[Kind], bins: Sequence[Caps], budget: Budget) ->
     high = _available(largest, size) // units
     for kind, column in zip(kinds, columns, strict=True):
         high = min(high, _available(column, kind.size) // (kind.size * kind.count))
-    tight = len(kinds) <= 2 or (
+    # Of two kinds these are all subsets; of more there are 2 to the power of their number.
+    is_tight = len(kinds) <= 2 or (
         len(kinds) <= MAX_KINDS and budget.spend_on_bound(len(bins) << len(kinds))
     )
-    if tight and len(kinds) > 2:
+    if is_tight and len(kinds) > 2:
         high = min(high, *_subset_bounds(kinds, columns))
-    return high, tight
+    return _Bound(high, is_tight)
 
 
 class _Subset(NamedTuple):

@@ -374,6 +374,7 @@ def load_answer(body: Any) -> Hardware:
 
 
 def _load_device(body: Mapping[str, Any]) -> ObservedDevice:
+    """Return a device in an answer of an agent; one of the previous release has no deployables."""
     bodies = body.get("deployables")
     if bodies is None:
         return ObservedDevice(string(body["driver"]), None)

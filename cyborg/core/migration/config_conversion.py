@@ -254,6 +254,7 @@ class _Converter:
         return self._keep(section, name, values)
 
     def _convert_database(self, name: str, values: Sequence[str]) -> Result:
+        """Keep a URL with the driver of this service; the operator must name another database."""
         url = values[-1]
         # The services need this driver, and set init_command themselves.
         url = re.sub(r"^(mysql|mariadb)(\+\w+)?:", "mysql+pymysql:", url)

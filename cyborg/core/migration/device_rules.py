@@ -163,9 +163,8 @@ def _address_patterns(address: Any, backend: str) -> list[str]:
     elif isinstance(address, dict) and address.keys() <= _WIDTHS.keys():
         fields = _parse_expressions(address)
     if fields is not None and all(fields):
-        count = len(fields[0]) * len(fields[1]) * len(fields[2])
-        if count <= _MAX_PATTERNS:
-            domains, buses, slots, functions = fields
+        domains, buses, slots, functions = fields
+        if len(domains) * len(buses) * len(slots) <= _MAX_PATTERNS:
             function = functions[0] if len(functions) == 1 else f"[{''.join(functions)}]"
             found = [
                 f"{domain}:{bus}:{slot}.{function}"

@@ -156,13 +156,14 @@ class _HostPlanner:
         check_text("host", self.host)
         if not (paths := self.paths_of.get(row.id)):
             raise Invalid("it has no row in controlpath_ids, so its PCI address is unknown")
+        taken, *others = paths
         if row.status not in import_plan.STATUSES:
             raise Invalid(
                 f"its status {abbreviate(row.status)!r} is unknown, expected "
                 f"{' or '.join(sorted(import_plan.STATUSES))}"
             )
         device = Device(
-            address=str(parse_pci_info(paths[0].info)),
+            address=str(parse_pci_info(taken.info)),
             type=parse_device_type(row.type),
             vendor=row.vendor,
             model=row.model,
@@ -172,9 +173,9 @@ class _HostPlanner:
         )
         uuid = parse_uuid(row.uuid, "uuid")
         self._claim(row, Identity("uuid", uuid), Identity("PCI address", device.address, self.host))
-        self.taken.add((paths[0].KIND, paths[0].id))
-        for path in paths[1:]:
-            self._drop(path, f"its device has the control path {paths[0].uuid}")
+        self.taken.add((taken.KIND, taken.id))
+        for path in others:
+            self._drop(path, f"its device has the control path {taken.uuid}")
         dirty = row.state not in import_plan.CLEAN_STATES
         return ImportedDevice(uuid, row.status, dirty, device, {}, {}, {})
 

@@ -248,6 +248,7 @@ class AgentService:
         return next((e for e in entries if key in (e.name, driver_uuid(e.name))), None)
 
     def _make_backend(self, driver: Driver, *, needs_setup: bool = False) -> Backend:
+        """Return the backend of a driver, with the intervals of the configuration."""
         options = self._conf.agent
         return Backend(
             driver,

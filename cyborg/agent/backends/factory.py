@@ -200,7 +200,7 @@ class DriverFactory:
 
         The configuration file names the driver of a backend without a desired state.
         """
-        name = self._configured[backend][0] if desired is None else desired.driver
+        name = self._configured[backend].driver if desired is None else desired.driver
         self._catalogue.check_code(name)
 
     def from_config(self, backend: str) -> Driver:
@@ -208,7 +208,7 @@ class DriverFactory:
 
         Raise Misconfigured, NotFound, DriverFailed, and any exception of the driver.
         """
-        driver = self._catalogue.driver(self._configured[backend][0])
+        driver = self._catalogue.driver(self._configured[backend].driver)
         return self._create(driver, backend, *self._read_section(driver, backend))
 
     def from_source(self, name: str) -> DeviceSetDriver:
@@ -344,14 +344,14 @@ class DriverFactory:
     def _is_in_file(self, backend: str, driver: str) -> bool:
         """Return whether the configuration file has this backend with this driver."""
         if backend in self._configured:
-            return self._configured[backend][0] == driver
+            return self._configured[backend].driver == driver
         self._conf.register_opts(DRIVER, group=backend)
         return bool(self._conf[backend].driver == driver)
 
     def _section_driver(self, backend: str) -> str:
         """Return the driver of the backend's section, even if the backend is not enabled."""
         if backend in self._configured:
-            return self._configured[backend][0]
+            return self._configured[backend].driver
         self._conf.register_opts(DRIVER, group=backend)
         return str(self._conf[backend].driver or backend)
 

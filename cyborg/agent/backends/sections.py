@@ -3,6 +3,7 @@
 
 import re
 from collections.abc import Collection
+from typing import NamedTuple
 
 from oslo_config import cfg
 
@@ -21,12 +22,16 @@ _RESERVED_SECTIONS = frozenset(
 )
 
 
-def read_configured(conf: cfg.ConfigOpts) -> dict[str, tuple[str, str]]:
-    """Return, by backend name, the driver and the option that names the driver.
+class Configured(NamedTuple):
+    """The name of the driver of a configured backend, and the option that names the driver."""
 
-    Raise Misconfigured.
-    """
-    backends: dict[str, tuple[str, str]] = {}
+    driver: str
+    option: str
+
+
+def read_configured(conf: cfg.ConfigOpts) -> dict[str, Configured]:
+    """Return the configured backends by name. Raise Misconfigured."""
+    backends: dict[str, Configured] = {}
     for option in ("enabled_backends", "enabled_drivers"):
         for backend in conf.agent[option]:
             check_section_name(conf, backend, f"[agent] {option}")
@@ -35,7 +40,8 @@ def read_configured(conf: cfg.ConfigOpts) -> dict[str, tuple[str, str]]:
                     f"[agent] {option}: found {backend!r} twice; expected each backend once"
                 )
             if option == "enabled_drivers":
-                backends[backend] = (backend, f"[agent] {option}")
+                # The name of such a backend is that of its driver.
+                backends[backend] = Configured(backend, f"[agent] {option}")
                 continue
             conf.register_opts(DRIVER, group=backend)
             if not conf[backend].driver:
@@ -43,7 +49,7 @@ def read_configured(conf: cfg.ConfigOpts) -> dict[str, tuple[str, str]]:
                     f"[{backend}] driver: found nothing; expected the driver of the backend that "
                     f"[agent] {option} names"
                 )
-            backends[backend] = (conf[backend].driver, f"[{backend}] driver")
+            backends[backend] = Configured(conf[backend].driver, f"[{backend}] driver")
     return backends
 
 

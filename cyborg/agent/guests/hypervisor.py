@@ -347,6 +347,7 @@ class LibvirtDomains:
             raise Unavailable(f"libvirt at {self._uri} cannot be read now: {exc}") from exc
 
     def _read(self) -> list[Guest]:
+        """Return the domains with a function of the host, and those that cannot be read."""
         # Opened for each read: a restart of the daemon needs no care. A connection to this host
         # needs no keepalive, and so no thread for libvirt's events.
         connection = self._libvirt.openReadOnly(self._uri)

@@ -96,6 +96,7 @@ class Checkpoint:
             self._written_count = changes
 
     def _read(self) -> dict[str, CheckpointEntry]:
+        """Return the jobs of the file by uuid; none after a reboot of the host."""
         boot_id, jobs = self._file.read() or (self._boot_id, {})
         # A reboot has undone what the jobs prepared, so that none of them may count as done.
         if boot_id != self._boot_id:

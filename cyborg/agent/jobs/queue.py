@@ -147,6 +147,7 @@ class JobQueue:
         return _answer(AgentJobStatus.FAILED, entry.error)
 
     def _cancel_superseded(self, spec: JobSpec) -> None:
+        """Cancel jobs: one that waits never starts, and the result of one that runs is ignored."""
         for job in spec.cancels:
             if job == spec.job_uuid:
                 continue

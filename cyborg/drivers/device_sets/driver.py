@@ -248,6 +248,7 @@ class DeviceSetDriver(Driver):
         return f"no set of kind {self.source.kind} and size {sizes} has it"
 
     def _device(self, groups: Sequence[Group]) -> Device:
+        """Return the device of the source, which has a deployable for each group."""
         members = [unit.device for group in groups for unit in group.units]
         vendors, nodes = {d.vendor for d in members}, {d.numa_node for d in members}
         return Device(
@@ -261,6 +262,7 @@ class DeviceSetDriver(Driver):
         )
 
     def _deployable(self, group: Group) -> Deployable:
+        """Return the deployable of a set, with the traits that all its members have."""
         source, size = self.source, len(group.units)
         common = reduce(frozenset.intersection, (u.deployable.traits for u in group.units))
         names = ", ".join(unit.handle.address for unit in group.units)

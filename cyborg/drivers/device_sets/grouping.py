@@ -187,7 +187,7 @@ def group_mixed(kind: SetKind, parts: Sequence[Part]) -> tuple[list[Group], list
             groups.append(_group(level, (*core, *chain.from_iterable(chosen))))
             cores.remove(core)
             others = [replace(part, units=without(part.units, groups[-1:])) for part in others]
-    groups.sort(key=lambda group: _first_member(group.units))
+    groups.sort(key=lambda group: group.units[0].member)
     return groups, without(first.units, groups)
 
 
@@ -282,7 +282,7 @@ def _join_pairs(blocks: Iterable[Units]) -> _Blocks:
     joined: list[Units] = []
     alone: list[Units] = []
     for size in SIZES[:-1]:
-        same = sorted(by_size[size], key=_first_member)
+        same = sorted(by_size[size], key=lambda units: units[0].member)
         if len(same) % 2:
             alone.append(same.pop())
         for first, second in zip(same[::2], same[1::2], strict=True):
@@ -291,10 +291,6 @@ def _join_pairs(blocks: Iterable[Units]) -> _Blocks:
             joined.append(block)
             by_size[2 * size].append(block)
     return _Blocks(joined, alone + by_size[SIZES[-1]])
-
-
-def _first_member(units: Units) -> SetMember:
-    return units[0].member
 
 
 def _cliques(

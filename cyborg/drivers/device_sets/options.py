@@ -154,6 +154,7 @@ def parse(driver: Driver) -> SourceOptions:
 
 
 def _parse_members(texts: Sequence[str]) -> dict[str, int | None]:
+    """Return the number of members of each backend; None for all without numbers."""
     expected = (
         "names of backends, each once, all or none with a number such as 'gpu:1', at most "
         f"{MAX_MEMBERS} in all"
@@ -163,7 +164,8 @@ def _parse_members(texts: Sequence[str]) -> dict[str, int | None]:
         match = _MEMBER.fullmatch(text)
         if match is None or match[1] in counts:
             raise InvalidOption(text, expected)
-        counts[match[1]] = None if match[2] is None else int(match[2])
+        name, number = match.groups()
+        counts[name] = None if number is None else int(number)
     numbers = [count for count in counts.values() if count is not None]
     if not counts or len(numbers) not in (0, len(counts)) or sum(numbers) > MAX_MEMBERS:
         raise InvalidOption(", ".join(texts), expected)

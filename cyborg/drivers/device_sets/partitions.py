@@ -128,6 +128,7 @@ def _virtual_functions(members: Sequence[SetMember]) -> tuple[str, ...]:
 
 
 def _group(partition: Partition, units: tuple[Unit, ...], obstacle: str | None) -> Group:
+    """Return the group of a partition; attributes that are unknown are left out."""
     facts = {
         "partition": str(partition.id),
         "modules": ",".join(map(str, partition.modules)),

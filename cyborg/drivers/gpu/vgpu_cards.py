@@ -247,14 +247,9 @@ class VgpuCards:
                 f"{item.handle} is not a virtual function of {item.device}: enable SR-IOV with "
                 "sriov-manage"
             )
-        type_ = next(
-            (
-                name
-                for name in (rule.types if rule else ())
-                if vgpu.deployable_address(item.device, name) == item.deployable
-            ),
-            None,
-        )
+        types = () if rule is None else rule.types
+        by_deployable = {vgpu.deployable_address(item.device, name): name for name in types}
+        type_ = by_deployable.get(item.deployable)
         if rule is None or type_ is None:
             raise DriverFailed(f"no rule of vgpu_types enables vGPUs of {item.deployable}")
         self._check_free(function, read_domains)
@@ -402,12 +397,9 @@ class VgpuCards:
 
     def _lacks_functions(self, card: str) -> bool:
         """Return whether a card without virtual functions should have them: see the records."""
-        mix = self.find_mix(self.records.layout_of(card))
-        return (
-            mix is not None
-            or self.records.is_changing(card)
-            or bool(self.records.prepared_of(card))
-        )
+        records = self.records
+        has_mix = self.find_mix(records.layout_of(card)) is not None
+        return has_mix or records.is_changing(card) or bool(records.prepared_of(card))
 
     def _layout_of(self, address: str) -> str | None:
         """Return the name of the layout of a card; None for a card without layouts."""
@@ -419,6 +411,7 @@ class VgpuCards:
     def _plan(
         self, card: str, rule: vgpu.VgpuRule, addresses: Sequence[str], mix: Mix | None
     ) -> vgpu.VgpuPlan:
+        """Return the vGPUs that a card offers at the functions of these addresses."""
         states = (kernel_vgpu.read(self.host.sysfs, address) for address in addresses)
         prepared = {a: t for a in addresses if (t := self.records.prepared_type(a)) is not None}
         if self.records.is_changing(card):
@@ -441,6 +434,7 @@ class VgpuCards:
         type_: str,
         addresses: Sequence[str],
     ) -> Deployable:
+        """Return the deployable of a type: ``template`` with the functions of these addresses."""
         return replace(
             template,
             address=vgpu.deployable_address(card, type_),

@@ -125,6 +125,7 @@ def read_network_facts(sysfs_root: Path) -> NetworkFacts:
 
 
 def _read_kernel() -> NetworkFacts:
+    """Return the facts of this host by rtnetlink; the error of a failed read is in the result."""
     # A late import: it takes 0.2 s, and needs Linux.
     try:
         from pyroute2 import IPRoute

@@ -303,6 +303,7 @@ class HostUses:
         domains: ReadDomains,
         is_accepted: IsAccepted,
     ) -> dict[str, str]:
+        """Return the functions that the host uses, with the first reason that is not accepted."""
         return used_functions(
             self.root,
             self._networks,

@@ -188,6 +188,7 @@ def add_reasons(device: inventory.Device, reasons: Sequence[str]) -> inventory.D
 
 
 def _attributes(card: PciFunction) -> dict[str, str]:
+    """Return the attributes that all deployables of a card have."""
     attributes = {
         "class": card.class_code,
         "iommu_group": card.iommu_group,

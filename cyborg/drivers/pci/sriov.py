@@ -103,6 +103,7 @@ def predict(sysfs: Sysfs, card: PciFunction, count: int) -> list[PciFunction]:
 
 
 def _predict_addresses(sysfs: Sysfs, card: PciFunction, count: int) -> list[str]:
+    """Return the addresses of the virtual functions to come; if unknown, that of the card."""
     folder = PCI_DEVICES / card.address
     offset = sysfs.read_int(folder / "sriov_offset") or 0
     stride = sysfs.read_int(folder / "sriov_stride") or 0

@@ -161,6 +161,7 @@ class SimulatedKernel:
                 self._remove(parent, type_, device)
 
     def _remove(self, parent: str, type_: str, device: str) -> None:
+        """Remove a mediated device; do nothing if it does not exist."""
         if not is_present(self.root, device):
             return
         types = types_folder(parent)

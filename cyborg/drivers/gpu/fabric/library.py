@@ -131,6 +131,7 @@ class _Library:
         self.call(name, self._handle, *arguments)
 
     def connect(self, address: str, timeout: int) -> None:
+        """Connect to Fabric Manager; an earlier library has only the first layout of parameters."""
         is_unix = address.startswith("/")
         for kind, layout in ((ConnectParamsV2, 2), (ConnectParamsV1, 1)):
             params = _versioned(kind, layout)

@@ -81,6 +81,7 @@ def parse_partitions(body: Any) -> tuple[Partition, ...]:
 
 
 def _parse_partition(body: Any) -> Partition:
+    """Return a partition; its links and their speed are those of the GPU with the fewest."""
     gpus: Sequence[Any] = as_list(body["gpuInfo"])
     number, count = integer(body["partitionId"]), integer(body["numGpus"])
     modules = tuple(integer(gpu["physicalId"]) for gpu in gpus)

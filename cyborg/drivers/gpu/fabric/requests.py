@@ -123,6 +123,10 @@ class FabricRequests:
         return self._call_command(command, operation, options)
 
     def _call_library(self, operation: str, arguments: Sequence[str]) -> Any:
+        """Return the answer of the library, which a process of its own loads.
+
+        Raise LibraryMissing, and RequestFailed if Fabric Manager refuses.
+        """
         # The program needs no package of this environment: without them it starts in 30 ms.
         program = [sys.executable, "-I", "-S", str(_PROGRAM)]
         milliseconds = max(1, int(self.timeout * _CONNECT_PART * 1000))
@@ -147,22 +151,23 @@ class FabricRequests:
         ``name`` is that of the library or program, for errors.
         """
         try:
-            code, output, errors = _run(command, self.timeout)
+            result = _run(command, self.timeout)
         except subprocess.TimeoutExpired as exc:
             raise RequestTimedOut(
                 f"Fabric Manager at {self.address} did not complete {operation} within "
                 f"{self.timeout:g} s: read /var/log/fabricmanager.log, and restart "
                 "nvidia-fabricmanager if it hangs"
             ) from exc
+        code = result.returncode
         if code > _MAX_STATUS:
             # fmpm exits with the returned value, of which the system keeps eight bits.
             raise RequestFailed(code - 256, f"{name} {operation}", self.address)
         with contextlib.suppress(RecursionError, ValueError):
             if code == 0:
-                return json.loads(output) if output.strip() else None
+                return json.loads(result.stdout) if result.stdout.strip() else None
         raise DriverFailed(
             f"{name} ended with {code} in {operation} of Fabric Manager at {self.address}: "
-            f"{sanitize(output + errors, _MAX_OUTPUT)}"
+            f"{sanitize(result.stdout + result.stderr, _MAX_OUTPUT)}"
         )
 
 
@@ -177,8 +182,9 @@ def check_address(address: str) -> str:
     return address
 
 
-def _run(command: Sequence[str], timeout: float) -> tuple[int, str, str]:
-    """Return the exit status of a program, its output and its errors.
+# Not subprocess.run: at a timeout it waits without an end for a process that cannot be killed.
+def _run(command: Sequence[str], timeout: float) -> "subprocess.CompletedProcess[str]":
+    """Run a program, and return its result.
 
     Raise TimeoutExpired after the timeout, with the process killed, and DriverFailed if the program
     cannot be started.
@@ -202,4 +208,5 @@ def _run(command: Sequence[str], timeout: float) -> tuple[int, str, str]:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=_KILL_TIMEOUT)
         raise
-    return process.returncode, output.decode(errors="replace"), errors.decode(errors="replace")
+    texts = [data.decode(errors="replace") for data in (output, errors)]
+    return subprocess.CompletedProcess(command, process.returncode, *texts)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from cyborg.core.explain import explanation
 from cyborg.core.explain.explanation import GroupDemand, ProviderState
-from cyborg.core.explain.packing import Budget, Caps, Kind, pack
+from cyborg.core.explain.packing import Budget, Caps, Kind, Packing, pack
 from cyborg.core.explain.predicates import MATCHING, Predicate, device_failures, find_trait_failure
 from cyborg.core.inventory.device import Layout
 
@@ -73,7 +73,7 @@ def compute_capacity(
         by_host.setdefault(provider.host, []).append(provider)
     kinds = _make_kinds(demands)
     budget = Budget(effort)
-    cache: dict[object, tuple[int, bool]] = {}
+    cache: dict[object, Packing] = {}
     capacities = []
     for host, states in sorted(by_host.items()):
         tally = _count_handles(demands, states)
@@ -99,11 +99,9 @@ def _make_kinds(demands: Sequence[GroupDemand]) -> dict[str | None, dict[int, Ki
 
 
 def _fit_servers(
-    kinds: Mapping[str | None, Mapping[int, Kind]],
-    bins: Sequence[Caps],
-    budget: Budget,
-) -> tuple[int, bool]:
-    """Return the number of servers that fit, and whether it is exact.
+    kinds: Mapping[str | None, Mapping[int, Kind]], bins: Sequence[Caps], budget: Budget
+) -> Packing:
+    """Return the number of servers that fit: a server is a set.
 
     ``kinds`` is the result of ``_make_kinds``; a bin has the capacities of a provider, by the index
     of the demand. A provider has one resource class, so that the classes are independent of each
@@ -114,8 +112,8 @@ def _fit_servers(
         caps = [tuple(bin_[index] for index in members) for bin_ in bins]
         results.append(pack(list(members.values()), [c for c in caps if any(c)], budget))
     # The class with the fewest sets decides; the precision of the others does not matter.
-    servers = min(count for count, _ in results)
-    return servers, any(exact for count, exact in results if count == servers)
+    servers = min(result.sets for result in results)
+    return Packing(servers, any(r.is_exact for r in results if r.sets == servers))
 
 
 def _count_handles(demands: Sequence[GroupDemand], providers: Sequence[ProviderState]) -> _Tally:

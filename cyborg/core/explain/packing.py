@@ -70,27 +70,33 @@ class Budget:
         return self.steps >= 0
 
 
-def pack(kinds: Sequence[Kind], bins: Sequence[Caps], budget: Budget) -> tuple[int, bool]:
-    """Return the greatest number of sets that fit, and whether it is exact.
+class Packing(NamedTuple):
+    """A number of sets that fit; if it is not exact, one more may fit too."""
 
-    ``bins`` has the capacity of each bin for each kind. A result that is not exact is a number of
-    sets that fit; one more may fit too.
+    sets: int
+    is_exact: bool
+
+
+def pack(kinds: Sequence[Kind], bins: Sequence[Caps], budget: Budget) -> Packing:
+    """Return the greatest number of sets that fit.
+
+    ``bins`` has the capacity of each bin for each kind.
     """
     kinds, bins = _merge_kinds(kinds, bins)
     high, is_tight = _upper_bound(kinds, bins, budget)
     if is_tight and len({kind.size for kind in kinds}) == 1:
-        return high, True
+        return Packing(high, is_exact=True)
     # Bisection: if a number of sets fits, each smaller number does.
     low = _largest_first_fit(kinds, bins, high, budget)
     if low < high and len(bins) > MAX_BINS:
-        return low, False
+        return Packing(low, is_exact=False)
     while low < high:
         middle = (low + high + 1) // 2
         fits = _Search(kinds, bins, budget).fits(middle)
         if fits is None:
-            return low, False
+            return Packing(low, is_exact=False)
         low, high = (middle, high) if fits else (low, middle - 1)
-    return low, True
+    return Packing(low, is_exact=True)
 
 
 def fits_once(kinds: Sequence[Kind], bins: Sequence[Caps], budget: Budget) -> bool | None:

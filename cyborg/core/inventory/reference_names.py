@@ -81,7 +81,9 @@ def add_reference_names(device: Device, release: int) -> Device:
         ),
         deployables=tuple(
             _add_names(
-                device, replace(d, resource_class=former.get(c := d.resource_class, c)), release
+                device,
+                replace(d, resource_class=former.get(d.resource_class, d.resource_class)),
+                release,
             )
             for d in device.deployables
         ),

@@ -322,21 +322,25 @@ def _link_facts(units: Units) -> dict[str, str]:
 
 def _nearest(core: Units, part: Part, level: SetKind) -> list[Unit]:
     """Return the units of a part that are nearest to those of a group; none if too few are near."""
-    near: Callable[[Unit], int] = (
-        _switch_distance(core) if level is SetKind.PCIE else _same_node(core)
+    nearness: Callable[[Unit], int] = (
+        _switch_depth(core) if level is SetKind.PCIE else _same_node(core)
     )
     # Of equally near devices the one with more free units, so that all devices are used.
     free = Counter(unit.device.address for unit in part.units)
     candidates = sorted(
-        filter(near, part.units),
-        key=lambda unit: (-near(unit), -free[unit.device.address], unit.member),
+        filter(nearness, part.units),
+        key=lambda unit: (-nearness(unit), -free[unit.device.address], unit.member),
     )
     return candidates[: part.count] if len(candidates) >= part.count else []
 
 
-def _switch_distance(core: Units) -> Callable[[Unit], int]:
+def _switch_depth(core: Units) -> Callable[[Unit], int]:
+    """Return a function that returns how many bridges a unit has in common with a group.
+
+    It returns 0 if none of these is the port of a switch.
+    """
+
     def depth(unit: Unit) -> int:
-        """Return the number of bridges above the unit and all of the core; 0 without a switch."""
         common = 0
         for ports in zip(unit.bridges, *(other.bridges for other in core), strict=False):
             if len(set(ports)) > 1:
@@ -348,9 +352,6 @@ def _switch_distance(core: Units) -> Callable[[Unit], int]:
 
 
 def _same_node(core: Units) -> Callable[[Unit], int]:
+    """Return a function that returns 1 for a unit at the NUMA node of a group, 0 for others."""
     nodes = {unit.device.numa_node for unit in core}
-
-    def is_same(unit: Unit) -> int:
-        return int(unit.device.numa_node is not None and nodes == {unit.device.numa_node})
-
-    return is_same
+    return lambda unit: int(unit.device.numa_node is not None and {unit.device.numa_node} == nodes)

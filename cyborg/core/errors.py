@@ -30,6 +30,10 @@ from typing import Any, ClassVar, TypeVar
 
 T = TypeVar("T")
 
+# A detail of Unavailable: a server that stops has carried out nothing, and another one can. Not a
+# kind: a peer of an earlier release would take an unknown code for an internal error.
+STOPPING = "stopping"
+
 
 class CyborgError(Exception):
     """Base class of all kinds of errors; by itself, an unexpected failure."""

@@ -168,14 +168,20 @@ class Client:
     def _deliver(self, call: "_Call", deadline: float) -> Any:
         """Send copies of a call until one is answered; return its result. Raise its error."""
         queue, subject = call.queue, call.subject
-        while (body := self._send(call, deadline)) is _NOT_SENT or body is _NO_ANSWER:
+        while True:
+            body = self._send(call, deadline)
             if body is _NO_ANSWER:
                 call.may_be_executed = True
                 if not call.is_repeatable or time.monotonic() >= deadline:
                     raise TimedOut(f"{subject} did not answer in {self.conf.rpc.timeout:g} s")
                 LOG.warning("%s has no answer yet, sending it again", subject)
+            elif body is not _NOT_SENT:
+                is_final = not (call.is_repeatable and envelope.is_stopping(body))
+                if is_final or time.monotonic() >= deadline:
+                    break
+                LOG.info("The server of %s stops, sending the call to another one", subject)
             # The queue was deleted since its server answered, perhaps with its exchange, and the
-            # call was not carried out; or the server that took it may have ended.
+            # call was not carried out; or the server that took it has ended, or may have.
             self.transport.forget_answer(queue)
             _pause(SERVER_PAUSE)
         self.transport.record_answer(queue)

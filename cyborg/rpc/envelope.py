@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from cyborg.core.errors import CyborgError, Invalid, Unavailable, from_wire
+from cyborg.core.errors import STOPPING, CyborgError, Invalid, Unavailable, from_wire
 
 
 def encoded_size(body: Any, subject: str) -> int:
@@ -50,6 +50,13 @@ def wrap_error(error: CyborgError) -> dict[str, Any]:
         # The caller must get the code and the message in any case.
         body["details"] = {}
     return {"error": body}
+
+
+def is_stopping(body: Any) -> bool:
+    """Return whether a response says that its server stops and has carried out nothing."""
+    error = body.get("error") if isinstance(body, Mapping) else None
+    details = error.get("details") if isinstance(error, Mapping) else None
+    return isinstance(details, Mapping) and details.get(STOPPING) is True
 
 
 def unwrap(body: Any, subject: str) -> Any:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from cyborg.conductor.binding.claims import BeingCleaned
+from cyborg.core.errors import STOPPING, Unavailable
 from cyborg.core.log import get_logger
 from cyborg.db import deadline
 from cyborg.db.binding import claims as handle_claims
@@ -69,8 +70,9 @@ class CleaningWait:
         """Wait until a handle of ``cause`` is not being cleaned; return whether to bind again.
 
         Return True at the end of the time, too, for a last attempt, and False if no time was left
-        at the start, too many other binds wait, or the service stops. A call without a deadline
-        does not wait. Call this outside a transaction. Raise Unavailable.
+        at the start or too many other binds wait. A call without a deadline does not wait. Call
+        this outside a transaction. Raise Unavailable, also if the service stops: the caller then
+        repeats the bind at another conductor.
         """
         if deadline.seconds_left() == float("inf") or not self._take_slot(cause):
             return False
@@ -81,7 +83,8 @@ class CleaningWait:
         try:
             while left > 0:
                 if self.waits.pause(min(CLEANING_INTERVAL, left)):
-                    return False
+                    # Not NoHandle: the devices may be clean in a moment, for another conductor.
+                    raise Unavailable(f"the conductor stops: {cause.message}", **{STOPPING: True})
                 # One short read: an attempt locks rows, and explains each handle.
                 if self.waits.uow.run(
                     lambda tx: handle_claims.find_cleaning(tx, cause.handles, self.waits.now())

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from cyborg.core.errors import TimedOut, Unavailable
+from cyborg.core.errors import STOPPING, TimedOut, Unavailable
 from cyborg.rpc import client as client_module
 from cyborg.rpc.client import make_conductor_client
 from cyborg.tests.fixtures.bus.broker import Bus, open_bus
@@ -21,9 +21,13 @@ SLACK = 20.0  # additional seconds for a busy machine
 
 
 class Conductor:
-    """Endpoint that records the ids of calls; the first ``silent`` calls get no answer."""
+    """Endpoint that records the ids of calls.
 
-    def __init__(self, silent: int = 0) -> None:
+    The first ``silent`` calls get no answer; the first ``stopping`` ones, that it stops.
+    """
+
+    def __init__(self, silent: int = 0, stopping: int = 0) -> None:
+        self.stopping = stopping
         self.ids: list[str] = []
         self.ends: list[datetime | None] = []
         self.silent = silent
@@ -35,6 +39,8 @@ class Conductor:
             self.ends.append(ctxt.answer_by)
             if len(self.ids) <= self.silent:
                 self.end.wait(SLACK)
+            if len(self.ids) <= self.stopping:
+                raise Unavailable("the conductor stops", **{STOPPING: True})
             return arguments
 
         return answer
@@ -55,6 +61,26 @@ def test_call_without_an_answer_is_repeated_with_its_id(bus: Bus) -> None:
         conductor.end.set()
     first, second = conductor.ids
     assert first == second
+
+
+def test_call_of_a_stopping_conductor_is_repeated_with_its_id(bus: Bus) -> None:
+    conductor = Conductor(stopping=2)
+    with bus.serving("conductor", conductor):
+        assert bus.conductor().discovery_create("h")["host"] == "h"
+    assert len(conductor.ids) == 3
+    assert len(set(conductor.ids)) == 1
+
+
+def test_call_while_all_conductors_stop_is_unavailable(bus: Bus) -> None:
+    conductor = Conductor(stopping=100)
+    with bus.serving("conductor", conductor):
+        with pytest.raises(Unavailable, match="the conductor stops") as found:
+            bus.conductor().discovery_create("h")
+        assert not isinstance(found.value, TimedOut), "the call was certainly not carried out"
+        count = len(conductor.ids)
+        with pytest.raises(Unavailable):
+            bus.conductor().get_desired_backends("h", str(uuid4()))
+        assert len(conductor.ids) == count + 1, "an agent repeats its calls by itself"
 
 
 def test_copies_of_a_call_have_the_end_of_the_first_one(bus: Bus) -> None:

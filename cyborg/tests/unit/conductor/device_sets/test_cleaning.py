@@ -13,11 +13,12 @@ import sqlalchemy as sa
 from oslo_utils import timeutils
 
 from cyborg.conductor.binding import cleaning_wait
-from cyborg.core.errors import NoHandle
+from cyborg.core.errors import NoHandle, Unavailable
 from cyborg.core.inventory.device import Ability
 from cyborg.core.inventory.device_set import SetKind
 from cyborg.db import schema
 from cyborg.db.deadline import call_deadline
+from cyborg.rpc import envelope
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
 from cyborg.tests.fixtures.device_sets.host import SetHost
@@ -176,13 +177,18 @@ def test_waiting_bind_reads_only_whether_a_handle_is_clean(env: Env) -> None:
 
 
 def test_stopping_conductor_ends_the_waits(sqlite_engine: sa.Engine, node: Node) -> None:
+    """Another conductor can bind: the device is not refused."""
     host = SetHost(sqlite_engine, node, wanted={"2": 4})
     host.delete(host.bind("3"))
     host.arqs.stop()
     started = time.monotonic()
-    with pytest.raises(NoHandle, match="handle is being cleaned"), call_deadline(started + 30.0):
+    with pytest.raises(Unavailable) as caught, call_deadline(started + 30.0):
         host.bind("3")
     assert time.monotonic() - started < cleaning_wait.MAX_CLEANING_WAIT / 2
+    assert caught.value.message.startswith("the conductor stops: ")
+    assert envelope.is_stopping(envelope.wrap_error(caught.value))
+    arqs = rows.read(sqlite_engine, schema.arqs)
+    assert {row["state"] for row in arqs} == {"Initial"}, "all ARQs can be bound elsewhere"
 
 
 @pytest.mark.parametrize(("threads", "slots"), [(64, 16), (8, 2), (1, 1)])

@@ -28,12 +28,14 @@ from cyborg.conductor.jobs import programming
 from cyborg.core.binding.profile import parse_group
 from cyborg.core.errors import Conflict, CyborgError, InUse, Invalid, NotFound, WrongState
 from cyborg.core.inventory.device import Ability
-from cyborg.core.jobs.job import AFTER_REBOOT, WorkItem
+from cyborg.core.jobs.job import AFTER_REBOOT, JobState, WorkItem
 from cyborg.core.log import get_logger
+from cyborg.db.binding import write as arqs
 from cyborg.db.deployables import programming as store
 from cyborg.db.device_sets import write as device_sets
 from cyborg.db.devices.write import DeviceRow
 from cyborg.db.jobs import write as jobs
+from cyborg.db.providers import write as publishing
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.threads.failures import RateLimitedLogger
 
@@ -43,11 +45,30 @@ LOG = get_logger(__name__)
 MAX_DEVICES = 64
 
 
+def end_set_restores(tx: sa.Connection, host: str, now: datetime) -> int:
+    """End the open jobs of a rebooted host that do the work of sets alone, such as an audit's.
+
+    One ARQ waits for such a job. Its handle would not be prepared again, and the partition would be
+    active before the devices are prepared. ``enqueue_restores`` then enqueues one job for all.
+    Return the number of providers to publish.
+    """
+    if not (ids := jobs.find_set_restores(tx, host)):
+        return 0
+    # Before the jobs, as everywhere.
+    rows = arqs.lock_of_jobs(tx, ids)
+    failing = jobs.failing_restores(tx, ids)
+    jobs.end(tx, ids, JobState.CANCELLED, "the host was rebooted: all devices are restored")
+    arqs.clear_job(tx, [row["id"] for row in rows])
+    # The device was cordoned after the first failure.
+    uncordoned = arqs.providers_of([row for row in rows if row["job_id"] in failing])
+    return publishing.mark_stale_existing(tx, uncordoned, now)
+
+
 def enqueue_restores(tx: sa.Connection, host: str, now: datetime) -> int:
     """Enqueue jobs that prepare the bound handles of a host again; return their number.
 
     An ARQ that waits for an open job is left out: the agent forgets the jobs of an older boot, so
-    that job runs again.
+    that job runs again. ``end_set_restores`` comes before this.
     """
     rows = jobs.lock_bound_without_job(tx, host)
     sets = device_sets.work_items(tx, (row["set_id"] for row in rows))

@@ -187,6 +187,18 @@ def lock_bound_without_job(tx: sa.Connection, host: str) -> list[BoundHandleRow]
     return fetch_all(BoundHandleRow, tx.execute(query))
 
 
+def find_set_restores(tx: sa.Connection, host: str) -> list[int]:
+    """Return the row ids of a host's open restore jobs that prepare no handle, but sets alone."""
+    query = sa.select(jobs.c.id, jobs.c.arguments).where(
+        OPEN, jobs.c.kind == JobKind.RESTORE, jobs.c.host == host
+    )
+    return [
+        row.id
+        for row in tx.execute(query)
+        if not any(item["handle"] for item in row.arguments["items"])
+    ]
+
+
 def enqueue_restores(
     tx: sa.Connection, host: str, restores: Collection[Restore], now: datetime
 ) -> None:

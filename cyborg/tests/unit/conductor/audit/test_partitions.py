@@ -4,6 +4,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
@@ -18,7 +19,13 @@ from cyborg.db.audits.read import read_snapshot
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
-from cyborg.tests.fixtures.device_sets.host import SOURCE, SetHost, gpu_address
+from cyborg.tests.fixtures.device_sets.host import (
+    SOURCE,
+    SetHost,
+    gpu_address,
+    make_source,
+)
+from cyborg.tests.fixtures.hosts.hosts import make_hosts
 
 __all__ = ["node", "placement_adapter"]
 
@@ -55,6 +62,14 @@ class Env:
         database = self.uow.run(lambda tx: read_snapshot(tx, self.name))
         snapshot = HostSnapshot(self.name, self.uow.clock(), load_answer(answer), database=database)
         return list(compare_hardware(snapshot))
+
+    def reboot(self) -> None:
+        """Send the first heartbeat of the agent after a reboot of the host."""
+        agent, hosts = self.host.host, make_hosts(self.engine)
+        agent.boot_id = agent.boot_id or "boot-0"
+        agent.hello(hosts)
+        agent.epoch, agent.boot_id = str(uuid4()), f"{agent.boot_id}+1"
+        agent.hello(hosts)
 
     def repair(self, findings: Sequence[Finding]) -> list[str | None]:
         """Run the repairs; return their errors."""
@@ -134,3 +149,57 @@ def test_inactive_partition_of_a_server_is_activated_by_repair(env: Env) -> None
     assert {key: item[key] for key in SET_ITEM} == SET_ITEM
     waiting = [r for r in rows.read(env.engine, schema.arqs) if r["job_id"] == job["id"]]
     assert [row["state"] for row in waiting] == ["Bound"]
+
+
+@pytest.mark.parametrize("name", [PAIR, "7"])
+@pytest.mark.parametrize("prepared", [True, False])
+def test_reboot_during_a_repair_restores_the_whole_set(env: Env, name: str, prepared: bool) -> None:
+    """The job of the repair has the partition alone; the reboot also undid the devices."""
+    host = env.host
+    if name != PAIR:
+        wanted = {"1": 8}
+        host.source = make_source(wanted=wanted)
+        host.report()
+    if prepared:
+        gpus = host.gpus.items()
+        host.gpus = {unit: replace(gpu, abilities=host.source.abilities) for unit, gpu in gpus}
+        host.report()
+    env.bind(name)
+    assert env.repair(env.find()) == [None]
+    env.reboot()
+    old, new = host.jobs("restore")
+    assert (old["state"], new["state"]) == ("cancelled", "pending")
+    *devices, last = new["arguments"]["items"]
+    units = sorted(map(gpu_address, host.family[name])) if prepared else []
+    assert sorted(item["handle"] for item in devices) == units
+    assert (last["deployable"], last["handle"]) == (f"{SOURCE}:{name}", "")
+    # No guest gets a device before the partition is active.
+    waiting = rows.read(env.engine, schema.arqs)
+    assert {(row["state"], row["job_id"]) for row in waiting} == {("Bound", new["id"])}
+    assert len(waiting) == len(host.family[name])
+    # An audit of that time adds nothing to the job.
+    assert env.repair(env.find()) in ([], [None])
+    assert len(host.jobs("restore")) == 2
+
+
+def test_reboot_during_a_failing_repair_opens_the_set(env: Env) -> None:
+    env.bind(PAIR)
+    env.host.publish()
+    env.repair(env.find())
+    (job,) = env.host.jobs("restore")
+    rows.update(env.engine, schema.jobs, job["id"], error="the fabric manager is away")
+    env.reboot()
+    (provider,) = rows.read(env.engine, schema.providers, uuid=env.host.provider(PAIR))
+    assert provider["stale_since"] is not None
+    assert not provider["verify_only"], "it was cordoned after the failure"
+
+
+def test_second_reboot_leaves_one_restore_of_each_set(env: Env) -> None:
+    gpus = env.host.gpus.items()
+    env.host.gpus = {unit: replace(gpu, abilities=env.host.source.abilities) for unit, gpu in gpus}
+    env.host.report()
+    env.bind(PAIR)
+    env.reboot()
+    env.reboot()
+    (job,) = env.host.jobs("restore")
+    assert len(job["arguments"]["items"]) == 3

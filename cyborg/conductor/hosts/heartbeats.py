@@ -213,7 +213,8 @@ class Hosts:
         """Record a report; return the result, and how many other providers to publish.
 
         The order of the steps: the agent's row first, which locks out other reports of the host;
-        then the state of its backends and drivers; then the devices, which depend on both.
+        then the state of its backends and drivers; then the devices, which depend on both. The
+        providers come last, as in the plans of device sets, which lock the sets before.
         """
         host = inventory.host
         if not store.accept_report(
@@ -226,13 +227,14 @@ class Hosts:
                 generation=inventory.generation,
             )
         stored = backend_store.replace(tx, host, inventory.backends)
-        marked = _sync_cordons(tx, host, stored.changed_cordons, now)
-        marked += _store_agent(tx, inventory, stored, now)
+        is_changed = bool(stored.changed_cordons and wanted_store.sync_cordon(tx, [host], now))
+        # Another compute node may be the parent of the host's providers now.
+        is_changed = _store_agent(tx, inventory, stored) or is_changed
         if stored.has_failed_changes:
             cancellation.give_up_impossible(tx, inventory, now)
         handler = ReportHandler(self.conf, self.notifications)
         result = handler.record_report(tx, inventory, now, has_overrides=stored.has_overrides)
-        return result, marked
+        return result, providers.mark_stale_of_hosts(tx, [host], now) if is_changed else 0
 
     def service_heartbeat(
         self,
@@ -379,22 +381,16 @@ class Hosts:
         return hashlib.sha256(f"{release} {reported}".encode()).hexdigest()
 
 
-def _store_agent(
-    tx: sa.Connection, inventory: Report, stored: backend_store.Replacement, now: datetime
-) -> int:
-    """Write the drivers and the identity of a host if they have changed.
-
-    Return the number of changed providers.
-    """
+def _store_agent(tx: sa.Connection, inventory: Report, stored: backend_store.Replacement) -> bool:
+    """Write the drivers and the identity of a host; return whether the identity has changed."""
     reported = inventory.drivers
     if reported is not None and stored.drivers_digest != fingerprint(reported):
         drivers.replace(tx, stored.agent, reported)
     identity = inventory.identity.to_dict()
     if stored.identity == identity:
-        return 0
+        return False
     store.set_identity(tx, inventory.host, identity)
-    # Another compute node may be the parent of the host's providers now.
-    return providers.mark_stale_of_hosts(tx, [inventory.host], now)
+    return True
 
 
 def _restore_after_reboot(

@@ -180,7 +180,7 @@ class _Planner:
         rows = store.lock_sets(self.tx, host)
         of_host = {row["rp_uuid"] for row in rows}
         ended = store.lock_current(
-            self.tx, {uuid: rev for uuid, rev in withdrawn.items() if uuid in of_host}
+            self.tx, {uuid: rev for uuid, rev in withdrawn.items() if uuid in of_host}, of_host
         )
         # After these locks the units are read: as a claim has left them that ended before.
         for row in rows:

@@ -21,6 +21,8 @@ from cyborg.db.rows import fetch_all, row_columns
 from cyborg.db.schema import attach_handles as handles
 from cyborg.db.schema import deployables, devices, providers, set_members
 
+_UUID_INDEX = "uq_providers_uuid"
+
 
 class SetRow(DeviceFactsColumns):
     """A device set of a host, with the facts of its source, which is a device.
@@ -189,15 +191,22 @@ def is_owned(tx: sa.Connection, provider: str) -> bool:
     return tx.scalar(owned.limit(1)) is not None
 
 
-def lock_current(tx: sa.Connection, revisions: Mapping[str, int]) -> frozenset[str]:
+def lock_current(
+    tx: sa.Connection, revisions: Mapping[str, int], others: Collection[str] = ()
+) -> frozenset[str]:
     """Lock providers against claims; return the uuids of those that have the given revision.
 
-    The caller has locked the sets of these providers. A claim raises the revision: one that is not
-    committed yet is waited for.
+    ``others`` are those of all sets of the host. The caller has locked these sets. A claim raises
+    the revision: one that is not committed yet is waited for. All are locked, and in the order of
+    ``mark_stale_existing``: the plan marks others of them stale later, and could wait then for a
+    transaction that waits for the first ones.
     """
     if not revisions:
         return frozenset()
     p = providers.c
-    query = sa.select(p.uuid, p.revision).where(p.uuid.in_(sorted(revisions))).order_by(p.id)
+    uuids = sorted(revisions.keys() | set(others))
+    query = sa.select(p.uuid, p.revision).where(p.uuid.in_(uuids)).order_by(p.uuid)
+    # By the index of the later update: MariaDB locks its entries, too.
+    query = query.with_hint(providers, f"FORCE INDEX ({_UUID_INDEX})", "mysql")
     rows = tx.execute(query.with_for_update(key_share=True)).all()
-    return frozenset(row.uuid for row in rows if row.revision == revisions[row.uuid])
+    return frozenset(row.uuid for row in rows if row.revision == revisions.get(row.uuid))

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans of device sets lock providers in the order of those that mark them stale."""
+
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotEnded
+
+import pytest
+import sqlalchemy as sa
+from oslo_utils import timeutils
+
+from cyborg.core.inventory.device_set import SetKind
+from cyborg.db import schema
+from cyborg.db.device_sets import offers as store
+from cyborg.db.providers.write import mark_stale_existing
+from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
+from cyborg.tests.fixtures.device_sets.host import SetHost
+
+__all__ = ["node", "placement_adapter"]
+
+
+def test_plan_and_change_of_the_same_sets_do_not_deadlock(engine: sa.Engine, node: Node) -> None:
+    """The plan ends a withdrawal, and offers another set; a claim or report changes both."""
+    if engine.dialect.name == "sqlite":
+        pytest.skip("SQLite has one writer")
+    host, now = SetHost(engine, node, kind=SetKind.PCIE), timeutils.utcnow()
+    providers = sorted(map(host.provider, host.family))
+    offered, withdrawn = providers[0], providers[-1]
+    (row,) = rows.read(engine, schema.providers, uuid=withdrawn)
+
+    def change() -> int:
+        with engine.begin() as tx:
+            return mark_stale_existing(tx, [offered, withdrawn], now)
+
+    with ThreadPoolExecutor(1) as pool:
+        with engine.begin() as tx:
+            store.lock_sets(tx, node.name)
+            ended = store.lock_current(tx, {withdrawn: row["revision"]}, providers)
+            assert ended == {withdrawn}
+            waiting = pool.submit(change)
+            with pytest.raises(NotEnded):
+                waiting.result(0.5)
+            assert mark_stale_existing(tx, [offered], now) == 1
+        assert waiting.result(10.0) == 2
+    found = {row["uuid"]: row["revision"] for row in rows.read(engine, schema.providers)}
+    assert found[withdrawn] == row["revision"] + 1

@@ -31,12 +31,14 @@ class AgentEndpoint:
         request_sync: Callable[[int], int],
         count_undelivered: Callable[[], int] = lambda: 0,
         find_driver: Callable[[str], DriverEntry | None] = lambda key: None,
+        count_free_ports: Callable[[str], int | None] = lambda instance: None,
     ) -> None:
         """``on_discovered`` gets the outcome of each backend when a requested discovery ends.
 
         ``request_sync`` gets the desired generation and returns the last reported generation.
         ``count_undelivered`` returns the number of undelivered outcomes. ``find_driver`` scans for
         installed drivers and returns the entry of the driver with a name or uuid, or None.
+        ``count_free_ports`` is that of ``GuestDevices``.
         """
         self._host = host
         self._backends = backends
@@ -45,6 +47,7 @@ class AgentEndpoint:
         self._request_sync = request_sync
         self._count_undelivered = count_undelivered
         self._find_driver = find_driver
+        self._count_free_ports = count_free_ports
         self._lock = threading.Lock()
         self._open_discoveries = 0  # backends with a requested discovery in progress
 
@@ -107,6 +110,10 @@ class AgentEndpoint:
     def job(self, ctxt: Any, job: str, kind: str, arguments: Any, timeout: float) -> dict[str, Any]:
         """Enqueue a job or return its status. Idempotent. Raise Invalid and Unavailable."""
         return self._jobs.start(load_job_spec(job, kind, arguments, timeout))
+
+    def count_free_ports(self, ctxt: Any, instance: str) -> dict[str, Any]:
+        """Return the number of PCIe ports for devices of a running guest. Raise Invalid."""
+        return {"free": self._count_free_ports(parse_uuid(instance, "instance"))}
 
     def _outcome_callback(self, discovery_id: str | None) -> Callable[[BackendState], None]:
         if discovery_id is None:

@@ -160,6 +160,7 @@ class AgentService:
             partial(reconciler.request, repeat=True),
             reporter.count_undelivered,
             lambda key: self._find_driver(factory, key),
+            *([] if guests is None else [guests.devices.count_free_ports]),
         )
         server = make_server(self._transport, conf, topic, conf.host, endpoint)
         watcher = self._uevent_watcher = self._make_uevent_watcher(registry)

@@ -60,7 +60,7 @@ from cyborg.conductor.placement.verifier import ProviderVerifier
 from cyborg.core.placement import round_period
 from cyborg.db.clock import INTERVAL
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.rpc.contract import AgentAPI
+from cyborg.rpc.agent_api import AgentAPI
 from cyborg.rpc.notifications import Notifier
 from cyborg.telemetry.recorder import MetricRecorder
 from cyborg.threads.periodic import PeriodicTask
@@ -222,7 +222,7 @@ def build_conductor(
     contexts = DeviceContexts(conf, uow, placement, notices, arqs=arqs, limit_source=limits)
     context_leases = ContextLeases(conf, uow, arqs, recorder)
     attached_devices = AttachedDevices(
-        uow, arqs, limits, jobs_task.wake, outbox_task.wake, uow.clock
+        uow, arqs, limits, jobs_task.wake, outbox_task.wake, uow.clock, agents
     )
     attachment_runner = AttachmentRunner(conf, uow, placement, nova, attached_devices)
     attachment_task = PeriodicTask("attachments", ATTACHMENT_INTERVAL, attachment_runner.run_once)

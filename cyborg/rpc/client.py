@@ -17,11 +17,11 @@ from cyborg import tracing
 from cyborg.core.errors import TimedOut, Unavailable
 from cyborg.core.log import get_logger
 from cyborg.rpc import context, envelope, publishing
+from cyborg.rpc.agent_api import AgentAPI
 from cyborg.rpc.contract import (
     AGENT,
     CONDUCTOR,
     MAX_MESSAGE_BYTES,
-    AgentAPI,
     ConductorAPI,
     Contract,
 )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from cyborg import os_acc
 from cyborg.agent.guests.hypervisor import DeviceAbsent, Domain, GuestBusy, Hypervisor
-from cyborg.agent.guests.root_ports import check_free_ports
+from cyborg.agent.guests.root_ports import check_free_ports, count_free_ports
 from cyborg.core.attachments.delivery import Outcome
 from cyborg.core.errors import CyborgError, DriverFailed, NotFound, Unavailable, WrongState
 from cyborg.core.log import get_logger
@@ -155,6 +155,16 @@ class GuestDevices:
                     else _kept_error(instance, kept, self.detach_timeout, reason)
                 )
             self.sleep(POLL_INTERVAL)
+
+    def count_free_ports(self, instance: str) -> int | None:
+        """Return the number of PCIe ports of a running guest into which a device can be plugged.
+
+        Return None if only an attach can tell. Raise Unavailable, DriverFailed.
+        """
+        domain = self.hypervisor.describe(instance)
+        if domain is None or domain.running is None:
+            return None
+        return count_free_ports(domain.running)
 
     def reassert(self, devices: Sequence[GuestDevice]) -> Check:
         """Attach the devices that running guests lack; return which have them now.

@@ -8,6 +8,7 @@ format", and ``qemuDomainDeviceCalculatePCIConnectFlags`` of ``src/qemu/qemu_dom
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
+from cyborg.core.attachments.server import ports_error
 from cyborg.core.errors import DriverFailed
 
 # Models of controllers with one slot, into which a running guest can get a device.
@@ -41,11 +42,7 @@ def check_free_ports(instance: str, domain_xml: str, needed: int) -> None:
     """Raise DriverFailed, with the remedy, if a guest has fewer free ports than ``needed``."""
     free = count_free_ports(domain_xml)
     if free is not None and free < needed:
-        raise DriverFailed(
-            f"server {instance} has {free} free PCIe root ports, and needs {needed}: set [libvirt] "
-            "num_pcie_ports in nova.conf of its host, and hard reboot the server, or detach "
-            "another device of it"
-        )
+        raise DriverFailed(ports_error(instance, free, needed))
 
 
 def _accepts_plug(controller: Element) -> bool:

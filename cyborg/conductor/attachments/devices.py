@@ -15,16 +15,19 @@ from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
 from cyborg.conductor.binding.arqs import Arqs
 from cyborg.conductor.binding.binder import MAX_ATTEMPTS
 from cyborg.conductor.binding.claim_plan import BindContext, BindResult
-from cyborg.conductor.binding.claims import Retry
+from cyborg.conductor.binding.claims import BeingCleaned, Retry
+from cyborg.conductor.binding.cleaning_wait import MAX_CLEANING_WAIT
 from cyborg.conductor.binding.limits import LimitSource, ProjectLimits, run_with_limits
 from cyborg.conductor.binding.release import ReleaseResult
 from cyborg.core.attachments.allocation import count_units, required_amounts
 from cyborg.core.attachments.attachment import Mode
-from cyborg.core.attachments.server import has_mediated_device
+from cyborg.core.attachments.server import has_mediated_device, ports_error
 from cyborg.core.binding.arqs import BindRequest
 from cyborg.core.binding.profile import parse_group
 from cyborg.core.binding.states import OWNING_STATES, ArqState, Step, source_states
-from cyborg.core.errors import Conflict, NoHandle, NotFound, WrongState
+from cyborg.core.errors import Conflict, CyborgError, NoHandle, NotFound, WrongState
+from cyborg.core.inventory.device import HandleType
+from cyborg.core.log import get_logger
 from cyborg.db.attachments import handles
 from cyborg.db.attachments import write as store
 from cyborg.db.binding import claims as handle_claims
@@ -32,6 +35,9 @@ from cyborg.db.binding import write as arq_store
 from cyborg.db.contexts import write as device_contexts
 from cyborg.db.profiles import write as device_profiles
 from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.rpc.agent_api import AgentAPI
+
+LOG = get_logger(__name__)
 
 POLL_DELAY = 1.0  # seconds between two looks at host work
 
@@ -41,7 +47,8 @@ class AttachedDevices:
     """The steps of attachments that create, bind, unbind and delete ARQs.
 
     ``wake_jobs`` and ``wake_outbox`` are called after a commit that adds work for them. Without
-    ``limit_source``, projects have no limits of units.
+    ``limit_source``, projects have no limits of units. Without ``agents``, the ports of guests are
+    not counted before a bind.
     """
 
     uow: UnitOfWork
@@ -50,24 +57,57 @@ class AttachedDevices:
     wake_jobs: Callable[[], None]
     wake_outbox: Callable[[], None]
     now: Callable[[], datetime]
+    agents: AgentAPI | None = None
 
-    def bind(self, work: LeasedAttachment) -> None:
+    def bind(self, work: LeasedAttachment) -> Wait | None:
         """Create the ARQs, hidden from Nova, and bind them: all in one transaction.
 
         A device context gets new ARQs, and its state changes with theirs. The ARQs of a context
-        with a lease keep their handles, whose units were counted when the lease began.
+        with a lease keep their handles, whose units were counted when the lease began. Return the
+        wait of ``await_cleaning``.
 
         Raise NotFound, WrongState, OverLimit, Conflict, Unavailable. If concurrent binds take the
         handles or the slots of the server at each attempt, raise Conflict for a lease, else
         NoHandle.
         """
         is_leased = work.row["context_epoch"] is not None
-        run_with_limits(
-            self.uow,
-            self.limit_source,
-            [] if is_leased else [work.row["project_id"]],
-            lambda limits: self._run_bind(work, limits),
+        self._check_ports(work)
+        projects = [] if is_leased else [work.row["project_id"]]
+        return await_cleaning(
+            work,
+            lambda: run_with_limits(
+                self.uow,
+                self.limit_source,
+                projects,
+                lambda limits: self._run_bind(work, limits),
+            ),
         )
+
+    def _check_ports(self, work: LeasedAttachment) -> None:
+        """Raise WrongState if a running guest has too few free PCIe ports for its new devices.
+
+        Only handles that the agent attaches certainly need one. The agent counts the ports again
+        before it plugs the devices, so that the bind need not wait for its answer.
+        """
+        if work.mode is not Mode.LIVE or self.agents is None:
+            return
+        added = work.intent.added
+        types = self.uow.run(lambda tx: handles.of_providers(tx, added))
+        needed = sum(
+            sum(amounts.values())
+            for provider, amounts in added.items()
+            if HandleType.VFIO in types.get(provider, ())
+        )
+        if not needed:
+            return
+        host = self.uow.run(lambda tx: find_host(tx, [*added]))
+        try:
+            free = self.agents.count_free_ports(host, work.instance)["free"]
+        except CyborgError as exc:
+            LOG.info("Cannot count the PCIe ports of the guest before the bind: %s", exc.message)
+            return
+        if free is not None and free < needed:
+            raise WrongState(ports_error(work.instance, free, needed))
 
     def _run_bind(self, work: LeasedAttachment, limits: ProjectLimits | None) -> None:
         """Bind in a transaction, again after a lost claim. Raise the reason if all fail."""
@@ -94,9 +134,11 @@ class AttachedDevices:
         """
         for attempt in range(MAX_ATTEMPTS):
             try:
-                work.complete_step(partial(bind, wait=attempt > 0))
+                result = work.complete_step(partial(bind, wait=attempt > 0))
             except Retry:
                 continue
+            if result is not None and result.providers:
+                self.arqs.binder.wake_publisher()
             self.wake_jobs()
             self.wake_outbox()
             return True
@@ -225,6 +267,8 @@ class AttachedDevices:
     def _finish(self, result: ReleaseResult | None) -> None:
         if result is not None and result.jobs_created:
             self.wake_jobs()
+        if result is not None and result.providers:
+            self.arqs.binder.wake_publisher()
         self.wake_outbox()
 
     def _bind(
@@ -271,6 +315,22 @@ class AttachedDevices:
     def make_context(self, project: str) -> BindContext:
         """Return the context of a bind for a project, without limits."""
         return replace(self.arqs.binder.make_context(), project=project)
+
+
+def await_cleaning(work: LeasedAttachment, bind: Callable[[], None]) -> Wait | None:
+    """Bind; if the devices are being cleaned, return a wait, after which the step is repeated.
+
+    This lasts as long as the wait of a bind that Nova requests. The attempts of the step count the
+    time: a conductor that takes over goes on with them. No thread waits. Raise what ``bind``
+    raises, and at the end of the time why the devices cannot be bound.
+    """
+    try:
+        bind()
+    except BeingCleaned:
+        if work.row["attempts"] * POLL_DELAY >= MAX_CLEANING_WAIT:
+            raise
+        return Wait(POLL_DELAY, "waiting until the host has cleaned the devices")
+    return None
 
 
 def find_host(tx: sa.Connection, providers: Sequence[str]) -> str:

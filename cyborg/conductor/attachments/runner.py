@@ -94,7 +94,10 @@ class AttachmentRunner:
         """Work on the attachments that are due; return their number."""
         done = 0
         while not self._stopped.is_set():
-            slowest = max(self._conf.placement.request_timeout, self._conf.nova.request_timeout)
+            conf = self._conf
+            slowest = max(
+                conf.placement.request_timeout, conf.nova.request_timeout, conf.rpc.timeout
+            )
             # A lease for each attachment: the work on many would outlast a lease of all.
             lease = self._leasing.begin(request_timeout=slowest)
             row = self._uow.run(

@@ -9,7 +9,12 @@ import sqlalchemy as sa
 
 from cyborg.clients.placement import Placement
 from cyborg.conductor.attachments.allocations import AllocationSteps, explain_missing
-from cyborg.conductor.attachments.devices import POLL_DELAY, AttachedDevices, find_host
+from cyborg.conductor.attachments.devices import (
+    POLL_DELAY,
+    AttachedDevices,
+    await_cleaning,
+    find_host,
+)
 from cyborg.conductor.attachments.guests import Guests
 from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
 from cyborg.conductor.binding.binder import MAX_ATTEMPTS
@@ -75,12 +80,16 @@ class Successors(AllocationSteps):
             raise NoHandle(f"no device of the host can be the successor: {missing}")
         return selected
 
-    def bind(self, work: LeasedAttachment) -> None:
+    def bind(self, work: LeasedAttachment) -> Wait | None:
         """Create hidden ARQs that equal the ARQs to replace, and bind them, in one transaction.
 
-        The limits of the project do not apply, because an operator requested the successor. Raise
-        NoHandle, NotFound, Conflict.
+        The limits of the project do not apply, because an operator requested the successor. Return
+        the wait of ``await_cleaning``. Raise NoHandle, NotFound, Conflict.
         """
+        return await_cleaning(work, lambda: self._run_bind(work))
+
+    def _run_bind(self, work: LeasedAttachment) -> None:
+        """Bind in a transaction, again after a lost claim. Raise NoHandle if all fail."""
         if not self._devices.run_bind(work, partial(self._bind, work=work)):
             raise NoHandle(
                 f"all candidate handles were claimed concurrently ({MAX_ATTEMPTS} attempts): retry"

@@ -28,7 +28,7 @@ from cyborg.db.audits import read as view
 from cyborg.db.deployables import write as deployables
 from cyborg.db.services.write import find_agent
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.rpc.contract import AgentAPI
+from cyborg.rpc.agent_api import AgentAPI
 
 
 @dataclass(eq=False)

@@ -30,7 +30,7 @@ from cyborg.core.validation import check_optional_text
 from cyborg.db import old_rows
 from cyborg.db.audits import write as store
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.rpc.contract import AgentAPI
+from cyborg.rpc.agent_api import AgentAPI
 
 LOG = get_logger(__name__)
 

@@ -20,7 +20,7 @@ from cyborg.core.log import get_logger
 from cyborg.core.validation import check_text
 from cyborg.db.drivers import write as store
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.rpc.contract import AgentAPI
+from cyborg.rpc.agent_api import AgentAPI
 from cyborg.threads.calls import FanOut
 
 LOG = get_logger(__name__)

@@ -37,7 +37,7 @@ from cyborg.db.drivers import rollouts as store
 from cyborg.db.jobs import write as job_store
 from cyborg.db.services import write as services
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.rpc.contract import AgentAPI
+from cyborg.rpc.agent_api import AgentAPI
 
 LOG = get_logger(__name__)
 

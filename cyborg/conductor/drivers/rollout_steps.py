@@ -26,7 +26,7 @@ from cyborg.db.drivers import rollouts as store
 from cyborg.db.jobs.write import JobRow
 from cyborg.db.providers import write as providers
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.rpc.contract import AgentAPI
+from cyborg.rpc.agent_api import AgentAPI
 from cyborg.threads.calls import FanOut
 
 LOG = get_logger(__name__)

@@ -22,7 +22,7 @@ from cyborg.core.validation import check_optional_text, check_text, parse_uuid
 from cyborg.db import old_rows
 from cyborg.db.discoveries import write as store
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.rpc.contract import AgentAPI
+from cyborg.rpc.agent_api import AgentAPI
 from cyborg.threads.calls import FanOut
 
 LOG = get_logger(__name__)

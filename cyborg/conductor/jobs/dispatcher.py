@@ -40,7 +40,7 @@ from cyborg.db.jobs import write as store
 from cyborg.db.services import write as services
 from cyborg.db.totals import write as self_heal
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.rpc.contract import AgentAPI
+from cyborg.rpc.agent_api import AgentAPI
 from cyborg.telemetry.recorder import BIND_SECONDS, BINDS, MetricRecorder
 
 LOG = get_logger(__name__)

@@ -74,6 +74,15 @@ def check_exchangeable(types: Collection[str], context: str) -> None:
         )
 
 
+def ports_error(server: str, free: int, needed: int) -> str:
+    """Return why a guest cannot get devices, and what to do."""
+    return (
+        f"server {server} has {free} free PCIe root ports, and needs {needed}: set [libvirt] "
+        "num_pcie_ports in nova.conf of its host, and hard reboot the server, or detach another "
+        "device of it"
+    )
+
+
 def kept_error(server: str) -> str:
     """Return what the release of a mediated device waits for."""
     return (

@@ -9,10 +9,10 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+from cyborg.rpc.agent_api import AgentAPI
 from cyborg.rpc.contract import (
     CONTRACTS,
     MAX_MESSAGE_BYTES,
-    AgentAPI,
     ConductorAPI,
     Contract,
     Method,

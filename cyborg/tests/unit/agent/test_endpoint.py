@@ -150,6 +150,12 @@ def test_wanted_returns_reported_generation(agent: AgentEndpoint) -> None:
             agent.sync_backends(None, wrong)  # type: ignore[arg-type]
 
 
+def test_count_free_ports_of_a_host_without_live_attach_is_unknown(agent: AgentEndpoint) -> None:
+    assert agent.count_free_ports(None, DISCOVERY) == {"free": None}
+    with pytest.raises(Invalid, match="instance"):
+        agent.count_free_ports(None, "7")
+
+
 def test_discovery_too_many_undelivered_outcomes_raises_unavailable(
     drivers: list[ScriptedDriver], outcomes: CallRecorder, tmp_path: Path
 ) -> None:

@@ -14,8 +14,9 @@ from cyborg.conductor.manager import make_handlers
 from cyborg.conductor.wiring import build_conductor
 from cyborg.core.errors import Unavailable
 from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.rpc.agent_api import AgentAPI
 from cyborg.rpc.client import Client, make_agent_client
-from cyborg.rpc.contract import AGENT, CONDUCTOR, AgentAPI, ConductorAPI, Contract, Method
+from cyborg.rpc.contract import AGENT, CONDUCTOR, ConductorAPI, Contract, Method
 from cyborg.tests.fixtures.bus.broker import Bus
 from cyborg.tests.fixtures.machine.options import make_conf
 
@@ -72,6 +73,7 @@ GOLDEN = {
         "service_hello": "1.0 (binary, host, epoch, versions, [status])",
     },
     "agent": {
+        "count_free_ports": "1.0 (instance)",
         "discovery": "1.0 ([driver], [discovery_id])",
         "hardware": "1.0 ([driver])",
         "find_driver": "1.0 (driver)",

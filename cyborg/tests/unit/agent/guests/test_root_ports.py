@@ -139,3 +139,13 @@ def test_conventional_device_needs_no_pcie_port(tmp_path: Path, size: int, neede
     assert handles.needs_port(make_arq(2)), "no backend has it"
     (host.root / "bus/pci/devices" / address / "config").unlink()
     assert handles.needs_port(make_arq(1)), "unknown, as for libvirt"
+
+
+def test_free_ports_of_a_guest_are_counted_while_it_runs() -> None:
+    hypervisor = FakeHypervisor(ports=2)
+    devices = make_devices(hypervisor)
+    assert devices.count_free_ports(SERVER) is None, "not on this host"
+    guest = hypervisor.start(SERVER, os_acc.attach(make_arq(1)))
+    assert devices.count_free_ports(SERVER) == 1
+    guest.runs = False
+    assert devices.count_free_ports(SERVER) is None

@@ -177,8 +177,16 @@ def build_conductor(
     jobs_task = PeriodicTask("jobs", options.jobs_interval, jobs.run_once)
     # Without Nova there are no allocations, and a request keeps the project of its creation.
     instances = nova if conf.nova.send_events else None
-    orphan_collector = OrphanCollector(conf, uow, placement, jobs_task.wake, notices, instances)
-    releaser = OrphanReleaser(uow, recorder, jobs_task.wake, uow.clock)
+    orphan_collector = OrphanCollector(
+        conf,
+        uow,
+        placement,
+        jobs_task.wake,
+        notices,
+        instances,
+        wake_publisher=publisher_task.wake,
+    )
+    releaser = OrphanReleaser(uow, recorder, jobs_task.wake, uow.clock, publisher_task.wake)
     orphans = OrphanCheck(uow, placement, nova, releaser) if _releases_orphans(conf) else None
     repair = RepairExecutor(
         uow,

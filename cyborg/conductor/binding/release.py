@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
@@ -36,7 +37,7 @@ class ReleaseResult:
     ``failed_arqs`` are the rows of other ARQs of the same instances, whose bind waited for the same
     host work. They are now BindFailed, and Nova must be notified. ``instances`` has the released
     ARQs by instance; ARQs without an instance have the key "". ``providers`` is the number of
-    device sets whose offers are planned again.
+    providers to publish, such as those of device sets, whose offers are planned again.
     """
 
     count: int
@@ -44,6 +45,13 @@ class ReleaseResult:
     failed_arqs: Sequence[store.ArqRow] = ()
     instances: Mapping[str, Sequence[str]] = field(default_factory=dict)
     providers: int = 0
+
+
+class FailedBinds(NamedTuple):
+    """Numbers of release jobs that undo the host work of failed binds, and of stale providers."""
+
+    jobs: int
+    providers: int
 
 
 def stays(row: store.ArqRow, *, keep: bool) -> bool:
@@ -86,6 +94,7 @@ def release(
     cancelled = sorted({row["job_id"] for row in owning if row["job_id"] is not None})
     others: Sequence[store.ArqRow] = ()
     failed: Sequence[store.ArqRow] = ()
+    opened = 0
     cancelled_uuids: list[str] = []
     if cancelled:
         # One prepare job serves all ARQs of a bind: cancelling it for one ARQ fails the others.
@@ -96,7 +105,7 @@ def release(
         restores = set(jobs.failing_restores(tx, cancelled))
         jobs.end(tx, cancelled, JobState.CANCELLED, "its ARQs were unbound or deleted")
         if uncordoned := [row for row in owning if row["job_id"] in restores]:
-            providers.mark_stale_existing(tx, store.providers_of(uncordoned), now)
+            opened = providers.mark_stale_existing(tx, store.providers_of(uncordoned), now)
         # Either all ARQs of an instance are bound, or none.
         store.fail_bind(tx, [row["id"] for row in failed])
     owners = [row["id"] for row in (*owning, *failed)]
@@ -127,7 +136,7 @@ def release(
     instances = defaultdict[str, list[str]](list)
     for row in rows:
         instances[row["instance_uuid"] or ""].append(row["uuid"])
-    return ReleaseResult(len(ids), len(set(cleaning.values())), failed, instances, stale)
+    return ReleaseResult(len(ids), len(set(cleaning.values())), failed, instances, opened + stale)
 
 
 def fail_binds(
@@ -138,25 +147,28 @@ def fail_binds(
     timeout: float,
     cancelled_jobs: Collection[str],
     error: str | None = None,
-) -> int:
+) -> FailedBinds:
     """Set locked ARQs from BindStarted to BindFailed and free their handles.
 
     ``cancelled_jobs`` are the uuids of jobs that must no longer start, and ``error`` is why the
-    bind failed. Return the number of release jobs that undo the host work.
+    bind failed.
     """
     ids = [row["id"] for row in rows]
     if store.fail_bind(tx, ids) != len(ids):
         raise WrongState("the state of an ARQ changed during the rollback of its bind")
     entries.record_released(tx, rows, now, reason="bind_failed", error=error)
-    dirty, _ = _release_handles(tx, ids, now)
+    dirty, stale = _release_handles(tx, ids, now)
     cleaning = enqueue_cleaning(tx, dirty, now=now, timeout=timeout, cancelled_jobs=cancelled_jobs)
-    return len(set(cleaning.values()))
+    return FailedBinds(len(set(cleaning.values())), stale)
 
 
 def _release_handles(
     tx: sa.Connection, owners: Sequence[int], now: datetime, *, whole_sets: bool = False
 ) -> tuple[list[handle_claims.ReleasedHandleRow], int]:
-    """Release the handles of ARQs; return the dirty ones, and the number of stale device sets."""
+    """Release the handles of ARQs; return the dirty ones, and how many providers to publish.
+
+    These are device sets, and devices whose sets are planned again.
+    """
     rows = handle_claims.release(tx, owners, now) if owners else []
     sets = {row["set_id"] for row in rows if row["set_id"] is not None}
     if whole_sets and sets and (others := device_sets.find_owners(tx, sets)):
@@ -167,6 +179,8 @@ def _release_handles(
             requests=arqs,
         )
     stale = device_sets.mark_stale(tx, (row["set_id"] for row in rows), now)
+    # These are stale already: they were claimed alone.
+    stale += sum(row["is_member"] and row["set_id"] is None for row in rows)
     return [row for row in rows if row["needs_cleaning"]], stale
 
 

@@ -188,14 +188,14 @@ class Completion:
         released = store.lock_released(tx, SWEEP_LIMIT)
         self._finish_unbinds(released)
         # The row of an ended job is purged after a day: its deployable would stay closed.
-        freed = programming.detach_ended_jobs(tx)
+        freed = publishing.mark_stale_existing(tx, programming.detach_ended_jobs(tx), now)
         opened = open_devices(tx, now)
         self_heal.increment(tx, CorrectiveAction.STUCK_BINDS_FAILED, len(stranded), now)
         return JobResult(
             failed.completed + len(dirty) + len(released) + freed,
             jobs=failed.jobs + len(set(cleaning.values())),
             events=failed.events,
-            providers=failed.providers + opened,
+            providers=failed.providers + freed + opened,
             binds=failed.binds,
         )
 
@@ -271,7 +271,7 @@ class Completion:
     ) -> JobResult:
         """Fail the binds of ARQs and enqueue the cleaning of their handles."""
         timeout = self.recorder.conf.conductor.release_timeout
-        created = release.fail_binds(
+        undone = release.fail_binds(
             self.tx, rows, now=self.now, timeout=timeout, cancelled_jobs=cancels, error=error
         )
         self.recorder.record_bind_failed(self.tx, rows, error)
@@ -279,7 +279,13 @@ class Completion:
         failure = _make_failure(refusals.PREPARE_FAILED, reason, job, self.now)
         follow_arqs(self.tx, rows, self.recorder, self.now, failure)
         binds = _count_binds(rows)
-        return JobResult(max(1, len(rows)), jobs=created, events=len(rows), binds=binds)
+        return JobResult(
+            max(1, len(rows)),
+            jobs=undone.jobs,
+            events=len(rows),
+            providers=undone.providers,
+            binds=binds,
+        )
 
     def _finish_restore(self, job: jobs.JobRow, rows: Sequence[store.ArqRow]) -> JobResult:
         store.clear_job(self.tx, [row["id"] for row in rows])

@@ -83,8 +83,9 @@ class OrphanCollector:
         *,
         now: Callable[[], datetime] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        wake_publisher: Callable[[], None] = lambda: None,
     ) -> None:
-        """``wake_jobs`` is called after a commit that adds host work; ``now`` returns naive UTC.
+        """``wake_jobs`` and ``wake_publisher`` are those of ``OrphanReleaser``, as is ``now``.
 
         ``clock`` returns monotonic seconds. ``nova`` is None in an installation without Nova.
         """
@@ -97,7 +98,9 @@ class OrphanCollector:
         event_recorder = ArqEventRecorder(
             conf, notifications or NotificationBuilder(conf, now=self._now)
         )
-        self._releaser = release.OrphanReleaser(uow, event_recorder, wake_jobs, self._now)
+        self._releaser = release.OrphanReleaser(
+            uow, event_recorder, wake_jobs, self._now, wake_publisher
+        )
         self._clock = clock
         self._late_log = RateLimitedLogger(clock, LOG)
         self._stopped = threading.Event()

@@ -61,13 +61,15 @@ MAX_CHECKS = 4  # concurrent checks, so that a Placement that hangs does not blo
 class OrphanReleaser:
     """Releases orphaned ARQs and frees their handles, unless their bind has changed since.
 
-    ``wake_jobs`` is called after a commit that adds host work; ``now`` returns naive UTC.
+    ``wake_jobs`` is called after a commit that adds host work, ``wake_publisher`` after one that
+    changes the offers of device sets; ``now`` returns naive UTC.
     """
 
     uow: UnitOfWork
     recorder: ArqEventRecorder
     wake_jobs: Callable[[], None]
     now: Callable[[], datetime]
+    wake_publisher: Callable[[], None] = lambda: None
 
     def release(
         self,
@@ -87,25 +89,27 @@ class OrphanReleaser:
         now = self.now()
         recorder, timeout = self.recorder, self.recorder.conf.conductor.release_timeout
 
-        def write(tx: sa.Connection) -> tuple[list[BoundArq], int]:
+        def write(tx: sa.Connection) -> tuple[list[BoundArq], arq_release.ReleaseResult]:
             # Sorted: concurrent releases lock ARQs in one order.
             rows = arq_store.lock(tx, sorted(by_uuid))
             # Placement and Nova were asked before the lock: an ARQ that was bound again since is
             # another use.
             rows = [row for row in rows if unchanged(row, by_uuid[row["uuid"]])]
             if not rows:
-                return [], 0
+                return [], arq_release.ReleaseResult(0)
             result = arq_release.release(tx, rows, keep=keep, now=now, timeout=timeout)
             failed = result.failed_arqs
             recorder.record_released(tx, rows, keep=keep, failed=failed, event=Event.ORPHAN_FREED)
             follow_arqs(tx, rows, recorder, now)
             follow_arqs(tx, failed, recorder, now, arq_release.make_cancelled(now))
             self_heal.increment(tx, CorrectiveAction.ORPHANS_RELEASED, result.count, now)
-            return [by_uuid[row["uuid"]] for row in rows], result.jobs_created
+            return [by_uuid[row["uuid"]] for row in rows], result
 
-        released, jobs = self.uow.run(write)
-        if jobs:
+        released, done = self.uow.run(write)
+        if done.jobs_created:
             self.wake_jobs()
+        if done.providers:
+            self.wake_publisher()
         return released
 
 

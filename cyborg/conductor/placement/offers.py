@@ -43,7 +43,8 @@ from cyborg.db.unit_of_work import UnitOfWork
 
 LOG = get_logger(__name__)
 
-# Seconds between two plans of a group for every size that is short.
+# Seconds between two plans of a group that split the last wanted set of a size for a smaller one,
+# although no such one was allocated. Each change plans the group, too, and splits the other sets.
 GROUP_INTERVAL = 300.0
 NOTHING: Mapping[str, int] = MappingProxyType({})
 
@@ -78,7 +79,7 @@ def plan_hosts(
 
 @dataclass(eq=False)
 class GroupPlanner:
-    """Sweep that plans each group of hosts for every size that is short, each GROUP_INTERVAL.
+    """Sweep that splits the last wanted sets of each group for shortages, each GROUP_INTERVAL.
 
     ``wake_publisher`` is called after a plan; ``clock`` returns monotonic seconds.
     """
@@ -111,8 +112,9 @@ def plan_host(
 ) -> None:
     """Plan and write the offers of a host, and of others of its groups if a size is short.
 
-    Mark the providers of the sets stale whose offer changes. With ``every_size``, sets are split
-    for each size that is short, otherwise only for those of newly allocated sets. ``withdrawn`` has
+    Mark the providers of the sets stale whose offer changes. With ``every_size``, the last wanted
+    sets of a size are split for each smaller size that is short, otherwise only for those of newly
+    allocated sets. ``withdrawn`` has
     the published revisions of sets, by the uuid of the provider, that are reserved in Placement and
     that no consumer has: their withdrawal ends, unless a later revision may offer them again.
     """

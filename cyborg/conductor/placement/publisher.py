@@ -43,6 +43,11 @@ MAX_RUN = 10.0
 BATCH = 64
 # Maximum seconds between two attempts; nova-compute creates the compute node when it first starts.
 MAX_RETRY_DELAY = 60.0
+# Seconds between two checks whether a consumer still has an allocation of a withdrawn device set,
+# and the number of these checks. Placement does not tell when Nova deletes the allocation of a
+# server that it does not build; the devices of the set are in no other set until then.
+WITHDRAWAL_INTERVAL = 2.0
+MAX_WITHDRAWAL_CHECKS = 150
 # Consecutive providers without an answer that end a run. Placement may answer the probe and still
 # fail for everything that is written.
 MAX_CONSECUTIVE_FAILURES = 16
@@ -403,9 +408,10 @@ class Publisher:
             if not consumers:
                 result.withdrawn[row["uuid"]] = row["revision"]
                 return
-        # Not published: a failure is tried again, after a growing time.
+        # Not published: a failure is tried again.
         del result.published[row["uuid"]]
-        self._record_failure(result, row, error)
+        is_soon = row["attempts"] < MAX_WITHDRAWAL_CHECKS
+        self._record_failure(result, row, error, delay=WITHDRAWAL_INTERVAL if is_soon else None)
 
     def _record_unreachable(
         self, rows: Sequence[store.LeasedProviderRow], exc: Unavailable, result: BatchResult
@@ -439,10 +445,12 @@ class Publisher:
         row: store.LeasedProviderRow,
         error: str,
         cause: NotFound | None = None,
+        delay: float | None = None,
     ) -> None:
         """Record the error of a provider.
 
         ``cause`` is the error if it concerns the whole host and is already logged, else None.
+        ``delay`` is the time until the next try in seconds, by default a growing one.
         """
         # Logged once for each error. ComputeNodeResolver logs a missing compute node once for the
         # host, so it is not logged for each provider.
@@ -456,7 +464,8 @@ class Publisher:
             provider=row["uuid"],
         )
         # The limit of the exponent: attempts grow without end, and a float overflows at 1024.
-        delay = min(MAX_RETRY_DELAY, 2.0 ** min(row["attempts"], 16))
+        if delay is None:
+            delay = min(MAX_RETRY_DELAY, 2.0 ** min(row["attempts"], 16))
         result.failed.append(FailedRow(row, error, delay))
 
     def _record(self, tx: sa.Connection, batch: Batch, result: BatchResult) -> None:

@@ -55,9 +55,10 @@ def update_group(
     a larger size can leave sets that serve a smaller one: the sizes are looked at again. At the end
     one host that offers small sets which the group now has elsewhere gets its large set back.
 
-    Sets are split only for ``urgent`` sizes, and for sizes of which these plans withdraw sets. The
-    caller passes the sizes of newly allocated sets, and every few minutes, and after a change of
-    the configuration, all sizes. So in a full cloud a large set that is released stays whole for a
+    Each plan serves each size that is short, but the last wanted sets of a larger size are split
+    only for ``urgent`` sizes, and for sizes of which these plans withdraw sets. The caller passes
+    the sizes of newly allocated sets, and every few minutes, and after a change of the
+    configuration, all sizes. So in a full cloud a large set that is released stays whole for a
     while: if each shortage were served at once, the few sizes that are always short would take all
     of them.
     """
@@ -66,21 +67,27 @@ def update_group(
     old_totals = Counter(totals)
 
     def replan(name: str, split_for: int | None = None) -> bool:
-        old = rows.get(name, ())
-        local = count_offered(old)
+        local = count_offered(rows.get(name, ()))
         rows[name] = plan(name, share_shortage(wanted, totals, local, split_for))
-        totals.update(count_offered(rows[name]))
+        new = count_offered(rows[name])
+        totals.update(new)
         totals.subtract(local)
-        return rows[name] != old
+        # Not all facts of the summaries: those that are read count units in use differently.
+        return new != local
 
-    def split_hosts(size: int) -> None:
+    def is_spare(size: int) -> bool:
+        return totals[size] > wanted.get(size, 0)
+
+    def split_hosts(size: int, *, is_urgent: bool) -> None:
         if size not in find_shortage(wanted, totals):
             return  # before all hosts of the group are ranked
+        if not is_urgent and not any(n > size and is_spare(n) for n in totals):
+            return  # also before that: in a full cloud some sizes are always short
         for name in rank_hosts_to_split(size, [*chain.from_iterable(rows.values())]):
             if size not in find_shortage(wanted, totals):
                 return
             larger = min(row.size for row in rows[name] if row.offered and row.size > size)
-            if totals[size] and totals[larger] <= wanted.get(larger, 0):
+            if (totals[size] or not is_urgent) and not is_spare(larger):
                 continue  # sets of the larger size would be short for a second small one
             replan(name, size)
 
@@ -88,8 +95,8 @@ def update_group(
     for _ in wanted:
         before = dict(rows)
         for size in sorted(wanted):
-            if size in urgent or totals[size] < old_totals[size]:
-                split_hosts(size)
+            is_urgent = size in urgent or totals[size] < old_totals[size]
+            split_hosts(size, is_urgent=is_urgent)
         if rows == before:
             break
     for name in rank_hosts_to_merge(wanted, [*chain.from_iterable(rows.values())]):

@@ -348,7 +348,7 @@ _RELEASE_CLEAN = (
 def release(tx: sa.Connection, arq_ids: Collection[int], now: datetime) -> list[ReleasedHandleRow]:
     """Release the handles of ARQs, which the caller must have locked.
 
-    Return the dirty handles, and those of device sets, which need not be dirty.
+    Return the dirty handles, and those of device sets, or members of them, which need not be dirty.
 
     A draining handle remains, without an owner, until the next report deletes it
     (``services.write.request_stale_reports`` requests it); its provider is marked stale. So is that
@@ -378,7 +378,8 @@ def release(tx: sa.Connection, arq_ids: Collection[int], now: datetime) -> list[
     }
     if changed:
         publishing.mark_stale_existing(tx, changed, now)
-    return [row for row in rows if row["needs_cleaning"] or row["set_id"] is not None]
+    in_sets = {row["id"] for row in rows if row["set_id"] is not None or row["is_member"]}
+    return [row for row in rows if row["needs_cleaning"] or row["id"] in in_sets]
 
 
 def any_cleaning(tx: sa.Connection, uuids: Collection[str], now: datetime) -> bool:

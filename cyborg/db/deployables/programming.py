@@ -211,13 +211,13 @@ def detach(tx: sa.Connection, deployable_ids: Collection[int]) -> Sequence[str]:
     return tx.scalars(sa.select(deployables.c.rp_uuid).where(selected)).all()
 
 
-def detach_ended_jobs(tx: sa.Connection) -> int:
-    """Detach deployables from program jobs that have already ended; return their number.
+def detach_ended_jobs(tx: sa.Connection) -> set[str]:
+    """Detach deployables from program jobs that have already ended; return their providers' uuids.
 
     The deployables of a partition job are detached by the report that has the new layout.
     """
-    found = tx.scalars(
-        sa.select(jobs.c.id)
+    found = tx.execute(
+        sa.select(jobs.c.id, deployables.c.rp_uuid)
         .join(deployables, deployables.c.job_id == jobs.c.id)
         .where(
             # An index finds the few deployables with a job. MariaDB reads all deployables for an
@@ -226,10 +226,10 @@ def detach_ended_jobs(tx: sa.Connection) -> int:
             jobs.c.state != JobState.OPEN,
             jobs.c.kind == JobKind.PROGRAM,
         )
-        .distinct()
     ).all()
     # An ended job stays ended, so that the second statement need not check it again.
-    return bulk.update_where(tx, deployables.c.job_id, found, job_id=None)
+    bulk.update_where(tx, deployables.c.job_id, sorted({row.id for row in found}), job_id=None)
+    return {row.rp_uuid for row in found}
 
 
 def set_desired_layout(tx: sa.Connection, device: str, layout: str) -> None:

@@ -118,7 +118,7 @@ def test_group_short_of_singles_splits_the_smallest_remainder_only() -> None:
 
 
 def test_group_old_shortage_leaves_released_set_whole_until_it_is_urgent() -> None:
-    group = Group({4: 1}, {"a": {"0"}, "b": {"0"}})
+    group = Group({4: 1, 8: 1}, {"a": {"0"}, "b": {"0"}})
     group.uses["a"] = {}  # the server of eight GPUs is deleted
     group.update("a", urgent=())
     assert group.offered("a") == [8]
@@ -126,6 +126,36 @@ def test_group_old_shortage_leaves_released_set_whole_until_it_is_urgent() -> No
     assert group.offered("a") == [8]
     group.update("b", urgent=(4,))
     assert group.offered("a") == [4, 4]
+
+
+def test_group_old_shortage_splits_a_spare_set_at_once() -> None:
+    """Without a bind: such as after the release of a server, or the end of a fault."""
+    group = Group({1: 2, 4: 1, 8: 1}, {"a": {"0"}, "b": {"0"}})
+    group.uses["a"] = {}
+    group.update("a", urgent=())
+    assert group.offered("a") == [8], "the only one of its size"
+    group.uses["b"] = {}
+    group.update("b", urgent=())
+    assert sorted(map(group.offered, "ab")) == [[4, 2, 1, 1], [8]]
+
+
+def test_group_set_of_a_size_that_is_not_wanted_is_spare() -> None:
+    group = Group({4: 1}, {"a": {"0"}})
+    group.uses["a"] = {}
+    group.update("a", urgent=())
+    assert group.offered("a") == [4, 4]
+
+
+def test_group_merges_behind_a_host_whose_summary_differs() -> None:
+    """Units in use count differently in a summary that is read, and in that of a plan."""
+    group = Group({1: 1, 8: 1}, {"a": {"1", "2"}, "b": set(), "c": set()})
+    group.update("a")
+    assert [group.offered(host) for host in "abc"] == [[], [4, 2, 1, 1], [8]]
+    group.plan("c", {4: 1})
+    # As read of a host with units that are being cleaned. It keeps its sets: it is no merged host.
+    group.by_host["b"] = [replace(s, free_units=9) for s in group.by_host["b"]]
+    group.update("a", urgent=())
+    assert [group.offered(host) for host in "abc"] == [[], [4, 2, 1, 1], [8]]
 
 
 def test_group_plan_withdraws_wanted_set_splits_another_at_once() -> None:
@@ -202,9 +232,10 @@ BOARDS = st.frozensets(st.sampled_from(sorted(H100)), max_size=5)
 @given(
     st.lists(BOARDS, min_size=1, max_size=5),
     st.dictionaries(st.sampled_from(SIZES), st.integers(1, 3), max_size=4),
+    st.booleans(),
 )
 def test_group_after_update_lacks_a_size_only_if_no_larger_set_can_be_split(
-    boards: list[frozenset[str]], wanted: dict[int, int]
+    boards: list[frozenset[str]], wanted: dict[int, int], is_urgent: bool
 ) -> None:
     """Also, a second update changes nothing."""
     owned: dict[str, set[str]] = {}
@@ -214,17 +245,18 @@ def test_group_after_update_lacks_a_size_only_if_no_larger_set_can_be_split(
             if all(H100[name].isdisjoint(H100[other]) for other in used):
                 used.add(name)
         owned[f"host{number}"] = used
-    group = Group(wanted, owned)
-    group.update("host0")
+    group, urgent = Group(wanted, owned), SIZES if is_urgent else ()
+    group.update("host0", urgent)
     totals = count_offered(group.summaries)
     for size in find_shortage(wanted, totals):
-        # A larger set is left only if it is the last of its wanted size, and the size is offered.
+        # A larger set is left only if it is the last of its wanted size, and the size is offered,
+        # or not urgent.
         for name in rank_hosts_to_split(size, group.summaries):
             larger = min(n for n in group.offered(name) if n > size)
-            assert totals[size]
+            assert totals[size] or not is_urgent
             assert totals[larger] <= wanted.get(larger, 0)
     before = {host: list(sets) for host, sets in group.sets.items()}
-    group.update("host0")
+    group.update("host0", urgent)
     assert find_shortage(wanted, count_offered(group.summaries)) == find_shortage(wanted, totals)
     if find_shortage(wanted, totals):
         assert group.sets == before

@@ -114,9 +114,9 @@ def plan_host(
 
     Mark the providers of the sets stale whose offer changes. With ``every_size``, the last wanted
     sets of a size are split for each smaller size that is short, otherwise only for those of newly
-    allocated sets. ``withdrawn`` has
-    the published revisions of sets, by the uuid of the provider, that are reserved in Placement and
-    that no consumer has: their withdrawal ends, unless a later revision may offer them again.
+    allocated sets. ``withdrawn`` has the published revisions of sets, by the uuid of the provider,
+    that are reserved in Placement and that no consumer has: their withdrawal ends, unless a later
+    revision may offer them again.
     """
     # Plans of one group wait for each other: two hosts would be split for one shortage.
     store.lock_groups(tx, host)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from cyborg.core.errors import DriverFailed
 from cyborg.drivers.kernel import nvml
-from cyborg.drivers.kernel.nvml import GpuFacts, short_name
+from cyborg.drivers.kernel.nvml import GpuFacts, MigMode, short_name
 from cyborg.drivers.privileged import CONTEXT, gpu, mig, vgpu
 from cyborg.testing.machine import HostTree
 
@@ -74,6 +74,7 @@ class SimulatedVgpuHost(HostTree):
         self.writes: list[tuple[str, str]] = []
         self.opened: set[str] = set()  # virtual functions that a guest has
         self.commands: list[str] = []  # of sriov-manage
+        self.opens: list[str] = []  # addresses of the cards that NVML opened
         # Names of attributes whose writes fail with EIO, and of other steps that fail: the option
         # of sriov-manage, "heterogeneous" and "instances".
         self.failing: set[str] = set()
@@ -239,7 +240,8 @@ class SimulatedVgpuHost(HostTree):
         return "" if found is None else found.name
 
     def read_facts(self, address: str) -> GpuFacts | None:
-        """Return what NVML says about a card."""
+        """Return what NVML says about a card, which it opens for that."""
+        self.opens.append(address)
         card = self.cards.get(address)
         if card is None:
             return None
@@ -267,6 +269,11 @@ class SimulatedVgpuHost(HostTree):
             heterogeneous=None if card.mig else card.heterogeneous,
             mig_pending=card.pending_mig != card.mig,
         )
+
+    def read_mig_mode(self, address: str) -> MigMode | None:
+        """Return what NVML says about the MIG mode of a card."""
+        facts = self.read_facts(address)
+        return None if facts is None else MigMode(facts.mig, facts.mig_pending)
 
     def write_attribute(self, path: Path, text: str) -> None:
         """Act as the kernel on a write to an attribute. Raise OSError."""

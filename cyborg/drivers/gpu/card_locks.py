@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from cyborg.core.errors import DriverFailed
 
 TIMEOUT = 5.0  # seconds; a kernel driver can take longer to create a device
+READ_TIMEOUT = 30.0  # seconds; NVML initialises a card that nobody else has open
 
 _CARDS: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 _MEDIATED = threading.Lock()
@@ -21,14 +22,13 @@ _REGISTRY = threading.Lock()
 
 
 @contextlib.contextmanager
-def locked(card: str) -> Iterator[None]:
-    """Exclude other changes of a card, by its address.
+def locked(card: str, timeout: float | None = None) -> Iterator[None]:
+    """Exclude other changes of a card, by its address; wait for TIMEOUT, or ``timeout`` seconds.
 
     Raise DriverFailed, before any change, if another one does not end in time; repeat it then.
     """
-    with _REGISTRY:
-        lock = _CARDS[card]
-    if not lock.acquire(timeout=TIMEOUT):
+    lock = _lock_of(card)
+    if not lock.acquire(timeout=TIMEOUT if timeout is None else timeout):
         raise DriverFailed(
             f"{card} is being changed by another job, such as one for its layout: try again when "
             "that has ended"
@@ -40,6 +40,18 @@ def locked(card: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def locked_if_free(card: str) -> Iterator[bool]:
+    """Exclude other changes of a card if there is none now; yield whether they are excluded."""
+    lock = _lock_of(card)
+    acquired = lock.acquire(blocking=False)
+    try:
+        yield acquired
+    finally:
+        if acquired:
+            lock.release()
+
+
+@contextlib.contextmanager
 def mediated_devices_excluded() -> Iterator[None]:
     """Wait for a write that creates or removes a mediated device; after TIMEOUT continue."""
     acquired = _MEDIATED.acquire(timeout=TIMEOUT)
@@ -48,3 +60,8 @@ def mediated_devices_excluded() -> Iterator[None]:
     finally:
         if acquired:
             _MEDIATED.release()
+
+
+def _lock_of(card: str) -> threading.Lock:
+    with _REGISTRY:
+        return _CARDS[card]

@@ -10,6 +10,7 @@ NVML, if it is installed, describes NVIDIA's cards (``nvml``).
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 from cyborg.core.address import PciAddress, is_pci_address
@@ -23,6 +24,7 @@ from cyborg.core.naming import handle_uuid
 from cyborg.drivers.gpu import mdev, mig, parents, vf_layouts, vgpu
 from cyborg.drivers.gpu.card_locks import locked, mediated_devices_excluded
 from cyborg.drivers.gpu.mig_layouts import MigLayouts
+from cyborg.drivers.gpu.mig_modes import MigModes, WholeCards, is_whole
 from cyborg.drivers.gpu.mixes import parse_mixes
 from cyborg.drivers.gpu.options import OPTIONS
 from cyborg.drivers.gpu.partition_layouts import PartitionLayouts, parse_modes
@@ -30,7 +32,7 @@ from cyborg.drivers.gpu.vgpu_cards import GpuHost, VgpuCards
 from cyborg.drivers.gpu.vgpu_layouts import VgpuLayouts
 from cyborg.drivers.host_use import check, domains
 from cyborg.drivers.kernel.mdev import read_types
-from cyborg.drivers.kernel.nvml import GpuFacts, is_known, short_name
+from cyborg.drivers.kernel.nvml import NVIDIA, GpuFacts, is_known, short_name
 from cyborg.drivers.pci import classes, reset, rules, sriov
 from cyborg.drivers.pci.driver import PciDriver
 from cyborg.drivers.pci.offers import Description, Offer, add_reasons
@@ -65,7 +67,15 @@ class GpuDriver(PciDriver):
 
     def initialize(self) -> None:
         """Read the options of this driver, and create its readers."""
-        self._facts = mig.FactsReader(self._access.nvml, self._is_readable)
+        self._whole = WholeCards(lambda: self.memory)
+        self._facts = mig.FactsReader(self._access.nvml, self._is_readable, self._whole.has_owner)
+        self._mig_modes = MigModes(
+            lambda card: self._facts.read(card, self.memory),
+            self._facts.forget,
+            self._access,
+            self._whole,
+            self._may_be_whole,
+        )
         self._cards: dict[str, GpuFacts] = {}  # facts about cards at their last description
         # Identity of the first virtual function of each card at that time, None without any.
         self._virtual_functions: dict[str, int | None] = {}
@@ -175,7 +185,9 @@ class GpuDriver(PciDriver):
         """Return the PCI functions that must not be offered: a text with the reason by address."""
         found = super().find_used(functions)
         divided = self._partitions.find_divided(functions.values())
-        for address, reason in (divided | self._vgpus.find_used(functions)).items():
+        divided |= self._vgpus.find_used(functions)
+        divided |= self._mig_modes.find_used(functions, self._vgpu_layouts.has_layouts)
+        for address, reason in divided.items():
             found.setdefault(address, reason)
         for card in functions.values():
             if self.is_shared(card) or card.iommu_group is None or not self.is_candidate(card):
@@ -190,6 +202,14 @@ class GpuDriver(PciDriver):
                         f"to {other.kernel_driver}; expected {_WHOLE}",
                     )
         return found
+
+    def _may_be_whole(self, card: PciFunction) -> bool:
+        """Return whether the backend offers a card of NVIDIA as a whole, unless it is used."""
+        if card.vendor != NVIDIA or card.physfn is not None or card.numvfs or self.is_shared(card):
+            return False
+        # Not ``select``, which records what it has selected.
+        selected = rules.matching_rule(self._rules, card) or self._vgpus.rule_of_card(card.address)
+        return self.is_candidate(card) and (selected is not None or self._is_adopted(card))
 
     def describe(self, card: PciFunction) -> Description:
         """Return the facts of NVML about a card, and its other PCI functions, such as audio."""
@@ -210,7 +230,7 @@ class GpuDriver(PciDriver):
             "other_functions": ", ".join(names)[: inventory.MAX_TEXT],
             "memory_bytes": str(facts.memory or ""),
             "ecc": facts.ecc,
-            "mig": facts.mig,
+            mig.BOARD_INFO: facts.mig,
         }
         if self.options["mig_layouts"] and mig.is_enabled(facts):
             traits |= {mig.trait_of(mig.current_layout(facts))}
@@ -238,6 +258,10 @@ class GpuDriver(PciDriver):
         """Return a device for each card, and for each parent that is not on the PCI bus."""
         self._selected, self._mig_parents = {}, {}
         self._vgpus.begin_discovery()
+        self._mig_modes.refresh(
+            self._sysfs.pci_functions(),
+            lambda cards: domains.find_used(self.sysfs_root, self.read_domains, cards),
+        )
         cards = super().discover()
         with mediated_devices_excluded():
             plans = parents.limit_slots(
@@ -301,7 +325,8 @@ class GpuDriver(PciDriver):
             return
         # A use, such as a mediated device that Nova created, can have begun since the discovery.
         if is_pci_address(item.handle):
-            self.check_unused(item.handle)
+            with self._whole.add_owner(item.device) if is_whole(item) else nullcontext():
+                self.check_unused(item.handle)
             return
         try:
             slot = mdev.Slot.parse(item.handle)
@@ -331,6 +356,8 @@ class GpuDriver(PciDriver):
         if is_pci_address(item.handle):
             with locked(item.device):
                 type_ = self._vgpus.release(item)
+                if is_whole(item):
+                    self._whole.remove_owner(item.device)
             if type_ is not None:
                 LOG.info(
                     "vGPU of type %s removed from %s",
@@ -379,7 +406,8 @@ class GpuDriver(PciDriver):
         """Raise DriverFailed if the host uses a PCI function or it has mediated devices."""
         address = str(PciAddress.parse(address))
         self.read_domains(fresh=True)
-        self._facts.forget(address)  # another program may have changed the MIG mode
+        if not self._whole.has_owner(address):
+            self._facts.forget(address)  # another program may have changed the MIG mode
         functions = {function.address: function for function in self._sysfs.pci_functions()}
         # A parent of mdev_types can have been given to a server before the rule existed.
         used = check.mediated_parents(self.sysfs_root) | self.find_used(functions)
@@ -444,6 +472,7 @@ class GpuDriver(PciDriver):
         if is_pci_address(item.device):
             domains.check_unused(self._sysfs, self.read_domains, item.device)
         with locked(item.device):
+            self._whole.remove_owner(item.device)  # no handle of it is in use
             self._layouts_of(item.device).apply(item.device, layout)
         LOG.info("Layout %s applied", layout, backend=self.backend, device=item.device)
 

@@ -12,12 +12,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from cyborg.core.inventory.device import Layout
+from cyborg.core.inventory.device import Device, Layout
 from cyborg.core.naming import make_custom_name
 from cyborg.drivers.base import Memory, load_record
-from cyborg.drivers.kernel.nvml import KERNEL_DRIVER, NVIDIA, GpuFacts, ReadFacts
+from cyborg.drivers.kernel.nvml import ENABLED, KERNEL_DRIVER, NVIDIA, GpuFacts, ReadFacts
 from cyborg.drivers.pci import topology
 from cyborg.drivers.sysfs import PciFunction
+
+# Key of the board info with the MIG mode.
+BOARD_INFO = "mig"
 
 # Name of the only layout of a card that is not in MIG mode.
 FIXED = "fixed"
@@ -32,6 +35,11 @@ OTHER = "other"
 def is_enabled(facts: GpuFacts) -> bool:
     """Return whether a card is in MIG mode and its MIG profiles are known."""
     return facts.in_mig_mode and bool(facts.mig_profiles)
+
+
+def is_shown_enabled(device: Device) -> bool:
+    """Return whether the board info of a device says that it is in MIG mode."""
+    return device.std_board_info.get(BOARD_INFO) == ENABLED
 
 
 def layout_of(profile: str, count: int) -> str:
@@ -120,21 +128,30 @@ class FactsReader:
 
     While a server uses a GPU, NVML does not show the GPU. The reader then returns the last facts
     except ``max_vgpus``, also after a restart of the agent. With ``keeps_types`` it also returns
-    what the GPU can have.
+    what the GPU can have. A GPU with an owner that is bound again, because the server is stopped,
+    is not opened: the server may start.
 
     NVML may list the types and profiles of the current MIG mode only. If ``keeps_types`` is True,
     the facts also have those of the other mode, from the last time that the GPU was in it.
     """
 
     def __init__(
-        self, read_facts: ReadFacts, is_readable: Callable[[str], bool] = lambda address: True
+        self,
+        read_facts: ReadFacts,
+        is_readable: Callable[[str], bool] = lambda address: True,
+        has_owner: Callable[[str], bool] = lambda address: False,
     ) -> None:
-        """``is_readable`` returns whether NVML shows the GPU at an address now."""
+        """``is_readable`` returns whether NVML shows the GPU at an address now.
+
+        ``has_owner`` returns whether a server has it as a whole.
+        """
         self.keeps_types = False
         self._read_facts = read_facts
         self._is_readable = is_readable
+        self._has_owner = has_owner
         self._facts: dict[tuple[str, str], GpuFacts] = {}  # by address and product id
         self._current: set[tuple[str, str]] = set()  # read since they were bound
+        self._forgotten: set[str] = set()  # addresses
 
     def read(self, card: PciFunction, memory: Memory) -> GpuFacts:
         """Return the facts about a card; a card of another vendor has no facts."""
@@ -144,8 +161,9 @@ class FactsReader:
         name = f"gpu {card.address} {card.product}"
         if card.kernel_driver != KERNEL_DRIVER:
             self._current.discard(key)
-        elif key not in self._current and (found := self._read_facts(card.address)) is not None:
+        elif self._is_due(key) and (found := self._read_facts(card.address)) is not None:
             self._current.add(key)
+            self._forgotten.discard(card.address)
             found = self._keep_links(found, self._facts.get(key) or _load(memory, name))
             if self.keeps_types and found.mig is not None:
                 memory.put(f"{name} {found.mig}", json.dumps(found.to_dict()))
@@ -158,6 +176,12 @@ class FactsReader:
         if key not in self._facts:
             self._facts[key] = self._load_last(memory, name)
         return self._facts[key]
+
+    def _is_due(self, key: tuple[str, str]) -> bool:
+        address = key[0]
+        if key in self._current:
+            return False
+        return address in self._forgotten or not self._has_owner(address)
 
     def _load_last(self, memory: Memory, name: str) -> GpuFacts:
         """Return the stored facts about a card that cannot be read."""
@@ -179,4 +203,5 @@ class FactsReader:
 
     def forget(self, address: str) -> None:
         """Make the next call of ``read`` read a card again, because its facts have changed."""
+        self._forgotten.add(address)
         self._current = {key for key in self._current if key[0] != address}

@@ -28,14 +28,6 @@ from cyborg.drivers.sysfs import PCI_DEVICES, PciFunction, Sysfs
 
 LOG = get_logger(__name__)
 
-_IN_MIG_MODE = (
-    "it is in MIG mode, in which it is no whole card: apply the layout whole, or a mix, or disable "
-    "the MIG mode"
-)
-_PENDING = (
-    "a change of its MIG mode is pending, which a reset for a server would apply: apply the layout "
-    "whole, or a mix, or disable the MIG mode"
-)
 _CHANGING = (
     "its layout is being changed, or a change did not end: if no job of the card is open, apply a "
     "layout"
@@ -135,22 +127,13 @@ class VgpuCards:
     def find_used(self, functions: Mapping[str, PciFunction]) -> dict[str, str]:
         """Return the cards and virtual functions that are not offered: a reason by address."""
         cards = filter(self._may_be_whole, functions.values())
-        found = {f.address: reason for f in cards if (reason := self._find_divided(f.address))}
+        found = {f.address: _WITHOUT_FUNCTIONS for f in cards if self._lacks_functions(f.address)}
         states = self._states(functions)
         for card, known in states.items():
             for state in known:
                 if (reason := self._find_other_type(state, card, known)) is not None:
                     found[state.address] = reason
         return found | self._find_foreign(states)
-
-    def _find_divided(self, card: str) -> str | None:
-        """Return why a card without virtual functions cannot be offered as a whole, or None."""
-        facts = self.host.read_facts(card)
-        if facts.in_mig_mode:
-            return _IN_MIG_MODE
-        if facts.mig_pending:
-            return _PENDING
-        return _WITHOUT_FUNCTIONS if self._lacks_functions(card) else None
 
     def _find_foreign(
         self, states: Mapping[str, Sequence[kernel_vgpu.VgpuFunction]]

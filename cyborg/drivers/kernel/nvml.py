@@ -24,7 +24,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import not_
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from cyborg.core.codec import Serializable, wire
 from cyborg.core.errors import DriverFailed
@@ -48,7 +48,8 @@ KERNEL_DRIVER = "nvidia"
 RESET_REQUIRED = "reset required"
 
 # nvmlEnableState_t, NVML_DEVICE_MIG_DISABLE and _ENABLE; pynvml.py of nvidia-ml-py has the values.
-_MODES = {0: "disabled", 1: "enabled"}
+ENABLED = "enabled"
+_MODES = {0: "disabled", 1: ENABLED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class GpuFacts(Serializable):
     @property
     def in_mig_mode(self) -> bool:
         """Return whether the GPU is in MIG mode."""
-        return self.mig == _MODES[1]
+        return self.mig == ENABLED
 
     @property
     def present_instances(self) -> dict[str, int]:
@@ -117,6 +118,19 @@ class GpuFacts(Serializable):
 ReadFacts = Callable[[str], GpuFacts | None]
 
 
+class MigMode(NamedTuple):
+    """The MIG mode of a GPU, as in ``GpuFacts``."""
+
+    mig: str | None
+    is_pending: bool
+
+
+# Return the MIG mode of the GPU at a PCI address; None if it cannot be read now.
+ReadMigMode = Callable[[str], MigMode | None]
+
+_Read = TypeVar("_Read")
+
+
 class NvmlLibrary:
     """Reader that uses NVML; it imports ``nvidia-ml-py`` at the first use."""
 
@@ -126,6 +140,16 @@ class NvmlLibrary:
 
     def read(self, address: str) -> GpuFacts | None:
         """Return the facts, or None; log each different error once."""
+        return self._call(_read, address)
+
+    def read_mig_mode(self, address: str) -> MigMode | None:
+        """Return the MIG mode, or None; log each different error once.
+
+        The card is open for a shorter time than for all facts.
+        """
+        return self._call(_read_mig_mode, address)
+
+    def _call(self, read: Callable[[Any, str], _Read], address: str) -> _Read | None:
         try:
             nvml = importlib.import_module(MODULE)
         except ImportError:
@@ -133,7 +157,7 @@ class NvmlLibrary:
         error: str | None = None
         try:
             with self._lock, _opened(nvml):
-                return _read(nvml, address)
+                return read(nvml, address)
         except nvml.NVMLError as exc:
             error = str(exc)
         if error not in self._logged:
@@ -306,6 +330,13 @@ def short_name(vgpu_type: str) -> str:
     """Return the name of a vGPU type without its product line: A40-12Q of ``NVIDIA A40-12Q``."""
     # NVML and the file ``name`` of a mediated device type use different product lines for one type.
     return (vgpu_type.split() or [""])[-1]
+
+
+def _read_mig_mode(nvml: Any, address: str) -> MigMode:
+    """Return the MIG mode of a GPU. Raise NVMLError if NVML does not know it, or it has none."""
+    device = nvml.nvmlDeviceGetHandleByPciBusId(address.encode())
+    current, pending = nvml.nvmlDeviceGetMigMode(device)
+    return MigMode(_MODES.get(current), current != pending)
 
 
 def _read(nvml: Any, address: str) -> GpuFacts:

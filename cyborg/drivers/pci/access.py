@@ -15,7 +15,7 @@ from typing import Any
 from cyborg.core.errors import DriverFailed
 from cyborg.drivers.kernel import mdev, vgpu
 from cyborg.drivers.kernel.nvme import Method, read_methods
-from cyborg.drivers.kernel.nvml import NvmlLibrary, ReadFacts
+from cyborg.drivers.kernel.nvml import NvmlLibrary, ReadFacts, ReadMigMode
 from cyborg.drivers.pci.classes import Lookup, Names, udev_names
 from cyborg.drivers.sysfs import LOCAL_ROOT, Sysfs
 
@@ -47,15 +47,17 @@ def _refuse(verb: str) -> Callable[..., Any]:
 class HostAccess:
     """Access to a host.
 
-    ``lookup`` returns the names of a PCI function, ``nvml`` the facts about an NVIDIA GPU, and
-    ``read_methods`` the methods that can erase an NVMe controller, by its device node and the
-    number of the node. ``kernel_log`` is None if there is none to read. ``clock`` is monotonic, in
-    seconds. ``reset`` returns the reset methods of a PCI function; None if it has disappeared.
+    ``lookup`` returns the names of a PCI function, ``nvml`` the facts about an NVIDIA GPU,
+    ``mig_mode`` only its MIG mode, and ``read_methods`` the methods that can erase an NVMe
+    controller, by its device node and the number of the node. ``kernel_log`` is None if there is
+    none to read. ``clock`` is monotonic, in seconds. ``reset`` returns the reset methods of a PCI
+    function; None if it has disappeared.
     """
 
     lookup: Lookup
     kernel_log: Path | None
     nvml: ReadFacts
+    mig_mode: ReadMigMode
     read_methods: Callable[[Path, str | None], Sequence[Method] | None]
     clock: Callable[[], float]
     reset: Callable[[str], str | None]
@@ -84,6 +86,7 @@ class HostAccess:
         each change raises DriverFailed.
         """
         local = sysfs_root == LOCAL_ROOT
+        library = NvmlLibrary()
 
         def work(module: str, name: str, participle: str) -> Callable[..., Any]:
             return _privileged(module, name) if local else _refuse(participle)
@@ -101,7 +104,8 @@ class HostAccess:
             lookup=udev_names if local else lambda address: Names(),
             # Documentation/ABI/testing/dev-kmsg of Linux.
             kernel_log=Path("/dev/kmsg") if local else None,
-            nvml=NvmlLibrary().read if local else lambda address: None,
+            nvml=library.read if local else lambda address: None,
+            mig_mode=library.read_mig_mode if local else lambda address: None,
             read_methods=read_methods if local else lambda node, number: None,
             clock=time.monotonic,
             reset=work("pci", "reset", "reset"),

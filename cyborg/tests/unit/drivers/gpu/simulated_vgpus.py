@@ -39,7 +39,9 @@ def make_access(host: SimulatedVgpuHost, *, nvml: bool = True) -> HostAccess:
         set_mig_mode=mig.set_mode,
         set_instances=gpu.set_instances,
     )
-    return replace(access, nvml=host.read_facts) if nvml else access
+    if not nvml:
+        return access
+    return replace(access, nvml=host.read_facts, mig_mode=host.read_mig_mode)
 
 
 def make_driver(

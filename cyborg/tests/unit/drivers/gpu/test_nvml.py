@@ -107,6 +107,17 @@ def test_request_mig_mode_compares_also_the_pending_mode(
     assert nvml.request_mig_mode(CARD, enable=True) == nvml.RESET_REQUIRED
 
 
+def test_read_mig_mode_is_that_of_the_facts(library: ctypes.CDLL) -> None:
+    access = NvmlLibrary()
+    assert access.read_mig_mode(CARD) == ("disabled", False)
+    library.set_activation(16)
+    nvml.request_mig_mode(CARD, enable=True)
+    assert access.read_mig_mode(CARD) == ("disabled", True)
+    library.reset_gpu()
+    assert access.read_mig_mode(CARD) == ("enabled", False)
+    assert access.read_mig_mode(OLD) is None, "a GPU without MIG"
+
+
 def test_request_mig_mode_of_a_gpu_with_instances_is_refused(library: ctypes.CDLL) -> None:
     library.set_mig(1)
     nvml.replace_instances(CARD, {"1g.10gb": 2})

@@ -307,6 +307,7 @@ def test_mig_mode_that_another_program_enables_is_noticed_when_a_server_gets_the
     driver = make_driver(host, RULE, memory=VolatileMemory(), **options)
     assert offered(driver) == {CARD: [CARD]}
     driver.prepare(item(CARD), None)
+    driver.release(item(CARD))
     host.cards[CARD].needs_reset = needs_reset
     host.request_mig_mode(CARD, enable=True)
     with pytest.raises(DriverFailed, match=r"a change of its MIG mode|it is in MIG mode"):

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The MIG mode of whole cards, which other programs (``nvidia-smi -mig 1``) can switch.
+
+Only NVML tells the mode: ``/proc/driver/nvidia/capabilities/gpuN/mig`` exists in both modes
+(``osRmCapRegisterGpu`` of ``os.c`` of NVIDIA's open kernel modules), and has entries for GPU
+instances only. NVML opens the card, and libvirt cannot unbind it from its kernel driver meanwhile,
+as it does at each start of a server that has the card. So the mode is read at a discovery for cards
+without an owner only, under the lock of the card, which a preparation for a server takes too. It is
+read at most once a minute: the kernel driver initialises a card that nobody else has open, which
+takes seconds, and each start of a server triggers a discovery. A preparation reads it in any case.
+"""
+
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+from cyborg.core.jobs.job import WorkItem
+from cyborg.drivers.base import Memory
+from cyborg.drivers.gpu import card_locks
+from cyborg.drivers.gpu.card_locks import locked, locked_if_free
+from cyborg.drivers.kernel.nvml import GpuFacts, is_known
+from cyborg.drivers.pci.access import HostAccess
+from cyborg.drivers.sysfs import PciFunction
+
+INTERVAL = 60.0  # seconds between two readings of the mode of a card
+
+_ENABLED = "it is in MIG mode, in which it is no whole card"
+_PENDING = "a change of its MIG mode is pending, which a reset for a server would apply"
+
+
+class WholeCards:
+    """Records about which whole cards servers have; ``memory`` returns the memory of the driver."""
+
+    def __init__(self, memory: Callable[[], Memory]) -> None:
+        self._memory = memory
+
+    def has_owner(self, card: str) -> bool:
+        """Return whether a card was prepared for a server, and not released since then."""
+        return self._memory().get(_key(card)) is not None
+
+    @contextlib.contextmanager
+    def add_owner(self, card: str) -> Iterator[None]:
+        """Lock a card for the checks before a server gets it; record this if they succeed.
+
+        Raise DriverFailed, before the checks, if a job changes the card. A discovery that reads its
+        mode ends soon.
+        """
+        with locked(card, card_locks.READ_TIMEOUT):
+            yield
+            self._memory().put(_key(card), "1")
+
+    def remove_owner(self, card: str) -> None:
+        """Record that no server has a card; call this with the card locked."""
+        self._memory().put(_key(card), None)
+
+
+class MigModes:
+    """The MIG modes of the cards of a backend.
+
+    ``read_facts`` returns the last known facts about a card, read again after ``forget_facts``.
+    ``may_be_whole`` returns whether the backend offers a card as a whole, unless there is a reason
+    against it.
+    """
+
+    def __init__(
+        self,
+        read_facts: Callable[[PciFunction], GpuFacts],
+        forget_facts: Callable[[str], None],
+        access: HostAccess,
+        owners: WholeCards,
+        may_be_whole: Callable[[PciFunction], bool],
+    ) -> None:
+        self._read_facts = read_facts
+        self._forget_facts = forget_facts
+        self._access = access
+        self._owners = owners
+        self._may_be_whole = may_be_whole
+        self._due: dict[str, float] = {}  # when to read the mode of a card again
+
+    def refresh(
+        self,
+        functions: Iterable[PciFunction],
+        find_domains: Callable[[Sequence[PciFunction]], Collection[str]],
+    ) -> None:
+        """Forget the facts about the whole cards that are in another MIG mode than these say.
+
+        Skip those with an owner, those that domains have, as ``find_domains`` returns them, those
+        that a job changes now, and those whose mode was read less than INTERVAL ago.
+        """
+        now = self._access.clock()
+        cards = [card for card in functions if is_known(card) and self._may_be_whole(card)]
+        cards = [card for card in cards if self._due.get(card.address, now) <= now]
+        used = find_domains(cards) if cards else ()
+        for card in cards:
+            if card.address in used:
+                continue
+            with locked_if_free(card.address) as acquired:
+                if acquired and not self._owners.has_owner(card.address):
+                    self._due[card.address] = now + INTERVAL
+                    self._refresh(card)
+
+    def _refresh(self, card: PciFunction) -> None:
+        known = self._read_facts(card)
+        if known.mig is None:
+            return  # a card without MIG is not opened again
+        found = self._access.mig_mode(card.address)
+        if found is not None and found != (known.mig, known.mig_pending):
+            self._forget_facts(card.address)
+
+    def find_used(
+        self, functions: Mapping[str, PciFunction], has_layouts: Callable[[str], bool]
+    ) -> dict[str, str]:
+        """Return the cards that are no whole ones because of their MIG mode: a reason by address.
+
+        ``has_layouts`` returns whether layouts switch the mode of the card at an address.
+        """
+        found: dict[str, str] = {}
+        for card in filter(self._may_be_whole, functions.values()):
+            facts = self._read_facts(card)
+            if facts.in_mig_mode or facts.mig_pending:
+                state = _ENABLED if facts.in_mig_mode else _PENDING
+                found[card.address] = f"{state}: {_find_remedy(card, has_layouts(card.address))}"
+        return found
+
+
+def is_whole(item: WorkItem) -> bool:
+    """Return whether the handle of a work item is a whole card."""
+    return item.handle == item.device
+
+
+def _find_remedy(card: PciFunction, has_layouts: bool) -> str:
+    remedy = "disable the MIG mode (nvidia-smi -mig 0)"
+    if has_layouts:
+        return f"apply the layout whole, or a mix, or {remedy}"
+    # The last known mode of a card that cannot be read may have changed, as by a boot of the host.
+    return remedy if is_known(card) else f"bind it to nvidia once, and {remedy} if it is enabled"
+
+
+def _key(card: str) -> str:
+    return f"whole {card}"

@@ -29,6 +29,7 @@ from cyborg.drivers.device_sets.options import OPTIONS, parse
 from cyborg.drivers.device_sets.partitions import PartitionTable
 from cyborg.drivers.gpu.fabric.options import OPTIONS as FABRIC_OPTIONS
 from cyborg.drivers.gpu.fabric.options import open_fabric
+from cyborg.drivers.gpu.mig import is_shown_enabled
 from cyborg.drivers.pci.topology import MODULE_ID
 
 LOG = get_logger(__name__)
@@ -120,7 +121,7 @@ class DeviceSetDriver(Driver):
         if no backend has a device that can be a member.
         """
         devices = {name: self._read_members(name) for name in self.source.counts}
-        units = {name: grouping.list_units(found) for name, found in devices.items()}
+        units = {name: self._list_units(found) for name, found in devices.items()}
         state = self._partitions.read() if self.is_fabric else FabricState()
         groups = self._group(units, state)
         if len(groups) > MAX_SETS:
@@ -131,6 +132,8 @@ class DeviceSetDriver(Driver):
         self.grouped = Grouped.of(device for found in devices.values() for device in found)
         kind = self.source.kind
         self._remarks = () if groups else (f"no device can be a member of a set of kind {kind}",)
+        if self._uses_links and (left := _find_parted(devices.values(), groups)):
+            self._remarks += (f"{left}: in MIG mode, in which no set of kind {kind} has a GPU",)
         return [self._device(groups)] if groups else []
 
     def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
@@ -190,6 +193,14 @@ class DeviceSetDriver(Driver):
     def _partitions(self) -> PartitionTable:
         return PartitionTable(self._client, self.memory, f"partitions {self.backend}")
 
+    @property
+    def _uses_links(self) -> bool:
+        return self.source.kind in (SetKind.FABRIC, SetKind.NVLINK) and not self.source.is_mixed
+
+    def _list_units(self, devices: Sequence[Device]) -> list[Unit]:
+        units = grouping.list_units(devices)
+        return units + grouping.list_hidden(devices, units) if self._uses_links else units
+
     def _read_members(self, backend: str) -> list[Device]:
         """Return the devices of a backend, with the configured module ids."""
         modules = self.source.modules
@@ -239,6 +250,8 @@ class DeviceSetDriver(Driver):
 
     def _why(self, unit: Unit) -> str:
         """Return why a unit is in no set."""
+        if self._uses_links and (mig := grouping.find_mig_obstacle([unit], uses_links=True)):
+            return mig
         if self.is_fabric and unit.module is None:
             return (
                 "its module id is unknown: install the extra nvml and bind the GPU to the kernel "
@@ -283,3 +296,10 @@ class DeviceSetDriver(Driver):
                 group.obstacle,
             ),
         )
+
+
+def _find_parted(members: Iterable[Sequence[Device]], groups: Iterable[Group]) -> str:
+    """Return the addresses of the devices in MIG mode that are in none of the groups, as text."""
+    grouped = {unit.device.address for group in groups for unit in group.units}
+    addresses = {d.address for devices in members for d in devices if is_shown_enabled(d)}
+    return ", ".join(sorted(addresses - grouped))

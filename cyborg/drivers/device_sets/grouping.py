@@ -15,6 +15,7 @@ from typing import NamedTuple
 from cyborg.core.inventory.device import AttachHandle, Deployable, Device, HandleType
 from cyborg.core.inventory.device_set import SetKind, SetMember
 from cyborg.core.naming import make_custom_name
+from cyborg.drivers.gpu.mig import is_shown_enabled
 from cyborg.drivers.pci.topology import MODULE_ID, NVLINK_LINKS, NVLINK_MBPS, NVLINK_PEERS
 
 # Types of the handles that are whole functions.
@@ -37,6 +38,11 @@ class Unit:
     def member(self) -> SetMember:
         """Return the addresses of the unit."""
         return SetMember(self.device.address, self.deployable.address, self.handle.address)
+
+    @property
+    def is_whole_device(self) -> bool:
+        """Return whether the handle is the device itself."""
+        return self.handle.address == self.device.address
 
     @property
     def model(self) -> Hashable:
@@ -109,6 +115,41 @@ def list_units(devices: Iterable[Device]) -> list[Unit]:
     return sorted(units, key=lambda unit: (unit.device.address, unit.handle.address))
 
 
+def list_hidden(devices: Iterable[Device], units: Sequence[Unit]) -> list[Unit]:
+    """Return a unit for each GPU that offers no handle because it is in MIG mode.
+
+    So a set with it is shown with the reason, and is not removed. ``units`` are those of the
+    devices: the unit is that of a whole GPU of the same model, at the address of the device. A
+    device without such a unit is left out.
+    """
+    shown = {unit.device.address for unit in units}
+    models = {(u.device.vendor, u.device.model): u for u in units if u.is_whole_device}
+    found = []
+    for device in devices:
+        same = models.get((device.vendor, device.model))
+        if same is not None and device.address not in shown and is_shown_enabled(device):
+            deployable = replace(same.deployable, address=device.address, handles=())
+            handle = replace(same.handle, address=device.address)
+            found.append(Unit(device, deployable, handle))
+    return found
+
+
+def find_mig_obstacle(units: Iterable[Unit], *, uses_links: bool) -> str | None:
+    """Return why a group has no use because of a GPU in MIG mode; None without such a reason.
+
+    A GPU in MIG mode has no NVLink to others, and is in no fabric ("NVIDIA Multi-Instance GPU User
+    Guide", and "Fabric Manager for NVIDIA NVSwitch Systems User Guide"). ``uses_links`` is whether
+    the group needs them.
+    """
+    for unit in units:
+        if is_shown_enabled(unit.device) and (uses_links or not unit.device.deployables):
+            return (
+                f"device {unit.device.address} is in MIG mode, in which it has no NVLink: disable "
+                "the MIG mode, or apply a layout without it"
+            )
+    return None
+
+
 def group_by_place(kind: SetKind, units: Iterable[Unit], sizes: Collection[int]) -> list[Group]:
     """Return the groups of these sizes below one switch (PCIE) or at one node (NUMA).
 
@@ -146,6 +187,7 @@ def group_by_links(units: Iterable[Unit], sizes: Collection[int]) -> Iterator[Gr
                 SetKind.NVLINK,
                 block,
                 unique=size == 1,
+                obstacle=find_mig_obstacle(block, uses_links=size > 1),
                 attributes=_link_facts(block) | speed_facts(speed),
                 traits=speed_traits(speed),
             )

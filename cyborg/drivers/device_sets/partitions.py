@@ -17,7 +17,14 @@ from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device_set import SetKind, SetMember
 from cyborg.drivers.base import Memory, load_record
 from cyborg.drivers.device_sets.fabric import Fabric, FabricState, Partition
-from cyborg.drivers.device_sets.grouping import Group, Unit, only_units, speed_facts, speed_traits
+from cyborg.drivers.device_sets.grouping import (
+    Group,
+    Unit,
+    find_mig_obstacle,
+    only_units,
+    speed_facts,
+    speed_traits,
+)
 from cyborg.drivers.gpu.fabric.partitions import find_foreign_obstacles
 from cyborg.drivers.host_use import domains, processes
 from cyborg.drivers.sysfs import PCI_DEVICES, Sysfs
@@ -76,7 +83,8 @@ class PartitionTable:
             if all(module in by_module for module in partition.modules):
                 found = tuple(by_module[module] for module in partition.modules)
                 known[str(partition.id)] = tuple(unit.member for unit in found)
-                groups.append(_group(partition, found, obstacles.get(partition.id)))
+                mig = find_mig_obstacle(found, uses_links=True)
+                groups.append(_group(partition, found, obstacles.get(partition.id, mig)))
         self.memory.put(self.key, json.dumps(KnownMembers(known).to_dict()))
         return groups
 

@@ -58,6 +58,19 @@ def test_device_set_list_has_offer_owner_and_reason(host: SetHost, run: Run) -> 
     assert f"is in hgx:{name}, which is allocated" in whole["Reason"]
 
 
+def test_device_set_list_has_the_reason_of_a_gpu_in_mig_mode(
+    api: ApiEnv, node: Node, run: Run
+) -> None:
+    host = SetHost(api.engine, node, kind=SetKind.PCIE)
+    reason = f"device {gpu_address('01')} is in MIG mode, in which it has no NVLink"
+    host.withhold("01", reason)
+    listed = json.loads(run("device-set-list", "-f", "json"))
+    absent = f"{gpu_address('01')} (absent)"
+    found = {row["Set"]: row for row in listed if absent in row["Devices"]}
+    assert len(found) == len([units for units in host.family.values() if "01" in units])
+    assert {(row["Offer"], row["Reason"]) for row in found.values()} == {("withheld", reason)}
+
+
 def test_device_set_list_selects_by_offer_and_device(host: SetHost, run: Run) -> None:
     def names(*options: str) -> set[str]:
         found = json.loads(run("device-set-list", *options, "-f", "json"))

@@ -104,6 +104,25 @@ def test_set_that_is_not_offered_is_withheld_with_its_reason(
     assert texts["hgx:0"] == "device set has another number of devices: 8, group 0 requests 4"
 
 
+def test_set_with_a_gpu_in_mig_mode_is_withheld_with_its_reason(
+    sqlite_engine: sa.Engine, node: Node
+) -> None:
+    host = SetHost(sqlite_engine, node, kind=PLAIN)
+    reason = f"device {gpu_address('01')} is in MIG mode, in which it has no NVLink"
+    host.withhold("01", reason)
+    with_it = {name for name, units in host.family.items() if "01" in units}
+    assert with_it
+    assert not with_it & host.offered().keys()
+    assert host.offered(), "the best of the others"
+    states = {state.device: state for state in read_states(host)}
+    for name in with_it:
+        fit = evaluate_request(make_demands(len(host.family[name])), list(states.values()))
+        failure = fit.failures(states[f"hgx:{name}"])[0]
+        assert failure is not None
+        assert failure.predicate is Predicate.WITHHELD
+        assert failure.text == f"device set is not offered: {reason}"
+
+
 def test_member_alone_is_explained_to_a_bind_only(sqlite_engine: sa.Engine, node: Node) -> None:
     host = SetHost(sqlite_engine, node, kind=PLAIN)
     (row,) = rows.read(sqlite_engine, schema.deployables, address=gpu_address("01"))

@@ -2,6 +2,7 @@
 """Devices that can be members of sets, as the drivers of GPUs and NICs report them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from cyborg.core.inventory.device import AttachHandle, Deployable, Device, DeviceType, HandleType
 
@@ -37,6 +38,12 @@ def make_device(
         topology=topology,
         deployables=(part,),
     )
+
+
+def in_mig_mode(device: Device, *, hidden: bool = True) -> Device:
+    """Return a GPU in MIG mode, which offers nothing if it is ``hidden``, as a whole GPU does."""
+    parts = () if hidden else device.deployables
+    return replace(device, std_board_info={"mig": "enabled"}, deployables=parts)
 
 
 def slot(number: int) -> str:

@@ -12,7 +12,7 @@ from cyborg.core.errors import DriverFailed, Misconfigured
 from cyborg.core.inventory.device import AttachHandle, Device, HandleType
 from cyborg.core.inventory.device_set import OfferMode, SetKind
 from cyborg.drivers.device_sets.driver import DeviceSetDriver
-from cyborg.tests.unit.drivers.device_sets.members import make_device, slot
+from cyborg.tests.unit.drivers.device_sets.members import in_mig_mode, make_device, slot
 
 SWITCH = "00:01.0/15:00.0/16"
 
@@ -108,6 +108,38 @@ def test_discover_nvlink_pairs() -> None:
     assert found == ["25781", "26562"]
     traits = [{t for t in part.traits if "MBPS" in t} for part in device.deployables]
     assert traits == [{f"CUSTOM_NVLINK_{speed}_MBPS"} for speed in found]
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_discover_nvlink_pair_with_a_gpu_in_mig_mode_is_withheld(hidden: bool) -> None:
+    """A card with one MIG-backed vGPU is offered alone: it uses no link then."""
+    gpus = [make_device(slot(n), nvlink_peers=slot(n ^ 1)) for n in range(4)]
+    source = make_source({"gpu": gpus}, kind="nvlink", sizes=["1", "2"])
+    usual = describe(source)
+    gpus[1] = in_mig_mode(gpus[1], hidden=hidden)
+    found = describe(source)
+    assert found.keys() == usual.keys()
+    withheld = [name for name, (_, obstacle) in found.items() if obstacle is not None]
+    (pair,) = (name for name in usual if name.startswith(f"sets:2-{slot(0)}"))
+    assert set(withheld) == ({pair, f"sets:1-{slot(1)}"} if hidden else {pair})
+    assert all("is in MIG mode" in str(found[name][1]) for name in withheld)
+
+
+def test_discover_gpu_in_mig_mode_without_a_set_has_this_reason() -> None:
+    gpus = [make_device(slot(n), nvlink_peers=slot(n ^ 1)) for n in range(3)]
+    gpus[2] = in_mig_mode(gpus[2])
+    found = describe(make_source({"gpu": gpus}, kind="nvlink", sizes=["2"]))
+    assert "is in MIG mode" in str(found[f"sets:1-{slot(2)}"][1])
+    gpus[2] = make_device(slot(2))
+    found = describe(make_source({"gpu": gpus}, kind="nvlink", sizes=["2"]))
+    assert "no set of kind nvlink" in str(found[f"sets:1-{slot(2)}"][1])
+
+
+def test_discover_set_below_a_switch_ignores_the_mig_mode() -> None:
+    gpus = [make_device(slot(n), numa=1, functions=[slot(n)]) for n in range(2)]
+    gpus[0] = in_mig_mode(gpus[0], hidden=False)
+    found = describe(make_source({"gpu": gpus}, sizes=["2"]))
+    assert [obstacle for _, obstacle in found.values()] == [None]
 
 
 def test_discover_single_gpu_has_no_speed_of_its_links() -> None:

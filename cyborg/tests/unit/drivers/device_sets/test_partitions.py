@@ -15,7 +15,7 @@ from cyborg.drivers.base import VolatileMemory
 from cyborg.drivers.device_sets.driver import DeviceSetDriver
 from cyborg.drivers.device_sets.fabric import FabricState, Partition
 from cyborg.testing.machine import HostTree
-from cyborg.tests.unit.drivers.device_sets.members import hgx, make_device, slot
+from cyborg.tests.unit.drivers.device_sets.members import hgx, in_mig_mode, make_device, slot
 
 # The partitions of HGX H100 by the module ids of their GPUs.
 H100 = (
@@ -129,6 +129,40 @@ def test_discover_withholds_gpus_without_a_partition(host: Host) -> None:
     (unknown,) = obstacles.values()
     assert unknown is not None
     assert "module id is unknown: install the extra nvml" in unknown
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_discover_withholds_partitions_with_a_gpu_in_mig_mode(host: Host, hidden: bool) -> None:
+    """Those of a whole GPU, which offers nothing in this mode, and of a card with one vGPU."""
+    every = members(host.source().discover()[0])
+    index = MODULES.index(1)
+    host.devices[index] = in_mig_mode(host.devices[index], hidden=hidden)
+    source = host.source()
+    (device,) = source.discover()
+    with_it = {str(n) for n, modules in enumerate(H100) if 1 in modules}
+    assert members(device) == {name: m for name, m in every.items() if name not in with_it}
+    found = {part.address: part for part in device.deployables}
+    assert found.keys() == {f"hgx:{name}" for name in every}
+    for name in with_it:
+        part = found[f"hgx:{name}"]
+        assert part.device_set is not None
+        assert part.device_set.obstacle == (
+            f"device {slot(index)} is in MIG mode, in which it has no NVLink: disable the MIG "
+            "mode, or apply a layout without it"
+        )
+        assert [m.handle for m in part.device_set.members] == every[name]
+        assert part.resource_class == "PGPU"
+    assert source.remarks == ()
+
+
+def test_discover_names_a_gpu_in_mig_mode_of_which_no_partition_is_known(host: Host) -> None:
+    """A card with several MIG-backed vGPUs: none of them is the member of a partition."""
+    card = make_device(slot(3), functions=["0000:23:00.4", "0000:23:00.5"], module_id="1")
+    host.devices[3] = in_mig_mode(card, hidden=False)
+    source = host.source()
+    (device,) = source.discover()
+    assert members(device).keys() == {str(n) for n, modules in enumerate(H100) if 1 not in modules}
+    assert source.remarks == (f"{slot(3)}: in MIG mode, in which no set of kind fabric has a GPU",)
 
 
 def test_discover_uses_configured_module_ids(host: Host) -> None:

@@ -370,14 +370,6 @@ class VgpuCards:
             return False
         return not (self.records.is_changing(card) and self.is_tried(state, known))
 
-    def prepared_of(self, card: str) -> dict[str, str]:
-        """Return the types of the vGPUs of a card that servers have, by virtual function.
-
-        A function can be missing, such as after a boot of the host.
-        """
-        present = [f.address for f in self.host.sysfs.pci_functions() if f.physfn == card]
-        return self.records.prepared_of(card, present)
-
     def _lacks_functions(self, card: str) -> bool:
         """Return whether a card without virtual functions should have them: see the records."""
         records = self.records

@@ -227,7 +227,7 @@ class VgpuLayouts:
                 )
         left = Counter({} if mix is None else mix.counts)
         # Also those that a boot removed: the restore jobs of their servers create them again.
-        for function, type_ in self._cards.prepared_of(address).items():
+        for function, type_ in self._records.prepared_of(address).items():
             left[type_] -= 1
             if left[type_] < 0:
                 raise _server_error(address, function)

@@ -5,7 +5,7 @@ It has the type of each virtual function that the driver prepared, these functio
 of each card, whether a change of the layout did not end, and the vGPUs that such a change tried.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from cyborg.core.errors import DriverFailed
 from cyborg.drivers.base import Memory
@@ -28,9 +28,10 @@ class VgpuRecords:
 
     def add_prepared(self, card: str, function: str, type_: str) -> None:
         """Store the type of a virtual function of a card that is being prepared."""
-        self._store(_key(function), type_)
-        # While the function is missing, only this says of which card it is.
+        # While the function is missing, only this says of which card it is. It is stored first:
+        # each function with a type is among those of its card.
         self._store(_functions_key(card), ",".join(sorted(self._functions_of(card) | {function})))
+        self._store(_key(function), type_)
 
     def put_written(self, function: str, type_id: int) -> None:
         """Store the id of the type that a virtual function got."""
@@ -50,11 +51,14 @@ class VgpuRecords:
         left = ",".join(sorted(self._functions_of(card) - {function}))
         memory.put(_functions_key(card), left or None)
 
-    def prepared_of(self, card: str, present: Iterable[str] = ()) -> dict[str, str]:
-        """Return the types of the prepared functions of a card, some of which are ``present``."""
+    def prepared_of(self, card: str) -> dict[str, str]:
+        """Return the types of the vGPUs of a card that servers have, by virtual function.
+
+        A function can be missing, such as after a boot of the host.
+        """
         return {
             name: type_
-            for name in sorted(self._functions_of(card) | set(present))
+            for name in sorted(self._functions_of(card))
             if (type_ := self.prepared_type(name)) is not None
         }
 

@@ -12,6 +12,7 @@ from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device import NOT_OFFERED, HandleType
 from cyborg.drivers.base import VolatileMemory
 from cyborg.drivers.generic import GenericDriver
+from cyborg.drivers.gpu.vgpu_records import VgpuRecords
 from cyborg.drivers.pci.access import HostAccess
 from cyborg.testing.vgpu_host import SimulatedVgpuHost, VgpuType
 from cyborg.tests.unit.drivers.full_memory import FullMemory
@@ -246,13 +247,34 @@ def test_prepare_and_release_survive_a_restart_of_the_agent(host: SimulatedVgpuH
 def test_without_a_record_no_vgpu_is_created(host: SimulatedVgpuHost) -> None:
     memory = FullMemory()
     driver = make_driver(host, RULE, memory=memory)
-    with pytest.raises(DriverFailed, match=f"{VFS[0]} cannot be recorded: free space in the state"):
+    with pytest.raises(DriverFailed, match=f"{CARD} cannot be recorded: free space in the state"):
         driver.prepare(item(VFS[0]), None)
     assert host.current(VFS[0]) == ""
     create_foreign(host, VFS[0], LARGE)  # it is that of another program
     memory.is_full = False
     driver.release(item(VFS[0]))
     assert host.current(VFS[0]) == LARGE.name
+
+
+def test_record_of_a_function_that_is_stored_in_part_has_no_effect(host: SimulatedVgpuHost) -> None:
+    """The functions of a card are stored before the type of one: no type is without its card."""
+    stored: list[str] = []
+
+    class FillingMemory(VolatileMemory):
+        def put(self, key: str, text: str | None) -> bool:
+            stored.append(key)
+            super().put(key, text)
+            return key != f"vgpu {VFS[0]}"
+
+    memory = FillingMemory()
+    records = VgpuRecords(lambda: memory)
+    records.add_prepared(CARD, VFS[1], "H200X-70C")
+    with pytest.raises(DriverFailed, match=f"{VFS[0]} cannot be recorded"):
+        records.add_prepared(CARD, VFS[0], "H200X-70C")
+    assert records.prepared_of(CARD) == {VFS[1]: "H200X-70C"}
+    assert stored[:2] == [f"vgpu functions {CARD}", f"vgpu {VFS[1]}"]
+    records.remove_prepared(CARD, VFS[1])
+    assert records.prepared_of(CARD) == {}
 
 
 def test_release_is_repeated_until_it_is_recorded(host: SimulatedVgpuHost) -> None:

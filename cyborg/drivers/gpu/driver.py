@@ -100,8 +100,7 @@ class GpuDriver(PciDriver):
         self._vf_layouts = vf_layouts.VfLayouts(
             self._sysfs,
             lambda: self._layouts,
-            self.parse_option("vf_scheduling", vf_layouts.parse_scheduling),
-            self._access.set_scheduling,
+            vf_layouts.VfResources.of(self, self._access),
         )
         self._partitions = PartitionLayouts(
             self._sysfs,

@@ -66,6 +66,15 @@ OPTIONS = (
         "driver xe of Linux 6.19 or later. An empty list: that of the kernel driver.",
     ),
     Option(
+        "vf_vram_mib",
+        "list",
+        (),
+        "Memory of each virtual function of Intel GPUs after a change of their number, in MiB by "
+        "this number, such as 2:11776,4:5632. It needs the kernel driver xe of Linux 7.0 or later, "
+        "and a card with memory of its own. A number that is not in the list: the kernel driver "
+        "divides the memory in equal parts, each of which is a power of two.",
+    ),
+    Option(
         "partition_modes",
         "list",
         (),

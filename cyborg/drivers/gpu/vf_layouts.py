@@ -1,23 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layouts of Intel GPUs: numbers of virtual functions (``pci.sriov``), and their scheduling.
+"""Layouts of Intel GPUs: numbers of virtual functions (``pci.sriov``), and what they have.
 
 The kernel drivers ``xe`` and ``i915`` create virtual functions by ``sriov_numvfs`` and divide the
-resources of the card among them in equal parts. The scheduling is set after that, for all of them.
+resources of the card among them in equal parts; that of the memory is rounded down to a power of
+two (``pf_estimate_fair_lmem`` of ``xe``). The memory and the scheduling are set after that, the
+same for all of them. Alternative not taken: memory that is set before the functions are created,
+which ends the division of the other resources by the driver.
 Functions of other vendors are not created this way: NVIDIA's need ``sriov-manage``, and AMD's are
 created when the module ``gim`` is loaded (``vf_num``), which has no ``sriov_configure``.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
 
 from cyborg.core.errors import CyborgError, DriverFailed
 from cyborg.core.inventory.device import Device, Layout
-from cyborg.drivers.base import InvalidOption
+from cyborg.drivers.base import Driver, InvalidOption
 from cyborg.drivers.kernel import xe
 from cyborg.drivers.pci import classes
+from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.pci.sriov import Layouts, parse_layout
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
 INTEL = "8086"
+
+_PART = re.compile(r"([1-9][0-9]{0,4}):([1-9][0-9]{0,6})")
 
 
 def is_supported(card: PciFunction) -> bool:
@@ -40,24 +49,77 @@ def parse_scheduling(texts: Sequence[str]) -> dict[str, str]:
     return settings
 
 
+def parse_vram(texts: Sequence[str]) -> dict[int, int]:
+    """Parse the option ``vf_vram_mib``: MiB by number of functions. Raise InvalidOption."""
+    found: dict[int, int] = {}
+    for text in texts:
+        match = _PART.fullmatch(text)
+        if match is None or int(match[1]) in found:
+            raise InvalidOption(text, "COUNT:MIB, such as 2:11776, each count once")
+        found[int(match[1])] = int(match[2])
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class VfResources:
+    """What the virtual functions of a card get, and the functions of ``privileged.xe`` for it.
+
+    ``settings`` are those of the scheduling, ``vram`` has MiB of memory by the number of virtual
+    functions; what is missing stays as the kernel driver has divided it.
+    """
+
+    settings: Mapping[str, str]
+    vram: Mapping[int, int]
+    set_scheduling: Callable[[str, Mapping[str, str]], None]
+    set_vram: Callable[[str, int], None]
+
+    @classmethod
+    def of(cls, driver: Driver, access: HostAccess) -> Self:
+        """Return those of the options of a driver. Raise Misconfigured."""
+        return cls(
+            driver.parse_option("vf_scheduling", parse_scheduling),
+            driver.parse_option("vf_vram_mib", parse_vram),
+            access.set_scheduling,
+            access.set_vram,
+        )
+
+    def check(self, sysfs: Sysfs, card: PciFunction, count: int) -> None:
+        """Raise DriverFailed if a card cannot have them with a number of virtual functions."""
+        missing: tuple[str, str, str] | None = None
+        if count and not xe.has_scheduling(sysfs, card.address, self.settings):
+            missing = f"{', '.join(self.settings)} of vf_scheduling", "sriov_admin", "6.19"
+        if count in self.vram and not xe.has_vram(sysfs, card.address):
+            missing = f"vf_vram_mib={count}:{self.vram[count]}", xe.VRAM, "7.0"
+        if missing is not None:
+            option, attribute, version = missing
+            raise DriverFailed(
+                f"{card.address} cannot have {option}: its kernel driver {card.kernel_driver} has "
+                f"no {attribute} (xe of Linux {version} or later has): remove the option"
+            )
+
+    def set(self, address: str, count: int) -> None:
+        """Set them for a card with a number of virtual functions. Raise DriverFailed."""
+        if count in self.vram:
+            self.set_vram(address, self.vram[count])
+        if count and self.settings:
+            self.set_scheduling(address, self.settings)
+
+
 class VfLayouts:
     """Layouts of the Intel GPUs of a backend.
 
-    ``layouts`` change the number of virtual functions. ``settings`` are those of the scheduling,
-    which ``set_scheduling`` (``privileged.xe``) sets; empty leaves them as the driver has them.
+    ``layouts`` change the number of virtual functions, ``resources`` what these have.
     """
 
     def __init__(
         self,
         sysfs: Sysfs,
         layouts: Callable[[], Layouts],
-        settings: Mapping[str, str],
-        set_scheduling: Callable[[str, Mapping[str, str]], None],
+        resources: VfResources,
     ) -> None:
         self._sysfs = sysfs
         self._layouts = layouts
-        self._settings = settings
-        self._set_scheduling = set_scheduling
+        self._resources = resources
 
     def has_layouts(self, address: str) -> bool:
         """Return whether the device at an address is a card with layouts."""
@@ -76,20 +138,17 @@ class VfLayouts:
         Raise DriverFailed if the card does not have the layout, a virtual function may be in use,
         or a step fails; then the previous number of virtual functions is restored.
         """
-        card = self._sysfs.pci_function(address)
-        settings = self._settings if parse_layout(layout) else {}
-        if card is not None and not xe.has_scheduling(self._sysfs, address, settings):
-            raise DriverFailed(
-                f"{address} cannot have {', '.join(settings)} of vf_scheduling: its kernel driver "
-                f"{card.kernel_driver} has no sriov_admin (xe of Linux 6.19 or later has): "
-                "remove the option"
-            )
+        card, count = self._sysfs.pci_function(address), parse_layout(layout) or 0
+        if card is not None:
+            self._resources.check(self._sysfs, card, count)
         self._layouts().apply(address, layout)
-        if card is None or not settings:
+        if card is None:
             return
         try:
-            self._set_scheduling(address, settings)
+            self._resources.set(address, count)
         except CyborgError as exc:
+            if card.numvfs == count:
+                raise  # the functions are the same ones, which servers may have
             try:
                 self._restore(address, card.numvfs)
             except CyborgError as failed:
@@ -112,5 +171,4 @@ class VfLayouts:
     def _restore(self, address: str, count: int) -> None:
         layouts = self._layouts()
         layouts.change(address, count, layouts.autoprobe, layouts.allow_network)
-        if count:
-            self._set_scheduling(address, self._settings)
+        self._resources.set(address, count)

@@ -71,6 +71,7 @@ class HostAccess:
     set_heterogeneous: Callable[[str, bool], None]
     set_mig_mode: Callable[[str, bool, str], None]
     set_scheduling: Callable[[str, Mapping[str, str]], None]
+    set_vram: Callable[[str, int], None]
     set_partition_mode: Callable[[str, str], None]
     set_instances: Callable[[str, Mapping[str, int]], None]
     load_firmware: Callable[[str, str, str, int], None]
@@ -119,6 +120,7 @@ class HostAccess:
             set_heterogeneous=work("vgpu", "set_heterogeneous", "changed"),
             set_mig_mode=work("mig", "set_mode", "changed"),
             set_scheduling=work("xe", "set_scheduling", "changed"),
+            set_vram=work("xe", "set_vram", "changed"),
             set_partition_mode=work("amdgpu", "set_mode", "changed"),
             set_instances=work("gpu", "set_instances", "partitioned"),
             load_firmware=work("fpga", "load_firmware", "programmed"),

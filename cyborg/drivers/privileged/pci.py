@@ -129,7 +129,7 @@ def change(host: Host, address: str, count: int, autoprobe: bool, allow_network:
     _check_physical(host, card, used, allow_network)
     folder = host.sys / "bus/pci/devices" / function
     # Until they are removed: otherwise a process could begin to use one after the check.
-    with _virtual_functions_reserved(host, card, used):
+    with reserve_virtual_functions(host, card, used):
         if card.numvfs:
             try:
                 host.write(folder / "sriov_numvfs", "0")
@@ -176,7 +176,7 @@ def _check_physical(
 
 
 @contextlib.contextmanager
-def _virtual_functions_reserved(
+def reserve_virtual_functions(
     host: Host, card: PciFunction, used: Mapping[str, str]
 ) -> Iterator[None]:
     """Prevent that processes open the virtual functions of a card with VFIO during the block.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Privileged function of the gpu driver for the scheduling of virtual functions of Intel GPUs.
+"""Privileged functions of the gpu driver for what virtual functions of Intel GPUs have.
 
 ``cyborg.drivers.kernel.xe`` describes the attributes.
 """
@@ -9,12 +9,15 @@ from pathlib import Path
 
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import DriverFailed, Invalid
+from cyborg.drivers.host_use.check import used_functions
 from cyborg.drivers.kernel import xe
 from cyborg.drivers.privileged import CONTEXT
 from cyborg.drivers.privileged.files import write as _write
-from cyborg.drivers.sysfs import Sysfs
+from cyborg.drivers.privileged.pci import Host, reserve_virtual_functions
+from cyborg.drivers.sysfs import PciFunction, Sysfs
 
-_SYS = Path("/sys")
+_SYS, _DEV = Path("/sys"), Path("/dev")
+_MAX_MIB = 1 << 24
 
 
 @CONTEXT.entrypoint
@@ -31,12 +34,7 @@ def set_scheduling(address: str, settings: Mapping[str, str]) -> None:
     for name, value in settings.items():
         if not xe.is_valid(name, value):
             raise Invalid(f"{value!r} is not a value of {name!r}", field="settings")
-    sysfs = Sysfs(_SYS)
-    card = sysfs.pci_function(function)
-    if card is None or card.kernel_driver != xe.KERNEL_DRIVER or not card.numvfs:
-        raise DriverFailed(
-            f"there is no card of {xe.KERNEL_DRIVER} with virtual functions at {function}"
-        )
+    sysfs, card = _find_card(function)
     if not xe.has_scheduling(sysfs, function, settings):
         raise DriverFailed(
             f"{function} does not have all of {', '.join(settings)} in sriov_admin: Linux 6.19 or "
@@ -54,3 +52,57 @@ def set_scheduling(address: str, settings: Mapping[str, str]) -> None:
         rounded = name in xe.NUMBERS and found is not None and value != "0" and found != "0"
         if found != value and not rounded:
             raise DriverFailed(f"{function} has {found} for {name} after a write of {value}")
+
+
+@CONTEXT.entrypoint
+def set_vram(address: str, mib: int) -> None:
+    """Give each virtual function of a card a number of MiB of the memory of the card.
+
+    Do nothing for functions that have it. Raise DriverFailed before any change if the card is not
+    bound to ``xe``, has no virtual function or no such attribute, or if a function is or may be in
+    use. Raise DriverFailed also if the kernel refuses, or a function has less afterwards; then some
+    functions have another part, or none.
+    """
+    function = str(PciAddress.parse(address))
+    if type(mib) is not int or not 0 < mib <= _MAX_MIB:
+        raise Invalid(f"{mib!r} is not a number of MiB from 1 to {_MAX_MIB}", field="mib")
+    sysfs, card = _find_card(function)
+    if not xe.has_vram(sysfs, function):
+        raise DriverFailed(
+            f"{function} does not have {xe.VRAM} in sriov_admin: Linux 7.0 or later has it for "
+            "cards with memory of their own"
+        )
+    wanted = mib << 20
+    present = {n: xe.read_vram(sysfs, function, n) for n in range(1, card.numvfs + 1)}
+    others = [n for n, found in present.items() if not xe.is_rounded(found, wanted)]
+    if not others:
+        return
+    # The largest first: they must leave memory for the others.
+    others.sort(key=lambda number: -(present[number] or 0))
+    host = Host(_SYS, _DEV, _write)
+    with reserve_virtual_functions(host, card, used_functions(_SYS)):
+        for number in others:
+            try:
+                _write(_SYS / xe.profile_folder(function, number) / xe.VRAM, str(wanted))
+            except OSError as exc:
+                raise DriverFailed(
+                    f"{function}: the kernel driver refused {mib} MiB for virtual function "
+                    f"{number}: {exc.strerror}"
+                ) from exc
+            found = xe.read_vram(sysfs, function, number)
+            if not xe.is_rounded(found, wanted):
+                raise DriverFailed(
+                    f"virtual function {number} of {function} has {found} bytes of memory after a "
+                    f"write of {wanted}"
+                )
+
+
+def _find_card(function: str) -> tuple[Sysfs, PciFunction]:
+    """Return a card of ``xe`` with virtual functions. Raise DriverFailed if there is none."""
+    sysfs = Sysfs(_SYS)
+    card = sysfs.pci_function(function)
+    if card is None or card.kernel_driver != xe.KERNEL_DRIVER or not card.numvfs:
+        raise DriverFailed(
+            f"there is no card of {xe.KERNEL_DRIVER} with virtual functions at {function}"
+        )
+    return sysfs, card

@@ -24,15 +24,16 @@ from cyborg.tests.unit.drivers.gpu.simulated_intel import (
 
 RULES = [f"address={CARD}", "vendor=8086,functions=vf"]
 SETTINGS = ["exec_quantum_ms=18", "preempt_timeout_us=40000", "sched_priority=normal"]
+VRAM = ["2:12000", "4:6000"]
 SET = {
     "exec_quantum_ms": "20",
     "preempt_timeout_us": "40000",
-    "sched_priority": "low [normal] high",
+    "sched_priority": "low [normal]",
 }
 UNSET = {
     "exec_quantum_ms": "0",
     "preempt_timeout_us": "0",
-    "sched_priority": "[low] normal high",
+    "sched_priority": "[low] normal",
 }
 
 
@@ -54,7 +55,12 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedIntelHost:
 
 def make_access(host: SimulatedIntelHost) -> HostAccess:
     access = HostAccess.of(host.root)
-    return replace(access, set_count=pci.set_count, set_scheduling=xe.set_scheduling)
+    return replace(
+        access,
+        set_count=pci.set_count,
+        set_scheduling=xe.set_scheduling,
+        set_vram=xe.set_vram,
+    )
 
 
 def make(host: SimulatedIntelHost, settings: Sequence[str] = (), **options: Any) -> GpuDriver:
@@ -122,6 +128,69 @@ def test_partition_sets_the_scheduling_of_all_functions(host: SimulatedIntelHost
     assert host.profile(1) == UNSET
     partition(make(host), "vfs-2")
     assert host.profile(1) == UNSET, "without the option"
+
+
+def test_partition_sets_the_memory_of_all_functions(host: SimulatedIntelHost) -> None:
+    driver = make(host, SETTINGS, vf_vram_mib=VRAM)
+    for layout, mib in (("vfs-2", [12000] * 2), ("vfs-4", [6000] * 4), ("vfs-4", [6000] * 4)):
+        partition(driver, layout)
+        assert host.vram_mib() == mib + [0] * (7 - len(mib))
+        assert host.profile(1) == SET
+    partition(make(host, vf_vram_mib=VRAM[:1]), "vfs-4")
+    assert host.vram_mib()[:4] == [6000] * 4, "no part of it: as they are"
+    partition(driver, "vfs-0")
+    assert host.vram_mib() == [0] * 7
+    partition(make(host), "vfs-2")
+    assert host.vram_mib()[:2] == [8192] * 2, "without the option"
+
+
+@pytest.mark.parametrize("previous", ["vfs-0", "vfs-2"])
+def test_partition_whose_memory_is_refused_restores_the_card(
+    host: SimulatedIntelHost, previous: str
+) -> None:
+    driver = make(host, SETTINGS, vf_vram_mib=["2:12000", "4:6200"])  # more than the card has
+    partition(driver, previous)
+    before, offered = host.vram_mib(), handles(driver)
+    refused = f"refused 6200 MiB for virtual function 4: .*; {CARD} is as before"
+    with pytest.raises(DriverFailed, match=refused):
+        partition(driver, "vfs-4")
+    assert (current(driver), handles(driver), host.vram_mib()) == (previous, offered, before)
+
+
+def test_partition_to_the_same_number_does_not_touch_the_functions_of_servers(
+    host: SimulatedIntelHost,
+) -> None:
+    partition(make(host), "vfs-2")
+    host.bind(VFS[1], "vfio-pci")
+    group = (host.bus / VFS[1] / "iommu_group").resolve().name
+    (host.root.parent / "dev/vfio" / group).unlink()
+    (host.root.parent / "dev/vfio" / group).mkdir()
+    with pytest.raises(DriverFailed, match=f"function {VFS[1]} is or may be in use") as caught:
+        partition(make(host, vf_vram_mib=VRAM), "vfs-2")
+    assert "restored" not in caught.value.message
+    assert host.vram_mib()[:2] == [8192] * 2
+
+
+def test_partition_without_the_attribute_of_the_memory_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A card that uses the memory of the host, and ``xe`` before Linux 7.0."""
+    host = SimulatedIntelHost(tmp_path, vram_mib=0)
+    host.redirect(monkeypatch)
+    driver = make(host, vf_vram_mib=["2:12000"])
+    with pytest.raises(DriverFailed, match=r"vf_vram_mib=2:12000: .* no vram_quota \(xe of Lin"):
+        partition(driver, "vfs-2")
+    assert (host.writes, current(driver)) == ([], "vfs-0")
+    partition(driver, "vfs-4")
+    assert current(driver) == "vfs-4"
+
+
+@pytest.mark.parametrize("parts", [["2"], ["0:5"], ["2:0"], ["2:1g"], ["2:1", "2:2"]])
+def test_memory_that_is_malformed_is_misconfigured(
+    host: SimulatedIntelHost, parts: list[str]
+) -> None:
+    with pytest.raises(Misconfigured, match="vf_vram_mib"):
+        make(host, vf_vram_mib=parts)
 
 
 @pytest.mark.parametrize("previous", ["vfs-0", "vfs-2"])
@@ -242,7 +311,7 @@ def test_cards_of_other_vendors_have_no_such_layouts(
 
 @pytest.mark.parametrize(
     "setting",
-    ["exec_quantum_ms", "exec_quantum_ms=-1", "exec_quantum_ms=1s", "sched_priority=urgent", "x=1"],
+    ["exec_quantum_ms", "exec_quantum_ms=-1", "exec_quantum_ms=1s", "sched_priority=high", "x=1"],
 )
 def test_scheduling_that_is_malformed_is_misconfigured(
     host: SimulatedIntelHost, setting: str

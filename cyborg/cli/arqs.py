@@ -52,6 +52,11 @@ class List(listing.Lister, of=ARQS):
             lookup=partial(ARQS.find_uuid, field="instance_uuid"),
             help="only the requests of this instance",
         ),
+        field_argument(
+            "--attach-failed",
+            choices=("true", "false"),
+            help="only requests whose device a running guest lacks, or the others",
+        ),
     )
 
 

@@ -227,6 +227,7 @@ def _age(since: datetime | None, now: datetime) -> float:
 def _list_devices(totals: Totals, now: datetime) -> Iterator[_Sample]:
     yield "maintenance_windows", totals.maintenance_windows
     yield "devices_failing", totals.devices_failing
+    yield "guest_devices_missing", totals.guest_devices_missing
     if totals.audit_findings is not None:
         yield "audit_findings", totals.audit_findings
     yield "bind_oldest_seconds", _age(totals.oldest_bind_started, now)

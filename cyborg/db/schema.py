@@ -330,9 +330,10 @@ arqs = _table(
     sa.Column("owner_verified", sa.Boolean, nullable=False, default=True),
     # Since when the ARQ is a suspected orphan: Placement has no allocation for it.
     sa.Column("orphan_since", Moment),
-    # For a device that the agent attaches, and not Nova: since when the guest has it, or why it
-    # lacks it although it runs.
+    # For a device that the agent attaches, and not Nova: since when the guest has it, or since when
+    # it lacks it although it runs, and why.
     sa.Column("attached_at", Moment),
+    sa.Column("attach_failed_at", Moment, index=True),
     sa.Column("attach_error", sa.String(1024)),
     _foreign_key("attachment_id", "attachments", "SET NULL"),
     # Nova does not find the ARQ among those of its instance: it is not attached yet, or no more.

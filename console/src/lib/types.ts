@@ -366,6 +366,7 @@ export interface Summary {
     maintenance: number;
   };
   unhealthy_devices: { host: string; address: string; health_since: string }[];
+  guest_devices_missing: number;
   accelerator_requests: Record<string, number>;
   device_contexts: Record<string, number>;
   attachments: Record<string, number>;

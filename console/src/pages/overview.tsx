@@ -198,6 +198,11 @@ export function findAlarms(data: Summary): Alarm[] {
     const effect = binary === "cyborg-agent" ? "no host does any work" : "no request can be changed";
     if (!up) alarms.push({ text: `No ${binary} is up: ${effect}`, tone: "bad" });
   }
+  const missing = data.guest_devices_missing;
+  add(missing, `${count(missing, "device")} missing in a running guest`, "bad", {
+    path: ["requests"],
+    query: { attach_failed: "true" },
+  });
   const failed = data.attachments["error"] ?? 0;
   add(failed, `${count(failed, "attachment")} failed`, "bad", {
     path: ["attachments"],

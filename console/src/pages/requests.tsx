@@ -46,6 +46,7 @@ export function RequestsPage() {
         columns={REQUEST_COLUMNS}
         filters={[
           { name: "state", label: "State", values: STATES },
+          { name: "attach_failed", label: "Missing in guest", values: ["true", "false"] },
           { name: "instance", label: "Instance (UUID)" },
         ]}
         rowKey={(r) => r.uuid}

@@ -87,8 +87,9 @@ class Controller(Resource):
             "instance": types.Uuid(),
             "bind_state": types.Enum("resolved"),
             "state": types.Enum(*ArqState),
+            "attach_failed": types.TRUTH,
         },
-        query_since={"state": STATE_SINCE},
+        query_since={"state": STATE_SINCE, "attach_failed": ATTACHED_SINCE},
         raises=(errors.Unresolved,),
     )
     def find(
@@ -97,9 +98,13 @@ class Controller(Resource):
         instance: str | None,
         bind_state: str | None,
         state: str | None,
+        attach_failed: str | None,
         page: PageRequest,
     ) -> Any:
         """List ARQs.
+
+        attach_failed=true selects those whose devices running guests lack: these have an
+        attach_error.
 
         With both instance and bind_state, the response is 423 until all ARQs of the instance are
         resolved: bound, failed to bind, or being deleted.
@@ -110,8 +115,9 @@ class Controller(Resource):
         states = set[str](RESOLVED) if bind_state and not instance else None
         if state is not None:
             states = {state} if states is None else states & {state}
+        failed = None if attach_failed is None else attach_failed == "true"
         with self.context.reader.connect() as connection:
-            if instance and page.is_whole and state is None:
+            if instance and page.is_whole and state is None and failed is None:
                 # Nova follows no links, and an instance cannot start if an ARQ is missing. It
                 # asks twice for each boot: one statement, which is not built again.
                 rows = read.of_instance(connection, instance, scope)
@@ -122,7 +128,12 @@ class Controller(Resource):
                 _require_resolved(read.of_instance(connection, instance, scope), instance)
             result = page.read(
                 lambda window: read.find(
-                    connection, page=window, instance_uuid=instance, project_id=scope, states=states
+                    connection,
+                    page=window,
+                    instance_uuid=instance,
+                    project_id=scope,
+                    states=states,
+                    attach_failed=failed,
                 ),
                 whole=instance is not None,
             )

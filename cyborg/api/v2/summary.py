@@ -84,8 +84,9 @@ class Summary(types.JsonObject):
 
     The numbers of handles, devices, providers, accelerator requests, device contexts and
     attachments are ``count_age`` seconds old, the others are those at ``read_at``, a time of the
-    database. ``down_services`` and ``unhealthy_devices`` have up to 16 objects, those that are down
-    or unhealthy for longest.
+    database. ``guest_devices_missing`` is the number of devices that agents cannot attach to
+    running guests: ``attach_error`` of their accelerator requests. ``down_services`` and
+    ``unhealthy_devices`` have up to 16 objects, those that are down or unhealthy for longest.
     """
 
     hosts = types.required(HostCounts)
@@ -94,6 +95,7 @@ class Summary(types.JsonObject):
     resource_classes = types.required([ClassHandles])
     devices = types.required(DeviceCounts)
     unhealthy_devices = types.required([UnhealthyDevice])
+    guest_devices_missing = types.required(int)
     accelerator_requests = types.required({str: int})
     device_contexts = types.required({str: int})
     attachments = types.required({str: int})
@@ -143,6 +145,7 @@ def _make_fields(counts: Counts, totals: Totals) -> dict[str, Any]:
             for (binary, state), count in sorted(totals.services.items())
         ],
         "unhealthy_devices": totals.unhealthy,
+        "guest_devices_missing": totals.guest_devices_missing,
         "jobs": totals.jobs,
         "outbox": totals.outbox,
         # The others are from the cached counts.

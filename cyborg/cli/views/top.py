@@ -184,6 +184,9 @@ def _alarms(summary: Row) -> Iterator[str]:
             yield f"{row['overdue']} of {row['count']} {row['kind']} jobs past the deadline"
     if summary["providers"]["failing"]:
         yield f"{summary['providers']['failing']} resource providers failing in Placement"
+    if missing := summary["guest_devices_missing"]:
+        noun = "device that its running guest lacks" if missing == 1 else "devices that guests lack"
+        yield f"{missing} {noun}: cyborg arq-list --attach-failed true"
     for row in summary["down_services"]:
         yield f"{row['binary']} on {row['host']} down, last seen {age(row['last_seen_at'])} ago"
     for row in summary["unhealthy_devices"]:

@@ -73,7 +73,7 @@ class GuestDeliveries:
     def _record_attached(self, tx: sa.Connection, rows: Rows) -> None:
         if rows:
             ids = [row["id"] for row in rows]
-            arqs.record_delivery(tx, ids, attached_at=self.uow.clock(), error=None)
+            arqs.record_delivery(tx, ids, self.uow.clock(), error=None)
             self.recorder.record_attached(tx, rows)
 
     def _record_failed(
@@ -84,7 +84,7 @@ class GuestDeliveries:
         # Few texts: a host has one reason for all its guests, or one guest has a reason.
         for text in sorted({error for row in rows if (error := error_of[row["uuid"]])}):
             failed = [row for row in rows if error_of[row["uuid"]] == text]
-            arqs.record_delivery(tx, [row["id"] for row in failed], attached_at=None, error=text)
+            arqs.record_delivery(tx, [row["id"] for row in failed], self.uow.clock(), error=text)
             new = [row for row in failed if row["attach_error"] is None]
             self.recorder.record_attach_failed(tx, new, text)
             all_new += new

@@ -60,6 +60,12 @@ def _of_instance(uuid: str) -> sa.ColumnElement[bool]:
     return sa.and_(table.c.instance_uuid == uuid, table.c.hidden.is_(False))
 
 
+def _attach_failed(value: bool) -> sa.ColumnElement[bool]:
+    """Return the condition that a running guest lacks the device, or that none does."""
+    column = table.c.attach_failed_at
+    return column.is_not(None) if value else column.is_(None)
+
+
 def _complete(connection: sa.Connection, rows: list[dict[str, Any]]) -> list[ArqRow]:
     return [_row(row) for row in rows]
 
@@ -74,6 +80,7 @@ ARQS = Listing(
         "instance_uuid": _of_instance,
         "project_id": table.c.project_id,
         "states": table.c.state,
+        "attach_failed": _attach_failed,
     },
     ids_first=True,
     few=frozenset({"uuids", "instance_uuid"}),  # Nova asks for them often

@@ -57,6 +57,7 @@ class ArqRow(NewArqRow):
     hidden: bool
     attached_at: datetime | None
     attach_error: str | None
+    attach_failed_at: datetime | None
     label_name: str | None
     label_description: str | None
     label_tags: list[str] | None
@@ -348,15 +349,19 @@ def clear_job(tx: sa.Connection, ids: Collection[int]) -> None:
 
 
 def record_delivery(
-    tx: sa.Connection, ids: Collection[int], *, attached_at: datetime | None, error: str | None
+    tx: sa.Connection, ids: Collection[int], now: datetime, *, error: str | None
 ) -> None:
-    """Record whether running guests have the devices of ARQs, which the caller has locked."""
+    """Record whether running guests have the devices of ARQs, which the caller has locked.
+
+    ``error`` is why they lack them, None if they have them since ``now``.
+    """
     bulk.update_where(
         tx,
         arqs.c.id,
         ids,
-        attached_at=attached_at,
+        attached_at=now if error is None else None,
         attach_error=error,
+        attach_failed_at=None if error is None else sa.func.coalesce(arqs.c.attach_failed_at, now),
         # The orphan collector uses updated_at as the time of the bind.
         updated_at=arqs.c.updated_at,
     )
@@ -381,6 +386,7 @@ def unbind(tx: sa.Connection, ids: Collection[int], jobs_by_arq: Mapping[int, in
         orphan_since=None,
         attached_at=None,
         attach_error=None,
+        attach_failed_at=None,
         owner_verified=True,
         attachment_id=sa.case((arqs.c.context_id.is_(None), arqs.c.attachment_id)),
         hidden=sa.and_(arqs.c.context_id.is_(None), arqs.c.hidden),

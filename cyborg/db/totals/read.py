@@ -119,6 +119,7 @@ class Counts:
 class Totals:
     """Pending and failing work. Fields such as the oldest message are times, not ages.
 
+    ``guest_devices_missing`` counts the ARQs whose devices running guests lack (``attach_error``).
     ``unhealthy`` has those that are unhealthy for longest. A provider that is only due for
     verification is not stale. ``audit_findings`` are those of the last audit that is done, None
     without one.
@@ -126,6 +127,7 @@ class Totals:
 
     maintenance_windows: int
     devices_failing: int
+    guest_devices_missing: int
     audit_findings: int | None
     oldest_bind_started: datetime | None
     unhealthy: list[UnhealthyRow]
@@ -211,8 +213,9 @@ def read(connection: sa.Connection, *, now: datetime, max_unhealthy: int = MAX_U
         ).where(p.stale_since.is_not(None)),
     )
     windows = sa.select(sa.func.count()).select_from(schema.device_maintenances)
-    # An index has the devices that are closed until a time.
+    # Indexes have the devices that are closed until a time, and the ARQs whose guests lack them.
     failing = sa.select(sa.func.count()).where(schema.devices.c.retry_at.is_not(None))
+    missing = sa.select(sa.func.count()).where(schema.arqs.c.attach_failed_at.is_not(None))
     audit = sa.select(schema.audits.c.num_findings).where(schema.audits.c.state == State.DONE)
     audit = audit.order_by(schema.audits.c.id.desc()).limit(1)
     (closed,) = _all(
@@ -220,6 +223,7 @@ def read(connection: sa.Connection, *, now: datetime, max_unhealthy: int = MAX_U
         sa.select(
             windows.scalar_subquery().label("windows"),
             failing.scalar_subquery().label("failing"),
+            missing.scalar_subquery().label("missing"),
             audit.scalar_subquery().label("findings"),
         ),
     )
@@ -227,6 +231,7 @@ def read(connection: sa.Connection, *, now: datetime, max_unhealthy: int = MAX_U
     return Totals(
         maintenance_windows=closed["windows"],
         devices_failing=closed["failing"],
+        guest_devices_missing=closed["missing"],
         audit_findings=closed["findings"],
         oldest_bind_started=connection.scalar(started.where(r.state == ArqState.BIND_STARTED)),
         unhealthy=_unhealthy(connection, max_unhealthy),

@@ -12,6 +12,9 @@ from cyborg.conductor.attachments.deliveries import GuestDeliveries
 from cyborg.conductor.notifications.notifications import ArqEventRecorder, NotificationBuilder
 from cyborg.core.errors import DriverFailed, Invalid, Stale
 from cyborg.db import schema
+from cyborg.db.binding import read as arqs
+from cyborg.db.engine import Reader
+from cyborg.db.totals import read as totals
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.notifications import GROUP, is_enabled
 from cyborg.telemetry.recorder import MetricRecorder
@@ -77,6 +80,13 @@ class Cloud(Env):
         (row,) = rows.read(self.engine, schema.arqs, instance_uuid=self.instance)
         return row
 
+    def missing(self) -> list[str]:
+        """Return the ARQs whose devices running guests lack, which the summary counts."""
+        with Reader(self.engine).connect() as connection:
+            found = arqs.find(connection, attach_failed=True)
+            assert totals.read(connection, now=self.now).guest_devices_missing == len(found)
+        return [row["uuid"] for row in found]
+
     def events(self) -> list[tuple[str, Any]]:
         """Return the type and the error of each recorded notification."""
         return [
@@ -123,11 +133,26 @@ def test_guest_without_its_device_has_an_error_until_it_gets_it(cloud: Cloud) ->
     assert (cloud.arq()["attach_error"], cloud.arq()["attached_at"]) == (error, None)
     assert cloud.arq()["state"] == "Bound"
     assert cloud.events() == [(FAILED, error)]
+    assert cloud.missing() == [cloud.arq()["uuid"]]
+    since = cloud.arq()["attach_failed_at"]
+    body = [{"arq": cloud.arq()["uuid"], "error": "another one"}]
+    cloud.report_guest_devices(cloud.node.name, cloud.agent["epoch"], body)
+    assert cloud.arq()["attach_failed_at"] == since is not None, "since the first error"
     cloud.start_agent()
     cloud.hypervisor.attach = attach  # type: ignore[method-assign]
     cloud.reasserter.run_once()
-    assert cloud.arq()["attach_error"] is None
+    assert (cloud.arq()["attach_error"], cloud.arq()["attach_failed_at"]) == (None, None)
+    assert cloud.missing() == []
     assert cloud.events() == [(FAILED, error), (ATTACHED, None)]
+
+
+def test_unbound_arq_of_a_guest_without_its_device_is_not_missing(cloud: Cloud) -> None:
+    cloud.hypervisor.attach = refuse  # type: ignore[method-assign]
+    for cloud.monotonic in (0.0, 30.0, 60.0, 90.0):
+        cloud.reasserter.run_once()
+    assert cloud.missing() == [cloud.arq()["uuid"]]
+    cloud.arqs().unbind([{"request": cloud.arq()["uuid"]}], None)
+    assert cloud.missing() == []
 
 
 def test_restarted_agent_reports_nothing_that_is_recorded(cloud: Cloud) -> None:

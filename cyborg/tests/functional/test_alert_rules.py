@@ -84,7 +84,7 @@ CASES = {
         others=(('cyborg_binds_total{outcome="bound"}', "+50"),),
     ),
     "CyborgBindStuck": Case("cyborg_bind_oldest_seconds", "600", "601"),
-    "CyborgGuestWithoutDevice": Case('cyborg_guest_devices_total{outcome="failed"}', "+0", "+10"),
+    "CyborgGuestWithoutDevice": Case("cyborg_guest_devices_missing", "0", "1"),
     "CyborgOrphans": Case("cyborg_arqs_orphan_suspected", "0", "1"),
     "CyborgOrphanScanStopped": Case(
         'cyborg_self_heal_last_timestamp_seconds{kind="orphan_scans"}', "+60", "+0", is_clock=True

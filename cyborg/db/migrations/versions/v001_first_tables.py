@@ -411,7 +411,7 @@ def _create_arq_tables() -> None:
         sa.Column("instance_slot", sa.Integer()),
         sa.Column("job_id", KEY),
         sa.Column("owner_verified", sa.Boolean(), nullable=False),
-        *_columns(MOMENT, "orphan_since", "attached_at"),
+        *_columns(MOMENT, "orphan_since", "attached_at", "attach_failed_at"),
         sa.Column("attach_error", sa.String(1024)),
         sa.Column("attachment_id", KEY),
         sa.Column("hidden", sa.Boolean(), nullable=False),
@@ -426,7 +426,7 @@ def _create_arq_tables() -> None:
         _unique("arqs", "instance_uuid", "instance_slot"),
     )
     _index_each("arqs", "attachment_id", "context_id", "device_rp_uuid", "job_id", "profile_id")
-    _index_each("arqs", "label_name")
+    _index_each("arqs", "attach_failed_at", "label_name")
     _index("arqs", "project_id", "id")
     _index("arqs", "state", "created_at")
 

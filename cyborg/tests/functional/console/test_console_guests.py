@@ -28,7 +28,7 @@ def arqs(service: ConsoleService) -> dict[str, str]:
     profile = rows.insert_profile(engine, "vgpus", [{"resources:VGPU": "4"}])
     facts: dict[str, dict[str, Any]] = {
         "attached": {"attached_at": timeutils.utcnow()},
-        "missing": {"attach_error": ERROR},
+        "missing": {"attach_error": ERROR, "attach_failed_at": timeutils.utcnow()},
         "waiting": {},
         "nova": {},
     }
@@ -72,6 +72,23 @@ def test_host_page_and_list_show_which_guest_lacks_its_device(
             )
             expect(row.get_by_role("cell").nth(column)).to_contain_text(text)
         shown.check()
+
+
+def test_overview_has_an_alarm_that_leads_to_the_requests(
+    window: OpenWindow, arqs: dict[str, str]
+) -> None:
+    shown = window()
+    page = shown.page
+    shown.open("", "Overview")
+    alarms = page.get_by_role("region", name="Alarms")
+    alarms.get_by_role("link", name="1 device missing in a running guest").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Requests")
+    expect(page.get_by_label("Missing in guest")).to_have_value("true")
+    listed = page.get_by_role("table", name="Accelerator requests").get_by_role("row")
+    expect(listed).to_have_count(2)  # with the header
+    expect(listed.nth(1)).to_contain_text(ERROR)
+    expect(listed.nth(1).locator(f'a[href="#/requests/{arqs["missing"]}"]')).to_have_count(1)
+    shown.check()
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(WIDE, "dark"), (NARROW, "light")])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from oslo_policy import policy
+from oslo_utils import timeutils
 from wsme import types as wtypes
 
 from cyborg.api.controller import ApiContext
@@ -142,6 +143,37 @@ def test_accelerator_request_has_no_attachment_before_2_6(api: ApiEnv) -> None:
         assert arq.keys().isdisjoint({"attached_at", "attach_error"})
     (arq,) = api.get(ARQS, "2.6")["arqs"]
     assert (arq["attached_at"], arq["attach_error"]) == (None, "No more available PCI slots")
+
+
+def test_accelerator_requests_are_filtered_by_a_failed_attachment(api: ApiEnv) -> None:
+    api.create_profile(**{"resources:FPGA": "3"})
+    failed, *others = api.create_arqs()
+    with api.engine.begin() as tx:
+        failing = sa.update(schema.arqs).where(schema.arqs.c.uuid == failed)
+        tx.execute(failing.values(attach_error="No slots", attach_failed_at=timeutils.utcnow()))
+    for value, expected in (("true", [failed]), ("false", others)):
+        found = api.get(f"{ARQS}?attach_failed={value}")["arqs"]
+        assert sorted(arq["uuid"] for arq in found) == sorted(expected)
+    found = api.get(f"{ARQS}?attach_failed=true&state=Bound")["arqs"]
+    assert found == []
+    headers = {"OpenStack-API-Version": "accelerator 2.5"}
+    assert api.call("GET", f"{ARQS}?attach_failed=true", headers=headers).status_int == 400
+
+
+def test_accelerator_requests_of_an_instance_are_filtered_too(api: ApiEnv) -> None:
+    """Without a filter, the list of an instance is one statement of its own."""
+    instance = "0d6b2c57-3f4e-4c55-8a39-7c1e1f0f8f11"
+    profile = rows.insert_profile(api.engine)
+    facts = {"state": "Bound", "instance_uuid": instance}
+    rows.insert_arq(api.engine, profile, **facts, instance_slot=0)
+    now = timeutils.utcnow()
+    failed = rows.insert_arq(
+        api.engine, profile, **facts, instance_slot=1, attach_error="a", attach_failed_at=now
+    )
+    for query, count in (("", 2), ("&attach_failed=false", 1)):
+        assert len(api.get(f"{ARQS}?instance={instance}{query}")["arqs"]) == count
+    (found,) = api.get(f"{ARQS}?instance={instance}&attach_failed=true")["arqs"]
+    assert found["uuid"] == failed
 
 
 def test_write_request_makes_one_rpc_call(api: ApiEnv) -> None:

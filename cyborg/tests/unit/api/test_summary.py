@@ -48,6 +48,7 @@ def test_summary_of_an_empty_cloud_has_zeros(api: ApiEnv) -> None:
     lists = ("services", "down_services", "resource_classes", "unhealthy_devices", "jobs", "outbox")
     assert [found[name] for name in lists] == [[]] * len(lists)
     assert found["accelerator_requests"] == found["device_contexts"] == found["attachments"] == {}
+    assert found["guest_devices_missing"] == 0
 
 
 def test_summary_counts_handles_by_resource_class(api: ApiEnv) -> None:
@@ -81,6 +82,17 @@ def test_summary_counts_undeliverable_handles_and_devices_apart(api: ApiEnv) -> 
     counts = {**NO_HANDLES, "cordoned": 5, "undeliverable": 3}
     assert found["resource_classes"] == [{"resource_class": "FPGA", "total": 5, **counts}]
     assert (found["devices"]["total"], found["devices"]["undeliverable"]) == (3, 1)
+
+
+def test_summary_counts_the_devices_that_running_guests_lack(api: ApiEnv) -> None:
+    profile, now = rows.insert_profile(api.engine), datetime.now(UTC).replace(tzinfo=None)
+    facts: dict[str, Any] = {"state": "Bound", "instance_uuid": "i"}
+    rows.insert_arq(api.engine, profile, **facts, instance_slot=0)
+    for slot in (1, 2):
+        failed = {"attach_error": "No slots", "attach_failed_at": now}
+        rows.insert_arq(api.engine, profile, **facts, instance_slot=slot, **failed)
+    rows.insert_arq(api.engine, profile, **facts, instance_slot=3, attached_at=now)
+    assert api.get(PATH)["guest_devices_missing"] == 2
 
 
 def test_summary_names_the_hosts_that_are_down_for_longest(api: ApiEnv) -> None:

@@ -67,6 +67,18 @@ def test_top_without_terminal_prints_once_and_plain(
     assert capsys.readouterr().out == expected
 
 
+@pytest.mark.parametrize(("number", "noun"), [(1, "device that its"), (2, "devices that guests")])
+def test_top_has_an_alarm_for_guests_without_their_devices(
+    capsys: pytest.CaptureFixture[str], number: int, noun: str
+) -> None:
+    service = ViewService()
+    assert run(service) == 0
+    assert "that guests lack" not in capsys.readouterr().out
+    service.summary = {**service.summary, "guest_devices_missing": number}
+    assert run(service) == 0
+    assert f"{number} {noun}" in capsys.readouterr().out
+
+
 def test_top_makes_three_requests(capsys: pytest.CaptureFixture[str]) -> None:
     service = ViewService(1000)
     assert run(service, "-f", "json") == 0

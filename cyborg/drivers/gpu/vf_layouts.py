@@ -136,12 +136,19 @@ class VfLayouts:
         """Apply a layout to the card at an address.
 
         Raise DriverFailed if the card does not have the layout, a virtual function may be in use,
-        or a step fails; then the previous number of virtual functions is restored.
+        or a step fails; then the previous number of virtual functions is restored, with what they
+        had.
         """
         card, count = self._sysfs.pci_function(address), parse_layout(layout) or 0
         if card is not None:
             self._resources.check(self._sysfs, card, count)
-        self._layouts().apply(address, layout)
+        try:
+            self._layouts().apply(address, layout)
+        except CyborgError as exc:
+            # The previous functions may be new ones, without what they had.
+            if card is not None:
+                self._set_again(address, card.numvfs, exc)
+            raise
         if card is None:
             return
         try:
@@ -167,6 +174,22 @@ class VfLayouts:
             for card in found
             if card is not None and not card.totalvfs
         ]
+
+    def _set_again(self, address: str, count: int, error: CyborgError) -> None:
+        """Give the functions of a card what they had before a change that failed.
+
+        Do nothing if the card has another number of functions. Raise DriverFailed if it fails.
+        """
+        card = self._sysfs.pci_function(address)
+        if card is None or card.numvfs != count:
+            return
+        try:
+            self._resources.set(address, count)
+        except CyborgError as failed:
+            raise DriverFailed(
+                f"{error.message}; what its {count} virtual functions have could not be set again: "
+                f"{failed.message}"
+            ) from error
 
     def _restore(self, address: str, count: int) -> None:
         layouts = self._layouts()

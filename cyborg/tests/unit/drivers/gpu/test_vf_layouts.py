@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layouts of Intel GPUs: numbers of virtual functions, with a failure at each step."""
 
+import errno
+import os
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +105,14 @@ def test_layouts_are_the_card_and_numbers_of_its_functions(any_host: SimulatedIn
     assert driver.remarks == ()
 
 
+# Each number follows each other one.
+EACH_TO_EACH = [(f"vfs-{n}", n) for n in (2, 4, 2, 0, 4, 0, 2)]
+
+
 def test_partition_to_each_layout_from_each_layout(any_host: SimulatedIntelHost) -> None:
     """A whole card and its functions differ in class and traits, and are never offered at once."""
     driver = make(any_host)
-    for layout, count in (("vfs-2", 2), ("vfs-4", 4), ("vfs-2", 2), ("vfs-0", 0), ("vfs-4", 4)):
+    for layout, count in EACH_TO_EACH:
         partition(driver, layout)
         assert (any_host.numvfs(CARD), current(driver)) == (count, layout)
         (part,) = discover(driver).deployables
@@ -220,6 +227,63 @@ def test_partition_whose_scheduling_is_refused_restores_the_card(
     assert host.profile(4) == UNSET
     partition(driver, "vfs-4")
     assert (current(driver), host.profile(4)) == ("vfs-4", SET)
+
+
+class Writes:
+    """Writes of a change; the one with the number ``failing`` fails, before or after its effect."""
+
+    def __init__(self, host: SimulatedIntelHost) -> None:
+        self.made: list[tuple[str, str]] = []
+        self.failing: int | None = None
+        self.late = False
+        self._write = host.write_attribute
+
+    def __call__(self, path: Path, text: str) -> None:
+        fails = len(self.made) == self.failing
+        self.made.append((path.name, text))
+        if not fails or self.late:
+            self._write(path, text)
+        if fails:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(("previous", "layout"), list(permutations(["vfs-0", "vfs-2", "vfs-4"], 2)))
+def test_partition_that_fails_at_any_write_restores_the_card(
+    any_host: SimulatedIntelHost,
+    monkeypatch: pytest.MonkeyPatch,
+    previous: str,
+    layout: str,
+    late: bool,
+) -> None:
+    """The write fails before or after its effect; the kernel removes functions or says no."""
+    is_xe = (any_host.bus / CARD / "sriov_admin").exists()
+    driver = make(any_host, SETTINGS, vf_vram_mib=VRAM) if is_xe else make(any_host)
+    writes, autoprobe = Writes(any_host), any_host.bus / CARD / "sriov_drivers_autoprobe"
+    for module in (pci, xe):
+        monkeypatch.setattr(module, "_write", writes)
+    partition(driver, previous)
+    writes.made.clear()
+    autoprobe.write_text("1\n")
+    partition(driver, layout)
+    made = list(writes.made)
+    partition(driver, previous)
+    device = discover(driver)
+    parts = [*any_host.vram_mib(), any_host.profile(1)] if is_xe else []
+    failing = [n for n, write in enumerate(made) if not late or write != ("sriov_numvfs", "0")]
+    assert failing or layout == "vfs-0"
+    for number in failing:
+        writes.made.clear()
+        autoprobe.write_text("1\n")
+        writes.failing, writes.late = number, late
+        with pytest.raises(DriverFailed, match="Input/output error"):
+            partition(driver, layout)
+        writes.failing = None
+        assert (current(driver), discover(driver)) == (previous, device), made[number]
+        found = [*any_host.vram_mib(), any_host.profile(1)] if is_xe else []
+        assert found == parts, made[number]
+    partition(driver, layout)
+    assert current(driver) == layout
 
 
 @pytest.mark.parametrize("count", ["2", "4"])

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +79,11 @@ class Control:
 
     def set_instances(self, address: str, instances: Mapping[str, int]) -> None:
         """Replace the instances."""
-        gpu.set_instances(address, instances)
         assert self.kernel is not None
-        self.kernel.update()
+        try:
+            gpu.set_instances(address, instances)
+        finally:
+            self.kernel.update()
 
 
 class MigDriver(GpuDriver):
@@ -201,10 +204,47 @@ def test_partition_replaces_instances_and_removes_them(
     kernel: MigKernel, library: ctypes.CDLL
 ) -> None:
     driver = make_driver(kernel)
-    for layout in (SMALL, MEDIUM, LARGE, SMALL, "none"):
+    # Each one follows each other one.
+    sequence = (SMALL, MEDIUM, LARGE, SMALL, LARGE, MEDIUM, "none", LARGE, "none", MEDIUM, SMALL)
+    for layout in (*sequence, "none", SMALL, "none"):
         driver.partition(item(), layout)
         assert current(driver) == [layout]
     assert [library.count_instances(profile) for profile in TYPES.values()] == [0, 0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("previous", "layout"),
+    [
+        pytest.param(*pair, marks=() if pair == (SMALL, MEDIUM) else pytest.mark.long)
+        for pair in permutations([SMALL, MEDIUM, LARGE, "none"], 2)
+    ],
+)
+def test_partition_that_fails_at_any_instance_shows_what_is_left(
+    kernel: MigKernel, library: ctypes.CDLL, previous: str, layout: str
+) -> None:
+    """NVML has no undo: the card offers the instances that exist, until a layout is applied."""
+    driver = make_driver(kernel)
+    driver.partition(item(), previous)
+    before = discover(driver)
+    if previous != "none":  # otherwise nothing is destroyed, which a process prevents
+        library.set_busy(1)
+        with pytest.raises(DriverFailed, match="In use by another client"):
+            driver.partition(item(), layout)
+        assert discover(driver) == before
+        library.set_busy(0)
+    for created in range(0 if layout == "none" else int(layout[0])):
+        driver.partition(item(), previous)
+        library.set_failing(created + 1)
+        with pytest.raises(DriverFailed, match=r"could not be replaced by .*: Insufficient R"):
+            driver.partition(item(), layout)
+        library.set_failing(0)
+        assert current(driver) == ["other" if created else "none"]
+        assert len(handles(discover(driver))) == created
+        driver.partition(item(), previous)  # as the agent does
+        assert discover(driver) == before
+    driver.partition(item(), layout)
+    assert current(driver) == [layout]
 
 
 @pytest.mark.slow

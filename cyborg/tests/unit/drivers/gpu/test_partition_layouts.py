@@ -2,6 +2,7 @@
 """Layouts of AMD GPUs: the modes in which their kernel driver divides them."""
 
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -126,23 +127,26 @@ def test_partition_is_idempotent(host: SimulatedAmdHost) -> None:
     assert host.writes == ["current_compute_partition=CPX"]
 
 
-@pytest.mark.parametrize("previous", ["SPX", "CPX"])
+@pytest.mark.parametrize(("previous", "layout"), list(permutations(MODES, 2)))
 @pytest.mark.parametrize("late", [False, True])
 def test_partition_that_the_kernel_refuses_leaves_the_card_as_before(
-    host: SimulatedAmdHost, previous: str, late: bool
+    host: SimulatedAmdHost, previous: str, layout: str, late: bool
 ) -> None:
     driver = make(host)
     partition(driver, previous)
     before = discover(driver)
-    host.failing, host.late = {"DPX"}, late
+    host.failing, host.late = {layout}, late
     restored = f"; {previous} was restored" if late else ""
-    with pytest.raises(DriverFailed, match=f"changed to DPX: Input/output error{restored}$"):
-        partition(driver, "DPX")
+    with pytest.raises(DriverFailed, match=f"changed to {layout}: Input/output error{restored}$"):
+        partition(driver, layout)
     assert (host.mode, discover(driver)) == (previous, before)
-    host.failing = {"DPX", previous} if late else set()
     if late:
+        host.failing = {layout, previous}
         with pytest.raises(DriverFailed, match=f"then .* cannot be changed to {previous}: Input"):
-            partition(driver, "DPX")
+            partition(driver, layout)
+    host.failing = set()
+    partition(driver, layout)
+    assert current(driver) == layout
 
 
 def test_partition_while_a_process_uses_the_card_is_refused(host: SimulatedAmdHost) -> None:

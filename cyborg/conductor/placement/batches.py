@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of a publisher: leased providers, and the results of their publication."""
+"""Batches of a publisher: leased providers, what is read of their hosts, and the results."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from cyborg.clients.placement import ProviderSummary
 from cyborg.conductor.common.work_lease import WorkLease
+from cyborg.core.errors import NotFound
+from cyborg.core.placement import Provider
 from cyborg.db.deployables.write import DesiredProviderRow
 from cyborg.db.providers.write import LeasedProviderRow, Published
+
+Rows = Sequence[LeasedProviderRow]
 
 
 class FailedRow(NamedTuple):
@@ -64,7 +69,22 @@ class Batch:
     """
 
     lease: WorkLease
-    rows: Sequence[LeasedProviderRow]
+    rows: Rows
     hosts_with_sets: Sequence[str]
     desired: Mapping[str, DesiredProviderRow]
     unplanned: Collection[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HostState:
+    """What Placement has of a host, for the publishing of its providers.
+
+    ``root`` is the compute node provider. It is None if it is not needed, or does not exist:
+    ``missing_node`` is the error then. ``tree`` has the existing providers and ``providers`` the
+    desired ones, by uuid.
+    """
+
+    root: ProviderSummary | None
+    missing_node: NotFound | None
+    tree: Mapping[str, ProviderSummary]
+    providers: Mapping[str, Provider]

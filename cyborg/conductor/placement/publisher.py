@@ -8,9 +8,10 @@ too early, the generations in Placement prevent lost updates.
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 
 import sqlalchemy as sa
 from oslo_config import cfg
@@ -19,17 +20,18 @@ from cyborg import tracing
 from cyborg.clients.placement import Placement, ProviderSummary
 from cyborg.conductor.common.work_lease import Leasing, WorkLease
 from cyborg.conductor.placement import offers, reconciler
-from cyborg.conductor.placement.batches import Batch, BatchResult, FailedRow
+from cyborg.conductor.placement.batches import Batch, BatchResult, FailedRow, HostState, Rows
 from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
 from cyborg.core.errors import CyborgError, InUse, NotFound, Unavailable
 from cyborg.core.inventory.device_set import OfferState
 from cyborg.core.log import get_logger, log_fields
-from cyborg.core.placement import Provider
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.core.text import join_limited
 from cyborg.db.deployables import write as deployables
+from cyborg.db.deployables.write import DesiredProviderRow
 from cyborg.db.device_sets import offers as offer_store
 from cyborg.db.providers import write as store
+from cyborg.db.providers.write import LeasedProviderRow
 from cyborg.db.totals import write as self_heal
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.threads.calls import map_parallel
@@ -113,9 +115,7 @@ class Publisher:
             ]
             count += len(result.published) + len(result.deleted)
             batch = self.uow.run(
-                lambda tx, batch=batch, result=result: self._record_and_lease(  # type: ignore[misc]
-                    tx, batch, result, end
-                )
+                partial(self._record_and_lease, batch=batch, result=result, end=end)
             )
         if unanswered:
             self.uow.run(lambda tx: store.release_unanswered(tx, unanswered))
@@ -189,11 +189,10 @@ class Publisher:
         other, parents first.
         """
         result = BatchResult()
-        rows = batch.rows
         self._compute_nodes.preload(
             {row["host"]: row["identity"] for row in batch.desired.values()}
         )
-        hosts = reconciler.group_by_host(rows)
+        hosts = reconciler.group_by_host(batch.rows)
         max_calls = self.conf.conductor.max_placement_calls
         # By host, not by provider: a child needs its parent first, and the writes of one tree would
         # conflict with each other.
@@ -203,13 +202,11 @@ class Publisher:
             result.add(host_result)
         if self._placement_down:
             error = next(reversed(result.unanswered.values()))
-            remaining = [row["uuid"] for row in rows if not result.has_result(row)]
+            remaining = [row["uuid"] for row in batch.rows if not result.has_result(row)]
             result.unanswered |= dict.fromkeys(remaining, error)
         return result
 
-    def _publish_host_safely(
-        self, host: str, rows: Sequence[store.LeasedProviderRow], batch: Batch
-    ) -> BatchResult:
+    def _publish_host_safely(self, host: str, rows: Rows, batch: Batch) -> BatchResult:
         """Publish the rows of a host and record its errors; other hosts are not affected."""
         result = BatchResult()
         failure: CyborgError | None = None
@@ -219,7 +216,7 @@ class Publisher:
             with log_fields(host=host), span:
                 if host in batch.unplanned:
                     raise CyborgError(INTERNAL)
-                self._publish_host(host, rows, batch.desired, batch.lease, result)
+                self._publish_host(host, rows, batch, result)
         except CyborgError as exc:
             failure = exc
         except Exception:
@@ -235,19 +232,35 @@ class Publisher:
                 self._record_failure(result, row, failure.message)
         return result
 
-    def _publish_host(
-        self,
-        host: str,
-        rows: Sequence[store.LeasedProviderRow],
-        desired: Mapping[str, deployables.DesiredProviderRow],
-        lease: WorkLease,
-        result: BatchResult,
-    ) -> None:
+    def _publish_host(self, host: str, rows: Rows, batch: Batch, result: BatchResult) -> None:
         """Publish the providers of a host, parents first; add to ``result``."""
-        if self._must_stop(lease):
+        if self._must_stop(batch.lease):
             return
+        state = self._read_host(host, rows, batch, result)
+        for row in reconciler.order_by_depth(rows, state.tree, state.providers):
+            if self._must_stop(batch.lease):
+                return
+            desired = batch.desired.get(row["uuid"])
+            outcome = self._try_publish(row, desired, state, batch.lease)
+            # Without an answer the outcome is unknown. The provider stays leased until the end of
+            # the run: another conductor would ask the same Placement.
+            if isinstance(outcome, Unavailable):
+                self._record_unreachable([row], outcome, result)
+                continue
+            if isinstance(outcome, CyborgError):
+                self._record_refusal(row, outcome, state, result)
+            else:
+                self._record_success(row, desired, outcome, result)
+            # A refusal is an answer too: Placement runs, and the run need not end.
+            with self._failure_lock:
+                self._consecutive_failures = 0
+
+    def _read_host(self, host: str, rows: Rows, batch: Batch, result: BatchResult) -> HostState:
+        """Read from Placement what the providers of a host have in common."""
         root, missing_node = None, None
-        if any(row["uuid"] in desired for row in rows):
+        desired = [batch.desired[row["uuid"]] for row in rows if row["uuid"] in batch.desired]
+        # Only providers to delete need no parent.
+        if desired:
             # A verification must not trust the cache: the compute node may have been replaced.
             if any(row["verify_only"] for row in rows):
                 self._compute_nodes.forget(host)
@@ -256,58 +269,52 @@ class Publisher:
             except NotFound as exc:
                 missing_node = exc
                 result.hosts_without_compute_node.add(host)
-        tree = self._read_tree(host, root, rows)
-        desired_rows = [desired[row["uuid"]] for row in rows if row["uuid"] in desired]
-        providers = reconciler.desired_providers(root.uuid, desired_rows) if root else {}
-        for row in reconciler.order_by_depth(rows, tree, providers):
-            if self._must_stop(lease):
-                return
-            uuid = row["uuid"]
-            outcome = self._try_publish(
-                row, desired.get(uuid), providers.get(uuid), tree, missing_node, result, lease
+        providers = reconciler.desired_providers(root.uuid, desired) if root else {}
+        return HostState(root, missing_node, self._read_tree(host, root, rows), providers)
+
+    def _record_success(
+        self,
+        row: LeasedProviderRow,
+        desired: DesiredProviderRow | None,
+        outcome: reconciler.Outcome,
+        result: BatchResult,
+    ) -> None:
+        """Record that a provider was published, or deleted if ``desired`` is None."""
+        if outcome.drift:
+            result.repaired += 1
+            LOG.warning(
+                "Repaired drift in resource provider %s: %s",
+                row["name"],
+                "; ".join(outcome.drift),
+                host=row["host"],
+                provider=row["uuid"],
             )
-            # Without an answer the outcome is unknown. The provider stays leased until the end of
-            # the run: another conductor would ask the same Placement.
-            if isinstance(outcome, Unavailable):
-                self._record_unreachable([row], outcome, result)
-                continue
-            if isinstance(outcome, CyborgError):
-                self._record_refusal(host, root, row, outcome, result, missing_node)
-            elif uuid in desired:
-                result.published[uuid] = store.Published(row["revision"], outcome)
-            else:
-                result.deleted[uuid] = row["revision"]
-            if uuid in result.published and desired[uuid]["offer"] == OfferState.WITHDRAWING:
-                self._check_withdrawn(row, result)
-            # A refusal is an answer too: Placement runs, and the run need not end.
-            with self._failure_lock:
-                self._consecutive_failures = 0
+        if desired is None:
+            result.deleted[row["uuid"]] = row["revision"]
+            return
+        result.published[row["uuid"]] = store.Published(row["revision"], outcome.state)
+        if desired["offer"] == OfferState.WITHDRAWING:
+            self._check_withdrawn(row, result)
 
     def _record_refusal(
-        self,
-        host: str,
-        root: ProviderSummary | None,
-        row: store.LeasedProviderRow,
-        failure: CyborgError,
-        result: BatchResult,
-        missing_node: NotFound | None,
+        self, row: LeasedProviderRow, failure: CyborgError, state: HostState, result: BatchResult
     ) -> None:
         """Record the error of a provider whose changes Placement rejected."""
         # Neither error depends on the parent of the provider.
         if not isinstance(failure, InUse) and failure.message != INTERNAL:
             # The cached compute node provider may no longer exist.
-            self._compute_nodes.forget(host)
-            if root is not None and self.placement.get(root.uuid) is None:
-                result.hosts_without_compute_node.add(host)
-        self._record_failure(
-            result, row, failure.message, missing_node if failure is missing_node else None
-        )
+            self._compute_nodes.forget(row["host"])
+            if state.root is not None and self.placement.get(state.root.uuid) is None:
+                result.hosts_without_compute_node.add(row["host"])
+        # ComputeNodeResolver logs a missing compute node once for the host.
+        is_logged = failure is state.missing_node
+        self._record_failure(result, row, failure.message, is_logged=is_logged)
 
     def _must_stop(self, lease: WorkLease) -> bool:
         return self._stopped.is_set() or self._placement_down or not lease.has_time()
 
     def _read_tree(
-        self, host: str, root: ProviderSummary | None, rows: Sequence[store.LeasedProviderRow]
+        self, host: str, root: ProviderSummary | None, rows: Rows
     ) -> dict[str, ProviderSummary]:
         """Read the providers of these rows and their tree, with the fewest calls.
 
@@ -329,7 +336,7 @@ class Publisher:
         return tree
 
     def _cordon_in_place(
-        self, row: deployables.DesiredProviderRow, summary: ProviderSummary | None, lease: WorkLease
+        self, row: DesiredProviderRow, summary: ProviderSummary | None, lease: WorkLease
     ) -> None:
         """Cordon an existing provider, without moving it, while the compute node is missing."""
         if summary is None or not reconciler.is_cordoned(row):
@@ -342,27 +349,24 @@ class Publisher:
 
     def _try_publish(
         self,
-        row: store.LeasedProviderRow,
-        desired_row: deployables.DesiredProviderRow | None,
-        desired: Provider | None,
-        tree: Mapping[str, ProviderSummary],
-        missing_node: NotFound | None,
-        result: BatchResult,
+        row: LeasedProviderRow,
+        desired: DesiredProviderRow | None,
+        state: HostState,
         lease: WorkLease,
-    ) -> store.PlacementState | CyborgError:
-        """Publish a provider; return its state in Placement, or the error.
+    ) -> reconciler.Outcome | CyborgError:
+        """Publish a provider, or delete it if ``desired`` is None; return what came of it.
 
         The provider of a device whose host has no compute node is only cordoned.
         """
         uuid = row["uuid"]
         try:
-            if desired_row is not None and missing_node is not None:
-                self._cordon_in_place(desired_row, tree.get(uuid), lease)
-                return missing_node
-            outcome = self._reconciler.reconcile(
+            if desired is not None and state.missing_node is not None:
+                self._cordon_in_place(desired, state.tree.get(uuid), lease)
+                return state.missing_node
+            return self._reconciler.reconcile(
                 uuid,
-                desired,
-                tree.get(uuid),
+                state.providers.get(uuid),
+                state.tree.get(uuid),
                 verify_only=row["verify_only"],
                 may_evict=lambda: (
                     row["evict"] and self.uow.run(lambda tx: store.may_evict(tx, uuid))
@@ -379,18 +383,8 @@ class Publisher:
                 provider=uuid,
             )
             return CyborgError(INTERNAL)
-        if outcome.drift:
-            result.repaired += 1
-            LOG.warning(
-                "Repaired drift in resource provider %s: %s",
-                row["name"],
-                "; ".join(outcome.drift),
-                host=row["host"],
-                provider=uuid,
-            )
-        return outcome.state
 
-    def _check_withdrawn(self, row: store.LeasedProviderRow, result: BatchResult) -> None:
+    def _check_withdrawn(self, row: LeasedProviderRow, result: BatchResult) -> None:
         """Find out whether a consumer has an allocation of a device set that is now reserved.
 
         It is one that Placement served before. The set is checked again later, until the server has
@@ -413,9 +407,7 @@ class Publisher:
         is_soon = row["attempts"] < MAX_WITHDRAWAL_CHECKS
         self._record_failure(result, row, error, delay=WITHDRAWAL_INTERVAL if is_soon else None)
 
-    def _record_unreachable(
-        self, rows: Sequence[store.LeasedProviderRow], exc: Unavailable, result: BatchResult
-    ) -> None:
+    def _record_unreachable(self, rows: Rows, exc: Unavailable, result: BatchResult) -> None:
         """Record rows for which Placement gave no answer; check whether Placement is down."""
         result.unanswered |= {row["uuid"]: exc.message for row in rows}
         self._failure_log.warn(
@@ -442,20 +434,17 @@ class Publisher:
     def _record_failure(
         self,
         result: BatchResult,
-        row: store.LeasedProviderRow,
+        row: LeasedProviderRow,
         error: str,
-        cause: NotFound | None = None,
+        *,
+        is_logged: bool = False,
         delay: float | None = None,
     ) -> None:
-        """Record the error of a provider.
+        """Record the error of a provider; warn of it unless it is logged or stored already.
 
-        ``cause`` is the error if it concerns the whole host and is already logged, else None.
         ``delay`` is the time until the next try in seconds, by default a growing one.
         """
-        # Logged once for each error. ComputeNodeResolver logs a missing compute node once for the
-        # host, so it is not logged for each provider.
-        is_logged = error == row["error"] or cause is not None
-        write_log = LOG.debug if is_logged else LOG.warning
+        write_log = LOG.debug if is_logged or error == row["error"] else LOG.warning
         write_log(
             "Resource provider %s is not published: %s",
             row["name"],
@@ -489,9 +478,7 @@ class Publisher:
         batch.lease.ended()
 
 
-def _read_desired(
-    tx: sa.Connection, rows: Sequence[store.LeasedProviderRow]
-) -> dict[str, deployables.DesiredProviderRow]:
+def _read_desired(tx: sa.Connection, rows: Rows) -> dict[str, DesiredProviderRow]:
     """Return the desired state of the providers by their uuids."""
     found = deployables.desired_state(tx, [row["uuid"] for row in rows])
     return {row["uuid"]: row for row in found}

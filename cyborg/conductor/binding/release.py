@@ -87,56 +87,89 @@ def release(
     rows = [row for row in rows if keep or not is_idle(row)]
     if not rows:
         return ReleaseResult(0)
-    ids = [row["id"] for row in rows]
     # Read before anything is written: afterwards the states no longer say who owned a handle.
     owning = [row for row in rows if row["state"] in OWNING_STATES]
-    # The job of an unbound ARQ cleans its former handle, and must go on without the ARQ.
-    cancelled = sorted({row["job_id"] for row in owning if row["job_id"] is not None})
-    others: Sequence[store.ArqRow] = ()
-    failed: Sequence[store.ArqRow] = ()
-    opened = 0
-    cancelled_uuids: list[str] = []
-    if cancelled:
-        # One prepare job serves all ARQs of a bind: cancelling it for one ARQ fails the others.
-        # They are locked before the job, as everywhere.
-        others = [row for row in store.lock_of_jobs(tx, cancelled) if row["id"] not in ids]
-        failed = [row for row in others if row["state"] != ArqState.BOUND]
-        cancelled_uuids = jobs.uuids(tx, cancelled)
-        restores = set(jobs.failing_restores(tx, cancelled))
-        jobs.end(tx, cancelled, JobState.CANCELLED, "its ARQs were unbound or deleted")
-        if uncordoned := [row for row in owning if row["job_id"] in restores]:
-            opened = providers.mark_stale_existing(tx, store.providers_of(uncordoned), now)
-        # Either all ARQs of an instance are bound, or none.
-        store.fail_bind(tx, [row["id"] for row in failed])
-    owners = [row["id"] for row in (*owning, *failed)]
+    cancelled = _cancel_jobs(tx, owning, {row["id"] for row in rows}, now)
     for reason, is_kept in (("unbound", True), ("deleted", False)):
         released = [row for row in owning if stays(row, keep=keep) is is_kept]
         entries.record_released(tx, released, now, reason=reason)
-    entries.record_released(tx, failed, now, reason="bind_failed", error=CANCELLED_ERROR)
+    entries.record_released(tx, cancelled.failed, now, reason="bind_failed", error=CANCELLED_ERROR)
     # After the custody records, which name the handle and its owner.
+    owners = [row["id"] for row in (*owning, *cancelled.failed)]
     dirty, stale = _release_handles(tx, owners, now, whole_sets=whole_sets)
-    cleaning = enqueue_cleaning(tx, dirty, now=now, timeout=timeout, cancelled_jobs=cancelled_uuids)
-    _restore_others(tx, [row for row in others if row["state"] == ArqState.BOUND], dirty, now)
-    kept = [row["id"] for row in rows if stays(row, keep=keep)]
-    changed = 0
-    if kept:
-        owners_by_handle = {row["id"]: row["owner_id"] for row in dirty}
-        waits = {owners_by_handle[handle]: job for handle, job in cleaning.items()}
-        changed += store.unbind(tx, kept, {arq: job for arq, job in waits.items() if arq in kept})
-    if deleted := [id_ for id_ in ids if id_ not in kept]:
-        changed += store.delete(tx, deleted)
-    # The guards of the updates compare the states again. Without this a concurrent change would
-    # leave some ARQs as they were, and the caller would not know.
-    if changed != len(ids):
-        raise WrongState(
-            f"cannot {'unbind' if keep else 'delete'} {len(ids) - changed} of {len(ids)} ARQs "
-            "in their current state",
-            requests=sorted(row["uuid"] for row in rows),
-        )
+    cleaning = enqueue_cleaning(tx, dirty, now=now, timeout=timeout, cancelled_jobs=cancelled.uuids)
+    _restore_others(tx, cancelled.bound, dirty, now)
+    _end_arqs(tx, rows, {row["owner_id"]: cleaning[row["id"]] for row in dirty}, keep=keep)
     instances = defaultdict[str, list[str]](list)
     for row in rows:
         instances[row["instance_uuid"] or ""].append(row["uuid"])
-    return ReleaseResult(len(ids), len(set(cleaning.values())), failed, instances, opened + stale)
+    num_jobs = len(set(cleaning.values()))
+    stale += cancelled.stale
+    return ReleaseResult(len(rows), num_jobs, cancelled.failed, instances, stale)
+
+
+class _CancelledJobs(NamedTuple):
+    """Jobs that a release has cancelled, by uuid, and the other ARQs that waited for them.
+
+    ``failed`` are BindFailed now; ``bound`` are still Bound, and waited for a restore. ``stale`` is
+    the number of providers that are offered again, because nothing fails to be restored any more.
+    """
+
+    uuids: Sequence[str]
+    failed: Sequence[store.ArqRow]
+    bound: Sequence[store.ArqRow]
+    stale: int = 0
+
+
+def _cancel_jobs(
+    tx: sa.Connection, owning: Sequence[store.ArqRow], released: Collection[int], now: datetime
+) -> _CancelledJobs:
+    """Cancel the jobs of ARQs that own handles; ``released`` are the row ids of all released ARQs.
+
+    The job of an unbound ARQ cleans its former handle, and must go on without the ARQ.
+    """
+    ids = sorted({row["job_id"] for row in owning if row["job_id"] is not None})
+    if not ids:
+        return _CancelledJobs((), (), ())
+    # One prepare job serves all ARQs of a bind: cancelling it for one ARQ fails the others.
+    # They are locked before the job, as everywhere.
+    others = [row for row in store.lock_of_jobs(tx, ids) if row["id"] not in released]
+    failed = [row for row in others if row["state"] != ArqState.BOUND]
+    bound = [row for row in others if row["state"] == ArqState.BOUND]
+    uuids = jobs.uuids(tx, ids)
+    restores = set(jobs.failing_restores(tx, ids))
+    jobs.end(tx, ids, JobState.CANCELLED, "its ARQs were unbound or deleted")
+    stale = 0
+    if uncordoned := [row for row in owning if row["job_id"] in restores]:
+        stale = providers.mark_stale_existing(tx, store.providers_of(uncordoned), now)
+    # Either all ARQs of an instance are bound, or none.
+    store.fail_bind(tx, [row["id"] for row in failed])
+    return _CancelledJobs(uuids, failed, bound, stale)
+
+
+def _end_arqs(
+    tx: sa.Connection,
+    rows: Sequence[store.ArqRow],
+    cleaning_jobs: Mapping[int, int],
+    *,
+    keep: bool,
+) -> None:
+    """Unbind or delete ARQs; an unbound one waits for its job in ``cleaning_jobs``, by row id."""
+    kept = [row["id"] for row in rows if stays(row, keep=keep)]
+    changed = 0
+    if kept:
+        waits = {arq: job for arq, job in cleaning_jobs.items() if arq in kept}
+        changed += store.unbind(tx, kept, waits)
+    if deleted := [row["id"] for row in rows if row["id"] not in kept]:
+        changed += store.delete(tx, deleted)
+    # The guards of the updates compare the states again. Without this a concurrent change would
+    # leave some ARQs as they were, and the caller would not know.
+    if changed != len(rows):
+        raise WrongState(
+            f"cannot {'unbind' if keep else 'delete'} {len(rows) - changed} of {len(rows)} ARQs "
+            "in their current state",
+            requests=sorted(row["uuid"] for row in rows),
+        )
 
 
 def fail_binds(
@@ -208,11 +241,11 @@ def enqueue_cleaning(
     # Sorted for the batches: a job is one call to one agent.
     by_host = sorted(handles, key=lambda row: (row["host"], row["set_id"] or 0, row["id"]))
     created: dict[int, int] = {}
-    for host, rows in _batches(by_host):
+    for rows in _batches(by_host):
         job = jobs.enqueue(
             tx,
             kind=JobKind.RELEASE,
-            host=host,
+            host=rows[0]["host"],
             subject=rows[0]["deployable"],
             arguments={
                 "items": [item.to_dict() for item in _cleaning_items(tx, rows)],
@@ -242,16 +275,16 @@ def _cleaning_items(
 
 def _batches(
     rows: Sequence[handle_claims.DirtyHandleRow],
-) -> Iterator[tuple[str, Sequence[handle_claims.DirtyHandleRow]]]:
-    """Yield the handles of each host in batches of at most MAX_HANDLES_PER_JOB.
+) -> Iterator[Sequence[handle_claims.DirtyHandleRow]]:
+    """Yield the sorted handles in batches of one host, of at most MAX_HANDLES_PER_JOB.
 
     The members of a device set are a batch of their own: while its guest keeps it, the other
     handles of the host are cleaned.
     """
-    for (host, _), group in itertools.groupby(rows, key=lambda row: (row["host"], row["set_id"])):
+    for _, group in itertools.groupby(rows, key=lambda row: (row["host"], row["set_id"])):
         found = list(group)
         for start in range(0, len(found), MAX_HANDLES_PER_JOB):
-            yield host, found[start : start + MAX_HANDLES_PER_JOB]
+            yield found[start : start + MAX_HANDLES_PER_JOB]
 
 
 def _restore_others(

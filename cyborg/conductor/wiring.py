@@ -32,7 +32,7 @@ from cyborg.conductor.hosts.failure_detector import FailureDetector
 from cyborg.conductor.hosts.heartbeats import Hosts
 from cyborg.conductor.hosts.services import HostRemoval, Services
 from cyborg.conductor.inventory.devices import Accelerators, Attributes, Devices, Tombstones
-from cyborg.conductor.inventory.report_handler import FunctionOwners
+from cyborg.conductor.inventory.function_owners import FunctionOwners
 from cyborg.conductor.jobs.completion import JobResult
 from cyborg.conductor.jobs.dispatcher import JobDispatcher
 from cyborg.conductor.jobs.programming import Partitions, Programs

@@ -143,26 +143,27 @@ def record_removed_devices(
     # A device may be removed after its handles: its ARQs were notified then.
     handles = {key for key in state.bound if key.device in removed}
     handles |= {key for key in drained if isinstance(key, plan.HandleKey)}
-    keys = {state.ids[key]: key for key in handles}
-    owners = attach_handles.owners(tx, keys)
-    affected = [row for row in owners if keys[row["handle"]] in drained]
-    lost = sorted(removed & {keys[row["handle"]].device for row in owners})
+    key_by_id = {state.ids[key]: key for key in handles}
+    owners = [(key_by_id[row["handle"]], row) for row in attach_handles.owners(tx, key_by_id)]
+    affected = [(key, row) for key, row in owners if key in drained]
+    lost = sorted(removed & {key.device for key, _ in owners})
     rows = [state.devices[address] for address in lost]
     messages = notifications.build_messages(
         Event.DEVICE_LOST, [{**row, "hostname": row["host"]} for row in rows]
     )
-    for row in affected:
-        device = keys[row["handle"]].device
-        error = f"device {device} of host {row['hostname']}: the part that the ARQ uses was removed"
+    for key, row in affected:
+        error = (
+            f"device {key.device} of host {row['hostname']}: the part that the ARQ uses was removed"
+        )
         messages += notifications.build_messages(Event.REQUEST_LOST, [row], error=error)
     outbox.add_all(tx, messages)
     return [
         _make_removal_remark(
             state.devices[address],
             address in lost,
-            [row for row in affected if keys[row["handle"]].device == address],
+            [row for key, row in affected if key.device == address],
         )
-        for address in sorted({keys[row["handle"]].device for row in affected} | set(lost))
+        for address in sorted({*lost, *(key.device for key, _ in affected)})
     ]
 
 

@@ -2,18 +2,12 @@
 """Record a host's report: read the stored state of the host, plan the changes and write them.
 
 The caller has locked the row of the host's agent, so reports of a host are recorded one by one.
-
-An agent asks for the owners of PCI functions before it offers or withholds a function that a guest
-may have. It sends the functions that it found, and the answer has no uuid. A sender that uses the
-name of another host learns which functions of that host have an owner, and, for an instance whose
-uuid it knows, whether this is the owner.
 """
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 
 import sqlalchemy as sa
 from oslo_config import cfg
@@ -22,104 +16,27 @@ from cyborg.conductor.custody import entries
 from cyborg.conductor.inventory import device_events, sync
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core import naming
-from cyborg.core.address import PciAddress
-from cyborg.core.errors import Invalid
 from cyborg.core.inventory import plan
 from cyborg.core.inventory.device import (
     FUNCTION_TYPES,
     AttachHandle,
     Deployable,
     Device,
-    HandleType,
 )
 from cyborg.core.inventory.device_state import BootCheck
-from cyborg.core.inventory.functions import MAX_FUNCTIONS, FunctionOwner
 from cyborg.core.inventory.plan import DeployableKey, DeviceKey, HandleKey, Key, Step
 from cyborg.core.inventory.report import BackendState, BackendStatus, Report
 from cyborg.core.log import Remark
 from cyborg.core.migration.import_plan import BACKEND as IMPORTED
-from cyborg.core.text import describe, join_limited
-from cyborg.core.validation import check_text, parse_uuid
+from cyborg.core.text import join_limited
 from cyborg.db.backends import desired as desired_backends
 from cyborg.db.deployables import programming
 from cyborg.db.device_sets import write as device_sets
 from cyborg.db.handles import write as attach_handles
 from cyborg.db.providers import write as providers
-from cyborg.db.unit_of_work import UnitOfWork
 
 # Handles listed in one log line.
 MAX_NAMED = 8
-
-
-@dataclass(frozen=True)
-class FunctionOwners:
-    """Look-up of the ARQs that own PCI functions."""
-
-    uow: UnitOfWork
-
-    def find(self, host: str, functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the owner of each function; see ``rpc.contract``. Raise Invalid."""
-        host = check_text("host", host)
-        pairs = _parse(functions)
-
-        instances = _list_instances(self.uow.run(lambda tx: attach_handles.owned(tx, host)))
-        return {"owners": [_owner(instances, instance, at) for instance, at in pairs]}
-
-
-def _list_instances(rows: Sequence[attach_handles.OwnedHandleRow]) -> dict[str, str | None]:
-    """Return the instance of each function that an ARQ needs, None if it is of no guest.
-
-    No guest may have the parent of a mediated device, or the physical function of a virtual one.
-    """
-    instances: dict[str, str | None] = {}
-    for row in rows:
-        if row["type"] in (HandleType.MDEV, *FUNCTION_TYPES):
-            instances |= {row["device"]: None}
-        if row["type"] == HandleType.MDEV:
-            instances |= {_address_of(row): None}
-    # A function that is offered as a whole has the address of its card.
-    functions = [row for row in rows if row["type"] in FUNCTION_TYPES]
-    return instances | {_address_of(row): row["instance_uuid"] for row in functions}
-
-
-def _owner(
-    instances: Mapping[str, str | None], instance: str, address: str
-) -> FunctionOwner | None:
-    if address not in instances:
-        return None
-    is_same = instances[address] == instance
-    return FunctionOwner.INSTANCE if is_same else FunctionOwner.OTHER
-
-
-def _parse(functions: Any) -> list[tuple[str, str]]:
-    """Return the instance and the address of each function. Raise Invalid."""
-    if not isinstance(functions, list) or len(functions) > MAX_FUNCTIONS:
-        raise Invalid(
-            f"functions: expected a list of at most {MAX_FUNCTIONS} objects", field="functions"
-        )
-    pairs = []
-    for item in functions:
-        if not isinstance(item, dict) or not isinstance(address := item.get("address"), str):
-            raise Invalid(
-                f"functions: found {describe(item)}; expected an object with instance and address",
-                field="functions",
-            )
-        instance = parse_uuid(item.get("instance"), "functions.instance")
-        pairs.append((instance, str(PciAddress.parse(address))))
-    return pairs
-
-
-def _address_of(row: attach_handles.OwnedHandleRow) -> str:
-    """Return the address of the PCI function of a handle; for a mediated device, of its parent.
-
-    The address of a handle is that of its function, except for some external drivers.
-    """
-    info = row["info"]
-    text = "{}:{}:{}.{}".format(*(info.get(k) for k in ("domain", "bus", "device", "function")))
-    try:
-        return str(PciAddress.parse(text))
-    except Invalid:
-        return row["address"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,57 +108,17 @@ class ReportHandler:
         has_overrides: bool = False,
     ) -> ReportResult:
         """Plan and write the steps from the stored ``relevant`` records to ``devices``."""
-        # Planned without locks, since most reports remove nothing; only what is to be removed is
-        # locked, and planned again if it was claimed meanwhile.
-        steps: Sequence[Step] = plan.plan(devices, relevant, state.pins)
-        removals = {
-            state.ids[step.key]
-            for step in steps
-            if isinstance(step, plan.Remove) and isinstance(step.key, HandleKey)
-        }
-        removed_sets = {
-            state.ids[step.key]: step.key
-            for step in steps
-            if isinstance(step, plan.Remove)
-            and isinstance(step.key, DeployableKey)
-            and _is_set(state.stored[step.key].value)
-        }
-        bound = state.bound
-        members = device_sets.find_members(tx, removed_sets) if removed_sets else set()
-        # All in one order: with a statement for the members and one for the others, this could
-        # wait for a claim that waits for it.
-        claimed = attach_handles.lock(tx, removals | members)
-        of_sets = {
-            id_: removed_sets[of]
-            for id_, of in claimed.items()
-            if id_ in members and of is not None and of in removed_sets
-        }
-        if owned := claimed.keys() & removals | of_sets.keys():
-            # Claimed since they were read, some through a set, which must stay. The locks prevent
-            # further claims, so the new plan is valid.
-            keys = {id_: key for key, id_ in state.ids.items() if isinstance(key, HandleKey)}
-            state.bound_sets |= {keys[id_]: of_set for id_, of_set in of_sets.items()}
-            bound = bound | {keys[id_] for id_ in owned}
-            steps = plan.plan(devices, relevant, bound | state.pins)
-        steps, remarks = _defer_conflicting_addresses(state.stored, steps)
-        steps, deferred = _defer_owned_functions(state.stored, steps, bound)
+        steps, remarks = _defer_conflicting_addresses(
+            state.stored, _plan_steps(tx, state, devices, relevant)
+        )
+        steps, deferred = _defer_owned_functions(state.stored, steps, state.bound)
         remarks += deferred
         if not steps:
             return ReportResult(0, "no changes", remarks)
         target = plan.apply(state.stored, steps)
-        names = {
-            address: naming.provider_name(host, address)
-            for address in sorted(_stale_addresses(steps, {*state.stored, *target}))
-        }
-        # A new deployable may have a provider, which is not deleted yet, of a former one.
-        unknown = {
-            address: name for address, name in names.items() if address not in state.providers
-        }
-        existing = providers.find_uuids(tx, unknown.values())
-        # The uuid of a provider is chosen here only: that of the existing one, which allocations
-        # name, else one that follows from host and address, so that a retry creates the same.
-        for address, name in unknown.items():
-            state.providers[address] = existing.get(name) or naming.provider_uuid(host, address)
+        addresses = _stale_addresses(steps, {*state.stored, *target})
+        names = {address: naming.provider_name(host, address) for address in sorted(addresses)}
+        _choose_providers(tx, host, state, names)
         keep_tombstones = self.conf.conductor.tombstone_ttl > 0
         writer = sync.Writer(tx, host, state, now, keep_tombstones)
         # Before the events, which read the rows as they are after the report.
@@ -273,35 +150,7 @@ class ReportHandler:
             if isinstance(stored.value, Device) and backend in (None, stored.value.backend)
         }
         relevant = {key: stored for key, stored in state.stored.items() if key.device in addresses}
-        # This plan counts no dirty handle as bound, to find the deployables that can be removed.
-        # ``_apply_plan`` plans again: a dirty handle of a deployable that stays is drained then,
-        # and cleaned, because its deployable is still there to name it.
-        clean = replace(
-            state,
-            bound=state.bound - state.dirty,
-            bound_sets={k: v for k, v in state.bound_sets.items() if k not in state.dirty},
-        )
-        steps = plan.plan(reported=(), stored=relevant, bound=clean.pins)
-        removed = {step.key for step in steps if isinstance(step, plan.Remove)}
-        state.abandoned = {key for key in state.dirty if key.deployable_key in removed}
-        of_sets = {
-            key: of_set
-            for key, of_set in state.bound_sets.items()
-            if of_set in removed and key not in state.abandoned
-        }
-        # Before the plan is applied: a removal deletes only handles that need no cleaning.
-        attach_handles.force_clean(tx, [state.ids[key] for key in state.abandoned])
-        attach_handles.abandon_sets(tx, [state.ids[key] for key in of_sets])
-        places = {key: key.deployable for key in state.abandoned}
-        places |= {key: of_set.deployable for key, of_set in of_sets.items()}
-        abandoned = [
-            entries.AbandonedHandle(state.devices[key.device]["uuid"], place, key.handle)
-            for key, place in sorted(places.items())
-        ]
-        entries.record_abandoned(tx, host, abandoned, now)
-        state.bound -= state.abandoned
-        for key in places:
-            state.bound_sets.pop(key, None)
+        places = _abandon_handles(tx, host, state, relevant, now)
         result = self._apply_plan(tx, host, state, (), relevant, now)
         if not places:
             return result
@@ -312,6 +161,103 @@ class ReportHandler:
             {"device": sorted({key.device for key in places})},
         )
         return replace(result, abandoned=len(places), remarks=(*result.remarks, remark))
+
+
+def _plan_steps(
+    tx: sa.Connection,
+    state: sync.HostState,
+    devices: Sequence[Device],
+    relevant: Mapping[Key, plan.Stored],
+) -> Sequence[Step]:
+    """Plan the steps and lock what they remove; add handles that were claimed to ``state``.
+
+    Planned without locks, since most reports remove nothing; only what is to be removed is locked,
+    and planned again if it was claimed meanwhile.
+    """
+    steps: Sequence[Step] = plan.plan(devices, relevant, state.pins)
+    removed = [step.key for step in steps if isinstance(step, plan.Remove)]
+    handles = {state.ids[key] for key in removed if isinstance(key, HandleKey)}
+    sets = {
+        state.ids[key]: key
+        for key in removed
+        if isinstance(key, DeployableKey) and _is_set(state.stored[key].value)
+    }
+    members = device_sets.find_members(tx, sets) if sets else set()
+    # All in one order: with a statement for the members and one for the others, this could wait
+    # for a claim that waits for it.
+    claimed = attach_handles.lock(tx, handles | members)
+    of_sets = {
+        id_: key
+        for id_, set_id in claimed.items()
+        if id_ in members and (key := sets.get(set_id or 0)) is not None
+    }
+    kept = claimed.keys() & handles | of_sets.keys()
+    if not kept:
+        return steps
+    # Claimed since they were read, some through a set, which must stay. The locks prevent further
+    # claims, so the new plan is valid.
+    keys = {id_: key for key, id_ in state.ids.items() if isinstance(key, HandleKey)}
+    state.bound |= {keys[id_] for id_ in kept}
+    state.bound_sets |= {keys[id_]: key for id_, key in of_sets.items()}
+    return plan.plan(devices, relevant, state.pins)
+
+
+def _choose_providers(
+    tx: sa.Connection, host: str, state: sync.HostState, names: Mapping[str, str]
+) -> None:
+    """Add the uuids of new providers to ``state``; ``names`` has the names by address.
+
+    The uuid of a provider is chosen here only: that of the existing one, which allocations name,
+    else one that follows from host and address, so that a retry creates the same.
+    """
+    new = {address: name for address, name in names.items() if address not in state.providers}
+    # A new deployable may have a provider, which is not deleted yet, of a former one.
+    existing = providers.find_uuids(tx, new.values())
+    for address, name in new.items():
+        state.providers[address] = existing.get(name) or naming.provider_uuid(host, address)
+
+
+def _abandon_handles(
+    tx: sa.Connection,
+    host: str,
+    state: sync.HostState,
+    relevant: Mapping[Key, plan.Stored],
+    now: datetime,
+) -> dict[HandleKey, str]:
+    """Abandon the dirty handles that alone prevent the removal of ``relevant``; update ``state``.
+
+    Return, for each, the address of its deployable, or of the set through which it was claimed.
+    """
+    # This plan counts no dirty handle as bound, to find the deployables that can be removed.
+    # ``_apply_plan`` plans again: a dirty handle of a deployable that stays is drained then, and
+    # cleaned, because its deployable is still there to name it.
+    clean = replace(
+        state,
+        bound=state.bound - state.dirty,
+        bound_sets={k: v for k, v in state.bound_sets.items() if k not in state.dirty},
+    )
+    steps = plan.plan(reported=(), stored=relevant, bound=clean.pins)
+    removed = {step.key for step in steps if isinstance(step, plan.Remove)}
+    state.abandoned = {key for key in state.dirty if key.deployable_key in removed}
+    of_sets = {
+        key: of_set
+        for key, of_set in state.bound_sets.items()
+        if of_set in removed and key not in state.abandoned
+    }
+    # Before the plan is applied: a removal deletes only handles that need no cleaning.
+    attach_handles.force_clean(tx, [state.ids[key] for key in state.abandoned])
+    attach_handles.abandon_sets(tx, [state.ids[key] for key in of_sets])
+    places = {key: key.deployable for key in state.abandoned}
+    places |= {key: of_set.deployable for key, of_set in of_sets.items()}
+    abandoned = [
+        entries.AbandonedHandle(state.devices[key.device]["uuid"], place, key.handle)
+        for key, place in sorted(places.items())
+    ]
+    entries.record_abandoned(tx, host, abandoned, now)
+    state.bound -= state.abandoned
+    for key in places:
+        state.bound_sets.pop(key, None)
+    return places
 
 
 def _kept_devices(state: sync.HostState, report: Report) -> dict[str, Remark]:

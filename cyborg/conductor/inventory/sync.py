@@ -242,7 +242,7 @@ class Writer:
         self, new: Mapping[Key, plan.Record], counts: Counter[DeployableKey]
     ) -> None:
         values = [
-            (self._ids[DeviceKey(key.device)], value, counts[key])
+            deployables.NewDeployable(self._ids[DeviceKey(key.device)], value, counts[key])
             for key, value in new.items()
             if isinstance(key, DeployableKey) and isinstance(value, Deployable)
         ]
@@ -251,35 +251,38 @@ class Writer:
         restored = self._restore_plan.deployables
         uuids = {key.deployable: tombstone.uuid for key, tombstone in restored.items()}
         deployables.add(self.tx, self.host, values, uuids, self.state.providers)
-        for addresses, id_ in deployables.ids_by_address(self.tx, self.host).items():
-            self._ids[DeployableKey(*addresses)] = id_
+        for key, id_ in deployables.ids_by_key(self.tx, self.host).items():
+            self._ids[key] = id_
         tombstones.restore_attributes(
             self.tx, [(self._ids[key], tombstone) for key, tombstone in restored.items()]
         )
 
     def _add_handles(self, new: Mapping[Key, plan.Record]) -> None:
-        handles = {
-            key: value
-            for key, value in new.items()
-            if isinstance(key, HandleKey) and isinstance(value, AttachHandle)
+        dirty = {
+            HandleKey(*key, address)
+            for key, tombstone in self._restore_plan.deployables.items()
+            for address in tombstone.dirty_handles
         }
         attach_handles.add(
             self.tx,
-            [(self._ids[key.deployable_key], value) for key, value in handles.items()],
-            dirty={
-                (self._ids[key], address)
-                for key, tombstone in self._restore_plan.deployables.items()
-                for address in tombstone.dirty_handles
-            },
-            # Nova takes the uuid of such a handle as the uuid of the mediated device.
-            uuids={
-                (self._ids[key.deployable_key], key.handle): handle_uuid(
-                    self.host, key.deployable, key.handle
+            [
+                attach_handles.NewHandle(
+                    self._ids[key.deployable_key],
+                    value,
+                    self._choose_uuid(key, value),
+                    key in dirty,
                 )
-                for key, value in handles.items()
-                if value.type is HandleType.MDEV
-            },
+                for key, value in new.items()
+                if isinstance(key, HandleKey) and isinstance(value, AttachHandle)
+            ],
         )
+
+    def _choose_uuid(self, key: HandleKey, handle: AttachHandle) -> str | None:
+        """Return the uuid of a new handle if it must follow from the address, else None."""
+        # Nova takes the uuid of such a handle as the uuid of the mediated device.
+        if handle.type is HandleType.MDEV:
+            return handle_uuid(self.host, key.deployable, key.handle)
+        return None
 
     def _set_parents(self, steps: Sequence[Step], target: Mapping[Key, Stored]) -> None:
         """Write parent and root of all deployables of each device that got a deployable."""
@@ -288,12 +291,12 @@ class Writer:
             for step in steps
             if isinstance(step, plan.Add | plan.Change) and isinstance(step.key, DeployableKey)
         }
-        parents: dict[int, tuple[int | None, int]] = {}
+        parents: dict[int, deployables.ParentIds] = {}
         for key, record in target.items():
             if isinstance(key, DeployableKey) and key.device in moved and not record.draining:
-                chain = _chain(key, target)
-                parent = self._ids[chain[1]] if len(chain) > 1 else None
-                parents[self._ids[key]] = (parent, self._ids[chain[-1]])
+                own_id, *above = (self._ids[item] for item in _chain(key, target))
+                parent, root = (above[0], above[-1]) if above else (None, own_id)
+                parents[own_id] = deployables.ParentIds(parent, root)
         deployables.set_parents(self.tx, parents)
 
     def _set_handle_counts(

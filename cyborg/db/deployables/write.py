@@ -3,7 +3,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import sqlalchemy as sa
@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from cyborg.core import naming
 from cyborg.core.inventory.device import Deployable
 from cyborg.core.inventory.device_set import DeviceSet
+from cyborg.core.inventory.plan import DeployableKey
 from cyborg.core.validation import optional
 from cyborg.db import bulk, joins
 from cyborg.db.deployables import facts
@@ -124,14 +125,22 @@ def _reported(deployable: Deployable) -> dict[str, Any]:
     }
 
 
+class NewDeployable(NamedTuple):
+    """A deployable to insert, with the row id of its device and the number of its handles."""
+
+    device_id: int
+    value: Deployable
+    num_handles: int
+
+
 def add(
     tx: sa.Connection,
     host: str,
-    new: Iterable[tuple[int, Deployable, int]],
+    new: Iterable[NewDeployable],
     uuids: Mapping[str, str],
     providers: Mapping[str, str],
 ) -> None:
-    """Insert deployables, each as (row id of its device, deployable, number of handles).
+    """Insert deployables of a host.
 
     ``uuids`` maps the addresses of restored deployables to their former uuids, ``providers`` those
     of all deployables to the uuids of their providers. ``set_parents`` writes the parents
@@ -142,16 +151,16 @@ def add(
         deployables,
         [
             {
-                "uuid": uuids.get(d.address) or str(uuid4()),
+                "uuid": uuids.get(value.address) or str(uuid4()),
                 "device_id": device_id,
                 "host": host,
-                "address": d.address,
-                "name": naming.provider_name(host, d.address),
-                "rp_uuid": providers[d.address],
-                "num_accelerators": handles,
-                **_reported(d),
+                "address": value.address,
+                "name": naming.provider_name(host, value.address),
+                "rp_uuid": providers[value.address],
+                "num_accelerators": num_handles,
+                **_reported(value),
             }
-            for device_id, d, handles in new
+            for device_id, value, num_handles in new
         ],
     )
 
@@ -174,14 +183,14 @@ def find_name_conflicts(
     return sorted(conflicts)
 
 
-def ids_by_address(tx: sa.Connection, host: str) -> dict[tuple[str, str], int]:
-    """Return the row ids of a host's deployables by the addresses of device and deployable."""
+def ids_by_key(tx: sa.Connection, host: str) -> dict[DeployableKey, int]:
+    """Return the row ids of a host's deployables."""
     query = (
         sa.select(devices.c.address, deployables.c.address, deployables.c.id)
         .join(devices, devices.c.id == deployables.c.device_id)
         .where(devices.c.host == host)
     )
-    return {(device, deployable): id_ for device, deployable, id_ in tx.execute(query)}
+    return {DeployableKey(device, deployable): id_ for device, deployable, id_ in tx.execute(query)}
 
 
 def update(tx: sa.Connection, changed: Mapping[int, Deployable]) -> None:
@@ -192,20 +201,23 @@ def update(tx: sa.Connection, changed: Mapping[int, Deployable]) -> None:
     bulk.update(tx, deployables, [{"id": id_, **_reported(d)} for id_, d in changed.items()])
 
 
-def set_parents(tx: sa.Connection, parents: Mapping[int, tuple[int | None, int]]) -> None:
-    """Write the row ids of the parent and the root of deployables, by row id of the deployable."""
+class ParentIds(NamedTuple):
+    """The row ids of the parent and the root of a deployable; a root has no parent."""
+
+    parent_id: int | None
+    root_id: int
+
+
+def set_parents(tx: sa.Connection, parents: Mapping[int, ParentIds]) -> None:
+    """Write the parents of deployables, by row id of the deployable."""
     # Nearly all deployables have no parent: these need only one statement.
-    without_parent = [id_ for id_, (parent, _) in parents.items() if parent is None]
+    without_parent = [id_ for id_, ids in parents.items() if ids.parent_id is None]
     id_ = deployables.c.id
     bulk.update_where(tx, id_, without_parent, parent_id=None, root_id=id_)
     bulk.update(
         tx,
         deployables,
-        [
-            {"id": id_, "parent_id": parent, "root_id": root}
-            for id_, (parent, root) in parents.items()
-            if parent is not None
-        ],
+        [{"id": id_, **ids._asdict()} for id_, ids in parents.items() if ids.parent_id is not None],
     )
 
 

@@ -2,7 +2,7 @@
 """Write attach handles as a host reports them; ``db.binding.claims`` writes their owners."""
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 from uuid import uuid4
 
 import sqlalchemy as sa
@@ -76,32 +76,31 @@ def to_handle(row: HandleRow) -> AttachHandle:
     return AttachHandle(row["address"], HandleType(row["type"]), row["info"])
 
 
-def add(
-    tx: sa.Connection,
-    new: Iterable[tuple[int, AttachHandle]],
-    dirty: Collection[tuple[int, str]] = (),
-    uuids: Mapping[tuple[int, str], str] | None = None,
-) -> None:
-    """Insert handles, each given as (row id of its deployable, handle).
+class NewHandle(NamedTuple):
+    """A handle to insert, with the row id of its deployable; without ``uuid``, it gets one."""
 
-    ``dirty`` has the (deployable id, address) of the handles that need cleaning before their first
-    use. ``uuids`` has the uuids of handles by (deployable id, address); a handle without an entry
-    gets a random uuid.
-    """
+    deployable_id: int
+    value: AttachHandle
+    uuid: str | None
+    needs_cleaning: bool  # before its first use
+
+
+def add(tx: sa.Connection, new: Iterable[NewHandle]) -> None:
+    """Insert handles."""
     bulk.insert(
         tx,
         attach_handles,
         [
             {
-                "uuid": (uuids or {}).get((deployable_id, h.address)) or str(uuid4()),
+                "uuid": uuid or str(uuid4()),
                 "deployable_id": deployable_id,
-                "address": h.address,
-                "type": str(h.type),
-                "info": dict(h.info),
+                "address": value.address,
+                "type": str(value.type),
+                "info": dict(value.info),
                 "draining": False,
-                "needs_cleaning": (deployable_id, h.address) in dirty,
+                "needs_cleaning": needs_cleaning,
             }
-            for deployable_id, h in new
+            for deployable_id, value, uuid, needs_cleaning in new
         ],
     )
 

@@ -11,8 +11,7 @@ import sqlalchemy as sa
 from cyborg.core import naming
 from cyborg.core.custody import Entry, Event
 from cyborg.core.errors import Conflict
-from cyborg.core.inventory.device import AttachHandle
-from cyborg.core.inventory.plan import DeployableTombstone, Tombstone
+from cyborg.core.inventory.plan import DeployableKey, DeployableTombstone, Tombstone
 from cyborg.core.migration import import_plan
 from cyborg.core.migration.import_plan import (
     HostImport,
@@ -107,7 +106,10 @@ def _write_devices(
     tombstones.restore_attributes(
         tx,
         [
-            (ids[d.value.address, address], DeployableTombstone(i.uuid, i.attributes))
+            (
+                ids[DeployableKey(d.value.address, address)],
+                DeployableTombstone(i.uuid, i.attributes),
+            )
             for d in new
             for address, i in d.deployables.items()
         ],
@@ -119,58 +121,63 @@ def _write_devices(
 
 def _write_deployables(
     tx: sa.Connection, host: str, new: Sequence[ImportedDevice]
-) -> Mapping[tuple[str, str], int]:
+) -> Mapping[DeployableKey, int]:
     """Insert the deployables of devices, without their parents.
 
-    Return the row ids of all deployables of the host, by the addresses of device and deployable.
+    Return the row ids of all deployables of the host.
     """
     device_ids = devices.ids_by_address(tx, host)
     deployables.add(
         tx,
         host,
         [
-            (device_ids[device.value.address], value.without_handles(), len(value.handles))
+            deployables.NewDeployable(
+                device_ids[device.value.address], value.without_handles(), len(value.handles)
+            )
             for device in new
             for value in device.value.deployables
         ],
         {address: identity.uuid for d in new for address, identity in d.deployables.items()},
         {address: identity.provider for d in new for address, identity in d.deployables.items()},
     )
-    return deployables.ids_by_address(tx, host)
+    return deployables.ids_by_key(tx, host)
 
 
 def _write_parents(
-    tx: sa.Connection, new: Sequence[ImportedDevice], ids: Mapping[tuple[str, str], int]
+    tx: sa.Connection, new: Sequence[ImportedDevice], ids: Mapping[DeployableKey, int]
 ) -> None:
     """Write the parents and roots of the deployables of devices; ``ids`` has the row ids."""
-    written: dict[int, tuple[int | None, int]] = {}
+    written: dict[int, deployables.ParentIds] = {}
     for device in new:
         parents = {value.address: value.parent for value in device.value.deployables}
-        own = {address: ids[device.value.address, address] for address in parents}
+        own = {address: ids[DeployableKey(device.value.address, address)] for address in parents}
         for address, parent in parents.items():
             root = address
             while (above := parents[root]) is not None:
                 root = above
-            written[own[address]] = (None if parent is None else own[parent], own[root])
+            parent_id = None if parent is None else own[parent]
+            written[own[address]] = deployables.ParentIds(parent_id, own[root])
     deployables.set_parents(tx, written)
 
 
 def _write_handles(
-    tx: sa.Connection, new: Sequence[ImportedDevice], ids: Mapping[tuple[str, str], int]
+    tx: sa.Connection, new: Sequence[ImportedDevice], ids: Mapping[DeployableKey, int]
 ) -> None:
     """Insert the handles of devices; ``ids`` has the row ids of the deployables."""
-    handles: list[tuple[int, AttachHandle]] = []
-    uuids: dict[tuple[int, str], str] = {}
-    dirty: set[tuple[int, str]] = set()
-    for device in new:
-        for value in device.value.deployables:
-            deployable = ids[device.value.address, value.address]
-            for handle in value.handles:
-                handles.append((deployable, handle))
-                uuids[deployable, handle.address] = device.handles[value.address, handle.address]
-                if device.dirty:
-                    dirty.add((deployable, handle.address))
-    attach_handles.add(tx, handles, dirty=dirty, uuids=uuids)
+    attach_handles.add(
+        tx,
+        [
+            attach_handles.NewHandle(
+                ids[DeployableKey(d.value.address, value.address)],
+                handle,
+                d.handles[value.address, handle.address],
+                needs_cleaning=d.dirty,
+            )
+            for d in new
+            for value in d.value.deployables
+            for handle in value.handles
+        ],
+    )
 
 
 def _write_providers(

@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from cyborg.conductor.inventory.report_handler import FunctionOwners
+from cyborg.conductor.inventory.function_owners import FunctionOwners
 from cyborg.core.errors import Invalid
 from cyborg.core.inventory.functions import MAX_FUNCTIONS
 from cyborg.db import schema

@@ -12,10 +12,10 @@ Locks are taken in one order: jobs, agents, steps, and then the rows that a repo
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from oslo_config import cfg
@@ -23,6 +23,7 @@ from oslo_config import cfg
 from cyborg.conductor.common.calls import make_stale_error
 from cyborg.conductor.common.work_lease import Leasing, new_owner
 from cyborg.conductor.drivers import rollout_steps
+from cyborg.conductor.drivers.rollout_steps import ForcedBackends
 from cyborg.conductor.jobs import cancellation
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.drivers import desired_state, rollout
@@ -191,28 +192,22 @@ class RolloutController:
             desired_backends.record_outcomes(tx, row["id"], reported)
             steps = store.pending_steps(tx, host, waiting) if waiting else []
             judged = _judge(steps, reported)
-            failed = [
-                (step, result) for step, result in judged if result.state in rollout.FAILED_STATES
+            failed = [item for item in judged if item.result.state in rollout.FAILED_STATES]
+            reverts = [
+                rollout_steps.StepRevert(item.step, host, row["id"], item.result) for item in failed
             ]
-            change = self._step_executor.roll_back(
-                tx,
-                [
-                    rollout_steps.StepRevert(step, host, row["id"], result)
-                    for step, result in failed
-                ],
-                {row["id"]: row},
-            )
-            if any(step["kind"] == Kind.UNINSTALL for step, _ in failed):
+            change = self._step_executor.roll_back(tx, reverts, {row["id"]: row})
+            if any(item.step["kind"] == Kind.UNINSTALL for item in failed):
                 # The devices of a host that was down were removed with the request.
                 services.request_report(tx, host)
             for step, result in judged:
                 if result.error is None:
                     store.finish_step(tx, step["id"], step["generation"], result.state)
-            jobs = sorted({step["job_id"] for step, _ in judged})
+            jobs = sorted({item.step["job_id"] for item in judged})
             if jobs:
                 store.expedite(tx, jobs, self.uow.clock())
             # An ended job did not wait for this host, whose agent was down.
-            for job in store.ended_jobs(tx, {step["job_id"] for step, _ in failed}):
+            for job in store.ended_jobs(tx, {item.step["job_id"] for item in failed}):
                 self._end(tx, job, cancelled=job["state"] == JobState.CANCELLED)
             return jobs, change
 
@@ -257,7 +252,7 @@ class RolloutController:
         lost = [step for step in in_progress if step["down"] and kind is not Kind.UPDATE]
         if not lost:
             return None
-        changed = self._step_executor.leave(tx, kind, lost, _forced_backends(row["arguments"]))
+        changed = self._step_executor.leave(tx, kind, lost, ForcedBackends.of_job(row))
         if changed is None:
             return None
         store.reschedule(tx, row["id"], self.uow.clock())
@@ -289,16 +284,15 @@ class RolloutController:
         """Plan the steps of a job, and write what the plan says; end the job if it is complete."""
         now = self.uow.clock()
         by_key = {StepKey(step["host"], step["backend"]): step for step in rows}
-        forced = _forced_backends(row["arguments"])
+        forced = ForcedBackends.of_job(row)
         # A pure function of the states: a conductor that was killed left nothing in memory.
         plan = rollout.plan(Kind(row["kind"]), self._make_steps(tx, row, by_key, forced))
         reverted = self._revert(tx, [by_key[key] for key in plan.revert])
         store.update_steps(
             tx, {by_key[k]["id"]: state for k, state in (plan.transitions or {}).items()}
         )
-        starting = {key: step for key, step in by_key.items() if key in set(plan.start)}
-        abandoned = {key for key in starting if forced is None or key in forced}
-        started = self._step_executor.start(tx, row, list(starting.values()), abandoned)
+        starting = [by_key[key] for key in plan.start]
+        started = self._step_executor.start(tx, row, starting, forced)
         publish = started.devices_changed or reverted.devices_changed
         if plan.succeeded is not None:
             self._end(tx, row, cancelled=bool(row["arguments"].get("cancelled")))
@@ -320,7 +314,7 @@ class RolloutController:
         tx: sa.Connection,
         row: job_store.JobRow,
         by_key: Mapping[StepKey, store.StepRow],
-        forced: Collection[StepKey] | None,
+        forced: ForcedBackends,
     ) -> list[rollout.Step]:
         """Return the steps of a job as the plan needs them."""
         # Only an uninstallation waits for the release of bound handles.
@@ -334,7 +328,7 @@ class RolloutController:
                 StepState(step["state"]),
                 bound_handles=bound.get(key, 0),
                 agent_down=bool(step["down"]),
-                forced=forced is None or key in forced,
+                forced=key in forced,
             )
             for key, step in by_key.items()
         ]
@@ -379,31 +373,27 @@ class RolloutController:
         )
 
 
+class _JudgedStep(NamedTuple):
+    """A step that waited for the outcome of its host's agent, and the result that it has now."""
+
+    step: store.PendingStepRow
+    result: rollout.StepResult
+
+
 def _judge(
     steps: Sequence[store.PendingStepRow], reported: Sequence[desired_state.BackendOutcome]
-) -> list[tuple[store.PendingStepRow, rollout.StepResult]]:
-    """Return the steps that have a result with these outcomes, and their results."""
+) -> list[_JudgedStep]:
+    """Return the steps that have a result with these outcomes."""
     outcomes = {outcome.backend: outcome for outcome in reported}
-    results = [
-        (
-            step,
-            rollout.judge_outcome(
-                Kind(step["kind"]), StepState(step["state"]), step["generation"], outcome
-            ),
-        )
-        for step in steps
-        if (outcome := outcomes.get(step["backend"])) is not None
-    ]
-    return [(step, result) for step, result in results if result is not None]
+    judged: list[_JudgedStep] = []
+    for step in steps:
+        if (outcome := outcomes.get(step["backend"])) is not None:
+            kind, state = Kind(step["kind"]), StepState(step["state"])
+            result = rollout.judge_outcome(kind, state, step["generation"], outcome)
+            if result is not None:
+                judged.append(_JudgedStep(step, result))
+    return judged
 
 
 def _is_overdue(step: store.StepRow, now: datetime) -> bool:
     return bool((step["deadline"] or now) < now)
-
-
-def _forced_backends(arguments: Mapping[str, Any]) -> set[StepKey] | None:
-    """Return the backends to force-uninstall; None means all of them."""
-    # A later request may force single backends of an open job, which the list then names.
-    if arguments.get("force"):
-        return None
-    return {StepKey(host, backend) for host, backend in arguments.get("forced", ())}

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import sqlalchemy as sa
 from oslo_config import cfg
@@ -89,6 +89,28 @@ class GenerationNotifier:
 
 
 @dataclass(frozen=True, slots=True)
+class ForcedBackends:
+    """The backends of a job whose removal waits neither for bound handles nor for its agent.
+
+    ``keys`` is None for all backends of the job.
+    """
+
+    keys: frozenset[StepKey] | None
+
+    @classmethod
+    def of_job(cls, job: JobRow) -> Self:
+        """Return the backends that the arguments of a job name."""
+        # A later request may force single backends of an open job, which the list then names.
+        names = job["arguments"].get("forced", ())
+        is_all = job["arguments"].get("force")
+        return cls(None if is_all else frozenset(StepKey(*pair) for pair in names))
+
+    def __contains__(self, key: StepKey) -> bool:
+        """Return whether a backend is forced."""
+        return self.keys is None or key in self.keys
+
+
+@dataclass(frozen=True, slots=True)
 class StepRevert:
     """A step to roll back, with its result, its host and the row id of the host's agent."""
 
@@ -111,69 +133,49 @@ class StepExecutor:
         tx: sa.Connection,
         job: JobRow,
         steps: Sequence[store.StepRow],
-        abandoned: Collection[StepKey],
+        forced: ForcedBackends,
     ) -> DesiredChange:
-        """Write the desired state of the hosts of steps.
-
-        ``abandoned`` are the backends whose removal does not wait for an agent that is down.
-        """
+        """Write the desired state of the hosts of steps."""
         if not steps:
             return DesiredChange()
-        kind = Kind(job["kind"])
-        arguments = job["arguments"]
         now = self.uow.clock()
         agents = desired_backends.lock_agents(tx, agent_ids(steps))
         desired_backends.bump_generation(tx, agents)
         deadline = now + timedelta(seconds=self.conf.conductor.driver_timeout)
-        generations: dict[str, int] = {}
-        host_generations: list[HostGeneration] = []
+        hosts: set[str] = set()
+        notified: list[HostGeneration] = []
         removed: list[StepKey] = []
         for step in steps:
-            service_id = step["service_id"]
-            host = step["host"]
-            backend = step["backend"]
-            if service_id is None or (agent := agents.get(service_id)) is None:
-                error = "its agent was deleted"
+            agent = agents.get(step["service_id"] or 0)
+            error = _write_desired(tx, job, step, agent)
+            if agent is None or error is not None:
                 store.update_step(tx, step["id"], StepState.FAILED, error=error)
                 continue
-            generation = agent["desired_generation"] + 1
-            previous = (
-                None if step["previous"] is None else DesiredBackend.from_dict(step["previous"])
-            )
-            desired = rollout.desired_backend(
-                kind, job["subject"], arguments, backend, previous, generation
-            )
-            # A name has one driver on a host; a job of another driver may have taken it since the
-            # request.
-            if not desired_backends.write(tx, agent["id"], desired):
-                error = f"backend {backend} now has another driver; choose another name"
-                store.update_step(tx, step["id"], StepState.FAILED, error=error)
-                continue
-            generations[host] = generation
+            key, generation = StepKey(step["host"], step["backend"]), _next_generation(agent)
+            hosts.add(key.host)
             if agent["down_since"] is None:
                 values = {"generation": generation, "deadline": deadline}
                 store.update_step(tx, step["id"], StepState.IN_PROGRESS, **values)
-                host_generations.append(HostGeneration(host, generation))
+                notified.append(HostGeneration(key.host, generation))
                 continue
             store.update_step(tx, step["id"], StepState.PENDING_AGENT, generation=generation)
-            if kind is Kind.UNINSTALL and (host, backend) in abandoned:
-                removed.append(StepKey(host, backend))
-        changed = self._apply_cordon(tx, generations)
+            if job["kind"] == Kind.UNINSTALL and key in forced:
+                removed.append(key)
+        changed = self._apply_cordon(tx, hosts)
         for key in removed:
             changed |= self._remove_backend(tx, key, now)
-        return DesiredChange(host_generations, changed)
+        return DesiredChange(notified, changed)
 
     def leave(
         self,
         tx: sa.Connection,
         kind: Kind,
         steps: Sequence[store.StepRow],
-        forced: Collection[StepKey] | None,
+        forced: ForcedBackends,
     ) -> bool | None:
         """Make steps in progress whose agents were marked down wait for the return of the agents.
 
-        ``forced`` are the backends whose removal does not wait; None means all. Return whether
-        devices have changed, None if no agent is down.
+        Return whether devices have changed, None if no agent is down.
         """
         agents = desired_backends.lock_agents(tx, agent_ids(steps))
         down = {id_ for id_, agent in agents.items() if agent["down_since"] is not None}
@@ -182,7 +184,7 @@ class StepExecutor:
         for step in lost:
             store.update_step(tx, step["id"], StepState.PENDING_AGENT, deadline=None)
             key = StepKey(step["host"], step["backend"])
-            if kind is Kind.UNINSTALL and (forced is None or key in forced):
+            if kind is Kind.UNINSTALL and key in forced:
                 changed |= self._remove_backend(tx, key, self.uow.clock())
         return changed if lost else None
 
@@ -215,7 +217,7 @@ class StepExecutor:
             store.update_step(tx, step["id"], result.state, error=result.error, deadline=None)
             if item.service_id is None or (agent := agents.get(item.service_id)) is None:
                 continue
-            generation = agent["desired_generation"] + 1
+            generation = _next_generation(agent)
             before = step["previous"] and DesiredBackend.from_dict(step["previous"])
             previous = replace(before, generation=generation) if before else None
             reverted = desired_backends.revert(
@@ -246,6 +248,32 @@ class StepExecutor:
             return False
         providers.mark_stale_of_hosts(tx, sorted(hosts), self.uow.clock())
         return True
+
+
+def _next_generation(agent: desired_backends.AgentRow) -> int:
+    """Return the generation of an agent's host, which was raised after the row was read."""
+    return agent["desired_generation"] + 1
+
+
+def _write_desired(
+    tx: sa.Connection, job: JobRow, step: store.StepRow, agent: desired_backends.AgentRow | None
+) -> str | None:
+    """Write the desired state of the backend of a step; return why this is not possible."""
+    if agent is None:
+        return "its agent was deleted"
+    backend, previous = step["backend"], step["previous"]
+    desired = rollout.desired_backend(
+        Kind(job["kind"]),
+        job["subject"],
+        job["arguments"],
+        backend,
+        None if previous is None else DesiredBackend.from_dict(previous),
+        _next_generation(agent),
+    )
+    # A name has one driver on a host; a job of another driver may have taken it since the request.
+    if not desired_backends.write(tx, agent["id"], desired):
+        return f"backend {backend} now has another driver; choose another name"
+    return None
 
 
 def agent_ids(steps: Sequence[store.StepRow]) -> list[int]:

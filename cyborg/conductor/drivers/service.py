@@ -16,12 +16,13 @@ from cyborg.conductor.drivers import targets
 from cyborg.conductor.drivers.targets import BackendTarget, TargetResolver
 from cyborg.core.drivers import desired_state
 from cyborg.core.drivers.desired_state import DesiredStatus, ManagedOption
-from cyborg.core.drivers.rollout import PENDING_STATES, Kind
+from cyborg.core.drivers.rollout import PENDING_STATES, Kind, StepKey
 from cyborg.core.errors import Conflict, Invalid, NotFound
 from cyborg.core.log import get_logger
 from cyborg.core.text import join_limited
 from cyborg.core.validation import check_text, parse_uuid
 from cyborg.db.backends import desired as desired_backends
+from cyborg.db.backends.desired import BackendKey
 from cyborg.db.devices import write as devices
 from cyborg.db.drivers import rollouts as store
 from cyborg.db.jobs import write as job_store
@@ -34,8 +35,8 @@ LOG = get_logger(__name__)
 # request, so that a further one is seldom needed.
 MAX_ATTEMPTS = 3
 
-# The row of a job that is already open, or id and uuid of a new one.
-OpenJob = job_store.JobRow | tuple[int, str]
+# The job of a request: a new one, or the one that is already open for the driver.
+OpenJob = store.NewJob | job_store.JobRow
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Drivers:
             resolver.check_capacity(new_name, usable, present)
             steps: list[store.NewStep] = []
             for item in usable:
-                existing = present.get((item.service_id, new_name))
+                existing = present.get(BackendKey(item.service_id, new_name))
                 state = targets.initial_step_state(
                     resolver.driver, new_name, item.host, existing, parsed
                 )
@@ -149,13 +150,13 @@ class Drivers:
         """
         key = check_text("driver", driver)
         name, selected = targets.read_backend(backend), targets.read_hosts(hosts)
-        leftover = (name, selected) if force and name is not None and selected is not None else None
+        leftover = name if force else None
 
         def write(tx: sa.Connection) -> str:
-            resolver = TargetResolver.of_driver(tx, key, leftover)
+            resolver = TargetResolver.of_driver(tx, key, leftover=leftover, hosts=selected)
             job = self._acquire_job(tx, Kind.UNINSTALL, resolver.driver)
             backends = resolver.backends(selected, name)
-            if force and isinstance(job, Mapping):
+            if force and not isinstance(job, store.NewJob):
                 # A second request with force changes the open job: the operator need not cancel it
                 # first.
                 explicit = selected is not None or name is not None
@@ -168,7 +169,7 @@ class Drivers:
                     "them, or use force to abandon the devices of these hosts",
                     hosts=down[: targets.MAX_NAMED],
                 )
-            keys = [(target.host, target.backend) for target in backends]
+            keys = [target.key for target in backends]
             arguments = {"drain": bool(drain), "force": bool(force)}
             steps = [target.step() for target in backends]
             uuid = self._add(tx, job, Kind.UNINSTALL, resolver.driver, arguments, steps)
@@ -197,19 +198,24 @@ class Drivers:
         Raise Conflict if the job waits for none of these backends. If the operator named the
         backends (``explicit``), also raise Conflict if the job does not wait for all of them.
         """
-        job, keys = job_store.lock(tx, uuid), {(target.host, target.backend) for target in backends}
+        job = job_store.lock(tx, uuid)
         if job is None or job["mutex_key"] is None or job["kind"] != Kind.UNINSTALL:
             raise targets.driver_busy(driver, uuid)
-        steps = store.steps_of_job(tx, job["id"])
-        waiting = {(s["host"], s["backend"]) for s in steps if s["state"] in PENDING_STATES}
-        if not keys & waiting or (explicit and not keys <= waiting):
-            others = join_limited(sorted({host for host, _ in keys - waiting}), targets.MAX_NAMED)
+        requested = {target.key for target in backends}
+        waiting = {
+            StepKey(step["host"], step["backend"])
+            for step in store.steps_of_job(tx, job["id"])
+            if step["state"] in PENDING_STATES
+        }
+        if not requested & waiting or (explicit and not requested <= waiting):
+            hosts = sorted({key.host for key in requested - waiting})
+            others = join_limited(hosts, targets.MAX_NAMED)
             raise targets.driver_busy(
                 driver, uuid, f", which does not wait for a backend of {others}"
             )
         # Added to those of an earlier request: an operator may force one host after another.
-        forced = {(host, backend) for host, backend in job["arguments"].get("forced", ())}
-        arguments = {**job["arguments"], "forced": sorted(forced | (keys & waiting))}
+        forced = {StepKey(*pair) for pair in job["arguments"].get("forced", ())}
+        arguments = {**job["arguments"], "forced": sorted(forced | (requested & waiting))}
         store.update_arguments(tx, job["id"], arguments, self.uow.clock())
         return uuid
 
@@ -317,22 +323,23 @@ class Drivers:
         steps: Sequence[store.NewStep],
     ) -> str:
         """Add the steps to a new job; return the uuid of the job, or of an equal open one."""
-        if isinstance(job, Mapping):
+        if not isinstance(job, store.NewJob):
             same = job["kind"] == kind and job["arguments"] == dict(arguments)
             if same and kind is Kind.INSTALL:
                 return job["uuid"]
             raise targets.driver_busy(driver, job["uuid"], f" ({job['kind']})")
-        id_, uuid = job
-        store.set_steps(tx, id_, arguments, steps)
-        LOG.info("Driver job (%s) started, %s backends", kind, len(steps), job=uuid, driver=driver)
-        return uuid
+        store.set_steps(tx, job.id, arguments, steps)
+        LOG.info(
+            "Driver job (%s) started, %s backends", kind, len(steps), job=job.uuid, driver=driver
+        )
+        return job.uuid
 
     def _cordon(self, tx: sa.Connection, driver: str, backends: Sequence[BackendTarget]) -> None:
-        keys = [(target.service_id, target.backend) for target in backends]
+        keys = [BackendKey(target.service_id, target.backend) for target in backends]
         desired_backends.lock_agents(tx, {target.service_id for target in backends})
         desired_backends.cordon(tx, driver, desired_backends.find(tx, driver=driver), keys)
         hosts = sorted({target.host for target in backends})
         desired_backends.sync_cordon(tx, hosts, self.uow.clock())
         # From now on nobody could prepare or clean a device for a server in build.
-        devices.end_grace(tx, [(target.host, target.backend) for target in backends])
+        devices.end_grace(tx, [target.key for target in backends])
         providers.mark_stale_of_hosts(tx, hosts, self.uow.clock())

@@ -15,11 +15,12 @@ from cyborg.core.address import PciAddress
 from cyborg.core.binding.arqs import describe_user
 from cyborg.core.drivers import desired_state, registry
 from cyborg.core.drivers.desired_state import DesiredStatus
-from cyborg.core.drivers.rollout import StepState
+from cyborg.core.drivers.rollout import StepKey, StepState
 from cyborg.core.errors import Conflict, InUse, Invalid, NotFound
 from cyborg.core.text import join_limited
 from cyborg.core.validation import check_text
 from cyborg.db.backends import desired as desired_backends
+from cyborg.db.backends.desired import BackendKey
 from cyborg.db.drivers import write as store
 from cyborg.db.drivers.rollouts import HolderRow, NewStep
 
@@ -52,6 +53,11 @@ class BackendTarget:
     config: Mapping[str, Any] = field(default_factory=dict)
     previous: Mapping[str, Any] | None = None
     applied: bool = True
+
+    @property
+    def key(self) -> StepKey:
+        """Return the key of the step of a job that changes this backend."""
+        return StepKey(self.host, self.backend)
 
     def step(self) -> NewStep:
         """Return the step of a job that changes this backend."""
@@ -119,21 +125,26 @@ class TargetResolver:
 
     @classmethod
     def of_driver(
-        cls, tx: sa.Connection, key: str, leftover: tuple[str, Collection[str]] | None = None
+        cls,
+        tx: sa.Connection,
+        key: str,
+        *,
+        leftover: str | None = None,
+        hosts: Collection[str] | None = None,
     ) -> Self:
         """Return the resolver for a driver by its name or uuid.
 
-        ``leftover``, the name of a backend and hosts, adds this backend of the hosts where only
-        devices of it remain: any ``key`` is accepted if there is one. Raise NotFound, with similar
-        names.
+        ``leftover``, the name of a backend, adds this backend of those ``hosts`` where only devices
+        of it remain: any ``key`` is accepted if there is one. Raise NotFound, with similar names.
         """
         names = store.names(tx)
         by_uuid = {registry.driver_uuid(name): name for name in names}
         # The uuid of a driver follows from its name: no table has it.
         name = key if key in names else by_uuid.get(key.lower())
         left = Leftover()
-        if leftover is not None:
-            left = Leftover(leftover[0], frozenset(store.agents_with_leftovers(tx, *leftover)))
+        if leftover is not None and hosts is not None:
+            agents = store.agents_with_leftovers(tx, leftover, hosts)
+            left = Leftover(leftover, frozenset(agents))
         if name is None and left.agents:
             name = key
         if name is None:
@@ -148,7 +159,7 @@ class TargetResolver:
         agents = {row["host"]: row["id"] for row in store.agents(tx)}
         if host not in agents:
             raise _unknown_host([host], agents)
-        key = (agents[host], backend)
+        key = BackendKey(agents[host], backend)
         reported = store.reported_backends(tx, backend=backend)
         stored = desired_backends.find(tx, backend=backend).get(key)
         desired = stored.desired if stored else None
@@ -161,7 +172,7 @@ class TargetResolver:
     def usable_hosts(
         self,
         hosts: Collection[str] | None,
-        present: Mapping[tuple[int, str], BackendTarget],
+        present: Mapping[BackendKey, BackendTarget],
         backend: str,
     ) -> list[HostDriver]:
         """Return the hosts where the driver can be enabled, among ``hosts`` or all hosts.
@@ -172,7 +183,8 @@ class TargetResolver:
         """
         usable, refused = list[HostDriver](), list[HostDriver]()
         for candidate in self._select_hosts(hosts):
-            exists = candidate.usable and (candidate.service_id, backend) in present
+            key = BackendKey(candidate.service_id, backend)
+            exists = candidate.usable and key in present
             (usable if exists or candidate.refusal is None else refused).append(candidate)
         # Without a list of hosts, those that cannot use the driver are left out; a named one is an
         # error.
@@ -205,20 +217,17 @@ class TargetResolver:
 
     def backends_by_key(
         self, *, driver: str | None = None, backend: str | None = None
-    ) -> dict[tuple[int, str], BackendTarget]:
-        """Return the reported and the desired backends.
-
-        The key is the row id of the agent and the name of the backend.
-        """
+    ) -> dict[BackendKey, BackendTarget]:
+        """Return the reported and the desired backends."""
         reported = store.reported_backends(self.tx, driver, backend)
         stored = desired_backends.find(self.tx, driver, backend)
-        targets: dict[tuple[int, str], BackendTarget] = {}
+        targets: dict[BackendKey, BackendTarget] = {}
         for key in sorted({*reported, *stored}):
-            host_driver = self.host_drivers.get(key[0])
+            host_driver = self.host_drivers.get(key.service_id)
             if host_driver is None:
                 continue
             # Only in the configuration file of the host, unless there is a desired state.
-            target = host_driver.target(key[1], driver=reported.get(key, ""))
+            target = host_driver.target(key.backend, driver=reported.get(key, ""))
             if (row := stored.get(key)) is not None:
                 target = replace(
                     target,
@@ -236,9 +245,9 @@ class TargetResolver:
         selected = {host_driver.service_id for host_driver in self._select_hosts(hosts)}
         targets = [
             target
-            for (service_id, name), target in self.backends_by_key(driver=self.driver).items()
-            if service_id in selected
-            and backend in (None, name)
+            for key, target in self.backends_by_key(driver=self.driver).items()
+            if key.service_id in selected
+            and backend in (None, key.backend)
             and target.desired is not DesiredStatus.ABSENT
             and target.driver == self.driver
         ]
@@ -258,14 +267,15 @@ class TargetResolver:
         self,
         backend: str,
         host_drivers: Sequence[HostDriver],
-        present: Mapping[tuple[int, str], BackendTarget],
+        present: Mapping[BackendKey, BackendTarget],
     ) -> None:
         """Raise Conflict if a host would have more backends than an agent accepts."""
-        new = {host_driver.service_id: host_driver.host for host_driver in host_drivers}
-        for id_ in list(new):
-            target = present.get((id_, backend))
-            if target is not None and target.previous is not None:
-                del new[id_]
+        new = {
+            item.service_id: item.host
+            for item in host_drivers
+            if (target := present.get(BackendKey(item.service_id, backend))) is None
+            or target.previous is None
+        }
         if full := sorted(
             new[id_] for id_ in desired_backends.agents_at_limit(self.tx, new, MAX_BACKENDS)
         ):
@@ -348,12 +358,11 @@ def driver_busy(driver: str, job: str, details: str = "") -> Conflict:
 
 
 def driver_in_use(
-    driver: str, in_use: Mapping[tuple[str, str], int], holders: Sequence[HolderRow]
+    driver: str, in_use: Mapping[StepKey, int], holders: Sequence[HolderRow]
 ) -> InUse:
     """Return the error for a driver whose accelerators are in use.
 
-    ``in_use`` counts the handles by host and backend; ``holders`` are some of the ARQs that own
-    them.
+    ``in_use`` counts the handles of each backend; ``holders`` are some of the ARQs that own them.
     """
     names = [f"{row['uuid']} ({describe_user(row['instance_uuid'])})" for row in holders]
     total = sum(in_use.values())

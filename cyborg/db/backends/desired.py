@@ -7,7 +7,7 @@ serialized.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, TypedDict
@@ -29,6 +29,13 @@ from cyborg.db.columns import Moment
 from cyborg.db.rows import equal, fetch_all, fetch_first, row_columns
 from cyborg.db.schema import attach_handles, backends, deployables, devices, jobs, services
 from cyborg.db.schema import desired_backends as table
+
+
+class BackendKey(NamedTuple):
+    """A backend, by the row id of its agent and its name."""
+
+    service_id: int
+    backend: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +111,12 @@ def of_host(tx: sa.Connection, host: str, epoch: str) -> DesiredHostState | None
 
 def find(
     tx: sa.Connection, driver: str | None = None, backend: str | None = None
-) -> dict[tuple[int, str], DesiredRecord]:
-    """Return the desired state of a driver's backends, or of all backends with a name.
-
-    The keys are the agent's row id and the backend's name.
-    """
+) -> dict[BackendKey, DesiredRecord]:
+    """Return the desired state of a driver's backends, or of all backends with a name."""
     query = sa.select(table.c.service_id, table.c.applied, *_COLUMNS)
     query = query.where(*equal({table.c.driver: driver, table.c.backend: backend}))
     return {
-        (r["service_id"], r["backend"]): DesiredRecord(_value(r), bool(r["applied"]))
+        BackendKey(r["service_id"], r["backend"]): DesiredRecord(_value(r), bool(r["applied"]))
         for r in tx.execute(query).mappings()
     }
 
@@ -176,29 +180,19 @@ def removed_with_drained_handles(tx: sa.Connection, limit: int) -> Sequence[tupl
 
 
 def cordon(
-    tx: sa.Connection,
-    driver: str,
-    stored: Collection[tuple[int, str]],
-    targets: Collection[tuple[int, str]],
+    tx: sa.Connection, driver: str, stored: Collection[BackendKey], targets: Collection[BackendKey]
 ) -> None:
-    """Cordon backends, given as (agent, name), in the database only; their hosts do nothing.
+    """Cordon backends in the database only; their hosts do nothing.
 
     ``stored`` are the backends that already have a desired state. The caller must hold locks on the
     agents' rows.
     """
-    old = [
-        (agent, name, str(DesiredStatus.DISABLED))
-        for agent, name in targets
-        if (agent, name) in stored
-    ]
-    for condition, status in _groups(old):
+    disabled = str(DesiredStatus.DISABLED)
+    for condition, status in _group({key: disabled for key in targets if key in stored}):
         tx.execute(sa.update(table).where(condition).values(status=status))
-    values = {"driver": driver, "status": DesiredStatus.DISABLED, "config": {}, "generation": 0}
-    bulk.insert(
-        tx,
-        table,
-        [{"service_id": a, "backend": b, **values} for a, b in targets if (a, b) not in stored],
-    )
+    values = {"driver": driver, "status": disabled, "config": {}, "generation": 0}
+    new = [{**key._asdict(), **values} for key in targets if key not in stored]
+    bulk.insert(tx, table, new)
 
 
 def bump_generation(tx: sa.Connection, agents: Collection[int]) -> None:
@@ -264,13 +258,15 @@ def uncordon(tx: sa.Connection, previous: Collection[PreviousState]) -> None:
 
     The caller must hold locks on the agents' rows.
     """
-    statuses = [
-        (state.agent, state.backend, None if state.values is None else str(state.values["status"]))
+    statuses = {
+        BackendKey(state.agent, state.backend): (
+            None if state.values is None else str(state.values["status"])
+        )
         for state in previous
         if state.agent is not None
-    ]
+    }
     # One statement for all backends that get the same status.
-    for condition, status in _groups(statuses):
+    for condition, status in _group(statuses):
         if status is None:
             tx.execute(sa.delete(table).where(condition))
         else:
@@ -352,13 +348,13 @@ def _draining(tx: sa.Connection, hosts: Collection[str]) -> list[str]:
     return [row.subject for row in tx.execute(query) if DRAINS in row.arguments]
 
 
-def _groups(
-    items: Iterable[tuple[int, str, str | None]],
+def _group(
+    values: Mapping[BackendKey, str | None],
 ) -> list[tuple[sa.ColumnElement[bool], str | None]]:
-    """Group (agent, backend, value) by backend and value; return a condition for each group."""
+    """Group backends by name and value; return the condition and the value of each group."""
     agents = defaultdict[tuple[str, str | None], list[int]](list)
-    for agent, backend, value in items:
-        agents[backend, value].append(agent)
+    for key, value in values.items():
+        agents[key.backend, value].append(key.service_id)
     return [
         (sa.and_(table.c.backend == backend, table.c.service_id.in_(chunk)), value)
         for (backend, value), ids in sorted(agents.items(), key=str)

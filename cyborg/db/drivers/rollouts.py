@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from itertools import product
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 from uuid import uuid4
 
 import sqlalchemy as sa
 
-from cyborg.core.drivers.rollout import AWAITING_OUTCOME, Kind, StepState
+from cyborg.core.drivers.rollout import AWAITING_OUTCOME, Kind, StepKey, StepState
 from cyborg.core.hosts import AGENT
 from cyborg.core.jobs.job import JobState
 from cyborg.db import bulk, joins
@@ -86,6 +86,13 @@ class NewStep:
     previous: Mapping[str, Any] | None
 
 
+class NewJob(NamedTuple):
+    """A job that the transaction has inserted, without steps yet."""
+
+    id: int
+    uuid: str
+
+
 def mutex_key(driver: str) -> str:
     """Return the key that only one open job may have."""
     return f"driver:{driver}"[:255]
@@ -99,8 +106,8 @@ def find_open(tx: sa.Connection, driver: str) -> JobRow | None:
 
 def enqueue(
     tx: sa.Connection, kind: Kind, driver: str, arguments: Mapping[str, Any], now: datetime
-) -> tuple[int, str]:
-    """Enqueue a job that is due immediately; return its row id and uuid.
+) -> NewJob:
+    """Enqueue a job that is due immediately.
 
     Raise oslo.db's DBDuplicateEntry if the driver already has an open job.
     """
@@ -118,7 +125,7 @@ def enqueue(
         next_try_at=now,
         mutex_key=mutex_key(driver),
     )
-    return id_, uuid
+    return NewJob(id_, uuid)
 
 
 def set_steps(
@@ -275,14 +282,12 @@ def skip_pending_agent(tx: sa.Connection, hosts: Collection[str]) -> None:
         tx.execute(sa.update(steps).where(guard).values(state=StepState.SKIPPED))
 
 
-def count_handles_in_use(
-    tx: sa.Connection, backends: Collection[tuple[str, str]]
-) -> dict[tuple[str, str], int]:
-    """Return the number of owned or dirty handles of backends, by (host, backend).
+def count_handles_in_use(tx: sa.Connection, backends: Collection[StepKey]) -> dict[StepKey, int]:
+    """Return the number of owned or dirty handles of backends.
 
     Those of a source of device sets are the members that were claimed through its sets.
     """
-    counts: dict[tuple[str, str], int] = {}
+    counts: dict[StepKey, int] = {}
     for chunk, source in product(
         bulk.chunks(sorted({host for host, _ in backends})), (joins.HANDLES, joins.MEMBERS)
     ):
@@ -292,11 +297,12 @@ def count_handles_in_use(
             .where(devices.c.host.in_(chunk), _IN_USE)
             .group_by(devices.c.host, devices.c.backend)
         )
-        counts |= {(row.host, row.backend): row.n for row in tx.execute(query)}
+        # A source has members only, any other backend handles only: no key comes twice.
+        counts |= {StepKey(row.host, row.backend): row.n for row in tx.execute(query)}
     return {key: count for key, count in counts.items() if key in set(backends)}
 
 
-def holders(tx: sa.Connection, keys: Collection[tuple[str, str]], limit: int) -> list[HolderRow]:
+def holders(tx: sa.Connection, keys: Collection[StepKey], limit: int) -> list[HolderRow]:
     """Return up to ``limit`` ARQs that own handles of backends, or sets of a source."""
     all_holders: list[HolderRow] = []
     pairs = sorted(keys)

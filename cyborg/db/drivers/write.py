@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from cyborg.core.drivers.registry import DriverEntry, fingerprint
 from cyborg.core.hosts import AGENT
 from cyborg.db import bulk
-from cyborg.db.backends.desired import AGENT_COLUMNS, AgentRow
+from cyborg.db.backends.desired import AGENT_COLUMNS, AgentRow, BackendKey
 from cyborg.db.rows import equal, fetch_all, row_columns
 from cyborg.db.schema import backends, desired_backends, devices, drivers, services
 
@@ -77,14 +77,14 @@ def installations(tx: sa.Connection, name: str) -> dict[int, InstallationRow]:
 
 def reported_backends(
     tx: sa.Connection, driver: str | None = None, backend: str | None = None
-) -> dict[tuple[int, str], str]:
-    """Return the drivers of reported backends, by the agent's row id and the backend's name.
+) -> dict[BackendKey, str]:
+    """Return the drivers of reported backends.
 
     ``driver`` and ``backend`` limit the result to this driver and to backends of this name.
     """
     query = sa.select(backends.c.service_id, backends.c.name, backends.c.driver)
     query = query.where(*equal({backends.c.driver: driver, backends.c.name: backend}))
-    return {(row.service_id, row.name): row.driver for row in tx.execute(query)}
+    return {BackendKey(row.service_id, row.name): row.driver for row in tx.execute(query)}
 
 
 def agents_with_leftovers(tx: sa.Connection, backend: str, hosts: Collection[str]) -> set[int]:

@@ -4,7 +4,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from cyborg.core.drivers.desired_state import DesiredBackend, DesiredStatus
-from cyborg.core.drivers.rollout import StepState
+from cyborg.core.drivers.rollout import StepKey, StepState
 from cyborg.db import schema
 from cyborg.db.backends import desired as desired_backends
 from cyborg.db.drivers import rollouts
@@ -28,7 +28,7 @@ def test_holders_of_other_backends_do_not_fill_the_limit(engine: sa.Engine) -> N
     expected = insert_owners(engine, "b", "y", 3)
     expected += insert_owners(engine, "a1", "x", 1)
     with engine.begin() as tx:
-        found = rollouts.holders(tx, [("a1", "x"), ("a", "x"), ("b", "y")], 3)
+        found = rollouts.holders(tx, [StepKey("a1", "x"), StepKey("a", "x"), StepKey("b", "y")], 3)
     assert len(found) == 3
     assert {row["uuid"] for row in found} <= set(expected)
 

@@ -9,6 +9,7 @@ from typing import Any, is_typeddict
 import sqlalchemy as sa
 from oslo_utils import timeutils
 
+from cyborg.core.drivers.rollout import StepKey
 from cyborg.core.hosts import AGENT
 from cyborg.core.orphans.orphans import BoundArqRow
 from cyborg.db import schema
@@ -185,7 +186,7 @@ FINDERS: Mapping[type, Callable[[sa.Connection], Any]] = {
     rollouts.StepCountRow: lambda tx: rollouts.count_steps(tx, 1),
     StepRow: _find_step_errors,
     rollouts.PendingStepRow: lambda tx: rollouts.pending_steps(tx, HOST, [1]),
-    rollouts.HolderRow: lambda tx: rollouts.holders(tx, [(HOST, "fake")], 5),
+    rollouts.HolderRow: lambda tx: rollouts.holders(tx, [StepKey(HOST, "fake")], 5),
     services.UpCountRow: lambda tx: [services.count_up(tx, NOW)],
 }
 

@@ -10,6 +10,7 @@ from oslo_utils import timeutils
 from cyborg.conductor.hosts.services import HostRemoval
 from cyborg.conductor.inventory.report_handler import ReportHandler
 from cyborg.conductor.notifications.notifications import NotificationBuilder
+from cyborg.core.drivers.rollout import StepKey
 from cyborg.db import schema
 from cyborg.db.drivers import rollouts
 from cyborg.db.unit_of_work import UnitOfWork
@@ -82,7 +83,7 @@ def test_removal_of_the_source_keeps_a_set_with_an_owner(engine: sa.Engine, node
 def test_handles_in_use_of_a_source_are_those_of_its_sets(engine: sa.Engine, node: Node) -> None:
     host = SetHost(engine, node)
     host.bind("3")
-    backends = [(node.name, name) for name in ("gpu", "hgx")]
+    backends = [StepKey(node.name, name) for name in ("gpu", "hgx")]
     with engine.begin() as tx:
         found = rollouts.count_handles_in_use(tx, backends)
     assert found == dict.fromkeys(backends, 2)

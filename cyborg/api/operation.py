@@ -277,9 +277,10 @@ class Collection:
         return new_class(name, (types.JsonObject,), exec_body=lambda body: body.update(attributes))
 
     def operation(self, call: str, action: str = "", **fields: Any) -> Callable[..., Any]:
-        """Expose a controller method, as ``operation.operation`` does.
+        """Expose a controller method, as the function ``operation`` of this module does.
 
-        ``action`` is the end of the name of the policy rule, by default the name of the method.
+        ``action`` is the end of the name of the policy rule, by default the name of the method;
+        ``fields`` are further arguments of that function.
         """
         # An operation without an answer has an empty body.
         fields.setdefault("status", 200 if "answer" in fields else 204)
@@ -292,17 +293,13 @@ class Collection:
         return decorate
 
     def list_operation(self, **fields: Any) -> Callable[..., Any]:
-        """Expose a controller method that returns a page of the list."""
-        fields |= {"answer": self.list_type, "paged": True}
-        fields["query"] = {
-            **fields.get("query", {}),
-            controller.WITH_COUNT: types.TRUTH,
-        }
-        fields["query_since"] = {
-            **fields.get("query_since", {}),
-            controller.WITH_COUNT: controller.COUNT_SINCE,
-        }
-        return self.operation(f"GET {self.name}", "get_all", **fields)
+        """Expose a controller method that returns a page of the list, and counts it on request."""
+        count, since = controller.WITH_COUNT, controller.COUNT_SINCE
+        fields["query"] = {**fields.get("query", {}), count: types.TRUTH}
+        fields["query_since"] = {**fields.get("query_since", {}), count: since}
+        return self.operation(
+            f"GET {self.name}", "get_all", answer=self.list_type, paged=True, **fields
+        )
 
     def find(
         self,
@@ -330,23 +327,17 @@ class Collection:
         find.__doc__ = description
         return self.list_operation(query=query, query_since=query_since or {})(find)
 
-    def get(
-        self, description: str, answer: Any = None, show: Show | None = None, **fields: Any
-    ) -> Any:
-        """Return the operation that shows one object, by default with the type of the list's rows.
-
-        ``answer`` is another WSME type for the object, and ``show`` another function to show it.
-        """
+    def get(self, description: str, path: Mapping[str, Any] = PATH_TYPES) -> Any:
+        """Return the operation that shows one object; ``path`` is that of ``operation``."""
 
         def get(resource: Resource, request: RequestContext, uuid: str) -> Any:
-            row = self.read_row(resource, request, uuid)
-            if answer and not show:
-                return request.serialize(answer, row, self.name)
-            return (show or self.show_row)(request, row)
+            return self.show_row(request, self.read_row(resource, request, uuid))
 
         get.__doc__ = description
-        call, shown = f"GET {self.name}/{{uuid}}", answer or self.datatype
-        return self.operation(call, "get_one", answer=shown, **fields)(get)
+        expose = self.operation(
+            f"GET {self.name}/{{uuid}}", "get_one", answer=self.datatype, path=path
+        )
+        return expose(get)
 
     def read_row(self, resource: Resource, request: RequestContext, key: str) -> Any:
         """Return the row of one object. Raise NotFound if it is not visible to the caller."""

@@ -71,7 +71,11 @@ class Controller(Resource):
     find = AUDITS.find(
         "List the audits of the last days, without their findings.", host=types.Text(), state=STATE
     )
-    get = AUDITS.get("Show the progress and the findings of an audit.", Audit)
+
+    @AUDITS.operation("GET audits/{uuid}", "get_one", answer=Audit)
+    def get(self, request: RequestContext, uuid: str) -> Any:
+        """Show the progress and the findings of an audit."""
+        return request.serialize(Audit, AUDITS.read_row(self, request, uuid), AUDITS.name)
 
     @AUDITS.operation(
         "POST audits", answer=AuditCreated, status=202, optional=True, raises=(NotFound, Conflict)

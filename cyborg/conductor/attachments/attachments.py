@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import sqlalchemy as sa
@@ -215,15 +215,15 @@ class Attachments:
             raise Invalid("accelerator: give the instance or host too", field=ACCELERATOR)
         if not isinstance(reboot, bool):
             raise Invalid("reboot must be true or false", field="reboot")
-        selector = {
-            "uuid": None if uuid is None else parse_uuid(uuid, "uuid"),
-            "instance": None if instance is None else parse_uuid(instance, "instance"),
-            "hostname": check_optional_text("hostname", hostname),
-            "accelerator": None if accelerator is None else parse_uuid(accelerator, ACCELERATOR),
-            "project_scope": scope,
-        }
+        selection = _Selection(
+            uuid=None if uuid is None else parse_uuid(uuid, "uuid"),
+            instance=None if instance is None else parse_uuid(instance, "instance"),
+            hostname=check_optional_text("hostname", hostname),
+            accelerator=None if accelerator is None else parse_uuid(accelerator, ACCELERATOR),
+            project_scope=scope,
+        )
         # Nova is queried outside of transactions, so the rows are locked and checked again below.
-        rows = self._uow.run(lambda tx: _lock(tx, selector))
+        rows = self._uow.run(lambda tx: _lock(tx, selection))
         if reboot and all(row["mode"] != Mode.NEXT_BOOT for row in rows):
             raise Invalid(
                 f"reboot: the mode {rows[0]['mode']} needs no reboot"
@@ -234,7 +234,7 @@ class Attachments:
         now = self._now()
 
         def start(tx: sa.Connection) -> None:
-            locked = _lock(tx, selector)
+            locked = _lock(tx, selection)
             ids = [row["id"] for row in locked]
             if reboot:
                 store.request_reboot(tx, ids, now)
@@ -322,32 +322,44 @@ class Attachments:
         return self._nova
 
 
-def _lock(tx: sa.Connection, selector: Mapping[str, str | None]) -> list[store.AttachmentRow]:
+class _Selection(NamedTuple):
+    """The attachments to detach, as arguments of ``store.lock``.
+
+    Exactly one of ``uuid``, ``instance`` and ``hostname`` is not None.
+    """
+
+    uuid: str | None
+    instance: str | None
+    hostname: str | None
+    accelerator: str | None
+    project_scope: str | None
+
+
+def _lock(tx: sa.Connection, selection: _Selection) -> list[store.AttachmentRow]:
     """Return the attachments to detach, locked.
 
     Raise NotFound, and Conflict if an attachment holds accelerators other than the selected one.
     """
-    rows = store.lock(tx, **selector)
+    rows = store.lock(tx, **selection._asdict())
     if not rows:
-        raise _not_attached(selector)
-    if (accelerator := selector["accelerator"]) is not None:
+        raise _not_attached(selection)
+    if selection.accelerator is not None:
         held = store.accelerators_of(tx, [row["id"] for row in rows])
         for row in rows:
-            selectors.check_whole(row["uuid"], held.get(row["id"], ()), accelerator)
+            selectors.check_whole(row["uuid"], held.get(row["id"], ()), selection.accelerator)
     return rows
 
 
-def _not_attached(selector: Mapping[str, str | None]) -> NotFound:
-    uuid, instance, accelerator = (selector[n] for n in ("uuid", "instance", "accelerator"))
-    if uuid is not None:
-        return NotFound(f"no attachment {uuid}", field="uuid")
-    target = describe_target(instance, selector["hostname"] or "")
-    if accelerator is not None:
+def _not_attached(selection: _Selection) -> NotFound:
+    if selection.uuid is not None:
+        return NotFound(f"no attachment {selection.uuid}", field="uuid")
+    target = describe_target(selection.instance, selection.hostname or "")
+    if selection.accelerator is not None:
         return NotFound(
-            f"accelerator: no attachment of {target} holds accelerator {accelerator}",
+            f"accelerator: no attachment of {target} holds accelerator {selection.accelerator}",
             field=ACCELERATOR,
         )
-    field = "host" if instance is None else "instance"
+    field = "host" if selection.instance is None else "instance"
     return NotFound(f"{field}: {target} has no attachment", field=field)
 
 

@@ -163,10 +163,10 @@ class AttachedDevices:
         requests = [
             BindRequest(
                 row["uuid"],
-                host,
-                providers[row["device_profile_group_id"]],
-                work.row["instance_uuid"],
-                work.row["project_id"],
+                hostname=host,
+                device_rp_uuid=providers[row["device_profile_group_id"]],
+                instance_uuid=work.row["instance_uuid"],
+                project_id=work.row["project_id"],
             )
             for row in rows
         ]

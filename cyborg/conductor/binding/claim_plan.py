@@ -293,14 +293,17 @@ def _list_items(
     items: list[WorkItem] = []
     for demand in demands:
         row, handle = by_provider[demand.provider], chosen[demand.arq_uuid]
-        place = row["backend"], row["device"], row["address"]
-        # The handle of a set is that of a member: another device, perhaps of another backend.
-        if row["set_size"] is not None:
+        address, accel = handle["address"], demand.accel
+        if row["set_size"] is None:
+            item = WorkItem(row["backend"], row["device"], row["address"], address, accel)
+        else:
+            # The handle of a set is that of a member: another device, perhaps of another backend.
             member = cast(MemberRow, handle)
             if Ability.PREPARES not in member["abilities"]:
                 continue
             place = member["backend"], member["device"], member["deployable"]
-        items.append(WorkItem(*place, handle=handle["address"], accel=demand.accel))
+            item = WorkItem(*place, address, accel)
+        items.append(item)
     return [*items, *device_sets.work_items(tx, plan.sets).values()]
 
 

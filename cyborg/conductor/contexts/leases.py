@@ -256,9 +256,9 @@ class ContextLeases:
             bind_requests = [
                 BindRequest(
                     row["uuid"],
-                    request.hostname,
-                    providers[row["device_profile_group_id"]],
-                    request.instance,
+                    hostname=request.hostname,
+                    device_rp_uuid=providers[row["device_profile_group_id"]],
+                    instance_uuid=request.instance,
                 )
                 for row in rows
             ]

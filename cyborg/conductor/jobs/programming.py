@@ -13,7 +13,7 @@ Locks are taken in one order: the agent of the host, deployables, handles, the j
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from oslo_config import cfg
@@ -75,20 +75,25 @@ def lock_target(
     return rows
 
 
-def find_job(
-    tx: sa.Connection, uuid: str, rows: Sequence[store.PartitionRow]
-) -> tuple[int, dict[str, Any]] | None:
-    """Return the id and the arguments of a job that changes or drains a device, or None.
+class OpenJob(NamedTuple):
+    """A job that changes or drains a device, by its row id."""
+
+    id: int
+    arguments: Mapping[str, Any]
+
+
+def find_job(tx: sa.Connection, uuid: str, rows: Sequence[store.PartitionRow]) -> OpenJob | None:
+    """Return the job that changes or drains a device, or None.
 
     A failed job is not returned, although the next report must still detach it from the device.
     """
     # No deployable has the job of a device that drains or that has no deployable.
     for job in store.open_partitions(tx, rows[0]["host"]):
         if job["subject"] == uuid:
-            return job["id"], job["arguments"]
+            return OpenJob(job["id"], job["arguments"])
     for row in rows:
         if row["job_id"] is not None and row["job_state"] not in _FAILED:
-            return row["job_id"], row["arguments"] or {}
+            return OpenJob(row["job_id"], row["arguments"] or {})
     return None
 
 
@@ -289,41 +294,38 @@ class Partitions:
         rows = lock_target(tx, uuid, device["hostname"], layout)
         row = rows[0]
         if (open_job := find_job(tx, uuid, rows)) is not None:
-            id_, given = open_job
+            current = open_job.arguments.get("layout")
             # A job that drains can still be cancelled: then what a reboot removed is not applied.
-            drains = DRAINS in given and AFTER_REBOOT in options
-            if given.get("layout") == layout and not drains:
-                return jobs.uuids(tx, [id_])[0]
-            change = "programmed"
-            if "layout" in given:
-                change = f"partitioned with layout {given['layout']}"
+            drains = DRAINS in open_job.arguments and AFTER_REBOOT in options
+            if current == layout and not drains:
+                return jobs.uuids(tx, [open_job.id])[0]
+            change = "programmed" if current is None else f"partitioned with layout {current}"
             raise WrongState(
                 f"device {uuid} is being {change}: wait until the job has ended and the host has "
                 "reported the device",
                 device=uuid,
             )
-        now = self.uow.clock()
+        now, deadline = self.uow.clock(), None
         obstacle = find_obstacle(tx, uuid, rows)
-        if obstacle is not None and DRAINS not in options:
-            raise obstacle
         if obstacle is None:
-            arguments = {name: value for name, value in options.items() if name != DRAINS}
-            job = enqueue_partition(
-                tx, uuid, row, layout, arguments, now, previous_layout=row["layout"]
-            )
+            options = {name: value for name, value in options.items() if name != DRAINS}
+        elif DRAINS in options:
+            deadline = now + timedelta(seconds=self.conf.conductor.drain_timeout)
+        else:
+            raise obstacle
+        job = enqueue_partition(
+            tx,
+            uuid,
+            row,
+            layout,
+            options,
+            now,
+            previous_layout=row["layout"],
+            deadline=deadline,
+        )
+        if obstacle is None:
             close_device(tx, uuid, rows, job)
         else:
-            deadline = now + timedelta(seconds=self.conf.conductor.drain_timeout)
-            job = enqueue_partition(
-                tx,
-                uuid,
-                row,
-                layout,
-                options,
-                now,
-                previous_layout=row["layout"],
-                deadline=deadline,
-            )
             desired_backends.sync_cordon(tx, [row["host"]], now)
         mark_stale(tx, rows, now)
         return jobs.uuids(tx, [job])[0]

@@ -20,13 +20,13 @@ from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from cyborg.conductor.jobs import programming
 from cyborg.core.binding.profile import parse_group
-from cyborg.core.errors import Conflict, CyborgError, InUse, Invalid, NotFound, WrongState
+from cyborg.core.errors import Conflict, InUse, Invalid, NotFound, WrongState
 from cyborg.core.inventory.device import Ability
 from cyborg.core.jobs.job import AFTER_REBOOT, JobState, WorkItem
 from cyborg.core.log import get_logger
@@ -64,6 +64,13 @@ def end_set_restores(tx: sa.Connection, host: str, now: datetime) -> int:
     return publishing.mark_stale_existing(tx, uncordoned, now)
 
 
+class _Group(NamedTuple):
+    """The row id of what one job restores: a device set, or an ARQ."""
+
+    set_id: int | None
+    arq_id: int | None
+
+
 def enqueue_restores(tx: sa.Connection, host: str, now: datetime) -> int:
     """Enqueue jobs that prepare the bound handles of a host again; return their number.
 
@@ -72,14 +79,15 @@ def enqueue_restores(tx: sa.Connection, host: str, now: datetime) -> int:
     """
     rows = jobs.lock_bound_without_job(tx, host)
     sets = device_sets.work_items(tx, (row["set_id"] for row in rows))
-    groups = defaultdict[tuple[int | None, int], list[jobs.BoundHandleRow]](list)
+    # One job for each set with work of its own, and for each other ARQ.
+    groups = defaultdict[_Group, list[jobs.BoundHandleRow]](list)
     for row in rows:
         in_set = row["set_id"] in sets
-        groups[row["set_id"] if in_set else None, 0 if in_set else row["id"]].append(row)
+        groups[_Group(row["set_id"], None) if in_set else _Group(None, row["id"])].append(row)
     restores = []
-    for (set_id, _), members in groups.items():
+    for group, members in groups.items():
         items = [item for row in members if (item := _find_item(row)) is not None]
-        items += [sets[set_id]] if set_id is not None else []
+        items += [sets[group.set_id]] if group.set_id is not None else []
         if items:
             first = members[0]
             ids = tuple(row["id"] for row in members)
@@ -203,15 +211,12 @@ class LostValues:
             text = "an image"
         fields: dict[str, Any] = {"device": device["uuid"], "host": device["host"]}
         for attempt in attempts:
-            waits: CyborgError | None = None
             try:
                 attempt()
             except (InUse, WrongState, NotFound, Invalid) as exc:
-                # Invalid: a device whose kernel driver is not bound yet has no layouts.
-                waits = exc
-            if waits is not None:
-                # It changed since it was found: the next sweep decides again.
-                self._log.warn("Cannot apply %s again yet, will retry: %s", text, waits, **fields)
+                # It changed since it was found: the next sweep decides again. Invalid: a device
+                # whose kernel driver is not bound yet has no layouts.
+                self._log.warn("Cannot apply %s again yet, will retry: %s", text, exc, **fields)
                 return False
             LOG.info("Applying %s again after the reboot of the host", text, **fields)
         self.uow.run(lambda tx: store.clear_boot_check(tx, device["id"]))

@@ -228,11 +228,11 @@ class InstanceWatcher:
             self._clock() + MAX_SECONDS,
             started_at,
         )
-        for number, (provider, group) in enumerate(_by_provider(arqs, failures)):
+        for number, group in enumerate(_group_by_provider(arqs, failures)):
             # The rest waits for the next batch, so that ``stop`` and new notifications are not
             # delayed.
             if number < MAX_PROVIDERS and self._has_time(batch):
-                self._try_provider(provider, group, batch)
+                self._try_provider(group[0].provider, group, batch)
             else:
                 batch.postponed |= {arq.instance for arq in group}
         if batch.released or lost_attachment:
@@ -352,18 +352,18 @@ def _read(tx: sa.Connection, instances: Collection[str]) -> tuple[list[BoundArq]
     return arqs, attachment_store.any_lost(tx, instances)
 
 
-def _by_provider(
+def _group_by_provider(
     arqs: Iterable[BoundArq], failures: Mapping[str, int]
-) -> list[tuple[str, list[BoundArq]]]:
+) -> list[list[BoundArq]]:
     """Return the ARQs of each provider; those whose checks failed before come last.
 
     ``arqs`` are ordered by provider; ``failures`` has the failed checks by instance.
     """
     groups = [
-        (provider, sorted(group, key=lambda arq: failures[arq.instance]))
-        for provider, group in itertools.groupby(arqs, key=lambda arq: arq.provider)
+        sorted(group, key=lambda arq: failures[arq.instance])
+        for _, group in itertools.groupby(arqs, key=lambda arq: arq.provider)
     ]
-    return sorted(groups, key=lambda item: failures[item[1][0].instance])
+    return sorted(groups, key=lambda group: failures[group[0].instance])
 
 
 class DeletionScan:

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -200,7 +200,7 @@ def purge(
     # An operator may name a kind twice.
     for kind in dict.fromkeys(kinds):
         rows = old_rows.KINDS[kind]
-        found = uow.run(lambda tx, rows=rows: rows.count(tx, cutoff))  # type: ignore[misc]
+        found = uow.run(partial(rows.count, cutoff=cutoff))
         result = PurgeResult(kind, found)
         results.append(result)
         limit = 0 if dry_run else found if max_rows is None else min(found, max_rows)
@@ -208,7 +208,7 @@ def purge(
         while result.deleted < limit:
             size = min(batch_size, limit - result.deleted)
             began = clock()
-            deleted = uow.run(lambda tx, rows=rows, size=size: rows.purge(tx, cutoff, size))  # type: ignore[misc]
+            deleted = uow.run(partial(rows.purge, cutoff=cutoff, limit=size))
             result.deleted += deleted
             # A conductor may have deleted the same rows at the same time, but hardly each time.
             failures = 0 if deleted else failures + 1
@@ -246,6 +246,12 @@ class SignResult:
     chains: int = 0
     records: int = 0
     refused: list[str] = field(default_factory=list)
+
+    def add(self, other: "SignResult") -> None:
+        """Add the numbers of one transaction."""
+        self.chains += other.chains
+        self.records += other.records
+        self.refused += other.refused
 
 
 def _add_sign_custody(parsers: Any) -> None:
@@ -305,17 +311,11 @@ def sign_custody(uow: unit_of_work.UnitOfWork, *, replace: bool) -> SignResult:
     result, after = SignResult(), ""
     while uuids := uow.run(partial(chains.next_devices, after=after, limit=PAGE_SIZE)):
         for uuid in uuids:
-            reason = uow.run(partial(_sign_chain, uuid=uuid, replace=replace))
-            if reason:
-                result.refused.append(f"device {uuid}: {reason}")
-            elif reason is not None:
-                result.chains += 1
+            result.add(uow.run(partial(_sign_chain, uuid=uuid, replace=replace)))
         after = uuids[-1]
     last = 0
     while rows := uow.run(partial(chains.new_records_after, last=last, limit=PAGE_SIZE)):
-        signed, refused = uow.run(partial(_sign_new, rows=rows, replace=replace))
-        result.records += signed
-        result.refused += refused
+        result.add(uow.run(partial(_sign_new, rows=rows, replace=replace)))
         # By id, since signing does not take a record out of the list.
         last = rows[-1]["id"]
     return result
@@ -324,24 +324,24 @@ def sign_custody(uow: unit_of_work.UnitOfWork, *, replace: bool) -> SignResult:
 def remove_signatures(uow: unit_of_work.UnitOfWork) -> SignResult:
     """Remove the signatures of all chains and new records; record it in each of these chains."""
     result, after = SignResult(records=uow.run(chains.remove_new_signatures)), ""
-
-    def remove(tx: sa.Connection) -> list[tuple[str, str]]:
-        found = chains.remove_signatures(tx, after, PAGE_SIZE)
-        custody.add(
-            tx, [Entry(*chain, Event.SIGNATURES_REMOVED, {}) for chain in found], uow.clock()
-        )
-        return found
-
-    while found := uow.run(remove):
-        result.chains += len(found)
-        after = found[-1][0]
+    while removed := uow.run(partial(_remove_page, after=after, now=uow.clock())):
+        result.chains += len(removed)
+        after = removed[-1].device
     return result
+
+
+def _remove_page(tx: sa.Connection, after: str, now: datetime) -> list[chains.Chain]:
+    """Remove the signatures of the next chains, and record it; return the chains."""
+    removed = chains.remove_signatures(tx, after, PAGE_SIZE)
+    entries = [Entry(item.device, item.host, Event.SIGNATURES_REMOVED, {}) for item in removed]
+    custody.add(tx, entries, now)
+    return removed
 
 
 def _sign_new(
     tx: sa.Connection, rows: Sequence[chains.UnsealedRow], *, replace: bool
-) -> tuple[int, list[str]]:
-    """Sign new records; return their number, and why others are not signed."""
+) -> SignResult:
+    """Sign new records that have no signature that fits."""
     keys, refused = custody.keys_of(tx), []
     signatures: dict[int, str] = {}
     for row in rows:
@@ -353,27 +353,31 @@ def _sign_new(
         else:
             signatures[row["id"]] = keys.sign(data) or ""
     chains.save_signatures(tx, signatures)
-    return len(signatures), refused
+    return SignResult(records=len(signatures), refused=refused)
 
 
-def _sign_chain(tx: sa.Connection, uuid: str, *, replace: bool) -> str | None:
-    """Sign a chain; return "" if it was signed, None if it was already, else why it is not."""
+def _sign_chain(tx: sa.Connection, uuid: str, *, replace: bool) -> SignResult:
+    """Sign the chain of a device if it has no signature that fits."""
     # Conductors lock a head while they add to the chain; without waiting for them, one busy
     # chain does not hold up the others.
     locked = chains.lock_heads(tx, [uuid])
     if not locked:
-        return "its head is locked by another transaction: try again"
+        return _refuse(uuid, "its head is locked by another transaction: try again")
     (head,) = locked
     if (reason := chains.find_fault(tx, head)) is None:
-        return None
+        return SignResult()
     if head["signature"] is not None and not replace:
-        return f"{reason} (see --replace)"
+        return _refuse(uuid, f"{reason} (see --replace)")
     ends = read.to_head(head)
     fault = verify(Log(ends, _read(tx, uuid), ends), None).fault
     if fault is not None:
-        return fault.explanation
+        return _refuse(uuid, fault.explanation)
     chains.sign_head(tx, head)
-    return ""
+    return SignResult(chains=1)
+
+
+def _refuse(device: str, reason: str) -> SignResult:
+    return SignResult(refused=[f"device {device}: {reason}"])
 
 
 def _read(tx: sa.Connection, uuid: str) -> Iterator[SealedRecord]:

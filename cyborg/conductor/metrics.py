@@ -35,7 +35,7 @@ from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db.engine import Reader
 from cyborg.db.totals import read as totals_read
 from cyborg.db.totals.cache import CountCache
-from cyborg.db.totals.read import Counts, SetKey, Totals
+from cyborg.db.totals.read import Counts, HandleUse, SetKey, Totals
 from cyborg.telemetry.recorder import (
     BINDS,
     GUEST_DEVICES,
@@ -183,11 +183,11 @@ def _fill_counts(families: Mapping[str, Any], counts: Counts) -> None:
     put("arqs_orphan_suspected", counts.orphans_suspected)
     put("arqs_owner_unverified", counts.owners_unverified)
     # Each label value is a time series that the metrics server keeps.
-    classes = sorted({name for name, _ in counts.handles})[:MAX_CLASSES]
+    classes = sorted({key.resource_class for key in counts.handles})[:MAX_CLASSES]
     for use in ("free", "owned", "dirty", "draining", "cordoned"):
         put("handles", counts.count_handles(use), use)
         for name in classes:
-            put("class_handles", counts.handles.get((name, use), 0), name, use)
+            put("class_handles", counts.handles.get(HandleUse(name, use), 0), name, use)
     for status in ("enabled", "maintaining"):
         for health in Health:
             put("devices", counts.devices.get((status, health), 0), status, health)

@@ -197,9 +197,13 @@ def sort_by_page(
     appeared after the page was read, and are left out.
     """
     positions = {row["uuid"]: position for position, row in enumerate(names)}
-    keyed = [(*key(row), row) for row in rows]
-    listed = [(positions[name], order, row) for name, order, row in keyed if name in positions]
-    return [row for *_, row in sorted(listed, key=operator.itemgetter(0, 1))]
+    listed = [row for row in rows if key(row)[0] in positions]
+
+    def sort_key(row: R) -> tuple[int, str]:
+        name, order = key(row)
+        return positions[name], order
+
+    return sorted(listed, key=sort_key)
 
 
 def id_in(column: sa.ColumnElement[int], ids: Collection[int]) -> sa.ColumnElement[bool]:

@@ -13,7 +13,7 @@ from cyborg.core.inventory.device import Health
 from cyborg.db.handles import usage
 from cyborg.db.services import read as services
 from cyborg.db.totals import read as totals
-from cyborg.db.totals.read import Counts, Totals
+from cyborg.db.totals.read import Counts, HandleUse, Totals
 from cyborg.threads.locks import CachedValue
 
 # Maximum number of objects in each list of objects.
@@ -181,9 +181,8 @@ def _count_unhealthy(counts: Counts, totals: Totals) -> int:
 
 
 def _classes(counts: Counts) -> Iterable[dict[str, Any]]:
-    handles = counts.handles
-    for name in sorted({name for name, _ in handles}):
-        uses = {use: handles.get((name, use), 0) for use in usage.USES}
+    for name in sorted({key.resource_class for key in counts.handles}):
+        uses = {use: counts.handles.get(HandleUse(name, use), 0) for use in usage.USES}
         undeliverable = counts.handles_undeliverable.get(name, 0)
         total = sum(uses.values())
         yield {"resource_class": name, "total": total, **uses, "undeliverable": undeliverable}

@@ -64,10 +64,16 @@ def read_snapshot(tx: sa.Connection, host: str) -> sources.DatabaseSnapshot:
     deployables_by_device = defaultdict[int, list[sources.DeployableRecord]](list)
     query = sa.select(deployables).join(devices, devices.c.id == deployables.c.device_id)
     for row in tx.execute(query.where(devices.c.host == host).order_by(deployables.c.id)):
-        facts = (row.address, row.resource_class, row.rp_uuid, row.name, row.draining)
-        owned = tuple(handles_by_deployable[row.id])
-        members = frozenset(members_by_set[row.id])
-        record = sources.DeployableRecord(*facts, row.job_id is not None, owned, members)
+        record = sources.DeployableRecord(
+            row.address,
+            row.resource_class,
+            provider=row.rp_uuid,
+            name=row.name,
+            draining=row.draining,
+            programming=row.job_id is not None,
+            handles=tuple(handles_by_deployable[row.id]),
+            members=frozenset(members_by_set[row.id]),
+        )
         deployables_by_device[row.device_id].append(record)
     d = devices.c
     found = sa.select(d.id, d.address, d.backend, d.draining).where(d.host == host).order_by(d.id)

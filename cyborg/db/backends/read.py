@@ -3,7 +3,8 @@
 
 import functools
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, NotRequired, TypedDict, cast
@@ -103,22 +104,22 @@ def functions(
     if not backends:
         return {}
     by_name = {(backend.host, backend.name): backend for backend in backends}
-    usages: dict[int, dict[tuple[int, str], _Usage]] = {}
-    for host, name, device, resource_class, board, counts in _usages(connection, backends):
-        backend = by_name.get((host, name))
+    # By backend id, then by the id of the device and the resource class.
+    usages = defaultdict[int, dict[tuple[int, str], _Usage]](dict)
+    for row in _read_usages(connection, backends):
+        backend = by_name.get((row.host, row.backend))
         if backend is None:
             continue
-        total, rest = divmod(counts or 0, _TOTAL)
+        total, rest = divmod(row.packed_counts or 0, _TOTAL)
         used, free = divmod(rest, _USED)
         # No handle of a host that is down can be claimed.
         if backend.host_down:
             free = 0
-        of_backend = usages.setdefault(backend.id, {})
-        key = device, resource_class
+        key = row.device, row.resource_class
         # A device may have several deployables of a class.
-        if (before := of_backend.get(key)) is not None:
+        if (before := usages[backend.id].get(key)) is not None:
             total, used, free = before.total + total, before.used + used, before.free + free
-        of_backend[key] = _Usage(resource_class, total, used, free, board)
+        usages[backend.id][key] = _Usage(row.resource_class, total, used, free, row.board)
     return {
         id_: [
             {"function": item.name, "total": item.total, "used": item.used, "free": item.free}
@@ -172,10 +173,10 @@ def find(
 # in the database, because a page of agents has thousands of deployables with all their handles. The
 # numbers of handles are one number for the same reason. They are a subquery for each deployable,
 # which an index answers: PostgreSQL would scan all handles to join them with the devices of a page.
-def _usages(
+def _read_usages(
     connection: sa.Connection, backends: Collection[BackendReference]
-) -> Iterable[tuple[Any, ...]]:
-    """Return host, backend, device, class, board and packed counts of deployables."""
+) -> sa.CursorResult[Any]:
+    """Return the resource class and the numbers of handles of each deployable, with its device."""
     hosts = {backend.host for backend in backends}
     names = {backend.name for backend in backends}
     blocked = sa.or_(BLOCKED, DEVICE_DRAINING)
@@ -183,10 +184,12 @@ def _usages(
         sa.select(
             devices.c.host,
             devices.c.backend,
-            devices.c.id,
+            devices.c.id.label("device"),
             deployables.c.resource_class,
-            sa.cast(devices.c.vendor_board_info, sa.Text),
-            sa.case((blocked, _count_handles(idle=0)), else_=_count_handles(idle=1)),
+            sa.cast(devices.c.vendor_board_info, sa.Text).label("board"),
+            sa.case((blocked, _count_handles(idle=0)), else_=_count_handles(idle=1)).label(
+                "packed_counts"
+            ),
         )
         .join(deployables, deployables.c.device_id == devices.c.id)
         .where(devices.c.host.in_(hosts), devices.c.backend.in_(names))
@@ -195,7 +198,7 @@ def _usages(
     if connection.dialect.name != "postgresql" and len(backends) < len(hosts) * len(names):
         pairs = sorted((backend.host, backend.name) for backend in backends)
         query = query.where(sa.tuple_(devices.c.host, devices.c.backend).in_(pairs))
-    return cast(Iterable[tuple[Any, ...]], connection.execute(query))
+    return connection.execute(query)
 
 
 def _count_handles(*, idle: int) -> sa.ColumnElement[int]:

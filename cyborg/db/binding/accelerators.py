@@ -331,37 +331,37 @@ def _find_ids_by_deployable(
     The deployables are read in chunks of a growing size until the page is full. One statement would
     sort all accelerators of the resource class before it returns the first of them.
     """
-    ascending, wanted = paging.is_ascending(page), paging.check_limit(page.limit or 0)
+    ascending, missing = paging.is_ascending(page), paging.check_limit(page.limit or 0)
     handles = sa.select(table.c.id).select_from(_FROM).where(*filters.of_handle())
-    after: sa.ColumnElement[bool] = sa.true()
-    start: int | None = None
+    previous: int | None = None  # the deployable after which the next chunk begins
+    after_marker: sa.ColumnElement[bool] = sa.true()
     if page.marker is not None:
         listed = handles.where(*filters.of_device())
         columns = (table.c.deployable_id, table.c.id)
-        start, last = paging.find_marker(connection, listed, table, page.marker, *columns)
+        marked, last = paging.find_marker(connection, listed, table, page.marker, *columns)
         later = table.c.id > last if ascending else table.c.id < last
-        after = sa.or_(table.c.deployable_id != start, later)
+        after_marker = sa.or_(table.c.deployable_id != marked, later)
         # The deployable of the marker may have further accelerators in this page.
-        start += -1 if ascending else 1
+        previous = marked - 1 if ascending else marked + 1
     order = [column.asc() if ascending else column.desc() for column in _DEPLOYABLE_ORDER]
-    size = wanted
-    while wanted:
-        chunk = _find_deployables(connection, filters, start, ascending, size)
-        query = handles.where(table.c.deployable_id.in_(chunk), after)
-        ids = connection.scalars(query.order_by(*order).limit(wanted)).all()
+    size = missing
+    while missing:
+        chunk = _find_deployables(connection, filters, previous, ascending, size)
+        query = handles.where(table.c.deployable_id.in_(chunk), after_marker)
+        ids = connection.scalars(query.order_by(*order).limit(missing)).all()
         yield from ids
-        wanted -= len(ids)
+        missing -= len(ids)
         if len(chunk) < size:
             return
-        start = chunk[-1]
-        after = sa.true()
+        previous = chunk[-1]
+        after_marker = sa.true()
         size = min(2 * size, MAX_CHUNK)
 
 
 def _find_deployables(
-    connection: sa.Connection, filters: Filters, start: int | None, ascending: bool, limit: int
+    connection: sa.Connection, filters: Filters, after: int | None, ascending: bool, limit: int
 ) -> Sequence[int]:
-    """Return the row ids of up to ``limit`` deployables, after the row id ``start``."""
+    """Return the row ids of up to ``limit`` deployables, in order, after the row id ``after``."""
     d = deployables.c
     source = (
         deployables.outerjoin(devices, devices.c.id == d.device_id)
@@ -369,8 +369,8 @@ def _find_deployables(
         .outerjoin(backends, joins.BACKEND_OF_DEVICE)
     )
     query = sa.select(d.id).select_from(source).where(*filters.of_device())
-    if start is not None:
-        query = query.where(d.id > start if ascending else d.id < start)
+    if after is not None:
+        query = query.where(d.id > after if ascending else d.id < after)
     # Other orders of the joins read all devices of a driver before the first deployable.
     query = query.prefix_with("STRAIGHT_JOIN", dialect="mysql")
     return connection.scalars(
@@ -386,14 +386,15 @@ def get(
 
 
 def _row(row: Mapping[Any, Any]) -> AcceleratorRow:
+    """Return the row of the query ``row``, with its state in place of what this follows from."""
     condition = device_state.evaluate_row(row)
     state = accelerator.evaluate(
         accelerator.AcceleratorFacts(
-            row["holder"],
-            row["needs_cleaning"],
-            row["error"] is not None,
-            bool(row["draining"]),
-            condition.schedulable,
+            owner_state=row["holder"],
+            needs_cleaning=row["needs_cleaning"],
+            cleaning_failed=row["error"] is not None,
+            draining=bool(row["draining"]),
+            schedulable=condition.schedulable,
         )
     )
     shown = {name: value for name, value in row.items() if name not in _INTERNAL}

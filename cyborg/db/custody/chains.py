@@ -9,7 +9,7 @@ change the order of the events of a handle, because a transaction locks the hand
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -260,10 +260,17 @@ def sign_head(tx: sa.Connection, head: HeadRow) -> None:
     tx.execute(sa.update(heads).where(heads.c.id == head["id"]).values(values))
 
 
-def remove_signatures(tx: sa.Connection, after: str, limit: int) -> list[tuple[str, str]]:
+class Chain(NamedTuple):
+    """A chain: the uuid of its device, and the host of the device."""
+
+    device: str
+    host: str
+
+
+def remove_signatures(tx: sa.Connection, after: str, limit: int) -> list[Chain]:
     """Remove the signatures of up to ``limit`` heads after the uuid of a device.
 
-    Return the devices and their hosts.
+    Return their chains.
     """
     query = sa.select(heads.c.device_uuid, heads.c.host).where(
         heads.c.device_uuid > after, heads.c.signature.is_not(None)
@@ -274,7 +281,7 @@ def remove_signatures(tx: sa.Connection, after: str, limit: int) -> list[tuple[s
         .where(heads.c.device_uuid.in_([row.device_uuid for row in rows]))
         .values(signature=None, checked_signature=None)
     )
-    return [(row.device_uuid, row.host) for row in rows]
+    return [Chain(row.device_uuid, row.host) for row in rows]
 
 
 def remove_new_signatures(tx: sa.Connection) -> int:

@@ -4,7 +4,7 @@
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
-from typing import Any, TypedDict, cast
+from typing import Any, NamedTuple, TypedDict, cast
 
 import sqlalchemy as sa
 
@@ -203,29 +203,29 @@ def _job_errors(connection: sa.Connection, uuids: Collection[str]) -> dict[str, 
     if not uuids:
         return {}
     j, h = jobs.c, handles.c
+    failed = sa.and_(j.state == JobState.OPEN, j.error.is_not(None), devices.c.uuid.in_(uuids))
+    to_deployable = deployables.c.id == h.deployable_id
+    to_device = devices.c.id == deployables.c.device_id
     cleaned = jobs.join(handles, sa.and_(h.job_id == j.id, h.arq_id.is_(None)))
     restored = jobs.join(arqs, arqs.c.job_id == j.id).join(handles, h.arq_id == arqs.c.id)
-    failed = sa.and_(j.state == JobState.OPEN, j.error.is_not(None), devices.c.uuid.in_(uuids))
-    queries = [
-        sa.select(devices.c.uuid, h.id, h.address, j.kind, j.uuid.label("job"), j.error)
-        .select_from(
-            source.join(deployables, deployables.c.id == h.deployable_id).join(
-                devices, devices.c.id == deployables.c.device_id
-            )
-        )
-        .where(failed)
-        for source in (cleaned, restored)
-    ]
     programmed = jobs.join(deployables, deployables.c.job_id == j.id)
+    of_handle = (h.id, h.address)
     # Jobs of the whole device or of a deployable come first.
-    first = (devices.c.uuid, sa.literal(0).label("id"), devices.c.address, j.kind, j.uuid, j.error)
-    queries += [
-        sa.select(*first)
-        .select_from(jobs.join(devices, devices.c.uuid == j.subject))
-        .where(failed, j.kind == JobKind.PARTITION),
-        sa.select(*first)
-        .select_from(programmed.join(devices, devices.c.id == deployables.c.device_id))
-        .where(failed, j.kind == JobKind.PROGRAM),
+    of_device = (sa.literal(0).label("id"), devices.c.address)
+    queries = [
+        sa.select(devices.c.uuid, *place, j.kind, j.uuid.label("job"), j.error)
+        .select_from(source)
+        .where(failed, *conditions)
+        for source, place, *conditions in (
+            (cleaned.join(deployables, to_deployable).join(devices, to_device), of_handle),
+            (restored.join(deployables, to_deployable).join(devices, to_device), of_handle),
+            (
+                jobs.join(devices, devices.c.uuid == j.subject),
+                of_device,
+                j.kind == JobKind.PARTITION,
+            ),
+            (programmed.join(devices, to_device), of_device, j.kind == JobKind.PROGRAM),
+        )
     ]
     found = defaultdict[str, list[str]](list)
     for row in sorted(connection.execute(sa.union_all(*queries)), key=lambda row: row.id):
@@ -249,14 +249,14 @@ def _find_windows(
     maintenances: dict[str, MaintenanceRow] = {}
     for row in with_window:
         uuid = row["uuid"]
-        owned, cleaning = counts.get(uuid, (0, 0))
+        uses = counts.get(uuid, _Uses())
         maintenances[uuid] = {
             "since": row["window_since"],
             "until": row["window_until"],
             "user_id": row["window_user_id"],
             "successor": row["window_successor"],
-            "owned": owned,
-            "cleaning": cleaning,
+            "owned": uses.owned,
+            "cleaning": uses.cleaning,
             "owners": owners[uuid],
         }
     return maintenances
@@ -271,8 +271,9 @@ def _owners(connection: sa.Connection, uuids: Collection[str]) -> dict[str, list
         .where(devices.c.uuid.in_(sorted(uuids)))
         .subquery()
     )
-    own, other = attachments.alias("own"), attachments.alias("other")
-    # After the exchange the old handle belongs to an ARQ of the successor, before to the context.
+    # The attachment of the ARQ, and the successor that its context gets for the device. After the
+    # exchange the old handle belongs to an ARQ of the successor, before to one of the context.
+    attached, successor = attachments.alias("attached"), attachments.alias("successor")
     query = (
         sa.select(
             numbered.c.device,
@@ -280,28 +281,28 @@ def _owners(connection: sa.Connection, uuids: Collection[str]) -> dict[str, list
             arqs.c.state,
             arqs.c.instance_uuid,
             arqs.c.project_id,
-            sa.func.coalesce(contexts.c.uuid, own.c.successor_of).label("device_context"),
-            own.c.uuid.label("attachment"),
-            own.c.hostname.label("own_host"),
-            own.c.maintained_device.label("own_device"),
-            own.c.state.label("own_state"),
-            own.c.step.label("own_step"),
-            own.c.error.label("own_error"),
-            other.c.state.label("other_state"),
-            other.c.step.label("other_step"),
-            other.c.error.label("other_error"),
+            sa.func.coalesce(contexts.c.uuid, attached.c.successor_of).label("device_context"),
+            attached.c.uuid.label("attachment"),
+            attached.c.hostname.label("attached_host"),
+            attached.c.maintained_device.label("attached_device"),
+            attached.c.state.label("attached_state"),
+            attached.c.step.label("attached_step"),
+            attached.c.error.label("attached_error"),
+            successor.c.state.label("successor_state"),
+            successor.c.step.label("successor_step"),
+            successor.c.error.label("successor_error"),
         )
         .select_from(numbered)
         .join(arqs, arqs.c.id == numbered.c.id)
         .outerjoin(contexts, contexts.c.id == arqs.c.context_id)
-        .outerjoin(own, own.c.id == arqs.c.attachment_id)
+        .outerjoin(attached, attached.c.id == arqs.c.attachment_id)
         .outerjoin(
-            other,
+            successor,
             sa.and_(
-                other.c.successor_of == contexts.c.uuid,
-                other.c.maintained_device == numbered.c.device,
-                other.c.instance_uuid == arqs.c.instance_uuid,
-                other.c.state.in_([AttachmentState.ATTACHING, AttachmentState.ERROR]),
+                successor.c.successor_of == contexts.c.uuid,
+                successor.c.maintained_device == numbered.c.device,
+                successor.c.instance_uuid == arqs.c.instance_uuid,
+                successor.c.state.in_([AttachmentState.ATTACHING, AttachmentState.ERROR]),
             ),
         )
         .where(numbered.c.number <= MAX_OWNERS)
@@ -309,34 +310,42 @@ def _owners(connection: sa.Connection, uuids: Collection[str]) -> dict[str, list
     )
     owners = defaultdict[str, list[OwnerRow]](list)
     for row in connection.execute(query):
-        successor, error = _successor_of(row)
+        state, error = _successor_of(row)
         shown = {name: row._mapping[name] for name in _OWNER}
-        owners[row.device].append(cast(OwnerRow, {**shown, "successor": successor, "error": error}))
+        owners[row.device].append(cast(OwnerRow, {**shown, "successor": state, "error": error}))
     return owners
 
 
 def _successor_of(row: Any) -> tuple[SuccessorState | None, str | None]:
-    """Return the state of the successor for an owner, and why there is none or why it waits."""
-    if row.own_device == row.device:
-        return successor_state(row.own_state, row.own_step), row.own_error
+    """Return the state of the successor for an owner, and why there is none or why it waits.
+
+    ``row`` is one of the query of ``_owners``.
+    """
+    # An ARQ of the successor itself.
+    if row.attached_device == row.device:
+        return successor_state(row.attached_state, row.attached_step), row.attached_error
     if row.attachment is not None:
-        if row.device_context is None or row.own_device is not None:
+        if row.device_context is None or row.attached_device is not None:
             return None, None
         return None, (
             f"device context {row.device_context} is attached to "
-            f"{describe_target(row.instance_uuid, row.own_host)} by attachment "
+            f"{describe_target(row.instance_uuid, row.attached_host)} by attachment "
             f"{row.attachment}, which gets no successor: detach it"
         )
-    if row.other_state is None:
+    if row.successor_state is None:
         return None, None
-    return successor_state(row.other_state, row.other_step), row.other_error
+    return successor_state(row.successor_state, row.successor_step), row.successor_error
 
 
-def _count_handles(connection: sa.Connection, uuids: Collection[str]) -> dict[str, tuple[int, int]]:
-    """Return the numbers of owned handles and of those to clean, by the uuid of the device.
+class _Uses(NamedTuple):
+    """Numbers of handles of a device; one to clean is dirty and has no owner."""
 
-    A handle to clean is dirty and has no owner.
-    """
+    owned: int = 0
+    cleaning: int = 0
+
+
+def _count_handles(connection: sa.Connection, uuids: Collection[str]) -> dict[str, _Uses]:
+    """Return the numbers of handles in use, by the uuid of the device."""
     owned, cleaning = handles.c.arq_id.is_not(None), handles.c.needs_cleaning
     query = (
         sa.select(
@@ -348,4 +357,4 @@ def _count_handles(connection: sa.Connection, uuids: Collection[str]) -> dict[st
         .where(devices.c.uuid.in_(sorted(uuids)))
         .group_by(devices.c.uuid)
     )
-    return {uuid: (int(count), int(dirty)) for uuid, count, dirty in connection.execute(query)}
+    return {uuid: _Uses(int(count), int(dirty)) for uuid, count, dirty in connection.execute(query)}

@@ -76,6 +76,13 @@ class JobCountRow(TypedDict):
     oldest: datetime
 
 
+class HandleUse(NamedTuple):
+    """What handles are counted by: a resource class and one of its uses."""
+
+    resource_class: str
+    use: str
+
+
 class SetKey(NamedTuple):
     """What device sets are counted by: SetKind, the number of members, OfferState."""
 
@@ -103,7 +110,7 @@ class Counts:
     device_contexts: dict[str, int]
     attachments: dict[str, int]
     successors: dict[str, int]
-    handles: dict[tuple[str, str], int]
+    handles: dict[HandleUse, int]
     handles_undeliverable: dict[str, int]
     devices: dict[tuple[str, str], int]
     devices_undeliverable: int
@@ -112,7 +119,7 @@ class Counts:
 
     def count_handles(self, use: str) -> int:
         """Return the number of handles of all resource classes in a use."""
-        return sum(count for (_, each), count in self.handles.items() if each == use)
+        return sum(count for key, count in self.handles.items() if key.use == use)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +190,10 @@ def count(connection: sa.Connection) -> Counts:
         # Subtracted, since an index on the state alone counts all rows.
         attachments=dict(Counter(_by_state(connection, schema.attachments)) - not_attachments),
         successors=dict(successors),
-        handles={key: number for key, number in uses.items() if key[1] != UNDELIVERABLE},
-        handles_undeliverable={name: n for (name, use), n in uses.items() if use == UNDELIVERABLE},
+        handles={key: number for key, number in uses.items() if key.use != UNDELIVERABLE},
+        handles_undeliverable={
+            key.resource_class: number for key, number in uses.items() if key.use == UNDELIVERABLE
+        },
         devices={(row["status"], row["health"]): row["count"] for row in devices_by_state},
         devices_undeliverable=sum(row["undeliverable"] for row in devices_by_state),
         device_sets=_device_sets(connection),
@@ -253,8 +262,8 @@ def _by_state(connection: sa.Connection, table: sa.Table) -> dict[str, int]:
     return {row["state"]: row["count"] for row in _all(connection, query)}
 
 
-def _handles(connection: sa.Connection) -> dict[tuple[str, str], int]:
-    """Return the numbers of handles by resource class and use."""
+def _handles(connection: sa.Connection) -> dict[HandleUse, int]:
+    """Return the numbers of handles by resource class and use, without zeros."""
     # Grouped before the join, which then has a row for each deployable and not for each handle.
     by_deployable = handles.by_deployable()
     d, c = schema.deployables.c, by_deployable.c
@@ -269,19 +278,20 @@ def _handles(connection: sa.Connection) -> dict[tuple[str, str], int]:
     query = query.join_from(by_deployable, schema.deployables, d.id == c.deployable_id)
     query = query.join(schema.devices, schema.devices.c.id == d.device_id)
     query = query.outerjoin(schema.services, joins.AGENT_OF_DEVICE)
-    counts = Counter[tuple[str, str]]()
+    counts = Counter[HandleUse]()
     for row in _all(connection, query.group_by(d.resource_class, "device_state")):
         name, device_state = row["resource_class"], row["device_state"]
-        counts[name, "owned"] += int(row["owned"])
-        counts[name, "draining"] += int(row["draining"])
+        counts[HandleUse(name, "owned")] += int(row["owned"])
+        counts[HandleUse(name, "draining")] += int(row["draining"])
         # As in the list of accelerators, a dirty handle of a draining device is draining.
-        counts[name, "draining" if device_state == "draining" else "dirty"] += int(row["dirty"])
+        dirty = "draining" if device_state == "draining" else "dirty"
+        counts[HandleUse(name, dirty)] += int(row["dirty"])
         # Handles without an owner and without work to do have the state of their device.
-        counts[name, device_state] += int(row["clean"])
+        counts[HandleUse(name, device_state)] += int(row["clean"])
         # These are a part of the cordoned ones, and counted twice.
         if device_state == UNDELIVERABLE:
-            counts[name, "cordoned"] += int(row["clean"])
-    return dict(+counts)  # without zeros
+            counts[HandleUse(name, "cordoned")] += int(row["clean"])
+    return dict(+counts)
 
 
 def _device_sets(connection: sa.Connection) -> dict[SetKey, int]:

@@ -117,19 +117,16 @@ class Health:
 
     def _check_database(self) -> str | None:
         """Return why the database cannot be used, None if it can."""
-        # Logged after the except block: within it oslo.log would append the exception to the line.
-        message: str | None = None
         try:
             self._reader.check(CHECK_TIMEOUT)
         except Unavailable as exc:
-            message = exc.message
+            LOG.warning("Health check failed: %s", exc.message)
+            return exc.message
         except Exception as exc:
             # A check that never finishes would make every later probe wait for it.
             LOG.exception("Database check failed")
             return f"the database check failed: {type(exc).__name__}"
-        if message is not None:
-            LOG.warning("Health check failed: %s", message)
-        return message
+        return None
 
 
 def _status_text(available: bool | None) -> str:
@@ -171,21 +168,17 @@ class Heartbeat(LoopThread):
     def run_once(self) -> float:
         """Send one heartbeat; return the seconds until the next one."""
         versions: dict[str, Any] = {"api": LATEST}
-        # Logged after the except block: within it oslo.log would append the exception to the line.
-        error: str | None = None
         try:
             response = self._conductor.service_hello(
                 hosts.API, self._conf.host, self._epoch, versions
             )
         except CyborgError as exc:
-            error = exc.message
-        if error is not None:
             self._health.record_conductor(False)
             interval = float(self._conf.conductor.hello_interval)
             self._failure_log.warn(
                 "Heartbeat to conductor failed, retrying in %g s: %s",
                 interval,
-                error,
+                exc.message,
                 host=self._conf.host,
             )
             return interval

@@ -318,15 +318,13 @@ def _close_in_thread(name: str, *steps: Callable[[], object]) -> threading.Threa
 
     def attempt() -> None:
         for step in steps:
-            error: str | None = None
             try:
                 step()
             except (*FAULTS, *FAILURES) as exc:
                 error = f"{type(exc).__name__}: {exc}"
+                LOG.warning("Failed to close %s, continuing to stop: %s", name, error)
             except Exception:
                 LOG.exception("Unexpected error while closing %s", name)
-            if error is not None:
-                LOG.warning("Failed to close %s, continuing to stop: %s", name, error)
 
     thread = threading.Thread(target=attempt, name=name, daemon=True)
     thread.start()

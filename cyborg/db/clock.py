@@ -164,14 +164,12 @@ class DatabaseClock:
             return
         if self._monotonic() - self._tried_at < INTERVAL or self._measuring.locked():
             return
-        error: str | None = None
         try:
             self.measure()
         except Unavailable as exc:
-            error = exc.message
-        # After the except block: in it oslo.log would show the exception a second time.
-        if error is not None:
-            LOG.warning("Cannot measure the database's clock, keeping the last estimate: %s", error)
+            LOG.warning(
+                "Cannot measure the database's clock, keeping the last estimate: %s", exc.message
+            )
 
     def _sample(self, connection: sa.Connection) -> Estimate:
         sent = self._monotonic()

@@ -163,13 +163,12 @@ class AttachmentRunner:
             self._leave_damaged_step(work)
             return None
         step = work.step
-        is_attach, is_final = step in core.ATTACH_STEPS, False
+        is_attach = step in core.ATTACH_STEPS
         # A cancel keeps the step: only its conductor knows how much of it has been done.
         if is_attach and work.row["state"] == AttachmentState.DETACHING:
             LOG.info("Attach was cancelled at step %s and is undone", step)
             work.commit({"step": core.first_undo_step(step, work.mode), "attempts": 0})
             return None
-        kept: dict[str, Any] = {}
         wait: Wait | None
         try:
             with self._make_span(work):
@@ -178,24 +177,16 @@ class AttachmentRunner:
                 wait = self._find_work(work)(work)
         except LeaseLost:
             raise
-        except Exception as exc:
-            error = str(exc)
-            if isinstance(exc, NoHandle) and (reasons := exc.details.get("reasons")):
-                LOG.info("Step %s failed: %s", step, error)
-                error = describe_to_owner(error, reasons)
-            if isinstance(exc, AllocationLost) and work.mode is not Mode.HOST:
-                kept = {"intent": None}  # the undo removes nothing from Nova's new allocation
+        except Exception as exc:  # noqa: BLE001  no error of a step may end the loop
+            error = _describe_failure(step, exc)
             # While a service is away an undo would fail too: repeat the step until the deadline.
-            is_final = not isinstance(exc, Unavailable)
-            # The same after an error of ours, whose text may have internals.
-            if not is_expected(exc):
-                LOG.exception("Unexpected error in the work on an attachment")
-                error, is_final = INTERNAL_ERROR, False
+            # The same after an error of ours.
+            if is_attach and is_expected(exc) and not isinstance(exc, Unavailable):
+                is_lost = isinstance(exc, AllocationLost) and work.mode is not Mode.HOST
+                # The undo removes nothing from Nova's new allocation.
+                self._undo(work, error or step, {"intent": None} if is_lost else {})
+                return None
             wait = Wait(work.backoff(1.0, MAX_DELAY), error)
-        # Not in the except block: oslo.log would add the error to each line that is logged.
-        if wait is not None and is_attach and is_final:
-            self._undo(work, wait.reason or step, kept)
-            return None
         if wait is not None and is_attach and self._now() >= work.row["deadline"]:
             seconds = self._conf.conductor.attachment_timeout
             self._undo(work, f"not complete after {seconds:g} seconds: {wait.reason or step}", {})
@@ -291,3 +282,14 @@ class AttachmentRunner:
             work.finish(lambda tx: self._devices.delete(tx, work), **self._retry(work))
             LOG.info("Detached" if work.row["failure"] is None else "Attach undone")
         return wait
+
+
+def _describe_failure(step: Step, exc: Exception) -> str:
+    """Return why a step failed, for the owner of the attachment; log what others must not see."""
+    if not is_expected(exc):
+        LOG.exception("Unexpected error in the work on an attachment")
+        return INTERNAL_ERROR
+    if isinstance(exc, NoHandle) and (reasons := exc.details.get("reasons")):
+        LOG.info("Step %s failed: %s", step, exc)
+        return describe_to_owner(str(exc), reasons)
+    return str(exc)

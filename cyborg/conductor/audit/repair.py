@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,7 +18,7 @@ from cyborg.clients.placement import Placement
 from cyborg.conductor.binding import release
 from cyborg.conductor.jobs import reboot
 from cyborg.core.audit.sources import SETTLE_TIME, Finding, Repair
-from cyborg.core.errors import CyborgError, InUse
+from cyborg.core.errors import CyborgError, InUse, attempt
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db.device_sets import write as device_sets
 from cyborg.db.jobs import write as jobs
@@ -48,36 +49,25 @@ class RepairExecutor:
         In a finding with a repair, ``repaired`` is True if the repair was done or enqueued, else
         ``error`` is why it failed.
         """
-        results: dict[Repair, str | None] = {}
+        errors: dict[Repair, CyborgError | None] = {}
         for repair in Repair:
             group = [finding for finding in findings if finding.repair is repair]
             # All findings of a repair at once, in one transaction; only providers have one call
             # each.
             if group and repair is not Repair.DELETE_PROVIDER:
-                results[repair] = self._error_of(
-                    lambda r=repair, f=group: self._repair(host, r, f)  # type: ignore[misc]
-                )
+                errors[repair] = attempt(partial(self._repair, host, repair, group))
         repaired = []
         for finding in findings:
             if finding.repair is None:
                 repaired.append(finding.to_dict())
                 continue
             if finding.repair is Repair.DELETE_PROVIDER:
-                error = self._error_of(
-                    lambda f=finding: self._delete_provider(f.provider)  # type: ignore[misc]
-                )
+                error = attempt(partial(self._delete_provider, finding.provider))
             else:
-                error = results[finding.repair]
-            repaired.append(finding.to_dict(repaired=error is None, error=error))
+                error = errors[finding.repair]
+            text = None if error is None else error.message
+            repaired.append(finding.to_dict(repaired=error is None, error=text))
         return repaired
-
-    def _error_of(self, func: Callable[[], object]) -> str | None:
-        """Call a function; return why it failed, None if it succeeded."""
-        try:
-            func()
-        except CyborgError as exc:
-            return exc.message
-        return None
 
     def _repair(self, host: str, repair: Repair, findings: Sequence[Finding]) -> None:
         """Execute one kind of repair for all its findings."""

@@ -74,9 +74,7 @@ class AuditLease:
                 yield self.row["host"]
             return
         last = self.row["last_host"] or ""
-        while names := self.uow.run(
-            lambda tx, last=last: store.next_hosts(tx, last, PAGE_SIZE)  # type: ignore[misc]
-        ):
+        while names := self.uow.run(partial(store.next_hosts, after=last, limit=PAGE_SIZE)):
             yield from names
             last = names[-1]
 
@@ -206,9 +204,7 @@ class AuditRunner:
         while not self._stopped.is_set():
             lease = self._leasing.begin(request_timeout=self._slowest)
             row = self.uow.run(
-                lambda tx, lease=lease: store.lease(  # type: ignore[misc]
-                    tx, owner=lease.owner, now=lease.start, until=lease.until
-                )
+                partial(store.lease, owner=lease.owner, now=lease.start, until=lease.until)
             )
             if row is None:
                 break

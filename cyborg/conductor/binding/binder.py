@@ -144,11 +144,12 @@ class Binder:
                 allocations = self.owners.find_allocations(instance)
             return replace(context, allocated=allocations.units), allocations.project
         except Unavailable as exc:
-            error = exc.message
+            LOG.warning(
+                "Cannot read the allocations of an instance now: %s", exc.message, instance=instance
+            )
+            return replace(context, owner_error=exc.message), None
         finally:
             self.metrics.observe(BIND_SECONDS, time.monotonic() - started, "owner")
-        LOG.warning("Cannot read the allocations of an instance now: %s", error, instance=instance)
-        return replace(context, owner_error=error), None
 
     def run(
         self,
@@ -232,38 +233,34 @@ class Binder:
                 with tracing.child_span("bind.claim", attempt=len(reasons)):
                     call = partial(self._call, work, context, bool(reasons))
                     return self.uow.run_once(call, answer)
-            except (Retry, project_limits.ProjectsMissing, AllocationsUnread, NoHandle) as exc:
-                cause = exc
-            # Not in the except block: oslo.log would add the error to each line that is logged.
-            match cause:
-                case Retry():
-                    reasons.append(cause.reason)
-                    if len(reasons) == MAX_ATTEMPTS:
-                        LOG.warning("Bind was undone at each attempt: %s", "; ".join(reasons))
-                        return NoHandle(
-                            "all candidate handles were claimed concurrently "
-                            f"({MAX_ATTEMPTS} attempts), retry",
-                            reasons={},
-                        )
-                case project_limits.ProjectsMissing():
-                    misses += 1
-                    if misses == project_limits.MAX_MISSES:
-                        raise project_limits.projects_change()
-                    project_limits.add_missing(self.uow, limits, cause)
-                case AllocationsUnread():
-                    # Once: the context then has the allocations, or why they are unknown.
-                    context, _ = self._add_allocations(context, cause.instance)
-                case NoHandle():
-                    # Once, and before a wait: the handle of an orphan may need no cleaning.
-                    if not orphans_checked:
-                        orphans_checked = True
-                        if self._release_orphans(cause):
-                            reasons.clear()
-                            continue
-                    if not isinstance(cause, BeingCleaned) or not wait.run(cause):
-                        return cause
-                    # Each round has its own attempts, all of which wait for locks.
-                    del reasons[1:]
+            except Retry as exc:
+                reasons.append(exc.reason)
+                if len(reasons) == MAX_ATTEMPTS:
+                    LOG.warning("Bind was undone at each attempt: %s", "; ".join(reasons))
+                    return NoHandle(
+                        "all candidate handles were claimed concurrently "
+                        f"({MAX_ATTEMPTS} attempts), retry",
+                        reasons={},
+                    )
+            except project_limits.ProjectsMissing as exc:
+                misses += 1
+                if misses == project_limits.MAX_MISSES:
+                    raise project_limits.projects_change() from exc
+                project_limits.add_missing(self.uow, limits, exc)
+            except AllocationsUnread as exc:
+                # Once: the context then has the allocations, or why they are unknown.
+                context, _ = self._add_allocations(context, exc.instance)
+            except NoHandle as exc:
+                # Once, and before a wait: the handle of an orphan may need no cleaning.
+                if not orphans_checked:
+                    orphans_checked = True
+                    if self._release_orphans(exc):
+                        reasons.clear()
+                        continue
+                if not isinstance(exc, BeingCleaned) or not wait.run(exc):
+                    return exc
+                # Each round has its own attempts, all of which wait for locks.
+                del reasons[1:]
 
     def _call(
         self,

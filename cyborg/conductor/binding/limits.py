@@ -153,14 +153,12 @@ class UnifiedLimits:
                 self._error, self._retry_at = exc.message, self._clock() + RETRY_DELAY
             if entry is None:
                 raise
-            error = exc.message
-        else:
-            self._failure_log.recovered("Limits of keystone")
-            self._store(project, limits, now)
-            return limits
-        age = now - entry.read_at
-        self._failure_log.warn("Using limits that are %.0f s old: %s", age, error)
-        return entry.limits
+            age = now - entry.read_at
+            self._failure_log.warn("Using limits that are %.0f s old: %s", age, exc.message)
+            return entry.limits
+        self._failure_log.recovered("Limits of keystone")
+        self._store(project, limits, now)
+        return limits
 
     @property
     def _max_age(self) -> float:

@@ -7,6 +7,7 @@ ended. After a complete check, the next audit checks the chain from the start ag
 
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
+from functools import partial
 
 from oslo_config import cfg
 
@@ -135,7 +136,7 @@ class ChainChecker:
         while count < limit:
             renew_lease()
             page = self._uow.run(
-                lambda tx, after=after: read.sealed_after(tx, device, after, PAGE_SIZE)  # type: ignore[misc]
+                partial(read.sealed_after, device_uuid=device, sequence=after, limit=PAGE_SIZE)
             )
             yield from page
             if len(page) < PAGE_SIZE:

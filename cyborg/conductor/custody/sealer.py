@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -98,7 +99,7 @@ class CustodySealer:
         for uuid in uuids:
             if self._stopped.is_set():
                 break
-            deleted += self._uow.run(lambda tx, uuid=uuid: _purge(tx, uuid, cutoff))  # type: ignore[misc]
+            deleted += self._uow.run(partial(_purge, uuid=uuid, cutoff=cutoff))
         self._uow.run(lambda tx: chains.delete_empty_heads(tx, cutoff))
         return deleted
 
@@ -123,13 +124,10 @@ class CustodySealer:
         # A chain was changed by hand. The others must not wait for its repair.
         count = 0
         for uuid in hosts:
-            reason = None
             try:
                 count += self._seal([uuid])
             except (db_exc.DBDuplicateEntry, Conflict) as exc:
-                reason = str(exc)
-            if reason is not None:
-                self._add_failed(uuid, reason)
+                self._add_failed(uuid, str(exc))
         return count
 
     def _add_failed(self, uuid: str, reason: str) -> None:

@@ -172,26 +172,20 @@ class Discoveries:
         try:
             self.agents.discovery(host=host, driver=driver, discovery_id=uuid)
         except CyborgError as exc:
-            error = exc.message
+            self._fail(uuid, host, exc.message)
         except Exception:
             LOG.exception("Unexpected error while starting a discovery", discovery=uuid, host=host)
-            error = "internal error: the conductor's log has it"
-        else:
-            return
-        self._fail(uuid, host, error)
+            self._fail(uuid, host, "internal error: the conductor's log has it")
 
     def _fail(self, uuid: str, host: str, error: str) -> None:
         """Record the error for all backends of a host."""
         LOG.warning("Discovery failed: %s", error, discovery=uuid, host=host)
-        store_error: str | None = None
         try:
             self.uow.run(lambda tx: store.fail_host(tx, uuid, host, error))
         except CyborgError as exc:
-            store_error = exc.message
-        if store_error is not None:
             LOG.warning(
                 "Cannot record the failure of a discovery, it will time out: %s",
-                store_error,
+                exc.message,
                 discovery=uuid,
                 host=host,
             )

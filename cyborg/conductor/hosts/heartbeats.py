@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -288,14 +289,11 @@ class Hosts:
         """
         removed = stale = 0
         handler = ReportHandler(self.conf, self.notifications)
+        remove = partial(cancellation.remove_abandoned_backend, now=now, handler=handler)
         for host, backend in self.uow.run(
             lambda tx: wanted_store.removed_with_drained_handles(tx, MAX_REMOVALS)
         ):
-            outcome = self.uow.run(
-                lambda tx, host=host, backend=backend: cancellation.remove_abandoned_backend(  # type: ignore[misc]
-                    tx, host, backend, now, handler
-                )
-            )
+            outcome = self.uow.run(partial(remove, host=host, backend=backend))
             if outcome is not None and outcome.stale_providers:
                 LOG.info(
                     "Removed uninstalled backend of a host that is down: %s",

@@ -228,7 +228,6 @@ class JobDispatcher:
 
     def _process_leased(self, row: store.JobRow, unreachable_reason: str | None) -> str | None:
         """Return why the agent is unreachable; None if it answered, or was not needed."""
-        store_error: str | None = None
         try:
             if jobs.DRAINS in row["arguments"]:
                 self._drain(row)
@@ -237,14 +236,12 @@ class JobDispatcher:
             answer = Answer(error=unreachable_reason) if unreachable else self._query_agent(row)
             self._record(row, answer, self._owner)
         except Unavailable as exc:
-            store_error = exc.message
+            LOG.warning("Cannot process job now, will retry: %s", exc.message)
         except Exception:
             # One job must not end the thread, which has the other jobs of the host.
             LOG.exception("Unexpected error while processing a job")
         else:
             return answer.error if answer.status is None else None
-        if store_error is not None:
-            LOG.warning("Cannot process job now, will retry: %s", store_error)
         return None
 
     def _drain(self, row: store.JobRow) -> None:

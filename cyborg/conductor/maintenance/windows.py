@@ -8,6 +8,7 @@ device has afterwards, in one transaction that is guarded by the end of the wind
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -116,7 +117,7 @@ class MaintenanceWindows:
         due = self.uow.run(lambda tx: store.find_due_windows(tx, now, BATCH))
         ended = 0
         for device in due:
-            if self.uow.run(lambda tx, device=device: self._end_due(tx, device, now)):  # type: ignore[misc]
+            if self.uow.run(partial(self._end_due, device=device, now=now)):
                 ended += 1
                 LOG.info("Maintenance window has ended", device=device)
         if ended:
@@ -133,16 +134,16 @@ class MaintenanceWindows:
         devices = self.uow.run(lambda tx: successors.devices_to_plan(tx, now, mode, BATCH))
         planned = 0
         for device in devices:
-            # The device is locked first: concurrent plans would insert the same successor.
-            def plan(tx: sa.Connection, device: str = device) -> int:
-                if store.lock_status(tx, device) is None:
-                    return 0
-                return self._plan_successors(tx, device, now)
-
-            planned += self.uow.run(plan)
+            planned += self.uow.run(partial(self._plan_missing, device=device, now=now))
         if planned:
             self.wake_attachments()
         return planned
+
+    def _plan_missing(self, tx: sa.Connection, device: str, now: datetime) -> int:
+        """Plan the successors of a device, locked first: concurrent plans would insert the same."""
+        if store.lock_status(tx, device) is None:
+            return 0
+        return self._plan_successors(tx, device, now)
 
     def _plan_successors(
         self, tx: sa.Connection, device: str, now: datetime, *, is_due: bool = False

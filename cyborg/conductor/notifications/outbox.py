@@ -125,7 +125,7 @@ class OutboxWorker:
             round_ = self._deliver(lease, rows)
             delivered += round_.delivered
             if not round_.complete:
-                self._uow.run(lambda tx, owner=lease.owner: store.release(tx, owner))  # type: ignore[misc]
+                self._uow.run(partial(store.release, owner=lease.owner))
             if rows:
                 lease.ended()
             # Fewer messages than one lease can have: no other one is due.
@@ -192,8 +192,7 @@ class OutboxWorker:
             ):
                 return [*self._channel.send([row["payload"] for row in rows])]
         except (Invalid, Unavailable) as exc:
-            # Returned, not handled here: in an except block, oslo.log would add it to each line.
-            return exc
+            return exc  # ``_deliver`` decides, by the rest of the messages
 
     def _record_answers(
         self, lease: WorkLease, rows: Sequence[LeasedMessageRow], errors: Sequence[str | None]

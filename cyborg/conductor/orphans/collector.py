@@ -183,9 +183,7 @@ class OrphanCollector:
         provider, last = "", 0
         while not self._stopped.is_set():
             rows = self._uow.run(
-                lambda tx, provider=provider, last=last: store.next_bound(  # type: ignore[misc]
-                    tx, provider, last, PAGE
-                )
+                partial(store.next_bound, provider=provider, after=last, limit=PAGE)
             )
             yield from map(BoundArq.from_row, rows)
             if len(rows) < PAGE:

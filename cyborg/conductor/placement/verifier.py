@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TypeVar
 
 import sqlalchemy as sa
@@ -148,9 +149,7 @@ class ProviderVerifier:
         taken, oldest = 0, timedelta()
         while not self._stopped.is_set() and (limits := plan.next_batch(taken)) is not None:
             age, limit = limits
-            batch = self.uow.run(
-                lambda tx, age=age, limit=limit: self._lease_batch(tx, age, min(limit, BATCH))  # type: ignore[misc]
-            )
+            batch = self.uow.run(partial(self._lease_batch, age=age, limit=min(limit, BATCH)))
             if batch is None:
                 break
             taken += len(batch.rows)

@@ -83,14 +83,10 @@ class CountCache:
                 self._thread.start()
 
     def _count_in_background(self) -> None:
-        error: str | None = None
         try:
             self._count()
         except Unavailable as exc:
-            error = exc.message
-        # After the except block: in it oslo.log would show the exception a second time.
-        if error is not None:
-            LOG.warning("Cannot count objects, older counts are shown: %s", error)
+            LOG.warning("Cannot count objects, older counts are shown: %s", exc.message)
 
     def _count(self) -> Counts:
         start = self._clock()

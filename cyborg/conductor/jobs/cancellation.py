@@ -23,7 +23,6 @@ from cyborg.core.errors import WrongState
 from cyborg.core.inventory.device import Device
 from cyborg.core.inventory.report import BackendStatus, Report
 from cyborg.core.jobs import job as rules
-from cyborg.core.log import Remark
 from cyborg.db.backends import desired as desired_backends
 from cyborg.db.drivers import rollouts
 from cyborg.db.jobs import write as jobs
@@ -43,20 +42,20 @@ def cancel(tx: sa.Connection, uuid: str, now: datetime) -> bool:
     # The agent before the job, as in every transaction; then the job again, which may have ended.
     desired_backends.lock_host(tx, job["host"])
     job = jobs.lock(tx, uuid)
-    if job is not None and job["state"] == rules.JobState.OPEN and rules.DRAINS in job["arguments"]:
-        programming.end_drain(tx, job, rules.JobState.CANCELLED, BY_OPERATOR, now)
-    elif (
-        job is not None
-        and job["state"] == rules.JobState.OPEN
-        and rules.AFTER_REBOOT in job["arguments"]
+    if (
+        job is None
+        or job["state"] != rules.JobState.OPEN
+        or {rules.DRAINS, rules.AFTER_REBOOT}.isdisjoint(job["arguments"])
     ):
-        _give_up(tx, job, now)
-    else:
         raise WrongState(
             f"job {uuid} cannot be cancelled: expected a job whose device drains, or a job that "
             "is retried after a reboot",
             job=uuid,
         )
+    if rules.DRAINS in job["arguments"]:
+        programming.end_drain(tx, job, rules.JobState.CANCELLED, BY_OPERATOR, now)
+    else:
+        _give_up(tx, job, now)
     return True
 
 
@@ -109,16 +108,15 @@ def abandon_cleaning(
     error: str | None,
     now: datetime,
     handler: ReportHandler,
-) -> tuple[JobResult, list[Remark]]:
+) -> JobResult:
     """Abandon the handles of a failed release job whose backend was removed; then end the job.
 
-    The next sweep creates another job for the remaining handles. Return the result and the remarks
-    to log. If no handle was abandoned, and the job still has handles, it stays open and the counts
-    of the result are 0.
+    The next sweep creates another job for the remaining handles. If no handle was abandoned, and
+    the job still has handles, it stays open and the result is empty.
     """
     host, backends = row["host"], {item["backend"] for item in row["arguments"]["items"]}
     if not desired_backends.removed_backends(tx, host, backends):
-        return JobResult(), []
+        return JobResult()
     desired_backends.lock_host(tx, host)
     # Compared again under the lock: the backend may have been installed since.
     outcomes = [
@@ -127,12 +125,12 @@ def abandon_cleaning(
     ]
     # The handles of a host that is down were abandoned with the uninstallation.
     if not any(outcome.abandoned for outcome in outcomes) and jobs.providers_of(tx, row["id"]).own:
-        return JobResult(), []
+        return JobResult()
     reason = f"abandoned, its backend is uninstalled: {error}"
     ended = jobs.end(tx, [row["id"]], rules.JobState.FAILED, reason)
     stale = sum(outcome.stale_providers for outcome in outcomes)
     remarks = [remark for outcome in outcomes for remark in outcome.remarks]
-    return JobResult(ended, providers=stale), remarks
+    return JobResult(ended, providers=stale, remarks=remarks)
 
 
 def remove_abandoned_backend(

@@ -24,6 +24,7 @@ from cyborg.core.binding.states import ArqState
 from cyborg.core.contexts import refusals
 from cyborg.core.jobs import progress
 from cyborg.core.jobs.job import AFTER_REBOOT, CANCELLED, GUEST_KINDS, JobKind, JobState, WorkItem
+from cyborg.core.log import Remark
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db.binding import write as store
 from cyborg.db.deployables import programming
@@ -48,7 +49,7 @@ OPEN_LIMIT = 256
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """Numbers of objects that the end of jobs has changed."""
+    """Numbers of objects that the end or a failure of jobs has changed."""
 
     completed: int = 0  # jobs or objects
     jobs: int = 0  # new jobs
@@ -56,6 +57,7 @@ class JobResult:
     providers: int = 0  # providers to publish
     closed_device: str | None = None  # its uuid; it was closed, because its prepare jobs fail
     binds: int = 0  # binds that succeeded or failed; a job succeeds or fails with its bind
+    remarks: Sequence[Remark] = ()  # texts to log
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,21 +213,22 @@ class Completion:
             return None
         item, text = failed_item
         failure = progress.build_failure(kind, job["uuid"], item, text, self.now)
-        for row in devices.lock_history(self.tx, job["host"], {item.device}):
-            old = _history(row)
-            # An error that names no item is one of the agent, such as a full disk.
-            counted = reported and text != error and progress.counts(item)
-            new = progress.add_failure(
-                old, failure, counted=counted, close_after=options.device_cordon_after
-            )
-            retry_at, begins = row["retry_at"], new.failing and not old.failing
-            if begins:
-                retry_at = self.now + timedelta(seconds=options.device_cordon_time)
-                publishing.mark_stale_of_devices(self.tx, [row["uuid"]], self.now)
-            _write(self.tx, row, new, retry_at)
-            # One row at most: a host has one device of an address.
-            return row["uuid"] if begins else None
-        return None
+        # One row at most: a host has one device of an address.
+        row = next(iter(devices.lock_history(self.tx, job["host"], {item.device})), None)
+        if row is None:
+            return None
+        old = _history(row)
+        # An error that names no item is one of the agent, such as a full disk.
+        counted = reported and text != error and progress.counts(item)
+        new = progress.add_failure(
+            old, failure, counted=counted, close_after=options.device_cordon_after
+        )
+        if old.failing or not new.failing:
+            _write(self.tx, row, new, row["retry_at"])
+            return None
+        publishing.mark_stale_of_devices(self.tx, [row["uuid"]], self.now)
+        _write(self.tx, row, new, self.now + timedelta(seconds=options.device_cordon_time))
+        return row["uuid"]
 
     def _record_success(self, job: jobs.JobRow) -> int:
         """Clear the failures of the devices of a job; return the number of changed providers."""

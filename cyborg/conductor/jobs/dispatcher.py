@@ -341,13 +341,11 @@ class JobDispatcher:
         until = now + timedelta(seconds=delay)
         if row["deadline"] is not None and not job.overdue:
             until = min(until, row["deadline"])
-        abandoned, remarks = self.uow.run(
-            lambda tx: self._write_open(tx, job, owner, now=now, until=until)
-        )
-        for remark in remarks:
+        result = self.uow.run(lambda tx: self._write_open(tx, job, owner, now=now, until=until))
+        for remark in result.remarks:
             LOG.warning("%s", remark.text, host=row["host"], **remark.fields)
-        if abandoned.completed:
-            self.on_result(abandoned)
+        if result.completed:
+            self.on_result(result)
         elif job.retried:
             LOG.warning(
                 "Job (%s) failed, retrying in %.0f s: %s",
@@ -365,24 +363,22 @@ class JobDispatcher:
         *,
         now: datetime,
         until: datetime,
-    ) -> tuple[JobResult, list[Remark]]:
-        """Write a job that stays open; return what was abandoned instead, and remarks to log."""
-        row = job.row
-        answer = job.answer
-        recorder = self.recorder
-        completion = Completion(tx, recorder, now)
+    ) -> JobResult:
+        """Write a job that stays open, or abandon its cleaning; return what this has changed."""
+        row, answer = job.row, job.answer
+        completion = Completion(tx, self.recorder, now)
         if job.kind is JobKind.RELEASE and job.retried:
-            handler = ReportHandler(self.conf, recorder.notifications)
-            abandoned, remarks = cancellation.abandon_cleaning(tx, row, answer.error, now, handler)
+            handler = ReportHandler(self.conf, self.recorder.notifications)
+            abandoned = cancellation.abandon_cleaning(tx, row, answer.error, now, handler)
             if abandoned.completed:
-                return abandoned, remarks
+                return abandoned
         # ARQs are locked before jobs, as in every transaction.
         waiting = arqs.lock_of_jobs(tx, [row["id"]]) if job.late or job.first_failure else []
         message = job.message
         if not store.reschedule(
             tx, row["id"], owner, until=until, error=message, activity=answer.activity
         ):
-            return JobResult(), []  # another conductor has recorded an answer
+            return JobResult()  # another conductor has recorded an answer
         if job.kind is JobKind.RELEASE and answer.status is AgentJobStatus.FAILED:
             entries.record_cleaning_failed(tx, row, answer.error, now)
         if job.first_failure:
@@ -396,5 +392,6 @@ class JobDispatcher:
             services.request_report(tx, row["host"])
         if job.late and completion.fail_unbinds(row, waiting, str(message)):
             text = f"ARQs are UnbindFailed until their handles are clean: {message}"
-            return JobResult(), [Remark(text, {"arq": [arq["uuid"] for arq in waiting]})]
-        return JobResult(), []
+            remark = Remark(text, {"arq": [arq["uuid"] for arq in waiting]})
+            return JobResult(remarks=(remark,))
+        return JobResult()

@@ -185,33 +185,21 @@ def advance_drain(
     device. Do nothing if the conductor ``owner`` no longer has the job.
     """
     uuid, arguments = job["subject"], job["arguments"]
-    waits: CyborgError | None = None
-    rows: Sequence[store.PartitionRow] = ()
+    waits: CyborgError | None
     try:
         rows = lock_target(tx, uuid, job["host"], arguments["layout"])
     except (NotFound, WrongState, Invalid) as exc:
-        waits = exc
-    if not rows:
         device = devices.by_uuid(tx, uuid)
         # Without layouts, the kernel driver of the device may not be bound yet.
-        if waits is not None and (device is None or device["layouts"]):
-            return _fail(tx, job, owner, waits.message, now, notifications)
-    elif any(row["job_id"] is not None for row in rows):
-        waits = WrongState(f"another job changes device {uuid}")
+        if device is None or device["layouts"]:
+            return _fail(tx, job, owner, exc.message, now, notifications)
+        rows, waits = (), exc
     else:
-        waits = find_obstacle(tx, uuid, rows)
+        is_changing = any(row["job_id"] is not None for row in rows)
+        other_job = WrongState(f"another job changes device {uuid}")
+        waits = other_job if is_changing else find_obstacle(tx, uuid, rows)
     if waits is None:
-        # Without DRAINS the job is an ordinary one, which the dispatcher sends to the agent.
-        arguments = {name: value for name, value in arguments.items() if name != DRAINS}
-        # The layout may have changed since the request.
-        arguments["previous_layout"] = rows[0]["layout"]
-        if not jobs.end_drain(tx, job["id"], owner, arguments, now):
-            return JobResult()
-        # Closed by the job before the cordon ends: there is no moment in which a handle could be
-        # claimed.
-        close_device(tx, uuid, rows, job["id"])
-        desired_backends.sync_cordon(tx, [job["host"]], now)
-        return JobResult(1, jobs=1, providers=mark_stale(tx, rows, now))
+        return _begin(tx, job, owner, rows, now)
     if job["deadline"] is not None and now >= job["deadline"]:
         return _fail(tx, job, owner, f"not drained in time: {waits.message}", now, notifications)
     # Polled: the end of a use does not know which drains wait for it.
@@ -221,6 +209,26 @@ def advance_drain(
         until = min(until, job["deadline"])
     jobs.reschedule(tx, job["id"], owner, until=until, error=waits.message, activity=None)
     return JobResult()
+
+
+def _begin(
+    tx: sa.Connection,
+    job: jobs.JobRow,
+    owner: str,
+    rows: Sequence[store.PartitionRow],
+    now: datetime,
+) -> JobResult:
+    """Make a job whose device is drained an ordinary one, which the dispatcher sends."""
+    arguments = {name: value for name, value in job["arguments"].items() if name != DRAINS}
+    # The layout may have changed since the request.
+    arguments["previous_layout"] = rows[0]["layout"]
+    if not jobs.end_drain(tx, job["id"], owner, arguments, now):
+        return JobResult()
+    # Closed by the job before the cordon ends: there is no moment in which a handle could be
+    # claimed.
+    close_device(tx, job["subject"], rows, job["id"])
+    desired_backends.sync_cordon(tx, [job["host"]], now)
+    return JobResult(1, jobs=1, providers=mark_stale(tx, rows, now))
 
 
 def _fail(

@@ -203,10 +203,7 @@ def enqueue_restores(
     tx: sa.Connection, host: str, restores: Collection[Restore], now: datetime
 ) -> None:
     """Enqueue restore jobs, due immediately; the Bound ARQs wait for them."""
-    uuids = [str(uuid4()) for _ in restores]
-    uuids_by_arq = {
-        arq: uuid for restore, uuid in zip(restores, uuids, strict=True) for arq in restore.arq_ids
-    }
+    by_uuid = {str(uuid4()): restore for restore in restores}
     bulk.insert(
         tx,
         jobs,
@@ -222,23 +219,24 @@ def enqueue_restores(
                 },
                 "next_try_at": now,
             }
-            for restore, uuid in zip(restores, uuids, strict=True)
+            for uuid, restore in by_uuid.items()
         ],
     )
+    query = sa.select(jobs.c.uuid, jobs.c.id).where(jobs.c.uuid.in_(sorted(by_uuid)))
+    ids = {row.uuid: row.id for row in tx.execute(query)}
+    job_by_arq = {arq: ids[uuid] for uuid, item in by_uuid.items() for arq in item.arq_ids}
     # The handle may have been claimed when the driver did not prepare devices.
     tx.execute(
         sa.update(attach_handles)
-        .where(attach_handles.c.arq_id.in_(uuids_by_arq))
+        .where(attach_handles.c.arq_id.in_(job_by_arq))
         .values(needs_cleaning=True)
     )
-    query = sa.select(jobs.c.uuid, jobs.c.id).where(jobs.c.uuid.in_(uuids))
-    ids = {row.uuid: row.id for row in tx.execute(query)}
     tx.execute(
         sa.update(arqs)
-        .where(arqs.c.id.in_(uuids_by_arq))
+        .where(arqs.c.id.in_(job_by_arq))
         .values(
             # One UPDATE, whatever the number of ARQs.
-            job_id=sa.case({arq: ids[uuid] for arq, uuid in uuids_by_arq.items()}, value=arqs.c.id),
+            job_id=sa.case(job_by_arq, value=arqs.c.id),
             # The orphan collector uses updated_at as the time of the bind.
             updated_at=arqs.c.updated_at,
         )

@@ -101,20 +101,20 @@ def record_health_changes(
     if notifications.enabled:
         rows = devices.by_addresses(tx, host, changed)
         messages = []
-        for unhealthy, device_event, arq_event in (
-            (True, Event.DEVICE_UNHEALTHY, Event.REQUEST_UNHEALTHY),
-            (False, Event.DEVICE_HEALTHY, Event.REQUEST_HEALTHY),
+        unhealthy = {
+            address: device for address, device in changed.items() if _is_unhealthy(device)
+        }
+        healthy = {address: changed[address] for address in changed.keys() - unhealthy.keys()}
+        for group, device_event, arq_event in (
+            (unhealthy, Event.DEVICE_UNHEALTHY, Event.REQUEST_UNHEALTHY),
+            (healthy, Event.DEVICE_HEALTHY, Event.REQUEST_HEALTHY),
         ):
-            addresses = {
-                address for address, device in changed.items() if _is_unhealthy(device) is unhealthy
-            }
             messages += notifications.build_messages(
-                device_event,
-                [{**row, "hostname": host} for row in rows if row["address"] in addresses],
+                device_event, [{**row, "hostname": host} for row in rows if row["address"] in group]
             )
             for row in owners:
-                if (address := handles[row["handle"]]) in addresses:
-                    error = _describe(changed[address]) if unhealthy else None
+                if (device := group.get(handles[row["handle"]])) is not None:
+                    error = _describe(device) if group is unhealthy else None
                     messages += notifications.build_messages(arq_event, [row], error=error)
         outbox.add_all(tx, messages)
     return [

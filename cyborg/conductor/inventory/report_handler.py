@@ -271,20 +271,22 @@ def _kept_devices(state: sync.HostState, report: Report) -> dict[str, Remark]:
     backends = {backend.name for backend in report.backends}
     kept = {}
     for device in report.devices:
-        if device.address in prepared:
-            owner = state.devices[device.address]["backend"]
-            if owner not in (device.backend, IMPORTED):
-                text = (
-                    f"device stays with backend {owner}, which prepared handles of it, until they "
-                    f"are clean; backend {device.backend} reports it too"
-                )
-                if owner not in backends:
-                    text += (
-                        f". Host {report.host} has no backend {owner}, so nothing can clean them: "
-                        "restore its section in the configuration, or abandon the cleaning: cyborg "
-                        f"uninstall-driver DRIVER --host {report.host} --backend {owner} --force"
-                    )
-                kept[device.address] = Remark(text, {"device": device.address})
+        if device.address not in prepared:
+            continue
+        owner = state.devices[device.address]["backend"]
+        if owner in (device.backend, IMPORTED):
+            continue
+        text = (
+            f"device stays with backend {owner}, which prepared handles of it, until they "
+            f"are clean; backend {device.backend} reports it too"
+        )
+        if owner not in backends:
+            text += (
+                f". Host {report.host} has no backend {owner}, so nothing can clean them: "
+                "restore its section in the configuration, or abandon the cleaning: cyborg "
+                f"uninstall-driver DRIVER --host {report.host} --backend {owner} --force"
+            )
+        kept[device.address] = Remark(text, {"device": device.address})
     return kept
 
 

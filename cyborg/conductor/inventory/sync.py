@@ -254,7 +254,7 @@ class Writer:
         for key, id_ in deployables.ids_by_key(self.tx, self.host).items():
             self._ids[key] = id_
         tombstones.restore_attributes(
-            self.tx, [(self._ids[key], tombstone) for key, tombstone in restored.items()]
+            self.tx, {self._ids[key]: tombstone for key, tombstone in restored.items()}
         )
 
     def _add_handles(self, new: Mapping[Key, plan.Record]) -> None:

@@ -77,16 +77,14 @@ def delete_clean(tx: sa.Connection, host: str) -> int:
     return bulk.delete(tx, table, ids)
 
 
-def restore_attributes(
-    tx: sa.Connection, restored: Sequence[tuple[int, DeployableTombstone]]
-) -> None:
+def restore_attributes(tx: sa.Connection, restored: Mapping[int, DeployableTombstone]) -> None:
     """Write the attributes of restored deployables, by row id."""
     bulk.insert(
         tx,
         attributes,
         [
             {"uuid": a.uuid, "deployable_id": id_, "key": a.key, "value": a.value}
-            for id_, tombstone in restored
+            for id_, tombstone in restored.items()
             for a in tombstone.attributes
         ],
     )

@@ -105,14 +105,11 @@ def _write_devices(
     _write_handles(tx, new, ids)
     tombstones.restore_attributes(
         tx,
-        [
-            (
-                ids[DeployableKey(d.value.address, address)],
-                DeployableTombstone(i.uuid, i.attributes),
-            )
+        {
+            ids[DeployableKey(d.value.address, address)]: DeployableTombstone(i.uuid, i.attributes)
             for d in new
             for address, i in d.deployables.items()
-        ],
+        },
     )
     _write_providers(tx, host, new, now)
     records.add(tx, [_to_entry(host, device) for device in new], now)

@@ -218,13 +218,14 @@ class StepExecutor:
             if item.service_id is None or (agent := agents.get(item.service_id)) is None:
                 continue
             generation = _next_generation(agent)
-            before = step["previous"] and DesiredBackend.from_dict(step["previous"])
-            previous = replace(before, generation=generation) if before else None
+            previous = _previous_state(step)
+            restored = None if previous is None else replace(previous, generation=generation)
             reverted = desired_backends.revert(
-                tx, agent["id"], step["backend"], step["generation"], previous
+                tx, agent["id"], step["backend"], step["generation"], restored
             )
-            if reverted and before:
-                store.follow_revert(tx, item.host, step["backend"], before.generation, generation)
+            if reverted and previous is not None:
+                # The step that wrote this state is complete with the outcome of its new generation.
+                store.follow_revert(tx, item.host, step["backend"], previous.generation, generation)
             hosts.add(item.host)
             # An agent that is down learns the generation from the answer to its heartbeat.
             if agent["down_since"] is None:
@@ -250,6 +251,12 @@ class StepExecutor:
         return True
 
 
+def _previous_state(step: store.StepRow | store.PendingStepRow) -> DesiredBackend | None:
+    """Return the desired state of the backend of a step before the job, None if it had none."""
+    body = step["previous"]
+    return None if body is None else DesiredBackend.from_dict(body)
+
+
 def _next_generation(agent: desired_backends.AgentRow) -> int:
     """Return the generation of an agent's host, which was raised after the row was read."""
     return agent["desired_generation"] + 1
@@ -261,14 +268,10 @@ def _write_desired(
     """Write the desired state of the backend of a step; return why this is not possible."""
     if agent is None:
         return "its agent was deleted"
-    backend, previous = step["backend"], step["previous"]
+    kind, backend = Kind(job["kind"]), step["backend"]
+    previous, generation = _previous_state(step), _next_generation(agent)
     desired = rollout.desired_backend(
-        Kind(job["kind"]),
-        job["subject"],
-        job["arguments"],
-        backend,
-        None if previous is None else DesiredBackend.from_dict(previous),
-        _next_generation(agent),
+        kind, job["subject"], job["arguments"], backend, previous, generation
     )
     # A name has one driver on a host; a job of another driver may have taken it since the request.
     if not desired_backends.write(tx, agent["id"], desired):

@@ -5,6 +5,7 @@ The rollout controller runs the job. An uninstallation also cordons the backends
 driver in the same transaction, so that none of their handles is claimed from then on.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -292,18 +293,14 @@ class Drivers:
         """Run the transaction that adds a job, again if another job for the driver came first."""
         # No lock of a driver exists: the unique key of open jobs decides.
         for _ in range(MAX_ATTEMPTS):
-            try:
+            # Another job for the driver may be recorded concurrently; the retry sees it.
+            with contextlib.suppress(db_exc.DBDuplicateEntry):
                 uuid = self.uow.run_once(write, answer=lambda job: {"uuid": job})
-            except db_exc.DBDuplicateEntry:
-                # Another job for the driver was recorded concurrently; the retry sees it.
-                continue
-            break
-        else:
-            raise Conflict("another job for the driver is being created, retry")
-        self.wake()
-        if cordons:
-            self.wake_publisher()
-        return {"uuid": uuid}
+                self.wake()
+                if cordons:
+                    self.wake_publisher()
+                return {"uuid": uuid}
+        raise Conflict("another job for the driver is being created, retry")
 
     def _acquire_job(self, tx: sa.Connection, kind: Kind, driver: str) -> OpenJob:
         """Create a job for a driver, or return the open job of the driver.

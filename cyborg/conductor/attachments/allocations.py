@@ -67,7 +67,7 @@ class AllocationSteps:
             intent = self._plan(work)
         if (wait := _take_turn(work, intent)) is not None:
             return wait
-        error, is_full = "it changes too often", False
+        error: str | None = None  # the last conflict
         # Nova changes the same allocation at a resize or migration: each attempt reads it again.
         for _ in range(MAX_CONFLICTS):
             # Read in this attachment's turn: no other attachment changes the amounts meanwhile.
@@ -76,20 +76,20 @@ class AllocationSteps:
                 known = _check_own(work, intent, known)
             if known is None:
                 raise WrongState(f"{work.target} has no allocation in Placement any more")
-            reached = known.generation
+            generation = known.generation
             if not core.is_extended(known.amounts, intent):
-                if is_full:
+                # The providers of the conflict may be full: choose others.
+                if error is not None:
                     intent = self._plan(work)
                 intent = _record_base(work, intent, known)
                 wanted = core.extend(known.amounts, intent.added)
                 try:
                     self._placement.set_consumer(work.consumer, wanted, known)
                 except Conflict as exc:
-                    # The providers of the conflict may be full: choose others.
-                    error, is_full = exc.message, True
+                    error = exc.message
                     continue
-                reached = (known.generation or 0) + 1
-            done = replace(intent, generation=reached)
+                generation = (known.generation or 0) + 1
+            done = replace(intent, generation=generation)
             work.complete_step(allocation_key=None, intent=done.to_dict())
             return None
         raise NoHandle(f"cannot extend the allocation of {work.target}: {error}")

@@ -164,6 +164,8 @@ class Guests:
         ``may_have_devices`` returns whether it may have one, by the actions of the server;
         ``advise`` returns what an operator must do, for the uuid of the server.
         """
+        # From the cheapest proof on: no devices, no guest, no action that composes a guest with the
+        # devices, an action that has renewed the guest.
         uuid = work.instance
         if not self.devices.owns_devices(work) or work.row["boot_marker"] is None:
             return work.complete_step()
@@ -188,6 +190,7 @@ class Guests:
         if work.row["failure"] is not None:
             _mark_attached(work)
             return None
+        # The guest has the devices: an operator must stop it, or a reboot takes them.
         if keeps_devices:
             return _wait_for_operator(work, core.kept_error(uuid))
         if not work.row["reboot"]:

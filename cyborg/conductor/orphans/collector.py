@@ -324,28 +324,7 @@ class OrphanCollector:
             in_use += by_presence.pop(Presence.ON_HOST, ())
             for presence, arqs in by_presence.items():
                 self._release_batches(arqs, stats, keep=presence is not Presence.NOT_FOUND)
-        if postponed:
-            stats.postponed = len(postponed)
-            LOG.warning(
-                "Orphan scan: %s bound ARQs have no allocation in Placement. They stay bound, "
-                "because Nova was not queried about their instances after %s failed queries; the "
-                "next scan queries it again",
-                len(postponed),
-                MAX_NOVA_FAILURES,
-                arq=[arq.uuid for arq in postponed],
-            )
-        if in_use:
-            stats.in_use = len(in_use)
-            instances = sorted({arq.instance for arq in in_use})
-            LOG.warning(
-                "Orphan scan: %s bound ARQs have no allocation in Placement. They stay bound, "
-                "because Nova has their instances on the host of the device. Shelve and unshelve "
-                "these servers, which allocates again: %s",
-                len(in_use),
-                join_limited(instances, MAX_NAMED),
-                instance=instances,
-                arq=[arq.uuid for arq in in_use],
-            )
+        _report_kept(stats, postponed, in_use)
 
     def _release_batches(self, arqs: Iterable[BoundArq], stats: RoundStats, *, keep: bool) -> None:
         remaining = iter(arqs)
@@ -438,3 +417,31 @@ def _failed_arq(row: ArqRow) -> BoundArq:
         bound_at=row["updated_at"] or row["created_at"],
         hostname=row["hostname"],
     )
+
+
+def _report_kept(
+    stats: RoundStats, postponed: Sequence[BoundArq], in_use: Sequence[BoundArq]
+) -> None:
+    """Count and log the suspected ARQs that stay bound."""
+    if postponed:
+        stats.postponed = len(postponed)
+        LOG.warning(
+            "Orphan scan: %s bound ARQs have no allocation in Placement. They stay bound, "
+            "because Nova was not queried about their instances after %s failed queries; the "
+            "next scan queries it again",
+            len(postponed),
+            MAX_NOVA_FAILURES,
+            arq=[arq.uuid for arq in postponed],
+        )
+    if in_use:
+        stats.in_use = len(in_use)
+        instances = sorted({arq.instance for arq in in_use})
+        LOG.warning(
+            "Orphan scan: %s bound ARQs have no allocation in Placement. They stay bound, "
+            "because Nova has their instances on the host of the device. Shelve and unshelve "
+            "these servers, which allocates again: %s",
+            len(in_use),
+            join_limited(instances, MAX_NAMED),
+            instance=instances,
+            arq=[arq.uuid for arq in in_use],
+        )

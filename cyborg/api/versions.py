@@ -58,14 +58,15 @@ def requested_version(environ: Mapping[str, Any]) -> Version:
     ``latest`` in any case. Raise HTTPNotAcceptable if the version is unknown or malformed.
     """
     header = environ.get("HTTP_OPENSTACK_API_VERSION") or ""
+    # Each entry should be "<service> <version>"; the parser ignores all others.
     entries = [entry.split() for entry in header.split(",") if entry.strip()]
+    bare = [words[0] for words in entries if len(words) == 1]
     text = microversion_parse.get_version({_HEADER: header}, SERVICE_TYPE)
-    if text is None and (bare := [words[0] for words in entries if len(words) == 1]):
+    if text is None and bare:
         text = bare[-1]
-    # The parser ignores entries that are not "<service> <version>", as if they were absent.
-    elif text is None and any(len(words) > 2 for words in entries):
-        raise _refuse(header, "is malformed")
     if text is None:
+        if any(len(words) > 2 for words in entries):
+            raise _refuse(header, "is malformed")
         return MINIMUM
     try:
         version = microversion_parse.parse_version_string(
@@ -75,7 +76,7 @@ def requested_version(environ: Mapping[str, Any]) -> Version:
         raise _refuse(header, "is malformed") from None
     if str(version) not in VERSIONS:
         raise _refuse(header, f"names no version from {FIRST} to {LATEST}")
-    if [text] in entries:
+    if text in bare:
         _BARE_VERSION_LOG.warn(
             "%s: %r lacks the service type, taken as '%s %s'; the next such header within %g s is "
             "not logged",

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
@@ -33,6 +34,14 @@ def is_enabled(conf: cfg.ConfigOpts) -> bool:
     """Return whether a notification driver is configured."""
     transport.register_options(conf)
     return bool(set(conf[GROUP].driver) - DISABLED_DRIVERS)
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What a thread has sent: the error of each message, or None, and why the broker failed."""
+
+    results: list[str | None] = field(default_factory=list)
+    broker_error: str | None = None
 
 
 class Notifier:
@@ -77,25 +86,25 @@ class Notifier:
             raise errors.Unavailable(
                 "the notification broker has not answered an earlier notification yet"
             )
-        results: list[str | None] = []
-        broker_errors: list[str] = []
+        progress = _Progress()
         # Some calls of the driver have no timeout.
         self._thread = threading.Thread(
-            target=self._send, args=(messages, results, broker_errors), name="notifier", daemon=True
+            target=self._send, args=(messages, progress), name="notifier", daemon=True
         )
         self._thread.start()
         # Not the timeout of the driver, which has none for a connection that is being opened.
         self._thread.join(self.timeout)
         # A copy, because the thread may add results after the timeout.
-        sent = list(results)
+        sent = list(progress.results)
         if len(sent) == len(messages):
             return sent
-        if broker_errors:
-            error = f"the notification broker accepts no message: {broker_errors[0]}"
+        refusal = progress.broker_error
+        if refusal is not None:
+            error = f"the notification broker accepts no message: {refusal}"
         else:
             error = f"the notification broker did not answer in {self.timeout:g} s"
         if not sent:
-            raise errors.Unavailable(error) if broker_errors else errors.TimedOut(error)
+            raise errors.TimedOut(error) if refusal is None else errors.Unavailable(error)
         return sent + [error] * (len(messages) - len(sent))
 
     def cleanup(self) -> None:
@@ -103,13 +112,8 @@ class Notifier:
         if self._thread is None or not self._thread.is_alive():
             self._transport.cleanup()
 
-    def _send(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        results: list[str | None],
-        broker_errors: list[str],
-    ) -> None:
-        """Send messages until the broker fails; add the error of each to ``results``."""
+    def _send(self, messages: Sequence[Mapping[str, Any]], progress: _Progress) -> None:
+        """Send messages until the broker fails."""
         for message in messages:
             self._errors.clear()
             send = self._oslo.error if message["priority"] == "ERROR" else self._oslo.info
@@ -118,9 +122,9 @@ class Notifier:
             except Exception as exc:  # noqa: BLE001  drivers may raise any error
                 self._errors.append(exc)
             if not all(map(_is_message_error, self._errors)):
-                broker_errors.append(_describe(self._errors[0]))
+                progress.broker_error = _describe(self._errors[0])
                 return
-            results.append(_describe(self._errors[0]) if self._errors else None)
+            progress.results.append(_describe(self._errors[0]) if self._errors else None)
 
 
 def make_notifier(conf: cfg.ConfigOpts) -> Notifier | None:

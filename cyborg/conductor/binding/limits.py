@@ -279,8 +279,7 @@ def run_with_limits(
         try:
             return work(limits)
         except ProjectsMissing as exc:
-            missing = exc
-        add_missing(uow, limits, missing)
+            add_missing(uow, limits, exc)
     raise projects_change()
 
 

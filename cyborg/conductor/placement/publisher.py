@@ -22,7 +22,7 @@ from cyborg.conductor.common.work_lease import Leasing, WorkLease
 from cyborg.conductor.placement import offers, reconciler
 from cyborg.conductor.placement.batches import Batch, BatchResult, FailedRow, HostState, Rows
 from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
-from cyborg.core.errors import CyborgError, InUse, NotFound, Unavailable
+from cyborg.core.errors import CyborgError, InUse, NotFound, Unavailable, attempt
 from cyborg.core.inventory.device_set import OfferState
 from cyborg.core.log import get_logger, log_fields
 from cyborg.core.self_heal import CorrectiveAction
@@ -209,7 +209,6 @@ class Publisher:
     def _publish_host_safely(self, host: str, rows: Rows, batch: Batch) -> BatchResult:
         """Publish the rows of a host and record its errors; other hosts are not affected."""
         result = BatchResult()
-        failure: CyborgError | None = None
         try:
             kind = tracing.SpanKind.INTERNAL
             span = tracing.root_span("placement.publish", None, kind, host=host)
@@ -224,10 +223,12 @@ class Publisher:
                 "Unexpected error while publishing the resource providers of a host", host=host
             )
             failure = CyborgError(INTERNAL)
+        else:
+            return result
         rest = [row for row in rows if not result.has_result(row)]
         if isinstance(failure, Unavailable):
             self._record_unreachable(rest, failure, result)
-        elif failure is not None:
+        else:
             for row in rest:
                 self._record_failure(result, row, failure.message)
         return result
@@ -393,15 +394,15 @@ class Publisher:
         # The server that has the devices is not waited for: its release makes the set stale.
         if self.uow.run(lambda tx: offer_store.is_owned(tx, row["uuid"])):
             return
-        try:
-            consumers = sorted(self.placement.allocations(row["uuid"]) or ())
-        except CyborgError as exc:
-            consumers, error = [], exc.message
+        consumers = attempt(partial(self.placement.allocations, row["uuid"]))
+        if not consumers:
+            result.withdrawn[row["uuid"]] = row["revision"]
+            return
+        if isinstance(consumers, CyborgError):
+            error = consumers.message
         else:
-            error = f"reserved, and still allocated to {join_limited(consumers, MAX_CONSUMERS)}"
-            if not consumers:
-                result.withdrawn[row["uuid"]] = row["revision"]
-                return
+            names = join_limited(sorted(consumers), MAX_CONSUMERS)
+            error = f"reserved, and still allocated to {names}"
         # Not published: a failure is tried again.
         del result.published[row["uuid"]]
         is_soon = row["attempts"] < MAX_WITHDRAWAL_CHECKS
@@ -423,13 +424,8 @@ class Publisher:
             )
 
     def _placement_answers(self) -> bool:
-        try:
-            self.placement.find(PROBE_NAME)
-        except Unavailable:
-            return False
-        except CyborgError:
-            return True  # a refusal is an answer
-        return True
+        # A refusal is an answer.
+        return not isinstance(attempt(partial(self.placement.find, PROBE_NAME)), Unavailable)
 
     def _record_failure(
         self,

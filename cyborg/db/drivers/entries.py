@@ -281,17 +281,20 @@ def _entry(
 
 def _read(
     connection: sa.Connection,
-    name: sa.Column[str],
+    driver: sa.Column[str],
     columns: Sequence[sa.ColumnElement[Any]],
     drivers: Collection[str],
     hosts: Sequence[HostRow],
 ) -> list[Row]:
-    """Return these columns of the rows of drivers on hosts; ``name`` is that of the driver."""
-    service = name.table.c.service_id
+    """Return ``columns`` of the rows of drivers on hosts.
+
+    ``driver`` is the column of their table that has the name of the driver.
+    """
+    service = driver.table.c.service_id
     query = (
         sa.select(*_HOST, *columns)
-        .select_from(name.table)
+        .select_from(driver.table)
         .join(services, services.c.id == service)
-        .where(name.in_(drivers), paging.id_in(service, [row["id"] for row in hosts]))
+        .where(driver.in_(drivers), paging.id_in(service, [row["id"] for row in hosts]))
     )
     return [dict(row) for row in connection.execute(query).mappings()]

@@ -249,7 +249,7 @@ def _num_used(connection: sa.Connection, drivers: Collection[str], hosts: Hosts)
 
 def _newest(connection: sa.Connection, drivers: Collection[str], hosts: Hosts) -> dict[str, Row]:
     """Return the facts of the newest version of each driver that a host can import."""
-    # Cheaper than the rows of all hosts: hosts with one version have the same facts.
+    # One row of each version first: hosts with one version have the same facts.
     query = sa.select(
         table.c.name.label("driver"), sa.func.min(table.c.id).label("id"), table.c.version
     ).where(table.c.name.in_(drivers), table.c.error.is_(None), *_on(table, hosts))

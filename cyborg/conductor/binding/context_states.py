@@ -165,20 +165,20 @@ def follow_arqs(
     if failure is not None:
         store.set_failure(tx, unchanged, failure)
     expires_at = expiry(now, recorder.conf.device_contexts.unbound_ttl)
-    for (state, lease_ends), changed in changes.items():
-        values = _values_of(state, failure)
-        if lease_ends:
-            values["lease_expires_at"] = None
+    for change, changed in changes.items():
+        state, values = change.state, _values_of(change, failure)
         store.set_state(tx, [context["id"] for context in changed], state, values)
         if state is ContextState.UNBOUND and expires_at is not None:
             _postpone_expiry(tx, changed, expires_at)
         updated: list[Any] = [{**context, "state": state, **values} for context in changed]
         # The state is the same after a failed bind: only the end of a lease distinguishes them.
-        failed = lease_ends and state is ContextState.ERROR
+        failed = change.lease_ends and state is ContextState.ERROR
         record_contexts(tx, updated, recorder, Event.CONTEXT_RESERVE_FAILED if failed else None)
 
 
 class _StateChange(NamedTuple):
+    """The new state of a context, and whether this ends its lease."""
+
     state: ContextState
     lease_ends: bool
 
@@ -210,13 +210,15 @@ def expiry(now: datetime, seconds: float) -> datetime | None:
     return now + timedelta(seconds=seconds) if seconds else None
 
 
-def _values_of(state: ContextState, failure: ContextFailure | None) -> dict[str, Any]:
+def _values_of(change: _StateChange, failure: ContextFailure | None) -> dict[str, Any]:
     """Return the columns that change with the state, other than the state."""
     values: dict[str, Any] = {} if failure is None else {**store.failure_values(failure)}
-    if state in (ContextState.CLEANING, ContextState.UNBOUND):
+    if change.state in (ContextState.CLEANING, ContextState.UNBOUND):
         values["instance_uuid"] = None
-    if state is ContextState.UNBOUND:
+    if change.state is ContextState.UNBOUND:
         values["hostname"] = None
+    if change.lease_ends:
+        values["lease_expires_at"] = None
     return values
 
 

@@ -11,11 +11,12 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from webob import exc
 
 from cyborg.api.auth import is_local
+from cyborg.api.slots import take_slot, too_many
 from cyborg.core.errors import Invalid
 
 # Without the limit, a keystone that hangs would block every thread of the API, and anybody could
@@ -124,7 +125,7 @@ class Throttle:
         with self._lock:
             _check_wait(self._failures.seconds_to_wait(client), "of this address")
             if client in self._addresses:
-                raise _too_many("a sign-in of this address is under way", 1)
+                raise too_many("a sign-in of this address is under way", 1)
             self._addresses.add(client)
         try:
             with _slot(self._sign_ins, timeout=0):
@@ -167,23 +168,11 @@ class Throttle:
                     self._known.popitem(last=False)
 
 
-@contextmanager
-def _slot(slots: threading.Semaphore, timeout: float) -> Iterator[None]:
+def _slot(slots: threading.Semaphore, timeout: float) -> AbstractContextManager[None]:
     """Take one of the slots. Raise HTTPTooManyRequests if there is none in time."""
-    if not slots.acquire(timeout=timeout):
-        raise _too_many("too many sign-ins at the same time", 2)
-    try:
-        yield
-    finally:
-        slots.release()
+    return take_slot(slots, timeout, "too many sign-ins at the same time", 2)
 
 
 def _check_wait(seconds: float, owner: str) -> None:
     if seconds > 0:
-        raise _too_many(f"too many failed sign-ins {owner}", math.ceil(seconds))
-
-
-def _too_many(reason: str, seconds: int) -> exc.HTTPTooManyRequests:
-    return exc.HTTPTooManyRequests(
-        f"{reason}, retry in {seconds} s", headers={"Retry-After": str(seconds)}
-    )
+        raise too_many(f"too many failed sign-ins {owner}", math.ceil(seconds))

@@ -250,7 +250,13 @@ def _tuned(url: sa.URL, read_only: bool, limits: Timeouts | None) -> sa.URL:
     if url.get_backend_name() == "postgresql":
         url = timeouts.keep_alive(url)
         url = url if limits is None else timeouts.limit_url(url, limits)
-        flags = [url.query.get("options", ""), r"-c default_transaction_isolation=read\ committed"]
+        # Compiling the expressions of a statement takes longer than the statements of this service.
+        # First, so that the URL can set it.
+        flags = [
+            "-c jit=off",
+            url.query.get("options", ""),
+            r"-c default_transaction_isolation=read\ committed",
+        ]
         if read_only:
             flags.append("-c default_transaction_read_only=on")
         options = " ".join(str(flag) for flag in flags if flag)

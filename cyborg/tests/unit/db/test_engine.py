@@ -4,6 +4,7 @@
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -16,7 +17,7 @@ from cyborg.db import schema
 from cyborg.db.engine import Reader, make_engine, wait_until_ready
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
-from cyborg.tests.fixtures.databases.databases import engine_of
+from cyborg.tests.fixtures.databases.databases import engine_of, fresh_database
 from cyborg.tests.fixtures.machine.options import make_conf
 
 LOG = get_logger(__name__)
@@ -60,6 +61,20 @@ def test_isolation_level_is_reset_after_a_reader(engine: sa.Engine) -> None:
             assert connection.get_isolation_level() == expected
         with Reader(engine).connect() as connection:
             connection.execute(sa.select(schema.services)).all()
+
+
+@pytest.mark.services
+@pytest.mark.parametrize(("options", "expected"), [("", "off"), ("-c jit=on", "on")])
+def test_postgresql_does_not_compile_statements(
+    tmp_path: Path, options: str, expected: str
+) -> None:
+    with fresh_database("postgresql", tmp_path) as text:
+        url = sa.make_url(text).update_query_dict({"options": options} if options else {})
+        with (
+            engine_of(url.render_as_string(hide_password=False)) as engine,
+            engine.connect() as connection,
+        ):
+            assert connection.exec_driver_sql("SHOW jit").scalar_one() == expected
 
 
 def test_sqlite_is_configured_for_concurrency(sqlite_engine: sa.Engine) -> None:

@@ -238,7 +238,7 @@ class Controller(Resource):
             )
             fit = request_fit.evaluate_request(demands, states, check)
             summaries = fit.summarize()
-            texts = {} if elevated else _visible_owners(connection, request, summaries)
+            texts = {} if elevated else _visible_owners(connection, request, summaries, fit)
             document: dict[str, Any] = {
                 **head,
                 "providers": [],
@@ -341,7 +341,10 @@ def resource_classes_of(demands: Iterable[core.GroupDemand]) -> set[str]:
 
 
 def _visible_owners(
-    connection: sa.Connection, request: RequestContext, summaries: Iterable[core.GroupSummary]
+    connection: sa.Connection,
+    request: RequestContext,
+    summaries: Iterable[core.GroupSummary],
+    fit: request_fit.RequestFit,
 ) -> dict[int, str]:
     """Return the owners of the taken handles of each group, as far as the caller may see them.
 
@@ -354,10 +357,22 @@ def _visible_owners(
     project = request.caller.project_id or ""
     classes = resource_classes_of(summary.demand for summary in taken)
     own = provider_states.find_own_holders(connection, project, classes)
+    # Those of the project alone, since the others are only counted.
+    targets = {demand.target for demand in fit.demands}
+    states = provider_states.find(
+        connection, resource_classes=classes, owner=project, attach_targets=targets
+    )
+    failing = [(state.uuid, fit.failures(state)) for state in states if state.uuid in own]
+    numbers = [demand.number for demand in fit.demands]
     texts: dict[int, str] = {}
     for summary in taken:
-        mine = [own[uuid] for uuid in summary.taken if uuid in own]
-        by_others = sum(summary.taken.values()) > sum(each.total for each in mine)
+        group = numbers.index(summary.demand.number)
+        mine = [
+            own[uuid]
+            for uuid, failures in failing
+            if (failure := failures[group]) and failure.predicate is Predicate.TAKEN
+        ]
+        by_others = summary.taken > sum(each.total for each in mine)
         # First the other projects: a text names only the first owners.
         holders = [core.Holder(arq="", instance=None, project=None)] if by_others else []
         holders += [holder for each in mine for holder in each.first]

@@ -99,8 +99,9 @@ def describe_missing(
             why = join_limited(texts, MAX_SHOWN, separator="; ", nouns="devices")
             why = why or "no other device"
         return f"group {demand.number}: {why}"
-    for joint in evaluate_request(demands, others).joint.values():
-        for failure in joint.values():
+    fit = evaluate_request(demands, others)
+    for host in fit.counts.hosts:
+        for failure in fit.joint(host).values():
             if failure.predicate is Predicate.TAKEN_IN_CALL:
                 return failure.text
     return "each group fits alone, but not all groups together, or Placement has no room"

@@ -12,12 +12,13 @@ A device set serves one group, with all its devices. Only offered sets count: wi
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cyborg.core.explain import explanation
 from cyborg.core.explain.explanation import GroupDemand, ProviderState
 from cyborg.core.explain.packing import Budget, Caps, Kind, Packing, pack
 from cyborg.core.explain.predicates import MATCHING, Predicate, device_failures, find_trait_failure
+from cyborg.core.explain.provider_counts import Composition, ProviderCounts, list_providers
 from cyborg.core.inventory.device import Layout
 
 # Steps of the exact searches in one computation: together they take a few seconds at most.
@@ -44,15 +45,16 @@ class HostCapacity:
 
 @dataclass(slots=True)
 class _Tally:
-    """Counts of the handles of a host; ``bins`` has those of each provider with free handles.
+    """Counts of the handles of a host; ``bins`` are the providers with free handles.
 
     A bin has the number of free handles that each demand could use, in the order of the demands.
+    Equal bins are counted.
     """
 
     free: int = 0
     total: int = 0
     losses: Counter[Predicate] = field(default_factory=Counter)
-    bins: list[Caps] = field(default_factory=list)
+    bins: Counter[Caps] = field(default_factory=Counter)
 
 
 def compute_capacity(
@@ -60,7 +62,14 @@ def compute_capacity(
     providers: Iterable[ProviderState],
     effort: int = DEFAULT_EFFORT,
 ) -> list[HostCapacity]:
-    """Return the capacity of each host that has one of the providers, ordered by host.
+    """Return the capacity of each host that has one of the providers: see ``count_capacity``."""
+    return count_capacity(demands, list_providers(providers), effort)
+
+
+def count_capacity(
+    demands: Sequence[GroupDemand], counts: ProviderCounts, effort: int = DEFAULT_EFFORT
+) -> list[HostCapacity]:
+    """Return the capacity of each host, ordered by host.
 
     The result is exact if the groups of each resource class request equal numbers of handles, which
     is the usual case. With different numbers it is exact on hosts with few handles.
@@ -68,24 +77,25 @@ def compute_capacity(
     bounds for all hosts together. When it is spent, the result for the remaining hosts is a lower
     bound. Hosts with equal free handles are computed once.
     """
-    by_host: dict[str, list[ProviderState]] = {}
-    for provider in providers:
-        by_host.setdefault(provider.host, []).append(provider)
     kinds = _make_kinds(demands)
     budget = Budget(effort)
-    cache: dict[object, Packing] = {}
+    equal_hosts: dict[Composition, HostCapacity] = {}
+    equal_bins: dict[object, Packing] = {}
     capacities = []
-    for host, states in sorted(by_host.items()):
-        tally = _count_handles(demands, states)
-        # Most hosts of a cloud are equal, whatever the order of their providers: each kind is
-        # computed once.
-        key = tuple(sorted(Counter(tally.bins).items()))
-        if key not in cache:
-            cache[key] = _fit_servers(kinds, tally.bins, budget)
-        servers, exact = cache[key]
-        capacities.append(
-            HostCapacity(host, servers, exact, tally.free, tally.total, dict(tally.losses))
-        )
+    for host, composition in sorted(counts.hosts.items()):
+        # Most hosts of a cloud are equal: each composition is computed once, and each combination
+        # of free handles, which different compositions can have.
+        if (found := equal_hosts.get(composition)) is None:
+            tally = _count_handles(demands, counts.kinds, composition)
+            key = tuple(sorted(tally.bins.items()))
+            if key not in equal_bins:
+                bins = list(tally.bins.elements())
+                equal_bins[key] = _fit_servers(kinds, bins, budget)
+            servers, exact = equal_bins[key]
+            losses = dict(tally.losses)
+            found = HostCapacity(host, servers, exact, tally.free, tally.total, losses)
+            equal_hosts[composition] = found
+        capacities.append(replace(found, host=host))
     return capacities
 
 
@@ -116,29 +126,32 @@ def _fit_servers(
     return Packing(servers, any(r.is_exact for r in results if r.sets == servers))
 
 
-def _count_handles(demands: Sequence[GroupDemand], providers: Sequence[ProviderState]) -> _Tally:
+def _count_handles(
+    demands: Sequence[GroupDemand], kinds: Sequence[ProviderState], composition: Composition
+) -> _Tally:
     """Count the handles of a host."""
     tally = _Tally()
-    by_device: dict[str, list[ProviderState]] = {}
-    for provider in providers:
-        by_device.setdefault(provider.device_uuid, []).append(provider)
-        _add_provider(tally, demands, provider)
-    for states in by_device.values():
+    for unit, number in composition:
+        states = [kinds[kind] for kind in unit]
+        for state in states:
+            _add_providers(tally, demands, state, number)
         if gain := _layout_gain(demands, states):
-            tally.losses[Predicate.OTHER_LAYOUT] += gain
+            tally.losses[Predicate.OTHER_LAYOUT] += number * gain
     return tally
 
 
-def _add_provider(tally: _Tally, demands: Sequence[GroupDemand], provider: ProviderState) -> None:
-    """Add the handles of a provider to the counts."""
+def _add_providers(
+    tally: _Tally, demands: Sequence[GroupDemand], provider: ProviderState, number: int
+) -> None:
+    """Add the handles of equal providers to the counts."""
     failures = [explanation.find_device_failure(demand, provider) for demand in demands]
     predicates = [failure.predicate for failure in failures if failure is not None]
     if len(predicates) == len(demands):
         # The group that came nearest decides.
         nearest = max(predicates, key=lambda predicate: predicate.position)
         if nearest not in MATCHING:
-            tally.total += provider.handles.total
-            tally.losses[nearest] += provider.handles.total
+            tally.total += number * provider.handles.total
+            tally.losses[nearest] += number * provider.handles.total
         return
     handles = provider.handles
     caps = tuple(
@@ -146,8 +159,8 @@ def _add_provider(tally: _Tally, demands: Sequence[GroupDemand], provider: Provi
         for demand, failure in zip(demands, failures, strict=True)
     )
     usable = max(caps)
-    tally.total += handles.total
-    tally.free += usable
+    tally.total += number * handles.total
+    tally.free += number * usable
     for predicate, count in (
         (Predicate.DRAINING, handles.draining),
         (Predicate.TAKEN, handles.taken),
@@ -155,9 +168,9 @@ def _add_provider(tally: _Tally, demands: Sequence[GroupDemand], provider: Provi
         (Predicate.ATTACH_TARGET, handles.free - usable),
     ):
         if count:
-            tally.losses[predicate] += count
+            tally.losses[predicate] += number * count
     if usable:
-        tally.bins.append(caps)
+        tally.bins[caps] += number
 
 
 def _layout_gain(demands: Sequence[GroupDemand], providers: Sequence[ProviderState]) -> int:

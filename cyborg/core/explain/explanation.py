@@ -137,8 +137,7 @@ class GroupSummary:
     """The providers that fit a group, and the counts of those that do not, by first failure.
 
     ``free`` are the usable handles of the fitting providers, ``handles`` all handles of the others.
-    ``taken`` are the numbers of taken handles of the providers whose first failure is TAKEN, by the
-    uuid of the provider.
+    ``taken`` are the taken handles of the providers whose first failure is TAKEN.
     """
 
     demand: GroupDemand
@@ -146,18 +145,18 @@ class GroupSummary:
     free: int = 0
     providers: Counter[Predicate] = field(default_factory=Counter)
     handles: Counter[Predicate] = field(default_factory=Counter)
-    taken: dict[str, int] = field(default_factory=dict)
+    taken: int = 0
 
-    def count(self, provider: ProviderState, failure: Failure | None) -> None:
-        """Count a provider with its first failure; None if it fits."""
+    def count(self, provider: ProviderState, failure: Failure | None, number: int = 1) -> None:
+        """Count equal providers with their first failure; None if they fit."""
         if failure is None:
-            self.fitting += 1
-            self.free += provider.handles.fitting(self.demand.target)
+            self.fitting += number
+            self.free += number * provider.handles.fitting(self.demand.target)
             return
-        self.providers[failure.predicate] += 1
-        self.handles[failure.predicate] += provider.handles.total
+        self.providers[failure.predicate] += number
+        self.handles[failure.predicate] += number * provider.handles.total
         if failure.predicate is Predicate.TAKEN:
-            self.taken[provider.uuid] = provider.handles.taken
+            self.taken += number * provider.handles.taken
 
 
 # A predicate of the caller that is evaluated last, such as the quota of its project.

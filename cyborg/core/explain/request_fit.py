@@ -25,88 +25,16 @@ from cyborg.core.explain import explanation
 from cyborg.core.explain.explanation import GroupDemand, ProviderState
 from cyborg.core.explain.packing import Budget, Caps, Kind, fits_once
 from cyborg.core.explain.predicates import Failure, Predicate, fail
+from cyborg.core.explain.provider_counts import (
+    Composition,
+    ProviderCounts,
+    count_kinds,
+    list_providers,
+)
 
 TOGETHER = "groups {} together need more handles than host {} has"
 # Steps of the searches in one evaluation: a tenth of those of a capacity.
 EFFORT = 5000
-
-
-@dataclass(frozen=True, slots=True)
-class RequestFit:
-    """The failures of providers for the groups of a request.
-
-    ``alone`` has for each provider its first failure for each distinct group, by the index of the
-    first equal demand. ``joint`` has by host the failures of groups that a provider of the host
-    fits alone, by the same index. ``fitting_hosts`` can serve all groups together.
-    """
-
-    demands: Sequence[GroupDemand]
-    firsts: tuple[int, ...]
-    check: explanation.Check | None
-    alone: Sequence[tuple[ProviderState, Mapping[int, Failure | None]]]
-    joint: Mapping[str, Mapping[int, Failure]]
-    fitting_hosts: frozenset[str]
-
-    def failures(self, provider: ProviderState) -> list[Failure | None]:
-        """Return the first failure of a provider for each demand, with those of its host."""
-        joint = self.joint.get(provider.host, {})
-        found = explanation.find_failures(self.demands, self.firsts, provider, self.check)
-        return [own or joint.get(first) for own, first in zip(found, self.firsts, strict=True)]
-
-    def summarize(self) -> list[explanation.GroupSummary]:
-        """Return for each group how many providers fit, and how many fail at which predicate.
-
-        The summaries of equal groups share their counters.
-        """
-        found = {first: explanation.GroupSummary(self.demands[first]) for first in self.firsts}
-        for provider, alone in self.alone:
-            joint = self.joint.get(provider.host, {})
-            for first, own in alone.items():
-                found[first].count(provider, own or joint.get(first))
-        return [
-            replace(found[first], demand=demand)
-            for demand, first in zip(self.demands, self.firsts, strict=True)
-        ]
-
-
-def evaluate_request(
-    demands: Sequence[GroupDemand],
-    providers: Iterable[ProviderState],
-    check: explanation.Check | None = None,
-    effort: int = EFFORT,
-) -> RequestFit:
-    """Evaluate all groups of a request; ``providers`` are all providers of each host.
-
-    ``effort`` limits the searches for groups that compete, on all hosts together. A host whose
-    search ends without a result counts as one that fits.
-    """
-    firsts = explanation.find_first_equals(demands)
-    kinds = tuple(dict.fromkeys(firsts))
-    alone: list[tuple[ProviderState, Mapping[int, Failure | None]]] = []
-    hosts: dict[str, list[Caps]] = {}
-    for provider in providers:
-        found = {
-            first: explanation.find_first_failure(demands[first], provider, check)
-            for first in kinds
-        }
-        alone.append((provider, found))
-        caps = tuple(
-            provider.handles.fitting(demands[first].target) if failure is None else 0
-            for first, failure in found.items()
-        )
-        bins = hosts.setdefault(provider.host, [])
-        if any(caps):
-            bins.append(caps)
-    search = _Search(demands, firsts, kinds, Budget(effort))
-    joint: dict[str, dict[int, Failure]] = {}
-    fitting: set[str] = set()
-    for host, bins in hosts.items():
-        problem = search.find(bins)
-        if problem is None:
-            fitting.add(host)
-        elif bins:
-            joint[host] = _describe(demands, firsts, problem, host)
-    return RequestFit(demands, firsts, check, alone, joint, frozenset(fitting))
 
 
 class _Problem(NamedTuple):
@@ -119,6 +47,118 @@ class _Problem(NamedTuple):
     unserved: tuple[int, ...]
     competing: tuple[tuple[int, ...], ...]
     idle: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFit:
+    """The failures of providers for the groups of a request.
+
+    ``alone`` has for each kind of providers its first failure for each distinct group, by the index
+    of the first equal demand. ``problems`` has by composition of a host why it cannot serve all
+    groups together; None if it can.
+    """
+
+    demands: Sequence[GroupDemand]
+    firsts: tuple[int, ...]
+    check: explanation.Check | None
+    counts: ProviderCounts
+    alone: Sequence[Mapping[int, Failure | None]]
+    problems: Mapping[Composition, _Problem | None]
+
+    @property
+    def fitting_hosts(self) -> frozenset[str]:
+        """Return the hosts that can serve all groups together."""
+        hosts = self.counts.hosts.items()
+        return frozenset(host for host, kinds in hosts if self.problems[kinds] is None)
+
+    def joint(self, host: str) -> Mapping[int, Failure]:
+        """Return the failures of groups that a provider of a host fits alone.
+
+        The key is the index of the first equal demand.
+        """
+        # A host may have appeared after the providers were counted.
+        composition = self.counts.hosts.get(host)
+        problem = None if composition is None else self.problems[composition]
+        return {} if problem is None else _describe(self.demands, self.firsts, problem, host)
+
+    def failures(self, provider: ProviderState) -> list[Failure | None]:
+        """Return the first failure of a provider for each demand, with those of its host."""
+        joint = self.joint(provider.host)
+        found = explanation.find_failures(self.demands, self.firsts, provider, self.check)
+        return [own or joint.get(first) for own, first in zip(found, self.firsts, strict=True)]
+
+    def summarize(self) -> list[explanation.GroupSummary]:
+        """Return for each group how many providers fit, and how many fail at which predicate.
+
+        The summaries of equal groups share their counters.
+        """
+        found = {first: explanation.GroupSummary(self.demands[first]) for first in self.firsts}
+        for composition, hosts in Counter(self.counts.hosts.values()).items():
+            problem = self.problems[composition]
+            # Of any host: only its predicates are counted.
+            joint = {} if problem is None else _describe(self.demands, self.firsts, problem, "")
+            for kind, number in count_kinds(composition).items():
+                for first, own in self.alone[kind].items():
+                    failure = own or joint.get(first)
+                    found[first].count(self.counts.kinds[kind], failure, number * hosts)
+        if self.counts.others:
+            for summary in found.values():
+                summary.providers[Predicate.RESOURCE_CLASS] += self.counts.others
+                summary.handles[Predicate.RESOURCE_CLASS] += self.counts.other_handles
+        return [
+            replace(found[first], demand=demand)
+            for demand, first in zip(self.demands, self.firsts, strict=True)
+        ]
+
+
+def evaluate_request(
+    demands: Sequence[GroupDemand],
+    providers: Iterable[ProviderState],
+    check: explanation.Check | None = None,
+    effort: int = EFFORT,
+) -> RequestFit:
+    """Evaluate all groups of a request for listed providers: see ``evaluate_counts``."""
+    return evaluate_counts(demands, list_providers(providers), check, effort)
+
+
+def evaluate_counts(
+    demands: Sequence[GroupDemand],
+    counts: ProviderCounts,
+    check: explanation.Check | None = None,
+    effort: int = EFFORT,
+) -> RequestFit:
+    """Evaluate all groups of a request; ``counts`` has all providers of each host.
+
+    ``effort`` limits the searches for groups that compete, on all hosts together. A host whose
+    search ends without a result counts as one that fits.
+    """
+    firsts = explanation.find_first_equals(demands)
+    distinct = tuple(dict.fromkeys(firsts))
+    alone: list[Mapping[int, Failure | None]] = []
+    caps: list[Caps] = []
+    for provider in counts.kinds:
+        found = {
+            first: explanation.find_first_failure(demands[first], provider, check)
+            for first in distinct
+        }
+        alone.append(found)
+        caps.append(
+            tuple(
+                provider.handles.fitting(demands[first].target) if failure is None else 0
+                for first, failure in found.items()
+            )
+        )
+    search = _Search(demands, firsts, distinct, Budget(effort))
+    problems: dict[Composition, _Problem | None] = {}
+    # In the order of the hosts, in which they share the effort.
+    for composition in counts.hosts.values():
+        if composition not in problems:
+            bins = Counter[Caps]()
+            for kind, number in count_kinds(composition).items():
+                if any(caps[kind]):
+                    bins[caps[kind]] += number
+            problems[composition] = search.find(list(bins.elements()))
+    return RequestFit(demands, firsts, check, counts, alone, problems)
 
 
 @dataclass(slots=True)
@@ -255,7 +295,7 @@ def explain_rejections(
     fit = evaluate_request(demands, providers)
     weights = Counter(fit.firsts)
     distances: list[tuple[tuple[int, int], ProviderState]] = []
-    for provider, alone in fit.alone:
+    for provider, alone in zip(fit.counts.kinds, fit.alone, strict=True):
         if provider.uuid not in returned:
             failures = {first: own for first, own in alone.items() if own is not None}
             failing = sum(weights[first] for first in failures)

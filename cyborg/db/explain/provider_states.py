@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the states of providers, from which explanations and capacities are computed.
+"""Read the states of single providers: those of a page, of a host, or of a bind.
 
-The handles are counted by the database, because a cloud can have more than a hundred thousand.
+The handles are counted by the database. ``provider_counts`` has the providers of the whole cloud.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -18,6 +19,8 @@ from cyborg.core.inventory.device_state import DeviceFacts
 from cyborg.db import joins
 from cyborg.db.deployables import facts
 from cyborg.db.deployables.read import failed_restores
+from cyborg.db.paging import NameRow, Page, paginate
+from cyborg.db.rows import fetch_all
 from cyborg.db.schema import arqs, deployables, devices, providers, services, set_members
 from cyborg.db.schema import attach_handles as handles
 
@@ -31,17 +34,25 @@ def find(
     *,
     resource_classes: Collection[str] | None = None,
     host: str | None = None,
+    owner: str | None = None,
     uuids: Collection[str] | None = None,
     attach_targets: Collection[AttachTarget | None] = (),
 ) -> list[ProviderState]:
     """Return the states of providers, ordered by host; execute five statements.
 
     ``resource_classes`` limits them to providers of these classes and to those of devices with a
-    layout that has one of them, ``uuids`` to some providers. ``attach_targets`` are the targets
-    whose handles are counted. Without ``uuids``, the providers are left out whose devices are
-    allocated in device sets only: Placement has no inventory of them.
+    layout that has one of them, ``owner`` to those of which a project has handles, ``uuids`` to
+    some providers. ``attach_targets`` are the targets whose handles are counted. Without ``uuids``,
+    the providers are left out whose devices are allocated in device sets only: Placement has no
+    inventory of them.
     """
-    where = _conditions(resource_classes, host)
+    where = [] if host is None else [devices.c.host == host]
+    if resource_classes is not None:
+        of_class = deployables.c.resource_class.in_(sorted(resource_classes))
+        where.append(sa.or_(of_class, has_layout_of(resource_classes)))
+    if owner is not None:
+        owned = sa.select(arqs.c.device_rp_uuid).where(arqs.c.project_id == owner)
+        where.append(deployables.c.rp_uuid.in_(owned))
     if uuids is not None:
         where.append(deployables.c.rp_uuid.in_(sorted(uuids)))
     failed = failed_restores(connection)
@@ -55,6 +66,26 @@ def find(
     return states if uuids is not None else [state for state in states if not state.in_sets]
 
 
+def find_uuids(
+    connection: sa.Connection, page: Page | None = None, *, host: str | None = None
+) -> list[NameRow]:
+    """Return a page of the uuids of the providers that ``find`` returns, by default by host.
+
+    The sort keys are ``hostname`` and ``uuid``. A marker costs one more statement. Raise Invalid as
+    ``paginate`` does.
+    """
+    page = page or Page()
+    if page.sort_key is None:
+        page = replace(page, sort_key="hostname")
+    query = sa.select(_LISTED.c.uuid)
+    if host is not None:
+        query = query.where(_LISTED.c.host == host)
+    sortable = {"hostname": _LISTED.c.host, "uuid": _LISTED.c.uuid}
+    return fetch_all(
+        NameRow, connection.execute(paginate(connection, query, _LISTED, page, sortable))
+    )
+
+
 def find_holders(
     connection: sa.Connection, provider_uuids: Collection[str]
 ) -> dict[str, list[Holder]]:
@@ -62,20 +93,19 @@ def find_holders(
 
     Execute one statement.
     """
-    number = sa.func.row_number().over(partition_by=deployables.c.id, order_by=handles.c.id)
-    query = sa.select(deployables.c.rp_uuid, *_HOLDER, number.label("number"))
-    query = query.where(deployables.c.rp_uuid.in_(sorted(provider_uuids)))
+    provider = arqs.c.device_rp_uuid
+    number = sa.func.row_number().over(partition_by=provider, order_by=handles.c.id)
+    # The row ids alone: the database sorts all owners of the providers, and reads the first ones.
+    query = sa.select(arqs.c.id, number.label("number")).join(
+        handles, handles.c.arq_id == arqs.c.id
+    )
+    owned = query.where(provider.in_(sorted(provider_uuids))).subquery()
+    first = sa.select(provider, *_HOLDER).join(owned, owned.c.id == arqs.c.id)
+    first = first.where(owned.c.number <= MAX_HOLDERS).order_by(provider, owned.c.number)
     found = defaultdict[str, list[Holder]](list)
-    for row in _first_owners(connection, query):
-        found[row.rp_uuid].append(Holder(row.uuid, row.instance_uuid, row.project_id))
+    for uuid, *holder in connection.execute(first):
+        found[uuid].append(Holder(*holder))
     return dict(found)
-
-
-def _first_owners(connection: sa.Connection, query: sa.Select[Any]) -> Iterable[Any]:
-    """Return the rows of a query of owned handles whose ``number`` is at most MAX_HOLDERS."""
-    owned = query.select_from(_OWNED).subquery()
-    first = sa.select(owned).where(owned.c.number <= MAX_HOLDERS)
-    return connection.execute(first.order_by(owned.c.rp_uuid, owned.c.number))
 
 
 class OwnHolders(NamedTuple):
@@ -104,14 +134,30 @@ def find_own_holders(
         deployables.c.resource_class.in_(sorted(resource_classes)),
         handles.c.draining.is_(sa.false()),
     )
+    owned = query.select_from(_OWNED).subquery()
+    first = sa.select(owned).where(owned.c.number <= MAX_HOLDERS)
     found: dict[str, OwnHolders] = {}
-    for row in _first_owners(connection, query):
+    for row in connection.execute(first.order_by(owned.c.rp_uuid, owned.c.number)):
         holder = Holder(row.uuid, row.instance_uuid, row.project_id)
         found.setdefault(row.rp_uuid, OwnHolders([], row.total)).first.append(holder)
     return found
 
 
 _NONE = HandleCounts()
+IS_MEMBER = sa.exists().where(set_members.c.handle_id == handles.c.id).correlate(handles)
+_IS_OWN = handles.c.deployable_id == deployables.c.id
+# All handles of the deployable, of which there is one at least, are members of device sets.
+IN_SETS = sa.and_(
+    deployables.c.set_size.is_(None),
+    sa.exists().where(_IS_OWN, IS_MEMBER).correlate(deployables),
+    sa.not_(sa.exists().where(_IS_OWN, sa.not_(IS_MEMBER)).correlate(deployables)),
+)
+# The providers of the list; a marker is found by the column ``uuid``.
+_LISTED = (
+    sa.select(deployables.c.id, deployables.c.rp_uuid.label("uuid"), deployables.c.host)
+    .where(sa.not_(IN_SETS))
+    .subquery("listed")
+)
 # By the provider of the ARQ: the handle of a device set belongs to another deployable.
 _OWNED = arqs.join(handles, handles.c.arq_id == arqs.c.id).join(
     deployables, deployables.c.rp_uuid == arqs.c.device_rp_uuid
@@ -145,24 +191,12 @@ _STATES = (
 )
 
 
-def _conditions(
-    resource_classes: Collection[str] | None, host: str | None
-) -> list[sa.ColumnElement[bool]]:
-    """Select deployables that have one of the classes, now or in another layout."""
-    where: list[sa.ColumnElement[bool]] = []
-    if host is not None:
-        where.append(devices.c.host == host)
-    if resource_classes is not None:
-        # JSON has no operator that all databases have; a class has no character that JSON escapes.
-        text = sa.cast(devices.c.layouts, sa.Text())
-        names = sorted(resource_classes)
-        where.append(
-            sa.or_(
-                deployables.c.resource_class.in_(names),
-                *(text.contains(f'"{name}"', autoescape=True) for name in names),
-            )
-        )
-    return where
+def has_layout_of(resource_classes: Collection[str]) -> sa.ColumnElement[bool]:
+    """Return the condition that a device has one of the classes in one of its layouts."""
+    # JSON has no operator that all databases have; a class has no character that JSON escapes.
+    text = sa.cast(devices.c.layouts, sa.Text())
+    found = (text.contains(f'"{name}"', autoescape=True) for name in sorted(resource_classes))
+    return sa.or_(sa.false(), *found)
 
 
 def _count_handles(

@@ -147,6 +147,15 @@ def test_filters_select_classes_and_layouts(engine: sa.Engine) -> None:
     assert state.handles.total == 16
 
 
+def test_filter_selects_the_providers_of_an_owner(engine: sa.Engine) -> None:
+    profile = rows.insert_profile(engine)
+    card = rows.insert_card(engine)
+    rows.insert_card(engine, address="0000:02:00.0")
+    rows.insert_arq(engine, profile, device_rp_uuid=card.provider, project_id="project-1")
+    assert [state.uuid for state in find(engine, owner="project-1")] == [card.provider]
+    assert find(engine, owner="nobody") == []
+
+
 def test_holders_are_limited_and_of_one_project(
     engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

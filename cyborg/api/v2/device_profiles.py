@@ -16,10 +16,10 @@ from cyborg.api.operation import Collection
 from cyborg.api.v2 import explanations
 from cyborg.core.binding.profile import check_targets, parse_groups, parse_name
 from cyborg.core.errors import Conflict, Forbidden, InUse, Invalid, NotFound
-from cyborg.core.explain.capacity import HostCapacity, compute_capacity
+from cyborg.core.explain.capacity import HostCapacity, count_capacity
 from cyborg.core.explain.predicates import Predicate
 from cyborg.db import paging
-from cyborg.db.explain import provider_states
+from cyborg.db.explain import provider_counts
 from cyborg.db.profiles import read
 
 TARGET_SINCE = (2, 5)
@@ -169,14 +169,10 @@ class CapacityController(Resource):
         project = request.caller.project_id
         room = None if elevated else explanations.count_room(self, project, demands)
         with self.context.reader.connect() as connection:
-            states = provider_states.find(
-                connection,
-                resource_classes=explanations.resource_classes_of(demands),
-                host=host,
-                attach_targets={demand.target for demand in demands},
-            )
+            counts = provider_counts.find(connection, demands, host=host)
+        found = count_capacity(demands, counts)
         # Hosts without a matching device would only be noise.
-        hosts = [item for item in compute_capacity(demands, states) if item.total or item.losses]
+        hosts = [item for item in found if item.total or item.losses]
         losses = Counter[Predicate]()
         for item in hosts:
             losses.update(item.losses)

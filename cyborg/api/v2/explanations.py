@@ -23,10 +23,9 @@ from cyborg.core.errors import Forbidden
 from cyborg.core.explain import explanation as core
 from cyborg.core.explain import request_fit
 from cyborg.core.explain.predicates import Failure, Predicate
-from cyborg.db import paging
 from cyborg.db.binding import project_units
 from cyborg.db.contexts import read as device_contexts
-from cyborg.db.explain import provider_states
+from cyborg.db.explain import provider_counts, provider_states
 from cyborg.db.profiles import read as device_profiles
 
 
@@ -233,10 +232,9 @@ class Controller(Resource):
         check = core.fail_quota if over_quota else None
         elevated = request.caller.is_elevated
         with self.context.reader.connect() as connection:
-            states = provider_states.find(
-                connection, host=host, attach_targets={demand.target for demand in demands}
-            )
-            fit = request_fit.evaluate_request(demands, states, check)
+            counts = provider_counts.find(connection, demands, host=host)
+            counts = provider_counts.add_others(connection, counts, host=host)
+            fit = request_fit.evaluate_counts(demands, counts, check)
             summaries = fit.summarize()
             texts = {} if elevated else _visible_owners(connection, request, summaries, fit)
             document: dict[str, Any] = {
@@ -251,22 +249,32 @@ class Controller(Resource):
             # Others get no providers, and so no links either.
             if not elevated:
                 return document
-            # Paged after the evaluation: the groups count all providers, whatever the page.
-            rows: list[dict[str, Any]] = [
-                {"uuid": state.uuid, "hostname": state.host, "state": state} for state in states
-            ]
             shown, marker = page.read(
-                lambda window: paging.paginate_rows(rows, window, ("hostname", "uuid"))
+                lambda window: provider_states.find_uuids(connection, window, host=host)
             )
-            chosen = [row["state"] for row in shown]
-            taken = [state.uuid for state in chosen if state.handles.taken]
+            # All of the page: the groups count all providers, whatever the page.
+            states = _read_states(connection, [row["uuid"] for row in shown], demands)
+            taken = [state.uuid for state in states if state.handles.taken]
             # Only of the page: a cloud may have many thousand owners.
             owners = provider_states.find_holders(connection, taken) if taken else {}
         document["providers"] = [
-            _provider(state, fit, owners.get(state.uuid, ())) for state in chosen
+            _provider(state, fit, owners.get(state.uuid, ())) for state in states
         ]
         path = f"{collection}/{head['uuid']}/explanation"
         return request.add_next_link(document, path, "providers", marker)
+
+
+def _read_states(
+    connection: sa.Connection, uuids: Sequence[str], demands: Sequence[core.GroupDemand]
+) -> list[core.ProviderState]:
+    """Return the states of providers in the order of ``uuids``."""
+    if not uuids:
+        return []
+    targets = {demand.target for demand in demands}
+    found = provider_states.find(connection, uuids=uuids, attach_targets=targets)
+    by_uuid = {state.uuid: state for state in found}
+    # A provider may have been removed after its page was read.
+    return [by_uuid[uuid] for uuid in uuids if uuid in by_uuid]
 
 
 def read_demands(

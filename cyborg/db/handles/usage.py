@@ -35,7 +35,8 @@ class ClassUseRow(TypedDict):
 
 
 USES = ("free", "owned", "dirty", "draining", "cordoned")
-_INDEX = "ix_attach_handles_deployable_id_arq_id_needs_cleaning_draining"
+# Has what the numbers of the handles of a deployable need: no row of a handle is read.
+COUNTING_INDEX = "ix_attach_handles_deployable_id_arq_id_needs_cleaning_draining"
 
 
 def by_deployable(ids: Collection[int] | None = None) -> sa.Subquery:
@@ -58,7 +59,7 @@ def by_deployable(ids: Collection[int] | None = None) -> sa.Subquery:
     if ids is not None:
         query = query.where(id_in(h.deployable_id, ids))
     # MariaDB would take another index on the deployable, and read the row of each handle.
-    return query.with_hint(attach_handles, f"FORCE INDEX ({_INDEX})", "mysql").subquery()
+    return query.with_hint(attach_handles, f"FORCE INDEX ({COUNTING_INDEX})", "mysql").subquery()
 
 
 def count_if(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:

@@ -18,11 +18,14 @@ from oslo_utils import timeutils
 from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement
 from cyborg.conductor.wiring import Conductor, build_conductor
+from cyborg.core import naming
 from cyborg.core.binding.accelerator import AcceleratorState
+from cyborg.core.explain.explanation import GroupDemand
 from cyborg.db import schema
 from cyborg.db.attachments import handles as guest_devices
 from cyborg.db.backends import read as backends
 from cyborg.db.binding import accelerators
+from cyborg.db.explain import provider_counts, provider_states
 from cyborg.db.orphans import write as orphans
 from cyborg.db.paging import Page
 from cyborg.db.services import read as services
@@ -32,11 +35,12 @@ from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.testing.fake_nova import FakeNova
 from cyborg.tests.fixtures.databases.databases import engine_of, fresh_database
 from cyborg.tests.fixtures.databases.placement import placement_adapter
+from cyborg.tests.fixtures.databases.rows import TRAIT
 from cyborg.tests.fixtures.machine import tiers
 from cyborg.tests.fixtures.machine.log_lines import texts_of
 from cyborg.tests.fixtures.machine.options import make_conf
 from cyborg.tests.fixtures.scale import costs
-from cyborg.tests.fixtures.scale.fill import Size, fill
+from cyborg.tests.fixtures.scale.fill import CLASSES, Size, fill
 from cyborg.tests.fixtures.scale.lists import EMPTY, LISTS, find_middle, list_requests, read_page
 
 __all__ = ["placement_adapter"]
@@ -257,6 +261,53 @@ def test_last_page_of_free_accelerators_does_not_read_the_pages_before(
         connection.rollback()
     assert [row["uuid"] for row in found] == uuids[FEW - 1 :: -1]
     assert not (expensive := recorded.above(LIMITS[cloud.dialect.name])), describe(expensive)
+
+
+def test_evaluation_of_the_cloud_reads_the_handles_of_its_class_once(cloud: sa.Engine) -> None:
+    demands = [GroupDemand(0, {"FPGA": 1}, frozenset({TRAIT}))]
+    with costs.record(cloud) as recorded, cloud.connect() as connection:
+        counts = provider_counts.find(connection, demands)
+    cards = SIZE.hosts * SIZE.devices
+    of_class = cards // len(CLASSES)
+    # Few kinds: what a worker evaluates does not grow with the cloud.
+    assert len(counts.kinds) < 10
+    assert len(set(counts.hosts.values())) < 10
+    *batches, layouts = recorded.found
+    assert len(batches) == -(-of_class // provider_counts.MAX_PROVIDERS)
+    # The entries of an index for each handle of the class, and some rows for each provider.
+    # PostgreSQL counts 50 for each block that it looks into. Neither depends on the other classes.
+    limit = of_class * {"mysql": SIZE.handles + 8, "postgresql": 200}[cloud.dialect.name]
+    for cost in batches:
+        assert cost.rows_read < limit, describe([cost])
+        assert cost.rows_sorted <= provider_counts.MAX_PROVIDERS, describe([cost])
+    if cloud.dialect.name == "postgresql":
+        assert "Index Only Scan attach_handles" in batches[0].plan
+        assert "Seq Scan attach_handles" not in batches[0].plan
+    # Devices with layouts are searched for.
+    assert max(layouts.rows_read, layouts.rows_sorted) <= 1.1 * cards, describe([layouts])
+    with costs.record(cloud) as recorded, cloud.connect() as connection:
+        counts = provider_counts.add_others(connection, counts)
+    assert counts.others == cards - of_class
+    assert counts.other_handles == counts.others * SIZE.handles
+    # All handles are counted by an index.
+    limit = (SIZE.handles + 2) * cards
+    assert not (expensive := recorded.above(limit)), describe(expensive)
+
+
+@pytest.mark.parametrize("middle", [False, True])
+def test_page_of_explained_providers_reads_only_their_rows(
+    cloud: sa.Engine, *, middle: bool
+) -> None:
+    marker = naming.provider_uuid("compute-00500", "0000:04:00.0") if middle else None
+    with costs.record(cloud) as recorded, cloud.connect() as connection:
+        page = Page(FEW, marker=marker)
+        uuids = [row["uuid"] for row in provider_states.find_uuids(connection, page)]
+        states = provider_states.find(connection, uuids=uuids)
+        owners = provider_states.find_holders(connection, uuids)
+    assert [state.uuid for state in states] == uuids
+    assert {state.uuid for state in states if state.handles.taken} == owners.keys()
+    assert len(uuids) == FEW
+    check(cloud, recorded)
 
 
 @pytest.mark.parametrize("function", ["fpga", "qat", "nothing"])

@@ -199,7 +199,7 @@ def test_statements_of_context_explanation_are_constant(api: ApiEnv) -> None:
         with count_statements(api.engine) as executed:
             api.get(f"{path}/explanation")
         counts.append(len(executed))
-    assert counts == [7, 7]
+    assert counts == [11, 11]
 
 
 def return_candidates(

@@ -134,7 +134,7 @@ def test_pages_have_every_row_once(api: ApiEnv, kind: str, key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "statements"), [("explanation", 7), ("capacity", 6)], ids=["explanation", "capacity"]
+    ("kind", "statements"), [("explanation", 11), ("capacity", 3)], ids=["explanation", "capacity"]
 )
 def test_statements_are_constant(api: ApiEnv, kind: str, statements: int) -> None:
     uuids = fill(api)

@@ -5,7 +5,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
 from urllib.parse import urlencode
@@ -15,6 +15,7 @@ import webob
 from oslo_config import cfg
 
 from cyborg.api import auth, middleware, types, versions
+from cyborg.api.slots import Turns
 from cyborg.api.types import MAX_SHOWN, Enum, PositiveInt, Text
 from cyborg.core.errors import Invalid, NotFound
 from cyborg.core.hosts import Liveness, closest_names, evaluate
@@ -173,14 +174,29 @@ HOST_CHECK_SINCE = (2, 6)
 # Hosts that an error names.
 MAX_HOSTS = 3
 
+# Explanations and capacities of the whole cloud, which take up to a second each in a large one.
+# Those of one worker are evaluated one after another, so that their memory is that of one.
+# Maximum number of requests that wait, and the maximum seconds of their wait.
+MAX_WAITING_EVALUATIONS = 2
+EVALUATION_TURN_SECONDS = 3.0
+
+
+def _make_turns() -> Turns:
+    reason = "the devices of the cloud are being evaluated for other requests"
+    return Turns(reason, MAX_WAITING_EVALUATIONS, EVALUATION_TURN_SECONDS)
+
 
 @dataclass(frozen=True)
 class ApiContext:
-    """Shared objects of all controllers: reads use the database, writes go to the conductor."""
+    """Shared objects of all controllers: reads use the database, writes go to the conductor.
+
+    ``evaluations`` are the turns of requests that evaluate the providers of the whole cloud.
+    """
 
     conf: cfg.ConfigOpts
     conductor: ConductorAPI
     reader: Reader
+    evaluations: Turns = field(default_factory=_make_turns)
 
     @functools.cached_property
     def counts(self) -> CountCache:

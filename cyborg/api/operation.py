@@ -54,6 +54,7 @@ class Operation:
     envelope: str | None = None  # the body may be the only value of an object, under this key
     ignore_unknown: bool = False  # the body may have unknown fields
     optional: bool = False  # the body may be missing
+    takes_turns: bool = False  # 429 while others are served: ``ApiContext.evaluations``
     service: str | None = None  # if a service token is required: the action, for the error message
     raises: tuple[type[CyborgError], ...] = ()  # in addition to those that any operation can raise
 

@@ -36,6 +36,7 @@ _STATUSES: Mapping[int, str] = {
     413: "The body is too large.",
     415: "The Content-Type of the body is not JSON.",
     423: "The result is not available yet: retry later.",
+    429: "Too many requests of this kind at the same time: retry after the seconds of Retry-After.",
     500: "Internal error; the message has the request id.",
     503: "A component of the service is unavailable.",
     504: "A component of the service did not respond in time; the request may have taken effect.",
@@ -106,6 +107,8 @@ def statuses(spec: Operation) -> set[int]:
         result |= {404}
     if spec.body is not None:
         result |= _BODY_STATUSES
+    if spec.takes_turns:
+        result |= {429}
     if spec.method != "GET":
         result |= _WRITE_STATUSES
     return result

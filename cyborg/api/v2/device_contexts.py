@@ -309,6 +309,7 @@ class Controller(Resource):
         "GET device_contexts/{uuid}/allocation_candidates",
         answer=AllocationCandidates,
         query={"limit": types.PositiveInt(), "explain": SWITCH},
+        takes_turns=True,
         raises=(Forbidden, Unavailable),
     )
     def candidates(
@@ -336,7 +337,8 @@ class Controller(Resource):
         document = {"allocation_candidates": answer["candidates"], "reason": answer["reason"]}
         if explained:
             context = CONTEXTS.read_row(self, request, uuid)
-            with self.context.reader.connect() as connection:
+            turn = explanations.take_turn(self, host=None)
+            with turn, self.context.reader.connect() as connection:
                 document["rejected_providers"] = explanations.explain_absent_providers(
                     connection, context, answer["candidates"], answer["reason"]
                 )

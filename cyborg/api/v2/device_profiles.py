@@ -154,6 +154,7 @@ class CapacityController(Resource):
         answer=Capacity,
         query={"host": types.Text()},
         paged=True,
+        takes_turns=True,
         raises=(Forbidden,),
     )
     def capacity(
@@ -168,9 +169,10 @@ class CapacityController(Resource):
         profile, demands = explanations.read_demands(self, request, key)
         project = request.caller.project_id
         room = None if elevated else explanations.count_room(self, project, demands)
-        with self.context.reader.connect() as connection:
-            counts = provider_counts.find(connection, demands, host=host)
-        found = count_capacity(demands, counts)
+        with explanations.take_turn(self, host):
+            with self.context.reader.connect() as connection:
+                counts = provider_counts.find(connection, demands, host=host)
+            found = count_capacity(demands, counts)
         # Hosts without a matching device would only be noise.
         hosts = [item for item in found if item.total or item.losses]
         losses = Counter[Predicate]()

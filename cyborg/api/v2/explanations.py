@@ -6,6 +6,7 @@ only those owners that belong to their own project.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from typing import Any
 
@@ -164,6 +165,7 @@ class Controller(Resource):
         answer=Explanation,
         query={"host": types.Text()},
         paged=True,
+        takes_turns=True,
         raises=(Forbidden,),
     )
     def explain(
@@ -189,6 +191,7 @@ class Controller(Resource):
         answer=Explanation,
         query={"host": types.Text()},
         paged=True,
+        takes_turns=True,
         raises=(Forbidden,),
     )
     def explain_context(
@@ -231,7 +234,7 @@ class Controller(Resource):
         """
         check = core.fail_quota if over_quota else None
         elevated = request.caller.is_elevated
-        with self.context.reader.connect() as connection:
+        with take_turn(self, host), self.context.reader.connect() as connection:
             counts = provider_counts.find(connection, demands, host=host)
             counts = provider_counts.add_others(connection, counts, host=host)
             fit = request_fit.evaluate_counts(demands, counts, check)
@@ -262,6 +265,14 @@ class Controller(Resource):
         ]
         path = f"{collection}/{head['uuid']}/explanation"
         return request.add_next_link(document, path, "providers", marker)
+
+
+def take_turn(resource: Resource, host: str | None) -> AbstractContextManager[None]:
+    """Wait until no other request evaluates all hosts. Raise HTTPTooManyRequests.
+
+    One ``host`` is no reason to wait.
+    """
+    return resource.context.evaluations.take() if host is None else nullcontext()
 
 
 def _read_states(

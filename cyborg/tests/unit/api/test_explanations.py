@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Explanation and capacity of a device profile, for administrators and for projects."""
 
+import threading
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from oslo_utils import timeutils
 
+from cyborg.api import controller
 from cyborg.api.v2 import device_profiles, explanations
 from cyborg.db import schema
 from cyborg.testing.fake_keystone import FakeKeystone
 from cyborg.tests.fixtures.clouds.api import INSTANCE, ApiEnv, error_message
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
+from cyborg.tests.fixtures.machine.options import make_conf
 from cyborg.tests.unit.api.test_auth import keystone_conf
 from cyborg.tests.unit.api.test_routes import _check
 
@@ -146,6 +149,41 @@ def test_statements_are_constant(api: ApiEnv, kind: str, statements: int) -> Non
             assert uuids["card"] in str(api.get(f"{PROFILE}/{kind}")) or kind == "capacity"
         counts.append(len(executed))
     assert counts == [statements, statements]
+
+
+@pytest.mark.parametrize("kind", ["explanation", "capacity"])
+def test_one_evaluation_of_all_hosts_at_a_time(
+    sqlite_engine: sa.Engine, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(controller, "EVALUATION_TURN_SECONDS", 0.01)
+    conf = make_conf()
+    conf.set_override("auth_strategy", "noauth")
+    api = ApiEnv(conf, sqlite_engine)
+    fill(api)
+    path, answers = f"{PROFILE}/{kind}", list[Any]()
+    started, proceed = threading.Event(), threading.Event()
+    first = threading.Thread(target=lambda: answers.append(api.get(path)))
+
+    def hold(_: Any, __: Any, statement: str, *___: Any) -> None:
+        if threading.current_thread() is first and "attach_handles" in statement:
+            started.set()
+            assert proceed.wait(10)
+
+    sa.event.listen(api.engine, "before_cursor_execute", hold)
+    first.start()
+    try:
+        assert started.wait(10)
+        refused = api.call("GET", path, headers=NEWEST)
+        assert refused.status_int == 429
+        assert refused.headers["Retry-After"] == "1"
+        assert "are being evaluated for other requests, retry in 1 s" in error_message(refused)
+        # One host takes no time, and needs no turn.
+        assert api.get(f"{path}?host=compute-1")
+    finally:
+        proceed.set()
+        first.join()
+        sa.event.remove(api.engine, "before_cursor_execute", hold)
+    assert answers == [api.get(path)]
 
 
 @pytest.mark.parametrize("kind", ["explanation", "capacity"])

@@ -2,7 +2,8 @@
 """Run one benchmark and print its results.
 
 A benchmark is a module with ``add_options(parser)``, ``measure(args, folder)``, which returns the
-results as a dict for JSON, and ``tables(results)``; the docstring of the module is its help.
+results as a dict for JSON, and ``tables(results)``; the docstring of the module is its help. The
+exit status is 1 if the results have ``failed``.
 """
 
 import argparse
@@ -17,7 +18,18 @@ from pathlib import Path
 
 from oslo_service import backend
 
-NAMES = ("hello", "boot", "inventory", "agents", "replay", "scale", "start", "purge", "sets")
+NAMES = (
+    "hello",
+    "boot",
+    "inventory",
+    "agents",
+    "replay",
+    "scale",
+    "start",
+    "purge",
+    "sets",
+    "compare",
+)
 
 
 def main() -> int:
@@ -62,7 +74,7 @@ def main() -> int:
         print(report.summarize_machine(results["machine"]) + module.summarize(results))
         render = report.render_rst if args.format == "rst" else report.render_text
         print("\n".join(render(module.tables(results))))
-    return 0
+    return int(results.get("failed", False))
 
 
 if __name__ == "__main__":

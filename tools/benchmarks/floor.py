@@ -22,7 +22,7 @@ from wsme import types as wtypes
 from wsmeext import pecan as wsme_pecan
 
 from benchmarks import processes
-from benchmarks.threads import Rate, measure_rate
+from benchmarks.processes import Rate, measure_rate
 from cyborg.standalone.http import HttpServer
 from cyborg.tests.fixtures.bus.broker import MEMORY, open_bus
 from cyborg.tests.fixtures.databases.databases import engine_of

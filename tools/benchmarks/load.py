@@ -16,7 +16,7 @@ from uuid import uuid4
 import sqlalchemy as sa
 
 from benchmarks.installations import HOST, PROJECT, Installation
-from benchmarks.threads import run_threads
+from benchmarks.processes import run_threads
 from cyborg.db import schema
 from cyborg.tests.fixtures.databases.rows import GROUPS
 from cyborg.tests.fixtures.machine.processes import wait_until

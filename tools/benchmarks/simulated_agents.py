@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 from uuid import uuid4
 
-from benchmarks.threads import run_threads
+from benchmarks.processes import run_threads
 from cyborg.agent.report.heartbeat import HeartbeatSchedule
 from cyborg.rpc.contract import ConductorAPI
 from cyborg.tests.fixtures.bus.broker import open_bus

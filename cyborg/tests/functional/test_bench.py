@@ -146,3 +146,16 @@ def test_sets_measures_each_policy_and_load() -> None:
     for cell in cells:
         assert 0.1 < cell["acceptance_all"] <= 1
         assert cell["policy"] != "disjoint" or not any(cell["failed"].values())
+
+
+@pytest.mark.requires("clone")
+def test_compare_measures_both_revisions() -> None:
+    # Durations of one round are noise; the counts of statements are equal.
+    words = "compare HEAD --rounds 1 --cycles 2 --limit 100000"
+    cells = {
+        (cell["benchmark"], cell["name"]): cell
+        for cell in run_bench(*words.split())["cells"]
+        if cell["cell"] in ("standalone", "unchanged hello")
+    }
+    assert cells["boot", "statements"]["old"] > 4
+    assert cells["hello", "statements"]["ratio"] == cells["inventory", "statements"]["ratio"] == 1

@@ -322,14 +322,7 @@ class Partitions:
         else:
             raise obstacle
         job = enqueue_partition(
-            tx,
-            uuid,
-            row,
-            layout,
-            options,
-            now,
-            previous_layout=row["layout"],
-            deadline=deadline,
+            tx, uuid, row, layout, options, now, previous_layout=row["layout"], deadline=deadline
         )
         if obstacle is None:
             close_device(tx, uuid, rows, job)

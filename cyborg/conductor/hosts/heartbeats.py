@@ -235,7 +235,7 @@ class Hosts:
             cancellation.give_up_impossible(tx, inventory, now)
         handler = ReportHandler(self.conf, self.notifications)
         result = handler.record_report(tx, inventory, now, has_overrides=stored.has_overrides)
-        return result, providers.mark_stale_of_hosts(tx, [host], now) if is_changed else 0
+        return result, providers.mark_others_stale(tx, host, now) if is_changed else 0
 
     def service_heartbeat(
         self,

@@ -150,6 +150,15 @@ def mark_stale_of_hosts(tx: sa.Connection, hosts: Collection[str], now: datetime
     return sum(_update_stale(tx, providers.c.host.in_(chunk), now) for chunk in bulk.chunks(hosts))
 
 
+def mark_others_stale(tx: sa.Connection, host: str, now: datetime) -> int:
+    """Mark the providers of a host stale that are not stale since ``now``; return their number.
+
+    The others are new, or the transaction of the caller has marked them already.
+    """
+    is_other = sa.or_(providers.c.stale_since.is_(None), providers.c.stale_since != now)
+    return _update_stale(tx, sa.and_(providers.c.host == host, is_other), now)
+
+
 def mark_removed(tx: sa.Connection, host: str, now: datetime, *, evict: bool) -> int:
     """Mark every provider of a removed host stale; return their number.
 

@@ -210,5 +210,10 @@ def tables(results: report.Results) -> Iterator[report.Table]:
     costs = {"Wall, ms": "{wall_ms:.1f}", "CPU of the database, ms": "{database_ms:.1f}"}
     yield report.make_table("Periodic tasks", {"Task": "{task}", **costs}, results["tasks"])
     yield report.make_table("Metrics", {"What": "{what}", **costs}, results["scrapes"])
-    sizes = {"Path": "{path}", "Answer, MB": "{body_mb:.1f}", "Peak RSS, MB": "{rss_mb:.0f}"}
-    yield report.make_table("Memory of a worker of the API", sizes, results["memory"])
+    sizes = {
+        "Path": "{path}",
+        "Answer, MB": "{body_mb:.1f}",
+        "Wall, ms": "{wall_ms:.0f}",
+        "Peak RSS, MB": "{rss_mb:.0f}",
+    }
+    yield report.make_table("Answers of a worker of the API", sizes, results["memory"])

@@ -228,6 +228,9 @@ class Host:
     def job(self, ctxt: Any, job: Any, kind: Any, arguments: Any, seconds: Any) -> dict[str, Any]:
         return {"state": "running", "error": None}
 
+    def count_free_ports(self, ctxt: Any, instance: Any) -> dict[str, Any]:
+        return {"free": None}
+
 
 @pytest.mark.slow
 def test_agent_client_calls_the_agent_of_the_host(bus: Bus) -> None:

@@ -11,6 +11,7 @@ import gzip
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -21,7 +22,7 @@ from typing import Any
 
 # Licences whose terms would apply to this project as a whole. A choice of licences is written with
 # OR (SPDX), and the LGPL allows use as a library.
-COPYLEFT = ("GPL-", "AGPL-", "GNU General Public License", "GNU Affero")
+COPYLEFT = re.compile(r"(?<!L)GPL|Affero|GNU General Public", re.IGNORECASE)
 # Distributions whose metadata have no licence, with the one that their files have.
 UNDECLARED = {
     "libvirt-python": "LGPL-2.1-or-later",
@@ -91,14 +92,11 @@ def read_licences(sbom: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the licences of each component of a CycloneDX document, sorted."""
     found = {}
     for component in sbom["components"]:
-        entries = component.get("licenses", [])
         names = {
-            str(
-                entry.get("expression")
-                or entry["license"].get("id")
-                or entry["license"].get("name")
-            )
-            for entry in entries
+            name
+            for entry in component.get("licenses", [])
+            for licence in [entry.get("license", {})]
+            if (name := entry.get("expression") or licence.get("id") or licence.get("name"))
         }
         if not names and component["name"] in UNDECLARED:
             names = {UNDECLARED[component["name"]]}
@@ -108,10 +106,7 @@ def read_licences(sbom: Mapping[str, Any]) -> dict[str, list[str]]:
 
 def forbids(names: Sequence[str]) -> bool:
     """Return whether no licence of these allows to distribute a work that imports the component."""
-    return not any(
-        " OR " in name or not any(word in name.replace("LGPL-", "") for word in COPYLEFT)
-        for name in names
-    )
+    return not any(" OR " in name or not COPYLEFT.search(name) for name in names)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -8,6 +8,7 @@ this work tree is higher by more than the limit. The packages are those of this 
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -69,6 +70,11 @@ def measure(args: argparse.Namespace, folder: Path) -> report.Results:
         # A benchmark that the other revision does not have, or whose cells differ.
         if len(found[other][figure]) == len(values)
     ]
+    left_out = {figure for values in found.values() for figure in values} - {
+        Figure(cell["benchmark"], cell["cell"], cell["name"]) for cell in cells
+    }
+    for figure in sorted(left_out):
+        report.say(f"{figure.benchmark}, {figure.cell}: only one revision has {figure.name}")
     higher = [cell for cell in cells if cell["ratio"] > 1 + args.limit / 100]
     for cell in higher:
         report.say("{benchmark}, {cell}: {name} is {ratio:.2f} times that before".format(**cell))
@@ -76,7 +82,7 @@ def measure(args: argparse.Namespace, folder: Path) -> report.Results:
         "cells": cells,
         "revision": args.revision,
         "rounds": args.rounds,
-        "failed": bool(higher),
+        "failed": bool(higher) or not cells,
     }
 
 
@@ -91,21 +97,29 @@ def _measure_tree(tree: Path, args: argparse.Namespace) -> Iterator[tuple[Figure
             cwd=tree,
             # Before the project that is installed in this environment.
             env={**os.environ, "PYTHONPATH": f"{tree / 'tools'}:{tree}"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            check=True,
+            capture_output=True,
+            text=True,
+            check=False,
         )
+        if done.returncode:
+            report.say(done.stderr)
+            raise OSError(f"benchmark {name} of {tree} ended with {done.returncode}")
         for cell in json.loads(done.stdout)["cells"]:
-            values = {**cell, "cpu_ms": sum(cell.get("cpu_ms", {}).values())}
+            values = dict(cell)
+            if "cpu_ms" in cell:
+                values["cpu_ms"] = sum(cell["cpu_ms"].values())
             place = ", ".join(f"{values[key]}" for key in ("mode", "what") if key in values)
             for figure in FIGURES:
-                if values.get(figure):
+                if values.get(figure) is not None:
                     yield Figure(name, place, figure), values[figure]
 
 
 def _compare(figure: Figure, old: list[float], new: list[float]) -> report.Results:
     """Return a line of the table."""
-    ratios = [after / before for before, after in zip(old, new, strict=True)]
+    ratios = [
+        after / before if before else math.inf if after else 1.0
+        for before, after in zip(old, new, strict=True)
+    ]
     return {
         **figure._asdict(),
         "old": statistics.median(old),

@@ -71,7 +71,9 @@ class AttachedDevices:
         NoHandle.
         """
         is_leased = work.row["context_epoch"] is not None
-        self._check_ports(work)
+        # Once: the other attempts wait for devices that are being cleaned.
+        if not work.row["attempts"]:
+            self._check_ports(work)
         projects = [] if is_leased else [work.row["project_id"]]
         return await_cleaning(
             work,

@@ -69,7 +69,14 @@ def test_licences_of_a_release_are_listed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "licences", [(), ({"license": {"id": "GPL-2.0-only"}},), ({"license": {"id": "AGPL-3.0"}},)]
+    "licences",
+    [
+        (),
+        ({"license": {"text": {"content": "All rights reserved."}}},),
+        ({"license": {"id": "GPL-2.0-only"}},),
+        ({"license": {"id": "AGPL-3.0"}},),
+        ({"license": {"name": "GPLv3"}},),
+    ],
 )
 def test_missing_or_strong_licence_is_refused(
     tmp_path: Path, licences: tuple[dict[str, Any], ...]

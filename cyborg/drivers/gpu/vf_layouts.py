@@ -22,7 +22,7 @@ from cyborg.drivers.kernel import xe
 from cyborg.drivers.pci import classes
 from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.pci.sriov import Layouts, parse_layout
-from cyborg.drivers.sysfs import PciFunction, Sysfs
+from cyborg.drivers.sysfs import PCI_DEVICES, PciFunction, Sysfs
 
 INTEL = "8086"
 
@@ -142,11 +142,13 @@ class VfLayouts:
         card, count = self._sysfs.pci_function(address), parse_layout(layout) or 0
         if card is not None:
             self._resources.check(self._sysfs, card, count)
+        functions_id = self._identify_functions(address)
         try:
             self._layouts().apply(address, layout)
         except CyborgError as exc:
-            # The previous functions may be new ones, without what they had.
-            if card is not None:
+            # Functions that were created again lack what they had. The others are not touched:
+            # guests may have them, and the options may have changed.
+            if card is not None and self._identify_functions(address) != functions_id:
                 self._set_again(address, card.numvfs, exc)
             raise
         if card is None:
@@ -174,6 +176,10 @@ class VfLayouts:
             for card in found
             if card is not None and not card.totalvfs
         ]
+
+    def _identify_functions(self, address: str) -> int | None:
+        """Return the identity of the first virtual function of a card, None without any."""
+        return self._sysfs.identity(PCI_DEVICES / address / "virtfn0")
 
     def _set_again(self, address: str, count: int, error: CyborgError) -> None:
         """Give the functions of a card what they had before a change that failed.

@@ -332,6 +332,23 @@ def test_partition_with_a_function_of_a_guest_is_refused(host: SimulatedIntelHos
     assert host.numvfs(CARD) == 2
 
 
+def test_refused_partition_does_not_touch_the_functions_of_guests(host: SimulatedIntelHost) -> None:
+    """Also if the options have changed since, and the kernel would refuse what they have."""
+    partition(make(host), "vfs-2")
+    host.bind(VFS[1], "vfio-pci")
+    group = (host.bus / VFS[1] / "iommu_group").resolve().name
+    (host.root.parent / "dev/vfio" / group).unlink()
+    (host.root.parent / "dev/vfio" / group).mkdir()
+    driver = make(host, SETTINGS)
+    host.failing = {"sched_priority"}
+    refusals = {"vfs-4": f"function {VFS[1]} is or may be in use", "vfs-3": "has no layout 'vfs-3'"}
+    for layout, refusal in refusals.items():
+        with pytest.raises(DriverFailed, match=refusal) as caught:
+            partition(driver, layout)
+        assert "set again" not in caught.value.message
+        assert host.profile(1) == UNSET
+
+
 def test_partition_of_a_card_that_a_server_may_have_is_refused(host: SimulatedIntelHost) -> None:
     host.bind(CARD, "vfio-pci")
     with pytest.raises(DriverFailed, match="is bound to vfio-pci: bind it to its own kernel dr"):

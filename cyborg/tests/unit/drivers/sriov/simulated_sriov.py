@@ -6,7 +6,6 @@ It follows ``sriov_numvfs_store`` of ``drivers/pci/iov.c`` of Linux 6.1: a chang
 
 import errno
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -96,7 +95,10 @@ class SimulatedSriov(HostTree):
             return
         for link in (p for p in folder.iterdir() if p.name.startswith("virtfn")):
             name = os.readlink(link).rpartition("/")[2]
-            shutil.rmtree((self.bus / name).resolve())
+            # Kept elsewhere: no later folder gets its inode number, as in sysfs.
+            removed = self.root / "removed"
+            removed.mkdir(exist_ok=True)
+            (self.bus / name).resolve().rename(removed / str(len(list(removed.iterdir()))))
             (self.bus / name).unlink()
             link.unlink()
         (folder / "sriov_numvfs").write_text("0\n")

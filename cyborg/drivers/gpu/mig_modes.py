@@ -7,10 +7,13 @@ instances only. NVML opens the card, and libvirt cannot unbind it from its kerne
 as it does at each start of a server that has the card. So the mode is read at a discovery for cards
 without an owner only, under the lock of the card, which a preparation for a server takes too. It is
 read at most once a minute: the kernel driver initialises a card that nobody else has open, which
-takes seconds, and each start of a server triggers a discovery. A preparation reads it in any case.
+takes seconds, and each start of a server triggers a discovery. A discovery of many cards would take
+longer than it may: it reads the modes for SPAN only, and the next one continues. A preparation
+reads the mode in any case.
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from cyborg.core.jobs.job import WorkItem
@@ -22,6 +25,7 @@ from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.sysfs import PciFunction
 
 INTERVAL = 60.0  # seconds between two readings of the mode of a card
+SPAN = 5.0  # seconds after which a discovery reads no further mode
 
 _ENABLED = "it is in MIG mode, in which it is no whole card"
 _PENDING = "a change of its MIG mode is pending, which a reset for a server would apply"
@@ -84,19 +88,24 @@ class MigModes:
         """Forget the facts about the whole cards that are in another MIG mode than these say.
 
         Skip those with an owner, those that domains have, as ``find_domains`` returns them, those
-        that a job changes now, and those whose mode was read less than INTERVAL ago.
+        that a job changes now, and those whose mode was read less than INTERVAL ago. Read at least
+        one mode, the oldest first, and no further one after SPAN.
         """
         now = self._access.clock()
         cards = [card for card in functions if is_known(card) and self._may_be_whole(card)]
         cards = [card for card in cards if self._due.get(card.address, now) <= now]
+        cards.sort(key=lambda card: self._due.get(card.address, -math.inf))
         used = find_domains(cards) if cards else ()
         for card in cards:
             if card.address in used:
                 continue
             with locked_if_free(card.address) as acquired:
-                if acquired and not self._owners.has_owner(card.address):
-                    self._due[card.address] = now + INTERVAL
-                    self._refresh(card)
+                if not acquired or self._owners.has_owner(card.address):
+                    continue
+                self._due[card.address] = now + INTERVAL
+                self._refresh(card)
+            if self._access.clock() - now >= SPAN:
+                return
 
     def _refresh(self, card: PciFunction) -> None:
         known = self._read_facts(card)

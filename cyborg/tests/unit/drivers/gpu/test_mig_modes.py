@@ -158,6 +158,35 @@ def test_discovery_opens_a_card_once_a_minute(host: SimulatedVgpuHost) -> None:
     assert offered(driver) == {CARD: [CARD]}
 
 
+def test_discovery_reads_modes_for_some_seconds_and_the_next_one_continues(
+    host: SimulatedVgpuHost,
+) -> None:
+    """Otherwise the discovery of many cards would exceed its timeout."""
+    cards = [CARD, OTHER, *(f"0000:{bus}:00.0" for bus in (71, 81, 91))]
+    for address in cards[2:]:
+        host.add_card(address, TYPES, framebuffer=141)
+    clock, read = Clock(), list[str]()
+    clock.step = 0.0
+
+    def read_slowly(address: str) -> tuple[str, bool] | None:
+        read.append(address)
+        clock.seconds += 3.0
+        return None
+
+    driver = make(host, clock=clock, devices=["address=*"], mig_mode=read_slowly)
+    found: list[list[str]] = []
+    for _ in range(4):
+        driver.discover()
+        found.append(sorted(read))
+        read.clear()
+    assert found == [cards[:2], cards[2:4], cards[4:], []]
+    for seconds, expected in ((INTERVAL, cards[:2]), (2 * INTERVAL, cards[2:4])):
+        clock.seconds = seconds
+        driver.discover()
+        assert sorted(read) == expected, "the oldest first"
+        read.clear()
+
+
 def test_discovery_does_not_open_a_card_that_a_job_changes(host: SimulatedVgpuHost) -> None:
     driver = make(host)
     discover(driver)

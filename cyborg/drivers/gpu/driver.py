@@ -21,7 +21,7 @@ from cyborg.core.inventory.device_state import Measurement
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import handle_uuid
-from cyborg.drivers.gpu import mdev, mig, parents, vf_layouts, vgpu
+from cyborg.drivers.gpu import card_locks, mdev, mig, parents, vf_layouts, vgpu
 from cyborg.drivers.gpu.card_locks import locked, mediated_devices_excluded
 from cyborg.drivers.gpu.mig_layouts import MigLayouts
 from cyborg.drivers.gpu.mig_modes import MigModes, WholeCards, is_whole
@@ -470,7 +470,7 @@ class GpuDriver(PciDriver):
         """Change the layout of a card; see ``vgpu_layouts`` and ``mig_layouts``."""
         if is_pci_address(item.device):
             domains.check_unused(self._sysfs, self.read_domains, item.device)
-        with locked(item.device):
+        with locked(item.device, card_locks.READ_TIMEOUT):
             self._whole.remove_owner(item.device)  # no handle of it is in use
             self._layouts_of(item.device).apply(item.device, layout)
         LOG.info("Layout %s applied", layout, backend=self.backend, device=item.device)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes of a layout that did not end, and vGPUs that are not as they were recorded."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
@@ -318,7 +319,8 @@ def test_mig_mode_that_another_program_enables_is_noticed_when_a_server_gets_the
 def test_change_of_a_card_excludes_other_jobs_of_the_card_only(
     host: SimulatedVgpuHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(card_locks, "TIMEOUT", 0.01)
+    for name in ("TIMEOUT", "READ_TIMEOUT"):
+        monkeypatch.setattr(card_locks, name, 0.01)
     driver = make(host, VolatileMemory())
     partition(driver, PAIR)
     driver.prepare(item(VFS[1]), None)
@@ -338,3 +340,25 @@ def test_change_of_a_card_excludes_other_jobs_of_the_card_only(
             assert host.cards[CARD].vgpus == {}
     driver.recreate(VFS[1])
     assert host.current(VFS[1]) == LARGE.name
+
+
+def test_change_of_a_card_waits_for_a_discovery_that_reads_it(
+    host: SimulatedVgpuHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVML may have to initialise the card, which takes longer than a short job."""
+    monkeypatch.setattr(card_locks, "TIMEOUT", 0.01)
+    driver = make(host, VolatileMemory())
+    is_locked, never = threading.Event(), threading.Event()
+
+    def read() -> None:
+        with card_locks.locked_if_free(CARD) as acquired:
+            assert acquired
+            is_locked.set()
+            never.wait(0.2)  # longer than TIMEOUT
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert is_locked.wait(10)
+    partition(driver, PAIR)
+    reader.join()
+    assert offered(driver) == {f"{CARD}-H200X-70C": VFS[:2]}

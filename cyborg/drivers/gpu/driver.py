@@ -67,7 +67,7 @@ class GpuDriver(PciDriver):
 
     def initialize(self) -> None:
         """Read the options of this driver, and create its readers."""
-        self._whole = WholeCards(lambda: self.memory)
+        self._whole = WholeCards(lambda: self.memory, self._sysfs, lambda: self.read_domains)
         self._facts = mig.FactsReader(self._access.nvml, self._is_readable, self._whole.has_owner)
         self._mig_modes = MigModes(
             lambda card: self._facts.read(card, self.memory),

@@ -15,14 +15,18 @@ reads the mode in any case.
 import contextlib
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.base import Memory
 from cyborg.drivers.gpu import card_locks
 from cyborg.drivers.gpu.card_locks import locked, locked_if_free
+from cyborg.drivers.gpu.vgpu_records import make_storage_error
+from cyborg.drivers.host_use import domains
+from cyborg.drivers.host_use.domains import ReadDomains
 from cyborg.drivers.kernel.nvml import GpuFacts, is_known
 from cyborg.drivers.pci.access import HostAccess
-from cyborg.drivers.sysfs import PciFunction
+from cyborg.drivers.sysfs import PciFunction, Sysfs
 
 INTERVAL = 60.0  # seconds between two readings of the mode of a card
 SPAN = 5.0  # seconds after which a discovery reads no further mode
@@ -32,10 +36,18 @@ _PENDING = "a change of its MIG mode is pending, which a reset for a server woul
 
 
 class WholeCards:
-    """Records about which whole cards servers have; ``memory`` returns the memory of the driver."""
+    """Records about which whole cards servers have.
 
-    def __init__(self, memory: Callable[[], Memory]) -> None:
+    ``memory`` returns the memory of the driver, and ``read_domains`` the function that reads the
+    domains of libvirt.
+    """
+
+    def __init__(
+        self, memory: Callable[[], Memory], sysfs: Sysfs, read_domains: Callable[[], ReadDomains]
+    ) -> None:
         self._memory = memory
+        self._sysfs = sysfs
+        self._read_domains = read_domains
 
     def has_owner(self, card: str) -> bool:
         """Return whether a card was prepared for a server, and not released since then."""
@@ -45,16 +57,31 @@ class WholeCards:
     def add_owner(self, card: str) -> Iterator[None]:
         """Lock a card for the checks before a server gets it; record this if they succeed.
 
-        Raise DriverFailed, before the checks, if a job changes the card. A discovery that reads its
-        mode ends soon.
+        Raise DriverFailed, before the checks, if a job changes the card, and after them if a
+        restart of the agent would lose the record. A discovery that reads its mode ends soon.
         """
         with locked(card, card_locks.READ_TIMEOUT):
+            # Without its removal the MIG mode would never be read again if a release was lost.
+            if self.has_owner(card) and self._is_free(card):
+                self.remove_owner(card)
+            had_owner = self.has_owner(card)
             yield
-            self._memory().put(_key(card), "1")
+            if not self._memory().put(_key(card), "1"):
+                if not had_owner:
+                    self.remove_owner(card)
+                raise make_storage_error(card)
 
     def remove_owner(self, card: str) -> None:
         """Record that no server has a card; call this with the card locked."""
         self._memory().put(_key(card), None)
+
+    def _is_free(self, card: str) -> bool:
+        """Return whether a card is bound to its kernel driver, and no domain of libvirt has it."""
+        function = self._sysfs.pci_function(card)
+        if function is None or not is_known(function):
+            return False
+        read = partial(self._read_domains(), fresh=True)
+        return card not in domains.find_used(self._sysfs.root, read, [function])
 
 
 class MigModes:

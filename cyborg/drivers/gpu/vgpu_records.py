@@ -45,7 +45,7 @@ class VgpuRecords:
         """Remove the type of a virtual function. Raise DriverFailed if a restart reverts this."""
         memory = self._memory()
         if not memory.put(_key(function), None):
-            raise _not_recorded(function)
+            raise make_storage_error(function)
         memory.put(_id_key(function), None)
         # An address that is left here has no type, and no effect.
         left = ",".join(sorted(self._functions_of(card) - {function}))
@@ -102,7 +102,7 @@ class VgpuRecords:
         previous = memory.get(key)
         if not memory.put(key, text):
             memory.put(key, previous)
-            raise _not_recorded(key)
+            raise make_storage_error(key)
 
 
 def _key(function: str) -> str:
@@ -129,7 +129,8 @@ def _layout_key(card: str) -> str:
     return f"vgpu layout {card}"
 
 
-def _not_recorded(subject: str) -> DriverFailed:
+def make_storage_error(subject: str) -> DriverFailed:
+    """Return the error of a record about a card or a function that a restart would lose."""
     return DriverFailed(
         f"the change of {subject} cannot be recorded: free space in the state_path of the agent, "
         "and make it writable"

@@ -132,7 +132,9 @@ def test_discovery_does_not_open_the_card_of_a_server(host: SimulatedVgpuHost) -
         for kernel_driver in ("nvidia", "vfio-pci", "nvidia"):
             bind(host, kernel_driver)
             assert offered(found) == {CARD: [CARD]}
+        bind(host, "vfio-pci")
         found.prepare(WHOLE, None)
+        bind(host, "nvidia")
     assert host.opens == []
     driver.release(WHOLE)
     assert offered(driver) == {}
@@ -243,3 +245,50 @@ def test_failed_preparation_records_no_owner(host: SimulatedVgpuHost) -> None:
         driver.prepare(WHOLE, None)
     switch(host, enable=False)
     assert offered(driver) == {CARD: [CARD]}
+
+
+def test_preparation_reads_the_mode_of_a_card_whose_release_was_lost(
+    host: SimulatedVgpuHost,
+) -> None:
+    driver = make(host)
+    discover(driver)
+    driver.prepare(WHOLE, None)
+    switch(host, enable=True)
+    host.give_to_domain(CARD, "guest1")
+    host.opens.clear()
+    with pytest.raises(DriverFailed, match="used by the domain guest1"):
+        driver.prepare(WHOLE, None)
+    assert host.opens == [], "its server is stopped"
+    host.give_to_domain(CARD, None)
+    with pytest.raises(DriverFailed, match="it is in MIG mode"):
+        driver.prepare(WHOLE, None)
+    assert offered(driver) == {}
+    switch(host, enable=False)
+    assert offered(driver) == {CARD: [CARD]}, "discoveries read the mode again"
+    driver.prepare(WHOLE, None)
+    host.opens.clear()
+    discover(driver)
+    assert host.opens == []
+
+
+class FullMemory(VolatileMemory):
+    """Memory on a disk that is full."""
+
+    is_full = True
+
+    def put(self, key: str, text: str | None) -> bool:
+        """Store the text until the process ends."""
+        return super().put(key, text) and not self.is_full
+
+
+def test_preparation_whose_owner_cannot_be_recorded_fails(host: SimulatedVgpuHost) -> None:
+    memory = FullMemory()
+    driver = make(host, memory=memory)
+    discover(driver)
+    with pytest.raises(DriverFailed, match=f"the change of {CARD} cannot be recorded"):
+        driver.prepare(WHOLE, None)
+    switch(host, enable=True)
+    assert offered(driver) == {}, "the mode is read: the card has no owner"
+    switch(host, enable=False)
+    memory.is_full = False
+    driver.prepare(WHOLE, None)

@@ -21,8 +21,6 @@ from cyborg.db.rows import fetch_all, row_columns
 from cyborg.db.schema import attach_handles as handles
 from cyborg.db.schema import deployables, devices, providers, set_members
 
-_UUID_INDEX = "uq_providers_uuid"
-
 
 class SetRow(DeviceFactsColumns):
     """A device set of a host, with the facts of its source, which is a device.
@@ -207,6 +205,6 @@ def lock_current(
     uuids = sorted(revisions.keys() | set(others))
     query = sa.select(p.uuid, p.revision).where(p.uuid.in_(uuids)).order_by(p.uuid)
     # By the index of the later update: MariaDB locks its entries, too.
-    query = query.with_hint(providers, f"FORCE INDEX ({_UUID_INDEX})", "mysql")
+    query = query.with_hint(providers, f"FORCE INDEX ({publishing.UUID_INDEX})", "mysql")
     rows = tx.execute(query.with_for_update(key_share=True)).all()
     return frozenset(row.uuid for row in rows if row.revision == revisions.get(row.uuid))

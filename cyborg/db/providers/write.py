@@ -20,6 +20,8 @@ from cyborg.db import bulk
 from cyborg.db.rows import fetch_all, row_columns
 from cyborg.db.schema import deployables, devices, providers
 
+UUID_INDEX = "uq_providers_uuid"
+
 
 class LeasedProviderRow(TypedDict):
     """A stale provider to publish.
@@ -76,7 +78,7 @@ def mark_stale(tx: sa.Connection, host: str, changed: Mapping[str, str], now: da
     stored: set[str] = set()
     for chunk in bulk.chunks(sorted(changed)):
         # The UPDATE comes first, so that a publisher cannot delete a row that is marked here.
-        if _update_stale(tx, providers.c.uuid.in_(chunk), now) == len(chunk):
+        if _update_stale_uuids(tx, chunk, now) == len(chunk):
             # All have a row, as usual: no SELECT is needed.
             stored |= set(chunk)
             continue
@@ -107,7 +109,7 @@ def find_uuids(tx: sa.Connection, names: Collection[str]) -> dict[str, str]:
 def mark_stale_existing(tx: sa.Connection, uuids: Collection[str], now: datetime) -> int:
     """Mark providers stale, without inserting missing rows; return the number of marked rows."""
     found = bulk.chunks(sorted(uuids))
-    return sum(_update_stale(tx, providers.c.uuid.in_(chunk), now) for chunk in found)
+    return sum(_update_stale_uuids(tx, chunk, now) for chunk in found)
 
 
 def mark_stale_of_devices(tx: sa.Connection, device_uuids: Collection[str], now: datetime) -> int:
@@ -156,7 +158,10 @@ def mark_others_stale(tx: sa.Connection, host: str, now: datetime) -> int:
     The others are new, or the transaction of the caller has marked them already.
     """
     is_other = sa.or_(providers.c.stale_since.is_(None), providers.c.stale_since != now)
-    return _update_stale(tx, sa.and_(providers.c.host == host, is_other), now)
+    query = sa.select(providers.c.uuid).where(providers.c.host == host, is_other)
+    # By uuid: by host, an UPDATE would lock the rows in the order of their ids, and could wait for
+    # the plan of device sets that waits for one of its rows.
+    return mark_stale_existing(tx, tx.scalars(query).all(), now)
 
 
 def mark_removed(tx: sa.Connection, host: str, now: datetime, *, evict: bool) -> int:
@@ -254,8 +259,19 @@ def schedule_verification_of_leased(
 
 def _update_stale(tx: sa.Connection, condition: sa.ColumnElement[bool], now: datetime) -> int:
     """Mark providers as changed: their desired state is published again."""
+    return tx.execute(_make_stale(condition, now)).rowcount
+
+
+def _update_stale_uuids(tx: sa.Connection, uuids: Collection[str], now: datetime) -> int:
+    # MariaDB locks the rows in the order of the index that it reads: not that of the row ids.
+    hint = f"FORCE INDEX ({UUID_INDEX})"
+    query = _make_stale(providers.c.uuid.in_(uuids), now)
+    return tx.execute(query.with_hint(hint, dialect_name="mysql")).rowcount
+
+
+def _make_stale(condition: sa.ColumnElement[bool], now: datetime) -> sa.Update:
     p = providers.c
-    return tx.execute(
+    return (
         sa.update(providers)
         .where(condition)
         .ordered_values(
@@ -270,7 +286,7 @@ def _update_stale(tx: sa.Connection, condition: sa.ColumnElement[bool], now: dat
             (p.verify_only, False),
             (p.evict, False),
         )
-    ).rowcount
+    )
 
 
 def _update_verify(tx: sa.Connection, condition: sa.ColumnElement[bool], now: datetime) -> int:

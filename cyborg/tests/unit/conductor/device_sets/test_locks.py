@@ -11,7 +11,7 @@ from oslo_utils import timeutils
 from cyborg.core.inventory.device_set import SetKind
 from cyborg.db import schema
 from cyborg.db.device_sets import offers as store
-from cyborg.db.providers.write import mark_stale_existing
+from cyborg.db.providers.write import mark_others_stale, mark_stale_existing
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
 from cyborg.tests.fixtures.device_sets.host import SetHost
@@ -44,3 +44,32 @@ def test_plan_and_change_of_the_same_sets_do_not_deadlock(engine: sa.Engine, nod
         assert waiting.result(10.0) == 2
     found = {row["uuid"]: row["revision"] for row in rows.read(engine, schema.providers)}
     assert found[withdrawn] == row["revision"] + 1
+
+
+def test_plan_and_report_that_changes_all_providers_do_not_deadlock(
+    engine: sa.Engine, node: Node
+) -> None:
+    """The ids of the rows are in another order than their uuids."""
+    if engine.dialect.name == "sqlite":
+        pytest.skip("SQLite has one writer")
+    SetHost(engine, node, kind=SetKind.PCIE)
+    now = timeutils.utcnow()
+    found = rows.read(engine, schema.providers, host=node.name)
+    by_id = [row["uuid"] for row in sorted(found, key=lambda row: row["id"])]
+    first, *others = sorted(by_id)
+    assert by_id[0] != first
+
+    def change() -> int:
+        with engine.begin() as tx:
+            return mark_others_stale(tx, node.name, now)
+
+    with ThreadPoolExecutor(1) as pool:
+        with engine.begin() as tx:
+            store.lock_sets(tx, node.name)
+            assert store.lock_current(tx, {first: 0}) == frozenset()
+            waiting = pool.submit(change)
+            with pytest.raises(NotEnded):
+                waiting.result(0.5)
+            # As a lock of all of them in one statement that has got only the first one so far.
+            assert mark_stale_existing(tx, others, now) == len(others)
+        assert waiting.result(10.0) == len(found)

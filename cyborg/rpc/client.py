@@ -180,6 +180,8 @@ class Client:
                 if is_final or time.monotonic() >= deadline:
                     break
                 LOG.info("The server of %s stops, sending the call to another one", subject)
+                # What it has waited for this server must not shorten the wait for the next one.
+                call.end = None
             # The queue was deleted since its server answered, perhaps with its exchange, and the
             # call was not carried out; or the server that took it has ended, or may have.
             self.transport.forget_answer(queue)

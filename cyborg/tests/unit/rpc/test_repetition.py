@@ -12,7 +12,9 @@ import pytest
 
 from cyborg.core.errors import STOPPING, TimedOut, Unavailable
 from cyborg.rpc import client as client_module
-from cyborg.rpc.client import make_conductor_client
+from cyborg.rpc.client import Client, make_conductor_client
+from cyborg.rpc.contract import CONDUCTOR
+from cyborg.rpc.envelope import wrap_error
 from cyborg.tests.fixtures.bus.broker import Bus, open_bus
 
 pytestmark = pytest.mark.services
@@ -155,3 +157,23 @@ def test_call_with_an_unanswered_copy_is_not_certainly_undone(
     call.may_be_executed = True
     with pytest.raises(TimedOut, match="an earlier copy may have been carried out"):
         client._finish(call, 0.0)
+
+
+def test_call_of_a_stopping_conductor_waits_as_long_for_the_next_one(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one may have kept the call for most of the time that it may wait for a server."""
+    client = Client(CONDUCTOR, bus.transport, bus.conf)
+    ends = list[float | None]()
+    stopping = wrap_error(Unavailable("the conductor stops", **{STOPPING: True}))
+
+    def send(call: Any, deadline: float) -> Any:
+        ends.append(call.end)
+        call.end = 1.0
+        return stopping if len(ends) == 1 else {"ok": 5}
+
+    monkeypatch.setattr(client, "_send", send)
+    call = client_module._Call("m", {}, {}, "q", "m", None, True)  # type: ignore[arg-type]
+    assert client._finish(call, time.monotonic() + SLACK) == 5
+    assert ends == [None, None]
+    assert not call.may_be_executed

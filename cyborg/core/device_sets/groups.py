@@ -21,6 +21,10 @@ from cyborg.core.device_sets.offers import (
 )
 from cyborg.core.inventory.device_set import OfferState
 
+# Hosts that an update plans in search of one to merge, unless all sizes are urgent. Each plan reads
+# the sets of its host, and a bind may wait for it.
+MAX_MERGE_PLANS = 4
+
 
 @dataclass(frozen=True, slots=True)
 class SizeSummary:
@@ -53,7 +57,9 @@ def update_group(
     group. Then, smallest size first, one host after the other is split until the size is not short.
     This may make a larger size short, but only if no set of the small size is offered. A split for
     a larger size can leave sets that serve a smaller one: the sizes are looked at again. At the end
-    one host that offers small sets which the group now has elsewhere gets its large set back.
+    one host that offers small sets which the group now has elsewhere gets its large set back. The
+    search for it ends after ``MAX_MERGE_PLANS`` hosts, but not if all sizes are urgent: the others
+    would never be planned otherwise.
 
     Each plan serves each size that is short, but the last wanted sets of a larger size are split
     only for ``urgent`` sizes, and for sizes of which these plans withdraw sets. The caller passes
@@ -99,7 +105,9 @@ def update_group(
             split_hosts(size, is_urgent=is_urgent)
         if rows == before:
             break
-    for name in rank_hosts_to_merge(wanted, [*chain.from_iterable(rows.values())]):
+    limit = None if wanted.keys() <= set(urgent) else MAX_MERGE_PLANS
+    candidates = rank_hosts_to_merge(wanted, [*chain.from_iterable(rows.values())])
+    for name in candidates[:limit]:
         if replan(name):
             break
 

@@ -158,6 +158,27 @@ def test_group_merges_behind_a_host_whose_summary_differs() -> None:
     assert [group.offered(host) for host in "abc"] == [[], [4, 2, 1, 1], [8]]
 
 
+@pytest.mark.parametrize(("urgent", "merged"), [((), False), ((1,), False), ((1, 8), True)])
+def test_group_search_for_a_host_to_merge_is_limited(
+    urgent: tuple[int, ...], *, merged: bool
+) -> None:
+    """A host that keeps its sets is a candidate each time; an update of all sizes skips none."""
+    names = [f"host{number}" for number in range(groups.MAX_MERGE_PLANS + 1)]
+    planned: list[str] = []
+
+    def plan(host: str, shortage: Mapping[int, int]) -> list[SizeSummary]:
+        planned.append(host)
+        whole = [SizeSummary(host, 8, 1, 0, 0, 8)]
+        return whole if host == names[-1] else split.get(host, [])
+
+    split = {
+        name: [SizeSummary(name, 1, 8, 0, 0, 8), SizeSummary(name, 8, 0, 0, 1, 8)] for name in names
+    }
+    update_group("other", {1: 1, 8: 0}, split | {"other": []}, plan, urgent)
+    assert (names[-1] in planned) is merged
+    assert len(planned) <= len(names) + 1
+
+
 def test_group_plan_withdraws_wanted_set_splits_another_at_once() -> None:
     group = Group({1: 1, 2: 1}, {"a": {"1"}, "b": {"1", "5"}})  # free: a four, a pair
     group.update("a", urgent=(1,))

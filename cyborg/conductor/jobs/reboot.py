@@ -52,9 +52,11 @@ def end_set_restores(tx: sa.Connection, host: str, now: datetime) -> int:
     active before the devices are prepared. ``enqueue_restores`` then enqueues one job for all.
     Return the number of providers to publish.
     """
+    # Before the jobs, as everywhere. All ARQs of the host at once: an audit could else enqueue such
+    # a job between this and ``enqueue_restores``, or lock the ARQs in another order.
+    jobs.lock_bound(tx, host)
     if not (ids := jobs.find_set_restores(tx, host)):
         return 0
-    # Before the jobs, as everywhere.
     rows = arqs.lock_of_jobs(tx, ids)
     failing = jobs.failing_restores(tx, ids)
     jobs.end(tx, ids, JobState.CANCELLED, "the host was rebooted: all devices are restored")

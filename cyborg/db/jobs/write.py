@@ -157,8 +157,20 @@ def enqueue(
     )
 
 
+def lock_bound(tx: sa.Connection, host: str) -> Sequence[int]:
+    """Lock the Bound ARQs of a host's devices, in the order of their ids; return these ids."""
+    query = sa.select(arqs.c.id).select_from(joins.OWNED_HANDLES)
+    ids = tx.scalars(query.where(devices.c.host == host, arqs.c.state == ArqState.BOUND)).all()
+    # Without joins, so that MariaDB too locks the rows in the order of the result.
+    locked = sa.select(arqs.c.id).where(arqs.c.id.in_(ids), arqs.c.state == ArqState.BOUND)
+    return tx.scalars(locked.order_by(arqs.c.id).with_for_update()).all() if ids else []
+
+
 def lock_bound_without_job(tx: sa.Connection, host: str) -> list[BoundHandleRow]:
     """Return the Bound ARQs of a host's devices that wait for no open job, locked."""
+    if not (ids := lock_bound(tx, host)):
+        return []
+    # Under the locks: a statement that waits for a lock would still see the jobs from before.
     open_ = sa.exists().where(jobs.c.id == arqs.c.job_id, jobs.c.state == JobState.OPEN)
     context = sa.select(contexts.c.uuid).where(contexts.c.id == arqs.c.context_id).scalar_subquery()
     attachment = (
@@ -180,9 +192,8 @@ def lock_bound_without_job(tx: sa.Connection, host: str) -> list[BoundHandleRow]
             )
         )
         .select_from(joins.OWNED_HANDLES)
-        .where(devices.c.host == host, arqs.c.state == ArqState.BOUND, sa.not_(open_))
+        .where(arqs.c.id.in_(ids), sa.not_(open_))
         .order_by(arqs.c.id)
-        .with_for_update(of=arqs)
     )
     return fetch_all(BoundHandleRow, tx.execute(query))
 
@@ -202,7 +213,10 @@ def find_set_restores(tx: sa.Connection, host: str) -> list[int]:
 def enqueue_restores(
     tx: sa.Connection, host: str, restores: Collection[Restore], now: datetime
 ) -> None:
-    """Enqueue restore jobs, due immediately; the Bound ARQs wait for them."""
+    """Enqueue restore jobs, due immediately; the Bound ARQs wait for them.
+
+    The caller must hold locks on the ARQs, and have seen under them that they wait for no open job.
+    """
     by_uuid = {str(uuid4()): restore for restore in restores}
     bulk.insert(
         tx,
@@ -233,7 +247,7 @@ def enqueue_restores(
     )
     tx.execute(
         sa.update(arqs)
-        .where(arqs.c.id.in_(job_by_arq))
+        .where(arqs.c.id.in_(job_by_arq), arqs.c.state == ArqState.BOUND)
         .values(
             # One UPDATE, whatever the number of ARQs.
             job_id=sa.case(job_by_arq, value=arqs.c.id),

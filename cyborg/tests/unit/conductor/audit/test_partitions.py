@@ -18,6 +18,7 @@ from cyborg.db import schema
 from cyborg.db.audits.read import read_snapshot
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.interleave import Race
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
 from cyborg.tests.fixtures.device_sets.host import (
     SOURCE,
@@ -180,6 +181,33 @@ def test_reboot_during_a_repair_restores_the_whole_set(env: Env, name: str, prep
     # An audit of that time adds nothing to the job.
     assert env.repair(env.find()) in ([], [None])
     assert len(host.jobs("restore")) == 2
+
+
+@pytest.mark.parametrize("at", ["device_contexts", "INSERT INTO jobs"])
+def test_repair_during_a_reboot_adds_no_job(env: Env, at: str) -> None:
+    """The reboot has found no job of a repair, and restores all devices with their partition.
+
+    It stands before it reads the ARQs without a job, or before it enqueues their job.
+    """
+    if env.engine.dialect.name == "sqlite":
+        pytest.skip("SQLite has one writer")
+    host = env.host
+    gpus = host.gpus.items()
+    host.gpus = {unit: replace(gpu, abilities=host.source.abilities) for unit, gpu in gpus}
+    host.report()
+    env.bind(PAIR)
+    findings = env.find()
+    agent, hosts = host.host, make_hosts(env.engine)
+    agent.boot_id = "boot-0"
+    agent.hello(hosts)
+    agent.epoch, agent.boot_id = str(uuid4()), "boot-1"
+    race = Race(env.engine, lambda: agent.hello(hosts), at, lambda: env.repair(findings))
+    assert (race.reached, race.waited) == (True, True)
+    assert (race.first, race.second) == (None, None)
+    (job,) = host.jobs("restore")
+    assert len(job["arguments"]["items"]) == 3
+    waiting = rows.read(env.engine, schema.arqs)
+    assert [row["job_id"] for row in waiting] == [job["id"]] * 2
 
 
 def test_reboot_during_a_failing_repair_opens_the_set(env: Env) -> None:

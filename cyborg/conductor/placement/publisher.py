@@ -82,6 +82,7 @@ class Publisher:
         self._failure_lock = threading.Lock()  # of the next two
         self._consecutive_failures = 0
         self._placement_down = False
+        self._failed: set[int] = set()  # row ids, of one run
         self._stopped = threading.Event()
         # Whether the last run ended before all due providers were published.
         self.unfinished = False
@@ -94,13 +95,16 @@ class Publisher:
         """Publish all due providers unless Placement is unavailable; return their number.
 
         If Placement does not answer about a provider, the provider stays leased until the end of
-        the run and is retried in the next run, so it does not delay other providers. New stale
+        the run and is retried in the next run, so it does not delay other providers. One that
+        fails is not leased again in the run, even if it is due: it is among the longest stale, and
+        a batch of such providers would come before all others again and again. New stale
         providers could extend a run without end. So a run ends after MAX_RUN seconds;
         ``unfinished`` is True if it was ended so.
         """
         count, end = 0, self.clock() + MAX_RUN
         self.unfinished = False
         self._consecutive_failures, self._placement_down = 0, False
+        self._failed.clear()
         unanswered: list[store.Unanswered] = []
         # The next batch is leased in the transaction that records the last one: a run of many
         # batches costs half the transactions.
@@ -130,7 +134,14 @@ class Publisher:
         if self._stopped.is_set():
             return None
         lease = self._leasing.begin(request_timeout=self.placement.timeout)
-        rows = store.lease(tx, owner=lease.owner, now=lease.start, until=lease.until, limit=BATCH)
+        rows = store.lease(
+            tx,
+            owner=lease.owner,
+            now=lease.start,
+            until=lease.until,
+            limit=BATCH,
+            excluded=self._failed,
+        )
         if not rows:
             return None
         lease.taken(len(rows))
@@ -177,6 +188,7 @@ class Publisher:
         Return None, and lease no rows, if Placement is unavailable or the run ends.
         """
         self._record(tx, batch, result)
+        self._failed.update(item.row["id"] for item in result.failed)
         if self._placement_down:
             return None
         self.unfinished = self.clock() >= end

@@ -320,12 +320,19 @@ def _end_verifier_lease() -> list[tuple[sa.Column[Any], Any]]:
 
 
 def lease(
-    tx: sa.Connection, *, owner: str, now: datetime, until: datetime, limit: int
+    tx: sa.Connection,
+    *,
+    owner: str,
+    now: datetime,
+    until: datetime,
+    limit: int,
+    excluded: Collection[int] = (),
 ) -> list[LeasedProviderRow]:
     """Lease up to ``limit`` due stale providers, the longest stale first.
 
-    Skip providers that another owner has leased. ``owner`` must be unique to each call, to
-    distinguish the rows from those of an earlier lease of the same conductor.
+    Skip the rows with ``excluded`` ids, and providers that another owner has leased. ``owner`` must
+    be unique to each call, to distinguish the rows from those of an earlier lease of the same
+    conductor.
     """
     due = sa.and_(
         providers.c.stale_since.is_not(None),
@@ -337,6 +344,8 @@ def lease(
     #    FOR UPDATE SKIP LOCKED           -- publishers share the stale providers without waiting
     columns = row_columns(LeasedProviderRow, providers)
     select = sa.select(*columns).where(due).order_by(providers.c.stale_since, providers.c.id)
+    if excluded:
+        select = select.where(providers.c.id.not_in(sorted(excluded)))
     select = select.limit(limit).with_for_update(skip_locked=True)
     found = fetch_all(LeasedProviderRow, tx.execute(select))
     if not found:

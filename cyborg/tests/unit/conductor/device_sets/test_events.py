@@ -321,6 +321,26 @@ def test_allocation_that_nova_deletes_without_a_bind_ends_the_withdrawal(
     assert sorted(host.offered().values()) == [1, 2, 4]
 
 
+def test_withdrawals_that_are_checked_again_do_not_delay_other_providers(
+    sqlite_engine: sa.Engine, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are the longest stale, and as many as a batch has."""
+    host = SetHost(sqlite_engine, node, wanted={"8": 1}, kind=SetKind.PCIE)
+    node.allocate(host.provider("0"), GPU, 8)
+    host.gpus["01"] = make_gpu("01", **SICK)
+    host.report()
+    for name, value in {"BATCH": 1, "WITHDRAWAL_INTERVAL": 0.0, "MAX_RUN": 2.0}.items():
+        monkeypatch.setattr(publishing, name, value)
+    now = timeutils.utcnow()
+    (withdrawn,) = rows.read(sqlite_engine, schema.providers, uuid=host.provider("0"))
+    rows.update(sqlite_engine, schema.providers, withdrawn["id"], next_try_at=None)
+    (other,) = rows.read(sqlite_engine, schema.providers, uuid=host.provider("1"))
+    rows.update(sqlite_engine, schema.providers, other["id"], stale_since=now)
+    host.publish()
+    stale = rows.read(sqlite_engine, schema.providers)
+    assert [row["id"] for row in stale if row["stale_since"]] == [withdrawn["id"]]
+
+
 def test_offer_of_eight_is_back_within_seconds_after_a_fault(
     sqlite_engine: sa.Engine, node: Node, placement_adapter: Any
 ) -> None:

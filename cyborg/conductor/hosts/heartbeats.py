@@ -396,9 +396,9 @@ def _restore_after_reboot(
 ) -> int:
     """Prepare again what a reboot has undone; return the number of providers to publish."""
     # Before the jobs are locked: the locks of ARQs come first.
-    stale = reboot.end_set_restores(tx, host, now)
-    reboot.enqueue_restores(tx, host, now)
-    stale += reboot.enqueue_layouts(tx, host, now)
+    ended = reboot.end_set_restores(tx, host, now)
+    reboot.enqueue_restores(tx, host, now, ended.uuids)
+    stale = ended.stale + reboot.enqueue_layouts(tx, host, now)
     # An unchanged inventory has lost nothing. Without a digest this is not known yet: the next
     # inventory is compared even if it is unchanged.
     changed = digest is None or known_digest != digest

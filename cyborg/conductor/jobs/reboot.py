@@ -17,7 +17,7 @@ cancels it, or the device is removed.
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -45,25 +45,32 @@ LOG = get_logger(__name__)
 MAX_DEVICES = 64
 
 
-def end_set_restores(tx: sa.Connection, host: str, now: datetime) -> int:
+class EndedRestores(NamedTuple):
+    """Uuids of ended jobs, and the number of providers to publish."""
+
+    uuids: Sequence[str]
+    stale: int
+
+
+def end_set_restores(tx: sa.Connection, host: str, now: datetime) -> EndedRestores:
     """End the open jobs of a rebooted host that do the work of sets alone, such as an audit's.
 
     One ARQ waits for such a job. Its handle would not be prepared again, and the partition would be
     active before the devices are prepared. ``enqueue_restores`` then enqueues one job for all.
-    Return the number of providers to publish.
     """
     # Before the jobs, as everywhere. All ARQs of the host at once: an audit could else enqueue such
     # a job between this and ``enqueue_restores``, or lock the ARQs in another order.
     jobs.lock_bound(tx, host)
     if not (ids := jobs.find_set_restores(tx, host)):
-        return 0
+        return EndedRestores((), 0)
     rows = arqs.lock_of_jobs(tx, ids)
     failing = jobs.failing_restores(tx, ids)
     jobs.end(tx, ids, JobState.CANCELLED, "the host was rebooted: all devices are restored")
     arqs.clear_job(tx, [row["id"] for row in rows])
     # The device was cordoned after the first failure.
     uncordoned = arqs.providers_of([row for row in rows if row["job_id"] in failing])
-    return publishing.mark_stale_existing(tx, uncordoned, now)
+    stale = publishing.mark_stale_existing(tx, uncordoned, now)
+    return EndedRestores(jobs.uuids(tx, ids), stale)
 
 
 class _Group(NamedTuple):
@@ -73,11 +80,14 @@ class _Group(NamedTuple):
     arq_id: int | None
 
 
-def enqueue_restores(tx: sa.Connection, host: str, now: datetime) -> int:
+def enqueue_restores(
+    tx: sa.Connection, host: str, now: datetime, cancels: Sequence[str] = ()
+) -> int:
     """Enqueue jobs that prepare the bound handles of a host again; return their number.
 
     An ARQ that waits for an open job is left out: the agent forgets the jobs of an older boot, so
-    that job runs again. ``end_set_restores`` comes before this.
+    that job runs again. ``end_set_restores`` comes before this; ``cancels`` are the uuids of the
+    jobs that it ended, since another conductor may be delivering one of them.
     """
     rows = jobs.lock_bound_without_job(tx, host)
     sets = device_sets.work_items(tx, (row["set_id"] for row in rows))
@@ -98,7 +108,7 @@ def enqueue_restores(tx: sa.Connection, host: str, now: datetime) -> int:
             )
     # In bulk: a host may have hundreds of bound handles, and its heartbeat waits.
     if restores:
-        jobs.enqueue_restores(tx, host, restores, now)
+        jobs.enqueue_restores(tx, host, restores, now, cancels)
     return len(restores)
 
 

@@ -211,9 +211,15 @@ def find_set_restores(tx: sa.Connection, host: str) -> list[int]:
 
 
 def enqueue_restores(
-    tx: sa.Connection, host: str, restores: Collection[Restore], now: datetime
+    tx: sa.Connection,
+    host: str,
+    restores: Collection[Restore],
+    now: datetime,
+    cancels: Sequence[str] = (),
 ) -> None:
     """Enqueue restore jobs, due immediately; the Bound ARQs wait for them.
+
+    ``cancels`` are the uuids of jobs that the agent must not begin any more.
 
     The caller must hold locks on the ARQs, and have seen under them that they wait for no open job.
     """
@@ -230,7 +236,8 @@ def enqueue_restores(
                 "arguments": {
                     "items": [item.to_dict() for item in restore.items],
                     "instance": restore.instance,
-                },
+                }
+                | ({"cancels": list(cancels)} if cancels else {}),
                 "next_try_at": now,
             }
             for uuid, restore in by_uuid.items()

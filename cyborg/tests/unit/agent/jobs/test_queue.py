@@ -119,6 +119,15 @@ def test_start_job_cancelled_before_arrival_fails(host: Host) -> None:
     assert host.script.calls == [("release", "h1")]
 
 
+def test_start_restore_cancels_restore_that_arrives_later(host: Host) -> None:
+    """Another conductor may deliver it while the first heartbeat after a reboot cancels it."""
+    restored = host.run(work("new", JobKind.RESTORE, cancels=("old",)))
+    assert restored == ("done", None)
+    calls = list(host.script.calls)
+    assert host.jobs.start(replace(work("old", JobKind.RESTORE), retried=True)) == CANCELLED
+    assert host.script.calls == calls
+
+
 def test_start_cancel_of_job_interrupted_by_restart_fails_it(host: Host) -> None:
     host.checkpoint.record(job_uuid("p"), "prepare", CheckpointState.STARTED)
     host.run(work("r", RELEASE, cancels=("p",)))

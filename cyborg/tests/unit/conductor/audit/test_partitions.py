@@ -14,6 +14,7 @@ from cyborg.core.audit.compare import compare_hardware
 from cyborg.core.audit.sources import Finding, HostSnapshot, Kind, Repair
 from cyborg.core.inventory.device_set import Activation
 from cyborg.core.inventory.report import dump_answer, load_answer
+from cyborg.core.jobs.job import load_job_spec
 from cyborg.db import schema
 from cyborg.db.audits.read import read_snapshot
 from cyborg.db.unit_of_work import UnitOfWork
@@ -170,6 +171,8 @@ def test_reboot_during_a_repair_restores_the_whole_set(env: Env, name: str, prep
     env.reboot()
     old, new = host.jobs("restore")
     assert (old["state"], new["state"]) == ("cancelled", "pending")
+    # Another conductor may be delivering it.
+    assert load_job_spec(new["uuid"], "restore", new["arguments"], 60.0).cancels == (old["uuid"],)
     *devices, last = new["arguments"]["items"]
     units = sorted(map(gpu_address, host.family[name])) if prepared else []
     assert sorted(item["handle"] for item in devices) == units

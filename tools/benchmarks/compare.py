@@ -27,7 +27,14 @@ BENCHMARKS: Mapping[str, tuple[str, ...]] = {
     "inventory": ("--devices", "8"),
 }
 # The figures of a cell; less is better for each.
-FIGURES = ("statements", "statements_outbox", "cpu_ms", "ms", "hello", "report", "publishing")
+FIGURES = (
+    *("statements", "statements_outbox", "cpu_ms", "ms", "calls"),
+    *(
+        f"{step}_{unit}"
+        for step in ("hello", "report", "publishing")
+        for unit in ("statements", "ms")
+    ),
+)
 
 
 class Figure(NamedTuple):

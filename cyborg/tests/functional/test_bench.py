@@ -148,6 +148,7 @@ def test_sets_measures_each_policy_and_load() -> None:
         assert cell["policy"] != "disjoint" or not any(cell["failed"].values())
 
 
+@pytest.mark.long
 @pytest.mark.requires("clone")
 def test_compare_measures_both_revisions() -> None:
     # Durations of one round are noise; the counts of statements are equal.
@@ -158,4 +159,5 @@ def test_compare_measures_both_revisions() -> None:
         if cell["cell"] in ("standalone", "unchanged hello")
     }
     assert cells["boot", "statements"]["old"] > 4
-    assert cells["hello", "statements"]["ratio"] == cells["inventory", "statements"]["ratio"] == 1
+    assert cells["hello", "statements"]["ratio"] == 1
+    assert cells["inventory", "hello_statements"]["ratio"] == 1

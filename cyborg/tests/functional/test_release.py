@@ -27,7 +27,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 @pytest.mark.requires("clone")
 def test_two_builds_of_a_commit_are_equal(tmp_path: Path) -> None:
     done = run("build", ROOT, tmp_path)

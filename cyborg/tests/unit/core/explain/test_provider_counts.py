@@ -58,8 +58,10 @@ def test_kinds_are_evaluated_as_their_providers(
     for number, devices in enumerate(hosts):
         for device, numbers in enumerate(devices):
             name = f"{number}-{device}"
-            for kind in numbers:
-                key = None if len(numbers) == 1 else name
+            # The layout is that of the device, so all its providers have the same.
+            own = [k for k in numbers if kinds[k].layout == kinds[numbers[0]].layout]
+            for kind in own:
+                key = None if len(own) == 1 else name
                 census.add(f"host-{number}", kind, device=key)
                 uuid = f"{name}-{len(listed)}"
                 state = replace(kinds[kind], host=f"host-{number}", uuid=uuid, device_uuid=name)

@@ -23,6 +23,7 @@ from cyborg.core.log import get_logger
 from cyborg.core.naming import handle_uuid
 from cyborg.drivers.gpu import card_locks, mdev, mig, parents, vf_layouts, vgpu
 from cyborg.drivers.gpu.card_locks import locked, mediated_devices_excluded
+from cyborg.drivers.gpu.facts import FactsReader
 from cyborg.drivers.gpu.mig_layouts import MigLayouts
 from cyborg.drivers.gpu.mig_modes import MigModes, WholeCards, is_whole
 from cyborg.drivers.gpu.mixes import parse_mixes
@@ -68,7 +69,7 @@ class GpuDriver(PciDriver):
     def initialize(self) -> None:
         """Read the options of this driver, and create its readers."""
         self._whole = WholeCards(lambda: self.memory, self._sysfs, lambda: self.read_domains)
-        self._facts = mig.FactsReader(self._access.nvml, self._is_readable, self._whole.has_owner)
+        self._facts = FactsReader(self._access.nvml, self._is_readable, self._whole.has_owner)
         self._mig_modes = MigModes(
             lambda card: self._facts.read(card, self.memory),
             self._facts.forget,

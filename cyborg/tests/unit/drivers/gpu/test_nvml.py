@@ -14,7 +14,7 @@ from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device import Device
 from cyborg.drivers.base import VolatileMemory
 from cyborg.drivers.gpu.driver import GpuDriver
-from cyborg.drivers.gpu.mig import FactsReader
+from cyborg.drivers.gpu.facts import FactsReader
 from cyborg.drivers.kernel import nvml
 from cyborg.drivers.kernel.nvml import GpuFacts, NvmlLibrary, short_name
 from cyborg.drivers.pci.access import HostAccess

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Facts of NVML about GPUs: when a card is read, and what is known of it at other times."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+from cyborg.drivers.base import Memory, load_record
+from cyborg.drivers.kernel.nvml import KERNEL_DRIVER, NVIDIA, GpuFacts, ReadFacts
+from cyborg.drivers.sysfs import PciFunction
+
+
+class FactsReader:
+    """Reader that reads the facts about each GPU once while its kernel driver is bound.
+
+    While a server uses a GPU, NVML does not show the GPU. The reader then returns the last facts
+    except ``max_vgpus``, also after a restart of the agent. With ``keeps_types`` it also returns
+    what the GPU can have. A GPU with an owner that is bound again, because the server is stopped,
+    is not opened: the server may start.
+
+    NVML may list the types and profiles of the current MIG mode only. If ``keeps_types`` is True,
+    the facts also have those of the other mode, from the last time that the GPU was in it.
+    """
+
+    def __init__(
+        self,
+        read_facts: ReadFacts,
+        is_readable: Callable[[str], bool] = lambda address: True,
+        has_owner: Callable[[str], bool] = lambda address: False,
+    ) -> None:
+        """``is_readable`` returns whether NVML shows the GPU at an address now.
+
+        ``has_owner`` returns whether a server has it as a whole.
+        """
+        self.keeps_types = False
+        self._read_facts = read_facts
+        self._is_readable = is_readable
+        self._has_owner = has_owner
+        self._facts: dict[tuple[str, str], GpuFacts] = {}  # by address and product id
+        self._current: set[tuple[str, str]] = set()  # read since they were bound
+        self._forgotten: set[str] = set()  # addresses
+
+    def read(self, card: PciFunction, memory: Memory) -> GpuFacts:
+        """Return the facts about a card; a card of another vendor has no facts."""
+        if card.vendor != NVIDIA or card.physfn is not None:
+            return GpuFacts()
+        key = card.address, card.product
+        name = f"gpu {card.address} {card.product}"
+        if card.kernel_driver != KERNEL_DRIVER:
+            self._current.discard(key)
+        elif self._is_due(key) and (found := self._read_facts(card.address)) is not None:
+            self._current.add(key)
+            self._forgotten.discard(card.address)
+            found = self._keep_links(found, self._facts.get(key) or _load(memory, name))
+            if self.keeps_types and found.mig is not None:
+                memory.put(f"{name} {found.mig}", json.dumps(found.to_dict()))
+                other = "disabled" if found.in_mig_mode else "enabled"
+                found = _add_types(found, _load(memory, f"{name} {other}"))
+            self._facts[key] = found
+            # Types and profiles may be many, and are read again with the card.
+            kept = replace(found, max_vgpus={}, mig_profiles={}, mig_instances={}, vgpu_profiles={})
+            memory.put(name, json.dumps(kept.to_dict()))
+        if key not in self._facts:
+            self._facts[key] = self._load_last(memory, name)
+        return self._facts[key]
+
+    def _is_due(self, key: tuple[str, str]) -> bool:
+        address = key[0]
+        if key in self._current:
+            return False
+        return address in self._forgotten or not self._has_owner(address)
+
+    def _load_last(self, memory: Memory, name: str) -> GpuFacts:
+        """Return the stored facts about a card that cannot be read."""
+        found = _load(memory, name)
+        if self.keeps_types and found.mig is not None:
+            for mode in (found.mig, "disabled" if found.in_mig_mode else "enabled"):
+                found = _add_types(found, _load(memory, f"{name} {mode}"))
+        return found
+
+    def _keep_links(self, facts: GpuFacts, previous: GpuFacts) -> GpuFacts:
+        """Return the facts with the previous NVLinks to GPUs that NVML does not show now."""
+        # The link to a GPU that a server uses is down as seen from here, and the bridge is there.
+        if facts.uuid != previous.uuid:
+            return facts
+        hidden = {a: n for a, n in previous.nvlinks.items() if not self._is_readable(a)}
+        speed = facts.nvlink_speed or (previous.nvlink_speed if hidden else None)
+        links = dict(sorted({**hidden, **facts.nvlinks}.items()))
+        return replace(facts, nvlinks=links, nvlink_speed=speed)
+
+    def forget(self, address: str) -> None:
+        """Make the next call of ``read`` read a card again, because its facts have changed."""
+        self._forgotten.add(address)
+        self._current = {key for key in self._current if key[0] != address}
+
+
+def _load(memory: Memory, name: str) -> GpuFacts:
+    return load_record(GpuFacts, memory.get(name)) or GpuFacts()
+
+
+def _add_types(facts: GpuFacts, others: GpuFacts) -> GpuFacts:
+    """Return the facts with types of vGPUs and profiles that only the other facts have."""
+    return replace(
+        facts,
+        max_vgpus={**others.max_vgpus, **facts.max_vgpus},
+        mig_profiles={**others.mig_profiles, **facts.mig_profiles},
+        vgpu_profiles={**others.vgpu_profiles, **facts.vgpu_profiles},
+        vgpus_per_instance={**others.vgpus_per_instance, **facts.vgpus_per_instance},
+        vgpu_names={**others.vgpu_names, **facts.vgpu_names},
+        vgpu_memory={**others.vgpu_memory, **facts.vgpu_memory},
+    )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from cyborg import os_acc
 from cyborg.agent.guests.hypervisor import DeviceAbsent, Domain, GuestBusy, Hypervisor
 from cyborg.agent.guests.root_ports import check_free_ports, count_free_ports
-from cyborg.core.attachments.delivery import Outcome
+from cyborg.core.attachments.delivery import STOPPED, Outcome
 from cyborg.core.errors import CyborgError, DriverFailed, NotFound, Unavailable, WrongState
 from cyborg.core.log import get_logger
 
@@ -53,7 +53,7 @@ class Check:
     """Result of a check of all guests.
 
     ``is_complete`` is whether no guest lacks a device and none is being prepared. ``outcomes`` has
-    the device of each ARQ whose guest runs, or cannot be read.
+    no device that was detached.
     """
 
     is_complete: bool
@@ -180,10 +180,10 @@ class GuestDevices:
         # A guest that does not run lacks nothing: its next start is checked. But a device that is
         # not ready is checked again soon, because the guest may start before it is.
         is_complete = all(device.ready and self.is_known(device.arq) for device in devices)
-        return Check(is_complete and all(o.is_attached for o in outcomes.values()), outcomes)
+        return Check(is_complete and all(o.is_complete for o in outcomes.values()), outcomes)
 
     def _reassert_guest(self, instance: str, devices: Sequence[GuestDevice]) -> dict[str, Outcome]:
-        """Attach the devices that a guest lacks; return nothing of a guest that does not run."""
+        """Attach the devices that a guest lacks, if it runs."""
         try:
             domain = self.hypervisor.describe(instance)
         except CyborgError as exc:
@@ -193,7 +193,7 @@ class GuestDevices:
             )
             return {device.arq["uuid"]: Outcome(None, failure) for device in devices}
         if domain is None or domain.running is None:
-            return {}
+            return {device.arq["uuid"]: STOPPED for device in devices}
         outcomes: dict[str, Outcome] = {}
         for device in devices:
             arq = device.arq

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.common.calls import make_stale_error
 from cyborg.conductor.notifications.notifications import ArqEventRecorder
-from cyborg.core.attachments.delivery import load_deliveries
+from cyborg.core.attachments.delivery import Delivery, load_deliveries
 from cyborg.core.binding.states import ArqState
 from cyborg.core.log import get_logger
 from cyborg.core.validation import check_text, parse_uuid
@@ -42,7 +42,7 @@ class GuestDeliveries:
         Raise Invalid, and Stale if the epoch is unknown.
         """
         host, epoch = check_text("host", host), parse_uuid(epoch, "epoch")
-        error_of = load_deliveries(devices)
+        deliveries = load_deliveries(devices)
 
         def write(tx: sa.Connection) -> tuple[Rows, Rows]:
             if not handles.is_current_agent(tx, host, epoch):
@@ -51,12 +51,15 @@ class GuestDeliveries:
             # Unbound since the last statement, an ARQ may have another device.
             rows = [
                 row
-                for row in arqs.lock(tx, expected & error_of.keys())
+                for row in arqs.lock(tx, expected & deliveries.keys())
                 if row["state"] == ArqState.BOUND and row["instance_uuid"] is not None
             ]
-            attached = [row for row in rows if error_of[row["uuid"]] is None]
+            stopped = [row for row in rows if not deliveries[row["uuid"]].is_running]
+            self._record_stopped(tx, stopped)
+            running = [row for row in rows if deliveries[row["uuid"]].is_running]
+            attached = [row for row in running if deliveries[row["uuid"]].error is None]
             self._record_attached(tx, attached)
-            return attached, self._record_failed(tx, rows, error_of)
+            return attached, self._record_failed(tx, running, deliveries)
 
         attached, failed = self.uow.run_once(write)
         for outcome, count in ((ATTACHED, len(attached)), (FAILED, len(failed))):
@@ -64,11 +67,16 @@ class GuestDeliveries:
         for row in failed:
             LOG.warning(
                 "A running guest lacks the device of an accelerator request, the agent retries: %s",
-                error_of[row["uuid"]],
+                deliveries[row["uuid"]].error,
                 host=host,
                 instance=row["instance_uuid"],
                 arq=row["uuid"],
             )
+
+    def _record_stopped(self, tx: sa.Connection, rows: Rows) -> None:
+        """Clear the errors of ARQs whose guests do not run: they lack no device."""
+        if ids := [row["id"] for row in rows if row["attach_error"] is not None]:
+            arqs.record_delivery(tx, ids, None, error=None)
 
     def _record_attached(self, tx: sa.Connection, rows: Rows) -> None:
         if rows:
@@ -77,12 +85,13 @@ class GuestDeliveries:
             self.recorder.record_attached(tx, rows)
 
     def _record_failed(
-        self, tx: sa.Connection, rows: Rows, error_of: dict[str, str | None]
+        self, tx: sa.Connection, rows: Rows, deliveries: dict[str, Delivery]
     ) -> Rows:
         """Record the errors; return the ARQs that had none before, of which listeners learn."""
         all_new: Rows = []
         # Few texts: a host has one reason for all its guests, or one guest has a reason.
-        for text in sorted({error for row in rows if (error := error_of[row["uuid"]])}):
+        error_of = {row["uuid"]: deliveries[row["uuid"]].error for row in rows}
+        for text in sorted(filter(None, set(error_of.values()))):
             failed = [row for row in rows if error_of[row["uuid"]] == text]
             arqs.record_delivery(tx, [row["id"] for row in failed], self.uow.clock(), error=text)
             new = [row for row in failed if row["attach_error"] is None]

@@ -3,7 +3,9 @@
 
 Nova attaches the devices of most ARQs when it starts a guest. The agent attaches those of VFIO
 handles, and of attachments in the mode live that Nova ignores, after each start of the guest. It
-reports a device that it has attached, and one that a running guest still lacks after a time. The
+reports a device that it has attached, and one that a running guest still lacks after a time. That
+is an error to act on: so it ends when the guest has the device, and also when the guest does not
+run any more. The agent attaches the device at the next start, and reports again if that fails. The
 conductor tells the agent what it has recorded, so that neither a restart of the agent nor a lost
 report leaves a wrong record.
 """
@@ -19,14 +21,20 @@ from cyborg.core.validation import malformed, parse_uuid
 
 MAX_DELIVERIES = 512  # in one report, which then is below the limit of a message
 MAX_ERROR = 1000  # characters
+# Error of a report about a guest that does not run, for conductors that do not know this report.
+NOT_RUNNING = "the guest does not run: the agent attaches the device at its next start"
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery(Serializable):
-    """What the agent knows of the device of an ARQ: the running guest has it, or why it has not."""
+    """What the agent knows of the device of an ARQ: the running guest has it, or why it has not.
+
+    If the guest does not run, it lacks nothing, whatever ``error`` is.
+    """
 
     arq: str = field(metadata=wire(load=lambda value: parse_uuid(value, "devices['arq']")))
     error: str | None = None
+    is_running: bool = field(default=True, metadata=wire(omit=bool))
 
     def __post_init__(self) -> None:
         if self.error is not None:
@@ -34,15 +42,15 @@ class Delivery(Serializable):
             object.__setattr__(self, "error", text)
 
 
-def load_deliveries(devices: Any) -> dict[str, str | None]:
-    """Return the error of each ARQ of a report, None if its guest has the device. Raise Invalid."""
+def load_deliveries(devices: Any) -> dict[str, Delivery]:
+    """Return the deliveries of a report by the uuids of their ARQs. Raise Invalid."""
     if not isinstance(devices, list) or len(devices) > MAX_DELIVERIES:
         raise Invalid(
             f"devices must be a list of at most {MAX_DELIVERIES} objects", field="devices"
         )
     with malformed("device", "devices"):
         deliveries = [Delivery.from_dict(device) for device in devices]
-    return {delivery.arq: delivery.error for delivery in deliveries}
+    return {delivery.arq: delivery for delivery in deliveries}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +58,23 @@ class Outcome:
     """Result of one check of a device.
 
     ``is_attached`` is None if nothing is known, such as while the hypervisor does not answer;
-    ``error`` then is the reason. ``is_new`` is whether the check has attached the device.
+    ``error`` then is the reason. ``is_new`` is whether the check has attached the device. Without
+    ``is_running``, the guest is known not to run.
     """
 
     is_attached: bool | None
     error: str = ""
     is_new: bool = False
+    is_running: bool = True
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether the guest certainly lacks nothing."""
+        return self.is_attached is True or not self.is_running
+
+
+# Outcome of the device of a guest that does not run.
+STOPPED = Outcome(is_attached=False, is_running=False)
 
 
 class DeliveryRecord:
@@ -78,16 +97,18 @@ class DeliveryRecord:
         """Return what to report after a check at ``now``, in monotonic seconds.
 
         ``recorded`` is what the conductor has recorded of each ARQ: whether the guest has the
-        device, and the error. ``outcomes`` has no device whose guest does not run.
+        device, and the error. ``outcomes`` has no device that the guest is not to have any more.
         """
         for known in (self._missing_since, self._unconfirmed):
             for arq in known.keys() - recorded.keys():
                 del known[arq]
         for arq, (attached, error) in recorded.items():
             outcome = outcomes.get(arq)
-            if outcome is None:
+            if outcome is None or not outcome.is_running:
                 self._missing_since.pop(arq, None)
                 self._unconfirmed.pop(arq, None)
+                if outcome is not None and error is not None:
+                    self._unconfirmed[arq] = Delivery(arq, NOT_RUNNING, is_running=False)
             elif outcome.is_attached:
                 self._missing_since.pop(arq, None)
                 if outcome.is_new or not attached or error is not None:

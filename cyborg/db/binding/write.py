@@ -349,11 +349,12 @@ def clear_job(tx: sa.Connection, ids: Collection[int]) -> None:
 
 
 def record_delivery(
-    tx: sa.Connection, ids: Collection[int], now: datetime, *, error: str | None
+    tx: sa.Connection, ids: Collection[int], now: datetime | None, *, error: str | None
 ) -> None:
     """Record whether running guests have the devices of ARQs, which the caller has locked.
 
-    ``error`` is why they lack them, None if they have them since ``now``.
+    ``error`` is why they lack them since ``now``; without an error they have them. Both are None
+    for guests that do not run.
     """
     bulk.update_where(
         tx,

@@ -146,6 +146,33 @@ def test_guest_without_its_device_has_an_error_until_it_gets_it(cloud: Cloud) ->
     assert cloud.events() == [(FAILED, error), (ATTACHED, None)]
 
 
+def test_error_of_a_guest_ends_with_its_stop_and_its_next_start_is_reported(cloud: Cloud) -> None:
+    attach = cloud.hypervisor.attach
+    cloud.hypervisor.attach = refuse  # type: ignore[method-assign]
+    for cloud.monotonic in (0.0, 30.0, 60.0):
+        cloud.reasserter.run_once()
+    assert cloud.missing() == [cloud.arq()["uuid"]]
+    before = cloud.arq()
+    cloud.hypervisor.guests[cloud.instance].runs = False
+    assert cloud.reasserter.run_once() == 60.0, "it lacks nothing"
+    after = cloud.arq()
+    assert (after["attach_error"], after["attach_failed_at"], after["attached_at"]) == (None,) * 3
+    assert after["updated_at"] == before["updated_at"]
+    assert cloud.missing() == []
+    cloud.hypervisor.start(cloud.instance)
+    for cloud.monotonic in (100.0, 130.0, 160.0):
+        cloud.reasserter.run_once()
+    assert cloud.missing() == [after["uuid"]]
+    error = "libvirt refused: No more available PCI slots"
+    assert cloud.events() == [(FAILED, error)] * 2, "once for each start"
+    cloud.hypervisor.attach = attach  # type: ignore[method-assign]
+    cloud.reasserter.run_once()
+    since = cloud.arq()["attached_at"]
+    cloud.hypervisor.guests[cloud.instance].runs = False
+    cloud.reasserter.run_once()
+    assert cloud.arq()["attached_at"] == since is not None, "at its last start"
+
+
 def test_unbound_arq_of_a_guest_without_its_device_is_not_missing(cloud: Cloud) -> None:
     cloud.hypervisor.attach = refuse  # type: ignore[method-assign]
     for cloud.monotonic in (0.0, 30.0, 60.0, 90.0):

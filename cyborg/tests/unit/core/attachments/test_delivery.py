@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from cyborg.core.attachments.delivery import (
     MAX_DELIVERIES,
     MAX_ERROR,
+    NOT_RUNNING,
+    STOPPED,
     Delivery,
     DeliveryRecord,
     Outcome,
@@ -36,7 +38,9 @@ def update(
 ) -> list[str | None]:
     """Return the errors that are reported after a check of one device."""
     outcomes = {} if outcome is None else {ARQ: outcome}
-    return [delivery.error for delivery in record.update({ARQ: recorded}, outcomes, now)]
+    found = record.update({ARQ: recorded}, outcomes, now)
+    assert all(d.is_running == (outcome is not STOPPED) for d in found)
+    return [delivery.error for delivery in found]
 
 
 def test_update_device_that_the_guest_has_is_reported_until_it_is_recorded() -> None:
@@ -77,10 +81,24 @@ def test_update_guest_that_does_not_run_lacks_nothing() -> None:
     record = DeliveryRecord(TIMEOUT)
     assert update(record, LACKS, 0.0) == []
     assert update(record, LACKS, 60.0) == [LACKS.error]
-    assert update(record, None, 61.0) == []
+    assert update(record, STOPPED, 61.0) == [], "the error was not recorded"
     # The next start has the whole time.
     assert update(record, LACKS, 100.0) == []
     assert update(record, LACKS, 160.0) == [LACKS.error]
+    record.confirm()
+    for now in (161.0, 162.0):  # the report may be lost
+        assert update(record, STOPPED, now, (False, LACKS.error)) == [NOT_RUNNING]
+    record.confirm()
+    assert update(record, STOPPED, 163.0) == []
+    assert update(record, STOPPED, 164.0, ATTACHED) == [], "it had the device"
+
+
+def test_update_device_that_was_detached_is_not_reported() -> None:
+    record = DeliveryRecord(TIMEOUT)
+    assert update(record, LACKS, 0.0) == []
+    assert update(record, LACKS, 60.0) == [LACKS.error]
+    assert update(record, None, 61.0, (False, LACKS.error)) == []
+    assert update(record, LACKS, 100.0) == []
 
 
 def test_update_silent_hypervisor_is_an_error_only_of_a_guest_without_its_device() -> None:
@@ -100,11 +118,16 @@ def test_update_unbound_arq_is_forgotten() -> None:
     assert update(record, LACKS, 62.0) == []
 
 
-@given(st.lists(st.sampled_from([HAS, NEW, LACKS, UNKNOWN, None]), max_size=30), st.data())
+@given(st.lists(st.sampled_from([HAS, NEW, LACKS, UNKNOWN, STOPPED, None]), max_size=30), st.data())
 def test_record_of_the_conductor_ends_with_the_state_of_the_guest(
     outcomes: list[Outcome | None], data: st.DataObject
 ) -> None:
     """Whatever reports are lost, and whenever the agent starts again."""
+
+    def write(error: str | None, outcome: Outcome | None) -> Recorded:
+        """Return the record after a report, as the conductor writes it."""
+        return NOT_RECORDED if outcome is STOPPED else (error is None, error)
+
     record, now, recorded = DeliveryRecord(TIMEOUT), 0.0, NOT_RECORDED
     for outcome in [*outcomes, HAS, HAS, LACKS, LACKS, LACKS]:
         now += 61.0
@@ -112,13 +135,19 @@ def test_record_of_the_conductor_ends_with_the_state_of_the_guest(
             record = DeliveryRecord(TIMEOUT)
         for error in update(record, outcome, now, recorded):
             if data.draw(st.booleans()):
-                recorded = (error is None, error)
+                recorded = write(error, outcome)
                 record.confirm()
-    for outcome, expected in ((HAS, ATTACHED), (LACKS, (False, LACKS.error))):
+    for outcome, expected in (
+        (HAS, ATTACHED),
+        (LACKS, (False, LACKS.error)),
+        (STOPPED, NOT_RECORDED),
+        (HAS, ATTACHED),
+        (STOPPED, ATTACHED),
+    ):
         for _ in range(3):
             now += 61.0
             for error in update(record, outcome, now, recorded):
-                recorded = (error is None, error)
+                recorded = write(error, outcome)
                 record.confirm()
         assert recorded == expected
 
@@ -130,10 +159,17 @@ def test_delivery_error_is_sanitised_and_never_empty() -> None:
     assert Delivery.from_dict(Delivery(ARQ).to_dict()) == Delivery(ARQ)
 
 
-def test_load_deliveries_returns_the_error_of_each_arq() -> None:
+def test_delivery_of_a_guest_that_does_not_run_is_no_success_for_an_older_conductor() -> None:
+    """It ignores the field that it does not know."""
+    body = Delivery(ARQ, NOT_RUNNING, is_running=False).to_dict()
+    assert body == {"arq": ARQ, "error": NOT_RUNNING, "is_running": False}
+    assert load_deliveries([body]) == {ARQ: Delivery(ARQ, NOT_RUNNING, is_running=False)}
+
+
+def test_load_deliveries_returns_the_delivery_of_each_arq() -> None:
     other = str(uuid4())
     body = [{"arq": ARQ.upper(), "error": None}, {"arq": other, "error": "lost"}, {"arq": ARQ}]
-    assert load_deliveries(body) == {ARQ: None, other: "lost"}
+    assert load_deliveries(body) == {ARQ: Delivery(ARQ), other: Delivery(other, "lost")}
 
 
 @pytest.mark.parametrize(
@@ -145,6 +181,7 @@ def test_load_deliveries_returns_the_error_of_each_arq() -> None:
         [{}],
         [{"arq": "x", "error": None}],
         [{"arq": ARQ, "error": 5}],
+        [{"arq": ARQ, "is_running": 5}],
         [{"arq": ARQ}] * (MAX_DELIVERIES + 1),
     ],
 )

@@ -12,6 +12,7 @@ from cyborg.clients.placement import Placement
 from cyborg.conductor.attachments.attachments import Attachments
 from cyborg.conductor.attachments.deliveries import GuestDeliveries
 from cyborg.conductor.attachments.devices import AttachedDevices
+from cyborg.conductor.attachments.ports import GuestPorts
 from cyborg.conductor.attachments.runner import AttachmentRunner
 from cyborg.conductor.audit.repair import RepairExecutor
 from cyborg.conductor.audit.runner import AuditRunner
@@ -230,7 +231,7 @@ def build_conductor(
     contexts = DeviceContexts(conf, uow, placement, notices, arqs=arqs, limit_source=limits)
     context_leases = ContextLeases(conf, uow, arqs, recorder)
     attached_devices = AttachedDevices(
-        uow, arqs, limits, jobs_task.wake, outbox_task.wake, uow.clock, agents
+        uow, arqs, limits, jobs_task.wake, outbox_task.wake, uow.clock, GuestPorts(agents)
     )
     attachment_runner = AttachmentRunner(conf, uow, placement, nova, attached_devices)
     attachment_task = PeriodicTask("attachments", ATTACHMENT_INTERVAL, attachment_runner.run_once)

@@ -12,6 +12,7 @@ from oslo_db import exception as db_exc
 
 from cyborg.conductor.attachments.checks import check_claimed, check_live
 from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
+from cyborg.conductor.attachments.ports import GuestPorts
 from cyborg.conductor.binding.arqs import Arqs
 from cyborg.conductor.binding.binder import MAX_ATTEMPTS
 from cyborg.conductor.binding.claim_plan import BindContext, BindResult
@@ -25,7 +26,7 @@ from cyborg.core.attachments.server import has_mediated_device, ports_error
 from cyborg.core.binding.arqs import BindRequest
 from cyborg.core.binding.profile import parse_group
 from cyborg.core.binding.states import OWNING_STATES, ArqState, Step, source_states
-from cyborg.core.errors import Conflict, CyborgError, NoHandle, NotFound, WrongState
+from cyborg.core.errors import Conflict, NoHandle, NotFound, WrongState
 from cyborg.core.inventory.device import HandleType
 from cyborg.core.log import get_logger
 from cyborg.db.attachments import handles
@@ -35,11 +36,11 @@ from cyborg.db.binding import write as arq_store
 from cyborg.db.contexts import write as device_contexts
 from cyborg.db.profiles import write as device_profiles
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.rpc.agent_api import AgentAPI
 
 LOG = get_logger(__name__)
 
 POLL_DELAY = 1.0  # seconds between two looks at host work
+MAX_PORT_COUNTS = 3  # attempts to bind that wait for a count of ports, POLL_DELAY after each other
 
 
 @dataclass(eq=False, slots=True)
@@ -47,7 +48,7 @@ class AttachedDevices:
     """The steps of attachments that create, bind, unbind and delete ARQs.
 
     ``wake_jobs`` and ``wake_outbox`` are called after a commit that adds work for them. Without
-    ``limit_source``, projects have no limits of units. Without ``agents``, the ports of guests are
+    ``limit_source``, projects have no limits of units. Without ``ports``, the ports of guests are
     not counted before a bind.
     """
 
@@ -57,23 +58,22 @@ class AttachedDevices:
     wake_jobs: Callable[[], None]
     wake_outbox: Callable[[], None]
     now: Callable[[], datetime]
-    agents: AgentAPI | None = None
+    ports: GuestPorts | None = None
 
     def bind(self, work: LeasedAttachment) -> Wait | None:
         """Create the ARQs, hidden from Nova, and bind them: all in one transaction.
 
         A device context gets new ARQs, and its state changes with theirs. The ARQs of a context
         with a lease keep their handles, whose units were counted when the lease began. Return the
-        wait of ``await_cleaning``.
+        wait of ``await_cleaning``, or for the count of the ports.
 
         Raise NotFound, WrongState, OverLimit, Conflict, Unavailable. If concurrent binds take the
         handles or the slots of the server at each attempt, raise Conflict for a lease, else
         NoHandle.
         """
         is_leased = work.row["context_epoch"] is not None
-        # Once: the other attempts wait for devices that are being cleaned.
-        if not work.row["attempts"]:
-            self._check_ports(work)
+        if (wait := self._check_ports(work)) is not None:
+            return wait
         projects = [] if is_leased else [work.row["project_id"]]
         return await_cleaning(
             work,
@@ -85,14 +85,18 @@ class AttachedDevices:
             ),
         )
 
-    def _check_ports(self, work: LeasedAttachment) -> None:
+    def _check_ports(self, work: LeasedAttachment) -> Wait | None:
         """Raise WrongState if a running guest has too few free PCIe ports for its new devices.
 
-        Only handles that the agent attaches certainly need one. The agent counts the ports again
-        before it plugs the devices, so that the bind need not wait for its answer.
+        Only handles that the agent attaches certainly need one. Return a wait while the agent has
+        not answered; after MAX_PORT_COUNTS attempts the bind goes on without its answer. They are
+        those of the step, also of another conductor that takes over.
         """
-        if work.mode is not Mode.LIVE or self.agents is None:
-            return
+        if work.mode is not Mode.LIVE or self.ports is None:
+            return None
+        if work.row["attempts"] >= MAX_PORT_COUNTS:
+            self.ports.give_up(work.row["uuid"])
+            return None
         added = work.intent.added
         types = self.uow.run(lambda tx: handles.of_providers(tx, added))
         needed = sum(
@@ -101,15 +105,14 @@ class AttachedDevices:
             if HandleType.VFIO in types.get(provider, ())
         )
         if not needed:
-            return
+            return None
         host = self.uow.run(lambda tx: find_host(tx, [*added]))
-        try:
-            free = self.agents.count_free_ports(host, work.instance)["free"]
-        except CyborgError as exc:
-            LOG.info("Cannot count the PCIe ports of the guest before the bind: %s", exc.message)
-            return
-        if free is not None and free < needed:
-            raise WrongState(ports_error(work.instance, free, needed))
+        count = self.ports.count(work.row["uuid"], host, work.instance)
+        if count is None:
+            return Wait(POLL_DELAY)
+        if count.free is not None and count.free < needed:
+            raise WrongState(ports_error(work.instance, count.free, needed))
+        return None
 
     def _run_bind(self, work: LeasedAttachment, limits: ProjectLimits | None) -> None:
         """Bind in a transaction, again after a lost claim. Raise the reason if all fail."""

@@ -22,6 +22,8 @@ from cyborg.db.schema import deployables, devices, providers
 
 UUID_INDEX = "uq_providers_uuid"
 
+_Assignments = list[tuple[sa.Column[Any], Any]]
+
 
 class LeasedProviderRow(TypedDict):
     """A stale provider to publish.
@@ -78,7 +80,7 @@ def mark_stale(tx: sa.Connection, host: str, changed: Mapping[str, str], now: da
     stored: set[str] = set()
     for chunk in bulk.chunks(sorted(changed)):
         # The UPDATE comes first, so that a publisher cannot delete a row that is marked here.
-        if _update_stale_uuids(tx, chunk, now) == len(chunk):
+        if _update_in_order(tx, chunk, _stale_values(now)) == len(chunk):
             # All have a row, as usual: no SELECT is needed.
             stored |= set(chunk)
             continue
@@ -108,8 +110,7 @@ def find_uuids(tx: sa.Connection, names: Collection[str]) -> dict[str, str]:
 
 def mark_stale_existing(tx: sa.Connection, uuids: Collection[str], now: datetime) -> int:
     """Mark providers stale, without inserting missing rows; return the number of marked rows."""
-    found = bulk.chunks(sorted(uuids))
-    return sum(_update_stale_uuids(tx, chunk, now) for chunk in found)
+    return _update_in_order(tx, uuids, _stale_values(now))
 
 
 def mark_stale_of_devices(tx: sa.Connection, device_uuids: Collection[str], now: datetime) -> int:
@@ -125,7 +126,7 @@ def mark_stale_of_devices(tx: sa.Connection, device_uuids: Collection[str], now:
 
 def schedule_verification_of_hosts(tx: sa.Connection, hosts: Collection[str], now: datetime) -> int:
     """Schedule the verification of every provider of these hosts; return their number."""
-    return sum(_update_verify(tx, providers.c.host.in_(chunk), now) for chunk in bulk.chunks(hosts))
+    return _update_in_order(tx, _uuids_of_hosts(tx, hosts), _verify_values(now))
 
 
 def schedule_verification_of_settled(
@@ -136,10 +137,8 @@ def schedule_verification_of_settled(
     Return the number of scheduled providers.
     """
     settled = providers.c.stale_since.is_(None)
-    return sum(
-        _update_verify(tx, sa.and_(providers.c.host.in_(chunk), settled), now)
-        for chunk in bulk.chunks(hosts)
-    )
+    uuids = _uuids_of_hosts(tx, hosts, settled)
+    return _update_in_order(tx, uuids, _verify_values(now), settled)
 
 
 def hosts(tx: sa.Connection) -> Sequence[str]:
@@ -149,7 +148,7 @@ def hosts(tx: sa.Connection) -> Sequence[str]:
 
 def mark_stale_of_hosts(tx: sa.Connection, hosts: Collection[str], now: datetime) -> int:
     """Mark every provider of these hosts stale; return their number."""
-    return sum(_update_stale(tx, providers.c.host.in_(chunk), now) for chunk in bulk.chunks(hosts))
+    return mark_stale_existing(tx, _uuids_of_hosts(tx, hosts), now)
 
 
 def mark_others_stale(tx: sa.Connection, host: str, now: datetime) -> int:
@@ -158,10 +157,7 @@ def mark_others_stale(tx: sa.Connection, host: str, now: datetime) -> int:
     The others are new, or the transaction of the caller has marked them already.
     """
     is_other = sa.or_(providers.c.stale_since.is_(None), providers.c.stale_since != now)
-    query = sa.select(providers.c.uuid).where(providers.c.host == host, is_other)
-    # By uuid: by host, an UPDATE would lock the rows in the order of their ids, and could wait for
-    # the plan of device sets that waits for one of its rows.
-    return mark_stale_existing(tx, tx.scalars(query).all(), now)
+    return mark_stale_existing(tx, _uuids_of_hosts(tx, [host], is_other), now)
 
 
 def mark_removed(tx: sa.Connection, host: str, now: datetime, *, evict: bool) -> int:
@@ -170,11 +166,7 @@ def mark_removed(tx: sa.Connection, host: str, now: datetime, *, evict: bool) ->
     With ``evict``, the publisher also deletes what consumers have allocated of them. A later report
     of the host takes that back.
     """
-    marked = _update_stale(tx, providers.c.host == host, now)
-    if marked and evict:
-        # After the other UPDATE, which clears the mark.
-        tx.execute(sa.update(providers).where(providers.c.host == host).values(evict=True))
-    return marked
+    return _update_in_order(tx, _uuids_of_hosts(tx, [host]), _stale_values(now, evict=evict))
 
 
 def may_evict(tx: sa.Connection, uuid: str) -> bool:
@@ -251,63 +243,81 @@ def schedule_verification_of_leased(
 ) -> int:
     """Schedule the verification of leased providers by a publisher; return their number."""
     owned = providers.c.owner == owner
+    query = sa.update(providers).where(owned).ordered_values(*_verify_values(now))
     return sum(
-        _update_verify(tx, sa.and_(providers.c.id.in_(chunk), owned), now)
+        tx.execute(query.where(providers.c.id.in_(chunk))).rowcount
         for chunk in bulk.chunks(sorted(ids))
     )
 
 
-def _update_stale(tx: sa.Connection, condition: sa.ColumnElement[bool], now: datetime) -> int:
-    """Mark providers as changed: their desired state is published again."""
-    return tx.execute(_make_stale(condition, now)).rowcount
+def _uuids_of_hosts(
+    tx: sa.Connection, hosts: Collection[str], *conditions: sa.ColumnElement[bool]
+) -> list[str]:
+    """Return the uuids of the providers of hosts that meet the conditions."""
+    query = sa.select(providers.c.uuid).where(*conditions)
+    found = (query.where(providers.c.host.in_(chunk)) for chunk in bulk.chunks(hosts))
+    return [uuid for part in found for uuid in tx.scalars(part)]
 
 
-def _update_stale_uuids(tx: sa.Connection, uuids: Collection[str], now: datetime) -> int:
+def _update_in_order(
+    tx: sa.Connection,
+    uuids: Collection[str],
+    assignments: _Assignments,
+    *conditions: sa.ColumnElement[bool],
+) -> int:
+    """Update the providers with these uuids that meet the conditions; return their number.
+
+    The rows are locked in the order of the uuids, as by ``device_sets.offers.lock_current``. In
+    another order, such as that of an UPDATE by host, each of two transactions could wait for a row
+    that the other one has locked.
+    """
+    p = providers.c
+    query = sa.update(providers).ordered_values(*assignments)
     # MariaDB locks the rows in the order of the index that it reads: not that of the row ids.
-    hint = f"FORCE INDEX ({UUID_INDEX})"
-    query = _make_stale(providers.c.uuid.in_(uuids), now)
-    return tx.execute(query.with_hint(hint, dialect_name="mysql")).rowcount
+    query = query.with_hint(f"FORCE INDEX ({UUID_INDEX})", dialect_name="mysql")
+    count = 0
+    for chunk in bulk.chunks(sorted(uuids)):
+        chosen = sa.and_(p.uuid.in_(chunk), *conditions)
+        if tx.dialect.name == "postgresql":
+            # An UPDATE alone would lock the rows of a small table in the order of their place.
+            locked = sa.select(p.id).where(chosen).order_by(p.uuid)
+            chosen = p.id == locked.with_for_update(key_share=True).subquery("locked").c.id
+        count += tx.execute(query.where(chosen)).rowcount
+    return count
 
 
-def _make_stale(condition: sa.ColumnElement[bool], now: datetime) -> sa.Update:
+def _stale_values(now: datetime, *, evict: bool = False) -> _Assignments:
+    """Return the assignments for changed providers: their desired state is published again."""
     p = providers.c
-    return (
-        sa.update(providers)
-        .where(condition)
-        .ordered_values(
-            *_end_verifier_lease(),
-            # A publisher that works on this provider now records an old revision: it stays stale.
-            (p.revision, p.revision + 1),
-            # The first change counts: a provider that changes all the time is not put off for ever.
-            (p.stale_since, sa.func.coalesce(p.stale_since, now)),
-            (p.verified_at, None),
-            (p.attempts, 0),
-            (p.next_try_at, None),
-            (p.verify_only, False),
-            (p.evict, False),
-        )
-    )
+    return [
+        *_end_verifier_lease(),
+        # A publisher that works on this provider now records an old revision: it stays stale.
+        (p.revision, p.revision + 1),
+        # The first change counts: a provider that changes all the time is not put off for ever.
+        (p.stale_since, sa.func.coalesce(p.stale_since, now)),
+        (p.verified_at, None),
+        (p.attempts, 0),
+        (p.next_try_at, None),
+        (p.verify_only, False),
+        (p.evict, evict),
+    ]
 
 
-def _update_verify(tx: sa.Connection, condition: sa.ColumnElement[bool], now: datetime) -> int:
-    """Have providers compared with Placement, although nothing has changed."""
+def _verify_values(now: datetime) -> _Assignments:
+    """Return the assignments that have providers compared with Placement, although unchanged."""
     p = providers.c
-    return tx.execute(
-        sa.update(providers)
-        .where(condition)
+    return [
+        *_end_verifier_lease(),
         # A stale row is not only verified.
-        .ordered_values(
-            *_end_verifier_lease(),
-            (p.verify_only, sa.case((p.stale_since.is_(None), sa.true()), else_=p.verify_only)),
-            (p.stale_since, sa.func.coalesce(p.stale_since, now)),
-            (p.verified_at, None),
-            (p.attempts, 0),
-            (p.next_try_at, None),
-        )
-    ).rowcount
+        (p.verify_only, sa.case((p.stale_since.is_(None), sa.true()), else_=p.verify_only)),
+        (p.stale_since, sa.func.coalesce(p.stale_since, now)),
+        (p.verified_at, None),
+        (p.attempts, 0),
+        (p.next_try_at, None),
+    ]
 
 
-def _end_verifier_lease() -> list[tuple[sa.Column[Any], Any]]:
+def _end_verifier_lease() -> _Assignments:
     """Return the assignments that end the lease of a row unless it is already stale.
 
     They must be the first ones, because MySQL assigns from left to right.

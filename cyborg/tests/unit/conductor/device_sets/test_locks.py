@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans of device sets lock providers in the order of those that mark them stale."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotEnded
+from datetime import datetime
 
 import pytest
 import sqlalchemy as sa
@@ -11,7 +13,8 @@ from oslo_utils import timeutils
 from cyborg.core.inventory.device_set import SetKind
 from cyborg.db import schema
 from cyborg.db.device_sets import offers as store
-from cyborg.db.providers.write import mark_others_stale, mark_stale_existing
+from cyborg.db.providers import write
+from cyborg.db.providers.write import mark_stale_existing
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
 from cyborg.tests.fixtures.device_sets.host import SetHost
@@ -46,30 +49,50 @@ def test_plan_and_change_of_the_same_sets_do_not_deadlock(engine: sa.Engine, nod
     assert found[withdrawn] == row["revision"] + 1
 
 
-def test_plan_and_report_that_changes_all_providers_do_not_deadlock(
-    engine: sa.Engine, node: Node
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(write.mark_others_stale, id="report"),
+        pytest.param(lambda tx, host, now: write.mark_stale_of_hosts(tx, [host], now), id="down"),
+        pytest.param(
+            lambda tx, host, now: write.mark_removed(tx, host, now, evict=True), id="removal"
+        ),
+        pytest.param(
+            lambda tx, host, now: write.schedule_verification_of_hosts(tx, [host], now),
+            id="restart",
+        ),
+        pytest.param(
+            lambda tx, host, now: write.schedule_verification_of_settled(tx, [host], now),
+            id="compute-node",
+        ),
+    ],
+)
+def test_plan_and_change_of_all_providers_of_a_host_do_not_deadlock(
+    engine: sa.Engine, node: Node, change: Callable[[sa.Connection, str, datetime], int]
 ) -> None:
     """The ids of the rows are in another order than their uuids."""
     if engine.dialect.name == "sqlite":
         pytest.skip("SQLite has one writer")
     SetHost(engine, node, kind=SetKind.PCIE)
     now = timeutils.utcnow()
+    with engine.begin() as tx:
+        tx.execute(sa.update(schema.providers).values(stale_since=None))
     found = rows.read(engine, schema.providers, host=node.name)
     by_id = [row["uuid"] for row in sorted(found, key=lambda row: row["id"])]
     first, *others = sorted(by_id)
     assert by_id[0] != first
 
-    def change() -> int:
+    def run() -> int:
         with engine.begin() as tx:
-            return mark_others_stale(tx, node.name, now)
+            return change(tx, node.name, now)
 
     with ThreadPoolExecutor(1) as pool:
         with engine.begin() as tx:
             store.lock_sets(tx, node.name)
             assert store.lock_current(tx, {first: 0}) == frozenset()
-            waiting = pool.submit(change)
+            waiting = pool.submit(run)
             with pytest.raises(NotEnded):
                 waiting.result(0.5)
             # As a lock of all of them in one statement that has got only the first one so far.
-            assert mark_stale_existing(tx, others, now) == len(others)
+            assert store.lock_current(tx, dict.fromkeys(others, 0)) == frozenset()
         assert waiting.result(10.0) == len(found)

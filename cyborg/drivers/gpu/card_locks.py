@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Locks of cards against changes by several threads, also of several backends.
 
-A change of a layout takes minutes, so a discovery does not wait for the lock of a card. It waits
-for writes that create or remove mediated devices: some kernel drivers count a device as no longer
-available before its folder exists.
+A change of a layout takes minutes, so a discovery does not wait for the lock of a card: it does not
+read the card with NVML, which would show a half-changed one. It waits for writes that create or
+remove mediated devices: some kernel drivers count a device as no longer available before its folder
+exists.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ READ_TIMEOUT = 30.0  # seconds; NVML initialises a card that nobody else has ope
 _CARDS: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 _MEDIATED = threading.Lock()
 _REGISTRY = threading.Lock()
+_HOLDERS: dict[str, int] = {}  # the thread that has locked each card
 
 
 @contextlib.contextmanager
@@ -33,10 +35,24 @@ def locked(card: str, timeout: float | None = None) -> Iterator[None]:
             f"{card} is being changed by another job, such as one for its layout: try again when "
             "that has ended"
         )
+    _HOLDERS[card] = threading.get_ident()
     try:
         yield
     finally:
+        del _HOLDERS[card]
         lock.release()
+
+
+@contextlib.contextmanager
+def locked_once(card: str, timeout: float | None = None) -> Iterator[None]:
+    """Do the same as ``locked``, unless this thread has locked the card already."""
+    with contextlib.nullcontext() if is_locked_here(card) else locked(card, timeout):
+        yield
+
+
+def is_locked_here(card: str) -> bool:
+    """Return whether this thread has locked a card."""
+    return _HOLDERS.get(card) == threading.get_ident()
 
 
 @contextlib.contextmanager
@@ -44,10 +60,13 @@ def locked_if_free(card: str) -> Iterator[bool]:
     """Exclude other changes of a card if there is none now; yield whether they are excluded."""
     lock = _lock_of(card)
     acquired = lock.acquire(blocking=False)
+    if acquired:
+        _HOLDERS[card] = threading.get_ident()
     try:
         yield acquired
     finally:
         if acquired:
+            del _HOLDERS[card]
             lock.release()
 
 

@@ -23,7 +23,7 @@ from cyborg.core.log import get_logger
 from cyborg.core.naming import handle_uuid
 from cyborg.drivers.gpu import card_locks, mdev, mig, parents, vf_layouts, vgpu
 from cyborg.drivers.gpu.card_locks import locked, mediated_devices_excluded
-from cyborg.drivers.gpu.facts import FactsReader
+from cyborg.drivers.gpu.facts import CardFacts
 from cyborg.drivers.gpu.mig_layouts import MigLayouts
 from cyborg.drivers.gpu.mig_modes import MigModes, WholeCards, is_whole
 from cyborg.drivers.gpu.mixes import parse_mixes
@@ -33,11 +33,11 @@ from cyborg.drivers.gpu.vgpu_cards import GpuHost, VgpuCards
 from cyborg.drivers.gpu.vgpu_layouts import VgpuLayouts
 from cyborg.drivers.host_use import check, domains
 from cyborg.drivers.kernel.mdev import read_types
-from cyborg.drivers.kernel.nvml import NVIDIA, GpuFacts, is_known, short_name
+from cyborg.drivers.kernel.nvml import NVIDIA, GpuFacts, short_name
 from cyborg.drivers.pci import classes, reset, rules, sriov
 from cyborg.drivers.pci.driver import PciDriver
 from cyborg.drivers.pci.offers import Description, Offer, add_reasons
-from cyborg.drivers.sysfs import PCI_DEVICES, PciFunction
+from cyborg.drivers.sysfs import PciFunction
 
 LOG = get_logger(__name__)
 
@@ -69,17 +69,16 @@ class GpuDriver(PciDriver):
     def initialize(self) -> None:
         """Read the options of this driver, and create its readers."""
         self._whole = WholeCards(lambda: self.memory, self._sysfs, lambda: self.read_domains)
-        self._facts = FactsReader(self._access.nvml, self._is_readable, self._whole.has_owner)
+        self._facts = CardFacts(
+            self._sysfs, self._access, lambda: self.memory, self._whole.has_owner
+        )
         self._mig_modes = MigModes(
-            lambda card: self._facts.read(card, self.memory),
-            self._facts.forget,
+            self._facts,
             self._access,
             self._whole,
             self._may_be_whole,
         )
         self._cards: dict[str, GpuFacts] = {}  # facts about cards at their last description
-        # Identity of the first virtual function of each card at that time, None without any.
-        self._virtual_functions: dict[str, int | None] = {}
         # Resource class of each parent of a card, and the MIG profiles of its enabled types.
         self._mig_parents: dict[str, dict[str, tuple[str, frozenset[str]]]] = {}
         self._mdev_remarks: tuple[str, ...] = ()
@@ -89,7 +88,7 @@ class GpuDriver(PciDriver):
             "mdev_types", lambda texts: [mdev.parse(text) for text in texts]
         )
         vgpu_rules = self.parse_option("vgpu_types", lambda texts: [vgpu.parse(t) for t in texts])
-        host = GpuHost(self._sysfs, self._access, self._read_facts, self._facts.forget)
+        host = GpuHost(self._sysfs, self._access, self._facts.read_address, self._facts.forget)
         mixes = self.parse_option("vgpu_layouts", parse_mixes)
         self._vgpus = VgpuCards(host, vgpu_rules, lambda: self.memory, mixes)
         self._layouts = replace(
@@ -110,7 +109,7 @@ class GpuDriver(PciDriver):
             self._access.set_partition_mode,
             self._class_of_whole,
         )
-        self._facts.keeps_types = bool(mixes)
+        self._facts.reader.keeps_types = bool(mixes)
         self._vgpu_layouts = VgpuLayouts(
             self._vgpus,
             str(self.options["sriov_manage"]),
@@ -221,9 +220,9 @@ class GpuDriver(PciDriver):
             f"{other.address} ({classes.COMPANIONS[other.class_code[:4]]})"
             for other in classes.find_companions(card, [f for f in functions if f is not None])
         ]
-        self._forget_outdated(card)
+        self._facts.forget_outdated(card.address)
         # What ``_facts_of`` returns later in the same discovery must agree with the description.
-        facts = self._cards[card.address] = self._facts.read(card, self.memory)
+        facts = self._cards[card.address] = self._facts.read(card)
         partition, traits = self._partitions.describe(card)
         info = {
             **partition,
@@ -242,24 +241,13 @@ class GpuDriver(PciDriver):
             topology=mig.topology_of(facts),
         )
 
-    def _forget_outdated(self, card: PciFunction) -> None:
-        """Forget the facts about a card whose virtual functions are not those of the last call."""
-        # Another program that enables SR-IOV clears the heterogeneous mode.
-        functions_id = self._sysfs.identity(PCI_DEVICES / card.address / "virtfn0")
-        if self._virtual_functions.setdefault(card.address, functions_id) != functions_id:
-            self._virtual_functions[card.address] = functions_id
-            self._facts.forget(card.address)
-
-    def _is_readable(self, address: str) -> bool:
-        function = self._sysfs.pci_function(address)
-        return function is not None and is_known(function)
-
     def discover(self) -> Sequence[inventory.Device]:
         """Return a device for each card, and for each parent that is not on the PCI bus."""
         self._selected, self._mig_parents = {}, {}
         self._vgpus.begin_discovery()
+        functions = self._sysfs.pci_functions()
         self._mig_modes.refresh(
-            self._sysfs.pci_functions(),
+            functions,
             lambda cards: domains.find_used(self.sysfs_root, self.read_domains, cards),
         )
         cards = super().discover()
@@ -407,7 +395,10 @@ class GpuDriver(PciDriver):
         address = str(PciAddress.parse(address))
         self.read_domains(fresh=True)
         if not self._whole.has_owner(address):
-            self._facts.forget(address)  # another program may have changed the MIG mode
+            # Another program may have changed the MIG mode.
+            with card_locks.locked_once(address, card_locks.READ_TIMEOUT):
+                self._facts.forget(address)
+                self._facts.read_address(address)
         functions = {function.address: function for function in self._sysfs.pci_functions()}
         # A parent of mdev_types can have been given to a server before the rule existed.
         used = check.mediated_parents(self.sysfs_root) | self.find_used(functions)
@@ -456,10 +447,6 @@ class GpuDriver(PciDriver):
         type_ = inventory.DeviceType.GPU
         return Offer(card, type_, rule.resource_class, rule.traits, frozenset(), withheld)
 
-    def _read_facts(self, address: str) -> GpuFacts:
-        card = self._sysfs.pci_function(address)
-        return GpuFacts() if card is None else self._facts.read(card, self.memory)
-
     def _facts_of(self, card: str) -> GpuFacts:
         return self._cards.get(card, GpuFacts())
 
@@ -473,7 +460,11 @@ class GpuDriver(PciDriver):
             domains.check_unused(self._sysfs, self.read_domains, item.device)
         with locked(item.device, card_locks.READ_TIMEOUT):
             self._whole.remove_owner(item.device)  # no handle of it is in use
-            self._layouts_of(item.device).apply(item.device, layout)
+            try:
+                self._layouts_of(item.device).apply(item.device, layout)
+            finally:
+                # A discovery may have no time to read what has changed.
+                self._facts.read_address(item.device)
         LOG.info("Layout %s applied", layout, backend=self.backend, device=item.device)
 
     def _layouts_of(self, address: str) -> _Layouts:

@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts of NVML about GPUs: when a card is read, and what is known of it at other times."""
+"""Facts of NVML about GPUs: when a card is read, and what is known of it at other times.
+
+A job that changes a card holds its lock: meanwhile only its own thread reads the card, as the facts
+of a half-changed card would stay. What was not read is what is known from before.
+"""
 
 import json
 from collections.abc import Callable
 from dataclasses import replace
 
 from cyborg.drivers.base import Memory, load_record
-from cyborg.drivers.kernel.nvml import KERNEL_DRIVER, NVIDIA, GpuFacts, ReadFacts
-from cyborg.drivers.sysfs import PciFunction
+from cyborg.drivers.gpu.card_locks import is_locked_here, locked_if_free
+from cyborg.drivers.kernel.nvml import KERNEL_DRIVER, NVIDIA, GpuFacts, ReadFacts, is_known
+from cyborg.drivers.pci.access import HostAccess
+from cyborg.drivers.sysfs import PCI_DEVICES, PciFunction, Sysfs
 
 
 class FactsReader:
@@ -41,28 +47,47 @@ class FactsReader:
         self._forgotten: set[str] = set()  # addresses
 
     def read(self, card: PciFunction, memory: Memory) -> GpuFacts:
-        """Return the facts about a card; a card of another vendor has no facts."""
+        """Return the facts about a card; a card of another vendor has no facts.
+
+        They are those from before if the card is due, and cannot be read now.
+        """
         if card.vendor != NVIDIA or card.physfn is not None:
             return GpuFacts()
         key = card.address, card.product
-        name = f"gpu {card.address} {card.product}"
         if card.kernel_driver != KERNEL_DRIVER:
             self._current.discard(key)
-        elif self._is_due(key) and (found := self._read_facts(card.address)) is not None:
-            self._current.add(key)
-            self._forgotten.discard(card.address)
-            found = self._keep_links(found, self._facts.get(key) or _load(memory, name))
-            if self.keeps_types and found.mig is not None:
-                memory.put(f"{name} {found.mig}", json.dumps(found.to_dict()))
-                other = "disabled" if found.in_mig_mode else "enabled"
-                found = _add_types(found, _load(memory, f"{name} {other}"))
-            self._facts[key] = found
-            # Types and profiles may be many, and are read again with the card.
-            kept = replace(found, max_vgpus={}, mig_profiles={}, mig_instances={}, vgpu_profiles={})
-            memory.put(name, json.dumps(kept.to_dict()))
+        elif self._is_due(key):
+            self._read_due(card, memory)
         if key not in self._facts:
-            self._facts[key] = self._load_last(memory, name)
+            self._facts[key] = self._load_last(memory, _name_of(card))
         return self._facts[key]
+
+    def _read_due(self, card: PciFunction, memory: Memory) -> None:
+        """Read a card, unless a job of another thread changes it."""
+        if is_locked_here(card.address):
+            self._read_locked(card, memory)
+            return
+        with locked_if_free(card.address) as acquired:
+            if acquired:
+                self._read_locked(card, memory)
+
+    def _read_locked(self, card: PciFunction, memory: Memory) -> None:
+        """Read a card that this thread has locked, and store the facts if NVML shows it."""
+        key, name = (card.address, card.product), _name_of(card)
+        found = self._read_facts(card.address)
+        if found is None:
+            return
+        self._current.add(key)
+        self._forgotten.discard(card.address)
+        found = self._keep_links(found, self._facts.get(key) or _load(memory, name))
+        if self.keeps_types and found.mig is not None:
+            memory.put(f"{name} {found.mig}", json.dumps(found.to_dict()))
+            other = "disabled" if found.in_mig_mode else "enabled"
+            found = _add_types(found, _load(memory, f"{name} {other}"))
+        self._facts[key] = found
+        # Types and profiles may be many, and are read again with the card.
+        kept = replace(found, max_vgpus={}, mig_profiles={}, mig_instances={}, vgpu_profiles={})
+        memory.put(name, json.dumps(kept.to_dict()))
 
     def _is_due(self, key: tuple[str, str]) -> bool:
         address = key[0]
@@ -91,7 +116,54 @@ class FactsReader:
     def forget(self, address: str) -> None:
         """Make the next call of ``read`` read a card again, because its facts have changed."""
         self._forgotten.add(address)
-        self._current = {key for key in self._current if key[0] != address}
+        for key in [key for key in tuple(self._current) if key[0] == address]:
+            self._current.discard(key)
+
+
+class CardFacts:
+    """Facts about the cards of a backend; ``memory`` returns the memory of the driver.
+
+    ``has_owner`` returns whether a server has a card as a whole.
+    """
+
+    def __init__(
+        self,
+        sysfs: Sysfs,
+        access: HostAccess,
+        memory: Callable[[], Memory],
+        has_owner: Callable[[str], bool],
+    ) -> None:
+        self._sysfs = sysfs
+        self._memory = memory
+        self.reader = FactsReader(access.nvml, self._is_readable, has_owner)
+        self.forget = self.reader.forget
+        # Identity of the first virtual function of each card at the last look, None without any.
+        self._functions: dict[str, int | None] = {}
+
+    def read(self, card: PciFunction) -> GpuFacts:
+        """Return the last known facts about a card; read it before if it is due."""
+        return self.reader.read(card, self._memory())
+
+    def read_address(self, address: str) -> GpuFacts:
+        """Return the facts about the card at an address; no facts if it is absent."""
+        card = self._sysfs.pci_function(address)
+        return GpuFacts() if card is None else self.read(card)
+
+    def forget_outdated(self, address: str) -> None:
+        """Forget a card whose virtual functions are not those of the last call."""
+        # Another program that enables SR-IOV clears the heterogeneous mode.
+        functions_id = self._sysfs.identity(PCI_DEVICES / address / "virtfn0")
+        if self._functions.setdefault(address, functions_id) != functions_id:
+            self._functions[address] = functions_id
+            self.forget(address)
+
+    def _is_readable(self, address: str) -> bool:
+        function = self._sysfs.pci_function(address)
+        return function is not None and is_known(function)
+
+
+def _name_of(card: PciFunction) -> str:
+    return f"gpu {card.address} {card.product}"
 
 
 def _load(memory: Memory, name: str) -> GpuFacts:

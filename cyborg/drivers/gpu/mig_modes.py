@@ -21,10 +21,11 @@ from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.base import Memory
 from cyborg.drivers.gpu import card_locks
 from cyborg.drivers.gpu.card_locks import locked, locked_if_free
+from cyborg.drivers.gpu.facts import CardFacts
 from cyborg.drivers.gpu.vgpu_records import make_storage_error
 from cyborg.drivers.host_use import domains
 from cyborg.drivers.host_use.domains import ReadDomains
-from cyborg.drivers.kernel.nvml import GpuFacts, is_known
+from cyborg.drivers.kernel.nvml import is_known
 from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
@@ -87,21 +88,18 @@ class WholeCards:
 class MigModes:
     """The MIG modes of the cards of a backend.
 
-    ``read_facts`` returns the last known facts about a card, read again after ``forget_facts``.
     ``may_be_whole`` returns whether the backend offers a card as a whole, unless there is a reason
     against it.
     """
 
     def __init__(
         self,
-        read_facts: Callable[[PciFunction], GpuFacts],
-        forget_facts: Callable[[str], None],
+        facts: CardFacts,
         access: HostAccess,
         owners: WholeCards,
         may_be_whole: Callable[[PciFunction], bool],
     ) -> None:
-        self._read_facts = read_facts
-        self._forget_facts = forget_facts
+        self._facts = facts
         self._access = access
         self._owners = owners
         self._may_be_whole = may_be_whole
@@ -112,7 +110,7 @@ class MigModes:
         functions: Iterable[PciFunction],
         find_domains: Callable[[Sequence[PciFunction]], Collection[str]],
     ) -> None:
-        """Forget the facts about the whole cards that are in another MIG mode than these say.
+        """Read the facts about the whole cards again that are in another MIG mode than these say.
 
         Skip those with an owner, those that domains have, as ``find_domains`` returns them, those
         that a job changes now, and those whose mode was read less than INTERVAL ago. Read at least
@@ -135,15 +133,18 @@ class MigModes:
                 return
 
     def _refresh(self, card: PciFunction) -> None:
-        known = self._read_facts(card)
+        known = self._facts.read(card)
         if known.mig is None:
             return  # a card without MIG is not opened again
         found = self._access.mig_mode(card.address)
         if found is not None and found != (known.mig, known.mig_pending):
-            self._forget_facts(card.address)
+            self._facts.forget(card.address)
+            self._facts.read(card)  # now, with the card locked
 
     def find_used(
-        self, functions: Mapping[str, PciFunction], has_layouts: Callable[[str], bool]
+        self,
+        functions: Mapping[str, PciFunction],
+        has_layouts: Callable[[str], bool],
     ) -> dict[str, str]:
         """Return the cards that are no whole ones because of their MIG mode: a reason by address.
 
@@ -151,7 +152,7 @@ class MigModes:
         """
         found: dict[str, str] = {}
         for card in filter(self._may_be_whole, functions.values()):
-            facts = self._read_facts(card)
+            facts = self._facts.read(card)
             if facts.in_mig_mode or facts.mig_pending:
                 state = _ENABLED if facts.in_mig_mode else _PENDING
                 found[card.address] = f"{state}: {_find_remedy(card, has_layouts(card.address))}"

@@ -199,7 +199,7 @@ class DeviceSetDriver(Driver):
 
     def _list_units(self, devices: Sequence[Device]) -> list[Unit]:
         units = grouping.list_units(devices)
-        return units + grouping.list_hidden(devices, units) if self._uses_links else units
+        return units + grouping.list_hidden(devices, units, uses_links=self._uses_links)
 
     def _read_members(self, backend: str) -> list[Device]:
         """Return the devices of a backend, with the configured module ids."""
@@ -230,7 +230,7 @@ class DeviceSetDriver(Driver):
             ]
             groups, left = grouping.group_mixed(source.kind, parts)
             reason = "no set has it: too few devices of the other backends are near it"
-            return groups + grouping.withhold(source.kind, left, reason)
+            return _check_read(groups) + grouping.withhold(source.kind, left, reason)
         if source.kind is SetKind.FABRIC:
             groups = self._partitions.group(state, every)
             groups = [group for group in groups if len(group.units) in source.sizes]
@@ -242,7 +242,7 @@ class DeviceSetDriver(Driver):
         else:
             groups = grouping.group_by_place(source.kind, every, source.sizes)
         left = grouping.without(every, groups)
-        return groups + [
+        return _check_read(groups) + [
             group
             for unit in left
             for group in grouping.withhold(source.kind, [unit], self._why(unit))
@@ -250,6 +250,8 @@ class DeviceSetDriver(Driver):
 
     def _why(self, unit: Unit) -> str:
         """Return why a unit is in no set."""
+        if (unread := grouping.find_unread_obstacle([unit])) is not None:
+            return unread
         if self._uses_links and (mig := grouping.find_mig_obstacle([unit], uses_links=True)):
             return mig
         if self.is_fabric and unit.module is None:
@@ -296,6 +298,14 @@ class DeviceSetDriver(Driver):
                 group.obstacle,
             ),
         )
+
+
+def _check_read(groups: Iterable[Group]) -> list[Group]:
+    """Return groups; one with a GPU that was not read yet has this as its obstacle."""
+    return [
+        replace(group, obstacle=group.obstacle or grouping.find_unread_obstacle(group.units))
+        for group in groups
+    ]
 
 
 def _find_parted(members: Iterable[Sequence[Device]], groups: Iterable[Group]) -> str:

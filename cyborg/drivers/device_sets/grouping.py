@@ -15,6 +15,7 @@ from typing import NamedTuple
 from cyborg.core.inventory.device import AttachHandle, Deployable, Device, HandleType
 from cyborg.core.inventory.device_set import SetKind, SetMember
 from cyborg.core.naming import make_custom_name
+from cyborg.drivers.gpu.facts import UNREAD, is_shown_unread
 from cyborg.drivers.gpu.mig import is_shown_enabled
 from cyborg.drivers.pci.topology import MODULE_ID, NVLINK_LINKS, NVLINK_MBPS, NVLINK_PEERS
 
@@ -115,23 +116,33 @@ def list_units(devices: Iterable[Device]) -> list[Unit]:
     return sorted(units, key=lambda unit: (unit.device.address, unit.handle.address))
 
 
-def list_hidden(devices: Iterable[Device], units: Sequence[Unit]) -> list[Unit]:
-    """Return a unit for each GPU that offers no handle because it is in MIG mode.
+def list_hidden(
+    devices: Iterable[Device], units: Sequence[Unit], *, uses_links: bool
+) -> list[Unit]:
+    """Return a unit for each GPU that offers no handle because it was not read yet.
 
-    So a set with it is shown with the reason, and is not removed. ``units`` are those of the
-    devices: the unit is that of a whole GPU of the same model, at the address of the device. A
-    device without such a unit is left out.
+    If the sets need NVLinks (``uses_links``), also return one for each GPU in MIG mode. So a set
+    with it is shown with the reason, and neither removed nor replaced by sets of other GPUs.
+    ``units`` are those of the devices: the unit is that of a whole GPU of the same model, at the
+    address of the device. A device without such a unit is left out.
     """
     shown = {unit.device.address for unit in units}
     models = {(u.device.vendor, u.device.model): u for u in units if u.is_whole_device}
     found = []
     for device in devices:
         same = models.get((device.vendor, device.model))
-        if same is not None and device.address not in shown and is_shown_enabled(device):
+        is_hidden = is_shown_unread(device) or (uses_links and is_shown_enabled(device))
+        if same is not None and device.address not in shown and is_hidden:
             deployable = replace(same.deployable, address=device.address, handles=())
             handle = replace(same.handle, address=device.address)
             found.append(Unit(device, deployable, handle))
     return found
+
+
+def find_unread_obstacle(units: Iterable[Unit]) -> str | None:
+    """Return why a group is withheld because of a GPU that was not read yet, or None."""
+    unread = next((u.device.address for u in units if is_shown_unread(u.device)), None)
+    return None if unread is None else f"device {unread} is withheld: {UNREAD}"
 
 
 def find_mig_obstacle(units: Iterable[Unit], *, uses_links: bool) -> str | None:

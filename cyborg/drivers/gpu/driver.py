@@ -9,7 +9,7 @@ rule of ``vgpu_types`` makes virtual functions of a card vGPUs without mediated 
 NVML, if it is installed, describes NVIDIA's cards (``nvml``).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -246,6 +246,8 @@ class GpuDriver(PciDriver):
         self._selected, self._mig_parents = {}, {}
         self._vgpus.begin_discovery()
         functions = self._sysfs.pci_functions()
+        self._facts.begin()
+        self._facts.read_first(functions, self.is_shared)
         self._mig_modes.refresh(
             functions,
             lambda cards: domains.find_used(self.sysfs_root, self.read_domains, cards),
@@ -289,6 +291,11 @@ class GpuDriver(PciDriver):
             ),
         )
         return devices
+
+    def check_adoption(self, addresses: Sequence[str], forced: Collection[str] = ()) -> None:
+        """Raise DriverFailed if an address has no PCI function that can be offered."""
+        self._facts.begin()
+        super().check_adoption(addresses, forced)
 
     def measure(self, devices: Sequence[inventory.Device]) -> Mapping[str, Measurement]:
         """Return the health of the cards; a parent that is not on the PCI bus has no health."""

@@ -1,19 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
 """Facts of NVML about GPUs: when a card is read, and what is known of it at other times.
 
-A job that changes a card holds its lock: meanwhile only its own thread reads the card, as the facts
-of a half-changed card would stay. What was not read is what is known from before.
+NVML opens a card, and the kernel driver initialises a card that nobody else has open, which takes
+seconds. A discovery of many cards would take longer than it may: it reads cards for SPAN only, and
+the next one reads those that it missed first. A job that changes a card holds its lock: meanwhile
+only its own thread reads the card, as the facts of a half-changed card would stay. What was not
+read is what is known from before; a card that was never read is not offered as a whole.
 """
 
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from cyborg.core.inventory.device import NOT_OFFERED, Device
 from cyborg.drivers.base import Memory, load_record
 from cyborg.drivers.gpu.card_locks import is_locked_here, locked_if_free
 from cyborg.drivers.kernel.nvml import KERNEL_DRIVER, NVIDIA, GpuFacts, ReadFacts, is_known
 from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.sysfs import PCI_DEVICES, PciFunction, Sysfs
+
+SPAN = 5.0  # seconds after which a discovery reads no further card
+
+# Why a card is not offered about which nothing is known yet.
+UNREAD = "its MIG mode and NVLinks were not read yet: a next discovery reads them"
+
+
+def is_shown_unread(device: Device) -> bool:
+    """Return whether a device is a card that is not offered because it was not read yet."""
+    return device.vendor_board_info.get(NOT_OFFERED) == UNREAD
+
+
+class ReadBudget:
+    """Time for which a discovery reads cards: it belongs to the thread of the discovery.
+
+    Another thread has none: it reads only cards that it has locked.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._own = threading.local()
+
+    def begin(self) -> None:
+        """Begin a discovery in this thread."""
+        self._own.end, self._own.used = self._clock() + SPAN, False
+
+    def take(self) -> bool:
+        """Return whether this thread may read another card: at least one in each discovery."""
+        end = getattr(self._own, "end", None)
+        if end is None or (self._own.used and self._clock() >= end):
+            return False
+        self._own.used = True
+        return True
 
 
 class FactsReader:
@@ -33,18 +71,22 @@ class FactsReader:
         read_facts: ReadFacts,
         is_readable: Callable[[str], bool] = lambda address: True,
         has_owner: Callable[[str], bool] = lambda address: False,
+        may_read: Callable[[], bool] = lambda: True,
     ) -> None:
         """``is_readable`` returns whether NVML shows the GPU at an address now.
 
-        ``has_owner`` returns whether a server has it as a whole.
+        ``has_owner`` returns whether a server has it as a whole, ``may_read`` whether this thread
+        may read a card that it has not locked.
         """
         self.keeps_types = False
         self._read_facts = read_facts
         self._is_readable = is_readable
         self._has_owner = has_owner
+        self._may_read = may_read
         self._facts: dict[tuple[str, str], GpuFacts] = {}  # by address and product id
         self._current: set[tuple[str, str]] = set()  # read since they were bound
         self._forgotten: set[str] = set()  # addresses
+        self._missed: set[str] = set()  # addresses of cards that are to be read first
 
     def read(self, card: PciFunction, memory: Memory) -> GpuFacts:
         """Return the facts about a card; a card of another vendor has no facts.
@@ -56,6 +98,7 @@ class FactsReader:
         key = card.address, card.product
         if card.kernel_driver != KERNEL_DRIVER:
             self._current.discard(key)
+            self._missed.discard(card.address)
         elif self._is_due(key):
             self._read_due(card, memory)
         if key not in self._facts:
@@ -63,17 +106,20 @@ class FactsReader:
         return self._facts[key]
 
     def _read_due(self, card: PciFunction, memory: Memory) -> None:
-        """Read a card, unless a job of another thread changes it."""
+        """Read a card, unless a job of another thread changes it or the time is over."""
         if is_locked_here(card.address):
             self._read_locked(card, memory)
             return
         with locked_if_free(card.address) as acquired:
-            if acquired:
+            if acquired and self._may_read():
                 self._read_locked(card, memory)
+            else:
+                self._missed.add(card.address)
 
     def _read_locked(self, card: PciFunction, memory: Memory) -> None:
         """Read a card that this thread has locked, and store the facts if NVML shows it."""
         key, name = (card.address, card.product), _name_of(card)
+        self._missed.discard(card.address)
         found = self._read_facts(card.address)
         if found is None:
             return
@@ -88,6 +134,10 @@ class FactsReader:
         # Types and profiles may be many, and are read again with the card.
         kept = replace(found, max_vgpus={}, mig_profiles={}, mig_instances={}, vgpu_profiles={})
         memory.put(name, json.dumps(kept.to_dict()))
+
+    def is_missed(self, address: str) -> bool:
+        """Return whether the last reading of a card that was due did not take place."""
+        return address in self._missed
 
     def _is_due(self, key: tuple[str, str]) -> bool:
         address = key[0]
@@ -135,10 +185,28 @@ class CardFacts:
     ) -> None:
         self._sysfs = sysfs
         self._memory = memory
-        self.reader = FactsReader(access.nvml, self._is_readable, has_owner)
+        self._budget = ReadBudget(access.clock)
+        self.reader = FactsReader(access.nvml, self._is_readable, has_owner, self._budget.take)
+        self.may_read = self._budget.take
         self.forget = self.reader.forget
         # Identity of the first virtual function of each card at the last look, None without any.
         self._functions: dict[str, int | None] = {}
+
+    def begin(self) -> None:
+        """Begin a discovery, or a check of all cards, in this thread."""
+        self._budget.begin()
+
+    def read_first(
+        self, functions: Sequence[PciFunction], is_shared: Callable[[PciFunction], bool]
+    ) -> None:
+        """Read the cards that the last discovery missed, and those that several servers share.
+
+        The latter come before the modes of whole cards, which are read again and again.
+        """
+        shared = {f.physfn or f.address for f in functions if is_shared(f)}
+        for function in functions:
+            if function.address in shared or self.reader.is_missed(function.address):
+                self.read(function)
 
     def read(self, card: PciFunction) -> GpuFacts:
         """Return the last known facts about a card; read it before if it is due."""
@@ -148,6 +216,10 @@ class CardFacts:
         """Return the facts about the card at an address; no facts if it is absent."""
         card = self._sysfs.pci_function(address)
         return GpuFacts() if card is None else self.read(card)
+
+    def is_unread(self, card: PciFunction) -> bool:
+        """Return whether nothing is known about a card because it was not read yet."""
+        return self.reader.is_missed(card.address) and self.read(card) == GpuFacts()
 
     def forget_outdated(self, address: str) -> None:
         """Forget a card whose virtual functions are not those of the last call."""

@@ -7,9 +7,9 @@ instances only. NVML opens the card, and libvirt cannot unbind it from its kerne
 as it does at each start of a server that has the card. So the mode is read at a discovery for cards
 without an owner only, under the lock of the card, which a preparation for a server takes too. It is
 read at most once a minute: the kernel driver initialises a card that nobody else has open, which
-takes seconds, and each start of a server triggers a discovery. A discovery of many cards would take
-longer than it may: it reads the modes for SPAN only, and the next one continues. A preparation
-reads the mode in any case.
+takes seconds, and each start of a server triggers a discovery. A discovery reads no further mode
+when its time for reading cards is over (``facts``), and the next one continues. A preparation reads
+the mode in any case.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.base import Memory
 from cyborg.drivers.gpu import card_locks
 from cyborg.drivers.gpu.card_locks import locked, locked_if_free
-from cyborg.drivers.gpu.facts import CardFacts
+from cyborg.drivers.gpu.facts import UNREAD, CardFacts
 from cyborg.drivers.gpu.vgpu_records import make_storage_error
 from cyborg.drivers.host_use import domains
 from cyborg.drivers.host_use.domains import ReadDomains
@@ -30,7 +30,6 @@ from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
 INTERVAL = 60.0  # seconds between two readings of the mode of a card
-SPAN = 5.0  # seconds after which a discovery reads no further mode
 
 _ENABLED = "it is in MIG mode, in which it is no whole card"
 _PENDING = "a change of its MIG mode is pending, which a reset for a server would apply"
@@ -113,8 +112,8 @@ class MigModes:
         """Read the facts about the whole cards again that are in another MIG mode than these say.
 
         Skip those with an owner, those that domains have, as ``find_domains`` returns them, those
-        that a job changes now, and those whose mode was read less than INTERVAL ago. Read at least
-        one mode, the oldest first, and no further one after SPAN.
+        that a job changes now, and those whose mode was read less than INTERVAL ago. Read the
+        oldest mode first.
         """
         now = self._access.clock()
         cards = [card for card in functions if is_known(card) and self._may_be_whole(card)]
@@ -127,10 +126,10 @@ class MigModes:
             with locked_if_free(card.address) as acquired:
                 if not acquired or self._owners.has_owner(card.address):
                     continue
+                if not self._facts.may_read():
+                    return
                 self._due[card.address] = now + INTERVAL
                 self._refresh(card)
-            if self._access.clock() - now >= SPAN:
-                return
 
     def _refresh(self, card: PciFunction) -> None:
         known = self._facts.read(card)
@@ -153,7 +152,9 @@ class MigModes:
         found: dict[str, str] = {}
         for card in filter(self._may_be_whole, functions.values()):
             facts = self._facts.read(card)
-            if facts.in_mig_mode or facts.mig_pending:
+            if self._facts.is_unread(card):
+                found[card.address] = UNREAD
+            elif facts.in_mig_mode or facts.mig_pending:
                 state = _ENABLED if facts.in_mig_mode else _PENDING
                 found[card.address] = f"{state}: {_find_remedy(card, has_layouts(card.address))}"
         return found

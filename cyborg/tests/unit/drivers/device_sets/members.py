@@ -4,7 +4,15 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cyborg.core.inventory.device import AttachHandle, Deployable, Device, DeviceType, HandleType
+from cyborg.core.inventory.device import (
+    NOT_OFFERED,
+    AttachHandle,
+    Deployable,
+    Device,
+    DeviceType,
+    HandleType,
+)
+from cyborg.drivers.gpu.facts import UNREAD
 
 ROOT = "0000:00:01.0"
 
@@ -44,6 +52,13 @@ def in_mig_mode(device: Device, *, hidden: bool = True) -> Device:
     """Return a GPU in MIG mode, which offers nothing if it is ``hidden``, as a whole GPU does."""
     parts = () if hidden else device.deployables
     return replace(device, std_board_info={"mig": "enabled"}, deployables=parts)
+
+
+def unread(device: Device) -> Device:
+    """Return a GPU that NVML has not read yet: it offers nothing, and its topology is unknown."""
+    topology = {"pci_path": device.topology["pci_path"]}
+    info = {NOT_OFFERED: UNREAD}
+    return replace(device, vendor_board_info=info, deployables=(), topology=topology)
 
 
 def slot(number: int) -> str:

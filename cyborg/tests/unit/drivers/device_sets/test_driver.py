@@ -12,7 +12,8 @@ from cyborg.core.errors import DriverFailed, Misconfigured
 from cyborg.core.inventory.device import AttachHandle, Device, HandleType
 from cyborg.core.inventory.device_set import OfferMode, SetKind
 from cyborg.drivers.device_sets.driver import DeviceSetDriver
-from cyborg.tests.unit.drivers.device_sets.members import in_mig_mode, make_device, slot
+from cyborg.drivers.gpu.facts import UNREAD
+from cyborg.tests.unit.drivers.device_sets.members import in_mig_mode, make_device, slot, unread
 
 SWITCH = "00:01.0/15:00.0/16"
 
@@ -123,6 +124,27 @@ def test_discover_nvlink_pair_with_a_gpu_in_mig_mode_is_withheld(hidden: bool) -
     (pair,) = (name for name in usual if name.startswith(f"sets:2-{slot(0)}"))
     assert set(withheld) == ({pair, f"sets:1-{slot(1)}"} if hidden else {pair})
     assert all("is in MIG mode" in str(found[name][1]) for name in withheld)
+
+
+@pytest.mark.parametrize("kind", ["nvlink", "numa"])
+def test_discover_set_with_a_gpu_that_was_not_read_is_withheld(kind: str) -> None:
+    """Without the GPU, sets of others would be found, which the next discovery removes."""
+    gpus = [make_device(slot(n), numa=1, nvlink_peers=slot(n ^ 1)) for n in range(4)]
+    source = make_source({"gpu": gpus}, kind=kind, sizes=["1", "2"])
+    usual = describe(source)
+    gpus[1] = unread(gpus[1])
+    found = describe(source)
+    assert found.keys() == usual.keys()
+    withheld = {name for name, (_, obstacle) in found.items() if obstacle is not None}
+    (pair,) = (name for name in usual if name.startswith(f"sets:2-{slot(0)}"))
+    assert withheld == {pair, f"sets:1-{slot(1)}"}
+    assert {found[name][1] for name in withheld} == {f"device {slot(1)} is withheld: {UNREAD}"}
+
+
+def test_discover_gpu_that_was_not_read_without_a_set_has_this_reason() -> None:
+    gpus = [make_device(slot(0)), unread(make_device(slot(1)))]
+    found = describe(make_source({"gpu": gpus}, kind="nvlink", sizes=["2"]))
+    assert found[f"sets:1-{slot(1)}"][1] == f"device {slot(1)} is withheld: {UNREAD}"
 
 
 def test_discover_gpu_in_mig_mode_without_a_set_has_this_reason() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a discovery reads the facts of a card: with its lock."""
+"""When a discovery reads the facts of a card: with its lock, and for some seconds."""
 
 import threading
 from collections.abc import Sequence
@@ -10,21 +10,37 @@ from typing import Any
 import pytest
 
 from cyborg.core.errors import DriverFailed
+from cyborg.core.inventory.device import NOT_OFFERED
 from cyborg.core.jobs.job import WorkItem
+from cyborg.drivers.base import Memory, VolatileMemory
 from cyborg.drivers.gpu import card_locks
 from cyborg.drivers.gpu.driver import GpuDriver
+from cyborg.drivers.gpu.facts import SPAN, UNREAD
+from cyborg.drivers.kernel.nvml import GpuFacts
 from cyborg.testing.vgpu_host import SimulatedVgpuHost
 from cyborg.tests.unit.drivers.gpu.simulated_vgpus import (
     CARD,
+    TYPES,
     discover,
     make_access,
     make_host,
     offered,
 )
 
+CARDS = [CARD, *(f"0000:{bus}:00.0" for bus in (51, 61, 71, 81))]
 VFS = [f"0000:41:00.{n}" for n in range(1, 8)] + ["0000:41:01.0"]
 RULE = f"address={CARD},type=H200X-70C|H200X-35C"
 PAIR = "2xH200X-70C"
+
+
+class Clock:
+    """A clock that stands."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
 
 
 @pytest.fixture
@@ -35,11 +51,107 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedVgpuHost:
     return found
 
 
-def make(host: SimulatedVgpuHost, rules: Sequence[str] = (), **access: Any) -> GpuDriver:
+def make(
+    host: SimulatedVgpuHost,
+    clock: Clock,
+    memory: Memory | None = None,
+    rules: Sequence[str] = (),
+    **access: Any,
+) -> GpuDriver:
     options = {"devices": ["address=*"], "reset": "never", "vgpu_types": rules}
     if rules:
         options["vgpu_layouts"] = [PAIR]
-    return GpuDriver("gpus", options, host.root, replace(make_access(host), **access))
+    changed = replace(make_access(host), clock=clock, **access)
+    driver = GpuDriver("gpus", options, host.root, changed)
+    if memory is not None:
+        driver.memory = memory
+    return driver
+
+
+class SlowReader:
+    """NVML, which needs some seconds for each card."""
+
+    def __init__(self, host: SimulatedVgpuHost, clock: Clock, seconds: float) -> None:
+        self.host, self.clock, self.seconds = host, clock, seconds
+        self.read: list[str] = []
+
+    def __call__(self, address: str) -> GpuFacts | None:
+        """Return the facts about a card."""
+        self.read.append(address)
+        self.clock.seconds += self.seconds
+        return self.host.read_facts(address)
+
+
+def withheld(driver: GpuDriver) -> list[str]:
+    """Return the cards that a discovery withholds because they were not read."""
+    found = driver.discover()
+    assert [device.address for device in found] == CARDS
+    reasons = {d.address: d.vendor_board_info.get(NOT_OFFERED) for d in found}
+    assert set(reasons.values()) <= {None, UNREAD}
+    assert all(bool(d.deployables) == (reasons[d.address] is None) for d in found)
+    return [address for address, reason in reasons.items() if reason is not None]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (3.0, [CARDS[2:], CARDS[4:], []]),
+        (SPAN, [CARDS[1:], CARDS[2:], CARDS[3:], CARDS[4:], []]),
+        (0.5, [[]]),
+    ],
+)
+def test_discovery_reads_cards_for_some_seconds_and_the_next_one_continues(
+    host: SimulatedVgpuHost, seconds: float, expected: list[list[str]]
+) -> None:
+    """Also the first one after a start; a card that was never read is not offered."""
+    for address in CARDS[1:]:
+        host.add_card(address, TYPES, framebuffer=141)
+    clock = Clock()
+    nvml = SlowReader(host, clock, seconds)
+    memory = VolatileMemory()
+    driver = make(host, clock, memory, nvml=nvml, mig_mode=lambda address: None)
+    assert [withheld(driver) for _ in expected] == expected
+    assert nvml.read == CARDS, "each one once"
+    nvml.read.clear()
+    assert withheld(driver) == []
+    assert nvml.read == []
+    # After a restart the last known facts count until each card is read again.
+    driver = make(host, clock, memory, nvml=nvml, mig_mode=lambda address: None)
+    for _ in expected:
+        assert withheld(driver) == []
+    assert nvml.read == CARDS
+
+
+def test_cards_of_vgpus_are_read_before_the_modes_of_whole_cards(host: SimulatedVgpuHost) -> None:
+    """The modes are read again each minute: they could take all the time of each discovery."""
+    for address in CARDS[1:]:
+        host.add_card(address, TYPES, framebuffer=141)
+    clock, memory = Clock(), VolatileMemory()
+    driver = make(host, clock, memory, [RULE])
+    driver.discover()
+    driver.partition(WorkItem("gpus", CARD, "", ""), PAIR)
+
+    def read_slowly(address: str) -> None:
+        clock.seconds += SPAN
+
+    nvml = SlowReader(host, clock, 0.0)
+    driver = make(host, clock, memory, [RULE], nvml=nvml, mig_mode=read_slowly)
+    assert offered(driver) == {f"{CARD}-H200X-70C": VFS[:2]}
+    assert CARD in nvml.read
+
+
+def test_card_without_nvml_is_offered(host: SimulatedVgpuHost) -> None:
+    driver = make(host, Clock(), nvml=lambda address: None)
+    assert offered(driver) == {CARD: [CARD]}
+
+
+def test_adoption_reads_a_card_before_the_first_discovery(host: SimulatedVgpuHost) -> None:
+    driver = make(host, Clock())
+    driver.check_adoption([CARD])
+    assert host.opens == [CARD]
+    host.request_mig_mode(CARD, enable=True)
+    with pytest.raises(DriverFailed, match="it is in MIG mode"):
+        make(host, Clock()).check_adoption([CARD])
 
 
 def test_discovery_does_not_read_a_card_while_its_layout_changes(
@@ -54,7 +166,7 @@ def test_discovery_does_not_read_a_card_while_its_layout_changes(
         assert may_continue.wait(60)
         access.create_vgpu(*arguments)
 
-    driver = make(host, [RULE], create_vgpu=create)
+    driver = make(host, Clock(), None, [RULE], create_vgpu=create)
     assert offered(driver) == {CARD: [CARD]}
     item = WorkItem("gpus", CARD, "", "")
     job = threading.Thread(target=driver.partition, args=(item, PAIR))
@@ -75,7 +187,7 @@ def test_card_that_another_thread_changes_is_not_given_to_a_server(
     host: SimulatedVgpuHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(card_locks, "READ_TIMEOUT", 0.01)
-    driver = make(host)
+    driver = make(host, Clock())
     discover(driver)
     is_locked, may_end = threading.Event(), threading.Event()
 

@@ -33,7 +33,7 @@ from schemathesis.specs.openapi.checks import content_type_conformance, response
 
 from cyborg.api import controller as resource
 from cyborg.api import routes
-from cyborg.tests.fixtures.clouds.standalone import HOST, SLOW_SWEEPS, running
+from cyborg.tests.fixtures.clouds.standalone import HOST, running
 from cyborg.tests.fixtures.clouds.web_servers import Server, gunicorn, serving
 from cyborg.tests.fixtures.machine.processes import wait_until
 
@@ -241,7 +241,7 @@ def spoilt(value: Any, data: st.DataObject) -> Any:
 @pytest.fixture(scope="module")
 def api_objects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiObjects]:
     """Yield a separate service, whose objects the requests change."""
-    with running(tmp_path_factory.mktemp("fuzz"), conductor=SLOW_SWEEPS) as stack:
+    with running(tmp_path_factory.mktemp("fuzz")) as stack:
         objects = ApiObjects(stack.endpoint)
         yield objects
         objects.close()

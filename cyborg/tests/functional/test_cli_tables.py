@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import cyborg
+from cyborg.conductor.audit import runner
 from cyborg.tests.fixtures.clouds.filled_service import INSTANCE, Client, filled_service
 from cyborg.tests.fixtures.machine.processes import wait_until
 
@@ -72,6 +73,12 @@ class Stable:
 
 
 _DIGITS = str.maketrans("0123456789abcdef", "0" * 16)
+
+
+@pytest.fixture(autouse=True)
+def short_recheck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the pause of an audit: the conductor runs in this process."""
+    monkeypatch.setattr(runner, "RECHECK_DELAY", 0.2)
 
 
 def file_name(command: str) -> str:

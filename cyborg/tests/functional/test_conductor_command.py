@@ -23,7 +23,7 @@ class Installation:
         self.database = f"sqlite:///{folder}/cyborg.db"
         self.daemons: list[Daemon] = []
 
-    def conductor(self, *, forked: bool = True, **sections: Any) -> Daemon:
+    def conductor(self, **sections: Any) -> Daemon:
         plain: dict[str, dict[str, Any]] = {
             "DEFAULT": {"host": "controller-1", "transport_url": "kombu+memory:////"},
             "database": {"connection": self.database},
@@ -34,7 +34,7 @@ class Installation:
         file = self.folder / "cyborg.conf"
         file.write_text(ini(plain | sections))
         command = [sys.executable, "-m", "cyborg.cmd.conductor", "--config-file", str(file)]
-        daemon = Daemon("conductor", command, self.folder, {}, forked=forked)
+        daemon = Daemon("conductor", command, self.folder, {}, forked=True)
         self.daemons.append(daemon)
         daemon.start()
         return daemon
@@ -49,7 +49,7 @@ def installation(tmp_path: Path) -> Iterator[Installation]:
 
 
 def test_conductor_without_tables_waits_then_works_and_stops(installation: Installation) -> None:
-    conductor = installation.conductor(forked=False)
+    conductor = installation.conductor()
     wait_until("it waits", lambda: "Waiting for the database" in conductor.tail())
     with engine_of(installation.database) as engine:
         schema.metadata.create_all(engine)

@@ -23,7 +23,8 @@ from cyborg.tests.fixtures.machine.tiers import sample
 
 HOSTS = ("compute-1", "compute-2")
 HANDLES = 4
-# One process of each kind runs its console script; their imports take most of the test's time.
+# On PostgreSQL, one process of each kind runs its console script. On MariaDB, in the default tier,
+# the fork server runs all: the imports of the scripts take ten seconds of CPU time.
 SCRIPTS = ("dbsync", "conductor-1", "agent-compute-1", "api")
 
 pytestmark = [
@@ -49,7 +50,7 @@ def running(
             rabbit_url,
             HOSTS,
             HANDLES,
-            unforked=SCRIPTS,
+            unforked=SCRIPTS if request.param == "postgresql" else (),
             options={"rpc": {"timeout": 60}},
         ) as cloud,
     ):
@@ -157,7 +158,7 @@ def test_arq_is_bound_and_released(running: Cloud, sdk: Any) -> None:
     sdk.delete_accelerator_request(arqs[0], ignore_missing=False)
     assert [a for a in sdk.accelerator_requests() if a.id in arqs] == []
     sdk.delete_device_profile(profile, ignore_missing=False)
-    assert client(running, "device", "profile", "list", "-f", "json") == []
+    assert list(sdk.device_profiles()) == []
 
 
 def test_conductor_killed_does_not_stop_the_service(running: Cloud, sdk: Any) -> None:

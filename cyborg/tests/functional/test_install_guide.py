@@ -5,7 +5,6 @@ import configparser
 import os
 import re
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -36,7 +35,7 @@ from cyborg.tests.fixtures.clouds.web_servers import (
     serving,
     uwsgi,
 )
-from cyborg.tests.fixtures.machine.processes import wait_until
+from cyborg.tests.fixtures.machine.processes import start_fork_server, wait_until
 from cyborg.tests.fixtures.machine.tiers import sample
 
 GETS = 400
@@ -225,13 +224,8 @@ conf = configure(config_arguments(os.environ))
 assert conf.auth_strategy == "keystone"
 assert conf.keystone_authtoken.auth_type == "password"
 """
-    process = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "OS_CYBORG_CONFIG_FILES": str(file)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {**os.environ, "OS_CYBORG_CONFIG_FILES": str(file)}
+    process = start_fork_server().run([sys.executable, "-c", script], environment)
     assert process.returncode == 0, process.stderr
     conf = cfg.ConfigOpts()
     options.register(conf)

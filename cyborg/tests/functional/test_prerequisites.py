@@ -301,8 +301,13 @@ def test_start_of_a_run_names_everything_that_is_missing(tmp_path: Path) -> None
     assert "the lab will be skipped: qemu-system-x86_64, " in lines[-1]
     remedies = ("; apt install ", "; pip install ", "--prepare once")
     assert all(any(remedy in line for remedy in remedies) for line in lines)
-    assert machine.call(*module, "docs").stdout.count("\n") == 1
 
+
+@pytest.mark.matrix
+def test_missing_prerequisites_are_failures_if_they_are_enforced(tmp_path: Path) -> None:
+    module = (sys.executable, "-m", "cyborg.tests.fixtures.machine.prerequisites")
+    machine = lacking_all(tmp_path)
+    assert machine.call(*module, "docs").stdout.count("\n") == 1
     enforced = machine.call(*module, "lint", "lab", **{prerequisites.REQUIRE: "1"}).stdout
     assert "the lab will fail: " in enforced
     for name, status in (("shellcheck", 2), ("clone", 1)):

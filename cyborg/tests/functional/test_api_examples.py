@@ -82,6 +82,7 @@ def answer_if(
     return condition(ask())
 
 
+@pytest.mark.matrix
 def test_api_page_examples_match_the_service(endpoint: str) -> None:
     documented = examples()
     assert len(documented) > 12

@@ -44,11 +44,8 @@ def workers_of(samples: Samples) -> list[int]:
     return sorted(int(key[1]) for key in samples if key[0] == "process_cpu_seconds_total")
 
 
-@pytest.mark.parametrize(
-    "make",
-    [gunicorn, pytest.param(uwsgi, marks=pytest.mark.matrix)],
-    ids=lambda make: make.__name__,
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize("make", [gunicorn, uwsgi], ids=lambda make: make.__name__)
 def test_each_scrape_has_the_requests_of_all_workers(
     make: Callable[[Path, Path], list[str]], tmp_path: Path
 ) -> None:

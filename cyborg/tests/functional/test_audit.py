@@ -83,6 +83,7 @@ def stale(stack: StandaloneStack) -> list[str]:
         return list(connection.scalars(sa.select(table.c.name).where(is_stale)))
 
 
+@pytest.mark.matrix
 def test_audit_reports_allocation_without_owner(stack: StandaloneStack, cyborg: Run) -> None:
     consumer = "5d1f1c5e-8a36-4d1c-9a40-0e6d8f3f6f5b"
     body = make_allocation(CARD, "FPGA")

@@ -18,7 +18,7 @@ from cyborg.tests.fixtures.clouds.cloud import Cloud, make_and_run_cloud
 from cyborg.tests.fixtures.databases.databases import fresh_database
 from cyborg.tests.fixtures.machine.options import make_conf
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.services, pytest.mark.matrix]
 
 MAP_FILE = Path(cyborg.__file__).parents[1] / "etc" / "cyborg" / "api_audit_map.conf"
 TOKEN = "secret-token-of-this-client-0123456789"

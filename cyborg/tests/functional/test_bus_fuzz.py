@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Send five thousand malformed messages to a conductor and an agent, half below ``--all``.
+"""Send five thousand malformed messages to a conductor and an agent, with ``--all`` a quarter.
 
 Most are published directly to the broker's queues, a fifth is sent to the agent's driver socket. No
 daemon stops, no resource leaks, and each message is logged once with its sender.
@@ -31,7 +31,7 @@ from cyborg.tests.fixtures.hosts import external_drivers
 from cyborg.tests.fixtures.machine.processes import Daemon, wait_until
 from cyborg.tests.fixtures.machine.tiers import scale
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.services, pytest.mark.matrix]
 
 HOST = "compute-1"
 TO_CONDUCTOR, TO_AGENT, TO_SOCKET = (min(n, scale(2 * n)) for n in (2700, 1300, 1000))

@@ -34,7 +34,7 @@ SEED = int(os.environ.get("CYBORG_TEST_CHAOS_SEED", "0")) or random.randrange(1,
 
 ALL = len(HOSTS) * len(CARDS)
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.services, pytest.mark.matrix]
 
 
 @pytest.fixture

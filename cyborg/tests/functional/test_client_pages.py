@@ -63,11 +63,13 @@ def test_openstacksdk_follows_the_links_of_a_list(site: Site, name: str) -> None
     assert len(uuids) == len(set(uuids)) == ROWS
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("distribution", "noun"),
     tiers.sample(
         [(name, noun) for name, nouns in COMMANDS.items() for noun in nouns],
-        ("python-openstackclient", "device"),
+        *((name, "device") for name in COMMANDS),
+        mark=pytest.mark.long,
     ),
 )
 def test_openstack_command_lists_all_rows(site: Site, distribution: str, noun: str) -> None:

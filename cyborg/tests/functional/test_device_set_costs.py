@@ -94,7 +94,7 @@ def refuse_bind(host: SetHost) -> None:
         host.bind("3")
 
 
-@pytest.mark.parametrize("group", ["", "measured"])
+@pytest.mark.parametrize("group", tiers.sample(["", "measured"], "measured"))
 def test_host_with_sets_costs_as_much_as_in_a_small_cloud(
     cloud: sa.Engine, node: Node, group: str
 ) -> None:

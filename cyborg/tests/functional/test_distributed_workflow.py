@@ -24,7 +24,7 @@ from cyborg.tests.fixtures.machine.tiers import sample
 HOSTS = ("compute-1", "compute-2")
 HANDLES = 4
 # On PostgreSQL, one process of each kind runs its console script. On MariaDB, in the default tier,
-# the fork server runs all: the imports of the scripts take ten seconds of CPU time.
+# the fork server runs all: the imports of the scripts take seconds of CPU time.
 SCRIPTS = ("dbsync", "conductor-1", "agent-compute-1", "api")
 
 pytestmark = [

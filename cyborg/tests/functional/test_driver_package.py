@@ -139,6 +139,7 @@ def service(installed: Path, config: Path, tmp_path: Path) -> Iterator[Daemon]:
         daemon.stop()
 
 
+@pytest.mark.matrix
 def test_driver_package_runs_in_an_agent(service: Daemon) -> None:
     wait_until("the service is ready", lambda: "ready:" in service.tail() or not service.alive())
     lines = service.tail().splitlines()

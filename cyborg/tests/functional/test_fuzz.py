@@ -37,6 +37,7 @@ from cyborg.tests.fixtures.clouds.standalone import HOST, running
 from cyborg.tests.fixtures.clouds.web_servers import Server, gunicorn, serving
 from cyborg.tests.fixtures.machine.processes import wait_until
 
+pytestmark = pytest.mark.matrix
 AnyCase = Case[Any]
 REQUESTS = int(os.environ.get("CYBORG_TEST_FUZZ_REQUESTS", "1000"))
 ENOUGH = 1000  # With fewer requests, not every operation has to succeed.
@@ -300,7 +301,6 @@ def requests_of(operation: Any, mode: GenerationMode, count: int, ask: Callable[
     run()
 
 
-@pytest.mark.matrix
 @pytest.mark.timeout(1800 + REQUESTS // 5)
 def test_random_openapi_requests_get_no_500(
     api_objects: ApiObjects,

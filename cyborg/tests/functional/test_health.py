@@ -3,6 +3,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from cyborg.tests.fixtures.machine.processes import run_script
 
 # In a separate process, because a process can have only one embedded Placement.
@@ -59,6 +61,7 @@ print(json.dumps(told))
 """
 
 
+@pytest.mark.matrix
 def test_unhealthy_card_is_cordoned_until_recovery_window_ends(tmp_path: Path) -> None:
     results = run_script(SCRIPT, tmp_path)
     first, second = "compute-1_0000:0c:00.0", "compute-1_0000:0d:00.0"

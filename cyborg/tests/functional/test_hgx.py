@@ -34,7 +34,7 @@ from cyborg.tests.fixtures.machine.processes import BIN, wait_until
 
 HOUR = timedelta(hours=1)
 MAX_ATTEMPTS = 10  # of an allocation
-pytestmark = [pytest.mark.services, pytest.mark.requires("compiler")]
+pytestmark = [pytest.mark.services, pytest.mark.requires("compiler"), pytest.mark.matrix]
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_server_gets_one_partition_which_is_active_while_it_is_bound(
         wait_until("the partition is inactive", lambda: cloud.active() == idle)
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_restarted_fabric_manager_gets_the_bound_partitions(
     cloud: HgxCloud, servers: Servers
 ) -> None:
@@ -95,7 +95,7 @@ def test_restarted_fabric_manager_gets_the_bound_partitions(
     assert fabric.values("cut") + fabric.values("refused") == []
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_sets_are_closed_while_fabric_manager_is_away(cloud: HgxCloud) -> None:
     host = HOSTS[0]
     fabric = cloud.hgx[host].fabric
@@ -109,7 +109,6 @@ def test_sets_are_closed_while_fabric_manager_is_away(cloud: HgxCloud) -> None:
     wait_until("sets are offered again", lambda: cloud.offered()[host])
 
 
-@pytest.mark.matrix
 def test_failed_link_fails_the_boot_and_leaves_nothing(cloud: HgxCloud, servers: Servers) -> None:
     for host in cloud.hgx.values():
         host.fabric.set("fail", "fmActivateFabricPartition -10 0")
@@ -123,7 +122,7 @@ def test_failed_link_fails_the_boot_and_leaves_nothing(cloud: HgxCloud, servers:
     servers.delete(boot(servers, 4))
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_fatal_switch_error_closes_the_sets_with_links(cloud: HgxCloud) -> None:
     host = HOSTS[1]
     hgx = cloud.hgx[host]
@@ -137,7 +136,6 @@ def test_fatal_switch_error_closes_the_sets_with_links(cloud: HgxCloud) -> None:
     wait_until("sets are offered again", lambda: cloud.offered()[host] - singles)
 
 
-@pytest.mark.matrix
 def test_rebooted_host_activates_the_bound_partition_again(
     cloud: HgxCloud, servers: Servers
 ) -> None:
@@ -153,7 +151,7 @@ def test_rebooted_host_activates_the_bound_partition_again(
     wait_until("every GPU is clean", lambda: not cloud.find_used())
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_audit_finds_the_partition_of_another_program_which_closes_its_sets(
     cloud: HgxCloud,
 ) -> None:
@@ -171,7 +169,7 @@ def test_audit_finds_the_partition_of_another_program_which_closes_its_sets(
     assert audit(cloud) == []
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_audit_repair_deactivates_and_activates_partitions(
     cloud: HgxCloud, servers: Servers
 ) -> None:

@@ -29,7 +29,7 @@ EMPTY, USED, OTHER = "compute-1.example.org", "compute-2.example.org", "compute-
 HOSTS = (EMPTY, USED, OTHER)
 HEADERS = {"OpenStack-API-Version": "accelerator latest"}
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.services, pytest.mark.matrix]
 
 
 class Env:

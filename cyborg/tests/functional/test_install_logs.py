@@ -26,9 +26,10 @@ from cyborg.tests.fixtures.machine.processes import (
     start_fork_server,
     wait_until,
 )
-from cyborg.tests.fixtures.machine.tiers import sample
 
 WebServer = Callable[[Path, Path], list[str]]
+
+pytestmark = pytest.mark.matrix
 
 
 class Installation:
@@ -106,7 +107,7 @@ def test_daemons_log_where_the_guide_says(installation: Installation) -> None:
     assert [daemon.tail() for daemon in installation.daemons] == ["", ""]
 
 
-@pytest.mark.parametrize("make", sample([gunicorn, uwsgi], gunicorn))
+@pytest.mark.parametrize("make", [gunicorn, uwsgi])
 def test_api_logs_where_the_guide_says(installation: Installation, make: WebServer) -> None:
     command = make(installation.folder, installation.config)
     server = Server(command, installation.folder, installation.config)
@@ -124,7 +125,6 @@ def test_api_logs_where_the_guide_says(installation: Installation, make: WebServ
     }
 
 
-@pytest.mark.matrix
 def test_standalone_logs_under_its_name(installation: Installation) -> None:
     file = installation.folder / "standalone.conf"
     file.write_text(f"[DEFAULT]\nlog_dir = {installation.logs}\n")

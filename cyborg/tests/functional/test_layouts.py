@@ -90,6 +90,7 @@ def bind_card(env: Env) -> str:
     return str(arq)
 
 
+@pytest.mark.matrix
 def test_layout_of_a_device_in_use_is_refused_or_waits(env: Env) -> None:
     device = env.device(CARDS[1])
     arq = bind_card(env)
@@ -121,6 +122,7 @@ def test_wrong_layouts_are_refused(env: Env) -> None:
     assert "layout" not in requests.get(url.rpartition("/")[0], headers=older, timeout=60).json()
 
 
+@pytest.mark.matrix
 def test_commands_list_and_set_layouts(env: Env) -> None:
     uuids = [env.device(card)["uuid"] for card in CARDS]
     rows = env.run(f"device-layout-list {uuids[0]}")

@@ -79,7 +79,7 @@ class ReportEnv:
     params=[
         "sqlite",
         pytest.param("mysql", marks=[pytest.mark.services, pytest.mark.matrix]),
-        pytest.param("postgresql", marks=[pytest.mark.services, pytest.mark.matrix]),
+        pytest.param("postgresql", marks=[pytest.mark.services, pytest.mark.long]),
     ],
 )
 def env(
@@ -179,6 +179,7 @@ def test_report_with_another_hosts_provider_is_rejected(env: ReportEnv) -> None:
     assert "belongs to host" in rejection.message
 
 
+@pytest.mark.matrix
 def test_report_of_10_megabytes_is_accepted(env: ReportEnv) -> None:
     bystander = env.host(card(0))
     host = Host(f"compute-{uuid4().hex[:8]}", devices=padded(10_000_000))

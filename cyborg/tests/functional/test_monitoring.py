@@ -27,7 +27,7 @@ from cyborg.tests.fixtures.monitoring.prometheus import (
     running_prometheus,
 )
 
-pytestmark = pytest.mark.requires("prometheus")
+pytestmark = [pytest.mark.requires("prometheus"), pytest.mark.matrix]
 
 GOOD, SICK, BAD = "0000:0c:00.0", "0000:0d:00.0", "0000:20:00.0"
 HOSTS = ("compute-1", "compute-2")
@@ -189,7 +189,6 @@ def test_panels_have_data_and_alerts_of_devices_fire_and_end(
         prometheus.wait_for("CyborgDeviceFailing", fires=False)
 
 
-@pytest.mark.matrix
 @pytest.mark.services
 def test_alert_of_a_killed_agent_fires_and_ends(rabbit_url: str, tmp_path: Path) -> None:
     ports = [free_port(), free_port()]

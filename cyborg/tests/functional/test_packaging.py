@@ -155,6 +155,7 @@ def read_link(url: str) -> str:
     return str(answer["versions"][0]["links"][0]["href"])
 
 
+@pytest.mark.matrix
 def test_hangup_reads_the_configuration_again(tmp_path: Path) -> None:
     options = {"public_endpoint": "http://first.example", "workers": 1}
     with serving(gunicorn, tmp_path, options) as server:

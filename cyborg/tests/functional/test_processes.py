@@ -41,7 +41,7 @@ def test_wait_for_a_daemon_that_has_ended_fails_at_once(text: str, tmp_path: Pat
 def test_threads_that_wait_for_a_forked_daemon_get_one_exit_code(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "timeit", "-h"]
     daemon = Daemon("forked", command, tmp_path, {}, forked=True)
-    for _ in range(3 + scale(16)):
+    for _ in range(max(4, scale(20))):
         daemon.start()
         wait: Callable[[float], int] = daemon.wait
         with ThreadPoolExecutor(4) as pool:

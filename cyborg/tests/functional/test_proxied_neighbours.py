@@ -285,7 +285,7 @@ def env(
         yield Env(cloud, proxies, metrics_port)
 
 
-@pytest.mark.parametrize("fault", sample(FAULTS, Fault.HALF_OPEN))
+@pytest.mark.parametrize("fault", sample(FAULTS, Fault.HALF_OPEN, mark=pytest.mark.long))
 def test_database_fault_is_detected_and_recovery_is_seen(env: Env, fault: Fault) -> None:
     observed = env.inject_fault("database", fault)
     assert set(observed["get_statuses"]) <= {200, 503}, observed
@@ -299,9 +299,10 @@ def test_database_fault_is_detected_and_recovery_is_seen(env: Env, fault: Fault)
 
 
 # The kind of database does not matter for the other services.
+@pytest.mark.matrix
 @pytest.mark.parametrize("env", ["mysql"], indirect=True)
-@pytest.mark.parametrize("fault", sample(FAULTS, Fault.RESET))
-@pytest.mark.parametrize("name", sample(["broker", "placement"], "placement"))
+@pytest.mark.parametrize("fault", sample(FAULTS, Fault.RESET, mark=pytest.mark.long))
+@pytest.mark.parametrize("name", ["broker", "placement"])
 def test_reads_continue_while_another_service_fails(env: Env, name: str, fault: Fault) -> None:
     observed = env.inject_fault(name, fault)
     assert observed["get_statuses"] == [200], observed

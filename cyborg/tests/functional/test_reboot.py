@@ -87,6 +87,7 @@ def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Env:
     return Env(tmp_path, monkeypatch)
 
 
+@pytest.mark.matrix
 def test_reboot_restores_layouts_and_images_and_shows_what_fails(
     env: Env, monkeypatch: pytest.MonkeyPatch
 ) -> None:

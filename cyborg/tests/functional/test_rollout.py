@@ -26,7 +26,7 @@ THIRD = "compute-3"
 MEASURED = "agent-compute-1"  # a forked process shares its memory
 WAIT = ("--wait", "--within", "300")
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.services, pytest.mark.matrix]
 
 Run = Callable[..., tuple[Any, str]]
 
@@ -187,7 +187,6 @@ def check(cyborg: Run, job: str) -> None:
     assert listed == {"READY": len(HOSTS)}
 
 
-@pytest.mark.matrix
 def test_rollout_stops_when_the_third_of_four_hosts_fails(cyborg: Run, rolled: Cloud) -> None:
     open_gates(rolled, "compute-1", "compute-2", "compute-4")
     creation, err = cyborg("update-driver", "fake", *CHANGE, *WAIT, code=1)
@@ -195,7 +194,7 @@ def test_rollout_stops_when_the_third_of_four_hosts_fails(cyborg: Run, rolled: C
     check(cyborg, creation["UUID"])
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_rollout_continues_after_conductor_is_killed(cyborg: Run, rolled: Cloud) -> None:
     open_gates(rolled, "compute-1", "compute-4")
     begun, _ = cyborg("update-driver", "fake", *CHANGE)
@@ -211,7 +210,7 @@ def test_rollout_continues_after_conductor_is_killed(cyborg: Run, rolled: Cloud)
     rolled.conductor("conductor-1")
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_rollout_continues_after_agent_is_killed(cyborg: Run, rolled: Cloud) -> None:
     open_gates(rolled, "compute-1", "compute-4")
     begun, _ = cyborg("update-driver", "fake", *CHANGE)

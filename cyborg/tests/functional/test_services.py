@@ -80,6 +80,7 @@ print(json.dumps(told))
 LEAF = "crypto.ipsec.aes.3des"
 
 
+@pytest.mark.matrix
 @pytest.mark.requires("compiler")
 def test_driver_services_reach_the_hardware_table(tmp_path: Path) -> None:
     program = external_drivers.build_c_driver(tmp_path)

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from cyborg.tests.fixtures.machine.slowdown import measure_slowdown
 
 # In a separate process: a process can have only one embedded Placement, and the stack that other
@@ -34,6 +36,7 @@ print(json.dumps(told))
 """
 
 
+@pytest.mark.matrix
 def test_standalone_stack_leaves_no_thread_and_restarts(tmp_path: Path) -> None:
     process = subprocess.run(
         [sys.executable, "-W", "error::ResourceWarning", "-c", SCRIPT, tmp_path],

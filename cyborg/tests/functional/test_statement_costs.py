@@ -45,6 +45,9 @@ from cyborg.tests.fixtures.scale.lists import EMPTY, LISTS, find_middle, list_re
 
 __all__ = ["placement_adapter"]
 
+# test_device_set_costs.py has a case of the default tier.
+pytestmark = pytest.mark.matrix
+
 SIZE = Size(hosts=1000, arqs=100_000)
 # Rows of one statement; PostgreSQL reads a table of 8 000 rows once rather than looks up 100.
 LIMITS = {"mysql": 3000, "postgresql": 15_000}
@@ -93,7 +96,9 @@ SCANS: Mapping[str, frozenset[str]] = {
 }
 
 
-@pytest.fixture(scope="module", params=tiers.sample(["mysql", "postgresql"], "mysql"))
+@pytest.fixture(
+    scope="module", params=tiers.sample(["mysql", "postgresql"], "mysql", mark=pytest.mark.long)
+)
 def cloud(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[sa.Engine]:

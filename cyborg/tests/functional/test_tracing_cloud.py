@@ -18,7 +18,7 @@ from cyborg.tests.fixtures.tracing.collector import Collector, serve_collector
 from cyborg.tests.fixtures.tracing.picture import walk
 
 HOST = "compute-1"
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.services, pytest.mark.matrix]
 
 SERVICES = {
     "POST /v2/accelerator_requests": "cyborg-api",
@@ -104,7 +104,6 @@ def _is_connected(collector: Collector) -> bool:
     return len(list(walk(spans, CALLER))) == len(spans)
 
 
-@pytest.mark.matrix
 def test_absent_collector_delays_no_request(
     tmp_path: Path, rabbit_url: str, nova: FakeNova
 ) -> None:

@@ -22,6 +22,7 @@ from cyborg.tests.fixtures.device_sets.hgx_cloud import (
 from cyborg.tests.fixtures.device_sets.hgx_host import PLACES
 from cyborg.tests.fixtures.device_sets.hgx_vgpus import read_vgpus
 from cyborg.tests.fixtures.machine.processes import wait_until
+from cyborg.tests.fixtures.machine.tiers import sample
 
 HOST = "hgx-1"
 pytestmark = [pytest.mark.services, pytest.mark.requires("compiler"), pytest.mark.matrix]
@@ -55,7 +56,7 @@ def _modules(partition: int) -> list[int]:
     return sorted(PARTITIONS[partition])
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", sample([1, 2, 4], 2, mark=pytest.mark.long))
 def test_partition_is_activated_with_the_functions_of_its_vgpus(cloud: HgxCloud, size: int) -> None:
     servers, hgx = Servers(cloud), cloud.hgx[HOST]
     server = boot(servers, size)

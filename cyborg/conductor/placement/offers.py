@@ -11,8 +11,8 @@ allocated the set before always gets its devices.
 """
 
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -51,10 +51,18 @@ NOTHING: Mapping[str, int] = MappingProxyType({})
 _host_of = attrgetter("host")
 
 
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """Hosts whose plan fails, and how often the plans have marked each provider stale."""
+
+    failed: set[str] = field(default_factory=set)
+    marked: Counter[str] = field(default_factory=Counter)
+
+
 def plan_hosts(
     uow: UnitOfWork, hosts: Iterable[str], now: datetime, withdrawn: Mapping[str, int] = NOTHING
-) -> set[str]:
-    """Plan the offers of hosts with device sets; return the hosts whose plan fails.
+) -> PlanResult:
+    """Plan the offers of hosts with device sets.
 
     ``withdrawn`` is that of ``plan_host``, of all these hosts.
 
@@ -63,18 +71,19 @@ def plan_hosts(
     claims and reports do. The lease has locked providers: with plans in its transaction publishers
     of one group would deadlock.
     """
-    failed = set()
+    result = PlanResult()
     for host in hosts:
         try:
-            uow.run(partial(plan_host, host=host, now=now, withdrawn=withdrawn))
+            marked = uow.run(partial(plan_host, host=host, now=now, withdrawn=withdrawn))
+            result.marked.update(marked)
         except CyborgError as exc:
             # As any other failure: what the caller has written to Placement must be recorded.
             LOG.warning("The offers of a host are not planned: %s", exc.message, host=host)
-            failed.add(host)
+            result.failed.add(host)
         except Exception:
             LOG.exception("Unexpected error while planning the offers of a host", host=host)
-            failed.add(host)
-    return failed
+            result.failed.add(host)
+    return result
 
 
 @dataclass(eq=False)
@@ -109,14 +118,14 @@ def plan_host(
     *,
     every_size: bool = False,
     withdrawn: Mapping[str, int] = NOTHING,
-) -> None:
+) -> Collection[str]:
     """Plan and write the offers of a host, and of others of its groups if a size is short.
 
-    Mark the providers of the sets stale whose offer changes. With ``every_size``, the last wanted
-    sets of a size are split for each smaller size that is short, otherwise only for those of newly
-    allocated sets. ``withdrawn`` has the published revisions of sets, by the uuid of the provider,
-    that are reserved in Placement and that no consumer has: their withdrawal ends, unless a later
-    revision may offer them again.
+    Mark the providers of the sets stale whose offer changes, and return their uuids. With
+    ``every_size``, the last wanted sets of a size are split for each smaller size that is short,
+    otherwise only for those of newly allocated sets. ``withdrawn`` has the published revisions of
+    sets, by the uuid of the provider, that are reserved in Placement and that no consumer has:
+    their withdrawal ends, unless a later revision may offer them again.
     """
     # Plans of one group wait for each other: two hosts would be split for one shortage.
     store.lock_groups(tx, host)
@@ -135,7 +144,7 @@ def plan_host(
         summaries = store.summarize_group(tx, group)
         by_host = {name: list(found) for name, found in groupby(summaries, key=_host_of)}
         update_group(host, desired, by_host, partial(planner.plan, group), urgent)
-    planner.write(now)
+    return planner.write(now)
 
 
 def _find_allocated_sizes(sets: "_HostSets") -> set[int]:
@@ -226,10 +235,14 @@ class _Planner:
         row["offer"], row["offer_reason"] = offer.state, offer.reason
         self._changed[row["id"]] = offer
 
-    def write(self, now: datetime) -> None:
-        """Write the changed offers, and mark the providers stale whose inventory they change."""
+    def write(self, now: datetime) -> Collection[str]:
+        """Write the changed offers, and mark the providers stale whose inventory they change.
+
+        Return the uuids of these providers.
+        """
         if self._changed:
             store.write_offers(self.tx, self._changed, sorted(self._stale), now)
+        return self._stale
 
 
 def _to_sets(rows: Sequence[store.SetRow], units: Sequence[store.UnitRow]) -> _HostSets:

@@ -153,14 +153,18 @@ class Publisher:
         """Plan the offers of the hosts of a batch; return it with the desired state after that."""
         if not batch.hosts_with_sets:
             return batch
-        unplanned = offers.plan_hosts(self.uow, batch.hosts_with_sets, batch.lease.start)
+        planned = offers.plan_hosts(self.uow, batch.hosts_with_sets, batch.lease.start)
+        # The plans have raised the revisions of the rows whose offers they change: with those of
+        # the lease, they would stay stale and be published twice. The revisions that are read now
+        # may be those of later changes, which no plan has seen: the rows must stay stale then.
+        revisions = {row["id"]: row["revision"] + planned.marked[row["uuid"]] for row in batch.rows}
 
         def read(tx: sa.Connection) -> Batch:
-            # The plan has raised the revisions of the rows whose offer it changes: with those of
-            # the lease, they would stay stale and be published twice.
-            leased = store.read_leased(tx, batch.lease.owner, [row["id"] for row in batch.rows])
+            leased = store.read_leased(tx, batch.lease.owner, list(revisions))
+            for row in leased:
+                row["revision"] = revisions[row["id"]]
             desired = _read_desired(tx, leased)
-            return replace(batch, rows=leased, desired=desired, unplanned=unplanned)
+            return replace(batch, rows=leased, desired=desired, unplanned=planned.failed)
 
         return self.uow.run(read)
 
@@ -174,9 +178,9 @@ class Publisher:
         if not ended:
             return
         hosts = sorted({row["host"] for row in ended})
-        failed = offers.plan_hosts(self.uow, hosts, self.uow.clock(), result.withdrawn)
+        planned = offers.plan_hosts(self.uow, hosts, self.uow.clock(), result.withdrawn)
         for row in ended:
-            if row["host"] in failed:
+            if row["host"] in planned.failed:
                 del result.published[row["uuid"]]
                 self._record_failure(result, row, INTERNAL)
 

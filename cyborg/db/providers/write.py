@@ -371,10 +371,7 @@ def lease(
 
 
 def read_leased(tx: sa.Connection, owner: str, ids: Collection[int]) -> list[LeasedProviderRow]:
-    """Return the rows, of these row ids, that the owner still leases, as they are now.
-
-    The desired state that is read after them is that of their revision, or a later one.
-    """
+    """Return the rows, of these row ids, that the owner still leases, as they are now."""
     leased = sa.and_(providers.c.id.in_(sorted(ids)), providers.c.owner == owner)
     query = sa.select(*row_columns(LeasedProviderRow, providers)).where(leased)
     return fetch_all(LeasedProviderRow, tx.execute(query.order_by(providers.c.id)))

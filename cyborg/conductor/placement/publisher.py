@@ -478,8 +478,8 @@ class Publisher:
             tx,
             owner,
             [
-                store.Failure(item.row["uuid"], item.error, now + timedelta(seconds=item.delay))
-                for item in result.failed
+                store.Failure(row["uuid"], row["revision"], error, now + timedelta(seconds=delay))
+                for row, error, delay in result.failed
             ],
         )
         self_heal.increment(tx, CorrectiveAction.DRIFT_REPAIRED, result.repaired, now)

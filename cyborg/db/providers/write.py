@@ -435,15 +435,22 @@ def delete_published(tx: sa.Connection, owner: str, revisions: Mapping[str, int]
 
 
 class Failure(NamedTuple):
-    """Why the provider with a uuid was not published, and the time of the next try."""
+    """Why the provider with a uuid was not published, and the time of the next try.
+
+    ``revision`` is the one that could not be published.
+    """
 
     uuid: str
+    revision: int
     error: str
     next_try_at: datetime
 
 
 def record_failures(tx: sa.Connection, owner: str, failures: Iterable[Failure]) -> None:
-    """Record failures, and end the leases of their providers."""
+    """Record failures, and end the leases of their providers.
+
+    A provider that was changed since is due at once.
+    """
     p = providers.c
     columns = {name: p[name] for name in Failure._fields}
     rows = [failure._asdict() for failure in sorted(failures)]
@@ -453,7 +460,7 @@ def record_failures(tx: sa.Connection, owner: str, failures: Iterable[Failure]) 
             .where(p.uuid == failed.c.uuid, p.owner == owner)
             .values(
                 error=failed.c.error,
-                next_try_at=failed.c.next_try_at,
+                next_try_at=sa.case((p.revision == failed.c.revision, failed.c.next_try_at)),
                 attempts=p.attempts + 1,
                 owner=None,
                 lease_until=None,

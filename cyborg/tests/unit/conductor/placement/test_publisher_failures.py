@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from cyborg.clients.placement import Placement, ProviderSummary
 from cyborg.conductor.placement import publisher
 from cyborg.core.errors import Unavailable
+from cyborg.core.inventory.device import Health
 from cyborg.db import schema
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
@@ -20,6 +21,7 @@ from cyborg.tests.fixtures.databases.publisher_setup import (
     provider_uuid,
     report_devices,
 )
+from cyborg.tests.fixtures.device_sets.points import Points, PointsPlacement
 from cyborg.tests.fixtures.hosts.hosts import card
 from cyborg.tests.fixtures.machine.log_lines import warnings_of
 
@@ -48,6 +50,27 @@ def test_missing_compute_node_is_retried(
     clock.now += timedelta(seconds=2)
     assert publish.run_once() == 1
     assert provider_row(sqlite_engine)["error"] is None
+
+
+def test_change_during_a_failed_attempt_is_not_delayed(
+    sqlite_engine: sa.Engine, placement_adapter: Any, clock: Clock
+) -> None:
+    late = Node(placement_adapter, created=False)
+    host = report_devices(sqlite_engine, late, card())
+    placement = PointsPlacement(placement_adapter, requests := Points())
+    publish = make_publisher(sqlite_engine, placement, clock)
+    publish.run_once()
+    assert provider_row(sqlite_engine)["next_try_at"] > clock.now
+    clock.now += timedelta(seconds=2)
+
+    changed = card(health=Health.UNHEALTHY)
+    requests.start({0: lambda: report_devices(sqlite_engine, late, changed, host=host)})
+    assert publish.run_once() == 0
+    row = provider_row(sqlite_engine)
+    assert "nova-compute" in row["error"]
+    assert row["next_try_at"] is None
+    late.create()
+    assert publish.run_once() == 1
 
 
 class ConcurrentWriter(Placement):

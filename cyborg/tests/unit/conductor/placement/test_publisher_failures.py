@@ -53,20 +53,20 @@ def test_missing_compute_node_is_retried(
 
 
 def test_change_during_a_failed_attempt_is_not_delayed(
-    sqlite_engine: sa.Engine, placement_adapter: Any, clock: Clock
+    engine: sa.Engine, placement_adapter: Any, clock: Clock
 ) -> None:
     late = Node(placement_adapter, created=False)
-    host = report_devices(sqlite_engine, late, card())
+    host = report_devices(engine, late, card())
     placement = PointsPlacement(placement_adapter, requests := Points())
-    publish = make_publisher(sqlite_engine, placement, clock)
+    publish = make_publisher(engine, placement, clock)
     publish.run_once()
-    assert provider_row(sqlite_engine)["next_try_at"] > clock.now
+    assert provider_row(engine)["next_try_at"] > clock.now
     clock.now += timedelta(seconds=2)
 
     changed = card(health=Health.UNHEALTHY)
-    requests.start({0: lambda: report_devices(sqlite_engine, late, changed, host=host)})
+    requests.start({0: lambda: report_devices(engine, late, changed, host=host)})
     assert publish.run_once() == 0
-    row = provider_row(sqlite_engine)
+    row = provider_row(engine)
     assert "nova-compute" in row["error"]
     assert row["next_try_at"] is None
     late.create()

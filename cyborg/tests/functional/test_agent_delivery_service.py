@@ -98,6 +98,7 @@ def test_server_gets_its_device_soon_after_each_start(tmp_path: Path) -> None:
         assert host.cyborg.field(shown, "Attach error") == "None"
 
 
+@pytest.mark.matrix
 def test_host_without_live_attach_does_not_offer_the_device(tmp_path: Path) -> None:
     with running_host(tmp_path, make_mixed_handle, 2, live_attach=False) as host:
         path = f"devices?address={SECOND}"

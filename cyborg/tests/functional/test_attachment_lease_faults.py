@@ -18,6 +18,7 @@ from cyborg.testing.fake_nova import FakeNova
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.attachment_setup import PROJECT
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
+from cyborg.tests.fixtures.machine.tiers import sample
 from cyborg.tests.functional.test_attachment_leases import HOST_WORK, LeaseEnv
 
 __all__ = ["node", "placement_adapter"]
@@ -35,9 +36,9 @@ def env(sqlite_engine: sa.Engine, node: Node, fake_nova: FakeNova) -> LeaseEnv:
     ("closed", "opened"),
     [
         ({"status": "disabled"}, {"status": "enabled"}),
-        ({"health": Health.UNHEALTHY}, {"health": Health.OK}),
-        ({"cordoned": True}, {"cordoned": False}),
-        ({"draining": True}, {"draining": False}),
+        pytest.param({"health": Health.UNHEALTHY}, {"health": Health.OK}, marks=pytest.mark.matrix),
+        pytest.param({"cordoned": True}, {"cordoned": False}, marks=pytest.mark.matrix),
+        pytest.param({"draining": True}, {"draining": False}, marks=pytest.mark.matrix),
     ],
 )
 def test_handle_that_no_claim_may_use_is_not_taken(
@@ -120,7 +121,7 @@ def test_handle_that_is_not_restored_in_time_is_released(env: LeaseEnv) -> None:
     assert "waiting until the host has restored" in env.rows()[0]["error"]
 
 
-@pytest.mark.parametrize("state", ["done", "failed", "cancelled"])
+@pytest.mark.parametrize("state", sample(["done", "failed", "cancelled"], "failed"))
 def test_job_that_has_ended_does_not_delay_the_attach(env: LeaseEnv, state: str) -> None:
     """Such as in a database that was restored from a copy."""
     for job in restore_after_reboot(env):

@@ -16,6 +16,7 @@ from cyborg.testing.fake_nova import FakeNova
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.attachment_setup import PROJECT, Crash, Env
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
+from cyborg.tests.fixtures.machine.tiers import sample
 
 __all__ = ["node", "placement_adapter"]
 
@@ -52,7 +53,7 @@ def test_failed_reboot_does_not_free_the_device(prepared_env: Env) -> None:
     assert env.check() == "detached"
 
 
-@pytest.mark.parametrize("result", ["Error", None])
+@pytest.mark.parametrize("result", sample(["Error", None], None))
 def test_attach_repeats_a_reboot_that_failed_or_was_lost(
     prepared_env: Env, result: str | None
 ) -> None:
@@ -162,7 +163,7 @@ def crash_before(env: Env, step: Step) -> None:
         env.runner.run_once()
 
 
-@pytest.mark.parametrize("bind", [True, False])
+@pytest.mark.parametrize("bind", sample([True, False], False))
 def test_unshelve_on_the_same_host_keeps_its_allocation(env: Env, bind: bool) -> None:
     env.attach(reboot=True)
     env.settle()
@@ -189,8 +190,14 @@ def test_shrink_keeps_what_other_accelerators_of_the_server_need(env: Env) -> No
     assert env.check() == "detached"
 
 
-@pytest.mark.parametrize("step", [Step.BIND, Step.EXPOSE])
-@pytest.mark.parametrize("bind", [True, False])
+@pytest.mark.parametrize(
+    ("step", "bind"),
+    sample(
+        [(Step.BIND, True), (Step.BIND, False), (Step.EXPOSE, True)],
+        (Step.BIND, False),
+        (Step.EXPOSE, True),
+    ),
+)
 def test_replaced_allocation_ends_the_attach(env: Env, step: Step, bind: bool) -> None:
     """No accelerator is attached without an allocation."""
     env.attach()

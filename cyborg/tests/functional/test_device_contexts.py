@@ -4,6 +4,7 @@
 import json
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import product
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -18,6 +19,7 @@ from cyborg.standalone.stack import StandaloneStack
 from cyborg.tests.fixtures.clouds.api import bind_body
 from cyborg.tests.fixtures.clouds.standalone import HOST, running
 from cyborg.tests.fixtures.machine.processes import wait_until
+from cyborg.tests.fixtures.machine.tiers import sample
 
 Run = Callable[..., str]
 PROJECT = "noauth"
@@ -332,8 +334,10 @@ def read_state(stack: StandaloneStack, context: str, providers: Iterable[str]) -
     return [*rows, *(answer["allocations"] for answer in answers)]
 
 
-@pytest.mark.parametrize("number", [0, 1])
-@pytest.mark.parametrize("verb", ["pre_bind", "bind"])
+@pytest.mark.parametrize(
+    ("verb", "number"),
+    sample(product(["pre_bind", "bind"], [0, 1]), ("pre_bind", 0), ("bind", 1)),
+)
 def test_provider_of_another_service_is_refused_and_changes_nothing(
     stack: StandaloneStack,
     cyborg: Run,

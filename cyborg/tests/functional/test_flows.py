@@ -132,6 +132,7 @@ def separate_cloud(
 
 
 @pytest.mark.services
+@pytest.mark.matrix  # over processes: the recorded flows show the request ids too
 def test_request_id_is_the_same_from_api_to_event(separate_cloud: Cloud, nova: FakeNova) -> None:
     """Checked in the logs and notifications of an operator."""
 

@@ -19,6 +19,7 @@ from cyborg.core.errors import Conflict, CyborgError, NoHandle
 from cyborg.db import schema
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.hosts.context_work import ContextEnv
+from cyborg.tests.fixtures.machine.tiers import scale
 
 CONTEXTS = st.integers(0, 2)
 OWNING = ("reserving", "reserved", "binding", "bound")
@@ -146,7 +147,7 @@ class LeaseHistory(RuleBasedStateMachine):
 @pytest.mark.parametrize("steps", [30])
 def test_leases_in_any_order(engine: sa.Engine, steps: int) -> None:
     machine = type("Machine", (LeaseHistory,), {"engine": engine})
-    examples = 15 if engine.dialect.name == "sqlite" else 4
+    examples = scale(64) if engine.dialect.name == "sqlite" else 4
     limits = settings(
         max_examples=examples,
         stateful_step_count=steps,

@@ -70,6 +70,7 @@ def test_running_server_gets_a_device_keeps_it_and_loses_it(host: Host) -> None:
     assert host.hypervisor.count(instance) == 0
 
 
+@pytest.mark.matrix
 def test_guest_that_keeps_its_device_delays_the_detach(host: Host) -> None:
     instance = host.boot()
     host.start(instance)
@@ -92,6 +93,7 @@ def test_guest_that_keeps_its_device_delays_the_detach(host: Host) -> None:
     assert (host.allocated(instance), host.hypervisor.count(instance)) == (1, 0)
 
 
+@pytest.mark.matrix
 def test_server_without_a_guest_on_the_host_gets_nothing(host: Host) -> None:
     instance = host.boot()
     _, error = host.cyborg.run(

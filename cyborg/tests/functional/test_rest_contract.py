@@ -10,11 +10,17 @@ import pytest
 
 from cyborg.tests.fixtures.clouds.served_api import Site, roots, site
 from cyborg.tests.fixtures.machine.processes import wait_until
+from cyborg.tests.fixtures.machine.tiers import sample
 
 __all__ = ["roots", "site"]
 
 SOMETHING = "a0000000-0000-4000-8000-00000000ffff"
 LINKED = ("accelerator_requests", "attributes", "deployables", "device_profiles", "devices")
+
+# The other site only with --all: only the URLs of requests and answers differ.
+SITES = ("root", "mount")
+at_root = pytest.mark.parametrize("site", sample(SITES, "root"), indirect=True)
+below_prefix = pytest.mark.parametrize("site", sample(SITES, "mount"), indirect=True)
 
 
 def routes(site: Site, method: str) -> list[tuple[str, Any]]:
@@ -27,6 +33,7 @@ def routes(site: Site, method: str) -> list[tuple[str, Any]]:
     ]
 
 
+@below_prefix
 def test_path_accepts_four_forms(site: Site) -> None:
     for path, _ in routes(site, "get"):
         answers = [
@@ -44,6 +51,7 @@ def test_path_accepts_four_forms(site: Site) -> None:
     assert site.request("GET", "/v3/devices").status_code == 404
 
 
+@below_prefix
 def test_head_and_options_are_answered(site: Site) -> None:
     for path, _ in routes(site, "get"):
         get_response, head = site.request("GET", f"/v2{path}"), site.request("HEAD", f"/v2{path}")
@@ -58,6 +66,7 @@ def test_head_and_options_are_answered(site: Site) -> None:
         assert "PATCH" in allowed, path
 
 
+@at_root
 @pytest.mark.parametrize(
     ("header", "version"),
     [
@@ -117,6 +126,7 @@ def has_image(site: Site, path: str, image: str) -> bool:
     return bool(site.get(path)["bitstream_id"] == image)
 
 
+@at_root
 def test_deployable_program_is_accepted(site: Site) -> None:
     deployable = site.get("/v2/deployables")["deployables"][-1]
     path = f"/v2/deployables/{deployable['uuid']}"
@@ -131,6 +141,7 @@ def test_deployable_program_is_accepted(site: Site) -> None:
         wait_until(f"{form} loads it", partial(has_image, site, path, image))
 
 
+@at_root
 def test_query_with_nul_character_gets_400(site: Site) -> None:
     request_count = 0
     for method in ("get", "delete"):
@@ -153,6 +164,7 @@ def test_query_with_nul_character_gets_400(site: Site) -> None:
     assert request_count > 60
 
 
+@at_root
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [
@@ -198,6 +210,7 @@ def test_body_requires_json_content_type(site: Site, kind: str) -> None:
     assert answer.status_code == 415
 
 
+@at_root
 @pytest.mark.parametrize(
     ("accept", "status"),
     [

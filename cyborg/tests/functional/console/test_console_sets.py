@@ -13,7 +13,7 @@ from cyborg.tests.fixtures.device_sets.host import SetHost, gpu_address
 from cyborg.tests.functional.console.browser import NARROW, WIDE, OpenWindow, expect
 from cyborg.tests.functional.console.service import ConsoleService
 
-pytestmark = [pytest.mark.slow, pytest.mark.requires("chromium")]
+pytestmark = [pytest.mark.slow, pytest.mark.matrix, pytest.mark.requires("chromium")]
 
 INSTANCE = "6f1c9c0e-5d5b-4c53-9d2f-1f4f6d3a7b10"
 NOTHING = "\N{EN DASH}"
@@ -64,7 +64,6 @@ def test_host_page_has_a_row_for_each_set_and_a_cell_for_each_member(
     shown.shoot("device-sets")
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize(("width", "scheme"), [(WIDE, "dark"), (NARROW, "light")])
 def test_device_sets_are_accessible_and_fit(
     window: OpenWindow, host: SetHost, width: int, scheme: str

@@ -46,10 +46,12 @@ def test_discover_defaults_return_one_card_with_sixteen_handles() -> None:
 
 @pytest.mark.slow
 def test_discover_many_cards_have_unique_addresses() -> None:
-    devices = FakeDriver("fake", {"num_devices": 600, "num_handles": 256}).discover()
-    assert len({d.address for d in devices}) == 600
-    assert len({h.address for d in devices for p in d.deployables for h in p.handles}) == 600 * 256
-    assert devices[-1].address == "0002:63:00.0"
+    for cards, handles, last in ((600, 9, "0002:63:00.0"), (20, 256, "0000:1f:00.0")):
+        devices = FakeDriver("fake", {"num_devices": cards, "num_handles": handles}).discover()
+        assert len({d.address for d in devices}) == cards
+        found = {h.address for d in devices for p in d.deployables for h in p.handles}
+        assert len(found) == cards * handles
+        assert devices[-1].address == last
 
 
 def test_discover_repeated_returns_equal_cards() -> None:

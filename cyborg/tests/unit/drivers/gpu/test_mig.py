@@ -404,6 +404,7 @@ def test_partition_during_a_discovery_reads_the_card_itself(kernel: MigKernel) -
 
 
 @pytest.mark.slow
+@pytest.mark.matrix  # those with layouts of vGPUs are in the default tier
 def test_gpu_driver_with_mig_layouts_passes_all_rules(kernel: MigKernel) -> None:
     make_driver(kernel).partition(item(), SMALL)
     results = run_rules(MigDriver, OPTIONS, sysfs_root=kernel.root, work=True, entry_point="gpu")

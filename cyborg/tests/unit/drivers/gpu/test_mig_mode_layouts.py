@@ -15,6 +15,7 @@ from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.base import Memory, VolatileMemory
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.testing.vgpu_host import SimulatedVgpuHost, VgpuType
+from cyborg.tests.fixtures.machine.tiers import sample
 from cyborg.tests.unit.drivers.gpu.simulated_vgpus import (
     CARD,
     LARGE,
@@ -111,7 +112,7 @@ def each_to_each(names: Sequence[str]) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("needs_reset", [False, True])
+@pytest.mark.parametrize("needs_reset", sample([False, True], True))
 def test_partition_to_each_layout_from_each_layout(
     host: SimulatedVgpuHost, needs_reset: bool
 ) -> None:
@@ -132,13 +133,13 @@ def test_partition_to_each_layout_from_each_layout(
         assert classes == {"PGPU" if layout == "whole" else "VGPU"}
 
 
-# Changes that are tried in each tier; all of them are in the last one.
-USUAL = {
-    ("whole", SLICES, False),
-    (SLICES, "whole", True),
-    (MIXED, SLICED, True),
-    (SLICED, MIXED, False),
-    (SLICES, SLICED, True),
+# Changes that are tried in the default tier, or with --all; all of them are in the last tier.
+MARKS = {
+    ("whole", SLICES, False): (),
+    (SLICES, "whole", True): pytest.mark.matrix,
+    (MIXED, SLICED, True): (),
+    (SLICED, MIXED, False): pytest.mark.matrix,
+    (SLICES, SLICED, True): pytest.mark.matrix,
 }
 
 
@@ -146,7 +147,7 @@ USUAL = {
 @pytest.mark.parametrize(
     ("previous", "layout", "late"),
     [
-        pytest.param(*case, marks=() if case in USUAL else pytest.mark.long)
+        pytest.param(*case, marks=MARKS.get(case, pytest.mark.long))
         for first, second in permutations(["whole", *MIXES], 2)
         for case in ((first, second, False), (first, second, True))
     ],

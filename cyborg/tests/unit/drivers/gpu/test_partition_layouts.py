@@ -16,6 +16,7 @@ from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.privileged import amdgpu
 from cyborg.testing.conformance.kit import Outcome, run_rules
+from cyborg.tests.fixtures.machine.tiers import sample
 from cyborg.tests.unit.drivers.gpu.simulated_amd import ALL, CARD, SimulatedAmdHost
 
 MODES = ["SPX", "DPX", "QPX", "CPX"]
@@ -127,8 +128,11 @@ def test_partition_is_idempotent(host: SimulatedAmdHost) -> None:
     assert host.writes == ["current_compute_partition=CPX"]
 
 
-@pytest.mark.parametrize(("previous", "layout"), list(permutations(MODES, 2)))
-@pytest.mark.parametrize("late", [False, True])
+CHANGES = [(*change, late) for change in permutations(MODES, 2) for late in (False, True)]
+USUAL_CHANGES = [("SPX", "CPX", False), ("CPX", "SPX", True), ("DPX", "QPX", True)]
+
+
+@pytest.mark.parametrize(("previous", "layout", "late"), sample(CHANGES, *USUAL_CHANGES))
 def test_partition_that_the_kernel_refuses_leaves_the_card_as_before(
     host: SimulatedAmdHost, previous: str, layout: str, late: bool
 ) -> None:

@@ -18,6 +18,7 @@ from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.privileged import pci, xe
 from cyborg.testing.conformance.kit import Outcome, run_rules
+from cyborg.tests.fixtures.machine.tiers import sample
 from cyborg.tests.unit.drivers.gpu.simulated_intel import (
     CARD,
     VFS,
@@ -247,8 +248,20 @@ class Writes:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize(("previous", "layout"), list(permutations(["vfs-0", "vfs-2", "vfs-4"], 2)))
+# The longest change before its effects, and two short ones after them.
+CHANGES = [
+    (*change, late)
+    for change in permutations(["vfs-0", "vfs-2", "vfs-4"], 2)
+    for late in (False, True)
+]
+USUAL_CHANGES = [
+    ("vfs-2", "vfs-4", False),
+    ("vfs-0", "vfs-2", True),
+    ("vfs-4", "vfs-0", True),
+]
+
+
+@pytest.mark.parametrize(("previous", "layout", "late"), sample(CHANGES, *USUAL_CHANGES))
 def test_partition_that_fails_at_any_write_restores_the_card(
     any_host: SimulatedIntelHost,
     monkeypatch: pytest.MonkeyPatch,

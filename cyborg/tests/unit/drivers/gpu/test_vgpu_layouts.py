@@ -135,6 +135,7 @@ def test_layouts_of_a_card_that_no_rule_offers_as_a_whole(host: SimulatedVgpuHos
 
 
 @pytest.mark.slow
+@pytest.mark.matrix  # a case of test_partition_to_each_layout_from_each_layout of the MIG modes
 def test_partition_to_each_layout_from_each_layout(host: SimulatedVgpuHost) -> None:
     driver = make(host)
     for first in ("whole", *MIXES):

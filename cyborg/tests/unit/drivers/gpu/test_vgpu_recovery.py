@@ -4,7 +4,6 @@
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from cyborg.drivers.gpu import card_locks
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.privileged import vgpu
 from cyborg.testing.vgpu_host import SimulatedVgpuHost
+from cyborg.tests.fixtures.machine.tiers import pick_points
 from cyborg.tests.unit.drivers.gpu.simulated_vgpus import (
     CARD,
     LARGE,
@@ -46,6 +46,9 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedVgpuHost:
     found.redirect(monkeypatch.setattr)
     found.manage_sriov(CARD, enable=False)
     return found
+
+
+EFFECTS = 100  # more than a change has
 
 
 class AgentEnds(BaseException):
@@ -117,7 +120,7 @@ def test_change_that_is_killed_at_any_effect_ends_when_it_is_applied_again(
 ) -> None:
     """PAIR is what the memory has: also a repeated change to it, and one back to it, must end."""
     left = 0
-    for effects in count():
+    for effects in pick_points(EFFECTS):
         host = make_host(tmp_path / str(effects))
         host.redirect(monkeypatch.setattr)
         memory = VolatileMemory()
@@ -134,6 +137,8 @@ def test_change_that_is_killed_at_any_effect_ends_when_it_is_applied_again(
         host.write_attribute(host.bus / VFS[5] / "nvidia/current_vgpu_type", str(LARGE.id))
         with pytest.raises(DriverFailed, match=f"{VFS[5]} has a vGPU that this service did not"):
             partition(driver, SMALLS)
+    else:
+        raise AssertionError("the change never ends")
     changes = boot or layout != PAIR
     assert (left > 0) == changes, "the agent was killed while vGPUs were tried"
 

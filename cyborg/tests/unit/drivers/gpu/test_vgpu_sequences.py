@@ -13,6 +13,7 @@ from cyborg.core.errors import DriverFailed
 from cyborg.drivers.base import VolatileMemory
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.testing.vgpu_host import SimulatedVgpuHost
+from cyborg.tests.fixtures.machine.tiers import scale
 from cyborg.tests.unit.drivers.gpu.simulated_vgpus import (
     CARD,
     TYPES,
@@ -111,7 +112,7 @@ class Sequence:
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=scale(80), deadline=None)
 @given(st.lists(STEPS, max_size=12))
 def test_sequence_keeps_what_servers_and_others_have(steps: list[tuple[str, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:

@@ -42,12 +42,8 @@ QAT = captures.FOLDER / "qat-4xxx.jsonl"
 GH200 = machine.FOLDER / "gpu-gh200.json"
 
 
-def is_quick(path: Path) -> bool:
-    """Return whether a host is in the default tier: the captures, and a machine of each kind."""
-    return path.suffix != ".json" or path.stem in {
-        *("crypto-granite-rapids-qat-402xx", "disk-nvme-multipath", "fpga-versal-vck5000-xrt"),
-        *("gpu-a40-sriov", "gpu-gh200", "nic-bluefield3-host", "nic-ovs-switchdev"),
-    }
+# Hosts of the default tier: a capture of each kind of card, and a described machine.
+QUICK = {"qat-4xxx", "nvme", "pac-d5005", "nvidia-vgpu", "nic-vfs", "gpu-gh200"}
 
 
 def options_for(driver: type[Driver], root: Path) -> dict[str, Any]:
@@ -73,7 +69,7 @@ def observe(driver: type[Driver], root: Path) -> tuple[Sequence[Device], Any, An
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, marks=() if is_quick(path) else pytest.mark.matrix)
+        pytest.param(path, marks=() if path.stem in QUICK else pytest.mark.matrix)
         for path in packaged_hosts()
     ],
     ids=lambda path: path.stem,

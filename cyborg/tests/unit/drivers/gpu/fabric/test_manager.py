@@ -17,7 +17,7 @@ from cyborg.drivers.base import VolatileMemory
 from cyborg.drivers.gpu.fabric.manager import FabricManager
 from cyborg.drivers.gpu.fabric.requests import FabricRequests
 from cyborg.testing.fabric_manager import FabricManagerDouble, Programs
-from cyborg.tests.fixtures.machine.tiers import scale
+from cyborg.tests.fixtures.machine.tiers import sample, scale
 from cyborg.tests.unit.drivers.full_memory import FullMemory
 from cyborg.tests.unit.drivers.gpu.fabric.test_requests import H100
 
@@ -131,20 +131,22 @@ def test_deactivate_inactive_or_unknown_partition_is_success(
         manager.deactivate(3)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "problem"),
-    [
-        ("phase", "stopped", "cannot be reached .*: start nvidia-fabricmanager"),
-        ("phase", "starting", "is starting, or waits .*: wait a minute"),
-        ("mode", 0, "is not in the mode .*: set FABRIC_MODE=1 for whole GPUs, or 2"),
-        ("internal", 1, "does not serve requests .*: use the address of FM_CMD_BIND_INTERFACE"),
-        ("fail", "fmConnect -6 0", "different versions .*: install nvidia-fabricmanager"),
-        ("fail", "fmGetSupportedFabricPartitions -10 0", "could not train the NVLinks"),
-        ("fail", "fmGetSupportedFabricPartitions -5 0", "timed out at a GPU"),
-        ("fail", "fmGetSupportedFabricPartitions -99 0", "unknown, -99"),
-        ("crash", "fmGetSupportedFabricPartitions", "ended with -6 in list"),
-    ],
-)
+STATES = [
+    ("phase", "stopped", "cannot be reached .*: start nvidia-fabricmanager"),
+    ("phase", "starting", "is starting, or waits .*: wait a minute"),
+    ("mode", 0, "is not in the mode .*: set FABRIC_MODE=1 for whole GPUs, or 2"),
+    ("internal", 1, "does not serve requests .*: use the address of FM_CMD_BIND_INTERFACE"),
+    ("fail", "fmConnect -6 0", "different versions .*: install nvidia-fabricmanager"),
+    ("fail", "fmGetSupportedFabricPartitions -10 0", "could not train the NVLinks"),
+    ("fail", "fmGetSupportedFabricPartitions -5 0", "timed out at a GPU"),
+    ("fail", "fmGetSupportedFabricPartitions -99 0", "unknown, -99"),
+    ("crash", "fmGetSupportedFabricPartitions", "ended with -6 in list"),
+]
+# One that Fabric Manager is in, one that it returns, and one of the program of a request.
+USUAL_STATES = [STATES[0], STATES[6], STATES[8]]
+
+
+@pytest.mark.parametrize(("key", "value", "problem"), sample(STATES, *USUAL_STATES))
 def test_read_in_another_state_returns_problem_and_last_partitions(
     manager: FabricManager, double: FabricManagerDouble, key: str, value: object, problem: str
 ) -> None:
@@ -333,6 +335,8 @@ def test_read_without_fabric_manager_has_the_last_own_partitions(
     assert state.own == {3}
 
 
+# The decision without processes: test_activate_lost_race_for_the_same_partition_is_success.
+@pytest.mark.matrix
 def test_two_processes_at_once_activate_one_of_two_overlapping_partitions(
     manager: FabricManager, double: FabricManagerDouble, programs: Programs
 ) -> None:
@@ -372,7 +376,7 @@ def test_threads_of_one_agent_keep_their_partitions(
     manager: FabricManager, double: FabricManagerDouble
 ) -> None:
     def work(number: int) -> None:
-        for _ in range(2):
+        for _ in range(scale(8)):
             manager.activate(number)
             manager.deactivate(number)
         manager.activate(number)
@@ -386,6 +390,8 @@ def test_threads_of_one_agent_keep_their_partitions(
     assert active(manager) == [3, 4, 5, 6], "none is missing in the memory"
 
 
+# Steps that the tests above make too, in any order.
+@pytest.mark.matrix
 @settings(
     max_examples=scale(64),
     deadline=None,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests to the double of Fabric Manager, by its library and by fmpm."""
 
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -69,7 +70,14 @@ def returned(requests: FabricRequests, number: int = 3) -> int:
     return caught.value.returned
 
 
-@pytest.mark.parametrize(("table", "expected"), [("h100", H100), ("b200", B200), ("a100", A100)])
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ("h100", H100),
+        pytest.param("b200", B200, marks=pytest.mark.matrix),
+        pytest.param("a100", A100, marks=pytest.mark.matrix),
+    ],
+)
 def test_list_partitions_returns_those_of_the_baseboard(
     requests: FabricRequests,
     double: FabricManagerDouble,
@@ -135,8 +143,17 @@ def test_activate_in_another_state_fails_with_its_code(
     assert returned(requests) == expected
 
 
-@pytest.mark.parametrize("code", [code for code in Code if code != Code.SUCCESS])
-def test_each_code_has_a_sentence_with_remedy(
+CODES = [code for code in Code if code != Code.SUCCESS]
+
+
+def test_each_code_has_a_sentence_with_remedy() -> None:
+    for code in CODES:
+        sentence = explain(code, "fmConnect", "host:6666")
+        assert re.search(rf"\(.*: {code.name}, {code.value}\): \w", sentence), sentence
+
+
+@pytest.mark.parametrize("code", sample(CODES, Code.NVLINK_ERROR))
+def test_request_that_fails_with_a_code_has_its_sentence(
     requests: FabricRequests, double: FabricManagerDouble, code: Code
 ) -> None:
     double.set("fail", f"fmActivateFabricPartition {code} 1")

@@ -74,6 +74,25 @@ class Service:
         return int(item["resources"]["FPGA"])
 
 
+def boot_own(service: Service) -> str:
+    """Add a server of the project of the caller."""
+    instance = service.boot()
+    service.nova.servers[instance]["tenant_id"] = "noauth"
+    return instance
+
+
+def state(service: Service, context: str) -> tuple[str, str | None]:
+    """Return the state and the server of a context."""
+    found = service.call("GET", f"device_contexts/{context}").json()
+    return found["state"], found["instance_uuid"]
+
+
+def free_accelerators(service: Service) -> list[str]:
+    """Return the uuids of the free accelerators."""
+    found = service.call("GET", "accelerators?state=free&limit=1000").json()["accelerators"]
+    return [row["uuid"] for row in found]
+
+
 @contextmanager
 def run_service(folder: Path) -> Iterator[Service]:
     """Run a service with a fake Nova and one device profile."""
@@ -277,3 +296,61 @@ def test_older_version_has_no_attachments(service: Service, method: str, path: s
     answer = service.call(method, f"attachments{path}", version="2.5")
     assert answer.status_code == 404
     assert "requires microversion 2.6" in answer.text
+
+
+def test_host_itself_gets_a_context_and_returns_it_by_commands(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    cyborg, free = service.cyborg, len(free_accelerators(service))
+    create = "device-context-create --resources FPGA:1 --config-data attach_target:host"
+    context = cyborg.run(create)[0].strip()
+    _, error = cyborg.run(f"attach-host no-such-host --context {context}", code=1)
+    assert "no agent has reported from host no-such-host" in error
+    _, error = cyborg.run(f"attach-instance {boot_own(service)} --context {context}", code=1)
+    assert "is for the host itself" in error
+    uuid = cyborg.field(f"attach-host {HOST} --context {context} --wait")
+    assert state(service, context) == ("bound", None)
+    assert service.allocated(uuid) == 1
+    shown = service.call("GET", f"attachments/{uuid}").json()
+    assert (shown["mode"], shown["hostname"], shown["instance_uuid"]) == ("host", HOST, None)
+    (arq,) = shown["arqs"]
+    request = service.call("GET", f"accelerator_requests/{arq}").json()
+    assert (request["state"], request["hostname"], request["instance_uuid"]) == (
+        "Bound",
+        HOST,
+        None,
+    )
+    assert request["attach_handle_info"]
+    table = cyborg.run(f"attachment-list --host {HOST} --state attached")[0].splitlines()
+    assert (len(table), max(map(len, table)) <= 80) == (5, True)
+    assert f"| host {HOST}" in table[3]
+    listed = json.loads(cyborg.run(f"attachment-list --host {HOST} --long -f json")[0])
+    assert [(row["Instance"], row["Host"]) for row in listed] == [(None, HOST)]
+    _, error = cyborg.run(f"detach-host other --attachment {uuid}", code=1)
+    assert f"belongs to host {HOST}, not to other" in error
+    cyborg.run(f"detach-host {HOST} --attachment {uuid} --wait")
+    assert state(service, context) == ("unbound", None)
+    assert service.stack.placement.get(f"/allocations/{uuid}").json()["allocations"] == {}
+    _, error = cyborg.run(f"detach-host {HOST}", code=1)
+    assert f"host {HOST} has no attachment" in error
+    assert len(free_accelerators(service)) == free - 1
+    cyborg.run(f"device-context-delete {context}")
+
+
+SELECTORS: list[tuple[dict[str, Any], int, str]] = [
+    ({"accelerator": UNKNOWN}, 404, "accelerator"),
+    ({"device_context": UNKNOWN}, 404, "device_context"),
+    ({"device_profile": "none"}, 404, "device_profile"),
+    ({"device_profile": f"acc-{UNKNOWN}"}, 400, "device_profile"),
+    ({"device_context": UNKNOWN, "accelerator": UNKNOWN}, 400, "accelerator"),
+]
+
+
+def test_unknown_selector_is_a_client_error_and_writes_nothing(service: Service) -> None:
+    instance = boot_own(service)
+    for selector, status, field in SELECTORS:
+        answer = service.call("POST", "attachments", {"instance_uuid": instance, **selector})
+        assert (answer.status_code, field in answer.text) == (status, True), answer.text
+        assert service.call("GET", f"attachments?instance={instance}").json() == {"attachments": []}
+    assert service.allocated(instance) == 1

@@ -177,6 +177,7 @@ def test_unshelve_on_the_same_host_keeps_its_allocation(env: Env, bind: bool) ->
     assert env.check() == "detached"
 
 
+@pytest.mark.matrix
 def test_shrink_keeps_what_other_accelerators_of_the_server_need(env: Env) -> None:
     """The allocation was replaced within the same consumer."""
     env.attach()
@@ -250,6 +251,7 @@ def test_shrink_waits_for_bound_accelerators(prepared_env: Env) -> None:
     assert env.check() == "error"
 
 
+@pytest.mark.matrix
 def test_locked_server_is_not_rebooted(env: Env) -> None:
     env.attach()
     env.settle()
@@ -315,6 +317,7 @@ def test_member_deletes_no_accelerator_of_an_attachment(prepared_env: Env) -> No
     assert env.check() == "detached"
 
 
+@pytest.mark.matrix
 def test_one_reboot_serves_all_attachments_of_the_server(env: Env) -> None:
     env.attach(uuid=str(uuid4()))
     env.attach(uuid=str(uuid4()))
@@ -348,6 +351,7 @@ def test_full_provider_is_not_tried_again(env: Env) -> None:
     assert env.placement.writes == 2
 
 
+@pytest.mark.matrix
 def test_lost_marker_is_replaced(env: Env) -> None:
     """Nova lists the newest actions only."""
     env.attach()

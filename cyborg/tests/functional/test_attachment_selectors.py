@@ -3,13 +3,22 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from cyborg.tests.fixtures.clouds.standalone import HOST
 from cyborg.tests.fixtures.machine.processes import wait_until
-from cyborg.tests.functional.test_attachment_commands import FLAVOR, UNKNOWN, Service, run_service
+from cyborg.tests.functional.test_attachment_commands import (
+    FLAVOR,
+    UNKNOWN,
+    Service,
+    boot_own,
+    free_accelerators,
+    run_service,
+    state,
+)
+
+# The commands with a device profile, and for the host itself: test_attachment_commands.py.
+pytestmark = pytest.mark.matrix
 
 
 @pytest.fixture(scope="module")
@@ -18,31 +27,12 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield service
 
 
-def boot(service: Service) -> str:
-    """Add a server of the project of the caller."""
-    instance = service.boot()
-    service.nova.servers[instance]["tenant_id"] = "noauth"
-    return instance
-
-
 def create_context(service: Service) -> str:
     """Create a device context; return its uuid."""
     output, _ = service.cyborg.run(
         "device-context-create --resources FPGA:1 --requires FAKE_DEVICE"
     )
     return output.strip()
-
-
-def state(service: Service, context: str) -> tuple[str, str | None]:
-    """Return the state and the server of a context."""
-    found = service.call("GET", f"device_contexts/{context}").json()
-    return found["state"], found["instance_uuid"]
-
-
-def free_accelerators(service: Service) -> list[str]:
-    """Return the uuids of the free accelerators."""
-    found = service.call("GET", "accelerators?state=free&limit=1000").json()["accelerators"]
-    return [row["uuid"] for row in found]
 
 
 def check_list(service: Service, instance: str, selected: str) -> None:
@@ -59,7 +49,7 @@ def check_list(service: Service, instance: str, selected: str) -> None:
 def test_context_is_attached_and_detached_by_commands(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    instance, context = boot(service), create_context(service)
+    instance, context = boot_own(service), create_context(service)
     free = len(free_accelerators(service))
     cyborg = service.cyborg
     monkeypatch.setenv("COLUMNS", "80")
@@ -74,7 +64,7 @@ def test_context_is_attached_and_detached_by_commands(
     assert service.call("POST", "attachments", body).json()["uuid"] == uuid
     _, error = cyborg.run(f"device-context-delete {context}", code=1)
     assert "detach it with detach-instance first" in error
-    other = boot(service)
+    other = boot_own(service)
     _, error = cyborg.run(f"attach-instance {other} --context {context}", code=1)
     assert f"is bound, instance {instance}" in error
     cyborg.run(f"detach-instance {instance} --wait")
@@ -88,7 +78,7 @@ def test_accelerator_is_attached_and_detached_by_commands(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    instance, cyborg = boot(service), service.cyborg
+    instance, cyborg = boot_own(service), service.cyborg
     first, second = free_accelerators(service)[5:7]
     uuid = cyborg.field(f"attach-instance {instance} --accelerator {first} --wait")
     check_list(service, instance, f"accelerator {first}")
@@ -103,7 +93,7 @@ def test_accelerator_is_attached_and_detached_by_commands(
     ]
     assert [name for name in names if name.startswith("acc-")] == []
     assert service.call("GET", f"device_profiles/acc-{uuid}").status_code == 404
-    _, error = cyborg.run(f"attach-instance {boot(service)} --accelerator {first}", code=1)
+    _, error = cyborg.run(f"attach-instance {boot_own(service)} --accelerator {first}", code=1)
     assert f"accelerator {first} is bound, only a free" in error
     _, error = cyborg.run(
         f"detach-instance {instance} --accelerator {first} --attachment {uuid}", code=1
@@ -124,46 +114,6 @@ def test_accelerator_is_attached_and_detached_by_commands(
     assert service.allocated(instance) == 1
 
 
-def test_host_itself_gets_a_context_and_returns_it_by_commands(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    cyborg, free = service.cyborg, len(free_accelerators(service))
-    create = "device-context-create --resources FPGA:1 --config-data attach_target:host"
-    context = cyborg.run(create)[0].strip()
-    _, error = cyborg.run(f"attach-host no-such-host --context {context}", code=1)
-    assert "no agent has reported from host no-such-host" in error
-    _, error = cyborg.run(f"attach-instance {boot(service)} --context {context}", code=1)
-    assert "is for the host itself" in error
-    uuid = cyborg.field(f"attach-host {HOST} --context {context} --wait")
-    assert state(service, context) == ("bound", None)
-    assert service.allocated(uuid) == 1
-    shown = service.call("GET", f"attachments/{uuid}").json()
-    assert (shown["mode"], shown["hostname"], shown["instance_uuid"]) == ("host", HOST, None)
-    (arq,) = shown["arqs"]
-    request = service.call("GET", f"accelerator_requests/{arq}").json()
-    assert (request["state"], request["hostname"], request["instance_uuid"]) == (
-        "Bound",
-        HOST,
-        None,
-    )
-    assert request["attach_handle_info"]
-    table = cyborg.run(f"attachment-list --host {HOST} --state attached")[0].splitlines()
-    assert (len(table), max(map(len, table)) <= 80) == (5, True)
-    assert f"| host {HOST}" in table[3]
-    listed = json.loads(cyborg.run(f"attachment-list --host {HOST} --long -f json")[0])
-    assert [(row["Instance"], row["Host"]) for row in listed] == [(None, HOST)]
-    _, error = cyborg.run(f"detach-host other --attachment {uuid}", code=1)
-    assert f"belongs to host {HOST}, not to other" in error
-    cyborg.run(f"detach-host {HOST} --attachment {uuid} --wait")
-    assert state(service, context) == ("unbound", None)
-    assert service.stack.placement.get(f"/allocations/{uuid}").json()["allocations"] == {}
-    _, error = cyborg.run(f"detach-host {HOST}", code=1)
-    assert f"host {HOST} has no attachment" in error
-    assert len(free_accelerators(service)) == free - 1
-    cyborg.run(f"device-context-delete {context}")
-
-
 def test_accelerator_of_another_host_is_not_attached(service: Service) -> None:
     """Placement decides, not the names of the hosts, which may differ."""
     service.nova.add_server(UNKNOWN, "compute-9", tenant_id="p", locked=False, flavor=FLAVOR)
@@ -180,33 +130,13 @@ def test_accelerator_of_another_host_is_not_attached(service: Service) -> None:
     assert service.call("GET", f"attachments?instance={UNKNOWN}").json()["attachments"] == []
 
 
-@pytest.mark.parametrize(
-    ("selector", "status", "field"),
-    [
-        ({"accelerator": UNKNOWN}, 404, "accelerator"),
-        ({"device_context": UNKNOWN}, 404, "device_context"),
-        ({"device_profile": "none"}, 404, "device_profile"),
-        ({"device_profile": f"acc-{UNKNOWN}"}, 400, "device_profile"),
-        ({"device_context": UNKNOWN, "accelerator": UNKNOWN}, 400, "accelerator"),
-    ],
-)
-def test_unknown_selector_is_a_client_error_and_writes_nothing(
-    service: Service, selector: dict[str, Any], status: int, field: str
-) -> None:
-    instance = boot(service)
-    answer = service.call("POST", "attachments", {"instance_uuid": instance, **selector})
-    assert (answer.status_code, field in answer.text) == (status, True), answer.text
-    assert service.call("GET", f"attachments?instance={instance}").json() == {"attachments": []}
-    assert service.allocated(instance) == 1
-
-
 def test_deleted_server_leaves_the_context_to_the_next_one(service: Service) -> None:
-    instance, context = boot(service), create_context(service)
+    instance, context = boot_own(service), create_context(service)
     service.cyborg.run(f"attach-instance {instance} --context {context} --wait")
     gone = f"accelerator_requests?instance={instance}"
     assert service.call("DELETE", gone).status_code == 204
     wait_until("the context is free", lambda: state(service, context) == ("unbound", None))
-    other = boot(service)
+    other = boot_own(service)
     service.cyborg.run(f"attach-instance {other} --context {context} --wait")
     assert state(service, context) == ("bound", other)
     service.cyborg.run(f"detach-instance {other} --wait")

@@ -16,7 +16,7 @@ from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.attachment_setup import Crash
 from cyborg.tests.fixtures.databases.maintenance_setup import MaintenanceEnv
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
-from cyborg.tests.fixtures.machine.tiers import pick_points
+from cyborg.tests.fixtures.machine.tiers import pick_points, sample
 
 __all__ = ["node", "placement_adapter"]
 
@@ -115,6 +115,7 @@ def test_start_that_began_before_the_exchange_frees_nothing(
     assert (env.step(), env.used()) == ("guest", (2, 1))
 
 
+@pytest.mark.matrix
 def test_no_free_device_shows_why_and_is_retried(
     sqlite_engine: sa.Engine, node: Node, fake_nova: FakeNova
 ) -> None:
@@ -202,7 +203,7 @@ def test_context_of_a_deleted_server_needs_no_successor(sqlite_env: MaintenanceE
     assert (env.used(), env.context_state()) == ((1, 0), "unbound")
 
 
-@pytest.mark.parametrize("step", ["prepare", "guest"])
+@pytest.mark.parametrize("step", sample(["prepare", "guest"], "guest"))
 def test_context_that_is_unbound_releases_both_devices(
     sqlite_env: MaintenanceEnv, step: str
 ) -> None:
@@ -238,6 +239,7 @@ def test_successor_is_no_attachment_of_the_api(sqlite_env: MaintenanceEnv) -> No
         env.attachments.delete(row["uuid"], None, None, False)
 
 
+@pytest.mark.matrix
 def test_group_of_several_units_moves_together(
     sqlite_engine: sa.Engine, node: Node, fake_nova: FakeNova
 ) -> None:

@@ -83,6 +83,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield Service(stack, nova)
 
 
+@pytest.mark.matrix
 def test_maintain_moves_a_context_and_ends(service: Service) -> None:
     cyborg = service.cyborg
     first, other = service.call("GET", "deployables").json()["deployables"]

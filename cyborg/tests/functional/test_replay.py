@@ -37,13 +37,13 @@ DIRTY = "dirty"
 NOVA = FakeNova()
 
 
-def named_faults(request: pytest.FixtureRequest) -> set[str]:
-    """Return the faults of the selected tests of this module."""
-    found = set()
+def named_hosts(request: pytest.FixtureRequest) -> set[str]:
+    """Return the hosts and faults of the selected tests of this module."""
+    found: set[str] = set()
     for item in request.session.items:
         if item.path == request.path and isinstance(item, pytest.Function):
             callspec = getattr(item, "callspec", None)
-            found |= {callspec.params["fault"]} if callspec is not None else set()
+            found |= set(callspec.params.values()) if callspec is not None else set()
     return found
 
 
@@ -53,10 +53,11 @@ def broken(
 ) -> Iterator[ReplayedCloud]:
     """Yield a cloud with a host for each fault, which affects a card of each family.
 
-    Only for the faults of the selected tests: an agent takes seconds of CPU time.
+    Only the hosts of the selected tests: an agent takes seconds of CPU time.
     """
-    named = named_faults(request)
+    named = named_hosts(request)
     hosts = {host: fault for host, fault in HOSTS.items() if fault in named}
+    more = [DIRTY] if DIRTY in named else []
     faults = {
         host: ",".join(f"{card}:{fault}" for card in (GPU, QAT)) for host, fault in hosts.items()
     }
@@ -70,7 +71,7 @@ def broken(
     folder = tmp_path_factory.mktemp("broken")
     with (
         serve_nova(NOVA),
-        running(folder, [*hosts, DIRTY], faults=faults, nova_url=NOVA.url) as cloud,
+        running(folder, [*hosts, *more], faults=faults, nova_url=NOVA.url) as cloud,
     ):
         yield cloud
 
@@ -197,37 +198,42 @@ def test_drive_that_disappears_while_it_is_erased_counts_as_clean_when_it_return
     assert kernel.data == {}
 
 
-def test_drive_whose_erasure_fails_twice_is_free_after_the_third(broken: ReplayedCloud) -> None:
-    server = broken.bind(DIRTY, DRIVE, "CUSTOM_NVME")
-    kernel = broken.kernel(DIRTY)
+@pytest.mark.matrix
+@pytest.mark.parametrize("host", [DIRTY])
+def test_drive_whose_erasure_fails_twice_is_free_after_the_third(
+    broken: ReplayedCloud, host: str
+) -> None:
+    server = broken.bind(host, DRIVE, "CUSTOM_NVME")
+    kernel = broken.kernel(host)
     kernel.data[DRIVE] = "secret"
     broken.release(server)
-    wait_until("the erasure has failed", lambda: "Input/output" in errors_of(broken, DIRTY))
+    wait_until("the erasure has failed", lambda: "Input/output" in errors_of(broken, host))
     assert kernel.data == {DRIVE: "secret"}
-    wait_until("it is erased", lambda: not is_dirty(broken, DIRTY))
+    wait_until("it is erased", lambda: not is_dirty(broken, host))
     assert kernel.data == {}
     wait_until(
-        "it is offered again", lambda: broken.free_units(DIRTY, DRIVE, "CUSTOM_NVME") == 1, 30
+        "it is offered again", lambda: broken.free_units(host, DRIVE, "CUSTOM_NVME") == 1, 30
     )
-    broken.release(broken.bind(DIRTY, DRIVE, "CUSTOM_NVME"))
+    broken.release(broken.bind(host, DRIVE, "CUSTOM_NVME"))
 
 
 @pytest.mark.matrix
+@pytest.mark.parametrize("host", [DIRTY])
 def test_gpu_that_fails_repeatedly_is_closed_until_an_operator_enables_it(
-    broken: ReplayedCloud, capsys: pytest.CaptureFixture[str]
+    broken: ReplayedCloud, host: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(*words: str) -> str:
         connection = ["--os-auth-type", "none", "--os-endpoint", broken.stack.endpoint]
         assert app.main([*connection, *words]) == 0, capsys.readouterr()
         return capsys.readouterr().out
 
-    device = str(broken.device(DIRTY, GPU)["uuid"])
-    units = broken.free_units(DIRTY, GPU, "VGPU")
+    device = str(broken.device(host, GPU)["uuid"])
+    units = broken.free_units(host, GPU, "VGPU")
     assert units > 0
     for _ in range(3):
         with pytest.raises(Refused, match="Input/output error"):
-            broken.bind(DIRTY, GPU, "VGPU")
-    wait_until("it is reserved", lambda: broken.free_units(DIRTY, GPU, "VGPU") == 0)
+            broken.bind(host, GPU, "VGPU")
+    wait_until("it is reserved", lambda: broken.free_units(host, GPU, "VGPU") == 0)
     # Placement has the change a moment before the conductor has recorded that.
     show = ("device-show", device, "-f", "json")
     wait_until(
@@ -239,29 +245,30 @@ def test_gpu_that_fails_repeatedly_is_closed_until_an_operator_enables_it(
     assert shown["Job errors"][0].endswith("because 3 prepare jobs failed in a row")
     assert shown["Job errors"][1].startswith(f"prepare of {GPU}/nvidia-593/")
     with pytest.raises(Refused):
-        broken.bind(DIRTY, GPU, "VGPU")
-    broken.release(broken.bind(DIRTY, OTHER_GPU, "VGPU"))
+        broken.bind(host, GPU, "VGPU")
+    broken.release(broken.bind(host, OTHER_GPU, "VGPU"))
 
     run("device-enable", device)
-    wait_until("it is offered", lambda: broken.free_units(DIRTY, GPU, "VGPU") == units)
-    words = ("device-list", "--host", DIRTY, "--address", GPU, "-f", "json")
+    wait_until("it is offered", lambda: broken.free_units(host, GPU, "VGPU") == units)
+    words = ("device-list", "--host", host, "--address", GPU, "-f", "json")
     wait_until(
         "it is shown as offered",
         lambda: [row["Schedulable"] for row in json.loads(run(*words))] == ["yes, see job_errors"],
     )
-    broken.release(broken.bind(DIRTY, GPU, "VGPU"))
-    assert broken.device(DIRTY, GPU)["job_errors"] == []
+    broken.release(broken.bind(host, GPU, "VGPU"))
+    assert broken.device(host, GPU)["job_errors"] == []
 
 
 @pytest.mark.matrix
-def test_layout_that_is_applied_at_last_clears_the_error(broken: ReplayedCloud) -> None:
-    assert broken.set_layout(DIRTY, QAT, "dc")["state"] == "failed"
-    (error,) = broken.device(DIRTY, QAT)["job_errors"]
+@pytest.mark.parametrize("host", [DIRTY])
+def test_layout_that_is_applied_at_last_clears_the_error(broken: ReplayedCloud, host: str) -> None:
+    assert broken.set_layout(host, QAT, "dc")["state"] == "failed"
+    (error,) = broken.device(host, QAT)["job_errors"]
     assert "Device or resource busy" in error
     # It stays closed until the report that follows the job.
-    wait_until("it is ready", lambda: broken.device(DIRTY, QAT)["state"] == "ready")
-    assert broken.set_layout(DIRTY, QAT, "dc")["state"] == "done"
-    assert broken.device(DIRTY, QAT)["job_errors"] == []
+    wait_until("it is ready", lambda: broken.device(host, QAT)["state"] == "ready")
+    assert broken.set_layout(host, QAT, "dc")["state"] == "done"
+    assert broken.device(host, QAT)["job_errors"] == []
 
 
 def events_of(nova: FakeNova, status: str) -> set[str]:

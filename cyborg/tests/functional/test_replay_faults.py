@@ -141,6 +141,7 @@ def test_network_card_that_breaks_fails_the_layout_with_its_reason(
         broken.release(server)
 
 
+@pytest.mark.matrix
 def test_function_that_cannot_be_reset_is_not_given_to_another_server_until_it_can(
     tmp_path: Path,
 ) -> None:

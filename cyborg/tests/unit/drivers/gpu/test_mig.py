@@ -4,6 +4,7 @@
 import ctypes
 import json
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import permutations
@@ -42,6 +43,7 @@ class MigKernel(SimulatedKernel):
             for type_, name in NAMES.items():
                 folder = self.bus / parent / "mdev_supported_types" / type_
                 (folder / "name").write_text(f"{name}\n")
+        self._written: dict[tuple[str, str], int] = {}
         self.update()
 
     def write(self, path: Path, text: str) -> None:
@@ -50,17 +52,19 @@ class MigKernel(SimulatedKernel):
 
     def update(self) -> None:
         """Write the number of available instances of each type of each function."""
-        used = dict.fromkeys(TYPES, 0)
-        for parent in self.parents:
-            for type_ in TYPES:
-                folder = self.bus / parent / "mdev_supported_types" / type_ / "devices"
-                used[type_] += len(list(folder.iterdir()))
-        for parent in self.parents:
-            for type_, profile in TYPES.items():
-                free = self._library.count_instances(profile) - used[type_]
+        folder = self.root / "bus/mdev/devices"
+        used = Counter((folder / name / "mdev_type").resolve().name for name in self.devices())
+        for type_, profile in TYPES.items():
+            free = self._library.count_instances(profile) - used[type_]
+            for parent in self.parents:
                 count = min(1, max(0, free)) if self.units[parent] else 0
-                path = self.bus / parent / "mdev_supported_types" / type_ / "available_instances"
-                path.write_text(f"{count}\n")
+                if self._written.get((parent, type_)) != count:
+                    types = self.bus / parent / "mdev_supported_types"
+                    (types / type_ / "available_instances").write_text(f"{count}\n")
+                    self._written[parent, type_] = count
+
+    def _count(self, parent: str) -> None:
+        """Write nothing: ``update`` follows each change."""
 
 
 @pytest.fixture

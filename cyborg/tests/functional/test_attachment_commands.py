@@ -174,6 +174,7 @@ def test_commands(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "has no attachment" in error
 
 
+@pytest.mark.matrix
 def test_attach_in_progress_is_cancelled_by_commands(service: Service) -> None:
     instance = service.boot()
     service.nova.reboot_status = 409

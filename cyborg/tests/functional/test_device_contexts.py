@@ -336,7 +336,7 @@ def read_state(stack: StandaloneStack, context: str, providers: Iterable[str]) -
 
 @pytest.mark.parametrize(
     ("verb", "number"),
-    sample(product(["pre_bind", "bind"], [0, 1]), ("pre_bind", 0), ("bind", 1)),
+    sample(product(["pre_bind", "bind"], [0, 1]), ("bind", 1)),
 )
 def test_provider_of_another_service_is_refused_and_changes_nothing(
     stack: StandaloneStack,

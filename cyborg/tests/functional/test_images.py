@@ -192,6 +192,7 @@ def test_name_that_is_no_uuid_is_refused(env: Env, name: str) -> None:
     assert {path.name for path in env.spool.iterdir()} == before
 
 
+@pytest.mark.matrix
 def test_wrong_images_fail_with_the_reason(env: Env) -> None:
     large = env.glance.add_image(DATA * 3)
     before = env.fetched()

@@ -212,10 +212,18 @@ CASES = [
         for case in ((UNANSWERED, LONG), (LOST, SHORT), (LOST, LONG))
     ),
 ]
-# One that ends finished, and one whose device the guest keeps meanwhile.
+# In the default tier: one that ends finished, and one whose device the guest keeps meanwhile.
 CHOSEN = [
     ("attach with a reboot", UNANSWERED, SHORT),
     ("detach with a reboot", REFUSED, LONG),
+]
+# With --all.
+MORE = [
+    *((name, UNANSWERED, SHORT) for name in ("attach", "undo", "detach", *REBOOTS)),
+    *((name, REFUSED, LONG) for name in REBOOTS),
+    ("attach live", UNANSWERED, SHORT),
+    ("detach live", REFUSED, LONG),
+    ("attach with a reboot", LOST, LONG),
 ]
 
 
@@ -226,7 +234,13 @@ def nova() -> Iterator[OutageNova]:
         yield served
 
 
-@pytest.mark.parametrize(("name", "kind", "seconds"), sample(CASES, *CHOSEN))
+@pytest.mark.parametrize(
+    ("name", "kind", "seconds"),
+    [
+        *sample(MORE, *CHOSEN),
+        *sample([case for case in CASES if case not in MORE], mark=pytest.mark.long),
+    ],
+)
 def test_nova_away_from_any_request_on_ends_finished_or_undone(
     sqlite_engine: sa.Engine, node: Node, nova: OutageNova, name: str, kind: str, seconds: float
 ) -> None:

@@ -64,7 +64,9 @@ def pages(site: Site, path: str, key: str) -> list[list[str]]:
     return items
 
 
-@pytest.mark.parametrize("site", tiers.sample(["root", "mount"], "root"), indirect=True)
+@pytest.mark.parametrize(
+    "site", tiers.sample(["root", "mount"], "root", mark=pytest.mark.long), indirect=True
+)
 @pytest.mark.parametrize(
     ("path", "key", "sortable"),
     [

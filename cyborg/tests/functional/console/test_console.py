@@ -92,7 +92,10 @@ OBJECTS = {"contexts": "device_contexts", "attachments": "attachments", "jobs": 
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(("width", "scheme"), [(WIDE, "light"), (NARROW, "dark")])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [pytest.param(WIDE, "light", marks=pytest.mark.long), (NARROW, "dark")],
+)
 def test_each_page_is_accessible_and_fits(
     window: OpenWindow, service: ConsoleService, width: int, scheme: str
 ) -> None:
@@ -348,7 +351,9 @@ def test_theme_follows_the_system_and_the_switch(window: OpenWindow) -> None:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("user", ["admin", "member", "reader"])
+@pytest.mark.parametrize(
+    "user", ["admin", pytest.param("member", marks=pytest.mark.long), "reader"]
+)
 def test_user_of_keystone_sees_what_the_role_may_do(
     window: OpenWindow, service: ConsoleService, user: str
 ) -> None:

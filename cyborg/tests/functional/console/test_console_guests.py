@@ -91,7 +91,10 @@ def test_overview_has_an_alarm_that_leads_to_the_requests(
     shown.check()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(WIDE, "dark"), (NARROW, "light")])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [pytest.param(WIDE, "dark", marks=pytest.mark.long), (NARROW, "light")],
+)
 def test_request_page_shows_the_guest(
     window: OpenWindow, arqs: dict[str, str], width: int, scheme: str
 ) -> None:

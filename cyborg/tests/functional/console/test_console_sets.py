@@ -64,7 +64,10 @@ def test_host_page_has_a_row_for_each_set_and_a_cell_for_each_member(
     shown.shoot("device-sets")
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(WIDE, "dark"), (NARROW, "light")])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [pytest.param(WIDE, "dark", marks=pytest.mark.long), (NARROW, "light")],
+)
 def test_device_sets_are_accessible_and_fit(
     window: OpenWindow, host: SetHost, width: int, scheme: str
 ) -> None:

@@ -44,6 +44,18 @@ GH200 = machine.FOLDER / "gpu-gh200.json"
 
 # Hosts of the default tier: a capture of each kind of card, and a described machine.
 QUICK = {"qat-4xxx", "nvme", "pac-d5005", "nvidia-vgpu", "nic-vfs", "gpu-gh200"}
+# Machines of --all, which has all captures too.
+MORE = {
+    *("crypto-granite-rapids-qat-402xx", "disk-nvme-multipath", "fpga-versal-vck5000-xrt"),
+    *("gpu-a40-sriov", "nic-bluefield3-host", "nic-ovs-switchdev"),
+}
+
+
+def mark_host(path: Path) -> pytest.MarkDecorator | tuple[()]:
+    """Return the mark of a host by the tier in which the drivers run on it."""
+    if path.stem in QUICK:
+        return ()
+    return pytest.mark.matrix if path.suffix != ".json" or path.stem in MORE else pytest.mark.long
 
 
 def options_for(driver: type[Driver], root: Path) -> dict[str, Any]:
@@ -68,10 +80,7 @@ def observe(driver: type[Driver], root: Path) -> tuple[Sequence[Device], Any, An
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
-    [
-        pytest.param(path, marks=() if path.stem in QUICK else pytest.mark.matrix)
-        for path in packaged_hosts()
-    ],
+    [pytest.param(path, marks=mark_host(path)) for path in packaged_hosts()],
     ids=lambda path: path.stem,
 )
 def test_drivers_pass_all_rules_on_the_capture_of_a_host(path: Path, tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_partition_to_each_layout_from_each_layout(
 
 
 # Changes that are tried in the default tier, or with --all; all of them are in the last tier.
-MARKS = {
+MARKS: dict[tuple[str, str, bool], pytest.MarkDecorator | tuple[()]] = {
     ("whole", SLICES, False): (),
     (SLICES, "whole", True): pytest.mark.matrix,
     (MIXED, SLICED, True): (),

@@ -11,13 +11,14 @@ from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
 from cyborg.tests.fixtures.device_sets.host import SetHost, gpu_address
+from cyborg.tests.fixtures.device_sets.saved import make_set_host
 
 __all__ = ["node", "placement_adapter"]
 
 
 @pytest.fixture
 def host(api: ApiEnv, node: Node) -> SetHost:
-    return SetHost(api.engine, node, kind=SetKind.PCIE, wanted={"4": 1, "2": 1, "1": 2})
+    return make_set_host(api.engine, node, kind=SetKind.PCIE, wanted={"4": 1, "2": 1, "1": 2})
 
 
 def find_set(api: ApiEnv, host: SetHost, name: str) -> Any:

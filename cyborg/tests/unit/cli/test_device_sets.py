@@ -14,6 +14,7 @@ from cyborg.tests.fixtures.clouds.api import ApiEnv
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
 from cyborg.tests.fixtures.device_sets.host import SetHost, gpu_address
+from cyborg.tests.fixtures.device_sets.saved import make_set_host
 from cyborg.tests.unit.api.conftest import api
 from cyborg.tests.unit.cli.common.test_rest import serving
 
@@ -25,7 +26,7 @@ Run = Callable[..., str]
 @pytest.fixture
 def host(api: ApiEnv, node: Node) -> SetHost:
     """Return a host with one allocated pair."""
-    host = SetHost(api.engine, node, kind=SetKind.PCIE, wanted={"4": 1, "2": 1, "1": 2})
+    host = make_set_host(api.engine, node, kind=SetKind.PCIE, wanted={"4": 1, "2": 1, "1": 2})
     name = next(name for name, size in host.offered().items() if size == 2)
     host.bind(name, instance="6f1c9c0e-5d5b-4c53-9d2f-1f4f6d3a7b10", project_id="p1")
     host.publish()
@@ -61,7 +62,7 @@ def test_device_set_list_has_offer_owner_and_reason(host: SetHost, run: Run) -> 
 def test_device_set_list_has_the_reason_of_a_gpu_in_mig_mode(
     api: ApiEnv, node: Node, run: Run
 ) -> None:
-    host = SetHost(api.engine, node, kind=SetKind.PCIE)
+    host = make_set_host(api.engine, node, kind=SetKind.PCIE)
     reason = f"device {gpu_address('01')} is in MIG mode, in which it has no NVLink"
     host.withhold("01", reason)
     listed = json.loads(run("device-set-list", "-f", "json"))

@@ -23,10 +23,10 @@ from cyborg.tests.fixtures.databases.interleave import Race
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
 from cyborg.tests.fixtures.device_sets.host import (
     SOURCE,
-    SetHost,
     gpu_address,
     make_source,
 )
+from cyborg.tests.fixtures.device_sets.saved import make_set_host
 from cyborg.tests.fixtures.hosts.hosts import make_hosts
 
 __all__ = ["node", "placement_adapter"]
@@ -41,7 +41,7 @@ class Env:
 
     def __init__(self, engine: sa.Engine, node: Node) -> None:
         self.engine, self.uow = engine, UnitOfWork(engine)
-        self.host = SetHost(engine, node, wanted={"2": 4})
+        self.host = make_set_host(engine, node, wanted={"2": 4})
         self.name = node.name
         self.woken: list[str] = []
 

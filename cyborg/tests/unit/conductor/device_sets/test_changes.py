@@ -17,6 +17,7 @@ from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
 from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.device_sets.host import GPU, SetHost, gpu_address, make_source
+from cyborg.tests.fixtures.device_sets.saved import make_set_host
 from cyborg.tests.fixtures.hosts.hosts import make_hosts
 from cyborg.tests.fixtures.machine.options import make_conf
 
@@ -26,7 +27,7 @@ __all__ = ["node", "placement_adapter"]
 @pytest.fixture
 def host(engine: sa.Engine, node: Node) -> SetHost:
     """Return a host whose sets need no work."""
-    return SetHost(engine, node, kind=SetKind.PCIE)
+    return make_set_host(engine, node, kind=SetKind.PCIE)
 
 
 def turn_off(host: SetHost) -> None:

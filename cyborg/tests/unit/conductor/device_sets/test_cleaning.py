@@ -22,6 +22,7 @@ from cyborg.rpc import envelope
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
 from cyborg.tests.fixtures.device_sets.host import SetHost
+from cyborg.tests.fixtures.device_sets.saved import make_set_host
 from cyborg.tests.unit.conductor.device_sets.test_changes import (
     bind_gpu,
     finish_cleaning,
@@ -44,7 +45,7 @@ class Env:
     """
 
     def __init__(self, engine: sa.Engine, node: Node, during: Callable[[int], None]) -> None:
-        self.host = SetHost(engine, node, wanted={"2": 4})
+        self.host = make_set_host(engine, node, wanted={"2": 4})
         self.engine, self.during = engine, during
         self.host.delete(self.host.bind("3"))
         self.waits: list[float] = []
@@ -80,7 +81,7 @@ def test_bind_waits_for_the_cleaning_of_its_set(engine: sa.Engine, node: Node) -
 def test_bind_waits_for_the_cleaning_of_a_single_device(
     sqlite_engine: sa.Engine, node: Node
 ) -> None:
-    host = SetHost(sqlite_engine, node, kind=SetKind.PCIE)
+    host = make_set_host(sqlite_engine, node, kind=SetKind.PCIE)
     cleaned = frozenset({Ability.SANITISES})
     host.gpus = {unit: replace(gpu, abilities=cleaned) for unit, gpu in host.gpus.items()}
     turn_off(host)
@@ -178,7 +179,7 @@ def test_waiting_bind_reads_only_whether_a_handle_is_clean(env: Env) -> None:
 
 def test_stopping_conductor_ends_the_waits(sqlite_engine: sa.Engine, node: Node) -> None:
     """Another conductor can bind: the device is not refused."""
-    host = SetHost(sqlite_engine, node, wanted={"2": 4})
+    host = make_set_host(sqlite_engine, node, wanted={"2": 4})
     host.delete(host.bind("3"))
     host.arqs.stop()
     started = time.monotonic()

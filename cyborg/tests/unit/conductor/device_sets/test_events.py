@@ -28,7 +28,8 @@ from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
 from cyborg.tests.fixtures.databases.services import build
-from cyborg.tests.fixtures.device_sets.host import GPU, SOURCE, SetHost, gpu_address, make_gpu
+from cyborg.tests.fixtures.device_sets.host import GPU, SOURCE, gpu_address, make_gpu
+from cyborg.tests.fixtures.device_sets.saved import make_set_host, make_set_hosts
 from cyborg.tests.fixtures.machine.options import make_conf
 from cyborg.tests.fixtures.machine.processes import wait_until
 from cyborg.threads.periodic import PeriodicTask
@@ -44,8 +45,7 @@ class Group:
 
     def __init__(self, engine: sa.Engine, nodes: tuple[Node, Node], kind: SetKind) -> None:
         self.engine, self.uow = engine, UnitOfWork(engine)
-        self.hosts = [SetHost(engine, n, wanted=WANTED, group="hgx", kind=kind) for n in nodes]
-        self.publish()
+        self.hosts = make_set_hosts(engine, nodes, wanted=WANTED, group="hgx", kind=kind)
         assert self.sizes() == [1, 1, 2, 4, 8]
         self.whole = next(host for host in self.hosts if host.offered() == {"0": 8})
         self.wakes = 0
@@ -291,7 +291,7 @@ def test_two_free_hosts_offer_all_sizes_at_once(
 def test_allocation_that_nova_deletes_without_a_bind_ends_the_withdrawal(
     sqlite_engine: sa.Engine, node: Node
 ) -> None:
-    host = SetHost(sqlite_engine, node, wanted={"8": 1}, kind=SetKind.PCIE)
+    host = make_set_host(sqlite_engine, node, wanted={"8": 1}, kind=SetKind.PCIE)
     consumer = node.allocate(host.provider("0"), GPU, 8)
     host.gpus["01"] = make_gpu("01", **SICK)
     host.report()
@@ -325,7 +325,7 @@ def test_withdrawals_that_are_checked_again_do_not_delay_other_providers(
     sqlite_engine: sa.Engine, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are the longest stale, and as many as a batch has."""
-    host = SetHost(sqlite_engine, node, wanted={"8": 1}, kind=SetKind.PCIE)
+    host = make_set_host(sqlite_engine, node, wanted={"8": 1}, kind=SetKind.PCIE)
     node.allocate(host.provider("0"), GPU, 8)
     host.gpus["01"] = make_gpu("01", **SICK)
     host.report()

@@ -18,6 +18,7 @@ from cyborg.db.explain import provider_states
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
 from cyborg.tests.fixtures.device_sets.host import GPU, SetHost, gpu_address
+from cyborg.tests.fixtures.device_sets.saved import make_set_host
 from cyborg.tests.fixtures.machine.tiers import sample
 
 __all__ = ["node", "placement_adapter"]
@@ -67,7 +68,9 @@ def assert_equal_to_placement(host: SetHost) -> None:
 def test_fitting_sets_are_those_of_placement(
     sqlite_engine: sa.Engine, node: Node, mode: OfferMode
 ) -> None:
-    host = SetHost(sqlite_engine, node, kind=PLAIN, mode=mode, wanted={"4": 1, "2": 1, "1": 2})
+    host = make_set_host(
+        sqlite_engine, node, kind=PLAIN, mode=mode, wanted={"4": 1, "2": 1, "1": 2}
+    )
     assert_equal_to_placement(host)
     (single, pair) = (
         next(name for name, size in host.offered().items() if size == n) for n in (1, 2)
@@ -81,7 +84,7 @@ def test_fitting_sets_are_those_of_placement(
 
 
 def test_capacity_is_that_of_offered_sets(sqlite_engine: sa.Engine, node: Node) -> None:
-    host = SetHost(sqlite_engine, node, kind=PLAIN, wanted={"4": 1, "2": 1, "1": 2})
+    host = make_set_host(sqlite_engine, node, kind=PLAIN, wanted={"4": 1, "2": 1, "1": 2})
 
     def count(size: int) -> tuple[int, int]:
         (found,) = compute_capacity(make_demands(size), read_states(host))
@@ -93,7 +96,7 @@ def test_capacity_is_that_of_offered_sets(sqlite_engine: sa.Engine, node: Node) 
 def test_set_that_is_not_offered_is_withheld_with_its_reason(
     sqlite_engine: sa.Engine, node: Node
 ) -> None:
-    host = SetHost(sqlite_engine, node, kind=PLAIN)
+    host = make_set_host(sqlite_engine, node, kind=PLAIN)
     states = read_states(host)
     fit = evaluate_request(make_demands(4), states)
     found = {state.device: fit.failures(state)[0] for state in states}
@@ -107,7 +110,7 @@ def test_set_that_is_not_offered_is_withheld_with_its_reason(
 def test_set_with_a_gpu_in_mig_mode_is_withheld_with_its_reason(
     sqlite_engine: sa.Engine, node: Node
 ) -> None:
-    host = SetHost(sqlite_engine, node, kind=PLAIN)
+    host = make_set_host(sqlite_engine, node, kind=PLAIN)
     reason = f"device {gpu_address('01')} is in MIG mode, in which it has no NVLink"
     host.withhold("01", reason)
     with_it = {name for name, units in host.family.items() if "01" in units}
@@ -124,7 +127,7 @@ def test_set_with_a_gpu_in_mig_mode_is_withheld_with_its_reason(
 
 
 def test_member_alone_is_explained_to_a_bind_only(sqlite_engine: sa.Engine, node: Node) -> None:
-    host = SetHost(sqlite_engine, node, kind=PLAIN)
+    host = make_set_host(sqlite_engine, node, kind=PLAIN)
     (row,) = rows.read(sqlite_engine, schema.deployables, address=gpu_address("01"))
     assert row["rp_uuid"] not in {state.uuid for state in read_states(host)}
     (state,) = read_states(host, [row["rp_uuid"]])
@@ -134,7 +137,7 @@ def test_member_alone_is_explained_to_a_bind_only(sqlite_engine: sa.Engine, node
 
 
 def test_owner_of_a_set_is_that_of_its_provider(sqlite_engine: sa.Engine, node: Node) -> None:
-    host = SetHost(sqlite_engine, node, kind=PLAIN)
+    host = make_set_host(sqlite_engine, node, kind=PLAIN)
     instance = host.bind("0", project_id="p1")
     host.publish()
     uuid = host.provider("0")

@@ -21,6 +21,7 @@ from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
 from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.device_sets.host import SetHost, gpu_address
+from cyborg.tests.fixtures.device_sets.saved import make_set_host
 from cyborg.tests.fixtures.machine.options import make_conf
 
 __all__ = ["node", "placement_adapter"]
@@ -38,7 +39,7 @@ class Allocations:
 
 @pytest.fixture
 def host(engine: sa.Engine, node: Node) -> SetHost:
-    return SetHost(engine, node, kind=SetKind.PCIE)
+    return make_set_host(engine, node, kind=SetKind.PCIE)
 
 
 def close(host: SetHost, address: str, **values: Any) -> None:

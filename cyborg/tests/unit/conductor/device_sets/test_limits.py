@@ -8,14 +8,15 @@ from cyborg.core.errors import OverLimit
 from cyborg.core.inventory.device_set import SetKind
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
-from cyborg.tests.fixtures.device_sets.host import GPU, SetHost
+from cyborg.tests.fixtures.device_sets.host import GPU
+from cyborg.tests.fixtures.device_sets.saved import make_set_host
 from cyborg.tests.unit.conductor.binding.test_limits import PROJECT, make_arqs
 
 __all__ = ["node", "placement_adapter"]
 
 
 def test_limit_counts_each_device_of_a_set(sqlite_engine: sa.Engine, node: Node) -> None:
-    host = SetHost(sqlite_engine, node, kind=SetKind.PCIE)
+    host = make_set_host(sqlite_engine, node, kind=SetKind.PCIE)
     host.arqs = make_arqs(sqlite_engine, {GPU: "3"}, owner=PROJECT)
     rows.insert_profile(sqlite_engine, "pair", [{f"resources:{GPU}": "2"}])
     created = host.arqs.create("pair", PROJECT, PROJECT)

@@ -17,7 +17,7 @@ from cyborg.db.providers import write
 from cyborg.db.providers.write import mark_stale_existing
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
-from cyborg.tests.fixtures.device_sets.host import SetHost
+from cyborg.tests.fixtures.device_sets.saved import make_set_host
 
 __all__ = ["node", "placement_adapter"]
 
@@ -26,7 +26,7 @@ def test_plan_and_change_of_the_same_sets_do_not_deadlock(engine: sa.Engine, nod
     """The plan ends a withdrawal, and offers another set; a claim or report changes both."""
     if engine.dialect.name == "sqlite":
         pytest.skip("SQLite has one writer")
-    host, now = SetHost(engine, node, kind=SetKind.PCIE), timeutils.utcnow()
+    host, now = make_set_host(engine, node, kind=SetKind.PCIE), timeutils.utcnow()
     providers = sorted(map(host.provider, host.family))
     offered, withdrawn = providers[0], providers[-1]
     (row,) = rows.read(engine, schema.providers, uuid=withdrawn)
@@ -73,7 +73,7 @@ def test_plan_and_change_of_all_providers_of_a_host_do_not_deadlock(
     """The ids of the rows are in another order than their uuids."""
     if engine.dialect.name == "sqlite":
         pytest.skip("SQLite has one writer")
-    SetHost(engine, node, kind=SetKind.PCIE)
+    make_set_host(engine, node, kind=SetKind.PCIE)
     now = timeutils.utcnow()
     with engine.begin() as tx:
         tx.execute(sa.update(schema.providers).values(stale_since=None))

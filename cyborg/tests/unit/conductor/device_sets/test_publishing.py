@@ -19,6 +19,7 @@ from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
 from cyborg.tests.fixtures.databases.publisher_setup import RecordingPlacement, make_publisher
 from cyborg.tests.fixtures.device_sets.host import SetHost, gpu_address, make_gpu
+from cyborg.tests.fixtures.device_sets.saved import make_set_host
 from cyborg.tests.fixtures.hosts.hosts import make_hosts
 
 __all__ = ["node", "placement_adapter"]
@@ -32,7 +33,7 @@ def recording(node: Node) -> RecordingPlacement:
 @pytest.fixture
 def host(sqlite_engine: sa.Engine, node: Node, recording: RecordingPlacement) -> SetHost:
     """Return a host that offers four pairs, whose requests to Placement are recorded."""
-    found = SetHost(sqlite_engine, node, wanted={"2": 4}, kind=SetKind.PCIE)
+    found = make_set_host(sqlite_engine, node, wanted={"2": 4}, kind=SetKind.PCIE)
     found.publisher = make_publisher(sqlite_engine, recording)
     return found
 

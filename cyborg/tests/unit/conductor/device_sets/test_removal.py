@@ -18,6 +18,7 @@ from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
 from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.device_sets.host import SetHost
+from cyborg.tests.fixtures.device_sets.saved import make_set_host
 from cyborg.tests.fixtures.hosts.hosts import make_hosts
 from cyborg.tests.fixtures.machine.options import make_conf
 
@@ -27,7 +28,7 @@ __all__ = ["node", "placement_adapter"]
 @pytest.fixture
 def host(engine: sa.Engine, node: Node) -> SetHost:
     """Return a host with a released set whose partition is not deactivated yet."""
-    found = SetHost(engine, node)
+    found = make_set_host(engine, node)
     found.delete(found.bind("3"))
     return found
 
@@ -72,7 +73,7 @@ def test_removal_of_the_members_removes_their_sets_from_placement(host: SetHost)
 
 
 def test_removal_of_the_source_keeps_a_set_with_an_owner(engine: sa.Engine, node: Node) -> None:
-    host = SetHost(engine, node)
+    host = make_set_host(engine, node)
     host.bind("3")
     assert remove_backend(host, "hgx").abandoned == 0
     (row,) = rows.read(engine, schema.deployables, address="hgx:3")
@@ -81,7 +82,7 @@ def test_removal_of_the_source_keeps_a_set_with_an_owner(engine: sa.Engine, node
 
 
 def test_handles_in_use_of_a_source_are_those_of_its_sets(engine: sa.Engine, node: Node) -> None:
-    host = SetHost(engine, node)
+    host = make_set_host(engine, node)
     host.bind("3")
     backends = [StepKey(node.name, name) for name in ("gpu", "hgx")]
     with engine.begin() as tx:
@@ -93,7 +94,7 @@ def test_report_locks_the_handles_that_it_removes_in_one_order(
     engine: sa.Engine, node: Node
 ) -> None:
     """The members of removed sets, and removed devices."""
-    host = SetHost(engine, node)
+    host = make_set_host(engine, node)
     instance = host.bind("3")
     locked: list[str] = []
 

@@ -17,6 +17,7 @@ from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
 from cyborg.tests.fixtures.device_sets.host import SetHost, gpu_address
+from cyborg.tests.fixtures.device_sets.saved import make_set_host
 
 __all__ = ["node", "placement_adapter"]
 
@@ -26,7 +27,7 @@ ONE, OTHER = "3", "4"  # modules 1 and 3; 2 and 4
 @pytest.fixture
 def host(engine: sa.Engine, node: Node) -> SetHost:
     """A host whose GPUs and sets are prepared."""
-    host = SetHost(engine, node, wanted={"2": 4})
+    host = make_set_host(engine, node, wanted={"2": 4})
     abilities = host.source.abilities
     host.gpus = {unit: replace(gpu, abilities=abilities) for unit, gpu in host.gpus.items()}
     host.report()
@@ -104,7 +105,7 @@ def test_part_of_a_set_whose_devices_need_no_work_is_not_restored(
     sqlite_engine: sa.Engine, node: Node
 ) -> None:
     """Only the work of the set was left, and it needs all members."""
-    host, uow = SetHost(sqlite_engine, node, wanted={"2": 4}), UnitOfWork(sqlite_engine)
+    host, uow = make_set_host(sqlite_engine, node, wanted={"2": 4}), UnitOfWork(sqlite_engine)
     bind(host, ONE)
     uow.run(lambda tx: enqueue_restores(tx, host.node.name, uow.clock()))
     (job,) = host.jobs("restore")

@@ -22,11 +22,11 @@ from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.device_sets.families import H100
 from cyborg.tests.fixtures.device_sets.host import (
     GPU,
-    SetHost,
     gpu_address,
     make_gpu,
     make_source,
 )
+from cyborg.tests.fixtures.device_sets.saved import make_set_host, make_set_hosts
 from cyborg.tests.fixtures.hosts.hosts import make_hosts
 
 __all__ = ["node", "placement_adapter"]
@@ -37,7 +37,7 @@ PLAIN = SetKind.PCIE  # a set without work on its host
 def test_sets_are_published_as_providers_that_serve_all_members(
     engine: sa.Engine, node: Node
 ) -> None:
-    host = SetHost(engine, node)
+    host = make_set_host(engine, node)
     # Without a wish for smaller sets the host offers its largest one.
     assert host.offered() == {"0": 8}
     assert host.offers() == {name: "offered" if name == "0" else "withheld" for name in host.family}
@@ -48,14 +48,14 @@ def test_sets_are_published_as_providers_that_serve_all_members(
 
 
 def test_wanted_sizes_are_offered_without_overlap(sqlite_engine: sa.Engine, node: Node) -> None:
-    host = SetHost(sqlite_engine, node, wanted={"4": 1, "2": 1, "1": 2})
+    host = make_set_host(sqlite_engine, node, wanted={"4": 1, "2": 1, "1": 2})
     assert sorted(host.offered().values()) == [1, 1, 2, 4]
     units = [unit for name in host.offered() for unit in host.family[name]]
     assert sorted(units) == sorted(host.gpus)
 
 
 def test_bind_claims_all_members(engine: sa.Engine, node: Node) -> None:
-    host = SetHost(engine, node, wanted={"4": 2}, kind=PLAIN)
+    host = make_set_host(engine, node, wanted={"4": 2}, kind=PLAIN)
     instance = host.bind("1")
     assert host.owners() == dict.fromkeys(host.family["1"], instance)
     host.publish()
@@ -66,14 +66,14 @@ def test_bind_claims_all_members(engine: sa.Engine, node: Node) -> None:
 
 
 def test_bind_of_one_member_is_refused(sqlite_engine: sa.Engine, node: Node) -> None:
-    host = SetHost(sqlite_engine, node, kind=PLAIN)
+    host = make_set_host(sqlite_engine, node, kind=PLAIN)
     with pytest.raises(Conflict, match=r"device set hgx:1 of 4 devices.*the call binds 1"):
         host.bind("1", count=1)
     assert host.owners() == {}
 
 
 def test_bind_of_member_alone_is_refused(sqlite_engine: sa.Engine, node: Node) -> None:
-    host = SetHost(sqlite_engine, node, kind=PLAIN)
+    host = make_set_host(sqlite_engine, node, kind=PLAIN)
     (row,) = rows.read(sqlite_engine, schema.deployables, address=gpu_address("01"))
     profile = rows.insert_profile(sqlite_engine)
     arq = rows.insert_arq(sqlite_engine, profile, resource_class=GPU)
@@ -89,7 +89,7 @@ def test_bind_of_member_alone_is_refused(sqlite_engine: sa.Engine, node: Node) -
 
 
 def test_bind_of_overlapping_set_is_refused(engine: sa.Engine, node: Node) -> None:
-    host = SetHost(engine, node, mode=OfferMode.ALL, kind=PLAIN)
+    host = make_set_host(engine, node, mode=OfferMode.ALL, kind=PLAIN)
     host.bind("3")  # modules 1 and 3
     with pytest.raises(NoHandle, match="handle is taken"):
         host.bind("1")
@@ -101,7 +101,7 @@ def test_bind_of_overlapping_set_is_refused(engine: sa.Engine, node: Node) -> No
 
 
 def test_release_offers_the_set_again(engine: sa.Engine, node: Node) -> None:
-    host = SetHost(engine, node, wanted={"2": 4}, kind=PLAIN)
+    host = make_set_host(engine, node, wanted={"2": 4}, kind=PLAIN)
     instance = host.bind("3")
     host.publish()
     host.delete(instance)
@@ -111,7 +111,7 @@ def test_release_offers_the_set_again(engine: sa.Engine, node: Node) -> None:
 
 
 def test_release_of_part_of_a_set_is_refused(sqlite_engine: sa.Engine, node: Node) -> None:
-    host = SetHost(sqlite_engine, node, kind=PLAIN)
+    host = make_set_host(sqlite_engine, node, kind=PLAIN)
     host.bind("3")
     uuids = sorted(row["uuid"] for row in rows.read(sqlite_engine, schema.arqs))
     with pytest.raises(WrongState, match=f"also release ARQ {uuids[1]}"):
@@ -122,7 +122,7 @@ def test_release_of_part_of_a_set_is_refused(sqlite_engine: sa.Engine, node: Nod
 
 
 def test_withdrawn_set_stays_while_a_consumer_has_it(engine: sa.Engine, node: Node) -> None:
-    host = SetHost(engine, node, wanted={"8": 1}, kind=PLAIN)
+    host = make_set_host(engine, node, wanted={"8": 1}, kind=PLAIN)
     # A server was allocated the whole host, and has not asked for its devices yet.
     consumer = node.allocate(host.provider("0"), GPU, 8)
     host.source = replace(
@@ -150,7 +150,7 @@ def test_withdrawn_set_stays_while_a_consumer_has_it(engine: sa.Engine, node: No
 
 
 def test_unhealthy_member_closes_its_sets(engine: sa.Engine, node: Node) -> None:
-    host = SetHost(engine, node, wanted={"4": 1})
+    host = make_set_host(engine, node, wanted={"4": 1})
     host.gpus["01"] = make_gpu("01", health=Health.UNHEALTHY, health_reason="Xid 79")
     host.report()
     offered = host.offered()
@@ -161,7 +161,7 @@ def test_unhealthy_member_closes_its_sets(engine: sa.Engine, node: Node) -> None
 
 
 def test_missing_member_closes_its_sets(sqlite_engine: sa.Engine, node: Node) -> None:
-    host = SetHost(sqlite_engine, node)
+    host = make_set_host(sqlite_engine, node)
     host.report(without=["08"])
     assert all("08" not in host.family[name] for name in host.offered())
     host.report()
@@ -169,7 +169,7 @@ def test_missing_member_closes_its_sets(sqlite_engine: sa.Engine, node: Node) ->
 
 
 def test_maintenance_of_a_member_closes_its_sets(sqlite_engine: sa.Engine, node: Node) -> None:
-    host = SetHost(sqlite_engine, node)
+    host = make_set_host(sqlite_engine, node)
     (device,) = rows.read(sqlite_engine, schema.devices, address=gpu_address("02"))
     devices = build(Devices, UnitOfWork(sqlite_engine), lambda: None)
     devices.set_status(device["uuid"], "maintaining")
@@ -178,7 +178,7 @@ def test_maintenance_of_a_member_closes_its_sets(sqlite_engine: sa.Engine, node:
 
 
 def test_source_with_a_problem_offers_nothing(sqlite_engine: sa.Engine, node: Node) -> None:
-    host = SetHost(sqlite_engine, node)
+    host = make_set_host(sqlite_engine, node)
     host.source = replace(
         host.source, health=Health.UNHEALTHY, health_reason="Fabric Manager is away"
     )
@@ -189,7 +189,7 @@ def test_source_with_a_problem_offers_nothing(sqlite_engine: sa.Engine, node: No
 def test_group_breaks_one_host_only(engine: sa.Engine, node: Node, placement_adapter: Any) -> None:
     wanted = {"8": 1, "2": 1, "1": 2}
     second = Node(placement_adapter)
-    hosts = [SetHost(engine, n, wanted=wanted, group="h100", kind=PLAIN) for n in (node, second)]
+    hosts = make_set_hosts(engine, (node, second), wanted=wanted, group="h100", kind=PLAIN)
     sizes = [sorted(host.offered().values()) for host in hosts]
     assert sorted(sizes) == [[1, 1, 2, 4], [8]]
     broken, whole = (hosts[sizes.index(found)] for found in ([1, 1, 2, 4], [8]))
@@ -223,7 +223,7 @@ def test_wanted_counts_over_the_independent_parts_of_a_source(
         for n in (0, 1)
         for name, units in H100.items()
     }
-    host = SetHost(sqlite_engine, node, boards, wanted={"1": 2}, kind=PLAIN)
+    host = make_set_host(sqlite_engine, node, boards, wanted={"1": 2}, kind=PLAIN)
     assert sorted(host.offered().values()) == [1, 1, 2, 4, 8]
     # Also within a group.
     host.source = make_source(boards, wanted={"1": 2}, group="all", kind=PLAIN)
@@ -234,7 +234,7 @@ def test_wanted_counts_over_the_independent_parts_of_a_source(
 def test_sources_with_common_devices_and_two_groups_are_not_offered_both(
     sqlite_engine: sa.Engine, node: Node
 ) -> None:
-    host = SetHost(sqlite_engine, node, wanted={"8": 1}, group="a", kind=PLAIN)
+    host = make_set_host(sqlite_engine, node, wanted={"8": 1}, group="a", kind=PLAIN)
     other = make_source({"9": frozenset({"01", "02"})}, wanted={"2": 1}, group="b", kind=PLAIN)
     other = replace(
         other,
@@ -258,7 +258,7 @@ def test_sources_with_common_devices_and_two_groups_are_not_offered_both(
 def test_fabric_is_prepared_after_and_released_before_its_members(
     engine: sa.Engine, node: Node
 ) -> None:
-    host = SetHost(engine, node)
+    host = make_set_host(engine, node)
     host.gpus = {
         unit: replace(gpu, abilities=host.source.abilities) for unit, gpu in host.gpus.items()
     }
@@ -277,7 +277,7 @@ def test_fabric_is_prepared_after_and_released_before_its_members(
 
 
 def test_set_with_an_owner_is_drained_and_not_removed(engine: sa.Engine, node: Node) -> None:
-    host = SetHost(engine, node, kind=PLAIN)
+    host = make_set_host(engine, node, kind=PLAIN)
     instance = host.bind("3")
     source = host.source
     host.source = replace(source, deployables=source.deployables[:3])
@@ -294,7 +294,7 @@ def test_set_with_an_owner_is_drained_and_not_removed(engine: sa.Engine, node: N
 def test_custody_of_a_set_is_in_the_logs_of_its_devices(
     sqlite_engine: sa.Engine, node: Node
 ) -> None:
-    host = SetHost(sqlite_engine, node, kind=PLAIN)
+    host = make_set_host(sqlite_engine, node, kind=PLAIN)
     host.delete(host.bind("3"))
     devices = {row["uuid"]: row["address"] for row in rows.read(sqlite_engine, schema.devices)}
     for event in ("claimed", "released"):
@@ -307,7 +307,7 @@ def test_custody_of_a_set_is_in_the_logs_of_its_devices(
 def test_maintenance_of_the_source_does_not_wait_for_the_servers(
     engine: sa.Engine, node: Node
 ) -> None:
-    host = SetHost(engine, node, wanted={"4": 2}, kind=PLAIN)
+    host = make_set_host(engine, node, wanted={"4": 2}, kind=PLAIN)
     provider = host.provider("1")
     instance = host.bind("1", instance=node.allocate(provider, GPU, 4))
     host.publish()
@@ -329,7 +329,7 @@ def test_maintenance_of_the_source_does_not_wait_for_the_servers(
 
 
 def test_successor_replaces_all_devices_of_a_set(engine: sa.Engine, node: Node) -> None:
-    host = SetHost(engine, node, kind=PLAIN)
+    host = make_set_host(engine, node, kind=PLAIN)
     context = rows.insert(
         engine,
         schema.device_contexts,
@@ -354,7 +354,7 @@ def test_successor_replaces_all_devices_of_a_set(engine: sa.Engine, node: Node) 
 def test_failed_plan_of_a_host_does_not_stop_the_others(
     sqlite_engine: sa.Engine, node: Node, placement_adapter: Any
 ) -> None:
-    host, other = SetHost(sqlite_engine, node), SetHost(sqlite_engine, Node(placement_adapter))
+    host, other = make_set_hosts(sqlite_engine, (node, Node(placement_adapter)))
     (row,) = rows.read(sqlite_engine, schema.deployables, rp_uuid=host.provider("0"))
     rows.update(sqlite_engine, schema.deployables, row["id"], device_set={"kind": "newer"})
     stale = [row["rp_uuid"], other.provider("0")]

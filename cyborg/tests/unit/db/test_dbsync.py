@@ -42,13 +42,8 @@ def test_upgrade_of_an_empty_database_reaches_head(conf: Path) -> None:
 
 
 def test_command_accepts_a_configuration_directory(conf: Path) -> None:
-    done = subprocess.run(
-        [*COMMAND, "--config-dir", str(conf.parent), "stamp", "head"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = [*COMMAND, "--config-dir", str(conf.parent), "stamp", "head"]
+    done = start_fork_server().run(command, os.environ)
     assert done.returncode == 0, done.stderr
     assert "marked" in done.stdout
 

@@ -28,6 +28,7 @@ from cyborg.tests.fixtures.device_sets.host import (
 )
 from cyborg.tests.fixtures.device_sets.saved import make_set_host
 from cyborg.tests.fixtures.hosts.hosts import make_hosts
+from cyborg.tests.fixtures.machine.tiers import sample
 
 __all__ = ["node", "placement_adapter"]
 
@@ -153,7 +154,7 @@ def test_inactive_partition_of_a_server_is_activated_by_repair(env: Env) -> None
     assert [row["state"] for row in waiting] == ["Bound"]
 
 
-@pytest.mark.parametrize("name", [PAIR, "7"])
+@pytest.mark.parametrize("name", sample([PAIR, "7"], PAIR))
 @pytest.mark.parametrize("prepared", [True, False])
 def test_reboot_during_a_repair_restores_the_whole_set(env: Env, name: str, prepared: bool) -> None:
     """The job of the repair has the partition alone; the reboot also undid the devices."""

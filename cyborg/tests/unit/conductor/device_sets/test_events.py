@@ -32,6 +32,7 @@ from cyborg.tests.fixtures.device_sets.host import GPU, SOURCE, gpu_address, mak
 from cyborg.tests.fixtures.device_sets.saved import make_set_host, make_set_hosts
 from cyborg.tests.fixtures.machine.options import make_conf
 from cyborg.tests.fixtures.machine.processes import wait_until
+from cyborg.tests.fixtures.machine.tiers import sample
 from cyborg.threads.periodic import PeriodicTask
 
 __all__ = ["node", "placement_adapter"]
@@ -240,7 +241,12 @@ EVENTS = [
 ]
 
 
-@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__.lower())
+@pytest.mark.parametrize(
+    "event",
+    # A report brings the others back as it does a fault, a window as a status.
+    sample(EVENTS, Fault, Status, Failing, Release, Cleaning, FailedBind),
+    ids=lambda event: event.__name__.lower(),
+)
 def test_group_offers_its_sets_again_after(
     sqlite_engine: sa.Engine, node: Node, placement_adapter: Any, event: Callable[[Group], Any]
 ) -> None:

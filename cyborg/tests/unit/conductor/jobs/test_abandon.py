@@ -16,6 +16,7 @@ from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.hosts.host_work import UNREACHABLE, AgentsDouble
 from cyborg.tests.fixtures.hosts.hosts import card
 from cyborg.tests.fixtures.hosts.rollouts import Cloud
+from cyborg.tests.fixtures.machine.tiers import sample
 from cyborg.tests.unit.conductor.drivers.test_rollout_controller import (
     bind,
     devices,
@@ -144,7 +145,7 @@ def drop_from_file(cloud: Cloud, workers: AgentsDouble, run_jobs: RunJobs) -> No
     assert handles(cloud) == [("0000", True, True)]
 
 
-@pytest.mark.parametrize("driver", ["fake", "driver-of-no-host"])
+@pytest.mark.parametrize("driver", sample(["fake", "driver-of-no-host"], "fake"))
 @pytest.mark.parametrize("down", [False, True])
 def test_forced_uninstall_of_a_backend_that_left_devices_abandons_them(
     cloud: Cloud, workers: AgentsDouble, run_jobs: RunJobs, driver: str, down: bool

@@ -16,6 +16,7 @@ from cyborg.tests.fixtures.databases.publisher_setup import Clock, RecordingPlac
 from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.hosts.host_time import host_clock_off
 from cyborg.tests.fixtures.hosts.hosts import card
+from cyborg.tests.fixtures.machine.tiers import sample
 
 __all__ = ["node", "placement_adapter"]
 
@@ -74,7 +75,7 @@ def sqlite_env(sqlite_engine: sa.Engine, node: Node) -> Env:
     return Env(sqlite_engine, node)
 
 
-@pytest.mark.parametrize("new_uuid", [False, True])
+@pytest.mark.parametrize("new_uuid", sample([False, True], True))
 def test_recreated_compute_node_gets_its_providers_in_next_run(env: Env, new_uuid: bool) -> None:
     before = env.node.children()
     env.delete_compute_service()

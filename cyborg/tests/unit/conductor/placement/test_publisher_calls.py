@@ -7,6 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.clients import placement
+from cyborg.conductor.placement import publisher
 from cyborg.core.inventory.device import Health
 from cyborg.db import schema
 from cyborg.db.providers import write as store
@@ -139,18 +140,22 @@ def test_run_after_long_placement_outage_publishes_all(
 
 
 def test_failing_providers_do_not_delay_others(
-    sqlite_engine: sa.Engine, node: Node, recording: RecordingPlacement
+    sqlite_engine: sa.Engine,
+    node: Node,
+    recording: RecordingPlacement,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cards = [card(n, 1) for n in range(70)]
+    monkeypatch.setattr(publisher, "BATCH", 8)
+    cards = [card(n, 1) for n in range(14)]
     publish = make_publisher(sqlite_engine, recording)
     host = report_devices(sqlite_engine, node, *cards)
     publish.run_once()
     recording.refused = {provider_uuid(node, n) for n in (3, 4, 5)}
-    report_devices(sqlite_engine, node, *(card(n, 2) for n in range(70)), host=host)
+    report_devices(sqlite_engine, node, *(card(n, 2) for n in range(14)), host=host)
     count = publish.run_once()
     while publish.unfinished:  # on a slow machine
         count += publish.run_once()
-    assert count == 67
+    assert count == 11
     unpublished = {r["uuid"] for r in rows.read(sqlite_engine, schema.providers) if r["error"]}
     assert unpublished == recording.refused
     recording.refused = set()

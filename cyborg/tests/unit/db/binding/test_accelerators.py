@@ -300,19 +300,28 @@ def test_state_filter_matches_core(sqlite_engine: sa.Engine) -> None:
         (schema.deployables, card.deployable_id, "job_id"): [None, job],
         (schema.services, agent, "down_since"): [None, timeutils.utcnow()],
     }
+    written: dict[tuple[sa.Table, int, str], Any] = {}
+
+    def write(tx: sa.Connection, place: tuple[sa.Table, int, str], value: Any) -> None:
+        table, id_, column = place
+        tx.execute(sa.update(table).where(table.c.id == id_).values({column: value}))
+        written[place] = value
+
     found_values = set()
     with engine.connect() as tx:
         for columns in (choices, cordoning):
             for values in itertools.product(*columns.values()):
-                for (table, id_, column), value in zip(columns, values, strict=True):
-                    tx.execute(sa.update(table).where(table.c.id == id_).values({column: value}))
+                for place, value in zip(columns, values, strict=True):
+                    if written.get(place, ...) != value:
+                        write(tx, place, value)
                 (row,) = read.find(tx)
-                matching = [s for s in AcceleratorState if read.find(tx, states=[s])]
-                assert matching == [row["state"]], values
+                assert read.find(tx, states=[row["state"]]) == [row], values
+                others = [state for state in AcceleratorState if state != row["state"]]
+                assert read.find(tx, states=others) == [], values
                 found_values.add(row["state"])
             # The second round is of a handle without an owner, on which only the device decides.
-            for (table, id_, column), (first, *_) in columns.items():
-                tx.execute(sa.update(table).where(table.c.id == id_).values({column: first}))
+            for place, (first, *_) in columns.items():
+                write(tx, place, first)
         tx.rollback()
     assert found_values == set(AcceleratorState)
 

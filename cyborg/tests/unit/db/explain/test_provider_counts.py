@@ -22,6 +22,7 @@ from cyborg.db.explain import provider_counts, provider_states
 from cyborg.db.paging import Page
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
+from cyborg.tests.fixtures.machine.tiers import pick_points
 
 LAYOUTS = [
     {"name": "whole", "offers": {"PGPU": 1}, "traits": ["CUSTOM_WHOLE"]},
@@ -225,18 +226,26 @@ def assert_agreement(
     assert count_capacity(demands, counts) == capacities
 
 
-@pytest.mark.parametrize("size", [None, 3])
 def test_counted_providers_are_evaluated_as_listed_ones(
-    engine: sa.Engine, monkeypatch: pytest.MonkeyPatch, size: int | None
+    engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if size is not None:
-        monkeypatch.setattr(provider_counts, "MAX_PROVIDERS", size)
-        monkeypatch.setattr(provider_counts, "MAX_DEVICES", size - 1)
     Cloud(engine)
+    hosts = ("host-0", "host-1", "host-3", "nowhere")
+    # In this order every eighth one has each host, and another request each time.
+    of_hosts = [
+        (demands, hosts[(number + shift) % len(hosts)])
+        for shift in range(len(hosts))
+        for number, demands in enumerate(REQUESTS.values())
+    ]
     with engine.connect() as connection:
-        for demands in REQUESTS.values():
-            for host in (None, "host-0", "host-1", "host-3", "nowhere"):
-                assert_agreement(connection, demands, host)
+        for size in (None, 3):
+            if size is not None:
+                monkeypatch.setattr(provider_counts, "MAX_PROVIDERS", size)
+                monkeypatch.setattr(provider_counts, "MAX_DEVICES", size - 1)
+            for demands in REQUESTS.values():
+                assert_agreement(connection, demands, None)
+            for point in pick_points(len(of_hosts)):
+                assert_agreement(connection, *of_hosts[point])
 
 
 def test_cloud_of_this_test_has_each_predicate(sqlite_engine: sa.Engine) -> None:

@@ -2,6 +2,7 @@
 """A whole agent beside a conductor that only listens, and the command as a process."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from cyborg.tests.fixtures.bus.broker import Bus
 from cyborg.tests.fixtures.drivers import all_drivers
 from cyborg.tests.fixtures.hosts.reconciler_host import ConductorDouble
 from cyborg.tests.fixtures.hosts.scripted_driver import LONG
-from cyborg.tests.fixtures.machine.processes import free_port, wait_until
+from cyborg.tests.fixtures.machine.processes import free_port, start_fork_server, wait_until
 from cyborg.tests.unit.agent.report.test_heartbeat import Conductor
 
 DISCOVERY = "5f0d6f3c-6a8e-4a39-9b7a-0d5f6f3c6a8e"
@@ -215,6 +216,11 @@ def test_start_replay_replays_recorded_uevents(memory_bus: Bus, tmp_path: Path) 
         service.stop()
 
 
+def run_agent(*arguments: str) -> subprocess.CompletedProcess[str]:
+    code = "import sys; from cyborg.cmd.agent import main; sys.exit(main())"
+    return start_fork_server().run([sys.executable, "-c", code, *arguments], os.environ)
+
+
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=False
@@ -248,7 +254,7 @@ def config(tmp_path: Path) -> Path:
 def test_agent_command_invalid_rule_exits_with_error(config: Path) -> None:
     with config.open("a") as file:
         file.write("[generic]\ndevices = vendr=8086\n")
-    done = run("-m", "cyborg.cmd.agent", "--config-file", str(config))
+    done = run_agent("--config-file", str(config))
     assert done.returncode == 1
     assert "cyborg-agent: [generic] devices: found 'vendr=8086'; expected key=value" in done.stderr
     assert "Traceback" not in done.stderr
@@ -256,7 +262,7 @@ def test_agent_command_invalid_rule_exits_with_error(config: Path) -> None:
 
 @pytest.mark.slow
 def test_agent_command_missing_config_file_exits_with_error(tmp_path: Path) -> None:
-    done = run("-m", "cyborg.cmd.agent", "--config-file", str(tmp_path / "none.conf"))
+    done = run_agent("--config-file", str(tmp_path / "none.conf"))
     assert done.returncode == 1
     assert "none.conf" in done.stderr
     assert "Traceback" not in done.stderr

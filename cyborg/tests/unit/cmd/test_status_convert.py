@@ -110,7 +110,7 @@ def test_each_option_of_a_release_has_one_outcome_that_services_accept(
     assert_services_accept(convert(former_configs.render(former), tmp_path), tmp_path)
 
 
-@pytest.mark.parametrize("name", FIELD)
+@pytest.mark.parametrize("name", sample(FIELD, "agent", "drivers", "install-guide"))
 def test_configurations_of_the_field_are_accepted(name: str, tmp_path: Path) -> None:
     folders = {"LOGS": str(tmp_path), "STATE": str(tmp_path)}
     new = convert(former_configs.read_field(name, PLACES | folders), tmp_path)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 
@@ -15,7 +16,7 @@ def run(program: str) -> str:
 @pytest.mark.slow
 def test_daemon_does_not_import_eventlet() -> None:
     daemons = "import cyborg.cmd.agent, cyborg.cmd.conductor, cyborg.api.app, sys"
-    assert run("import eventlet; print('installed')") == "installed\n", "required by oslo.service"
+    assert metadata.version("eventlet"), "required by oslo.service"
     assert run(f"{daemons}; print(sys.modules['eventlet'])") == "None\n"
 
 

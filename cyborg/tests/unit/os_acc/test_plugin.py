@@ -16,6 +16,7 @@ from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.core.inventory.device import HandleType
 from cyborg.os_acc import plugin
 from cyborg.os_acc.plugin import PciPlugin
+from cyborg.tests.fixtures.machine.tiers import sample
 from cyborg.tests.unit.os_acc.samples import CARD, make_arq
 
 USB = """
@@ -85,12 +86,15 @@ def test_plugin_of_another_package_is_used_and_its_values_are_escaped() -> None:
 @pytest.mark.usefixtures("acme")
 @pytest.mark.parametrize(
     ("handle_type", "reason"),
-    [
+    sample(
+        [
+            ("BROKEN", "Missing"),
+            ("ABSTRACT", "TypeError"),
+            ("FOREIGN", "xml.etree.ElementTree:TreeBuilder is no subclass of Plugin"),
+            ("MDEV", "several packages have a plugin of this name"),
+        ],
         ("BROKEN", "Missing"),
-        ("ABSTRACT", "TypeError"),
-        ("FOREIGN", "xml.etree.ElementTree:TreeBuilder is no subclass of Plugin"),
-        ("MDEV", "several packages have a plugin of this name"),
-    ],
+    ),
 )
 def test_defective_plugin_fails_only_its_type(handle_type: str, reason: str) -> None:
     with pytest.raises(DriverFailed, match=reason):

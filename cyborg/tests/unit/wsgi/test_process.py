@@ -112,14 +112,11 @@ assert application({}, None) == [os.getpid()]
 @pytest.mark.slow
 def test_server_id_is_shared_by_children() -> None:
     assert server_id() == server_id()
-    command = [
-        sys.executable,
-        "-c",
-        "from cyborg.wsgi.application import server_id; print(server_id())",
-    ]
-    ids = {subprocess.check_output(command, text=True) for _ in range(2)}
-    assert len(ids) == 1
-    assert ids != {f"{server_id()}\n"}
+    script = "from cyborg.wsgi.application import server_id; print(server_id())"
+    results = [run_forked(script) for _ in range(2)]
+    ids = {done.stdout for done in results}
+    assert len(ids) == 1, results
+    assert ids.isdisjoint({"", f"{server_id()}\n"})
 
 
 def run_forked(script: str, **env: str) -> subprocess.CompletedProcess[str]:

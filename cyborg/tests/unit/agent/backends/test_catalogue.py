@@ -3,7 +3,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -88,48 +88,52 @@ def test_scan_finds_newly_installed_driver(install: Install) -> None:
         catalogue.driver("mad")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("code", "error"),
-    [
-        (None, "ModuleNotFoundError: No module named"),
-        ("import nothing_like_it_anywhere", "ModuleNotFoundError: No module named 'nothing_like"),
-        ("import sys; sys.exit(3)", "SystemExit: 3"),
-        ("assert False, 'not on this host'", "AssertionError: not on this host"),
-        ("def", "SyntaxError: "),
-        ("Made = 7", "TypeError: 7 is not a subclass of cyborg.drivers.base.Driver"),
-        (HEAD + BODY.replace('"int", 1', '"int", object()'), "TypeError: Object of type object"),
-        (HEAD + BODY.replace('"int"', '"real"'), "ValueError: unknown kind of option 'real'"),
-        (HEAD + BODY.replace("version", "vision"), "AttributeError: "),
-        (
-            HEAD + BODY.replace('"made", "3"', '"made", 3'),
-            "TypeError: version 3 of its class is",
-        ),
-        (HEAD + BODY.replace('"made", "3"', '"mad", "3"'), "ValueError: its class has the name"),
-        (
-            HEAD + BODY + '    UEVENT_SUBSYSTEMS = "pci"\n',
-            "TypeError: its UEVENT_SUBSYSTEMS 'pci' is not a frozenset",
-        ),
-        (HEAD + BODY.replace('"int", 1', '"float", 1e999'), "ValueError: Out of range float"),
-        (HEAD + BODY.replace('"One."', '"\\ud800"'), "UnicodeEncodeError: "),
-        (HEAD + BODY.replace('"One."', '"x" * 40_000'), "ValueError: its metadata has 4"),
-    ],
+BROKEN: Sequence[tuple[str | None, str]] = (
+    (None, "ModuleNotFoundError: No module named"),
+    ("import nothing_like_it_anywhere", "ModuleNotFoundError: No module named 'nothing_like"),
+    ("import sys; sys.exit(3)", "SystemExit: 3"),
+    ("assert False, 'not on this host'", "AssertionError: not on this host"),
+    ("def", "SyntaxError: "),
+    ("Made = 7", "TypeError: 7 is not a subclass of cyborg.drivers.base.Driver"),
+    (HEAD + BODY.replace('"int", 1', '"int", object()'), "TypeError: Object of type object"),
+    (HEAD + BODY.replace('"int"', '"real"'), "ValueError: unknown kind of option 'real'"),
+    (HEAD + BODY.replace("version", "vision"), "AttributeError: "),
+    (
+        HEAD + BODY.replace('"made", "3"', '"made", 3'),
+        "TypeError: version 3 of its class is",
+    ),
+    (HEAD + BODY.replace('"made", "3"', '"mad", "3"'), "ValueError: its class has the name"),
+    (
+        HEAD + BODY + '    UEVENT_SUBSYSTEMS = "pci"\n',
+        "TypeError: its UEVENT_SUBSYSTEMS 'pci' is not a frozenset",
+    ),
+    (HEAD + BODY.replace('"int", 1', '"float", 1e999'), "ValueError: Out of range float"),
+    (HEAD + BODY.replace('"One."', '"\\ud800"'), "UnicodeEncodeError: "),
+    (HEAD + BODY.replace('"One."', '"x" * 40_000'), "ValueError: its metadata has 4"),
 )
+
+
+@pytest.mark.slow
 def test_scan_broken_driver_does_not_affect_others(
-    install: Install, code: str | None, error: str, caplog: pytest.LogCaptureFixture
+    install: Install, caplog: pytest.LogCaptureFixture
 ) -> None:
-    install("made", code)
+    errors = {}
+    for number, (code, error) in enumerate(BROKEN):
+        name = f"made{number}"
+        install(name, code and code.replace('"made"', f'"{name}"'))
+        errors[name] = error
     catalogue = DriverCatalogue()
     entries = {entry.name: entry for entry in catalogue.entries}
-    assert set(entries) == {"made", *all_drivers()}
-    assert str(entries["made"].error).startswith(error)
-    assert entries["made"].version is None
-    with pytest.raises(DriverFailed, match="driver made cannot be loaded: "):
-        catalogue.driver("made")
+    assert set(entries) == {*errors, *all_drivers()}
+    for name, error in errors.items():
+        assert str(entries[name].error).startswith(error), name
+        assert entries[name].version is None
+        with pytest.raises(DriverFailed, match=f"driver {name} cannot be loaded: "):
+            catalogue.driver(name)
     catalogue.scan()
     loaded = [text for text in texts_of(caplog.records) if "Driver cannot be loaded" in text]
-    assert len(loaded) == 1, "said once"
-    assert loaded[0].startswith("[driver=made] ")
+    said = [text.partition(" ")[0] for text in loaded]
+    assert sorted(said) == sorted(f"[driver={name}]" for name in errors), "said once"
     assert registry.load(registry.dump(catalogue.entries)) == catalogue.entries
 
 

@@ -275,10 +275,10 @@ def test_reconcile_hundreds_of_changes_leak_nothing(
             more: dict[str, Any] = {"fail": "no smoke"} if act == 2 else {}
             host.reconcile_to(conductor.set_desired("f1", num_devices=1 + number % 3, **more))
 
-    for number in range(20):
+    for number in range(8):
         change(number)
     baseline = count_resources()
-    for number in range(20, 20 + tiers.scale(200)):
+    for number in range(8, 8 + tiers.scale(128)):
         change(number)
     threads, files, drivers = count_resources()
     assert threads <= baseline[0] + 2

@@ -11,6 +11,7 @@ from cyborg.cli import app
 from cyborg.cli.commands import ALIASES
 from cyborg.cli.completion.command import WRITERS, CompletionTable, build_table, read_parsers
 from cyborg.tests.fixtures.cli.terminal import Terminal, run_in_terminal
+from cyborg.tests.fixtures.machine.tiers import sample
 
 # The typed words, of which the last one is completed, and some of the offered words.
 # An option takes the next word as its value, also if it looks like a command.
@@ -161,7 +162,7 @@ def test_bash_completes_typed_words(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.requires("zsh")
-@pytest.mark.parametrize("installed", [False, True], ids=["sourced", "installed"])
+@pytest.mark.parametrize("installed", sample([False, True], True), ids=["sourced", "installed"])
 def test_zsh_completes_typed_words(folder: Path, installed: bool) -> None:
     start = "autoload -Uz compinit; compinit -u -D; source ./cyborg.zsh"
     if installed:

@@ -128,7 +128,7 @@ def test_top_in_terminal_refreshes_until_q() -> None:
 @pytest.mark.parametrize(
     ("number", "status"),
     [
-        (signal.SIGINT, 0),
+        pytest.param(signal.SIGINT, 0, marks=pytest.mark.matrix),
         (signal.SIGTERM, 143),
         pytest.param(signal.SIGHUP, 129, marks=pytest.mark.matrix),
     ],

@@ -16,6 +16,7 @@ from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
 from cyborg.tests.fixtures.databases.services import build
+from cyborg.tests.fixtures.device_sets.families import H100_FOUR
 from cyborg.tests.fixtures.device_sets.host import GPU, SetHost, gpu_address, make_source
 from cyborg.tests.fixtures.device_sets.saved import make_set_host
 from cyborg.tests.fixtures.hosts.hosts import make_hosts
@@ -27,7 +28,7 @@ __all__ = ["node", "placement_adapter"]
 @pytest.fixture
 def host(engine: sa.Engine, node: Node) -> SetHost:
     """Return a host whose sets need no work."""
-    return make_set_host(engine, node, kind=SetKind.PCIE)
+    return make_set_host(engine, node, H100_FOUR, kind=SetKind.PCIE)
 
 
 def turn_off(host: SetHost) -> None:
@@ -85,7 +86,7 @@ def test_gpu_of_a_server_before_sets_is_in_sets_after_its_release(host: SetHost)
     host.node.deallocate(instance)
     host.publish()
     assert host.node.inventory(gpu_provider(host, "01")) == {}
-    assert host.offered() == {"0": 8}
+    assert host.offered() == {"1": 4}
 
 
 def test_gpu_that_is_cleaned_when_sets_appear_is_in_sets_after_that(host: SetHost) -> None:
@@ -99,15 +100,15 @@ def test_gpu_that_is_cleaned_when_sets_appear_is_in_sets_after_that(host: SetHos
     assert all("01" not in host.family[name] for name in host.offered())
     finish_cleaning(host)
     host.publish()
-    assert host.offered() == {"0": 8}
+    assert host.offered() == {"1": 4}
 
 
 def test_sets_that_return_do_not_overlap_what_placement_has_allocated(host: SetHost) -> None:
     # A server is being built.
-    consumer = host.node.allocate(host.provider("0"), GPU, 8)
+    consumer = host.node.allocate(host.provider("1"), GPU, 4)
     turn_off(host)
-    host.source = make_source(wanted={"1": 8}, kind=SetKind.PCIE)
+    host.source = make_source(H100_FOUR, wanted={"1": 4}, kind=SetKind.PCIE)
     host.report()
     assert host.offered() == {}
-    host.bind("0", instance=consumer)
+    host.bind("1", instance=consumer)
     assert set(host.owners()) == set(host.gpus)

@@ -47,7 +47,7 @@ def test_server_with_a_single_gpu_fails_with_the_reason_if_sets_appear(host: Set
     consumer = host.node.allocate(gpu_provider(host, "01"), GPU)
     host.report()
     # Another server is faster: it gets the whole board.
-    other = host.bind("0")
+    other = host.bind("1")
     with pytest.raises(NoHandle, match="device is allocated in device sets only") as caught:
         bind_allocated_gpu(host, "01", consumer)
     ((reason, *_),) = caught.value.details["reasons"].values()
@@ -61,9 +61,9 @@ def test_server_with_a_single_gpu_fails_with_the_reason_if_sets_appear(host: Set
 
 
 def test_server_with_a_set_fails_with_the_reason_if_sets_disappear(host: SetHost) -> None:
-    provider = host.provider("0")
-    consumer = host.node.allocate(provider, GPU, 8)
-    uuids = host.create_arqs(8)
+    provider = host.provider("1")
+    consumer = host.node.allocate(provider, GPU, 4)
+    uuids = host.create_arqs(4)
     turn_off(host)
     other = bind_gpu(host, "01")
     target = {"hostname": host.node.name, "device_rp_uuid": provider, "instance_uuid": consumer}
@@ -130,7 +130,7 @@ def test_set_that_is_claimed_during_the_report_without_it_stays(host: SetHost) -
         assert report.exception(30) is None
     (row,) = rows.read(host.engine, schema.deployables, address="hgx:3")
     assert row["draining"]
-    assert rows.read(host.engine, schema.deployables, address="hgx:0") == []
+    assert rows.read(host.engine, schema.deployables, address="hgx:1") == []
     assert set(host.owners()) == {"01", "03"}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events without a bind after which a group offers a set of eight devices again, at once.
+"""Events without a bind after which a group offers a set of a whole host again, at once.
 
 Nothing here runs the sweep of the groups.
 """
@@ -28,6 +28,7 @@ from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
 from cyborg.tests.fixtures.databases.services import build
+from cyborg.tests.fixtures.device_sets.families import H100_FOUR
 from cyborg.tests.fixtures.device_sets.host import GPU, SOURCE, gpu_address, make_gpu
 from cyborg.tests.fixtures.device_sets.saved import make_set_host, make_set_hosts
 from cyborg.tests.fixtures.machine.options import make_conf
@@ -37,18 +38,20 @@ from cyborg.threads.periodic import PeriodicTask
 
 __all__ = ["node", "placement_adapter"]
 
-WANTED = {"8": 1, "4": 1, "2": 1, "1": 2}
+WANTED = {"4": 1, "2": 1, "1": 2}
+SIZES = [1, 1, 2, 4]
+WHOLE, ALL = "1", 4  # the set of a whole host, and its size
 SICK: dict[str, Any] = {"health": Health.UNHEALTHY, "health_reason": "Xid 79"}
 
 
 class Group:
-    """Two hosts that together have exactly the wanted sets; ``whole`` has the one of eight."""
+    """Two hosts that together have exactly the wanted sets; ``whole`` has the one of four."""
 
     def __init__(self, engine: sa.Engine, nodes: tuple[Node, Node], kind: SetKind) -> None:
         self.engine, self.uow = engine, UnitOfWork(engine)
-        self.hosts = make_set_hosts(engine, nodes, wanted=WANTED, group="hgx", kind=kind)
-        assert self.sizes() == [1, 1, 2, 4, 8]
-        self.whole = next(host for host in self.hosts if host.offered() == {"0": 8})
+        self.hosts = make_set_hosts(engine, nodes, H100_FOUR, wanted=WANTED, group="hgx", kind=kind)
+        assert self.sizes() == SIZES
+        self.whole = next(host for host in self.hosts if host.offered() == {WHOLE: ALL})
         self.wakes = 0
 
     def publish(self) -> None:
@@ -66,13 +69,13 @@ class Group:
         self.wakes += 1
 
     def device(self, address: str) -> dict[str, Any]:
-        """Return a device of the host with the set of eight."""
+        """Return a device of the host with the set of four."""
         host = self.whole.node.name
         (row,) = rows.read(self.engine, schema.devices, host=host, address=address)
         return row
 
     def report(self, *, without: str | None = None) -> None:
-        """Report the devices of the host with the set of eight."""
+        """Report the devices of the host with the set of four."""
         host = self.whole
         gpus = [gpu for unit, gpu in host.gpus.items() if unit != without]
         host.host.send(
@@ -191,7 +194,8 @@ class Release(Fault):
         host = self.group.whole
         host.arqs.binder = replace(host.arqs.binder, wake_publisher=self.group.wake)
         host.arqs._wake_publisher = self.group.wake
-        self.instance = host.bind("0", instance=host.node.allocate(host.provider("0"), GPU, 8))
+        consumer = host.node.allocate(host.provider(WHOLE), GPU, ALL)
+        self.instance = host.bind(WHOLE, instance=consumer)
 
     def regain(self) -> None:
         host = self.group.whole
@@ -256,52 +260,52 @@ def test_group_offers_its_sets_again_after(
     change.lose()
     group.publish()
     if event is not Cleaning:  # an offered set stays offered while it is cleaned
-        assert 8 not in group.sizes()
+        assert ALL not in group.sizes()
     group.wakes = 0
     change.regain()
     assert group.wakes, "the publisher does not wait for its interval"
     group.publish()
-    assert group.sizes() == [1, 1, 2, 4, 8]
+    assert group.sizes() == SIZES
 
 
 def test_two_free_hosts_offer_all_sizes_at_once(
     sqlite_engine: sa.Engine, node: Node, placement_adapter: Any
 ) -> None:
-    """Both had a server of eight GPUs: no smaller set was offered, and none was allocated."""
+    """Both had a server of all GPUs: no smaller set was offered, and none was allocated."""
     group = Group(sqlite_engine, (node, Node(placement_adapter)), SetKind.PCIE)
-    first = group.whole.bind("0")
+    first = group.whole.bind(WHOLE)
     group.publish()
     (other,) = (host for host in group.hosts if host is not group.whole)
     other.source = replace(
         other.source,
         deployables=tuple(
-            replace(d, device_set=replace(d.device_set, wanted={"8": 2}))
+            replace(d, device_set=replace(d.device_set, wanted={"4": 2}))
             for d in other.source.deployables
             if d.device_set is not None
         ),
     )
     other.report()
-    assert group.sizes() == [8]
-    second = other.bind("0")
+    assert group.sizes() == [ALL]
+    second = other.bind(WHOLE)
     other.source = replace(other.source, deployables=group.whole.source.deployables)
     other.report()
     assert group.sizes() == []
     group.whole.delete(first)
     group.publish()
-    assert group.sizes() == [8], "the only one: it is kept for a while"
+    assert group.sizes() == [ALL], "the only one: it is kept for a while"
     other.delete(second)
     group.publish()
-    assert group.sizes() == [1, 1, 2, 4, 8]
+    assert group.sizes() == SIZES
 
 
 def test_allocation_that_nova_deletes_without_a_bind_ends_the_withdrawal(
     sqlite_engine: sa.Engine, node: Node
 ) -> None:
-    host = make_set_host(sqlite_engine, node, wanted={"8": 1}, kind=SetKind.PCIE)
-    consumer = node.allocate(host.provider("0"), GPU, 8)
+    host = make_set_host(sqlite_engine, node, H100_FOUR, wanted={"4": 1}, kind=SetKind.PCIE)
+    consumer = node.allocate(host.provider(WHOLE), GPU, ALL)
     host.gpus["01"] = make_gpu("01", **SICK)
     host.report()
-    provider = host.provider("0")
+    provider = host.provider(WHOLE)
     # Servers wait for minutes, which must not delay the sets of the other devices for a minute.
     for _ in range(12):
         (row,) = rows.read(sqlite_engine, schema.providers, uuid=provider)
@@ -324,30 +328,30 @@ def test_allocation_that_nova_deletes_without_a_bind_ends_the_withdrawal(
     node.deallocate(consumer)
     rows.update(sqlite_engine, schema.providers, row["id"], next_try_at=None)
     host.publish()
-    assert sorted(host.offered().values()) == [1, 2, 4]
+    assert sorted(host.offered().values()) == [1, 2]
 
 
 def test_withdrawals_that_are_checked_again_do_not_delay_other_providers(
     sqlite_engine: sa.Engine, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are the longest stale, and as many as a batch has."""
-    host = make_set_host(sqlite_engine, node, wanted={"8": 1}, kind=SetKind.PCIE)
-    node.allocate(host.provider("0"), GPU, 8)
+    host = make_set_host(sqlite_engine, node, H100_FOUR, wanted={"4": 1}, kind=SetKind.PCIE)
+    node.allocate(host.provider(WHOLE), GPU, ALL)
     host.gpus["01"] = make_gpu("01", **SICK)
     host.report()
     for name, value in {"BATCH": 1, "WITHDRAWAL_INTERVAL": 0.0, "MAX_RUN": 2.0}.items():
         monkeypatch.setattr(publishing, name, value)
     now = timeutils.utcnow()
-    (withdrawn,) = rows.read(sqlite_engine, schema.providers, uuid=host.provider("0"))
+    (withdrawn,) = rows.read(sqlite_engine, schema.providers, uuid=host.provider(WHOLE))
     rows.update(sqlite_engine, schema.providers, withdrawn["id"], next_try_at=None)
-    (other,) = rows.read(sqlite_engine, schema.providers, uuid=host.provider("1"))
+    (other,) = rows.read(sqlite_engine, schema.providers, uuid=host.provider("3"))
     rows.update(sqlite_engine, schema.providers, other["id"], stale_since=now)
     host.publish()
     stale = rows.read(sqlite_engine, schema.providers)
     assert [row["id"] for row in stale if row["stale_since"]] == [withdrawn["id"]]
 
 
-def test_offer_of_eight_is_back_within_seconds_after_a_fault(
+def test_offer_of_a_whole_host_is_back_within_seconds_after_a_fault(
     sqlite_engine: sa.Engine, node: Node, placement_adapter: Any
 ) -> None:
     """The publisher runs only when it is woken, and for what it has due."""
@@ -358,9 +362,9 @@ def test_offer_of_eight_is_back_within_seconds_after_a_fault(
     try:
         fault = Fault(group)
         fault.lose()
-        wait_until("the set is withdrawn", lambda: 8 not in group.sizes(), 60)
+        wait_until("the set is withdrawn", lambda: ALL not in group.sizes(), 60)
         fault.regain()
-        wait_until("a set of eight is offered", lambda: 8 in group.sizes(), 60)
+        wait_until("the set is offered again", lambda: ALL in group.sizes(), 60)
     finally:
         task.stop()
         task.join(20.0)

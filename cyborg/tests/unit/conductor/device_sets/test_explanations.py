@@ -19,7 +19,7 @@ from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
 from cyborg.tests.fixtures.device_sets.host import GPU, SetHost, gpu_address
 from cyborg.tests.fixtures.device_sets.saved import make_set_host
-from cyborg.tests.fixtures.machine.tiers import sample
+from cyborg.tests.fixtures.machine.tiers import pick_points, sample
 
 __all__ = ["node", "placement_adapter"]
 
@@ -54,13 +54,17 @@ def find_fitting(fit: RequestFit, states: Sequence[ProviderState]) -> set[str]:
 
 def assert_equal_to_placement(host: SetHost) -> None:
     states = read_states(host)
-    for number in (1, 2, 3):
-        for sizes in combinations_with_replacement(SIZES, number):
-            demands = make_demands(*sizes)
-            fit = evaluate_request(demands, states)
-            candidates = find_candidates(host, demands)
-            assert find_fitting(fit, states) == candidates, sizes
-            assert bool(fit.fitting_hosts) == bool(candidates), sizes
+    triples = list(combinations_with_replacement(SIZES, 3))
+    for sizes in (
+        *combinations_with_replacement(SIZES, 1),
+        *combinations_with_replacement(SIZES, 2),
+        *(triples[point] for point in pick_points(len(triples))),
+    ):
+        demands = make_demands(*sizes)
+        fit = evaluate_request(demands, states)
+        candidates = find_candidates(host, demands)
+        assert find_fitting(fit, states) == candidates, sizes
+        assert bool(fit.fitting_hosts) == bool(candidates), sizes
 
 
 @pytest.mark.slow

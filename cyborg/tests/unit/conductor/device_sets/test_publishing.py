@@ -18,6 +18,7 @@ from cyborg.db.providers.write import mark_stale_existing
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
 from cyborg.tests.fixtures.databases.publisher_setup import RecordingPlacement, make_publisher
+from cyborg.tests.fixtures.device_sets.families import H100_FOUR
 from cyborg.tests.fixtures.device_sets.host import SetHost, gpu_address, make_gpu
 from cyborg.tests.fixtures.device_sets.saved import make_set_host
 from cyborg.tests.fixtures.hosts.hosts import make_hosts
@@ -32,8 +33,8 @@ def recording(node: Node) -> RecordingPlacement:
 
 @pytest.fixture
 def host(sqlite_engine: sa.Engine, node: Node, recording: RecordingPlacement) -> SetHost:
-    """Return a host that offers four pairs, whose requests to Placement are recorded."""
-    found = make_set_host(sqlite_engine, node, wanted={"2": 4}, kind=SetKind.PCIE)
+    """Return a host that offers two pairs, whose requests to Placement are recorded."""
+    found = make_set_host(sqlite_engine, node, H100_FOUR, wanted={"2": 2}, kind=SetKind.PCIE)
     found.publisher = make_publisher(sqlite_engine, recording)
     return found
 

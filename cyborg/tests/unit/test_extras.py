@@ -113,14 +113,21 @@ def direct(extra: str) -> set[str]:
     return names
 
 
-def imported(path: Path) -> set[str]:
-    """Return the top-level packages of others that a file imports, late imports included."""
-    names = set()
+@functools.cache
+def imported_names(path: Path) -> frozenset[str]:
+    """Return the modules that a file imports, and the names, which may be modules."""
+    names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            names |= {alias.name.partition(".")[0] for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module.partition(".")[0])
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return frozenset(names)
+
+
+def imported(path: Path) -> set[str]:
+    """Return the top-level packages of others that a file imports, late imports included."""
+    names = {name.partition(".")[0] for name in imported_names(path)}
     return names - set(sys.stdlib_module_names) - {"cyborg"}
 
 
@@ -129,21 +136,13 @@ def find_imported(paths: Iterable[Path], package: str) -> set[Path]:
     found: set[Path] = set()
     pending = list(paths)
     while pending:
-        for node in ast.walk(ast.parse(pending.pop().read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                # An imported name is a module or is in one.
-                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            else:
-                continue
-            for name in names:
-                if name == package or name.startswith(f"{package}."):
-                    path = PACKAGE.parent.joinpath(*name.split("."))
-                    candidates = {path.with_suffix(".py"), path / "__init__.py"}
-                    new = {one for one in candidates if one.is_file()} - found
-                    found |= new
-                    pending += new
+        for name in imported_names(pending.pop()):
+            if name == package or name.startswith(f"{package}."):
+                path = PACKAGE.parent.joinpath(*name.split("."))
+                candidates = {path.with_suffix(".py"), path / "__init__.py"}
+                new = {one for one in candidates if one.is_file()} - found
+                found |= new
+                pending += new
     return found
 
 

@@ -8,6 +8,7 @@ other logger that quotes the exception must be logged after the block. ``LOG.exc
 """
 
 import ast
+import functools
 import io
 import logging
 import re
@@ -44,6 +45,12 @@ def sources() -> Iterator[tuple[str, ast.Module]]:
                 yield str(relative), ast.parse(source)
 
 
+@functools.cache
+def walk(node: ast.AST) -> list[ast.AST]:
+    """Return the nodes below one: each is visited for several questions."""
+    return list(ast.walk(node))
+
+
 def is_log(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and is_name(node.value, "LOG", "log", "logger")
 
@@ -56,11 +63,11 @@ def log_lines(node: ast.AST) -> Iterator[int]:
     """Yield the lines where a message is logged without traceback, aliases included."""
     traced = {
         id(call.func)
-        for call in ast.walk(node)
+        for call in walk(node)
         if isinstance(call, ast.Call)
         and any(keyword.arg == "exc_info" for keyword in call.keywords)
     }
-    for item in ast.walk(node):
+    for item in walk(node):
         if not isinstance(item, ast.Attribute) or not is_log(item) or id(item) in traced:
             continue
         if item.attr in LEVELS or item.attr == "log":
@@ -69,7 +76,7 @@ def log_lines(node: ast.AST) -> Iterator[int]:
 
 def called_functions(node: ast.AST) -> Iterator[tuple[int, str, bool]]:
     """Yield line, name, and whether it is local to the module or ``self``, of each call."""
-    for call in ast.walk(node):
+    for call in walk(node):
         if not isinstance(call, ast.Call):
             continue
         if isinstance(call.func, ast.Name):
@@ -80,7 +87,7 @@ def called_functions(node: ast.AST) -> Iterator[tuple[int, str, bool]]:
 
 def logging_functions(tree: ast.Module) -> set[str]:
     """Return the functions of a module that log, directly or through others of the module."""
-    functions = {f.name: f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)}
+    functions = {f.name: f for f in walk(tree) if isinstance(f, ast.FunctionDef)}
     functions_that_log = {name for name, function in functions.items() if any(log_lines(function))}
     while True:
         more = {
@@ -97,14 +104,14 @@ def logging_functions(tree: ast.Module) -> set[str]:
 
 
 def handler_statements(tree: ast.Module) -> Iterator[ast.stmt]:
-    for handler in ast.walk(tree):
+    for handler in walk(tree):
         if isinstance(handler, ast.ExceptHandler):
             yield from handler.body
 
 
 def quoting_lines(tree: ast.Module) -> Iterator[int]:
     """Yield the lines where LOG.exception quotes the exception, which it shows anyway."""
-    for handler in ast.walk(tree):
+    for handler in walk(tree):
         if not isinstance(handler, ast.ExceptHandler) or handler.name is None:
             continue
         for call in ast.walk(handler):
@@ -151,6 +158,7 @@ def test_messages_are_not_logged_within_except_blocks() -> None:
         for module, tree in trees.items()
         for line in found_in(tree, functions | METHODS)
     }
+    walk.cache_clear()  # or all nodes stay in memory
     assert sorted(findings) == [], "log after the except block"
 
 

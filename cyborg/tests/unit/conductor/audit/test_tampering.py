@@ -67,7 +67,7 @@ def find_by_command(env: VictimEnv, *, keyed: bool, anchor: Link | None = None) 
 
 
 # Without a key, the first change with each set of proofs.
-FIRST = {tampering.proofs: name for name, tampering in reversed(TAMPERINGS.items())}
+FIRST = {tampering.proofs: name for name, tampering in reversed(list(TAMPERINGS.items()))}
 CASES = [(name, keyed) for name in TAMPERINGS for keyed in (True, False)]
 CHOSEN = [(name, keyed) for name, keyed in CASES if keyed or name in FIRST.values()]
 

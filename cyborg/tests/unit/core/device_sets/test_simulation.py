@@ -50,13 +50,19 @@ def test_disjoint_accepts_about_as_many_as_the_perfect_packer(size: int) -> None
 
 
 @pytest.mark.slow
-def test_disjoint_fails_no_boot_unlike_other_policies() -> None:
+def test_disjoint_fails_no_boot() -> None:
     assert simulate("disjoint").failed.total() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.matrix
+def test_other_policies_fail_boots() -> None:
     assert simulate("random").failed.total() > 100
     assert simulate("all", days=4).failed.total() > 0
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("policy", ["all", "random"])
 def test_disjoint_accepts_more_large_servers_than_other_policies(policy: str) -> None:
     own, other = simulate("disjoint"), simulate(policy)

@@ -12,17 +12,16 @@ this mark.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict
 
 import sqlalchemy as sa
 
 from cyborg.db import bulk
+from cyborg.db.providers.assignments import Assignments, stale_values, verify_values
 from cyborg.db.rows import fetch_all, row_columns
 from cyborg.db.schema import deployables, devices, providers
 
 UUID_INDEX = "uq_providers_uuid"
-
-_Assignments = list[tuple[sa.Column[Any], Any]]
 
 
 class LeasedProviderRow(TypedDict):
@@ -80,7 +79,7 @@ def mark_stale(tx: sa.Connection, host: str, changed: Mapping[str, str], now: da
     stored: set[str] = set()
     for chunk in bulk.chunks(sorted(changed)):
         # The UPDATE comes first, so that a publisher cannot delete a row that is marked here.
-        if _update_in_order(tx, chunk, _stale_values(now)) == len(chunk):
+        if _update_in_order(tx, chunk, stale_values(now)) == len(chunk):
             # All have a row, as usual: no SELECT is needed.
             stored |= set(chunk)
             continue
@@ -110,7 +109,7 @@ def find_uuids(tx: sa.Connection, names: Collection[str]) -> dict[str, str]:
 
 def mark_stale_existing(tx: sa.Connection, uuids: Collection[str], now: datetime) -> int:
     """Mark providers stale, without inserting missing rows; return the number of marked rows."""
-    return _update_in_order(tx, uuids, _stale_values(now))
+    return _update_in_order(tx, uuids, stale_values(now))
 
 
 def mark_stale_of_devices(tx: sa.Connection, device_uuids: Collection[str], now: datetime) -> int:
@@ -126,7 +125,7 @@ def mark_stale_of_devices(tx: sa.Connection, device_uuids: Collection[str], now:
 
 def schedule_verification_of_hosts(tx: sa.Connection, hosts: Collection[str], now: datetime) -> int:
     """Schedule the verification of every provider of these hosts; return their number."""
-    return _update_in_order(tx, _uuids_of_hosts(tx, hosts), _verify_values(now))
+    return _update_in_order(tx, _uuids_of_hosts(tx, hosts), verify_values(now))
 
 
 def schedule_verification_of_settled(
@@ -138,7 +137,7 @@ def schedule_verification_of_settled(
     """
     settled = providers.c.stale_since.is_(None)
     uuids = _uuids_of_hosts(tx, hosts, settled)
-    return _update_in_order(tx, uuids, _verify_values(now), settled)
+    return _update_in_order(tx, uuids, verify_values(now), settled)
 
 
 def hosts(tx: sa.Connection) -> Sequence[str]:
@@ -166,7 +165,7 @@ def mark_removed(tx: sa.Connection, host: str, now: datetime, *, evict: bool) ->
     With ``evict``, the publisher also deletes what consumers have allocated of them. A later report
     of the host takes that back.
     """
-    return _update_in_order(tx, _uuids_of_hosts(tx, [host]), _stale_values(now, evict=evict))
+    return _update_in_order(tx, _uuids_of_hosts(tx, [host]), stale_values(now, evict=evict))
 
 
 def may_evict(tx: sa.Connection, uuid: str) -> bool:
@@ -243,7 +242,7 @@ def schedule_verification_of_leased(
 ) -> int:
     """Schedule the verification of leased providers by a publisher; return their number."""
     owned = providers.c.owner == owner
-    query = sa.update(providers).where(owned).ordered_values(*_verify_values(now))
+    query = sa.update(providers).where(owned).ordered_values(*verify_values(now))
     return sum(
         tx.execute(query.where(providers.c.id.in_(chunk))).rowcount
         for chunk in bulk.chunks(sorted(ids))
@@ -262,7 +261,7 @@ def _uuids_of_hosts(
 def _update_in_order(
     tx: sa.Connection,
     uuids: Collection[str],
-    assignments: _Assignments,
+    assignments: Assignments,
     *conditions: sa.ColumnElement[bool],
 ) -> int:
     """Update the providers with these uuids that meet the conditions; return their number.
@@ -284,49 +283,6 @@ def _update_in_order(
             chosen = p.id == locked.with_for_update(key_share=True).subquery("locked").c.id
         count += tx.execute(query.where(chosen)).rowcount
     return count
-
-
-def _stale_values(now: datetime, *, evict: bool = False) -> _Assignments:
-    """Return the assignments for changed providers: their desired state is published again."""
-    p = providers.c
-    return [
-        *_end_verifier_lease(),
-        # A publisher that works on this provider now records an old revision: it stays stale.
-        (p.revision, p.revision + 1),
-        # The first change counts: a provider that changes all the time is not put off for ever.
-        (p.stale_since, sa.func.coalesce(p.stale_since, now)),
-        (p.verified_at, None),
-        (p.attempts, 0),
-        (p.next_try_at, None),
-        (p.verify_only, False),
-        (p.evict, evict),
-    ]
-
-
-def _verify_values(now: datetime) -> _Assignments:
-    """Return the assignments that have providers compared with Placement, although unchanged."""
-    p = providers.c
-    return [
-        *_end_verifier_lease(),
-        # A stale row is not only verified.
-        (p.verify_only, sa.case((p.stale_since.is_(None), sa.true()), else_=p.verify_only)),
-        (p.stale_since, sa.func.coalesce(p.stale_since, now)),
-        (p.verified_at, None),
-        (p.attempts, 0),
-        (p.next_try_at, None),
-    ]
-
-
-def _end_verifier_lease() -> _Assignments:
-    """Return the assignments that end the lease of a row unless it is already stale.
-
-    They must be the first ones, because MySQL assigns from left to right.
-    """
-    p = providers.c
-    return [
-        (column, sa.case((p.stale_since.is_not(None), column)))
-        for column in (p.owner, p.lease_until)
-    ]
 
 
 def lease(

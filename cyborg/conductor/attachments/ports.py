@@ -38,6 +38,7 @@ class GuestPorts:
 
     agents: AgentAPI
     _counts: "dict[str, Future[int | None]]" = field(default_factory=dict)  # by attachment
+    _late: "list[Future[int | None]]" = field(default_factory=list)  # those that nobody waits for
 
     def count(self, attachment: str, host: str, instance: str) -> PortCount | None:
         """Return the number of free ports of a guest; None if its agent has not answered yet.
@@ -60,14 +61,18 @@ class GuestPorts:
 
     def give_up(self, attachment: str) -> None:
         """Forget the count for an attachment."""
-        if self._counts.pop(attachment, None) is not None:
+        call = self._counts.pop(attachment, None)
+        if call is not None:
+            # It is in progress until its time limit, and has a thread.
+            self._late.append(call)
             LOG.info("The PCIe ports of the guest are not counted before the bind: no answer yet")
 
     def _start(self, attachment: str, host: str, instance: str) -> "Future[int | None] | None":
         """Ask an agent; return None if that is not possible now."""
         # Answers for attachments that another conductor has leased since are left.
         self._counts = {key: call for key, call in self._counts.items() if not call.done()}
-        if len(self._counts) >= MAX_COUNTS:
+        self._late = [call for call in self._late if not call.done()]
+        if len(self._counts) + len(self._late) >= MAX_COUNTS:
             return None
         try:
             call = start_call("ports", partial(self._ask, host, instance))

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.attachments import ports
 from cyborg.conductor.attachments.devices import MAX_PORT_COUNTS
-from cyborg.conductor.attachments.ports import GuestPorts
+from cyborg.conductor.attachments.ports import GuestPorts, PortCount
 from cyborg.core.errors import Unavailable
 from cyborg.db import schema
 from cyborg.testing.fake_nova import FakeNova
@@ -168,6 +168,18 @@ def test_number_of_asked_agents_is_limited(
     monkeypatch.setattr(ports, "MAX_COUNTS", 0)
     assert attach(env)["state"] == "attached"
     assert agents.asked == []
+
+
+def test_agents_that_have_not_answered_in_time_count_for_the_limit(
+    env: Env, agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ports, "MAX_COUNTS", 1)
+    agents.silent.add(env.instance)
+    assert attach(env)["state"] == "attached"
+    counts = env.devices.ports
+    assert counts is not None
+    assert counts.count("another", env.node.name, env.instance) == PortCount(None)
+    assert len(agents.asked) == 1
 
 
 def test_device_of_another_type_is_not_asked_for(env: Env, agents: Agents) -> None:

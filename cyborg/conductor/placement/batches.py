@@ -3,6 +3,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from cyborg.clients.placement import ProviderSummary
@@ -10,7 +11,7 @@ from cyborg.conductor.common.work_lease import WorkLease
 from cyborg.core.errors import NotFound
 from cyborg.core.placement import Provider
 from cyborg.db.deployables.write import DesiredProviderRow
-from cyborg.db.providers.write import LeasedProviderRow, Published
+from cyborg.db.providers.write import Failure, LeasedProviderRow, Published
 
 Rows = Sequence[LeasedProviderRow]
 
@@ -21,6 +22,11 @@ class FailedRow(NamedTuple):
     row: LeasedProviderRow
     error: str
     delay: float
+
+    def to_failure(self, now: datetime) -> Failure:
+        """Return what is written of it."""
+        row, next_try_at = self.row, now + timedelta(seconds=self.delay)
+        return Failure(row["uuid"], row["revision"], row["attempts"], self.error, next_try_at)
 
 
 @dataclass(slots=True)

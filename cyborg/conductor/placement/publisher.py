@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from functools import partial
 
 import sqlalchemy as sa
@@ -474,14 +473,7 @@ class Publisher:
         now, owner = self.uow.clock(), batch.lease.owner
         store.record_published(tx, owner, result.published, now)
         store.delete_published(tx, owner, result.deleted)
-        store.record_failures(
-            tx,
-            owner,
-            [
-                store.Failure(row["uuid"], row["revision"], error, now + timedelta(seconds=delay))
-                for row, error, delay in result.failed
-            ],
-        )
+        store.record_failures(tx, owner, [item.to_failure(now) for item in result.failed])
         self_heal.increment(tx, CorrectiveAction.DRIFT_REPAIRED, result.repaired, now)
         # Nova deletes a compute node with all providers below it.
         store.schedule_verification_of_settled(tx, sorted(result.hosts_without_compute_node), now)

@@ -393,11 +393,12 @@ def delete_published(tx: sa.Connection, owner: str, revisions: Mapping[str, int]
 class Failure(NamedTuple):
     """Why the provider with a uuid was not published, and the time of the next try.
 
-    ``revision`` is the one that could not be published.
+    ``revision`` and ``attempts`` are those of the lease.
     """
 
     uuid: str
     revision: int
+    attempts: int
     error: str
     next_try_at: datetime
 
@@ -405,21 +406,24 @@ class Failure(NamedTuple):
 def record_failures(tx: sa.Connection, owner: str, failures: Iterable[Failure]) -> None:
     """Record failures, and end the leases of their providers.
 
-    A provider that was changed since is due at once.
+    A provider that was changed since is due at once, and so is one whose verification was scheduled
+    since, which has set its attempts to 0.
     """
     p = providers.c
     columns = {name: p[name] for name in Failure._fields}
     rows = [failure._asdict() for failure in sorted(failures)]
     for failed in bulk.make_tables(tx, columns, rows):
+        is_unchanged = sa.and_(p.revision == failed.c.revision, p.attempts == failed.c.attempts)
         tx.execute(
             sa.update(providers)
             .where(p.uuid == failed.c.uuid, p.owner == owner)
-            .values(
-                error=failed.c.error,
-                next_try_at=sa.case((p.revision == failed.c.revision, failed.c.next_try_at)),
-                attempts=p.attempts + 1,
-                owner=None,
-                lease_until=None,
+            # MySQL assigns from left to right: the time must be the first.
+            .ordered_values(
+                (p.next_try_at, sa.case((is_unchanged, failed.c.next_try_at))),
+                (p.error, failed.c.error),
+                (p.attempts, p.attempts + 1),
+                (p.owner, None),
+                (p.lease_until, None),
             )
         )
 

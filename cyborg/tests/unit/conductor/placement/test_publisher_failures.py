@@ -12,6 +12,7 @@ from cyborg.conductor.placement import publisher
 from cyborg.core.errors import Unavailable
 from cyborg.core.inventory.device import Health
 from cyborg.db import schema
+from cyborg.db.providers.write import schedule_verification_of_hosts
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
 from cyborg.tests.fixtures.databases.publisher_setup import (
@@ -71,6 +72,28 @@ def test_change_during_a_failed_attempt_is_not_delayed(
     assert row["next_try_at"] is None
     late.create()
     assert publish.run_once() == 1
+
+
+def test_verification_scheduled_during_a_failed_attempt_is_not_delayed(
+    engine: sa.Engine, placement_adapter: Any, clock: Clock
+) -> None:
+    """As when the compute node appears: the watch of the nodes schedules it."""
+    late = Node(placement_adapter, created=False)
+    report_devices(engine, late, card())
+    placement = PointsPlacement(placement_adapter, requests := Points())
+    publish = make_publisher(engine, placement, clock)
+    publish.run_once()
+    clock.now += timedelta(seconds=2)
+
+    def schedule() -> None:
+        with engine.begin() as tx:
+            assert schedule_verification_of_hosts(tx, [late.name], clock.now) == 1
+
+    requests.start({0: schedule})
+    assert publish.run_once() == 0
+    row = provider_row(engine)
+    assert "nova-compute" in row["error"]
+    assert (row["next_try_at"], row["attempts"]) == (None, 1)
 
 
 class ConcurrentWriter(Placement):

@@ -223,7 +223,7 @@ MORE = [
     *((name, REFUSED, LONG) for name in REBOOTS),
     ("attach live", UNANSWERED, SHORT),
     ("detach live", REFUSED, LONG),
-    ("attach with a reboot", LOST, LONG),
+    *((name, LOST, LONG) for name in REBOOTS),
 ]
 
 

@@ -13,6 +13,7 @@ from cyborg.db import schema
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.databases import engine_of
 from cyborg.tests.fixtures.machine.processes import Daemon, ini, wait_until
+from cyborg.tests.fixtures.machine.tiers import sample
 
 
 class Installation:
@@ -23,7 +24,7 @@ class Installation:
         self.database = f"sqlite:///{folder}/cyborg.db"
         self.daemons: list[Daemon] = []
 
-    def conductor(self, **sections: Any) -> Daemon:
+    def conductor(self, *, forked: bool = True, **sections: Any) -> Daemon:
         plain: dict[str, dict[str, Any]] = {
             "DEFAULT": {"host": "controller-1", "transport_url": "kombu+memory:////"},
             "database": {"connection": self.database},
@@ -34,7 +35,7 @@ class Installation:
         file = self.folder / "cyborg.conf"
         file.write_text(ini(plain | sections))
         command = [sys.executable, "-m", "cyborg.cmd.conductor", "--config-file", str(file)]
-        daemon = Daemon("conductor", command, self.folder, {}, forked=True)
+        daemon = Daemon("conductor", command, self.folder, {}, forked=forked)
         self.daemons.append(daemon)
         daemon.start()
         return daemon
@@ -48,8 +49,12 @@ def installation(tmp_path: Path) -> Iterator[Installation]:
         daemon.kill()
 
 
-def test_conductor_without_tables_waits_then_works_and_stops(installation: Installation) -> None:
-    conductor = installation.conductor()
+@pytest.mark.parametrize("forked", sample([True, False], True))
+def test_conductor_without_tables_waits_then_works_and_stops(
+    installation: Installation, forked: bool
+) -> None:
+    """A forked process ends without the finalization of the interpreter; the script has it."""
+    conductor = installation.conductor(forked=forked)
     wait_until("it waits", lambda: "Waiting for the database" in conductor.tail())
     with engine_of(installation.database) as engine:
         schema.metadata.create_all(engine)

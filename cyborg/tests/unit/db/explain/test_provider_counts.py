@@ -231,11 +231,11 @@ def test_counted_providers_are_evaluated_as_listed_ones(
 ) -> None:
     Cloud(engine)
     hosts = ("host-0", "host-1", "host-3", "nowhere")
-    # In this order every eighth one has each host, and another request each time.
+    # In this order every fourth one has each request once, and every eighth one each host.
     of_hosts = [
-        (demands, hosts[(number + shift) % len(hosts)])
-        for shift in range(len(hosts))
+        (demands, hosts[(number // 2 + shift) % len(hosts)])
         for number, demands in enumerate(REQUESTS.values())
+        for shift in range(len(hosts))
     ]
     with engine.connect() as connection:
         for size in (None, 3):

@@ -246,10 +246,10 @@ class GpuDriver(PciDriver):
         self._selected, self._mig_parents = {}, {}
         self._vgpus.begin_discovery()
         functions = self._sysfs.pci_functions()
-        self._facts.begin()
-        self._facts.read_first(functions, self.is_shared)
+        self._facts.attempts.begin()
         self._mig_modes.refresh(
             functions,
+            self.is_shared,
             lambda cards: domains.find_used(self.sysfs_root, self.read_domains, cards),
         )
         cards = super().discover()
@@ -294,7 +294,7 @@ class GpuDriver(PciDriver):
 
     def check_adoption(self, addresses: Sequence[str], forced: Collection[str] = ()) -> None:
         """Raise DriverFailed if an address has no PCI function that can be offered."""
-        self._facts.begin()
+        self._facts.attempts.begin()
         super().check_adoption(addresses, forced)
 
     def measure(self, devices: Sequence[inventory.Device]) -> Mapping[str, Measurement]:

@@ -2,15 +2,18 @@
 """Facts of NVML about GPUs: when a card is read, and what is known of it at other times.
 
 NVML opens a card, and the kernel driver initialises a card that nobody else has open, which takes
-seconds. A discovery of many cards would take longer than it may: it reads cards for SPAN only, and
-the next one reads those that it missed first. A job that changes a card holds its lock: meanwhile
-only its own thread reads the card, as the facts of a half-changed card would stay. What was not
-read is what is known from before; a card that was never read is not offered as a whole.
+seconds. A discovery of many cards would take longer than it may: it tries cards for SPAN only, and
+the next one first tries those that were not tried for the longest time. A job that changes a card
+holds its lock: meanwhile only its own thread reads the card, as the facts of a half-changed card
+would stay. What was not read is what is known from before; a card that was never read is not
+offered as a whole.
 """
 
 import json
+import math
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from cyborg.core.inventory.device import NOT_OFFERED, Device
@@ -31,27 +34,52 @@ def is_shown_unread(device: Device) -> bool:
     return device.vendor_board_info.get(NOT_OFFERED) == UNREAD
 
 
-class ReadBudget:
-    """Time for which a discovery reads cards: it belongs to the thread of the discovery.
+class ReadAttempts:
+    """When somebody last tried to read each card, and which cards a thread may try now.
 
-    Another thread has none: it reads only cards that it has locked.
+    With a ``span`` in seconds, this is the time of a discovery: it belongs to its thread. Another
+    thread has none: it reads only cards that it has locked. ``clock`` is monotonic, in seconds.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, span: float | None = None
+    ) -> None:
         self._clock = clock
+        self._span = span
+        self._last: dict[str, float] = {}  # by address
         self._own = threading.local()
 
     def begin(self) -> None:
         """Begin a discovery in this thread."""
-        self._own.end, self._own.used = self._clock() + SPAN, False
+        self._own.end = self._clock() + (self._span or 0.0)
+        self._own.used, self._own.failed = False, set[str]()
 
-    def take(self) -> bool:
-        """Return whether this thread may read another card: at least one in each discovery."""
+    def may_try(self, address: str) -> bool:
+        """Return whether this thread may try a card: at least one in each discovery.
+
+        A card that could not be read is not tried again in the same discovery.
+        """
+        if self._span is None:
+            return True
         end = getattr(self._own, "end", None)
-        if end is None or (self._own.used and self._clock() >= end):
+        if end is None or address in self._own.failed:
+            return False
+        if self._own.used and self._clock() >= end:
             return False
         self._own.used = True
         return True
+
+    def add(self, address: str) -> None:
+        """Record that this thread tries a card now."""
+        self._last[address] = self._clock()
+
+    def add_failure(self, address: str) -> None:
+        """Record that this thread could not read a card."""
+        getattr(self._own, "failed", set[str]()).add(address)
+
+    def last(self, address: str) -> float:
+        """Return when somebody last tried a card; minus infinity if nobody has."""
+        return self._last.get(address, -math.inf)
 
 
 class FactsReader:
@@ -71,22 +99,22 @@ class FactsReader:
         read_facts: ReadFacts,
         is_readable: Callable[[str], bool] = lambda address: True,
         has_owner: Callable[[str], bool] = lambda address: False,
-        may_read: Callable[[], bool] = lambda: True,
+        attempts: ReadAttempts | None = None,
     ) -> None:
         """``is_readable`` returns whether NVML shows the GPU at an address now.
 
-        ``has_owner`` returns whether a server has it as a whole, ``may_read`` whether this thread
-        may read a card that it has not locked.
+        ``has_owner`` returns whether a server has it as a whole. ``attempts`` limit which cards
+        this thread may read that it has not locked; by default it may read each one.
         """
         self.keeps_types = False
         self._read_facts = read_facts
         self._is_readable = is_readable
         self._has_owner = has_owner
-        self._may_read = may_read
+        self._attempts = attempts or ReadAttempts()
         self._facts: dict[tuple[str, str], GpuFacts] = {}  # by address and product id
         self._current: set[tuple[str, str]] = set()  # read since they were bound
         self._forgotten: set[str] = set()  # addresses
-        self._missed: set[str] = set()  # addresses of cards that are to be read first
+        self._missed: set[str] = set()  # addresses
 
     def read(self, card: PciFunction, memory: Memory) -> GpuFacts:
         """Return the facts about a card; a card of another vendor has no facts.
@@ -111,7 +139,7 @@ class FactsReader:
             self._read_locked(card, memory)
             return
         with locked_if_free(card.address) as acquired:
-            if acquired and self._may_read():
+            if acquired and self._attempts.may_try(card.address):
                 self._read_locked(card, memory)
             else:
                 self._missed.add(card.address)
@@ -120,8 +148,10 @@ class FactsReader:
         """Read a card that this thread has locked, and store the facts if NVML shows it."""
         key, name = (card.address, card.product), _name_of(card)
         self._missed.discard(card.address)
+        self._attempts.add(card.address)
         found = self._read_facts(card.address)
         if found is None:
+            self._attempts.add_failure(card.address)
             return
         self._current.add(key)
         self._forgotten.discard(card.address)
@@ -138,6 +168,14 @@ class FactsReader:
     def is_missed(self, address: str) -> bool:
         """Return whether the last reading of a card that was due did not take place."""
         return address in self._missed
+
+    def is_due(self, card: PciFunction) -> bool:
+        """Return whether the facts about a card that NVML knows are not current."""
+        return is_known(card) and self._is_due((card.address, card.product))
+
+    def is_asked_for(self, card: PciFunction) -> bool:
+        """Return whether ``read`` was called for a card."""
+        return (card.address, card.product) in self._facts
 
     def _is_due(self, key: tuple[str, str]) -> bool:
         address = key[0]
@@ -185,28 +223,11 @@ class CardFacts:
     ) -> None:
         self._sysfs = sysfs
         self._memory = memory
-        self._budget = ReadBudget(access.clock)
-        self.reader = FactsReader(access.nvml, self._is_readable, has_owner, self._budget.take)
-        self.may_read = self._budget.take
+        self.attempts = ReadAttempts(access.clock, SPAN)
+        self.reader = FactsReader(access.nvml, self._is_readable, has_owner, self.attempts)
         self.forget = self.reader.forget
         # Identity of the first virtual function of each card at the last look, None without any.
         self._functions: dict[str, int | None] = {}
-
-    def begin(self) -> None:
-        """Begin a discovery, or a check of all cards, in this thread."""
-        self._budget.begin()
-
-    def read_first(
-        self, functions: Sequence[PciFunction], is_shared: Callable[[PciFunction], bool]
-    ) -> None:
-        """Read the cards that the last discovery missed, and those that several servers share.
-
-        The latter come before the modes of whole cards, which are read again and again.
-        """
-        shared = {f.physfn or f.address for f in functions if is_shared(f)}
-        for function in functions:
-            if function.address in shared or self.reader.is_missed(function.address):
-                self.read(function)
 
     def read(self, card: PciFunction) -> GpuFacts:
         """Return the last known facts about a card; read it before if it is due."""

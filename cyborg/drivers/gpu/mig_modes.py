@@ -7,14 +7,12 @@ instances only. NVML opens the card, and libvirt cannot unbind it from its kerne
 as it does at each start of a server that has the card. So the mode is read at a discovery for cards
 without an owner only, under the lock of the card, which a preparation for a server takes too. It is
 read at most once a minute: the kernel driver initialises a card that nobody else has open, which
-takes seconds, and each start of a server triggers a discovery. A discovery reads no further mode
-when its time for reading cards is over (``facts``), and the next one continues. A preparation reads
-the mode in any case.
+takes seconds, and each start of a server triggers a discovery. Modes and facts have the same time
+in a discovery (``facts``), and the next one continues. A preparation reads the mode in any case.
 """
 
 import contextlib
-import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 from cyborg.core.jobs.job import WorkItem
@@ -25,7 +23,7 @@ from cyborg.drivers.gpu.facts import UNREAD, CardFacts
 from cyborg.drivers.gpu.vgpu_records import make_storage_error
 from cyborg.drivers.host_use import domains
 from cyborg.drivers.host_use.domains import ReadDomains
-from cyborg.drivers.kernel.nvml import is_known
+from cyborg.drivers.kernel.nvml import GpuFacts, is_known
 from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
@@ -106,35 +104,51 @@ class MigModes:
 
     def refresh(
         self,
-        functions: Iterable[PciFunction],
+        functions: Sequence[PciFunction],
+        is_shared: Callable[[PciFunction], bool],
         find_domains: Callable[[Sequence[PciFunction]], Collection[str]],
     ) -> None:
-        """Read the facts about the whole cards again that are in another MIG mode than these say.
+        """Read the cards whose facts are not current, and the modes of whole cards.
 
-        Skip those with an owner, those that domains have, as ``find_domains`` returns them, those
-        that a job changes now, and those whose mode was read less than INTERVAL ago. Read the
-        oldest mode first.
+        Read the facts again that say another mode. Skip cards that a job changes now; for modes
+        also those with an owner, those that domains have, as ``find_domains`` returns them, and
+        those whose mode was read less than INTERVAL ago. Try each card once, the one first that was
+        not tried for the longest time: one that cannot be read takes its turn as the others do.
+        Cards that several servers share (``is_shared``) come before the modes of whole cards.
         """
         now = self._access.clock()
-        cards = [card for card in functions if is_known(card) and self._may_be_whole(card)]
-        cards = [card for card in cards if self._due.get(card.address, now) <= now]
-        cards.sort(key=lambda card: self._due.get(card.address, -math.inf))
-        used = find_domains(cards) if cards else ()
-        for card in cards:
-            if card.address in used:
-                continue
-            with locked_if_free(card.address) as acquired:
-                if not acquired or self._owners.has_owner(card.address):
-                    continue
-                if not self._facts.may_read():
-                    return
-                self._due[card.address] = now + INTERVAL
-                self._refresh(card)
+        known = [card for card in functions if is_known(card)]
+        whole = [card for card in known if self._may_be_whole(card)]
+        aged = [card for card in whole if self._due.get(card.address, now) <= now]
+        modes = {card.address for card in aged} - set(find_domains(aged) if aged else ())
+        shared = {f.physfn or f.address for f in functions if is_shared(f)}
+        offered = shared | {card.address for card in whole}
+        reader, attempts = self._facts.reader, self._facts.attempts
 
-    def _refresh(self, card: PciFunction) -> None:
-        known = self._facts.read(card)
-        if known.mig is None:
-            return  # a card without MIG is not opened again
+        def is_due(card: PciFunction) -> bool:
+            is_wanted = card.address in offered or reader.is_asked_for(card)
+            return card.address in modes or (is_wanted and reader.is_due(card))
+
+        cards = list(filter(is_due, known))
+        cards.sort(key=lambda card: (attempts.last(card.address), card.address not in shared))
+        for card in cards:
+            with locked_if_free(card.address) as acquired:
+                reads_mode = card.address in modes and not self._owners.has_owner(card.address)
+                if not acquired or not (reads_mode or reader.is_due(card)):
+                    continue
+                if not attempts.may_try(card.address):
+                    return
+                facts = self._facts.read(card)
+                if reads_mode:
+                    self._due[card.address] = now + INTERVAL
+                    self._check_mode(card, facts)
+
+    def _check_mode(self, card: PciFunction, known: GpuFacts) -> None:
+        """Read the facts about a card again if its mode is not the known one."""
+        # A card without MIG is not opened again, nor is one that has just failed.
+        if known.mig is None or self._facts.reader.is_due(card):
+            return
+        self._facts.attempts.add(card.address)
         found = self._access.mig_mode(card.address)
         if found is not None and found != (known.mig, known.mig_pending):
             self._facts.forget(card.address)

@@ -16,6 +16,7 @@ from cyborg.drivers.base import Memory, VolatileMemory
 from cyborg.drivers.gpu import card_locks
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.gpu.facts import SPAN, UNREAD
+from cyborg.drivers.gpu.mig_modes import INTERVAL
 from cyborg.drivers.kernel.nvml import GpuFacts
 from cyborg.testing.vgpu_host import SimulatedVgpuHost
 from cyborg.tests.unit.drivers.gpu.simulated_vgpus import (
@@ -69,17 +70,19 @@ def make(
 
 
 class SlowReader:
-    """NVML, which needs some seconds for each card."""
+    """NVML, which needs some seconds for each card, and ``SPAN`` until it fails for one."""
 
-    def __init__(self, host: SimulatedVgpuHost, clock: Clock, seconds: float) -> None:
-        self.host, self.clock, self.seconds = host, clock, seconds
+    def __init__(
+        self, host: SimulatedVgpuHost, clock: Clock, seconds: float, failing: str | None = None
+    ) -> None:
+        self.host, self.clock, self.seconds, self.failing = host, clock, seconds, failing
         self.read: list[str] = []
 
     def __call__(self, address: str) -> GpuFacts | None:
         """Return the facts about a card."""
         self.read.append(address)
-        self.clock.seconds += self.seconds
-        return self.host.read_facts(address)
+        self.clock.seconds += SPAN if address == self.failing else self.seconds
+        return None if address == self.failing else self.host.read_facts(address)
 
 
 def withheld(driver: GpuDriver) -> list[str]:
@@ -120,6 +123,28 @@ def test_discovery_reads_cards_for_some_seconds_and_the_next_one_continues(
     for _ in expected:
         assert withheld(driver) == []
     assert nvml.read == CARDS
+
+
+def test_card_that_cannot_be_read_takes_its_turn_as_the_others_do(
+    host: SimulatedVgpuHost,
+) -> None:
+    """It has the first address, and takes all the time of the discovery that tries it."""
+    for address in CARDS[1:]:
+        host.add_card(address, TYPES, framebuffer=141)
+    clock = Clock()
+    nvml = SlowReader(host, clock, 0.5, failing=CARD)
+    driver = make(host, clock, nvml=nvml)
+    assert set(withheld(driver)) >= set(CARDS[1:])
+    assert nvml.read == [CARD]
+    assert set(withheld(driver)) <= {CARD}
+    assert nvml.read == [CARD, *CARDS[1:], CARD]
+    host.request_mig_mode(CARDS[4], enable=True)
+    for number in range(2):
+        clock.seconds += INTERVAL
+        nvml.read.clear()
+        driver.discover()
+        assert nvml.read.count(CARD) <= 1, f"tried again in the discovery {number}"
+    assert discover(driver, CARDS[4]).std_board_info["mig"] == "enabled", "its mode is read too"
 
 
 def test_cards_of_vgpus_are_read_before_the_modes_of_whole_cards(host: SimulatedVgpuHost) -> None:

@@ -5,8 +5,8 @@ NVML opens a card, and the kernel driver initialises a card that nobody else has
 seconds. A discovery of many cards would take longer than it may: it tries cards for SPAN only, and
 the next one first tries those that were not tried for the longest time. A job that changes a card
 holds its lock: meanwhile only its own thread reads the card, as the facts of a half-changed card
-would stay. What was not read is what is known from before; a card that was never read is not
-offered as a whole.
+would stay. What was not read is what is known from before. A card of which nothing is known is not
+offered as a whole before somebody has tried to read it, unless there is no NVML to read it with.
 """
 
 import json
@@ -100,21 +100,23 @@ class FactsReader:
         is_readable: Callable[[str], bool] = lambda address: True,
         has_owner: Callable[[str], bool] = lambda address: False,
         attempts: ReadAttempts | None = None,
+        has_nvml: Callable[[], bool] = lambda: True,
     ) -> None:
         """``is_readable`` returns whether NVML shows the GPU at an address now.
 
         ``has_owner`` returns whether a server has it as a whole. ``attempts`` limit which cards
-        this thread may read that it has not locked; by default it may read each one.
+        this thread may read that it has not locked; by default it may read each one. ``has_nvml``
+        returns whether NVML is installed.
         """
         self.keeps_types = False
         self._read_facts = read_facts
         self._is_readable = is_readable
         self._has_owner = has_owner
         self._attempts = attempts or ReadAttempts()
+        self._has_nvml = has_nvml
         self._facts: dict[tuple[str, str], GpuFacts] = {}  # by address and product id
         self._current: set[tuple[str, str]] = set()  # read since they were bound
         self._forgotten: set[str] = set()  # addresses
-        self._missed: set[str] = set()  # addresses
 
     def read(self, card: PciFunction, memory: Memory) -> GpuFacts:
         """Return the facts about a card; a card of another vendor has no facts.
@@ -126,7 +128,6 @@ class FactsReader:
         key = card.address, card.product
         if card.kernel_driver != KERNEL_DRIVER:
             self._current.discard(key)
-            self._missed.discard(card.address)
         elif self._is_due(key):
             self._read_due(card, memory)
         if key not in self._facts:
@@ -141,13 +142,10 @@ class FactsReader:
         with locked_if_free(card.address) as acquired:
             if acquired and self._attempts.may_try(card.address):
                 self._read_locked(card, memory)
-            else:
-                self._missed.add(card.address)
 
     def _read_locked(self, card: PciFunction, memory: Memory) -> None:
         """Read a card that this thread has locked, and store the facts if NVML shows it."""
         key, name = (card.address, card.product), _name_of(card)
-        self._missed.discard(card.address)
         self._attempts.add(card.address)
         found = self._read_facts(card.address)
         if found is None:
@@ -165,9 +163,10 @@ class FactsReader:
         kept = replace(found, max_vgpus={}, mig_profiles={}, mig_instances={}, vgpu_profiles={})
         memory.put(name, json.dumps(kept.to_dict()))
 
-    def is_missed(self, address: str) -> bool:
-        """Return whether the last reading of a card that was due did not take place."""
-        return address in self._missed
+    def is_untried(self, card: PciFunction) -> bool:
+        """Return whether a card is due, and nobody has tried to read it since the agent started."""
+        never = self._attempts.last(card.address) == -math.inf
+        return never and self.is_due(card) and self._has_nvml()
 
     def is_due(self, card: PciFunction) -> bool:
         """Return whether the facts about a card that NVML knows are not current."""
@@ -224,7 +223,9 @@ class CardFacts:
         self._sysfs = sysfs
         self._memory = memory
         self.attempts = ReadAttempts(access.clock, SPAN)
-        self.reader = FactsReader(access.nvml, self._is_readable, has_owner, self.attempts)
+        self.reader = FactsReader(
+            access.nvml, self._is_readable, has_owner, self.attempts, access.has_nvml
+        )
         self.forget = self.reader.forget
         # Identity of the first virtual function of each card at the last look, None without any.
         self._functions: dict[str, int | None] = {}
@@ -239,8 +240,11 @@ class CardFacts:
         return GpuFacts() if card is None else self.read(card)
 
     def is_unread(self, card: PciFunction) -> bool:
-        """Return whether nothing is known about a card because it was not read yet."""
-        return self.reader.is_missed(card.address) and self.read(card) == GpuFacts()
+        """Return whether nothing is known about a card because it was not read yet.
+
+        A card that NVML cannot read, or that nobody can read without NVML, is as without this check.
+        """
+        return self.reader.is_untried(card) and self.read(card) == GpuFacts()
 
     def forget_outdated(self, address: str) -> None:
         """Forget a card whose virtual functions are not those of the last call."""

@@ -138,6 +138,15 @@ class NvmlLibrary:
         self._lock = threading.Lock()  # initialisation and shutdown are counted in the process
         self._logged: set[str] = set()
 
+    @staticmethod
+    def is_installed() -> bool:
+        """Return whether ``nvidia-ml-py`` is installed."""
+        try:
+            importlib.import_module(MODULE)
+        except ImportError:
+            return False
+        return True
+
     def read(self, address: str) -> GpuFacts | None:
         """Return the facts, or None; log each different error once."""
         return self._call(_read, address)

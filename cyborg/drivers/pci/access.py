@@ -48,8 +48,9 @@ class HostAccess:
     """Access to a host.
 
     ``lookup`` returns the names of a PCI function, ``nvml`` the facts about an NVIDIA GPU,
-    ``mig_mode`` only its MIG mode, and ``read_methods`` the methods that can erase an NVMe
-    controller, by its device node and the number of the node. ``kernel_log`` is None if there is
+    ``mig_mode`` only its MIG mode, ``has_nvml`` whether the binding for both is installed, and
+    ``read_methods`` the methods that can erase an NVMe controller, by its device node and the
+    number of the node. ``kernel_log`` is None if there is
     none to read. ``clock`` is monotonic, in seconds. ``reset`` returns the reset methods of a PCI
     function; None if it has disappeared.
     """
@@ -58,6 +59,7 @@ class HostAccess:
     kernel_log: Path | None
     nvml: ReadFacts
     mig_mode: ReadMigMode
+    has_nvml: Callable[[], bool]
     read_methods: Callable[[Path, str | None], Sequence[Method] | None]
     clock: Callable[[], float]
     reset: Callable[[str], str | None]
@@ -107,6 +109,8 @@ class HostAccess:
             kernel_log=Path("/dev/kmsg") if local else None,
             nvml=library.read if local else lambda address: None,
             mig_mode=library.read_mig_mode if local else lambda address: None,
+            # Elsewhere NVML is what replaces these functions.
+            has_nvml=library.is_installed if local else lambda: True,
             read_methods=read_methods if local else lambda node, number: None,
             clock=time.monotonic,
             reset=work("pci", "reset", "reset"),

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """When a discovery reads the facts of a card: with its lock, and for some seconds."""
 
+import concurrent.futures
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -134,9 +136,9 @@ def test_card_that_cannot_be_read_takes_its_turn_as_the_others_do(
     clock = Clock()
     nvml = SlowReader(host, clock, 0.5, failing=CARD)
     driver = make(host, clock, nvml=nvml)
-    assert set(withheld(driver)) >= set(CARDS[1:])
+    assert withheld(driver) == CARDS[1:]
     assert nvml.read == [CARD]
-    assert set(withheld(driver)) <= {CARD}
+    assert withheld(driver) == []
     assert nvml.read == [CARD, *CARDS[1:], CARD]
     host.request_mig_mode(CARDS[4], enable=True)
     for number in range(2):
@@ -165,8 +167,56 @@ def test_cards_of_vgpus_are_read_before_the_modes_of_whole_cards(host: Simulated
     assert CARD in nvml.read
 
 
-def test_card_without_nvml_is_offered(host: SimulatedVgpuHost) -> None:
-    driver = make(host, Clock(), nvml=lambda address: None)
+@contextlib.contextmanager
+def changing(card: str = CARD) -> Iterator[Callable[[], None]]:
+    """Let a job of another thread have the lock of a card; yield a function that ends it."""
+    is_locked, may_end = threading.Event(), threading.Event()
+
+    def change() -> None:
+        with card_locks.locked(card):
+            is_locked.set()
+            assert may_end.wait(60)
+
+    job = threading.Thread(target=change)
+    job.start()
+    assert is_locked.wait(60)
+
+    def end() -> None:
+        may_end.set()
+        job.join(60)
+
+    try:
+        yield end
+    finally:
+        end()
+
+
+def check_in_thread(driver: GpuDriver, address: str) -> BaseException | None:
+    """Check in another thread that a server can get a card; return what it raises."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(driver.check_unused, address).exception(60)
+
+
+@pytest.mark.parametrize("has_nvml", [True, False])
+def test_card_that_nvml_cannot_read_is_offered_and_given_to_a_server(
+    host: SimulatedVgpuHost, has_nvml: bool
+) -> None:
+    driver = make(host, Clock(), nvml=lambda address: None, has_nvml=lambda: has_nvml)
+    assert offered(driver) == {CARD: [CARD]}
+    assert check_in_thread(driver, CARD) is None
+    with changing():
+        assert offered(driver) == {CARD: [CARD]}, "also while it is given to one"
+
+
+@pytest.mark.parametrize("has_nvml", [True, False])
+def test_card_that_a_job_changes_after_a_start_is_withheld_only_if_nvml_can_read_it(
+    host: SimulatedVgpuHost, has_nvml: bool
+) -> None:
+    driver = make(host, Clock(), nvml=lambda address: None, has_nvml=lambda: has_nvml)
+    with changing():
+        found = discover(driver)
+    assert bool(found.deployables) is not has_nvml
+    assert found.vendor_board_info.get(NOT_OFFERED) == (UNREAD if has_nvml else None)
     assert offered(driver) == {CARD: [CARD]}
 
 
@@ -214,21 +264,10 @@ def test_card_that_another_thread_changes_is_not_given_to_a_server(
     monkeypatch.setattr(card_locks, "READ_TIMEOUT", 0.01)
     driver = make(host, Clock())
     discover(driver)
-    is_locked, may_end = threading.Event(), threading.Event()
-
-    def change() -> None:
-        with card_locks.locked(CARD):
-            is_locked.set()
-            assert may_end.wait(60)
-
-    job = threading.Thread(target=change)
-    job.start()
-    assert is_locked.wait(60)
-    host.opens.clear()
-    with pytest.raises(DriverFailed, match="is being changed by another job"):
-        driver.check_unused(CARD)
-    assert host.opens == []
-    may_end.set()
-    job.join(60)
+    with changing():
+        host.opens.clear()
+        with pytest.raises(DriverFailed, match="is being changed by another job"):
+            driver.check_unused(CARD)
+        assert host.opens == []
     driver.check_unused(CARD)
     assert host.opens == [CARD]

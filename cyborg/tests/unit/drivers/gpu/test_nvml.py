@@ -206,6 +206,12 @@ def test_read_error_is_logged_once(library: ctypes.CDLL, caplog: pytest.LogCaptu
 def test_read_without_binding_returns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "MODULE", "no_such_binding")
     assert NvmlLibrary().read(CARD) is None
+    assert not NvmlLibrary().is_installed()
+
+
+def test_binding_is_installed_also_if_nvml_fails(library: ctypes.CDLL) -> None:
+    library.set_broken(1)
+    assert NvmlLibrary().is_installed()
 
 
 @pytest.mark.parametrize(

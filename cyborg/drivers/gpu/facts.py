@@ -123,25 +123,43 @@ class FactsReader:
 
         They are those from before if the card is due, and cannot be read now.
         """
+        return self.find(card, memory) or GpuFacts()
+
+    def find(self, card: PciFunction, memory: Memory) -> GpuFacts | None:
+        """Do the same as ``read``; return None for a card that was not read yet.
+
+        That is one that is due, of which nothing is known, and that nobody has tried to read since
+        the agent started, although NVML is installed.
+        """
         if card.vendor != NVIDIA or card.physfn is not None:
             return GpuFacts()
         key = card.address, card.product
+        is_unread = False
         if card.kernel_driver != KERNEL_DRIVER:
             self._current.discard(key)
         elif self._is_due(key):
-            self._read_due(card, memory)
+            # Before this attempt: a job can end during it, and what it read is not known here.
+            never_tried = self._attempts.last(card.address) == -math.inf
+            is_unread = not self._try(card, memory) and never_tried
         if key not in self._facts:
-            self._facts[key] = self._load_last(memory, _name_of(card))
-        return self._facts[key]
+            # Another thread may have read it since.
+            self._facts.setdefault(key, self._load_last(memory, _name_of(card)))
+        found = self._facts[key]
+        return None if is_unread and found == GpuFacts() and self._has_nvml() else found
 
-    def _read_due(self, card: PciFunction, memory: Memory) -> None:
-        """Read a card, unless a job of another thread changes it or the time is over."""
+    def _try(self, card: PciFunction, memory: Memory) -> bool:
+        """Try to read a card, unless a job of another thread changes it or the time is over.
+
+        Return whether it was tried.
+        """
         if is_locked_here(card.address):
             self._read_locked(card, memory)
-            return
+            return True
         with locked_if_free(card.address) as acquired:
-            if acquired and self._attempts.may_try(card.address):
+            may_try = acquired and self._attempts.may_try(card.address)
+            if may_try:
                 self._read_locked(card, memory)
+            return may_try
 
     def _read_locked(self, card: PciFunction, memory: Memory) -> None:
         """Read a card that this thread has locked, and store the facts if NVML shows it."""
@@ -163,17 +181,12 @@ class FactsReader:
         kept = replace(found, max_vgpus={}, mig_profiles={}, mig_instances={}, vgpu_profiles={})
         memory.put(name, json.dumps(kept.to_dict()))
 
-    def is_untried(self, card: PciFunction) -> bool:
-        """Return whether a card is due, and nobody has tried to read it since the agent started."""
-        never = self._attempts.last(card.address) == -math.inf
-        return never and self.is_due(card) and self._has_nvml()
-
     def is_due(self, card: PciFunction) -> bool:
         """Return whether the facts about a card that NVML knows are not current."""
         return is_known(card) and self._is_due((card.address, card.product))
 
     def is_asked_for(self, card: PciFunction) -> bool:
-        """Return whether ``read`` was called for a card."""
+        """Return whether ``read`` or ``find`` was called for a card."""
         return (card.address, card.product) in self._facts
 
     def _is_due(self, key: tuple[str, str]) -> bool:
@@ -234,17 +247,14 @@ class CardFacts:
         """Return the last known facts about a card; read it before if it is due."""
         return self.reader.read(card, self._memory())
 
+    def find(self, card: PciFunction) -> GpuFacts | None:
+        """Do the same as ``read``; return None for a card that was not read yet."""
+        return self.reader.find(card, self._memory())
+
     def read_address(self, address: str) -> GpuFacts:
         """Return the facts about the card at an address; no facts if it is absent."""
         card = self._sysfs.pci_function(address)
         return GpuFacts() if card is None else self.read(card)
-
-    def is_unread(self, card: PciFunction) -> bool:
-        """Return whether nothing is known about a card because it was not read yet.
-
-        A card that NVML cannot read, or that nobody can read without NVML, is as without this check.
-        """
-        return self.reader.is_untried(card) and self.read(card) == GpuFacts()
 
     def forget_outdated(self, address: str) -> None:
         """Forget a card whose virtual functions are not those of the last call."""

@@ -165,8 +165,8 @@ class MigModes:
         """
         found: dict[str, str] = {}
         for card in filter(self._may_be_whole, functions.values()):
-            facts = self._facts.read(card)
-            if self._facts.is_unread(card):
+            facts = self._facts.find(card)
+            if facts is None:
                 found[card.address] = UNREAD
             elif facts.in_mig_mode or facts.mig_pending:
                 state = _ENABLED if facts.in_mig_mode else _PENDING

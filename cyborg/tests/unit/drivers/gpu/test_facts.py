@@ -220,6 +220,32 @@ def test_card_that_a_job_changes_after_a_start_is_withheld_only_if_nvml_can_read
     assert offered(driver) == {CARD: [CARD]}
 
 
+class EndingMemory(VolatileMemory):
+    """Memory; calls ``end`` at the next search for facts about a card."""
+
+    end: Callable[[], None] | None = None
+
+    def get(self, key: str) -> str | None:
+        """Return the text."""
+        if key.startswith("gpu ") and (end := self.end) is not None:
+            self.end = None
+            end()
+        return super().get(key)
+
+
+def test_card_whose_job_ends_during_a_discovery_is_not_offered_with_facts_from_before(
+    host: SimulatedVgpuHost,
+) -> None:
+    """What the discovery finds before the job ends does not say that the card is in MIG mode."""
+    host.request_mig_mode(CARD, enable=True)
+    memory = EndingMemory()
+    driver = make(host, Clock(), memory)
+    with changing() as end:
+        memory.end = end
+        assert offered(driver) == {}
+    assert memory.end is None
+
+
 def test_adoption_reads_a_card_before_the_first_discovery(host: SimulatedVgpuHost) -> None:
     driver = make(host, Clock())
     driver.check_adoption([CARD])

@@ -294,7 +294,9 @@ class GpuDriver(PciDriver):
 
     def check_adoption(self, addresses: Sequence[str], forced: Collection[str] = ()) -> None:
         """Raise DriverFailed if an address has no PCI function that can be offered."""
-        self._facts.attempts.begin()
+        # The new driver knows no card yet. Others, which may be many, do not matter here.
+        for address in addresses:
+            self._facts.read_waiting(address)
         super().check_adoption(addresses, forced)
 
     def measure(self, devices: Sequence[inventory.Device]) -> Mapping[str, Measurement]:

@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from cyborg.core.inventory.device import NOT_OFFERED, Device
 from cyborg.drivers.base import Memory, load_record
+from cyborg.drivers.gpu import card_locks
 from cyborg.drivers.gpu.card_locks import is_locked_here, locked_if_free
 from cyborg.drivers.kernel.nvml import KERNEL_DRIVER, NVIDIA, GpuFacts, ReadFacts, is_known
 from cyborg.drivers.pci.access import HostAccess
@@ -255,6 +256,16 @@ class CardFacts:
         """Return the facts about the card at an address; no facts if it is absent."""
         card = self._sysfs.pci_function(address)
         return GpuFacts() if card is None else self.read(card)
+
+    def read_waiting(self, address: str) -> None:
+        """Read the card at an address if it is due; wait for its lock.
+
+        Raise DriverFailed if a job does not release the lock in time.
+        """
+        card = self._sysfs.pci_function(address)
+        if card is not None and self.reader.is_due(card):
+            with card_locks.locked_once(address, card_locks.READ_TIMEOUT):
+                self.read(card)
 
     def forget_outdated(self, address: str) -> None:
         """Forget a card whose virtual functions are not those of the last call."""

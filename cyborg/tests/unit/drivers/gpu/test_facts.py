@@ -255,6 +255,23 @@ def test_adoption_reads_a_card_before_the_first_discovery(host: SimulatedVgpuHos
         make(host, Clock()).check_adoption([CARD])
 
 
+def test_adoption_reads_only_its_own_cards_and_waits_for_a_job(
+    host: SimulatedVgpuHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those before it would take all the time of a discovery, and again at each attempt."""
+    for address in CARDS[1:]:
+        host.add_card(address, TYPES, framebuffer=141)
+    clock = Clock()
+    nvml = SlowReader(host, clock, SPAN)
+    driver = make(host, clock, nvml=nvml)
+    driver.check_adoption(CARDS[3:])
+    assert nvml.read == CARDS[3:]
+    monkeypatch.setattr(card_locks, "READ_TIMEOUT", 0.01)
+    with changing(), pytest.raises(DriverFailed, match="is being changed by another job"):
+        driver.check_adoption([CARD])
+    driver.check_adoption([CARD])
+
+
 def test_discovery_does_not_read_a_card_while_its_layout_changes(
     host: SimulatedVgpuHost,
 ) -> None:

@@ -24,13 +24,14 @@ _HOLDERS: dict[str, int] = {}  # the thread that has locked each card
 
 
 @contextlib.contextmanager
-def locked(card: str, timeout: float | None = None) -> Iterator[None]:
-    """Exclude other changes of a card, by its address; wait for TIMEOUT, or ``timeout`` seconds.
+def locked(card: str) -> Iterator[None]:
+    """Exclude other changes of a card, by its address; wait for READ_TIMEOUT.
 
     Raise DriverFailed, before any change, if another one does not end in time; repeat it then.
     """
     lock = _lock_of(card)
-    if not lock.acquire(timeout=TIMEOUT if timeout is None else timeout):
+    # Not TIMEOUT: a discovery reads each card with its lock, also one that servers share.
+    if not lock.acquire(timeout=READ_TIMEOUT):
         raise DriverFailed(
             f"{card} is being changed by another job, such as one for its layout: try again when "
             "that has ended"
@@ -44,9 +45,9 @@ def locked(card: str, timeout: float | None = None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def locked_once(card: str, timeout: float | None = None) -> Iterator[None]:
+def locked_once(card: str) -> Iterator[None]:
     """Do the same as ``locked``, unless this thread has locked the card already."""
-    with contextlib.nullcontext() if is_locked_here(card) else locked(card, timeout):
+    with contextlib.nullcontext() if is_locked_here(card) else locked(card):
         yield
 
 

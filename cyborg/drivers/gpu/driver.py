@@ -21,8 +21,8 @@ from cyborg.core.inventory.device_state import Measurement
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import handle_uuid
-from cyborg.drivers.gpu import card_locks, mdev, mig, parents, vf_layouts, vgpu
-from cyborg.drivers.gpu.card_locks import locked, mediated_devices_excluded
+from cyborg.drivers.gpu import mdev, mig, parents, vf_layouts, vgpu
+from cyborg.drivers.gpu.card_locks import locked, locked_once, mediated_devices_excluded
 from cyborg.drivers.gpu.facts import CardFacts
 from cyborg.drivers.gpu.mig_layouts import MigLayouts
 from cyborg.drivers.gpu.mig_modes import MigModes, WholeCards, is_whole
@@ -405,7 +405,7 @@ class GpuDriver(PciDriver):
         self.read_domains(fresh=True)
         if not self._whole.has_owner(address):
             # Another program may have changed the MIG mode.
-            with card_locks.locked_once(address, card_locks.READ_TIMEOUT):
+            with locked_once(address):
                 self._facts.forget(address)
                 self._facts.read_address(address)
         functions = {function.address: function for function in self._sysfs.pci_functions()}
@@ -467,7 +467,7 @@ class GpuDriver(PciDriver):
         """Change the layout of a card; see ``vgpu_layouts`` and ``mig_layouts``."""
         if is_pci_address(item.device):
             domains.check_unused(self._sysfs, self.read_domains, item.device)
-        with locked(item.device, card_locks.READ_TIMEOUT):
+        with locked(item.device):
             self._whole.remove_owner(item.device)  # no handle of it is in use
             try:
                 self._layouts_of(item.device).apply(item.device, layout)

@@ -18,8 +18,7 @@ from dataclasses import replace
 
 from cyborg.core.inventory.device import NOT_OFFERED, Device
 from cyborg.drivers.base import Memory, load_record
-from cyborg.drivers.gpu import card_locks
-from cyborg.drivers.gpu.card_locks import is_locked_here, locked_if_free
+from cyborg.drivers.gpu.card_locks import is_locked_here, locked_if_free, locked_once
 from cyborg.drivers.kernel.nvml import KERNEL_DRIVER, NVIDIA, GpuFacts, ReadFacts, is_known
 from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.sysfs import PCI_DEVICES, PciFunction, Sysfs
@@ -264,7 +263,7 @@ class CardFacts:
         """
         card = self._sysfs.pci_function(address)
         if card is not None and self.reader.is_due(card):
-            with card_locks.locked_once(address, card_locks.READ_TIMEOUT):
+            with locked_once(address):
                 self.read(card)
 
     def forget_outdated(self, address: str) -> None:

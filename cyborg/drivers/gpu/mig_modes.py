@@ -17,7 +17,6 @@ from functools import partial
 
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.base import Memory
-from cyborg.drivers.gpu import card_locks
 from cyborg.drivers.gpu.card_locks import locked, locked_if_free
 from cyborg.drivers.gpu.facts import UNREAD, CardFacts
 from cyborg.drivers.gpu.vgpu_records import make_storage_error
@@ -58,7 +57,7 @@ class WholeCards:
         Raise DriverFailed, before the checks, if a job changes the card, and after them if a
         restart of the agent would lose the record. A discovery that reads its mode ends soon.
         """
-        with locked(card, card_locks.READ_TIMEOUT):
+        with locked(card):
             # Without its removal the MIG mode would never be read again if a release was lost.
             if self.has_owner(card) and self._is_free(card):
                 self.remove_owner(card)

@@ -5,17 +5,20 @@ It follows ``drivers/vfio/mdev`` of Linux 6.1. As in ``samples/vfio-mdev/mtty.c`
 parent share a number of units: a device of one type reduces the available instances of all types.
 """
 
+import contextlib
 import errno
 import os
 import re
 import shutil
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cyborg.drivers.gpu.card_locks import locked_if_free
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.privileged import CONTEXT, gpu
@@ -113,6 +116,24 @@ class SimulatedKernel(SysfsTree):
         path.parent.mkdir(parents=True, exist_ok=True)
         target.mkdir(parents=True, exist_ok=True)
         path.symlink_to(os.path.relpath(target, path.parent))
+
+
+@contextlib.contextmanager
+def reading(card: str) -> Iterator[None]:
+    """Let a discovery in another thread read a card for a short time, with its lock."""
+    is_locked, never = threading.Event(), threading.Event()
+
+    def read() -> None:
+        with locked_if_free(card) as acquired:
+            assert acquired
+            is_locked.set()
+            never.wait(0.1)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert is_locked.wait(10)
+    yield
+    reader.join()
 
 
 def privileged_access(root: Path) -> HostAccess:

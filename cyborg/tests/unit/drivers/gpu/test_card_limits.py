@@ -8,11 +8,16 @@ import pytest
 
 from cyborg.core.errors import Misconfigured
 from cyborg.core.jobs.job import WorkItem
+from cyborg.drivers.gpu import card_locks
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.gpu.mdev import Slot, SlotPlan, limit_slots
 from cyborg.drivers.kernel.nvml import GpuFacts
 from cyborg.testing.machine import HostTree
-from cyborg.tests.unit.drivers.gpu.simulated_gpu import SimulatedKernel, privileged_access
+from cyborg.tests.unit.drivers.gpu.simulated_gpu import (
+    SimulatedKernel,
+    privileged_access,
+    reading,
+)
 
 CARD, TYPE = "0000:6e:00.0", "nvidia-561"
 FOREIGN = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
@@ -79,6 +84,19 @@ def test_discover_slots_stay_the_same_while_they_are_used(kernel: SimulatedKerne
     for handle in reversed(before):
         driver.prepare(item(handle), None)
         assert offered(driver) == before
+
+
+def test_jobs_of_a_slot_wait_for_a_discovery_that_reads_the_card(
+    kernel: SimulatedKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(card_locks, "TIMEOUT", 0.01)
+    driver = make_driver(kernel)
+    with reading(CARD):
+        driver.prepare(item(slot(1)), None)
+    assert len(kernel.devices()) == 1
+    with reading(CARD):
+        driver.release(item(slot(1)))
+    assert kernel.devices() == []
 
 
 def test_discover_used_slots_and_devices_of_others_count_first(kernel: SimulatedKernel) -> None:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes of a layout that did not end, and vGPUs that are not as they were recorded."""
 
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.privileged import vgpu
 from cyborg.testing.vgpu_host import SimulatedVgpuHost
 from cyborg.tests.fixtures.machine.tiers import pick_points
+from cyborg.tests.unit.drivers.gpu.simulated_gpu import reading
 from cyborg.tests.unit.drivers.gpu.simulated_vgpus import (
     CARD,
     LARGE,
@@ -347,23 +347,25 @@ def test_change_of_a_card_excludes_other_jobs_of_the_card_only(
     assert host.current(VFS[1]) == LARGE.name
 
 
-def test_change_of_a_card_waits_for_a_discovery_that_reads_it(
+def test_jobs_of_a_card_wait_for_a_discovery_that_reads_it(
     host: SimulatedVgpuHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NVML may have to initialise the card, which takes longer than a short job."""
     monkeypatch.setattr(card_locks, "TIMEOUT", 0.01)
     driver = make(host, VolatileMemory())
-    is_locked, never = threading.Event(), threading.Event()
 
-    def read() -> None:
-        with card_locks.locked_if_free(CARD) as acquired:
-            assert acquired
-            is_locked.set()
-            never.wait(0.2)  # longer than TIMEOUT
+    def remove() -> None:
+        host.write_attribute(host.bus / VFS[0] / "nvidia/current_vgpu_type", "0")
 
-    reader = threading.Thread(target=read)
-    reader.start()
-    assert is_locked.wait(10)
-    partition(driver, PAIR)
-    reader.join()
+    with reading(CARD):
+        partition(driver, PAIR)
     assert offered(driver) == {f"{CARD}-H200X-70C": VFS[:2]}
+    with reading(CARD):
+        driver.prepare(item(VFS[0]), None)
+    remove()
+    with reading(CARD):
+        driver.recreate(VFS[0])
+    assert host.current(VFS[0]) == LARGE.name
+    with reading(CARD):
+        driver.release(item(VFS[0]))
+    assert host.current(VFS[0]) == ""

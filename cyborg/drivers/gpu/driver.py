@@ -78,7 +78,8 @@ class GpuDriver(PciDriver):
             self._whole,
             self._may_be_whole,
         )
-        self._cards: dict[str, GpuFacts] = {}  # facts about cards at their last description
+        # Facts about cards at their last description; None for one that was not read yet.
+        self._cards: dict[str, GpuFacts | None] = {}
         # Resource class of each parent of a card, and the MIG profiles of its enabled types.
         self._mig_parents: dict[str, dict[str, tuple[str, frozenset[str]]]] = {}
         self._mdev_remarks: tuple[str, ...] = ()
@@ -222,7 +223,8 @@ class GpuDriver(PciDriver):
         ]
         self._facts.forget_outdated(card.address)
         # What ``_facts_of`` returns later in the same discovery must agree with the description.
-        facts = self._cards[card.address] = self._facts.read(card)
+        self._cards[card.address] = self._facts.find(card)
+        facts = self._facts_of(card.address)
         partition, traits = self._partitions.describe(card)
         info = {
             **partition,
@@ -261,7 +263,7 @@ class GpuDriver(PciDriver):
                 },
                 self._selected,
                 self._card_of,
-                self._facts_of,
+                self._cards,
             )
             # The parents that are not on the PCI bus.
             virtual_rules = {
@@ -270,7 +272,7 @@ class GpuDriver(PciDriver):
                 if (rule := mdev.rule_of_parent(self._mdev_rules, name)) is not None
             }
             virtual = {name: self._plan(name, rule) for name, rule in virtual_rules.items()}
-            self._cards = {card.address: self._facts_of(card.address) for card in cards}
+            self._cards = {card.address: self._cards.get(card.address) for card in cards}
             cards = [self._vgpus.replace_handles(card) for card in cards]
         devices = [self._with_slots(card, plans) for card in cards]
         devices += [
@@ -457,7 +459,7 @@ class GpuDriver(PciDriver):
         return Offer(card, type_, rule.resource_class, rule.traits, frozenset(), withheld)
 
     def _facts_of(self, card: str) -> GpuFacts:
-        return self._cards.get(card, GpuFacts())
+        return self._cards.get(card) or GpuFacts()
 
     def layouts(self, device: inventory.Device) -> Sequence[inventory.Layout]:
         """Return the layouts of a card; a layout ``fixed`` for devices without others."""

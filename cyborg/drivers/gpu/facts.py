@@ -85,10 +85,10 @@ class ReadAttempts:
 class FactsReader:
     """Reader that reads the facts about each GPU once while its kernel driver is bound.
 
-    While a server uses a GPU, NVML does not show the GPU. The reader then returns the last facts
-    except ``max_vgpus``, also after a restart of the agent. With ``keeps_types`` it also returns
-    what the GPU can have. A GPU with an owner that is bound again, because the server is stopped,
-    is not opened: the server may start.
+    While a server uses a GPU, NVML does not show the GPU. The reader then returns the last facts,
+    also after a restart of the agent, and until a discovery has had time to read the GPU: their
+    limits hold for a GPU that servers share. A GPU with an owner that is bound again, because the
+    server is stopped, is not opened: the server may start.
 
     NVML may list the types and profiles of the current MIG mode only. If ``keeps_types`` is True,
     the facts also have those of the other mode, from the last time that the GPU was in it.
@@ -177,9 +177,7 @@ class FactsReader:
             other = "disabled" if found.in_mig_mode else "enabled"
             found = _add_types(found, _load(memory, f"{name} {other}"))
         self._facts[key] = found
-        # Types and profiles may be many, and are read again with the card.
-        kept = replace(found, max_vgpus={}, mig_profiles={}, mig_instances={}, vgpu_profiles={})
-        memory.put(name, json.dumps(kept.to_dict()))
+        memory.put(name, json.dumps(found.to_dict()))
 
     def is_due(self, card: PciFunction) -> bool:
         """Return whether the facts about a card that NVML knows are not current."""

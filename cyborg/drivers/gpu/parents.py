@@ -18,6 +18,8 @@ from cyborg.drivers.pci.offers import add_reasons
 
 UuidOf = Callable[[Slot], str]
 
+_UNREAD = "how many devices its card can have was not read yet: a next discovery reads it"
+
 
 def build(
     template: inventory.Deployable, parent: str, rule: MdevRule, plan: SlotPlan, uuid_of: UuidOf
@@ -68,18 +70,20 @@ def limit_slots(
     plans: Mapping[str, SlotPlan],
     rules: Mapping[str, MdevRule],
     card_of: Callable[[str], str],
-    facts_of: Callable[[str], GpuFacts],
+    known: Mapping[str, GpuFacts | None],
 ) -> dict[str, SlotPlan]:
     """Return the plans, with at most as many slots for each card as it can have devices.
 
-    ``plans`` and ``rules`` are those of the parents on the PCI bus, by address.
+    ``plans`` and ``rules`` are those of the parents on the PCI bus, by address. ``known`` are the
+    facts about each card; one with None, which was not read yet, has only the slots in use.
     """
     limited = dict(plans)
     groups: dict[tuple[str, str], dict[str, SlotPlan]] = defaultdict(dict)
     for parent, plan in plans.items():
         groups[card_of(parent), plan.type][parent] = plan
     for (card, _), group in groups.items():
-        facts, name = facts_of(card), _name_of(group.values())
+        found, name = known.get(card, GpuFacts()), _name_of(group.values())
+        facts = found or GpuFacts()
         # Each MIG-backed vGPU needs an instance. A rule overrides what NVML knows of a product.
         limits = [facts.mig_instances.get(facts.vgpu_profiles.get(name, ""))]
         limits += [rules[parent].max_per_card for parent in group]
@@ -87,6 +91,11 @@ def limit_slots(
         limit = next((limit for limit in limits if limit is not None), None)
         if limit is not None:
             limited |= mdev.limit_slots(group, limit)
+        elif found is None:
+            limited |= {
+                parent: plan if plan.slots else replace(plan, reason=plan.reason or _UNREAD)
+                for parent, plan in mdev.limit_slots(group, 0).items()
+            }
     # A card whose other functions have its devices is not a problem to be shown.
     full = {card_of(plan.slots[0].parent) for plan in plans.values() if plan.slots}
     for parent, plan in plans.items():

@@ -11,14 +11,14 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cyborg.drivers.gpu.card_locks import locked_if_free
+from cyborg.drivers.gpu.card_locks import locked, locked_if_free
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.privileged import CONTEXT, gpu
@@ -116,6 +116,30 @@ class SimulatedKernel(SysfsTree):
         path.parent.mkdir(parents=True, exist_ok=True)
         target.mkdir(parents=True, exist_ok=True)
         path.symlink_to(os.path.relpath(target, path.parent))
+
+
+@contextlib.contextmanager
+def changing(card: str) -> Iterator[Callable[[], None]]:
+    """Let a job of another thread have the lock of a card; yield a function that ends it."""
+    is_locked, may_end = threading.Event(), threading.Event()
+
+    def change() -> None:
+        with locked(card):
+            is_locked.set()
+            assert may_end.wait(60)
+
+    job = threading.Thread(target=change)
+    job.start()
+    assert is_locked.wait(60)
+
+    def end() -> None:
+        may_end.set()
+        job.join(60)
+
+    try:
+        yield end
+    finally:
+        end()
 
 
 @contextlib.contextmanager

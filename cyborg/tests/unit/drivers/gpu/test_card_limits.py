@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from cyborg.core.errors import Misconfigured
+from cyborg.core.inventory.device import NOT_OFFERED
 from cyborg.core.jobs.job import WorkItem
+from cyborg.drivers.base import VolatileMemory
 from cyborg.drivers.gpu import card_locks
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.gpu.mdev import Slot, SlotPlan, limit_slots
@@ -15,6 +17,7 @@ from cyborg.drivers.kernel.nvml import GpuFacts
 from cyborg.testing.machine import HostTree
 from cyborg.tests.unit.drivers.gpu.simulated_gpu import (
     SimulatedKernel,
+    changing,
     privileged_access,
     reading,
 )
@@ -84,6 +87,45 @@ def test_discover_slots_stay_the_same_while_they_are_used(kernel: SimulatedKerne
     for handle in reversed(before):
         driver.prepare(item(handle), None)
         assert offered(driver) == before
+
+
+def test_discover_card_that_was_not_read_since_a_restart_keeps_its_limit(
+    kernel: SimulatedKernel,
+) -> None:
+    """A discovery has had no time to read it, or a job changes it."""
+    memory = VolatileMemory()
+    driver = make_driver(kernel, limit=3)
+    driver.memory = memory
+    expected = [slot(number) for number in range(1, 4)]
+    assert offered(driver) == expected
+    driver = make_driver(kernel, limit=3)
+    driver.memory = memory
+    with changing(CARD):
+        assert offered(driver) == expected
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+def test_discover_card_that_was_never_read_offers_what_servers_have(
+    kernel: SimulatedKernel, limit: int | None
+) -> None:
+    make_driver(kernel).prepare(item(slot(6)), None)
+    driver = make_driver(kernel, limit=limit)
+    with changing(CARD):
+        assert offered(driver) == [slot(6)]
+        (device,) = driver.discover()
+        assert "was not read yet" in device.vendor_board_info[NOT_OFFERED]
+        assert len(offered(make_driver(kernel, ",max_per_card=4"))) == 4
+    assert len(offered(driver)) == (limit or 8)
+    without = make_driver(kernel)
+    without = GpuDriver(
+        "gpus",
+        without.options,
+        kernel.root,
+        replace(privileged_access(kernel.root), has_nvml=lambda: False),
+    )
+    without.host = driver.host
+    with changing(CARD):
+        assert len(offered(without)) == 8, "without NVML it is never read"
 
 
 def test_jobs_of_a_slot_wait_for_a_discovery_that_reads_the_card(

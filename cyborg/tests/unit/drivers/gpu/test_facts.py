@@ -2,9 +2,8 @@
 """When a discovery reads the facts of a card: with its lock, and for some seconds."""
 
 import concurrent.futures
-import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from cyborg.drivers.gpu.facts import SPAN, UNREAD
 from cyborg.drivers.gpu.mig_modes import INTERVAL
 from cyborg.drivers.kernel.nvml import GpuFacts
 from cyborg.testing.vgpu_host import SimulatedVgpuHost
+from cyborg.tests.unit.drivers.gpu.simulated_gpu import changing
 from cyborg.tests.unit.drivers.gpu.simulated_vgpus import (
     CARD,
     TYPES,
@@ -167,30 +167,6 @@ def test_cards_of_vgpus_are_read_before_the_modes_of_whole_cards(host: Simulated
     assert CARD in nvml.read
 
 
-@contextlib.contextmanager
-def changing(card: str = CARD) -> Iterator[Callable[[], None]]:
-    """Let a job of another thread have the lock of a card; yield a function that ends it."""
-    is_locked, may_end = threading.Event(), threading.Event()
-
-    def change() -> None:
-        with card_locks.locked(card):
-            is_locked.set()
-            assert may_end.wait(60)
-
-    job = threading.Thread(target=change)
-    job.start()
-    assert is_locked.wait(60)
-
-    def end() -> None:
-        may_end.set()
-        job.join(60)
-
-    try:
-        yield end
-    finally:
-        end()
-
-
 def check_in_thread(driver: GpuDriver, address: str) -> BaseException | None:
     """Check in another thread that a server can get a card; return what it raises."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -204,7 +180,7 @@ def test_card_that_nvml_cannot_read_is_offered_and_given_to_a_server(
     driver = make(host, Clock(), nvml=lambda address: None, has_nvml=lambda: has_nvml)
     assert offered(driver) == {CARD: [CARD]}
     assert check_in_thread(driver, CARD) is None
-    with changing():
+    with changing(CARD):
         assert offered(driver) == {CARD: [CARD]}, "also while it is given to one"
 
 
@@ -213,7 +189,7 @@ def test_card_that_a_job_changes_after_a_start_is_withheld_only_if_nvml_can_read
     host: SimulatedVgpuHost, has_nvml: bool
 ) -> None:
     driver = make(host, Clock(), nvml=lambda address: None, has_nvml=lambda: has_nvml)
-    with changing():
+    with changing(CARD):
         found = discover(driver)
     assert bool(found.deployables) is not has_nvml
     assert found.vendor_board_info.get(NOT_OFFERED) == (UNREAD if has_nvml else None)
@@ -240,7 +216,7 @@ def test_card_whose_job_ends_during_a_discovery_is_not_offered_with_facts_from_b
     host.request_mig_mode(CARD, enable=True)
     memory = EndingMemory()
     driver = make(host, Clock(), memory)
-    with changing() as end:
+    with changing(CARD) as end:
         memory.end = end
         assert offered(driver) == {}
     assert memory.end is None
@@ -267,7 +243,7 @@ def test_adoption_reads_only_its_own_cards_and_waits_for_a_job(
     driver.check_adoption(CARDS[3:])
     assert nvml.read == CARDS[3:]
     monkeypatch.setattr(card_locks, "READ_TIMEOUT", 0.01)
-    with changing(), pytest.raises(DriverFailed, match="is being changed by another job"):
+    with changing(CARD), pytest.raises(DriverFailed, match="is being changed by another job"):
         driver.check_adoption([CARD])
     driver.check_adoption([CARD])
 
@@ -307,7 +283,7 @@ def test_card_that_another_thread_changes_is_not_given_to_a_server(
     monkeypatch.setattr(card_locks, "READ_TIMEOUT", 0.01)
     driver = make(host, Clock())
     discover(driver)
-    with changing():
+    with changing(CARD):
         host.opens.clear()
         with pytest.raises(DriverFailed, match="is being changed by another job"):
             driver.check_unused(CARD)

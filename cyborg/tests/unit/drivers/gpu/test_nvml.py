@@ -259,11 +259,20 @@ def test_facts_that_cannot_be_read_are_tried_again() -> None:
 
 
 def test_facts_of_a_gpu_in_use_survive_a_restart(tmp_path: Path) -> None:
-    facts = GpuFacts(uuid="one", memory=8, ecc="enabled", max_vgpus={"A40-12Q": 4})
+    facts = GpuFacts(
+        uuid="one",
+        memory=8,
+        ecc="enabled",
+        mig="enabled",
+        max_vgpus={"A40-12Q": 4},
+        mig_profiles={"1g.10gb": 7},
+        mig_instances={"1g.10gb": 2},
+        vgpu_profiles={"A100-1-10C": "1g.10gb"},
+    )
     FactsReader(Source(facts).read).read(card("nvidia"), MemoryFile(tmp_path / "m").of("gpus"))
     source = Source(None)
     found = FactsReader(source.read).read(card("vfio-pci"), MemoryFile(tmp_path / "m").of("gpus"))
-    assert found == GpuFacts(uuid="one", memory=8, ecc="enabled")
+    assert found == facts
     assert source.count == 0
 
 

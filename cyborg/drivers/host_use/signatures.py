@@ -36,6 +36,9 @@ from cyborg.drivers.sysfs import Sysfs, read_facts
 _LIBRARY = "libblkid.so.1"
 _TYPE = 1 << 5  # BLKID_SUBLKS_TYPE
 _USAGE = 1 << 7  # BLKID_SUBLKS_USAGE
+# BLKID_SUBLKS_BADCSUM: without it libblkid, from 2.39 on for each kind, takes a disk whose file
+# system is damaged for an empty one.
+_ANY_CHECKSUM = 1 << 10
 _FOUND, _NOTHING, _AMBIVALENT = 0, 1, -2  # results of blkid_do_safeprobe
 
 
@@ -61,7 +64,7 @@ def probe(node: Path, number: str | None = None) -> dict[str, str]:
             ):
                 raise OSError(ctypes.get_errno(), f"{node} cannot be probed")
             library.blkid_probe_enable_superblocks(probe_, 1)
-            library.blkid_probe_set_superblocks_flags(probe_, _TYPE | _USAGE)
+            library.blkid_probe_set_superblocks_flags(probe_, _TYPE | _USAGE | _ANY_CHECKSUM)
             library.blkid_probe_enable_partitions(probe_, 1)
             result = library.blkid_do_safeprobe(probe_)
             if result == _AMBIVALENT:

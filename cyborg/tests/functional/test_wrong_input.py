@@ -148,7 +148,9 @@ def test_wrong_commands_say_what_is_wrong_and_what_to_do(filled_service: Client)
         started_at = time.monotonic()
         code, text = run(filled_service, line)
         is_late = time.monotonic() - started_at > SECONDS
-        if not code or expected not in text or len(text.splitlines()) > 4 or is_late:
+        # Python 3.13 prints choices without quotes.
+        is_expected = expected.replace("'", "") in text.replace("'", "")
+        if not code or not is_expected or len(text.splitlines()) > 4 or is_late:
             wrong[line] = text
         assert "HTTP 5" not in text, text
         assert "usage:" not in text, text

@@ -133,6 +133,16 @@ def test_probe_each_kind_of_content(tmp_path: Path, kind: str) -> None:
     assert signatures.describe(signatures.probe(disk)) == kind
 
 
+def test_probe_finds_a_member_of_a_volume_whose_checksum_is_wrong(tmp_path: Path) -> None:
+    kind = "a part of a volume (LVM2_member)"
+    ((offset, content),) = disk_contents.CONTENTS[kind]
+    disk = bytearray(disk_contents.SIZE)
+    disk[offset : offset + len(content)] = content
+    disk[offset + 16] ^= 1
+    (tmp_path / "disk").write_bytes(disk)
+    assert signatures.describe(signatures.probe(tmp_path / "disk")) == kind
+
+
 def test_probe_empty_disk(tmp_path: Path) -> None:
     (tmp_path / "disk").write_bytes(bytes(MIB))
     assert signatures.probe(tmp_path / "disk") == {}

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cyborg.core.inventory.device import Device
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.base import Memory
@@ -26,6 +28,15 @@ def make_host(folder: Path) -> SimulatedVgpuHost:
     host.add_card(CARD, TYPES, framebuffer=141, numvfs=8)
     host.manage_sriov(CARD, enable=True)
     return host
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedVgpuHost:
+    """Return a host with one card without SR-IOV, on which the privileged functions run."""
+    found = make_host(tmp_path)
+    found.redirect(monkeypatch.setattr)
+    found.manage_sriov(CARD, enable=False)
+    return found
 
 
 def make_access(host: SimulatedVgpuHost, *, nvml: bool = True) -> HostAccess:

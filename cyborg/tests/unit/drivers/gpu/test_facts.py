@@ -5,7 +5,6 @@ import concurrent.futures
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,10 +24,12 @@ from cyborg.tests.unit.drivers.gpu.simulated_vgpus import (
     CARD,
     TYPES,
     discover,
+    host,
     make_access,
-    make_host,
     offered,
 )
+
+__all__ = ["host"]
 
 CARDS = [CARD, *(f"0000:{bus}:00.0" for bus in (51, 61, 71, 81))]
 VFS = [f"0000:41:00.{n}" for n in range(1, 8)] + ["0000:41:01.0"]
@@ -44,14 +45,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.seconds
-
-
-@pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedVgpuHost:
-    found = make_host(tmp_path)
-    found.redirect(monkeypatch.setattr)
-    found.manage_sriov(CARD, enable=False)
-    return found
 
 
 def make(

@@ -24,12 +24,14 @@ from cyborg.tests.unit.drivers.gpu.simulated_vgpus import (
     SMALL,
     SimulatedVgpuDriver,
     discover,
+    host,
     item,
     make_access,
     make_driver,
-    make_host,
     offered,
 )
+
+__all__ = ["host"]
 
 VFS = [f"0000:41:00.{n}" for n in range(1, 8)] + ["0000:41:01.0"]
 RULE = f"address={CARD},type=H200X-70C|H200X-35C"
@@ -46,14 +48,6 @@ MIG_MIXED, MIG_SMALL, MIG_SHARED = (
     "7xH200X-1-18C",
     "3xH200X-3-35C+1xH200X-1-18C",
 )
-
-
-@pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedVgpuHost:
-    found = make_host(tmp_path)
-    found.redirect(monkeypatch.setattr)
-    found.manage_sriov(CARD, enable=False)
-    return found
 
 
 @pytest.fixture

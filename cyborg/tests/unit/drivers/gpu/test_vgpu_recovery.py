@@ -23,12 +23,15 @@ from cyborg.tests.unit.drivers.gpu.simulated_vgpus import (
     LARGE,
     SMALL,
     discover,
+    host,
     item,
     make_access,
     make_driver,
     make_host,
     offered,
 )
+
+__all__ = ["host"]
 
 VFS = [f"0000:41:00.{n}" for n in range(1, 8)] + ["0000:41:01.0"]
 RULE = f"address={CARD},type=H200X-70C|H200X-35C"
@@ -38,14 +41,6 @@ OPTIONS: dict[str, Any] = {
     "devices": ["address=*"],
     "reset": "never",
 }
-
-
-@pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedVgpuHost:
-    found = make_host(tmp_path)
-    found.redirect(monkeypatch.setattr)
-    found.manage_sriov(CARD, enable=False)
-    return found
 
 
 EFFECTS = 100  # more than a change has

@@ -90,9 +90,9 @@ class GuestDeliveries:
         """Record the errors; return the ARQs that had none before, of which listeners learn."""
         all_new: Rows = []
         # Few texts: a host has one reason for all its guests, or one guest has a reason.
-        error_of = {row["uuid"]: deliveries[row["uuid"]].error for row in rows}
-        for text in sorted(filter(None, set(error_of.values()))):
-            failed = [row for row in rows if error_of[row["uuid"]] == text]
+        texts = {deliveries[row["uuid"]].error for row in rows}
+        for text in sorted(filter(None, texts)):
+            failed = [row for row in rows if deliveries[row["uuid"]].error == text]
             arqs.record_delivery(tx, [row["id"] for row in failed], self.uow.clock(), error=text)
             new = [row for row in failed if row["attach_error"] is None]
             self.recorder.record_attach_failed(tx, new, text)

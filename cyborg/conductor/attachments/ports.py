@@ -60,7 +60,7 @@ class GuestPorts:
             return _UNKNOWN
 
     def give_up(self, attachment: str) -> None:
-        """Forget the count for an attachment."""
+        """Ignore the answer for an attachment; its call counts for MAX_COUNTS until it ends."""
         call = self._counts.pop(attachment, None)
         if call is not None:
             # It is in progress until its time limit, and has a thread.

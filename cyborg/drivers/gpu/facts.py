@@ -13,6 +13,7 @@ import json
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -115,8 +116,10 @@ class FactsReader:
         self._attempts = attempts or ReadAttempts()
         self._has_nvml = has_nvml
         self._facts: dict[tuple[str, str], GpuFacts] = {}  # by address and product id
+        self._lock = threading.Lock()  # of the next three; not held while a card is read
         self._current: set[tuple[str, str]] = set()  # read since they were bound
         self._forgotten: set[str] = set()  # addresses
+        self._generations: Counter[str] = Counter()  # by address; a newer one outdates a reading
 
     def read(self, card: PciFunction, memory: Memory) -> GpuFacts:
         """Return the facts about a card; a card of another vendor has no facts.
@@ -136,7 +139,7 @@ class FactsReader:
         key = card.address, card.product
         is_unread = False
         if card.kernel_driver != KERNEL_DRIVER:
-            self._current.discard(key)
+            self._outdate(card.address)
         elif self._is_due(key):
             # Before this attempt: a job can end during it, and what it read is not known here.
             never_tried = self._attempts.last(card.address) == -math.inf
@@ -165,18 +168,22 @@ class FactsReader:
         """Read a card that this thread has locked, and store the facts if NVML shows it."""
         key, name = (card.address, card.product), _name_of(card)
         self._attempts.add(card.address)
+        generation = self._generations[card.address]
         found = self._read_facts(card.address)
         if found is None:
             self._attempts.add_failure(card.address)
             return
-        self._current.add(key)
-        self._forgotten.discard(card.address)
         found = self._keep_links(found, self._facts.get(key) or _load(memory, name))
         if self.keeps_types and found.mig is not None:
             memory.put(f"{name} {found.mig}", json.dumps(found.to_dict()))
             other = "disabled" if found.in_mig_mode else "enabled"
             found = _add_types(found, _load(memory, f"{name} {other}"))
         self._facts[key] = found
+        with self._lock:
+            # Outdated facts are stored too: they are newer than those before. The card stays due.
+            if self._generations[card.address] == generation:
+                self._current.add(key)
+                self._forgotten.discard(card.address)
         memory.put(name, json.dumps(found.to_dict()))
 
     def is_due(self, card: PciFunction) -> bool:
@@ -212,10 +219,19 @@ class FactsReader:
         return replace(facts, nvlinks=links, nvlink_speed=speed)
 
     def forget(self, address: str) -> None:
-        """Make the next call of ``read`` read a card again, because its facts have changed."""
-        self._forgotten.add(address)
-        for key in [key for key in tuple(self._current) if key[0] == address]:
-            self._current.discard(key)
+        """Make the next call of ``read`` read a card again, because its facts have changed.
+
+        What another thread reads during this call may be from before the change: it does not count.
+        """
+        self._outdate(address, forgotten=True)
+
+    def _outdate(self, address: str, *, forgotten: bool = False) -> None:
+        """Make the facts about a card outdated, also those that another thread reads now."""
+        with self._lock:
+            self._generations[address] += 1
+            self._current = {key for key in self._current if key[0] != address}
+            if forgotten:
+                self._forgotten.add(address)
 
 
 class CardFacts:

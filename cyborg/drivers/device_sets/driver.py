@@ -25,6 +25,7 @@ from cyborg.drivers.base import Driver
 from cyborg.drivers.device_sets import grouping
 from cyborg.drivers.device_sets.fabric import Fabric, FabricState
 from cyborg.drivers.device_sets.grouping import Group, Unit
+from cyborg.drivers.device_sets.models import ModelTable
 from cyborg.drivers.device_sets.options import OPTIONS, parse
 from cyborg.drivers.device_sets.partitions import PartitionTable
 from cyborg.drivers.gpu.fabric.options import OPTIONS as FABRIC_OPTIONS
@@ -121,7 +122,7 @@ class DeviceSetDriver(Driver):
         if no backend has a device that can be a member.
         """
         devices = {name: self._read_members(name) for name in self.source.counts}
-        units = {name: self._list_units(found) for name, found in devices.items()}
+        units = {name: self._list_units(name, found) for name, found in devices.items()}
         state = self._partitions.read() if self.is_fabric else FabricState()
         groups = self._group(units, state)
         if len(groups) > MAX_SETS:
@@ -197,9 +198,14 @@ class DeviceSetDriver(Driver):
     def _uses_links(self) -> bool:
         return self.source.kind in (SetKind.FABRIC, SetKind.NVLINK) and not self.source.is_mixed
 
-    def _list_units(self, devices: Sequence[Device]) -> list[Unit]:
+    def _list_units(self, backend: str, devices: Sequence[Device]) -> list[Unit]:
+        """Return the units of the devices of a backend; store their models."""
         units = grouping.list_units(devices)
-        return units + grouping.list_hidden(devices, units, uses_links=self._uses_links)
+        models = ModelTable(self.memory, f"model {self.backend} {backend}")
+        models.store(units)
+        return units + grouping.list_hidden(
+            devices, units, models.make_unit, uses_links=self._uses_links
+        )
 
     def _read_members(self, backend: str) -> list[Device]:
         """Return the devices of a backend, with the configured module ids."""

@@ -117,26 +117,27 @@ def list_units(devices: Iterable[Device]) -> list[Unit]:
 
 
 def list_hidden(
-    devices: Iterable[Device], units: Sequence[Unit], *, uses_links: bool
+    devices: Iterable[Device],
+    units: Iterable[Unit],
+    make_unit: Callable[[Device], Unit | None],
+    *,
+    uses_links: bool,
 ) -> list[Unit]:
     """Return a unit for each GPU that offers no handle because it was not read yet.
 
     If the sets need NVLinks (``uses_links``), also return one for each GPU in MIG mode. So a set
     with it is shown with the reason, and neither removed nor replaced by sets of other GPUs.
-    ``units`` are those of the devices: the unit is that of a whole GPU of the same model, at the
-    address of the device. A device without such a unit is left out.
+    ``units`` are those of the devices. ``make_unit`` returns the unit of a GPU as a whole; a GPU
+    for which it returns None is left out.
     """
     shown = {unit.device.address for unit in units}
-    models = {(u.device.vendor, u.device.model): u for u in units if u.is_whole_device}
-    found = []
-    for device in devices:
-        same = models.get((device.vendor, device.model))
-        is_hidden = is_shown_unread(device) or (uses_links and is_shown_enabled(device))
-        if same is not None and device.address not in shown and is_hidden:
-            deployable = replace(same.deployable, address=device.address, handles=())
-            handle = replace(same.handle, address=device.address)
-            found.append(Unit(device, deployable, handle))
-    return found
+    hidden = [
+        device
+        for device in devices
+        if is_shown_unread(device) or (uses_links and is_shown_enabled(device))
+    ]
+    found = (make_unit(device) for device in hidden if device.address not in shown)
+    return [unit for unit in found if unit is not None]
 
 
 def find_unread_obstacle(units: Iterable[Unit]) -> str | None:

@@ -2,14 +2,16 @@
 """Sources of device sets: their options and the sets that they report."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cyborg.core.errors import DriverFailed, Misconfigured
-from cyborg.core.inventory.device import AttachHandle, Device, HandleType
+from cyborg.core.inventory.device import NOT_OFFERED, AttachHandle, Device, HandleType
 from cyborg.core.inventory.device_set import OfferMode, SetKind
 from cyborg.drivers.device_sets.driver import DeviceSetDriver
 from cyborg.drivers.gpu.facts import UNREAD
@@ -145,6 +147,63 @@ def test_discover_gpu_that_was_not_read_without_a_set_has_this_reason() -> None:
     gpus = [make_device(slot(0)), unread(make_device(slot(1)))]
     found = describe(make_source({"gpu": gpus}, kind="nvlink", sizes=["2"]))
     assert found[f"sets:1-{slot(1)}"][1] == f"device {slot(1)} is withheld: {UNREAD}"
+
+
+def used(device: Device) -> Device:
+    """Return a GPU that offers nothing because the host uses it."""
+    return replace(device, vendor_board_info={NOT_OFFERED: "the host uses it"}, deployables=())
+
+
+def make_again(source: DeviceSetDriver, devices: Sequence[Device]) -> DeviceSetDriver:
+    """Return the source after a restart of the agent, with other devices of the backend gpu."""
+    again = DeviceSetDriver("sets", source.options)
+    again.memory, again.read_devices = source.memory, lambda backend: devices
+    return again
+
+
+def test_discover_gpus_that_were_not_read_are_withheld_if_no_other_is_offered() -> None:
+    """Their class and traits are those of the last GPU of their model that was offered."""
+    whole = [make_device(slot(n), numa=1, traits=["CUSTOM_H100"]) for n in range(4)]
+    gpus = [whole[0], *map(unread, whole[1:])]
+    source = make_source({"gpu": gpus}, sizes=["1", "2"])
+    describe(source)
+    source = make_again(source, [used(gpus[0]), *gpus[1:]])
+    found = describe(source)
+    assert set(found) == {f"sets:2-{slot(1)}", *(f"sets:1-{slot(n)}" for n in range(1, 4))}
+    assert all(UNREAD in str(obstacle) for _, obstacle in found.values())
+    (device,) = source.discover()
+    assert {part.resource_class for part in device.deployables} == {"PGPU"}
+    assert all("CUSTOM_H100" in part.traits for part in device.deployables)
+
+
+def test_discover_gpu_of_a_model_that_was_never_offered_is_left_out() -> None:
+    gpus = [make_device(slot(0), numa=1), unread(make_device(slot(1), numa=1, model="A40"))]
+    assert set(describe(make_source({"gpu": gpus}, sizes=["1"]))) == {f"sets:1-{slot(0)}"}
+
+
+@given(
+    st.sampled_from(["numa", "nvlink"]),
+    st.lists(st.sampled_from([None, unread, in_mig_mode, used]), min_size=4, max_size=4),
+)
+def test_discover_shows_each_hidden_gpu_of_a_known_model_in_withheld_sets(
+    kind: str, changes: list[Callable[[Device], Device] | None]
+) -> None:
+    whole = [
+        make_device(slot(n), numa=1, nvlink_peers=",".join(slot(m) for m in range(4) if m != n))
+        for n in range(4)
+    ]
+    source = make_source({"gpu": whole}, kind=kind, sizes=["1", "2"])
+    source.discover()
+    hides = {unread, in_mig_mode} if kind == "nvlink" else {unread}
+    states = {gpu.address: change for gpu, change in zip(whole, changes, strict=True)}
+    gpus = [gpu if (change := states[gpu.address]) is None else change(gpu) for gpu in whole]
+    parts = [part for device in make_again(source, gpus).discover() for part in device.deployables]
+    sets = [part.device_set for part in parts if part.device_set is not None]
+    found = {member.device for each in sets for member in each.members}
+    assert found == {address for address, state in states.items() if state in {None, *hides}}
+    for each in sets:
+        is_free = all(states[member.device] is None for member in each.members)
+        assert (each.obstacle is None) is is_free
 
 
 def test_discover_gpu_in_mig_mode_without_a_set_has_this_reason() -> None:

@@ -73,7 +73,7 @@ class AllocationSteps:
             # Read in this attachment's turn: no other attachment changes the amounts meanwhile.
             known = self._placement.consumer(work.consumer)
             if work.mode is Mode.HOST:
-                known = _check_own(work, intent, known)
+                known = _own_allocation(work, intent, known)
             if known is None:
                 raise WrongState(f"{work.target} has no allocation in Placement any more")
             generation = known.generation
@@ -133,7 +133,8 @@ class AllocationSteps:
             return None
         if work.mode is Mode.HOST:
             return self._remove(work, intent)
-        if work.row["allocation_key"] is None:
+        # ``allocate`` has completed and given the turn back: its base is outdated.
+        if not work.has_turn:
             intent = replace(intent, base={}, shrinks=True)
             if (wait := _take_turn(work, intent)) is not None:
                 return wait
@@ -151,12 +152,12 @@ class AllocationSteps:
                 return None
             if intent.shrinks or core.is_extended(known.amounts, intent):
                 intent = _record_base(work, replace(intent, shrinks=True), known)
-                wanted = core.shrink(known.amounts, intent.added, floor)
+                remaining: core.Amounts = core.shrink(known.amounts, intent.added, floor)
             else:
                 # The request to extend was not sent, or is late: a new generation makes it fail.
-                wanted = core.extend(known.amounts, {})
+                remaining = known.amounts
             try:
-                self._placement.set_consumer(consumer, wanted, known)
+                self._placement.set_consumer(consumer, remaining, known)
             except Conflict as exc:
                 error = exc
                 continue
@@ -165,10 +166,10 @@ class AllocationSteps:
 
     def _remove(self, work: LeasedAttachment, intent: Intent) -> Wait | None:
         """Remove the allocation of an attachment to a host. Raise Conflict, Unavailable."""
-        if not intent.base:
-            return None  # none was requested
+        if not intent.was_requested:
+            return None
         known = self._placement.consumer(work.consumer)
-        if known is not None:
+        if known is not None and known.user == HOST_USER:
             self._placement.set_consumer(work.consumer, {}, known)
         if intent.generation is None and not intent.shrinks:
             # The request to create it may be late, and no generation makes it fail: look again.
@@ -185,18 +186,25 @@ class AllocationSteps:
         return parse_groups(profile["groups"])
 
     def select(
-        self, work: LeasedAttachment, groups: Sequence[Group], found: Sequence[Mapping[str, str]]
+        self,
+        work: LeasedAttachment,
+        groups: Sequence[Group],
+        candidates: Sequence[Mapping[str, str]],
     ) -> Sequence[Mapping[str, str]]:
-        """Return the allocation candidates whose handles suit. Raise Conflict if no handle does."""
+        """Return the allocation candidates whose handles suit. Raise Conflict if no handle does.
+
+        ``groups`` are for the successor of a device, which has more conditions.
+        """
         if work.mode is not Mode.NEXT_BOOT:
-            return found
-        names = {provider for mapping in found for provider in mapping.values()}
+            return candidates
+        names = {provider for mapping in candidates for provider in mapping.values()}
         types = self.uow.run(lambda tx: handles.of_providers(tx, names))
         unsuitable = {provider for provider in types if needs_live(types[provider])}
-        selected = [mapping for mapping in found if unsuitable.isdisjoint(mapping.values())]
-        if found and not selected:
+        suitable = [mapping for mapping in candidates if unsuitable.isdisjoint(mapping.values())]
+        if candidates and not suitable:
+            # Each candidate has a handle that this mode cannot deliver: raises with the reason.
             check_mode(set().union(*types.values()), work.mode, work.selected)
-        return selected
+        return suitable
 
     def _plan(self, work: LeasedAttachment) -> Intent:
         groups = self.find_groups(work)
@@ -288,19 +296,20 @@ def explain_missing(
     return describe_missing(demands, found, device)
 
 
-def _check_own(
+def _own_allocation(
     work: LeasedAttachment, intent: Intent, known: ConsumerAllocation | None
 ) -> ConsumerAllocation:
-    """Return the allocation of an attachment to a host, empty at first. Raise Conflict.
+    """Return the allocation of an attachment to a host, without amounts if there is none yet.
 
-    The caller may choose the uuid of the attachment. It must not be the uuid of a server or of
-    another consumer.
+    The caller may choose the uuid of the attachment. Raise Conflict if it is the uuid of a server
+    or of another consumer.
     """
     if known is None:
         return ConsumerAllocation(
             amounts={}, generation=None, project=work.row["project_id"], user=HOST_USER
         )
-    if not intent.base:
+    # Also after a request: the server may have been created since the first look.
+    if not intent.was_requested or known.user != HOST_USER:
         raise Conflict(
             f"uuid: {work.consumer} already is a consumer in Placement, such as a server: attach "
             "with another uuid, or with none"
@@ -315,7 +324,7 @@ def _take_turn(work: LeasedAttachment, intent: Intent) -> Wait | None:
     be distinguished.
     """
     try:
-        if work.row["allocation_key"] is None:
+        if not work.has_turn:
             work.commit({"intent": intent.to_dict(), "allocation_key": work.consumer})
     except db_exc.DBDuplicateEntry:
         # The key is unique: the database decides, also between conductors.

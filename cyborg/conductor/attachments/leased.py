@@ -79,6 +79,11 @@ class LeasedAttachment:
         )
 
     @property
+    def has_turn(self) -> bool:
+        """Return whether this attachment may change the allocation of its consumer now."""
+        return self.row["allocation_key"] is not None
+
+    @property
     def is_successor(self) -> bool:
         """Return whether the attachment replaces devices of a device context."""
         return self.row["maintained_device"] is not None

@@ -44,6 +44,11 @@ class Intent(Serializable):
     generation: int | None = None
     released: Sequence[str] = ()
 
+    @property
+    def was_requested(self) -> bool:
+        """Return whether a request to Placement may have been sent for this change."""
+        return bool(self.base)
+
 
 MAX_CANDIDATES = 20
 
@@ -98,7 +103,7 @@ def select_amounts(allocated: Amounts, like: Amounts) -> dict[str, dict[str, int
 
 def is_extended(allocated: Amounts, intent: Intent) -> bool:
     """Return whether a request to extend the allocation took effect."""
-    if not intent.base or intent.shrinks:
+    if not intent.was_requested or intent.shrinks:
         return False
     amounts, base = _flatten(allocated), _flatten(intent.base)
     # At least these amounts: Nova may have added resources of the same classes meanwhile.
@@ -121,7 +126,7 @@ def is_shrunk(allocated: Amounts, intent: Intent, floor: Amounts) -> bool:
 
     ``floor`` has the amounts that other ARQs need.
     """
-    if not intent.base or not intent.shrinks:
+    if not intent.was_requested or not intent.shrinks:
         return False
     amounts = _flatten(allocated)
     base = _flatten(intent.base)

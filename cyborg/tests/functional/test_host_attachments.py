@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.clients.placement import ConsumerAllocation
+from cyborg.conductor.attachments.allocations import HOST_USER
 from cyborg.conductor.jobs.reboot import enqueue_restores
 from cyborg.core.errors import Conflict, CyborgError, Invalid, NotFound, TimedOut, WrongState
 from cyborg.db import schema
@@ -208,6 +209,25 @@ def test_uuid_of_a_server_is_not_the_consumer_of_a_host(env: HostEnv) -> None:
     assert (env.allocated(), env.owned()) == (1, 1)
 
 
+def test_server_created_after_a_request_keeps_its_allocation(env: HostEnv) -> None:
+    """Nova allocates for a server with the uuid of the attachment, between two attempts."""
+    server = str(uuid4())
+
+    def lose() -> None:
+        raise TimedOut("Placement did not answer in 30 s")
+
+    env.placement.before_write = lose
+    env.attach_host(device_profile=HOST_PROFILE, uuid=server)
+    env.runner.run_once()
+    env.placement.before_write = lambda: None
+    amounts = {env.card.provider: {"FPGA": 1}}
+    env.placement.set_consumer(server, amounts, ConsumerAllocation({}, None, PROJECT, "a user"))
+    env.settle()
+    (found,) = env.found()
+    assert (found["state"], "already is a consumer" in found["error"]) == ("error", True)
+    assert (env.units(server), env.owned()) == (1, 1)
+
+
 def test_late_request_to_placement_leaves_no_allocation(env: HostEnv) -> None:
     """Placement executes it after the attach was given up."""
 
@@ -223,7 +243,7 @@ def test_late_request_to_placement_leaves_no_allocation(env: HostEnv) -> None:
     assert (found["step"], found["allocation_key"]) == ("shrink", row["uuid"])
     env.placement.before_write = lambda: None
     amounts = {env.card.provider: {"FPGA": 1}}
-    env.placement.set_consumer(row["uuid"], amounts, ConsumerAllocation({}, None, "p", "u"))
+    env.placement.set_consumer(row["uuid"], amounts, ConsumerAllocation({}, None, "p", HOST_USER))
     assert env.units(row["uuid"]) == 1
     env.settle()
     (found,) = env.found()

@@ -60,12 +60,11 @@ class Api:
             use_context_locals=False,
             request_cls=Request,
         )
-        # Exceptions are handled within authentication, because keystonemiddleware would answer
-        # them in its own format.
         # From the innermost layer to the outermost; a request passes them in the opposite order.
         app: middleware.App = BodyReader(resources, conf)
         if conf.api.console:
             app = ConsoleSession(app, conf)
+        # Within authentication: keystonemiddleware would answer exceptions in its own format.
         app = middleware.add_audit(FaultMiddleware(app), conf)
         app = auth.add_authentication(app, conf, make_enforcer(conf))
         documents = dict(middleware.VERSIONS)

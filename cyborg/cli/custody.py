@@ -147,11 +147,11 @@ def verify_log(
     after = _read_head(rest, device)
     # By sequence: the list has the order of its pages.
     sealed = sorted(
-        (_to_sealed_record(row) for row in rows if row["sequence"] is not None),
+        (SealedRecord(_to_record(row), row["hash"]) for row in rows if row["sequence"] is not None),
         key=lambda sealed: sealed.record.sequence,
     )
     new = [
-        core.NewRecord(_to_sealed_record(row).record, row.get("signature"))
+        core.NewRecord(_to_record(row), row.get("signature"))
         for row in rows
         if row["sequence"] is None
     ]
@@ -202,16 +202,15 @@ def _read_head(rest: RestClient, device: str) -> core.Head | None:
     return core.Head(device, tip, base, chain.get("signature"))
 
 
-def _to_sealed_record(row: Row) -> SealedRecord:
+def _to_record(row: Row) -> Record:
     # As the database has it: the hash is that of a time in UTC without an offset.
     time = datetime.fromisoformat(row["recorded_at"]).astimezone(UTC).replace(tzinfo=None)
-    record = Record(
+    return Record(
         uuid=row["uuid"],
         device=row["device_uuid"],
-        sequence=row["sequence"] or 0,
+        sequence=row["sequence"] or 0,  # 0 until it is in the chain
         time=time,
         host=row["hostname"],
         event=row["event"],
         details=row["details"],
     )
-    return SealedRecord(record, row["hash"] or "")

@@ -330,6 +330,8 @@ def verify(
     # later base and up to the earlier tip must be there.
     base, tip = after.base, before.tip if before else START
     first_base = before.base if before else START
+    # The numbers of records, in order: up to first_base none may be there, up to base they were
+    # deleted meanwhile, up to tip all must be there, up to after.tip they were sealed meanwhile.
     position = start if start is not None and base.sequence < start.sequence else base
     for sealed in log.records:
         sequence = sealed.record.sequence
@@ -338,7 +340,7 @@ def verify(
                 fault = check_tip(position, tip)
                 fault = fault or check_tip(Link(sequence, sealed.hash), after.tip)
                 return Verification(position, fault)
-            continue  # sealed meanwhile
+            continue
         if sequence <= first_base.sequence:
             text = (
                 f"there is a record {sequence}, but the chain begins after record "
@@ -346,7 +348,7 @@ def verify(
             )
             return Verification(position, Fault(sequence, text))
         if sequence <= base.sequence:
-            continue  # deleted meanwhile
+            continue
         result = _check_next(position, sealed)
         if isinstance(result, Fault):
             return Verification(position, result)

@@ -214,10 +214,8 @@ class Lister(base.Command, lister.Lister):
     ) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
         """Return headings and cells; ``short`` and ``long`` override the collection's columns."""
         collection = self.COLLECTION
-        short, long = (
-            short or collection.short,
-            long or collection.long or short or collection.short,
-        )
+        short = short or collection.short
+        long = long or collection.long or short
         # Scripts that name columns, or read JSON, must not lose fields by the width of a terminal.
         is_long = args.long or args.columns or args.formatter in tables.STRUCTURED
         shown = long if is_long else short
@@ -225,6 +223,7 @@ class Lister(base.Command, lister.Lister):
         columns = []
         for _, key in shown:
             values = [formatting.read_value(row, key) for row in objects]
+            # JSON has the whole uuid in any case: what a person reads is abbreviated.
             digits = formatting.UUID_LENGTH if args.long else formatting.uuid_digits(values)
             columns.append([formatting.to_cell(value, digits) for value in values])
         return tuple(heading for heading, _ in shown), list(zip(*columns, strict=True))

@@ -383,7 +383,7 @@ def _store_agent(tx: sa.Connection, inventory: Report, stored: backend_store.Rep
     """Write the drivers and the identity of a host; return whether the identity has changed."""
     reported = inventory.drivers
     if reported is not None and stored.drivers_digest != fingerprint(reported):
-        drivers.replace(tx, stored.agent, reported)
+        drivers.replace(tx, stored.agent_id, reported)
     identity = inventory.identity.to_dict()
     if stored.identity == identity:
         return False

@@ -208,18 +208,17 @@ class Completion:
         failure does not count against the device.
         """
         kind, options = JobKind(job["kind"]), self.recorder.conf.conductor
-        failed_item = progress.find_failed_item(kind, _items(job), error)
-        if failed_item is None:
+        failed = progress.find_failed_item(kind, _items(job), error)
+        if failed is None:
             return None
-        item, text = failed_item
-        failure = progress.build_failure(kind, job["uuid"], item, text, self.now)
+        item = failed.item
+        failure = progress.build_failure(kind, job["uuid"], item, failed.error, self.now)
         # One row at most: a host has one device of an address.
         row = next(iter(devices.lock_history(self.tx, job["host"], {item.device})), None)
         if row is None:
             return None
         old = _history(row)
-        # An error that names no item is one of the agent, such as a full disk.
-        counted = reported and text != error and progress.counts(item)
+        counted = reported and failed.is_named and progress.is_evidence(item)
         new = progress.add_failure(
             old, failure, counted=counted, close_after=options.device_cordon_after
         )

@@ -319,13 +319,14 @@ def compare_arqs(snapshot: HostSnapshot) -> Iterator[Finding]:
             yield _arq_finding(
                 snapshot, arq, Kind.REQUEST_WITHOUT_HANDLE, "database: the ARQ owns no handle"
             )
-    # Without an instance, Nova does not know of it: it is under a lease, or for its host.
+    # An ARQ under a lease, or for its host, has no instance.
     misplaced = tuple(_compare_instances(snapshot, [arq for arq in settled if arq.instance]))
     yield from misplaced
-    # Nor does Placement under a lease.
+    # An ARQ under a lease has no allocation.
     allocated = [arq for arq in settled if arq.consumer]
-    instances = {finding.instance for finding in misplaced}
-    yield from _compare_allocations(snapshot, allocated, instances)
+    # That such an instance is gone, or elsewhere, is a finding already.
+    skipped = {finding.instance for finding in misplaced}
+    yield from _compare_allocations(snapshot, allocated, skipped)
 
 
 def _compare_handles(snapshot: HostSnapshot, deployable: DeployableRecord) -> Iterator[Finding]:

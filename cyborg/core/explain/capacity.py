@@ -127,14 +127,17 @@ def _fit_servers(
 def _count_handles(
     demands: Sequence[GroupDemand], kinds: Sequence[ProviderState], composition: Composition
 ) -> _Tally:
-    """Count the handles of a host."""
+    """Count the handles of a host.
+
+    A unit of the composition has the kinds of the providers of a device, as indexes of ``kinds``.
+    """
     tally = _Tally()
-    for unit, number in composition:
-        states = [kinds[kind] for kind in unit]
+    for unit, num_units in composition:
+        states = [kinds[index] for index in unit]
         for state in states:
-            _add_providers(tally, demands, state, number)
+            _add_providers(tally, demands, state, num_units)
         if gain := _layout_gain(demands, states):
-            tally.losses[Predicate.OTHER_LAYOUT] += number * gain
+            tally.losses[Predicate.OTHER_LAYOUT] += num_units * gain
     return tally
 
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from cyborg.core.binding import profile
 from cyborg.core.codec import Serializable
@@ -149,10 +149,20 @@ def describe_failure(kind: JobKind, item: WorkItem, error: str) -> str:
     return f"{kind} of {describe_subject(item)}: {error}"
 
 
-def find_failed_item(
-    kind: JobKind, items: Sequence[WorkItem], error: str
-) -> tuple[WorkItem, str] | None:
-    """Return the item that a job's error names, and the rest of the error.
+class FailedItem(NamedTuple):
+    """An item of a failed job, and its error without the item's name.
+
+    ``is_named`` is whether the error names it. An error without a name is one of the agent, such as
+    a full disk; the job has items of one device only.
+    """
+
+    item: WorkItem
+    error: str
+    is_named: bool
+
+
+def find_failed_item(kind: JobKind, items: Sequence[WorkItem], error: str) -> FailedItem | None:
+    """Return the item that a job's error names.
 
     If the error names no item, and all items are of one device, return the first item. If the items
     are of several devices, return None.
@@ -162,7 +172,8 @@ def find_failed_item(
     candidates = named or items
     if len({item.device for item in candidates}) != 1:
         return None
-    return candidates[0], error.removeprefix(describe_failure(kind, candidates[0], ""))
+    text = error.removeprefix(describe_failure(kind, candidates[0], ""))
+    return FailedItem(candidates[0], text, is_named=bool(named))
 
 
 def build_failure(kind: JobKind, job: str, item: WorkItem, error: str, now: datetime) -> Failure:
@@ -170,7 +181,7 @@ def build_failure(kind: JobKind, job: str, item: WorkItem, error: str, now: date
     return Failure(kind, job, describe_subject(item), error, to_iso(now))
 
 
-def counts(item: WorkItem) -> bool:
+def is_evidence(item: WorkItem) -> bool:
     """Return whether a failed item of a prepare job is evidence against its device.
 
     With parameters of a profile, such as an image, the request can be the cause. Otherwise a wrong

@@ -22,13 +22,13 @@ from cyborg.db.schema import desired_backends as desired
 class Replacement:
     """Result of the replacement of the backends of an agent.
 
-    ``agent`` is the row id of the agent. ``has_overrides`` is whether new devices may need a
+    ``agent_id`` is the row id of the agent. ``has_overrides`` is whether new devices may need a
     cordon, because an operator changed a backend or a backend is cordoned. ``has_failed_changes``
     is whether an open job that changes a device of the host has failed at least once.
     ``changed_cordons`` are the names of the backends that were cordoned or uncordoned.
     """
 
-    agent: int
+    agent_id: int
     identity: dict[str, Any]
     drivers_digest: str | None
     has_overrides: bool
@@ -42,6 +42,7 @@ def replace(tx: sa.Connection, host: str, states: Sequence[BackendState]) -> Rep
     Remarks and settings that are None in the report keep their old values. The caller must hold a
     lock on the agent's row.
     """
+    # An outer join: an agent without backends is one row, whose columns of backends are NULL.
     rows = tx.execute(_of_host(host)).mappings().all()
     agent = rows[0]
     stored = {row["name"]: row for row in rows if row["id"] is not None}
@@ -57,7 +58,6 @@ def replace(tx: sa.Connection, host: str, states: Sequence[BackendState]) -> Rep
         state.name: _values(state, stored.get(state.name)) | {"cordoned": state.name in cordoned}
         for state in states
     }
-    # Only what differs is written: most reports change no backend.
     bulk.delete(tx, backends, [row["id"] for name, row in stored.items() if name not in reported])
     bulk.update(
         tx,
@@ -69,7 +69,7 @@ def replace(tx: sa.Connection, host: str, states: Sequence[BackendState]) -> Rep
         ],
     )
     new = [
-        {"uuid": str(uuid4()), "service_id": agent["agent"], "name": name, **values}
+        {"uuid": str(uuid4()), "service_id": agent["agent_id"], "name": name, **values}
         for name, values in reported.items()
         if name not in stored
     ]
@@ -78,9 +78,9 @@ def replace(tx: sa.Connection, host: str, states: Sequence[BackendState]) -> Rep
         # The host may have devices of a backend that was not configured for a while.
         sync_functions(tx, host)
     return Replacement(
-        agent["agent"],
-        agent["identity"],
-        agent["drivers_digest"],
+        agent_id=agent["agent_id"],
+        identity=agent["identity"],
+        drivers_digest=agent["drivers_digest"],
         has_overrides=bool(agent["has_overrides"] or cordoned),
         has_failed_changes=bool(agent["has_failed_changes"]),
         changed_cordons=sorted(previously_cordoned ^ cordoned),
@@ -98,7 +98,7 @@ def _of_host(host: str) -> sa.Select[Any]:
     )
     return (
         sa.select(
-            services.c.id.label("agent"),
+            services.c.id.label("agent_id"),
             services.c.identity,
             services.c.drivers_digest,
             has_overrides.label("has_overrides"),

@@ -12,7 +12,11 @@ Assignments = list[tuple[sa.Column[Any], Any]]
 
 
 def stale_values(now: datetime, *, evict: bool = False) -> Assignments:
-    """Return the assignments for changed providers: their desired state is published again."""
+    """Return the assignments for changed providers: their desired state is published again.
+
+    With ``evict`` the provider is deleted from Placement together with its allocations. A later
+    change cancels that: the host has returned.
+    """
     p = providers.c
     return [
         *_end_verifier_lease(),

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from cyborg.core.codec import Serializable
 from cyborg.core.errors import CyborgError
@@ -93,6 +94,15 @@ _CLASSES: Mapping[str, tuple[str, ...]] = {
 # ports of an FPGA (``Documentation/ABI/testing/sysfs-platform-dfl-fme`` and
 # ``sysfs-platform-dfl-port``).
 _BUSES = {"dsa/wq": "dsa", "iax/wq": "dsa", "dfl-fme.": "platform", "dfl-port.": "platform"}
+
+
+class _NodeKind(NamedTuple):
+    """A folder in /dev, "" for /dev itself, and the class in sysfs of the nodes there."""
+
+    folder: str
+    class_: str
+
+
 _RDMA, _VFIO = "/dev/infiniband/", "/dev/vfio/"
 _VFIO_DEVICE = re.compile(r"vfio[0-9]+")
 _NVIDIA = re.compile(r"nvidia([0-9]{1,4})")
@@ -254,21 +264,27 @@ class ProcessReader:
                 yield address, match[1]
 
     def nodes(self) -> Iterator[str]:
-        """Yield the paths of the nodes that a process could have open, except those of VFIO."""
-        # The kernel gives a group of VFIO to one process only.
-        # The folder in /dev, and the class, of each kind of nodes.
-        folders = {(p.rpartition("/")[0], c) for p, classes in _CLASSES.items() for c in classes}
-        folders |= {("", class_) for class_ in ("nvme", "nvme-generic", "block")}
-        for folder, class_ in sorted(folders):
+        """Yield the paths of the nodes that a process could have open.
+
+        Nodes of VFIO are none of them: the kernel gives a group to one process only.
+        """
+        kinds = {
+            _NodeKind(prefix.rpartition("/")[0], class_)
+            for prefix, classes in _CLASSES.items()
+            for class_ in classes
+        }
+        kinds |= {_NodeKind("", class_) for class_ in ("nvme", "nvme-generic", "block")}
+        for folder, class_ in sorted(kinds):
             for name in self.sysfs.list_names(f"class/{class_}"):
-                path = name.replace("!", "/")
+                path = name.replace("!", "/")  # sysfs writes the slash of a name as "!"
                 node = f"/dev/{folder}/{path}" if folder and "/" not in path else f"/dev/{path}"
                 if open_nodes.NODE.fullmatch(node):
                     yield node
         for prefix, bus in _BUSES.items():
             folder, _, start = prefix.rpartition("/")
             for name in self.sysfs.list_names(f"bus/{bus}/devices"):
-                # Both kinds of work queues are on one bus: the wrong node does not exist.
+                # The work queues of dsa and of iax are on one bus: a queue gets a path for each,
+                # of which one does not exist.
                 if name.startswith(start):
                     yield f"/dev/{folder}/{name}" if folder else f"/dev/{name}"
         yield from open_nodes.list_nodes(self._all_functions())

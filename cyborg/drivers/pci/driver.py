@@ -348,17 +348,21 @@ class PciDriver(Driver):
     def _collect_remarks(
         self, functions: Mapping[str, PciFunction], used: Mapping[str, str]
     ) -> tuple[str, ...]:
-        """Return the warnings about rules and adopted addresses."""
+        """Return the warnings about rules and adopted addresses.
+
+        ``used`` has the use by the host of each function that is in use, by address.
+        """
         offerable = [f for f in functions.values() if self.is_candidate(f)]
         # A rule may be for virtual functions that a card has in another layout only.
-        offerable += filter(None, map(self._layouts.find_virtual, list(offerable)))
-        selected = {
+        virtual = [self._layouts.find_virtual(function) for function in offerable]
+        offerable += [function for function in virtual if function is not None]
+        decided = {
             f.address
             for f in offerable
             if self.is_shared(f) or self._managed.decision(f.address, f.physfn) is not None
         }
         remarks = offers.describe_rules(self.options["devices"], self._rules, offerable)
-        remarks += offers.describe_parted_gpus(self._rules, offerable, selected)
+        remarks += offers.describe_parted_gpus(self._rules, offerable, decided)
         for address in self._managed.adopted:
             if (reason := self._unadoptable(address, functions, used)) is not None:
                 remarks.append(f"{address} cannot be adopted: {reason}")

@@ -228,11 +228,11 @@ def describe_rules(
 
 
 def describe_parted_gpus(
-    rules: Sequence[Rule], functions: Sequence[PciFunction], selected: Collection[str]
+    rules: Sequence[Rule], functions: Sequence[PciFunction], decided: Collection[str]
 ) -> list[str]:
     """Return a warning about GPUs that a rule selects, but none of their virtual functions.
 
-    ``selected`` are the addresses of virtual functions and cards about which an operator decided
+    ``decided`` are the addresses of virtual functions and cards about which an operator decided
     otherwise.
     """
     parted = {
@@ -241,8 +241,8 @@ def describe_parted_gpus(
         if function.numvfs and classes.is_gpu(function) and matching_rule(rules, function)
     }
     for function in functions:
-        decided = matching_index(rules, function) is not None and function.physfn is not None
-        if function.address in selected or decided:
+        has_rule = matching_index(rules, function) is not None and function.physfn is not None
+        if function.address in decided or has_rule:
             parted -= {function.address, function.physfn}
     if not parted:
         return []

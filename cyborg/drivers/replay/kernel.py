@@ -354,7 +354,8 @@ class SimulatedSriov:
         make_link(folder / "iommu_group", group)
 
 
-_STATES = {errno.EIO: "write error"}  # of the manager after a fault; others are seen before
+# What the manager shows after a fault. EBUSY is refused before the manager starts.
+_STATES = {errno.EIO: "write error"}
 
 
 class SimulatedControl:
@@ -377,7 +378,8 @@ class SimulatedControl:
         with kernel.lock, failures(f"port {port} of {fme} refused the image"):
             card, region = self._find_region(fme, port)
             afu_id = self._find_port(card, port) / "afu_id"
-            state = kernel.root / MANAGERS / (region.manager or "") / "state"
+            assert region.manager  # each region of a DFL card has one
+            state = kernel.root / MANAGERS / region.manager / "state"
             function = read_header(Path(path)).function_id
             if function is None:
                 raise DriverFailed("the image does not state the function that the port would show")

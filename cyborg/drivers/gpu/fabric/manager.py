@@ -189,13 +189,15 @@ class FabricManager:
         return partitions
 
     def _take_active(self, number: int, functions: Sequence[str], exc: RequestFailed) -> None:
-        """Record a partition as activated by this agent if another client has activated it.
+        """Record a partition as own if it is active although its activation was refused.
 
         Otherwise raise DriverFailed with the reason, or the error ``exc`` of the activation.
         """
         partitions = self._list()
         partition = _find(partitions, number)
         if partition.is_active:
+            # By an earlier request of this agent that timed out, or by another client: in both
+            # cases the server that has all its GPUs is the one of this request.
             record = self._record(partitions)
             self._check_functions(record, number, functions)
             self._store(record.with_own(number, True))

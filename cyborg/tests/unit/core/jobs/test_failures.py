@@ -12,9 +12,9 @@ from cyborg.core.jobs.progress import (
     add_failure,
     add_success,
     build_failure,
-    counts,
     describe_failure,
     find_failed_item,
+    is_evidence,
 )
 
 PREPARE = JobKind.PREPARE
@@ -33,7 +33,7 @@ def fail(history: WorkHistory, kind: JobKind = PREPARE, *, counted: bool = True)
 @given(st.sampled_from([A0, A1, B2]), st.text())
 def test_failed_item_is_found_in_its_error(item: WorkItem, text: str) -> None:
     error = describe_failure(PREPARE, item, text)
-    assert find_failed_item(PREPARE, [A0, A1, B2], error) == (item, text)
+    assert find_failed_item(PREPARE, [A0, A1, B2], error) == (item, text, True)
 
 
 def test_handles_of_two_cards_with_one_address_blame_neither() -> None:
@@ -42,7 +42,7 @@ def test_handles_of_two_cards_with_one_address_blame_neither() -> None:
 
 
 def test_error_without_item_blames_the_only_device() -> None:
-    assert find_failed_item(PREPARE, [A0, A1], "too slow") == (A0, "too slow")
+    assert find_failed_item(PREPARE, [A0, A1], "too slow") == (A0, "too slow", False)
     assert find_failed_item(PREPARE, [A0, B0], "too slow") is None
 
 
@@ -57,7 +57,7 @@ def test_failure_is_described_with_kind_time_subject_and_job() -> None:
 
 @pytest.mark.parametrize(("accel", "counted"), [({}, True), ({"bitstream_id": "x"}, False)])
 def test_item_with_parameters_is_no_evidence(accel: dict[str, str], counted: bool) -> None:
-    assert counts(WorkItem("fpga", "0000:01:00.0", "0000:01:00.0", "0", accel)) is counted
+    assert is_evidence(WorkItem("fpga", "0000:01:00.0", "0000:01:00.0", "0", accel)) is counted
 
 
 @given(st.lists(st.sampled_from([*KINDS, *(f"not {kind}" for kind in KINDS)]), max_size=12))

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The database schema. Its constraints enforce uniqueness, whatever the code does.
 
+``doc/source/contributor/architecture.rst`` has the modules that write each table, and
+``checklists.rst`` the way of a column to the command line.
+
 ::
 
     services 1--n backends          one daemon of one host; the configured drivers of an agent

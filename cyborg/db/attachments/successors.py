@@ -212,7 +212,7 @@ def exchange_handles(tx: sa.Connection, pairs: Mapping[int, int]) -> bool:
     Return False if an ARQ owns no handle. The caller has locked the ARQs. Their ``updated_at``, the
     time of the bind, stays.
 
-    No other function than this one and those of ``db.binding.claims`` writes owners of handles.
+    ``db.binding.claims`` says which other functions write owners of handles.
     """
     # No guard as that of a claim: the locks of the ARQs exclude their release, and a handle with an
     # owner cannot be claimed.

@@ -12,7 +12,8 @@ handle, whatever the callers do. The order of the steps of a bind:
     claim            assign them, if the devices are still schedulable; all or none
     release          the reverse: clean handles at once, dirty ones after a job
 
-Two other functions write owners, and neither gives a free handle to an ARQ.
+The handles of a device set are claimed by ``db.device_sets.write.claim``, one UPDATE with the same
+guard. Two other functions write owners, and neither gives a free handle to an ARQ.
 ``db.attachments.successors.exchange_handles`` exchanges the handles of ARQs that own some, under
 the locks of the ARQs, so that it needs no guard of free handles. ``db.reference.writer`` inserts
 handles with the owners of an imported database, before any conductor runs.

@@ -190,7 +190,8 @@ def test_scan_import_hangs_sets_error(install: Install, tmp_path: Path) -> None:
     for _ in range(3):
         catalogue.scan()
     assert time.monotonic() - began < LONG, "it is waited for once"
-    assert threading.active_count() == threads
+    # A thread of an earlier test may have ended meanwhile.
+    assert threading.active_count() <= threads, "the same thread still imports it"
     gate.touch()
     while any(entry.error for entry in catalogue.entries if entry.name == "made"):
         assert time.monotonic() - began < LONG

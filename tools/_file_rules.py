@@ -115,6 +115,18 @@ def read_staged() -> tuple[Mapping[PurePosixPath, bytes], list[PurePosixPath]]:
     return {PurePosixPath(name): text for name, text in files.items()}, [*map(PurePosixPath, every)]
 
 
+def read_index() -> list[str]:
+    """Return the entries of git's index.
+
+    An unpacked archive has none, and git does not read that of a clone of another user.
+    """
+    if not shutil.which("git") or not (ROOT / ".git").exists():
+        return []
+    command = ["git", "ls-files", "--stage", "-z"]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=False)
+    return _names(done.stdout) if done.returncode == 0 else []
+
+
 def _names(output: bytes) -> list[str]:
     return [name.decode(errors="surrogateescape") for name in output.split(b"\0") if name]
 
@@ -137,9 +149,7 @@ def main(arguments: list[str]) -> int:
     violations += check_folders(paths)
     if RELEASED.exists():
         violations += check_migrations(files, paths, RELEASED.read_text())
-    # An unpacked archive has no index.
-    if shutil.which("git") and (ROOT / ".git").exists():
-        violations += check_links(_names(_git("ls-files", "--stage", "-z")))
+    violations += check_links(read_index())
     for line in violations:
         sys.stdout.write(f"{line}\n")
     return int(bool(violations))

@@ -5,6 +5,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,16 @@ def test_hook_changed_migration_of_a_release_is_refused(clone: Clone) -> None:
     assert refused.stderr.startswith(f"{path}: a release has this migration: leave it as it is, ")
     clone.git("rm", "-q", "--force", path)
     assert clone.commit("cyborg/db/migrations/versions/v003.py", LICENCE).returncode == 1
+
+
+def test_rules_hold_in_a_clone_of_another_user(clone: Clone) -> None:
+    git_refuses = {"GIT_TEST_ASSUME_DIFFERENT_OWNER": "1", "GIT_CONFIG_NOSYSTEM": "1"}
+    done = subprocess.run(
+        [sys.executable, clone.folder / "tools" / "_file_rules.py"],
+        env=os.environ | git_refuses | {"GIT_CONFIG_GLOBAL": os.devnull},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "dubious ownership" in done.stderr

@@ -23,6 +23,19 @@ _CHANGE = re.compile(
     r"\bsa\.(?:insert|update|delete)\(|\.(?:insert|update|delete)\(\)"
     r"|\bbulk\.(?:insert|insert_row|update|update_where|delete|delete_where|change_state)\("
 )
+# A path of any checkout: a folder, and a name in the root or a file of the package.
+_NAMES = (
+    rb"\.venv|\.ci|\.dev|\.quickstart|console|constraints\.txt|devstack|doc/source|pyproject\.toml"
+    rb"|releasenotes|requirements\.txt|setup\.cfg|setup\.py|tools|cyborg/tests"
+)
+_CHECKOUT = re.compile(
+    rb"(?<![\w/.$}~*)-])(?P<folder>(?:/[\w.-]+)+)"
+    rb"/(?P<name>(?:%b)(?![\w.-])[\w./-]*|cyborg/[\w./-]+)" % _NAMES
+)
+PATHS_OF_EXAMPLES = {
+    ("doc/source/contributor/testing.rst", "/home/user/cyborg/.venv"),
+    ("etc/containers/Containerfile", "/source/constraints.txt"),
+}
 _TEST = re.compile(r"^[ \t]*def test_\w+\(", re.MULTILINE)
 
 
@@ -216,13 +229,39 @@ def test_mocks_are_rare() -> None:
 
 
 @pytest.mark.static
-def test_files_do_not_contain_checkout_path() -> None:
-    """The project works in any directory."""
-    checkout = f"{ROOT}/".encode()
+def test_files_do_not_contain_path_of_a_checkout() -> None:
+    """The project works in any directory: no absolute path leads to a file of this tree.
+
+    The path of this checkout is not compared: it may be one that a page names, such as /build.
+    """
     folders = ("cyborg", "devstack", "doc/source", "etc", "releasenotes", "tools", ".ci")
     files = [path for name in folders for path in (ROOT / name).rglob("*")] + [*ROOT.glob("*.*")]
     files = [path for path in files if path.is_file() and path.suffix != ".pyc"]
-    assert [str(path) for path in files if checkout in path.read_bytes()] == []
+    found = {
+        (str(path.relative_to(ROOT)), absolute)
+        for path in files
+        if path != Path(__file__)
+        for absolute in paths_of_checkouts(path.read_bytes())
+    }
+    assert found - PATHS_OF_EXAMPLES == set()
+
+
+def test_paths_of_checkouts_are_found_anywhere() -> None:
+    text = b'"/src/tools/test" ../tools/test /a/.venv/bin $ROOT/tools/x /etc/cyborg/cyborg.conf'
+    assert paths_of_checkouts(text) == ["/src/tools/test", "/a/.venv/bin"]
+    text = b"at /b/cyborg/cyborg/__init__.py, /usr/lib/dist-packages/cyborg/__init__.py"
+    assert paths_of_checkouts(text) == ["/b/cyborg/cyborg/__init__.py"]
+
+
+def paths_of_checkouts(text: bytes) -> list[str]:
+    """Return the absolute paths in a text that end in a file of this tree or its environment."""
+    paths = []
+    for match in _CHECKOUT.finditer(text):
+        absolute, name = match[0].decode(), match["name"].decode()
+        is_installed = match["folder"].endswith(b"-packages")
+        if not is_installed and (not name.startswith("cyborg/") or (ROOT / name).is_file()):
+            paths.append(absolute)
+    return paths
 
 
 @pytest.mark.static

@@ -57,11 +57,38 @@ os.execvp(sys.argv[1], sys.argv[1:])' "$@" >"$log" 2>&1 </dev/null &
     fi
 }
 
-# make_venv DIR: create a virtual environment with a working pip; set VENV_PIP to its command.
+# is_usable DIR: return whether a virtual environment is of the version of PYTHON, and where it was created.
+is_usable() {
+    local dir=$1 version program interpreter second
+    version=$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])') || return 1
+    # After an upgrade of the system the interpreter is another version, which finds none of the packages.
+    [ -d "$dir/lib/python$version" ] && "$dir/bin/python" -c "import sys
+sys.exit('%d.%d' % sys.version_info[:2] != '$version')" 2>/dev/null || return 1
+    # Programs begin with the path of their interpreter; if it is long or has a blank, /bin/sh starts it:
+    # '''exec' "/PATH/bin/python" "$0" "$@"
+    for program in "$dir/bin/pip" "$dir/bin/pytest" "$dir/bin/cyborg-standalone"; do
+        [ -f "$program" ] || continue
+        { read -r interpreter && read -r second; } <"$program"
+        interpreter=${interpreter#'#!'}
+        if [ "$interpreter" = /bin/sh ]; then
+            interpreter=${second#*exec\' }
+            # shellcheck disable=SC2016
+            interpreter=${interpreter%' "$0"'*}
+            interpreter=${interpreter#[\"\']}
+        fi
+        # The path may lead through links.
+        [ "${interpreter%/*}" -ef "$dir/bin" ] || return 1
+    done
+}
+
+# make_venv DIR: create a virtual environment with a working pip, again if it is not usable; set VENV_PIP
+# to the command of pip.
 # On Debian and Ubuntu ensurepip is a separate package; without it the system's pip is used.
 make_venv() {
     local dir=$1
-    if ! "$dir/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    if ! is_usable "$dir"; then
+        # PYTHON may be that of the environment.
+        PYTHON=$("$PYTHON" -c 'import sys; print(getattr(sys, "_base_executable", sys.executable))') || return 1
         rm -rf "$dir"
         mkdir -p "$(dirname "$dir")"
         if "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null; then
@@ -175,9 +202,18 @@ add_libvirt_python() {
     make_venv "$1" && pip_install "Installing libvirt-python" libvirt-python
 }
 
-# test_venv DIR: create or update the environment of the tests in DIR; call it in the root.
+# test_venv DIR: create or update the environment of the tests in DIR; call it in the root. Concurrent
+# first runs in one checkout wait for each other.
 test_venv() {
-    update_test_venv "$1" && add_libvirt_python "$1"
+    local failed=0
+    exec 9<"$ROOT/tools/lib.sh"
+    if command -v flock >/dev/null 2>&1 && ! flock -n 9; then
+        say "Waiting for another run that creates the environment"
+        flock 9
+    fi
+    update_test_venv "$1" && add_libvirt_python "$1" || failed=1
+    exec 9<&-
+    return "$failed"
 }
 
 # update_test_venv DIR: with CYBORG_VENV_PACKAGES=all, or where it was so before, also install what only
@@ -193,11 +229,13 @@ update_test_venv() {
         lists+=(-r test-requirements-all.txt)
     fi
     hash=$(fingerprint "${inputs[@]}")
-    if is_current "$dir/.made-from" "$hash"; then
+    if is_current "$dir/.made-from" "$hash" && is_usable "$dir"; then
         say "Environment $dir ... up to date"
         return 0
     fi
     make_venv "$dir" || return 1
+    # Not current until all is installed.
+    : >"$dir/.made-from"
     pip_install_requirements "Installing into $dir (minutes, the first time)" --no-compile "${lists[@]}" ||
         return 1
     pip_install_project "Installing this project" -e . || return 1

@@ -71,3 +71,17 @@ def test_environment_that_is_not_usable_is_created_again(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     assert is_usable(moved)
     assert not (moved / "bin" / "pytest").exists()
+
+
+@pytest.mark.requires("pip")
+def test_libvirt_python_that_cannot_be_installed_is_said(tmp_path: Path) -> None:
+    folder = make_environment(tmp_path / "venv")
+    program = tmp_path / "bin" / "pkg-config"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexit 0\n")  # as with the headers of libvirt
+    program.chmod(0o755)
+    path = f"{program.parent}:{os.environ['PATH']}"
+    done = run_shell('add_libvirt_python "$1"', folder, PATH=path, PIP_NO_INDEX="1")
+    assert done.returncode == 0
+    skipped = "Without libvirt-python the tests of running guests are skipped"
+    assert done.stdout.splitlines()[-1] == skipped

@@ -131,11 +131,10 @@ pip_install() {
     local text=$1 constraints=()
     shift
     [ -f "$ROOT/constraints.txt" ] && constraints=(-c "$ROOT/constraints.txt")
-    (
-        cd "$ROOT" || exit 1
-        step "$text" "${VENV_PIP[@]}" install --disable-pip-version-check --no-input \
-            ${constraints[@]+"${constraints[@]}"} "$@"
-    )
+    # Not in a subshell: Ctrl-C would end only this one.
+    # shellcheck disable=SC2016
+    step "$text" sh -c 'cd "$0" && exec "$@"' "$ROOT" "${VENV_PIP[@]}" install \
+        --disable-pip-version-check --no-input ${constraints[@]+"${constraints[@]}"} "$@"
 }
 
 # list_requirements: print the requirements of the project with all its extras but "live", which only
@@ -175,17 +174,14 @@ pip_install_project() {
     # that one pip run builds share this folder: build nothing else in this run.
     printf '[build]\nbuild_base = %s\n[egg_info]\negg_base = %s\n' "$scratch" "$scratch" \
         >"$scratch/dist.cfg"
-    (
-        cd "$ROOT" || exit 1
-        export DIST_EXTRA_CONFIG=$scratch/dist.cfg
-        export SKIP_GENERATE_AUTHORS=1 SKIP_WRITE_GIT_CHANGELOG=1
-        # pbr gets the version from git; without git or a clone it is set here.
-        if ! git rev-parse HEAD >/dev/null 2>&1; then
-            PBR_VERSION=$(sed -n 's/^version = //p' setup.cfg)
-            export PBR_VERSION
-        fi
-        pip_install "$text" --no-deps "$@"
-    ) || failed=1
+    local -x DIST_EXTRA_CONFIG=$scratch/dist.cfg
+    local -x SKIP_GENERATE_AUTHORS=1 SKIP_WRITE_GIT_CHANGELOG=1
+    # pbr gets the version from git; without git or a clone it is set here.
+    if ! git -C "$ROOT" rev-parse HEAD >/dev/null 2>&1; then
+        local -x PBR_VERSION
+        PBR_VERSION=$(sed -n 's/^version = //p' "$ROOT/setup.cfg")
+    fi
+    pip_install "$text" --no-deps "$@" || failed=1
     rm -rf "$scratch"
     return "$failed"
 }

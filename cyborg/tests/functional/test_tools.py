@@ -2,6 +2,9 @@
 """The environment that ``tools/lib.sh`` keeps, and the scripts around the tests."""
 
 import os
+import shlex
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,21 +12,35 @@ from pathlib import Path
 import pytest
 
 from cyborg.tests.fixtures.machine.prerequisites import ROOT
+from cyborg.tests.fixtures.machine.processes import wait_until
 
 TOOLS = ROOT / "tools"
+RUN_PLUGINS = [f"cyborg.tests.fixtures.runs.{name}" for name in ("record", "scheduler", "workers")]
+
+
+def start_shell(text: str, *words: object, **environment: str) -> subprocess.Popen[str]:
+    """Start shell commands with the functions of ``lib.sh``, with this interpreter as PYTHON."""
+    base = getattr(sys, "_base_executable", sys.executable)
+    return subprocess.Popen(
+        [
+            "bash",
+            "-c",
+            f'. "$0"\nfind_python || exit 9\n{text}',
+            TOOLS / "lib.sh",
+            *map(str, words),
+        ],
+        env=os.environ | {"PYTHON": base} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def run_shell(text: str, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run shell commands with the functions of ``lib.sh``, with this interpreter as PYTHON."""
-    base = getattr(sys, "_base_executable", sys.executable)
-    return subprocess.run(
-        ["bash", "-c", f'. "$0"\nfind_python || exit 9\n{text}', TOOLS / "lib.sh", *words],
-        env=os.environ | {"PYTHON": base} | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    """Run such commands to their end."""
+    with start_shell(text, *words, **environment) as process:
+        output, errors = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 def make_environment(folder: Path) -> Path:
@@ -85,3 +102,82 @@ def test_libvirt_python_that_cannot_be_installed_is_said(tmp_path: Path) -> None
     assert done.returncode == 0
     skipped = "Without libvirt-python the tests of running guests are skipped"
     assert done.stdout.splitlines()[-1] == skipped
+
+
+class Checkout:
+    """Links to this tree, with copies of the tools, and the environment of this run as it is."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "checkout"
+        self.temporary = folder / "temporary"
+        self.temporary.mkdir()
+        (self.folder / "tools").mkdir(parents=True)
+        for path in ROOT.iterdir():
+            if path.name not in ("tools", ".git", ".dev"):
+                (self.folder / path.name).symlink_to(path)
+        shutil.copy(TOOLS / "test", self.folder / "tools")
+        library = (TOOLS / "lib.sh").read_text()
+        (self.folder / "tools" / "lib.sh").write_text(f"{library}\ntest_venv() {{ :; }}\n")
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start ``tools/test``."""
+        environment = {"CYBORG_VENV": sys.prefix, "TMPDIR": str(self.temporary)}
+        return subprocess.Popen(
+            [self.folder / "tools" / "test", *words],
+            cwd=self.folder,
+            env=os.environ | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+def test_terminated_run_ends_its_tests_and_removes_its_files(
+    checkout: Checkout, tmp_path: Path
+) -> None:
+    facts = tmp_path / "facts"
+    (tmp_path / "conftest.py").write_text(f"pytest_plugins = {RUN_PLUGINS}\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_long.py").write_text(
+        "import os, pathlib, tempfile, time\n"
+        "def test_long():\n"
+        f"    path = pathlib.Path({str(facts)!r})\n"
+        "    path.with_name('new').write_text(f'{os.getpid()} {tempfile.gettempdir()}')\n"
+        "    path.with_name('new').rename(path)\n"
+        "    time.sleep(600)\n"
+    )
+    process = checkout.start(str(tmp_path / "test_long.py"))
+    wait_until("the test has started", lambda: facts.exists() or process.poll() is not None)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert (process.returncode, output.splitlines()[-1]) == (143, "interrupted after 0 of 1")
+    pid, temporary = facts.read_text().split(" ")
+    # The files are in memory if there is room, with all files of the tests.
+    assert temporary == str(checkout.temporary) or not Path(temporary).exists()
+    assert list(checkout.temporary.iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid), 0)
+
+
+def test_interrupted_installation_ends_the_script(tmp_path: Path) -> None:
+    """The installation is a step in a function that continues after a failure."""
+    started = tmp_path / "started"
+    installation = f"echo $$ >{shlex.quote(str(started))}; exec sleep 600"
+    script = f"""
+    VENV_PIP=(sh -c {shlex.quote(installation)})
+    add_libvirt_python() {{ pip_install_project "Installing" . || say "not installed"; }}
+    add_libvirt_python
+    exit 3
+    """
+    with start_shell(script, TMPDIR=str(tmp_path)) as process:
+        wait_until("pip has started", lambda: started.exists() and started.read_text())
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    assert (process.returncode, output) == (130, "Installing ... interrupted\n")
+    wait_until("pip has ended", lambda: not Path("/proc", started.read_text().strip()).exists())

@@ -181,3 +181,45 @@ def test_interrupted_installation_ends_the_script(tmp_path: Path) -> None:
         output, _ = process.communicate(timeout=60)
     assert (process.returncode, output) == (130, "Installing ... interrupted\n")
     wait_until("pip has ended", lambda: not Path("/proc", started.read_text().strip()).exists())
+
+
+def test_changed_without_a_clone_is_a_failure(checkout: Checkout) -> None:
+    process = checkout.start("--changed")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    reason = "there is no git, no clone, or git refuses to read it"
+    assert output.splitlines()[-2:] == [
+        f"changed tests ... FAILED: {reason}",
+        "0 passed, 1 failed, 0 skipped",
+    ]
+
+
+def test_changed_with_a_path_is_refused(checkout: Checkout) -> None:
+    process = checkout.start("--changed", "tools/test")
+    output, _ = process.communicate(timeout=60)
+    refused = "--changed selects tests itself: give it, or tools/test"
+    assert (process.returncode, output) == (2, f"test: {refused}\n")
+
+
+@pytest.mark.requires("clone")
+def test_changed_package_selects_the_tests_of_its_folder(tmp_path: Path) -> None:
+    files = ("__init__.py", "agent/__init__.py", "agent/cards.py", "agent/ports.py")
+    tests = ("__init__.py", "agent/__init__.py", "agent/test_cards.py")
+    for path in (*files, *(f"tests/unit/{name}" for name in tests)):
+        (tmp_path / "cyborg" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "cyborg" / path).touch()
+    git = "git -c user.name=Tester -c user.email=tester@example.org"
+    done = run_shell(
+        f"""
+        eval "$(sed -n '/^changed_tests() {{/,/^}}/p' "$(dirname "$0")/test")"
+        cd "$1" && ROOT=$1 && git init -q -b main && git add . && {git} commit -q -m one || exit 1
+        for name in __init__ agent/__init__ agent/cards agent/ports; do
+            echo "pass" >"cyborg/$name.py"
+            changed_tests
+            git checkout -q .
+        done
+        """,
+        tmp_path,
+    )
+    folder = "cyborg/tests/unit/agent"
+    assert done.stdout.splitlines() == [folder, f"{folder}/test_cards.py", folder]

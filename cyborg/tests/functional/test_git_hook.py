@@ -27,7 +27,8 @@ class Clone:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for name in ("tools/_file_rules.py", "tools/hooks/pre-commit"):
+        hooks = ("tools/hooks/pre-commit", "tools/hooks/pre-merge-commit")
+        for name in ("tools/_file_rules.py", *hooks):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
         self.git("init", "-q")
@@ -130,3 +131,26 @@ def test_rules_hold_in_a_clone_of_another_user(clone: Clone) -> None:
     )
     assert (done.returncode, done.stdout) == (0, "")
     assert "dubious ownership" in done.stderr
+
+
+def test_hook_merge_that_breaks_a_rule_is_refused(clone: Clone) -> None:
+    clone.git("checkout", "-q", "-b", "topic")
+    assert clone.commit("cyborg/arqs.py", "\n", "--no-verify").returncode == 0
+    clone.git("checkout", "-q", "-")
+    assert clone.commit("cyborg/ports.py", LICENCE).returncode == 0
+    refused = clone.git("merge", "--no-edit", "topic")
+    assert refused.returncode == 1
+    assert "cyborg/arqs.py: no licence line: add " in refused.stderr
+
+
+def test_hook_runs_ruff_in_a_folder_of_any_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CYBORG_VENV", sys.prefix)
+    clone = Clone(tmp_path / 'it\'s a \\ "clone"')
+    shutil.copy(ROOT / "pyproject.toml", clone.folder)
+    done = clone.commit("cyborg/__init__.py", LICENCE)
+    assert (done.returncode, done.stderr) == (0, "")
+    refused = clone.commit("cyborg/arqs.py", f"{LICENCE}import os\n")
+    assert refused.returncode == 1
+    assert "`os` imported but unused" in refused.stdout + refused.stderr

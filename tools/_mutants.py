@@ -35,6 +35,8 @@ OMITTED = (
     *(".git", ".venv", ".dev", ".eggs", ".tox", ".quickstart", ".uwsgi", ".hypothesis", ".*_cache"),
     *("__pycache__", "*.egg-info", "build", "dist", "node_modules"),
 )
+# Numbers of lines before and after, one if not given.
+_HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 # Exit statuses of pytest:
 PASSED, FAILED, NO_TESTS = 0, 1, 5
 
@@ -91,19 +93,31 @@ def load_mutants(root: Path = ROOT) -> list[Mutant]:
 
 
 def parse_patch(text: str) -> list[Hunk]:
-    """Return the hunks of a unified diff."""
+    """Return the hunks of a unified diff. Raise PatchError."""
     hunks: list[Hunk] = []
     path, old, new = "", "", ""
-    for line in [*text.splitlines(keepends=True), "@@"]:
-        if line.startswith(("@@", "---")) and (old or new):
-            hunks.append(Hunk(path, old, new))
-            old = new = ""
-        if line.startswith("+++ b/"):
+    left_old = left_new = 0  # lines of the hunk that follow: a removed line may look like a header
+    for line in text.splitlines(keepends=True):
+        # Editors and git remove the blank of an empty line of context.
+        kind, content = (" ", line) if line == "\n" else (line[0], line[1:])
+        if left_old > 0 or left_new > 0:
+            if kind in " -":
+                old += content
+                left_old -= 1
+            if kind in " +":
+                new += content
+                left_new -= 1
+            if left_old <= 0 and left_new <= 0:
+                hunks.append(Hunk(path, old, new))
+        elif line.startswith("+++ b/"):
             path = line.removeprefix("+++ b/").strip()
-        elif not line.startswith(("@@", "---")):
-            # Editors and git remove the blank of an empty line of context.
-            old += line[1:] if line.startswith((" ", "-")) else "\n" if line == "\n" else ""
-            new += line[1:] if line.startswith((" ", "+")) else "\n" if line == "\n" else ""
+        elif header := _HUNK.match(line):
+            left_old, left_new = (int(count or 1) for count in header.groups())
+            old = new = ""
+        elif hunks and line.startswith((" ", "+", "-")) and not line.startswith(("--- ", "+++ ")):
+            raise PatchError(f"a hunk of {path} has more lines than its header says")
+    if left_old > 0 or left_new > 0:
+        raise PatchError(f"a hunk of {path} has fewer lines than its header says")
     return hunks
 
 
@@ -365,7 +379,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list:
         print(*(f"{mutant.name}: {mutant.defect}" for mutant in mutants), sep="\n")
         return 0
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     return run_mutants(mutants, max(1, min(options.jobs, len(mutants))))
 
 

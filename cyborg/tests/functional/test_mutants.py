@@ -139,7 +139,9 @@ def test_unknown_name_is_rejected(tree: SmallTree) -> None:
     assert (status, "unknown defects other" in errors) == (2, True)
 
 
-@pytest.mark.parametrize("number", sample([signal.SIGINT, signal.SIGTERM], signal.SIGTERM))
+@pytest.mark.parametrize(
+    "number", sample([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], signal.SIGTERM)
+)
 def test_interrupted_run_leaves_no_process_and_no_file(
     tree: SmallTree, number: signal.Signals
 ) -> None:

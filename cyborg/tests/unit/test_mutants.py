@@ -65,6 +65,12 @@ PATCH = (
 )
 
 
+def test_mutate_changes_lines_that_look_like_headers(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("a\n-- b\n@@ c\nd\n")
+    patch = "--- a/one.py\n+++ b/one.py\n@@ -1,3 +1,3 @@\n a\n--- b\n+++ b/e\n @@ c\n"
+    assert TOOL.mutate(tmp_path, patch) == {"one.py": "a\n++ b/e\n@@ c\nd\n"}
+
+
 def test_mutate_changes_the_lines_wherever_they_are(tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text("first\na = 1\nb = 2\n\nc\nlast\n")
     assert TOOL.mutate(tmp_path, PATCH) == {"one.py": "first\na = 1\nb = 3\n\nd\nlast\n"}
@@ -77,6 +83,8 @@ def test_mutate_changes_the_lines_wherever_they_are(tmp_path: Path) -> None:
         ("a = 1\nb = 2\n\nc\na = 1\nb = 2\n\n", PATCH, "one.py has 2 times"),
         ("a = 1\nb = 2\n\nc\n", PATCH.replace("one", "two"), "two.py does not exist"),
         ("a = 1\nb = 2\n\nc\n", "", "the patch is empty"),
+        ("c\n", PATCH + " e\n", "a hunk of one.py has more lines than its header says"),
+        ("c\n", PATCH.removesuffix("+d\n"), "a hunk of one.py has fewer lines than its header"),
     ],
 )
 def test_mutate_with_another_text_is_an_error(

@@ -43,6 +43,7 @@ class Cloud:
         self.engine = engine
         self.clock = Clock()
         self.recording = RecordingPlacement(client)
+        assert hosts > 0, "a cloud without hosts proves nothing"
         self.nodes = [Node(client) for _ in range(hosts)]
         for node in self.nodes:
             report_devices(engine, node, *(card(n, 4) for n in range(CARDS)))
@@ -73,7 +74,7 @@ class Cloud:
 
 @pytest.fixture
 def cloud(sqlite_engine: sa.Engine, placement_adapter: Any) -> Cloud:
-    return Cloud(sqlite_engine, placement_adapter, tiers.scale(6))
+    return Cloud(sqlite_engine, placement_adapter, max(2, tiers.scale(6)))
 
 
 @pytest.fixture

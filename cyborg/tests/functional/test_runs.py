@@ -250,6 +250,16 @@ def test_run_interrupted_prints_progress_and_exits_130(tmp_path: Path) -> None:
 
 
 @pytest.mark.matrix
+def test_run_result_does_not_depend_on_the_file_of_the_durations(
+    run: Runner, tmp_path: Path
+) -> None:
+    (tmp_path / "durations.json").mkdir()
+    ended = run({"test_a.py": PASSING})
+    assert (ended.status, ended.counts) == (0, (1, 0, 0)), ended.output
+    assert "the durations of the tests are not kept: " in ended.output
+
+
+@pytest.mark.matrix
 def test_run_flaky_test_passes_and_keeps_its_first_output(run: Runner, tmp_path: Path) -> None:
     files = {"test_a.py": FIRST_FAILS, "test_b.py": PASSING}
     ended = run(files, "--limit", "100", "--retry", "--flaky", "flaky")

@@ -2,12 +2,13 @@
 """The record of a run: what result its phases give a test, and the order of the groups."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cyborg.tests.fixtures.runs import scheduler
+from cyborg.tests.fixtures.runs import runner, scheduler
 from cyborg.tests.fixtures.runs.record import Record, RecordReader
 
 TEST = "cyborg/tests/unit/test_a.py::test_b[x y]"
@@ -107,6 +108,33 @@ def test_durations_of_the_last_run_order_the_groups(
     assert max(estimate, key=lambda group: estimate[group]) == scheduler.LONG_GROUPS[0]
     path.write_text(json.dumps({"lab": 7.5}))
     assert scheduler.read_durations() == {**estimate, "lab": 7.5}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"lab": null}', "\x00"])
+def test_durations_damaged_are_unknown(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "durations.json"
+    monkeypatch.setenv(scheduler.DURATIONS, str(path))
+    unknown = scheduler.read_durations()
+    path.write_text(text)
+    assert scheduler.read_durations() == unknown
+
+
+def test_durations_are_kept_for_each_user(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "folder" / "durations.json"
+    runner.save_durations(Record(seconds=Counter({"cyborg/tests/lab/test_a.py::test": 7.5})), path)
+    assert scheduler.load_durations(path) == {"lab": 7.5}
+    example = tmp_path / "example"
+    example.touch()
+    assert path.stat().st_mode == example.stat().st_mode, "as the umask says"
+    path.unlink()
+    path.mkdir()
+    runner.save_durations(Record(), path)
+    assert "the durations of the tests are not kept: " in capsys.readouterr().out
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_longest_groups_exist() -> None:

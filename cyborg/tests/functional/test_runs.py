@@ -40,6 +40,16 @@ def test_fails_once():
         assert 1 == 2
 """
 
+# Also waits, so that only the runner can end it.
+UNREADABLE = """
+import os, threading
+
+def test_waits(pytestconfig):
+    path = pytestconfig.getoption("--record")
+    os.unlink(path)
+    os.mkdir(path)
+    threading.Event().wait()
+"""
 KILLED_ONCE = """
 import os
 from pathlib import Path
@@ -247,6 +257,14 @@ def test_run_interrupted_prints_progress_and_exits_130(tmp_path: Path) -> None:
         process.wait()
     last = output.read_text().splitlines()[-1]
     assert last in ("interrupted after 1 of 3", "interrupted after 2 of 3")
+
+
+@pytest.mark.matrix
+def test_run_whose_record_cannot_be_read_leaves_no_process(run: Runner) -> None:
+    # The output ends with the last process.
+    ended = run({"test_a.py": UNREADABLE}, "--limit", "100", "--grace", "5")
+    assert (ended.status, ended.counts) == (1, ()), ended.output
+    assert "IsADirectoryError" in ended.output
 
 
 @pytest.mark.matrix

@@ -85,6 +85,18 @@ def test_reader_incomplete_line_is_read_when_it_is_complete(tmp_path: Path) -> N
     assert reader.read().collected == [TEST]
 
 
+@pytest.mark.parametrize("damaged", ['{"event": "pha', '{"event": "phase"}', "1", "\udcff"])
+def test_reader_damaged_line_is_a_problem(damaged: str, tmp_path: Path) -> None:
+    path = tmp_path / "record"
+    lines = [json.dumps({"event": "collected", "tests": [TEST]}), damaged, json.dumps(PASSED[2])]
+    path.write_text("".join(f"{line}\n" for line in lines), errors="surrogateescape")
+    record = RecordReader(path).read()
+    assert [problem.partition(":")[0] for problem in record.problems] == [
+        "damaged line of the record"
+    ]
+    assert (record.collected, record.count("passed")) == ([TEST], 1)
+
+
 @pytest.mark.parametrize(
     ("path", "group"),
     [

@@ -286,6 +286,15 @@ def test_run_flaky_test_passes_and_keeps_its_first_output(run: Runner, tmp_path:
     assert "assert 1 == 2" in (tmp_path / "flaky").read_text()
 
 
+@pytest.mark.matrix
+def test_run_flaky_test_whose_output_cannot_be_kept_stays_failed(run: Runner) -> None:
+    files = {"test_a.py": FIRST_FAILS, "test_b.py": PASSING}
+    ended = run(files, "--limit", "100", "--retry", "--flaky", "/dev/full")
+    assert (ended.status, ended.counts) == (1, (1, 1, 0)), ended.output
+    reason = "its first output cannot be kept: [Errno 28] No space left on device"
+    assert f"test_a.py::test_fails_once stays failed: {reason}" in ended.output
+
+
 @pytest.mark.long
 def test_run_test_that_fails_twice_is_a_failure(run: Runner) -> None:
     failing = "def test_fails(): assert False\n"

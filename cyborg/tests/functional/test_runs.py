@@ -40,6 +40,34 @@ def test_fails_once():
         assert 1 == 2
 """
 
+# The child has the same connection; the first process has begun to receive when the worker dies.
+KILLED_IN_MESSAGE = """
+import os, signal, struct, threading
+
+def test_is_killed(pytestconfig):
+    if os.fork() == 0:
+        threading.Event().wait()
+    sender = pytestconfig.pluginmanager.getplugin("cyborg-report-sender")
+    os.write(sender._connection.fileno(), struct.pack("!i", 1_000_000) + b"begin")
+    threading.Event().wait(1)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+RETURNING_CHILD = """
+import os
+import pytest
+
+@pytest.fixture
+def service(pytestconfig):
+    yield
+    with pytestconfig.rootpath.joinpath("ends").open("a") as file:
+        file.write("ended\\n")
+
+def test_forks(service):
+    os.fork()
+
+def test_waits_for_child():
+    os.wait()
+"""
 # Also waits, so that only the runner can end it.
 UNREADABLE = """
 import os, threading
@@ -395,6 +423,20 @@ def test_run_new_worker_starts_with_a_file_that_has_one_test(run: Runner) -> Non
     # Both workers die; of each file, one test is left.
     ended = run({"test_a.py": KILLING, "test_b.py": KILLING}, "--limit", "60")
     assert (ended.status, ended.counts) == (1, (2, 2, 0)), ended.output
+
+
+@pytest.mark.matrix
+def test_run_worker_killed_within_a_message_ends_though_its_child_lives(run: Runner) -> None:
+    ended = run({"test_a.py": KILLED_IN_MESSAGE, "test_b.py": PASSING}, "--limit", "60")
+    assert (ended.status, ended.counts) == (1, (1, 1, 0)), ended.output
+    assert "crashed while running 'test_a.py::test_is_killed' (status -9)" in ended.output
+
+
+@pytest.mark.matrix
+def test_run_child_that_returns_from_a_test_has_no_results(run: Runner, tmp_path: Path) -> None:
+    ended = run({"test_a.py": RETURNING_CHILD}, "--limit", "60")
+    assert (ended.status, ended.counts) == (0, (2, 0, 0)), ended.output
+    assert len((tmp_path / "ends").read_text().splitlines()) == 1
 
 
 @pytest.mark.matrix

@@ -6,20 +6,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from cyborg.tests.fixtures.machine.processes import Daemon, wait_until
+from cyborg.tests.fixtures.runs.small_runs import (
+    ENVIRONMENT,
+    KILLING,
+    PASSING,
+    Runner,
+    prepare,
+    run,
+)
 
-PLUGINS = """
-modules = ("record", "scheduler", "workers")
-pytest_plugins = [f"cyborg.tests.fixtures.runs.{module}" for module in modules]
-"""
-PASSING = "def test_passes(): pass\n"
-KILLING = "import os\ndef test_kills(): os.kill(os.getpid(), 9)\n" + PASSING
+__all__ = ["run"]
+
 ENDLESS = """
 import pytest, sqlite3
 
@@ -38,35 +40,6 @@ def test_fails_once():
     if not marker.exists():
         marker.touch()
         assert 1 == 2
-"""
-
-# The child has the same connection; the first process has begun to receive when the worker dies.
-KILLED_IN_MESSAGE = """
-import os, signal, struct, threading
-
-def test_is_killed(pytestconfig):
-    if os.fork() == 0:
-        threading.Event().wait()
-    sender = pytestconfig.pluginmanager.getplugin("cyborg-report-sender")
-    os.write(sender._connection.fileno(), struct.pack("!i", 1_000_000) + b"begin")
-    threading.Event().wait(1)
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-RETURNING_CHILD = """
-import os
-import pytest
-
-@pytest.fixture
-def service(pytestconfig):
-    yield
-    with pytestconfig.rootpath.joinpath("ends").open("a") as file:
-        file.write("ended\\n")
-
-def test_forks(service):
-    os.fork()
-
-def test_waits_for_child():
-    os.wait()
 """
 # Also waits, so that only the runner can end it.
 UNREADABLE = """
@@ -104,42 +77,12 @@ def test_fails_once(service):
         marker.touch()
         assert 1 == 2
 """
-
-# Other plug-ins take a second in each process.
-ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "CYBORG_TEST_WORKER_MB": "1000"}
-
-# Ends a worker after its last test, as the kernel does without memory.
-DYING = """
-import multiprocessing, os
-
-def pytest_sessionfinish(session):
-    if multiprocessing.parent_process() is not None:
-        os.kill(os.getpid(), 9)
-"""
-# Ends each worker before its first test.
-DYING_AT_START = "import os\nos.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), 9))\n"
-SERVICE = """
-import pytest
-
-@pytest.fixture(scope="session")
-def service(pytestconfig):
-    with pytestconfig.rootpath.joinpath("starts").open("a") as file:
-        file.write("started\\n")
-"""
 SLOW = """
 import pytest, threading
 
 @pytest.mark.timeout(1)
 def test_waits():
     threading.Event().wait()
-"""
-SESSION_LEAK = """
-import pytest
-
-@pytest.fixture(scope="session")
-def service():
-    yield
-    assert False, "a process is left"
 """
 LEAK = """
 import pytest
@@ -151,63 +94,6 @@ def service():
 
 def test_uses_service(service): pass
 """
-
-Runner = Callable[..., "Ended"]
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The end of a run: exit status, output, and the numbers passed, failed and skipped."""
-
-    status: int
-    output: str
-    counts: tuple[int, ...]
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Runner:
-    """Return a function that runs test files, given as name and text, with two workers."""
-
-    def call(
-        files: Mapping[str, str], *options: str, env: Mapping[str, str] | None = None
-    ) -> Ended:
-        command = prepare(tmp_path, files, options)
-        done = subprocess.run(
-            command,
-            cwd=tmp_path,
-            env={
-                **os.environ,
-                **ENVIRONMENT,
-                "CYBORG_TEST_DURATIONS": str(tmp_path / "durations.json"),
-                **(env or {}),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=200,
-            check=False,
-        )
-        return Ended(done.returncode, done.stdout, read_counts(tmp_path))
-
-    return call
-
-
-def prepare(folder: Path, files: Mapping[str, str], options: Sequence[str]) -> list[str]:
-    """Write test files; return the command of the runner."""
-    (folder / "conftest.py").write_text(PLUGINS)
-    (folder / "pytest.ini").write_text("[pytest]\naddopts = -p timeout\nfilterwarnings = error\n")
-    for name, text in files.items():
-        (folder / name).write_text(text)
-    return [
-        *(sys.executable, "-m", "cyborg.tests.fixtures.runs.runner", "--workers", "2"),
-        *("--counts", "counts", *(options or ("--limit", "100")), *files),
-    ]
-
-
-def read_counts(folder: Path) -> tuple[int, ...]:
-    """Return the numbers that the runner wrote."""
-    path = folder / "counts"
-    return tuple(map(int, path.read_text().split())) if path.exists() else ()
 
 
 def test_run_killed_worker_fails_its_test_and_runs_the_others(run: Runner) -> None:
@@ -353,36 +239,6 @@ def test_run_failure_of_a_shared_fixture_is_not_retried(
 
 
 @pytest.mark.matrix
-def test_run_worker_that_dies_after_its_tests_fails(run: Runner, tmp_path: Path) -> None:
-    (tmp_path / "dying.py").write_text(DYING)
-    files = {"test_a.py": PASSING, "test_b.py": PASSING}
-    ended = run(files, env={"PYTEST_PLUGINS": "dying", "PYTHONPATH": str(tmp_path)})
-    assert ended.status == 1, ended.output
-    assert "FAILED worker gw0 has died while no test ran: " in ended.output
-
-
-@pytest.mark.matrix
-def test_run_workers_that_die_at_their_start_end_the_run(run: Runner, tmp_path: Path) -> None:
-    (tmp_path / "dying.py").write_text(DYING_AT_START)
-    plugin = {"PYTEST_PLUGINS": "dying", "PYTHONPATH": str(tmp_path)}
-    ended = run({"test_a.py": PASSING, "test_b.py": PASSING}, env=plugin)
-    assert (ended.status, ended.counts) == (1, (0, 2, 0)), ended.output
-    assert "10 workers have died" in ended.output
-    assert "2 of 2 collected tests have no result" in ended.output
-
-
-@pytest.mark.matrix
-def test_run_shares_a_session_fixture_between_the_files_of_a_worker(
-    run: Runner, tmp_path: Path
-) -> None:
-    (tmp_path / "service.py").write_text(SERVICE)
-    files = {f"test_{number}.py": "def test_uses(service): pass\n" for number in range(8)}
-    ended = run(files, env={"PYTEST_PLUGINS": "service", "PYTHONPATH": str(tmp_path)})
-    assert (ended.status, ended.counts) == (0, (8, 0, 0)), ended.output
-    assert 1 <= len((tmp_path / "starts").read_text().splitlines()) <= 2
-
-
-@pytest.mark.matrix
 def test_run_test_over_its_limit_says_so(run: Runner) -> None:
     ended = run({"test_a.py": SLOW, "test_b.py": PASSING})
     assert (ended.status, ended.counts) == (1, (1, 1, 0)), ended.output
@@ -390,70 +246,10 @@ def test_run_test_over_its_limit_says_so(run: Runner) -> None:
 
 
 @pytest.mark.matrix
-def test_run_error_of_a_session_fixture_at_the_end_fails(run: Runner, tmp_path: Path) -> None:
-    (tmp_path / "service.py").write_text(SESSION_LEAK)
-    plugin = {"PYTEST_PLUGINS": "service", "PYTHONPATH": str(tmp_path)}
-    ended = run({"test_a.py": "def test_uses(service): pass\n"}, env=plugin)
-    assert (ended.status, ended.counts) == (1, (1, 1, 0)), ended.output
-    assert "a process is left" in ended.output
-
-
-@pytest.mark.matrix
-def test_run_divides_large_files_for_workers(run: Runner) -> None:
-    # The first test ends when another group has begun, which only another worker can do. It has a
-    # pid too: the other worker may run all the rest.
-    waiting = (
-        "import os, time\nfrom pathlib import Path\nBEGUN = Path('begun')\n"
-        "def test_waits(record_property):\n    while not BEGUN.exists(): time.sleep(0.01)\n"
-        "    record_property('summary', f'pid {os.getpid()}')\n"
-    )
-    pids = "".join(
-        f"def test_{number}(record_property):\n    {'BEGUN.touch()' if number > 9 else 'pass'}\n"
-        "    record_property('summary', f'pid {os.getpid()}')\n"
-        for number in range(40)
-    )
-    files = {"test_a.py": waiting + pids}
-    ended = run(files, "--limit", "100", "--max-group", "5")
-    assert (ended.status, ended.counts) == (0, (41, 0, 0)), ended.output
-    assert len({line for line in ended.output.splitlines() if line.startswith("pid ")}) == 2
-
-
-@pytest.mark.matrix
-def test_run_new_worker_starts_with_a_file_that_has_one_test(run: Runner) -> None:
-    # Both workers die; of each file, one test is left.
-    ended = run({"test_a.py": KILLING, "test_b.py": KILLING}, "--limit", "60")
-    assert (ended.status, ended.counts) == (1, (2, 2, 0)), ended.output
-
-
-@pytest.mark.matrix
-def test_run_worker_killed_within_a_message_ends_though_its_child_lives(run: Runner) -> None:
-    ended = run({"test_a.py": KILLED_IN_MESSAGE, "test_b.py": PASSING}, "--limit", "60")
-    assert (ended.status, ended.counts) == (1, (1, 1, 0)), ended.output
-    assert "crashed while running 'test_a.py::test_is_killed' (status -9)" in ended.output
-
-
-@pytest.mark.matrix
-def test_run_child_that_returns_from_a_test_has_no_results(run: Runner, tmp_path: Path) -> None:
-    ended = run({"test_a.py": RETURNING_CHILD}, "--limit", "60")
-    assert (ended.status, ended.counts) == (0, (2, 0, 0)), ended.output
-    assert len((tmp_path / "ends").read_text().splitlines()) == 1
-
-
-@pytest.mark.matrix
 def test_run_module_with_error_fails(run: Runner) -> None:
     ended = run({"test_a.py": "import missing_module\n", "test_b.py": PASSING})
     assert ended.status == 1
     assert "FAILED modules that cannot be collected: test_a.py" in ended.output
-
-
-@pytest.mark.matrix
-def test_run_replaces_large_workers(run: Runner) -> None:
-    skipping = "import pytest\ndef test_skips(): pytest.skip('no card')\n"
-    files = {f"test_{number}.py": PASSING for number in range(6)} | {"test_7.py": skipping}
-    ended = run(files, env={"CYBORG_TEST_WORKER_MB": "1"})
-    assert (ended.status, ended.counts) == (0, (6, 0, 1)), ended.output
-    assert "replaced, as it was large" in ended.output
-    assert "1 skipped because: no card" in ended.output
 
 
 def test_wait_until_daemon_that_ends_at_once_fails_with_its_log(tmp_path: Path) -> None:

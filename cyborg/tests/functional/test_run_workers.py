@@ -4,6 +4,7 @@
 from pathlib import Path
 
 import pytest
+from _pytest.tmpdir import get_user
 
 from cyborg.tests.fixtures.runs.small_runs import KILLING, PASSING, Runner, run
 
@@ -51,6 +52,18 @@ class File:
 def service():
     yield
     File()
+"""
+# Registered first, so called last.
+GARBAGE = """
+import atexit, multiprocessing, os, tempfile
+from pathlib import Path
+
+def print_garbage():
+    names = [path.name for path in Path(tempfile.gettempdir()).glob("pytest-of-*/garbage-*")]
+    process = "worker" if multiprocessing.parent_process() else "first process"
+    os.write(2, f"{process}: {names}\\n".encode())
+
+atexit.register(print_garbage)
 """
 RETURNING_CHILD = """
 import os
@@ -195,6 +208,19 @@ def test_run_leak_of_a_session_fixture_fails(run: Runner, tmp_path: Path) -> Non
     ended = run({"test_a.py": "def test_uses(service): pass\n"}, env=plugin)
     assert (ended.status, ended.counts) == (1, (1, 1, 0)), ended.output
     assert "error in a destructor: ValueError('left open')" in ended.output
+
+
+@pytest.mark.matrix
+def test_run_workers_do_not_delete_the_folders_of_earlier_runs(run: Runner, tmp_path: Path) -> None:
+    folder = tmp_path / f"pytest-of-{get_user() or 'unknown'}"
+    folder.mkdir(mode=0o700)
+    (folder / "garbage-1").mkdir()
+    (tmp_path / "garbage.py").write_text(GARBAGE)
+    env = {"PYTEST_PLUGINS": "garbage", "PYTHONPATH": str(tmp_path), "TMPDIR": str(tmp_path)}
+    ended = run({"test_a.py": PASSING}, env=env)
+    assert (ended.status, ended.counts) == (0, (1, 0, 0)), ended.output
+    assert "worker: ['garbage-1']" in ended.output
+    assert "first process: []" in ended.output
 
 
 @pytest.mark.matrix

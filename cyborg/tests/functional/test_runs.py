@@ -15,6 +15,7 @@ from cyborg.tests.fixtures.runs.small_runs import (
     ENVIRONMENT,
     KILLING,
     PASSING,
+    PLUGINS,
     Runner,
     prepare,
     run,
@@ -31,6 +32,7 @@ ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x FROM c) SELECT co
 def test_does_not_end():
     sqlite3.connect(":memory:").execute(ENDLESS)
 """
+REPEATED = ("--times", "2", "--load", "0")
 WAITING = "import threading\ndef test_waits(): threading.Event().wait()\n"
 FIRST_FAILS = """
 from pathlib import Path
@@ -252,6 +254,34 @@ def test_run_module_with_error_fails(run: Runner) -> None:
     ended = run({"test_a.py": "import missing_module\n", "test_b.py": PASSING})
     assert ended.status == 1
     assert "FAILED modules that cannot be collected: test_a.py" in ended.output
+
+
+@pytest.mark.matrix
+def test_repetition_of_a_wrong_name_ends_after_one_run(tmp_path: Path) -> None:
+    prepare(tmp_path, {"test_a.py": PASSING}, ())
+    (tmp_path / "conftest.py").write_text(
+        PLUGINS + "def pytest_addoption(parser): parser.addoption('--tier')\n"
+    )
+    done = {
+        name: subprocess.run(
+            [sys.executable, "-m", "cyborg.tests.fixtures.runs.repetition", *REPEATED, name],
+            cwd=tmp_path,
+            env={**os.environ, **ENVIRONMENT},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        for name in ("test_a.py::test_wrong", "test_a.py::test_passes")
+    }
+    wrong, right = done.values()
+    assert wrong.returncode == 2, wrong.stdout
+    assert (
+        "test_a.py::test_wrong: no test was collected: pytest ended with status 4" in wrong.stdout
+    )
+    assert "run 1 of 2" not in wrong.stdout
+    assert right.returncode == 0, right.stdout
+    assert "0 failures in 2 runs" in right.stdout
 
 
 def test_wait_until_daemon_that_ends_at_once_fails_with_its_log(tmp_path: Path) -> None:

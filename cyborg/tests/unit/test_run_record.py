@@ -142,11 +142,24 @@ def test_durations_are_kept_for_each_user(
     example = tmp_path / "example"
     example.touch()
     assert path.stat().st_mode == example.stat().st_mode, "as the umask says"
+    part = Counter({"cyborg/tests/lab/test_a.py::test": 0.5, "cyborg/tests/unit/test_b.py::t": 2})
+    runner.save_durations(Record(seconds=part), path, has_parts=True)
+    assert scheduler.load_durations(path) == {"lab": 7.5, "unit/test_b.py": 2.0}
+    runner.save_durations(Record(seconds=part), path)
+    assert scheduler.load_durations(path) == {"lab": 0.5, "unit/test_b.py": 2.0}
     path.unlink()
     path.mkdir()
     runner.save_durations(Record(), path)
     assert "the durations of the tests are not kept: " in capsys.readouterr().out
     assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("options", "selects"),
+    [(["-m", "static"], True), (["-m", "not static"], False), (["--tier", "default"], False)],
+)
+def test_run_of_a_mark_has_parts_of_groups(options: list[str], selects: bool) -> None:
+    assert runner.selects_marked(["-q", *options]) is selects
 
 
 def test_longest_groups_exist() -> None:

@@ -14,6 +14,9 @@ SHARED = (
     *("-device", "edu,addr=1a.0,multifunction=on"),
     *("-device", "edu,addr=1a.1"),
 )
+# Seconds that a test may take. CI has half an hour for all tests of the tier ``all``.
+LIMIT = 900
+EXTENDED_LIMIT = 3600
 DEVICES = (
     *guest.IOMMU,
     *guest.ROOT_PORT,
@@ -36,11 +39,12 @@ def drive_programs(request: pytest.FixtureRequest) -> Mapping[str, str]:
     return guest.run_programs(sorted(map(str, names)), DEVICES)
 
 
-def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
     """Give each test the time that the boot of an emulated host takes on a slow machine."""
+    limit = EXTENDED_LIMIT if config.getoption("--tier") == "extended" else LIMIT
     for item in items:
         if item.path.parent == FOLDER and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(3600))
+            item.add_marker(pytest.mark.timeout(limit))
 
 
 # A hook, not a fixture: a fixture of a test module with the same name would replace it.

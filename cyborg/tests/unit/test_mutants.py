@@ -3,6 +3,7 @@
 
 import ast
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -58,6 +59,14 @@ def test_named_tests_exist(mutant: Any) -> None:
     for test in mutant.tests:
         path, _, name = test.partition("::")
         assert name.partition("[")[0] in list_functions(ROOT / path)
+
+
+@pytest.mark.static
+def test_page_has_each_mutant_with_its_tests() -> None:
+    page = (ROOT / "doc/source/contributor/testing.rst").read_text(encoding="utf-8")
+    rows = re.findall(r"^([a-z-]+) {2,}\S.*? {2,}(test_\S+)$", page, re.MULTILINE)
+    tests = [(mutant.name, test.rpartition("::")[2]) for mutant in MUTANTS for test in mutant.tests]
+    assert rows == tests
 
 
 PATCH = (

@@ -7,19 +7,19 @@ NVIDIA documents the functions in the NVML API Reference Guide: ``nvmlDeviceGetM
 ``NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON``. ``pynvml.py`` of nvidia-ml-py has the values.
 """
 
-import contextlib
 import ctypes
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cyborg.core.address import PciAddress
+from cyborg.drivers.kernel.nvml_errors import ignored_if_unsupported
 
 
 def read_module(nvml: Any, device: Any) -> int | None:
     """Return the module id of a GPU; None for a GPU that is on no baseboard."""
     number = ctypes.c_uint()
-    with contextlib.suppress(nvml.NVMLError):
+    with ignored_if_unsupported(nvml):
         # With a reference, which all releases of the binding accept.
         if nvml.nvmlDeviceGetModuleId(device, ctypes.byref(number)) == nvml.NVML_SUCCESS:
             # The id of a card of its own is 0.
@@ -56,10 +56,9 @@ def read_speed(nvml: Any, device: Any) -> int | None:
 
 def _read_fields(nvml: Any, device: Any, fields: list[tuple[int, int]]) -> list[int]:
     """Return the values of fields, given with their links; leave out those that are not known."""
-    try:
+    values: Any = ()
+    with ignored_if_unsupported(nvml):
         values = nvml.nvmlDeviceGetFieldValues(device, fields)
-    except nvml.NVMLError:
-        return []
     found = [int(v.value.uiVal) for v in values if v.nvmlReturn == nvml.NVML_SUCCESS]
     return [value for value in found if value]
 
@@ -68,7 +67,7 @@ def _links_to_gpus(nvml: Any, device: Any) -> Iterator[tuple[int, str]]:
     """Yield the number of each active link to another GPU, with the address of the other GPU."""
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         # A GPU has fewer links than the maximum, and NVML fails for the others.
-        with contextlib.suppress(nvml.NVMLError):
+        with ignored_if_unsupported(nvml):
             if nvml.nvmlDeviceGetNvLinkState(device, link) != nvml.NVML_FEATURE_ENABLED:
                 continue
             kind = nvml.nvmlDeviceGetNvLinkRemoteDeviceType(device, link)

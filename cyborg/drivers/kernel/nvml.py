@@ -31,6 +31,7 @@ from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device import MAX_TEXT
 from cyborg.core.log import get_logger
 from cyborg.drivers.kernel import nvlink
+from cyborg.drivers.kernel.nvml_errors import ignored_if_unsupported, is_unsupported
 from cyborg.drivers.sysfs import PciFunction
 
 LOG = get_logger(__name__)
@@ -289,7 +290,7 @@ def _read_profiles(nvml: Any, device: Any) -> dict[str, Any]:
     """Return the profiles of GPU instances that the GPU supports, by name."""
     profiles: dict[str, Any] = {}
     for number in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
-        with contextlib.suppress(nvml.NVMLError):
+        with ignored_if_unsupported(nvml):
             info = nvml.nvmlDeviceGetGpuInstanceProfileInfo(device, number)
             # NVML writes "MIG 1g.10gb".
             profiles.setdefault(short_name(_text(info.name)), info)
@@ -349,14 +350,16 @@ def _read_mig_mode(nvml: Any, address: str) -> MigMode:
 
 
 def _read(nvml: Any, address: str) -> GpuFacts:
-    """Return the facts about a GPU. Raise NVMLError if NVML does not know it."""
+    """Return the facts about a GPU. Raise NVMLError if NVML does not know it, or fails."""
     device = nvml.nvmlDeviceGetHandleByPciBusId(address.encode())
 
     def get(function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return function(*arguments)
-        except nvml.NVMLError:
-            return None  # many functions are not supported by all GPUs and versions
+        except nvml.NVMLError as exc:
+            if not is_unsupported(exc):
+                raise
+            return None
 
     ecc, mig = get(nvml.nvmlDeviceGetEccMode, device), get(nvml.nvmlDeviceGetMigMode, device)
     memory = get(nvml.nvmlDeviceGetMemoryInfo, device)

@@ -11,7 +11,7 @@
 #include <string.h>
 
 enum { SUCCESS, UNINITIALIZED, INVALID, NOT_SUPPORTED, NOT_FOUND = 6, SMALL = 7, NOT_LOADED = 9 };
-enum { NO_RESOURCES = 23, IN_USE = 19, VERSION = 25, PROFILES = 3, SLICES = 7 };
+enum { NO_RESOURCES = 23, IN_USE = 19, VERSION = 25, LOST = 15, PROFILES = 3, SLICES = 7 };
 typedef struct {
     unsigned version, id, p2p, slices, instances, counts[6];
     unsigned long long megabytes;
@@ -51,6 +51,11 @@ int get_pending(void) { return pending; }
 void set_busy(int value) { busy = value; }       /* a process uses the instances */
 void set_failing(int value) { failing = value; } /* this many creations succeed, if not 0 */
 
+/* The GPU is lost at the call of this number after the one for its handle, if it is not 0. */
+static int lost, calls;
+void set_lost(int number) { lost = number; }
+static int is_lost(void) { return lost && ++calls >= lost; }
+
 /* Number of vGPUs, and whether a change of the heterogeneous mode has no effect (no SR-IOV). */
 void set_vgpus(int value) { vgpus = value; heterogeneous = 0; }
 void set_ignoring(int value) { ignoring = value; }
@@ -69,13 +74,14 @@ int nvmlShutdown(void) { return opened ? (opened--, SUCCESS) : UNINITIALIZED; }
 const char *nvmlErrorString(int code)
 {
     return code == NOT_LOADED ? "Driver Not Loaded" : code == IN_USE ? "In use by another client"
-           : code == NO_RESOURCES ? "Insufficient Resources" : "Not Found";
+           : code == NO_RESOURCES ? "Insufficient Resources"
+           : code == LOST ? "GPU is lost" : "Not Found";
 }
 
 int nvmlDeviceGetHandleByPciBusId_v2(const char *address, void **device)
 {
     if (!opened) return UNINITIALIZED;
-    reads++;
+    reads++, calls = 0;
     for (int number = 0; number < 2; number++)
         if (!strcmp(address, number ? "0000:5e:00.0" : "0000:3d:00.0"))
             return (*device = &gpus[number], SUCCESS);
@@ -86,18 +92,21 @@ static int modern(const void *device) { return opened && device == &gpus[0]; }
 
 int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length)
 {
+    if (is_lost()) return LOST;
     snprintf(uuid, length, "GPU-%08d-0000-0000-0000-000000000000", modern(device));
     return SUCCESS;
 }
 
 int nvmlDeviceGetVbiosVersion(void *device, char *version, unsigned length)
 {
+    if (is_lost()) return LOST;
     snprintf(version, length, "94.02.5C.00.01");
     return modern(device) ? SUCCESS : NOT_SUPPORTED;
 }
 
 int nvmlDeviceGetMemoryInfo(void *device, Memory *memory)
 {
+    if (is_lost()) return LOST;
     (void)device;
     memory->total = 48305799168ULL;
     return opened ? SUCCESS : UNINITIALIZED;
@@ -105,12 +114,14 @@ int nvmlDeviceGetMemoryInfo(void *device, Memory *memory)
 
 int nvmlDeviceGetEccMode(void *device, unsigned *current, unsigned *pending)
 {
+    if (is_lost()) return LOST;
     *current = 1, *pending = 0;
     return modern(device) ? SUCCESS : NOT_SUPPORTED;
 }
 
 int nvmlDeviceGetMigMode(void *device, unsigned *current, unsigned *next)
 {
+    if (is_lost()) return LOST;
     *current = mig, *next = pending;
     return modern(device) ? SUCCESS : NOT_SUPPORTED;
 }
@@ -126,6 +137,7 @@ int nvmlDeviceSetMigMode(void *device, unsigned mode, unsigned *status)
 
 int nvmlDeviceGetSupportedVgpus(void *device, unsigned *count, unsigned *types)
 {
+    if (is_lost()) return LOST;
     if (!modern(device)) return NOT_SUPPORTED;
     if (*count < 2u + mig) return (*count = 2 + mig, SMALL);
     if (mig) types[0] = 1001, types[1] = 1002, types[2] = 1003;
@@ -136,12 +148,14 @@ int nvmlDeviceGetSupportedVgpus(void *device, unsigned *count, unsigned *types)
 
 int nvmlVgpuTypeGetGpuInstanceProfileId(unsigned type, unsigned *profile)
 {
+    if (is_lost()) return LOST;
     *profile = type > 1000 ? ids[type - 1001] : 0xFFFFFFFF;
     return SUCCESS;
 }
 
 int nvmlVgpuTypeGetMaxInstancesPerGpuInstance(MaxInstances *found)
 {
+    if (is_lost()) return LOST;
     if (found->version != (sizeof *found | 1 << 24)) return VERSION;
     if (found->type <= 1000) return NOT_SUPPORTED;
     return (found->count = found->type == 1003 ? 2 : 1, SUCCESS);
@@ -149,12 +163,14 @@ int nvmlVgpuTypeGetMaxInstancesPerGpuInstance(MaxInstances *found)
 
 int nvmlVgpuTypeGetFramebufferSize(unsigned type, unsigned long long *size)
 {
+    if (is_lost()) return LOST;
     *size = (type > 1000 ? 10ULL : type == 561 ? 12ULL : 24ULL) << 30;
     return SUCCESS;
 }
 
 int nvmlDeviceGetVgpuHeterogeneousMode(void *device, Mode *mode)
 {
+    if (is_lost()) return LOST;
     if (mode->version != (sizeof *mode | 1 << 24)) return VERSION;
     if (!modern(device) || mig) return NOT_SUPPORTED;
     return (mode->value = heterogeneous, SUCCESS);
@@ -171,12 +187,14 @@ int nvmlDeviceSetVgpuHeterogeneousMode(void *device, const Mode *mode)
 
 int nvmlVgpuTypeGetName(unsigned type, char *name, unsigned *length)
 {
+    if (is_lost()) return LOST;
     snprintf(name, *length, "%s", type > 1000 ? mig_names[type - 1001] : names[type == 563]);
     return SUCCESS;
 }
 
 int nvmlVgpuTypeGetMaxInstances(void *device, unsigned type, unsigned *count)
 {
+    if (is_lost()) return LOST;
     *count = type > 1000 ? limits[type - 1001] : type == 561 ? 4 : 2;
     return modern(device) ? SUCCESS : INVALID;
 }
@@ -189,12 +207,14 @@ void set_module(int value) { module = value; }
 
 int nvmlDeviceGetModuleId(void *device, unsigned *id)
 {
+    if (is_lost()) return LOST;
     *id = module;
     return opened && device ? SUCCESS : UNINITIALIZED;
 }
 
 int nvmlDeviceGetNvLinkState(void *device, unsigned link, unsigned *active)
 {
+    if (is_lost()) return LOST;
     if (link >= 4) return INVALID;
     *active = link > 1 || bridged;
     return opened && device ? SUCCESS : UNINITIALIZED;
@@ -202,6 +222,7 @@ int nvmlDeviceGetNvLinkState(void *device, unsigned link, unsigned *active)
 
 int nvmlDeviceGetNvLinkRemoteDeviceType(void *device, unsigned link, int *type)
 {
+    if (is_lost()) return LOST;
     *type = link < 2 ? 0 : 2;
     return opened && device ? SUCCESS : UNINITIALIZED;
 }
@@ -209,6 +230,7 @@ int nvmlDeviceGetNvLinkRemoteDeviceType(void *device, unsigned link, int *type)
 typedef struct { char old[16]; unsigned domain, bus, device, ids, subsystem; char address[32]; } Pci;
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *device, unsigned link, Pci *pci)
 {
+    if (is_lost()) return LOST;
     memset(pci, 0, sizeof *pci);
     pci->bus = link > 1 ? 0xc0 : modern(device) ? 0x5e : 0x3d;
     return link < 4 ? SUCCESS : INVALID;
@@ -223,6 +245,7 @@ typedef struct {
 } FieldValue;
 int nvmlDeviceGetFieldValues(void *device, int count, FieldValue *values)
 {
+    if (is_lost()) return LOST;
     if (!opened || !device) return UNINITIALIZED;
     for (FieldValue *value = values; value < values + count; value++) {
         int is_common = value->field == 90, is_link = value->field == 164;
@@ -242,6 +265,7 @@ static int find(const unsigned *values, unsigned value)
 
 int nvmlDeviceGetGpuInstanceProfileInfoV(void *device, unsigned index, Profile *profile)
 {
+    if (is_lost()) return LOST;
     int number = find(indices, index);
     if (!modern(device) || !(mig || querying) || number < 0) return NOT_SUPPORTED;
     profile->id = ids[number], profile->slices = slices[number];
@@ -252,6 +276,7 @@ int nvmlDeviceGetGpuInstanceProfileInfoV(void *device, unsigned index, Profile *
 
 int nvmlDeviceGetGpuInstances(void *device, unsigned profile, Instance **found, unsigned *count)
 {
+    if (is_lost()) return LOST;
     if (!modern(device)) return INVALID;
     *count = 0;
     for (int number = 0; number < SLICES; number++)

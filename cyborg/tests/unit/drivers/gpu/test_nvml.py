@@ -191,6 +191,36 @@ def test_read_leaves_out_what_a_gpu_does_not_support(library: ctypes.CDLL) -> No
     assert (found.nvlinks, found.nvlink_speed) == ({CARD: 2}, 25781), "the common speed"
 
 
+@pytest.mark.parametrize("mig", [0, 1])
+def test_read_of_a_gpu_that_is_lost_meanwhile_returns_nothing(
+    library: ctypes.CDLL, mig: int
+) -> None:
+    """What it does not answer would look as if the GPU did not support it."""
+    library.set_mig(mig)
+    source, complete = NvmlLibrary(), NvmlLibrary().read(CARD)
+    count = next(n for n in range(1, 1000) if (library.set_lost(n), source.read(CARD))[1])
+    assert count > 40, "calls of a complete reading"
+    assert source.read(CARD) == complete
+
+
+def test_facts_of_a_gpu_that_is_lost_stay(library: ctypes.CDLL, tmp_path: Path) -> None:
+    tree, memory = SysfsTree(tmp_path / "sys"), VolatileMemory()
+    tree.add_function(CARD, "10de", "2235", "030200", kernel_driver="nvidia")
+    library.set_mig(1)
+    access = replace(HostAccess.of(tree.root), nvml=NvmlLibrary().read)
+    for lost in (0, 1, 5):
+        library.set_lost(lost)
+        driver = GpuDriver("gpus", {"devices": ["class=03"]}, tree.root, access)
+        driver.memory = memory
+        (found,) = driver.discover()
+        assert (found.serial, found.std_board_info["mig"]) == (UUID, "enabled")
+        assert not found.deployables
+    library.set_lost(0)
+    library.set_mig(0)
+    (found,) = driver.discover()
+    assert found.std_board_info["mig"] == "disabled", "it is tried again"
+
+
 def test_read_error_is_logged_once(library: ctypes.CDLL, caplog: pytest.LogCaptureFixture) -> None:
     source = NvmlLibrary()
     assert source.read("0000:77:00.0") is None

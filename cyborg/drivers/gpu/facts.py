@@ -20,7 +20,15 @@ from dataclasses import replace
 from cyborg.core.inventory.device import NOT_OFFERED, Device
 from cyborg.drivers.base import Memory, load_record
 from cyborg.drivers.gpu.card_locks import is_locked_here, locked_if_free, locked_once
-from cyborg.drivers.kernel.nvml import KERNEL_DRIVER, NVIDIA, GpuFacts, ReadFacts, is_known
+from cyborg.drivers.kernel.nvml import (
+    KERNEL_DRIVER,
+    NVIDIA,
+    GpuFacts,
+    MigMode,
+    ReadFacts,
+    ReadMigMode,
+    is_known,
+)
 from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.sysfs import PCI_DEVICES, PciFunction, Sysfs
 
@@ -102,12 +110,13 @@ class FactsReader:
         has_owner: Callable[[str], bool] = lambda address: False,
         attempts: ReadAttempts | None = None,
         has_nvml: Callable[[], bool] = lambda: True,
+        read_mig_mode: ReadMigMode = lambda address: None,
     ) -> None:
         """``is_readable`` returns whether NVML shows the GPU at an address now.
 
         ``has_owner`` returns whether a server has it as a whole. ``attempts`` limit which cards
         this thread may read that it has not locked; by default it may read each one. ``has_nvml``
-        returns whether NVML is installed.
+        returns whether NVML is installed. ``read_mig_mode`` is asked if not all facts can be read.
         """
         self.keeps_types = False
         self._read_facts = read_facts
@@ -115,6 +124,7 @@ class FactsReader:
         self._has_owner = has_owner
         self._attempts = attempts or ReadAttempts()
         self._has_nvml = has_nvml
+        self._read_mig_mode = read_mig_mode
         self._facts: dict[tuple[str, str], GpuFacts] = {}  # by address and product id
         self._lock = threading.Lock()  # of the next three; not held while a card is read
         self._current: set[tuple[str, str]] = set()  # read since they were bound
@@ -172,6 +182,9 @@ class FactsReader:
         found = self._read_facts(card.address)
         if found is None:
             self._attempts.add_failure(card.address)
+            # A card in MIG mode must not be offered as a whole, whatever else is unknown.
+            if (mode := self._read_mig_mode(card.address)) is not None:
+                self.store_mode(card, mode, memory)
             return
         found = self._keep_links(found, self._facts.get(key) or _load(memory, name))
         if self.keeps_types and found.mig is not None:
@@ -184,6 +197,18 @@ class FactsReader:
             if self._generations[card.address] == generation:
                 self._current.add(key)
                 self._forgotten.discard(card.address)
+        memory.put(name, json.dumps(found.to_dict()))
+
+    def store_mode(self, card: PciFunction, mode: MigMode, memory: Memory) -> None:
+        """Change the last known facts about a card to a MIG mode; call this with the card locked.
+
+        The card stays due if it is so.
+        """
+        key, name = (card.address, card.product), _name_of(card)
+        found = self._facts.get(key) or self._load_last(memory, name)
+        if found.mig != mode.mig:
+            found = replace(found, mig=mode.mig, mig_instances={})
+        self._facts[key] = found = replace(found, mig_pending=mode.is_pending)
         memory.put(name, json.dumps(found.to_dict()))
 
     def is_due(self, card: PciFunction) -> bool:
@@ -251,7 +276,12 @@ class CardFacts:
         self._memory = memory
         self.attempts = ReadAttempts(access.clock, SPAN)
         self.reader = FactsReader(
-            access.nvml, self._is_readable, has_owner, self.attempts, access.has_nvml
+            access.nvml,
+            self._is_readable,
+            has_owner,
+            self.attempts,
+            access.has_nvml,
+            access.mig_mode,
         )
         self.forget = self.reader.forget
         # Identity of the first virtual function of each card at the last look, None without any.
@@ -264,6 +294,10 @@ class CardFacts:
     def find(self, card: PciFunction) -> GpuFacts | None:
         """Do the same as ``read``; return None for a card that was not read yet."""
         return self.reader.find(card, self._memory())
+
+    def store_mode(self, card: PciFunction, mode: MigMode) -> None:
+        """Change the facts about a card to a MIG mode; call this with the card locked."""
+        self.reader.store_mode(card, mode, self._memory())
 
     def read_address(self, address: str) -> GpuFacts:
         """Return the facts about the card at an address; no facts if it is absent."""

@@ -29,8 +29,8 @@ OTHER = "other"
 
 
 def is_enabled(facts: GpuFacts) -> bool:
-    """Return whether a card is in MIG mode and its MIG profiles are known."""
-    return facts.in_mig_mode and bool(facts.mig_profiles)
+    """Return whether a card is in MIG mode, and its MIG profiles and GPU instances are known."""
+    return facts.in_mig_mode and bool(facts.mig_instances)
 
 
 def is_shown_enabled(device: Device) -> bool:

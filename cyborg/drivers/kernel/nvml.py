@@ -61,8 +61,8 @@ class GpuFacts(Serializable):
     without its product line, such as ``A40-12Q``. A GPU in MIG mode, and some others that can be in
     it, also have profiles of GPU instances, such as ``1g.10gb``: ``mig_profiles`` has the maximum
     number of instances by profile, ``mig_instances`` the current number by profile in MIG mode,
-    ``vgpu_profiles`` the profile that each type of MIG-backed vGPU needs, and
-    ``vgpus_per_instance`` the maximum number of vGPUs of each such type in one GPU instance.
+    empty if NVML may not list them, ``vgpu_profiles`` the profile that each type of MIG-backed vGPU
+    needs, and ``vgpus_per_instance`` the maximum number of such vGPUs in one GPU instance.
     ``vgpu_names`` has the names of the types by their ids, ``vgpu_memory`` the framebuffer of each
     type in bytes. ``heterogeneous`` is whether vGPUs of different framebuffer sizes can exist at
     the same time; None if the GPU does not support this, also in MIG mode. ``mig_pending`` is
@@ -105,10 +105,10 @@ class GpuFacts(Serializable):
     def max_vgpus_of(self, vgpu_type: str) -> int | None:
         """Return how many vGPUs of a type the GPU can have if it has no others; None if unknown.
 
-        The GPU instances that exist now limit a type of MIG-backed vGPUs.
+        The GPU instances that exist now limit a type of MIG-backed vGPUs, if they are known.
         """
         profile = self.vgpu_profiles.get(vgpu_type)
-        if profile is None:
+        if profile is None or (self.in_mig_mode and not self.mig_instances):
             return self.max_vgpus.get(vgpu_type)
         instances = self.mig_instances.get(profile, 0)
         # Drivers without this function of NVML have one vGPU for each GPU instance.
@@ -365,6 +365,12 @@ def _read(nvml: Any, address: str) -> GpuFacts:
     memory = get(nvml.nvmlDeviceGetMemoryInfo, device)
     in_mig_mode = mig is not None and mig[0] == nvml.NVML_DEVICE_MIG_ENABLE
     profiles = {} if mig is None else _read_profiles(nvml, device)
+    # Without the right to list them they are unknown, and the other facts hold.
+    listed = {
+        name: get(_list_instances, nvml, device, info)
+        for name, info in profiles.items()
+        if in_mig_mode
+    }
     names = {info.id: name for name, info in profiles.items()}
     limits: dict[str, int] = {}
     vgpu_profiles: dict[str, str] = {}
@@ -395,11 +401,7 @@ def _read(nvml: Any, address: str) -> GpuFacts:
         mig=None if mig is None else _MODES.get(mig[0]),
         max_vgpus=limits,
         mig_profiles={name: int(info.instanceCount) for name, info in profiles.items()},
-        mig_instances={
-            name: len(_list_instances(nvml, device, info))
-            for name, info in profiles.items()
-            if in_mig_mode
-        },
+        mig_instances={name: len(found) for name, found in listed.items() if found is not None},
         vgpu_profiles=vgpu_profiles,
         module=nvlink.read_module(nvml, device),
         nvlinks=nvlink.read_links(nvml, device),

@@ -47,5 +47,6 @@ def library(built: ctypes.CDLL) -> Iterator[ctypes.CDLL]:
     built.set_vgpus(0)
     built.set_ignoring(0)
     built.set_lost(0)
+    built.set_unprivileged(0)
     yield built
     assert built.count_opened() == 0, "NVML must be closed, or the kernel cannot detach the GPU"

@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { SUCCESS, UNINITIALIZED, INVALID, NOT_SUPPORTED, NOT_FOUND = 6, SMALL = 7, NOT_LOADED = 9 };
+enum { SUCCESS, UNINITIALIZED, INVALID, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 6, SMALL = 7, NOT_LOADED = 9 };
 enum { NO_RESOURCES = 23, IN_USE = 19, VERSION = 25, LOST = 15, PROFILES = 3, SLICES = 7 };
 typedef struct {
     unsigned version, id, p2p, slices, instances, counts[6];
@@ -50,6 +50,10 @@ void reset_gpu(void) { mig = pending; }
 int get_pending(void) { return pending; }
 void set_busy(int value) { busy = value; }       /* a process uses the instances */
 void set_failing(int value) { failing = value; } /* this many creations succeed, if not 0 */
+
+/* Whether the caller may not list GPU instances. */
+static int unprivileged;
+void set_unprivileged(int value) { unprivileged = value; }
 
 /* The GPU is lost at the call of this number after the one for its handle, if it is not 0. */
 static int lost, calls;
@@ -278,6 +282,7 @@ int nvmlDeviceGetGpuInstances(void *device, unsigned profile, Instance **found, 
 {
     if (is_lost()) return LOST;
     if (!modern(device)) return INVALID;
+    if (unprivileged) return NO_PERMISSION;
     *count = 0;
     for (int number = 0; number < SLICES; number++)
         if (instances[number].used && ids[instances[number].profile] == profile)

@@ -16,7 +16,7 @@ from cyborg.drivers.gpu import card_locks
 from cyborg.drivers.gpu.card_locks import locked, locked_if_free
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.gpu.mig_modes import INTERVAL
-from cyborg.drivers.kernel.nvml import GpuFacts
+from cyborg.drivers.kernel.nvml import GpuFacts, MigMode
 from cyborg.testing.vgpu_host import SimulatedVgpuHost, VgpuType
 from cyborg.tests.unit.drivers.gpu.simulated_vgpus import (
     CARD,
@@ -226,6 +226,51 @@ def test_mode_that_cannot_be_read_stays_the_last_known_one(host: SimulatedVgpuHo
     assert offered(driver) == {CARD: [CARD]}
     switch(host, enable=True)
     assert offered(driver) == {CARD: [CARD]}, "NVML does not answer"
+
+
+@pytest.mark.parametrize("is_read_before", [True, False])
+def test_mode_of_a_card_whose_other_facts_cannot_be_read_counts(
+    host: SimulatedVgpuHost, is_read_before: bool
+) -> None:
+    """Also after a restart while the card cannot be read at all."""
+    memory, is_failing = VolatileMemory(), not is_read_before
+
+    def read(address: str) -> GpuFacts | None:
+        return None if is_failing else host.read_facts(address)
+
+    driver = make(host, memory=memory, nvml=read)
+    discover(driver)
+    is_failing = True
+    switch(host, enable=True)
+    with pytest.raises(DriverFailed, match="it is in MIG mode"):
+        driver.prepare(WHOLE, None)
+    assert offered(driver) == {}
+    assert discover(driver).std_board_info.get("memory_bytes") == (
+        str(141 << 30) if is_read_before else None
+    )
+    driver = make(host, memory=memory, nvml=read, mig_mode=lambda address: None)
+    assert offered(driver) == {}
+    driver = make(host, memory=memory, nvml=read)
+    switch(host, enable=False)
+    assert offered(driver) == {CARD: [CARD]}
+    driver.prepare(WHOLE, None)
+
+
+def test_mode_that_a_discovery_sees_counts_although_the_card_fails_then(
+    host: SimulatedVgpuHost,
+) -> None:
+    answers = [MigMode("enabled", is_pending=False)]
+    reads = iter([host.read_facts])
+
+    def read(address: str) -> GpuFacts | None:
+        return next(reads, lambda address: None)(address)
+
+    def read_mode(address: str) -> MigMode | None:
+        return answers.pop() if answers else None
+
+    driver = make(host, nvml=read, mig_mode=read_mode)
+    assert offered(driver) == {}
+    assert "it is in MIG mode" in reason(driver)
 
 
 def test_preparation_waits_for_a_job_of_the_card(

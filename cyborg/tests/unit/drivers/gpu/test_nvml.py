@@ -15,6 +15,7 @@ from cyborg.core.inventory.device import Device
 from cyborg.drivers.base import VolatileMemory
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.gpu.facts import FactsReader
+from cyborg.drivers.gpu.mig import is_enabled
 from cyborg.drivers.kernel import nvml
 from cyborg.drivers.kernel.nvml import GpuFacts, NvmlLibrary, short_name
 from cyborg.drivers.pci.access import HostAccess
@@ -69,6 +70,18 @@ def test_read_outside_the_mig_mode_has_profiles_if_nvml_describes_them(
     assert found is not None
     assert (found.mig, found.mig_instances) == ("disabled", {})
     assert found.mig_profiles == {"1g.10gb": 7, "2g.20gb": 3, "7g.80gb": 1}
+
+
+def test_read_without_the_right_to_list_instances_has_the_mode(library: ctypes.CDLL) -> None:
+    library.set_mig(1)
+    complete = NvmlLibrary().read(CARD)
+    assert complete is not None
+    library.set_unprivileged(1)
+    found = NvmlLibrary().read(CARD)
+    assert found == replace(complete, mig_instances={})
+    assert (is_enabled(complete), is_enabled(found)) == (True, False), "no layouts are offered"
+    limits = [facts.max_vgpus_of("A100-1-10C") for facts in (complete, found)]
+    assert limits == [0, 7], "the driver lists what it can create"
 
 
 def test_request_mig_mode_changes_the_mode_once(library: ctypes.CDLL) -> None:

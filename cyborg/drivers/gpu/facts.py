@@ -9,15 +9,17 @@ would stay. What was not read is what is known from before. A card of which noth
 offered as a whole before somebody has tried to read it, unless there is no NVML to read it with.
 """
 
+import contextlib
 import json
 import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from cyborg.core.inventory.device import NOT_OFFERED, Device
+from cyborg.core.log import get_logger
 from cyborg.drivers.base import Memory, load_record
 from cyborg.drivers.gpu.card_locks import is_locked_here, locked_if_free, locked_once
 from cyborg.drivers.kernel.nvml import (
@@ -31,6 +33,8 @@ from cyborg.drivers.kernel.nvml import (
 )
 from cyborg.drivers.pci.access import HostAccess
 from cyborg.drivers.sysfs import PCI_DEVICES, PciFunction, Sysfs
+
+LOG = get_logger(__name__)
 
 SPAN = 5.0  # seconds after which a discovery reads no further card
 
@@ -125,6 +129,7 @@ class FactsReader:
         self._attempts = attempts or ReadAttempts()
         self._has_nvml = has_nvml
         self._read_mig_mode = read_mig_mode
+        self._logged: set[tuple[str, str]] = set()  # errors by address
         self._facts: dict[tuple[str, str], GpuFacts] = {}  # by address and product id
         self._lock = threading.Lock()  # of the next three; not held while a card is read
         self._current: set[tuple[str, str]] = set()  # read since they were bound
@@ -176,16 +181,40 @@ class FactsReader:
 
     def _read_locked(self, card: PciFunction, memory: Memory) -> None:
         """Read a card that this thread has locked, and store the facts if NVML shows it."""
-        key, name = (card.address, card.product), _name_of(card)
         self._attempts.add(card.address)
+        is_read = False
+        with self.errors_logged(card.address):
+            is_read = self._read_all(card, memory)
+        if not is_read:
+            self._attempts.add_failure(card.address)
+            # A card in MIG mode must not be offered as a whole, whatever else is unknown.
+            with self.errors_logged(card.address):
+                if (mode := self._read_mig_mode(card.address)) is not None:
+                    self.store_mode(card, mode, memory)
+
+    @contextlib.contextmanager
+    def errors_logged(self, address: str) -> Iterator[None]:
+        """Suppress each error of a reading of a card; log each different one once."""
+        # One card must not fail a discovery of all, nor a change of a layout that has succeeded.
+        try:
+            yield
+        except Exception as exc:  # noqa: BLE001  whatever the library answers
+            error = f"{type(exc).__name__}: {exc}"
+            if (address, error) not in self._logged:
+                self._logged.add((address, error))
+                LOG.warning(
+                    "Cannot read the facts about the GPU, the last known ones hold: %s",
+                    error,
+                    device=address,
+                )
+
+    def _read_all(self, card: PciFunction, memory: Memory) -> bool:
+        """Read a card, and store the facts; return whether NVML shows it."""
+        key, name = (card.address, card.product), _name_of(card)
         generation = self._generations[card.address]
         found = self._read_facts(card.address)
         if found is None:
-            self._attempts.add_failure(card.address)
-            # A card in MIG mode must not be offered as a whole, whatever else is unknown.
-            if (mode := self._read_mig_mode(card.address)) is not None:
-                self.store_mode(card, mode, memory)
-            return
+            return False
         found = self._keep_links(found, self._facts.get(key) or _load(memory, name))
         if self.keeps_types and found.mig is not None:
             memory.put(f"{name} {found.mig}", json.dumps(found.to_dict()))
@@ -198,6 +227,7 @@ class FactsReader:
                 self._current.add(key)
                 self._forgotten.discard(card.address)
         memory.put(name, json.dumps(found.to_dict()))
+        return True
 
     def store_mode(self, card: PciFunction, mode: MigMode, memory: Memory) -> None:
         """Change the last known facts about a card to a MIG mode; call this with the card locked.

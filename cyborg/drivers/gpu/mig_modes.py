@@ -148,12 +148,13 @@ class MigModes:
         if known.mig is None or self._facts.reader.is_due(card):
             return
         self._facts.attempts.add(card.address)
-        found = self._access.mig_mode(card.address)
-        if found is not None and found != (known.mig, known.mig_pending):
-            # Before all facts, which may not be readable.
-            self._facts.store_mode(card, found)
-            self._facts.forget(card.address)
-            self._facts.read(card)  # now, with the card locked
+        with self._facts.reader.errors_logged(card.address):
+            found = self._access.mig_mode(card.address)
+            if found is not None and found != (known.mig, known.mig_pending):
+                # Before all facts, which may not be readable.
+                self._facts.store_mode(card, found)
+                self._facts.forget(card.address)
+                self._facts.read(card)  # now, with the card locked
 
     def find_used(
         self,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cyborg.core.errors import DriverFailed
+from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.core.inventory.device import NOT_OFFERED
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.base import Memory, VolatileMemory
@@ -159,6 +159,50 @@ def test_cards_of_vgpus_are_read_before_the_modes_of_whole_cards(host: Simulated
     driver = make(host, clock, memory, [RULE], nvml=nvml, mig_mode=read_slowly)
     assert offered(driver) == {f"{CARD}-H200X-70C": VFS[:2]}
     assert CARD in nvml.read
+
+
+def test_card_whose_reading_raises_does_not_disturb_the_others(
+    host: SimulatedVgpuHost, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither in a discovery, nor after a change of its layout."""
+    for address in CARDS[1:]:
+        host.add_card(address, TYPES, framebuffer=141)
+    is_failing = False
+
+    def read(address: str) -> GpuFacts | None:
+        if is_failing and address == CARD:
+            raise Invalid("found no address")
+        return host.read_facts(address)
+
+    memory = VolatileMemory()
+    driver = make(host, Clock(), memory, [RULE], nvml=read)
+    offers = {device.address: len(device.deployables) for device in driver.discover()}
+    assert offers == dict.fromkeys(CARDS, 1)
+    is_failing = True
+    driver = make(host, Clock(), memory, [RULE], nvml=read)
+    for _ in range(2):
+        assert {device.address: len(device.deployables) for device in driver.discover()} == offers
+    (logged,) = [record for record in caplog.records if "found no address" in record.message]
+    assert "the last known ones hold: Invalid: found no address" in logged.message
+    driver.partition(WorkItem("gpus", CARD, "", ""), "whole")
+    with pytest.raises(DriverFailed, match="has no layout 'missing'"):
+        driver.partition(WorkItem("gpus", CARD, "", ""), "missing")
+
+
+class SmallMemory(VolatileMemory):
+    """Memory that refuses long texts, such as facts."""
+
+    def put(self, key: str, text: str | None) -> bool:
+        """Store the text. Raise ValueError."""
+        if key.startswith("gpu "):
+            raise ValueError(f"{key} is too long")
+        return super().put(key, text)
+
+
+def test_facts_that_cannot_be_stored_count_until_a_restart(host: SimulatedVgpuHost) -> None:
+    driver = make(host, Clock(), SmallMemory())
+    assert offered(driver) == {CARD: [CARD]}
+    assert discover(driver).std_board_info["memory_bytes"] == str(141 << 30)
 
 
 def check_in_thread(driver: GpuDriver, address: str) -> BaseException | None:

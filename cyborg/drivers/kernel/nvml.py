@@ -45,6 +45,9 @@ NVIDIA = "10de"
 # Kernel driver with which NVML knows a GPU.
 KERNEL_DRIVER = "nvidia"
 
+# Seconds that a reading waits for another one; less than a job waits for the lock of a card.
+LOCK_TIMEOUT = 20.0
+
 # Why a mode is pending that a reset of the GPU makes current.
 RESET_REQUIRED = "reset required"
 
@@ -137,6 +140,7 @@ class NvmlLibrary:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # initialisation and shutdown are counted in the process
+        self._is_stuck = False  # whether somebody has waited in vain for the reading that runs now
         self._logged: set[str] = set()
 
     @staticmethod
@@ -164,12 +168,19 @@ class NvmlLibrary:
             nvml = importlib.import_module(MODULE)
         except ImportError:
             return None  # the extra is not installed, which is a choice and not an error
-        error: str | None = None
-        try:
-            with self._lock, _opened(nvml):
-                return read(nvml, address)
-        except nvml.NVMLError as exc:
-            error = str(exc)
+        # A card that hangs must not hang the jobs of the others, which have their cards locked.
+        if self._lock.acquire(timeout=0.0 if self._is_stuck else LOCK_TIMEOUT):
+            try:
+                with _opened(nvml):
+                    return read(nvml, address)
+            except nvml.NVMLError as exc:
+                error = str(exc)
+            finally:
+                self._is_stuck = False
+                self._lock.release()
+        else:
+            self._is_stuck = True
+            error = "the reading of another GPU does not end"
         if error not in self._logged:
             self._logged.add(error)
             LOG.warning(

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Facts of NVML: the real binding ``nvidia-ml-py`` on a simulated library, and their use."""
 
+import concurrent.futures
 import ctypes
 import importlib
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from cyborg.agent.state_file import MemoryFile
 from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device import Device
 from cyborg.drivers.base import VolatileMemory
+from cyborg.drivers.gpu.card_locks import locked_if_free
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.gpu.facts import FactsReader
 from cyborg.drivers.gpu.mig import is_enabled
@@ -232,6 +235,51 @@ def test_facts_of_a_gpu_that_is_lost_stay(library: ctypes.CDLL, tmp_path: Path) 
     library.set_mig(0)
     (found,) = driver.discover()
     assert found.std_board_info["mig"] == "disabled", "it is tried again"
+
+
+def test_card_that_hangs_does_not_hang_the_jobs_of_others(
+    library: ctypes.CDLL,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    binding = importlib.import_module(nvml.MODULE)
+    find, hangs, may_continue = (
+        binding.nvmlDeviceGetHandleByPciBusId,
+        threading.Event(),
+        threading.Event(),
+    )
+
+    def hang(address: bytes) -> object:
+        if address.decode() == CARD:
+            hangs.set()
+            assert may_continue.wait(60)
+        return find(address)
+
+    monkeypatch.setattr(binding, "nvmlDeviceGetHandleByPciBusId", hang)
+    monkeypatch.setattr(nvml, "LOCK_TIMEOUT", 0.01)
+    tree, source = SysfsTree(tmp_path / "sys"), NvmlLibrary()
+    for address in (CARD, OLD):
+        tree.add_function(address, "10de", "2235", "030200", kernel_driver="nvidia")
+    access = replace(HostAccess.of(tree.root), nvml=source.read, mig_mode=source.read_mig_mode)
+    driver = GpuDriver("gpus", {"devices": ["class=03"]}, tree.root, access)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        hanging = pool.submit(driver.check_unused, CARD)
+        assert hangs.wait(60)
+        try:
+            pool.submit(driver.check_unused, OLD).result(10)
+            with locked_if_free(OLD) as acquired:
+                assert acquired
+            monkeypatch.setattr(nvml, "LOCK_TIMEOUT", 60.0)
+            assert source.read(OLD) is None, "it does not wait again"
+        finally:
+            may_continue.set()
+        hanging.result(60)
+    assert source.read(OLD) is not None
+    assert [record.message for record in caplog.records] == [
+        "Cannot read NVML, the facts about the GPU are unknown: the reading of another GPU does "
+        "not end"
+    ]
 
 
 def test_read_error_is_logged_once(library: ctypes.CDLL, caplog: pytest.LogCaptureFixture) -> None:

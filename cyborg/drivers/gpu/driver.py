@@ -408,7 +408,7 @@ class GpuDriver(PciDriver):
         if not self._whole.has_owner(address):
             # Another program may have changed the MIG mode.
             with locked_once(address):
-                self._facts.forget(address)
+                self._facts.expire(address)
                 self._facts.read_address(address)
         functions = {function.address: function for function in self._sysfs.pci_functions()}
         # A parent of mdev_types can have been given to a server before the rule existed.

@@ -278,15 +278,19 @@ class FactsReader:
 
         What another thread reads during this call may be from before the change: it does not count.
         """
-        self._outdate(address, forgotten=True)
+        self._outdate(address, is_forgotten=True)
 
-    def _outdate(self, address: str, *, forgotten: bool = False) -> None:
+    def expire(self, address: str) -> None:
+        """Do the same as ``forget``, but do not read a card that gets an owner before that."""
+        self._outdate(address, is_forgotten=False)
+
+    def _outdate(self, address: str, *, is_forgotten: bool | None = None) -> None:
         """Make the facts about a card outdated, also those that another thread reads now."""
         with self._lock:
             self._generations[address] += 1
             self._current = {key for key in self._current if key[0] != address}
-            if forgotten:
-                self._forgotten.add(address)
+            if is_forgotten is not None:
+                (self._forgotten.add if is_forgotten else self._forgotten.discard)(address)
 
 
 class CardFacts:
@@ -313,7 +317,7 @@ class CardFacts:
             access.has_nvml,
             access.mig_mode,
         )
-        self.forget = self.reader.forget
+        self.forget, self.expire = self.reader.forget, self.reader.expire
         # Identity of the first virtual function of each card at the last look, None without any.
         self._functions: dict[str, int | None] = {}
 

@@ -153,7 +153,7 @@ class MigModes:
             if found is not None and found != (known.mig, known.mig_pending):
                 # Before all facts, which may not be readable.
                 self._facts.store_mode(card, found)
-                self._facts.forget(card.address)
+                self._facts.expire(card.address)
                 self._facts.read(card)  # now, with the card locked
 
     def find_used(

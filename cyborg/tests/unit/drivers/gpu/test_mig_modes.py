@@ -141,6 +141,27 @@ def test_discovery_does_not_open_the_card_of_a_server(host: SimulatedVgpuHost) -
     assert set(host.opens) == {CARD}
 
 
+def test_discovery_does_not_open_the_card_of_a_server_whose_preparation_could_not_read_it(
+    host: SimulatedVgpuHost,
+) -> None:
+    is_failing = False
+
+    def read(address: str) -> GpuFacts | None:
+        facts = host.read_facts(address)
+        return None if is_failing else facts
+
+    driver = make(host, nvml=read, mig_mode=lambda address: None)
+    discover(driver)
+    is_failing = True
+    driver.prepare(WHOLE, None)
+    host.opens.clear()
+    assert offered(driver) == {CARD: [CARD]}
+    assert host.opens == []
+    driver.release(WHOLE)
+    discover(driver)
+    assert host.opens == [CARD]
+
+
 def test_discovery_opens_a_card_once_a_minute(host: SimulatedVgpuHost) -> None:
     """Each start of a server triggers a discovery, and NVML may have to initialise the card."""
     clock = Clock()

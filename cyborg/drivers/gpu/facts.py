@@ -168,12 +168,15 @@ class FactsReader:
     def _try(self, card: PciFunction, memory: Memory) -> bool:
         """Try to read a card, unless a job of another thread changes it or the time is over.
 
-        Return whether it was tried.
+        Return whether it was tried, or is not due any more.
         """
         if is_locked_here(card.address):
             self._read_locked(card, memory)
             return True
         with locked_if_free(card.address) as acquired:
+            # A server may have got the card since the question before the lock.
+            if acquired and not self._is_due((card.address, card.product)):
+                return True
             may_try = acquired and self._attempts.may_try(card.address)
             if may_try:
                 self._read_locked(card, memory)

@@ -14,6 +14,7 @@ from cyborg.core.inventory.device import NOT_OFFERED
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.base import Memory, VolatileMemory
 from cyborg.drivers.gpu import card_locks
+from cyborg.drivers.gpu.card_locks import locked
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.gpu.facts import SPAN, UNREAD, FactsReader
 from cyborg.drivers.gpu.mig_modes import INTERVAL
@@ -372,3 +373,36 @@ def test_card_that_changes_while_another_thread_reads_it_is_read_again(
     assert reader.read(card, memory).in_mig_mode
     assert not reader.is_due(card)
     assert host.opens == [CARD, CARD]
+
+
+@pytest.mark.parametrize("is_readable", [True, False])
+def test_card_that_a_server_gets_before_it_is_locked_is_not_opened(
+    host: SimulatedVgpuHost, is_readable: bool
+) -> None:
+    card, memory = Sysfs(host.root).pci_function(CARD), VolatileMemory()
+    assert card is not None
+    owned = is_asked = False
+
+    def prepare() -> None:
+        nonlocal owned
+        with locked(CARD):
+            reader.expire(CARD)
+            reader.read(card, memory)
+            owned = True
+
+    def has_owner(address: str) -> bool:
+        nonlocal is_asked
+        found = owned
+        if not is_asked:
+            is_asked = True
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                pool.submit(prepare).result(60)
+        return found
+
+    def read(address: str) -> GpuFacts | None:
+        facts = host.read_facts(address)
+        return facts if is_readable else None
+
+    reader = FactsReader(read, has_owner=has_owner)
+    assert (reader.find(card, memory) == GpuFacts()) is not is_readable
+    assert host.opens == [CARD], "by the preparation only"

@@ -130,7 +130,9 @@ class FactsReader:
         self._has_nvml = has_nvml
         self._read_mig_mode = read_mig_mode
         self._logged: set[tuple[str, str]] = set()  # errors by address
-        self._facts: dict[tuple[str, str], GpuFacts] = {}  # by address and product id
+        # By address and product id, as the sets of cards below.
+        self._facts: dict[tuple[str, str], GpuFacts] = {}
+        self._tried: set[tuple[str, str]] = set()
         self._lock = threading.Lock()  # of the next three; not held while a card is read
         self._current: set[tuple[str, str]] = set()  # read since they were bound
         self._forgotten: set[str] = set()  # addresses
@@ -157,7 +159,7 @@ class FactsReader:
             self._outdate(card.address)
         elif self._is_due(key):
             # Before this attempt: a job can end during it, and what it read is not known here.
-            never_tried = self._attempts.last(card.address) == -math.inf
+            never_tried = key not in self._tried
             is_unread = not self._try(card, memory) and never_tried
         if key not in self._facts:
             # Another thread may have read it since.
@@ -194,6 +196,8 @@ class FactsReader:
             with self.errors_logged(card.address):
                 if (mode := self._read_mig_mode(card.address)) is not None:
                     self.store_mode(card, mode, memory)
+        # After the result: meanwhile nothing is known for other threads.
+        self._tried.add((card.address, card.product))
 
     @contextlib.contextmanager
     def errors_logged(self, address: str) -> Iterator[None]:

@@ -82,10 +82,10 @@ class SlowReader:
         return None if address == self.failing else self.host.read_facts(address)
 
 
-def withheld(driver: GpuDriver) -> list[str]:
+def withheld(driver: GpuDriver, cards: Sequence[str] = CARDS) -> list[str]:
     """Return the cards that a discovery withholds because they were not read."""
     found = driver.discover()
-    assert [device.address for device in found] == CARDS
+    assert [device.address for device in found] == cards
     reasons = {d.address: d.vendor_board_info.get(NOT_OFFERED) for d in found}
     assert set(reasons.values()) <= {None, UNREAD}
     assert all(bool(d.deployables) == (reasons[d.address] is None) for d in found)
@@ -233,6 +233,41 @@ def test_card_that_a_job_changes_after_a_start_is_withheld_only_if_nvml_can_read
     assert bool(found.deployables) is not has_nvml
     assert found.vendor_board_info.get(NOT_OFFERED) == (UNREAD if has_nvml else None)
     assert offered(driver) == {CARD: [CARD]}
+
+
+def test_card_of_another_product_in_a_slot_was_never_read(host: SimulatedVgpuHost) -> None:
+    """The discovery has no time for it, as another one is replaced too."""
+    host.add_card(CARDS[1], TYPES, framebuffer=141)
+    clock = Clock()
+    driver = make(host, clock, nvml=SlowReader(host, clock, SPAN))
+    for product in ("2335", "2336"):
+        for address in CARDS[:2]:
+            (host.bus / address / "device").write_text(f"0x{product}\n")
+        assert withheld(driver, CARDS[:2]) == [CARDS[1]]
+        assert withheld(driver, CARDS[:2]) == []
+
+
+def test_card_that_another_thread_reads_for_the_first_time_is_not_offered(
+    host: SimulatedVgpuHost,
+) -> None:
+    host.request_mig_mode(CARD, enable=True)
+    is_reading, may_continue = threading.Event(), threading.Event()
+
+    def read(address: str) -> GpuFacts | None:
+        is_reading.set()
+        assert may_continue.wait(60)
+        return host.read_facts(address)
+
+    driver = make(host, Clock(), nvml=read)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        adoption = pool.submit(driver.check_adoption, [CARD])
+        assert is_reading.wait(60)
+        try:
+            assert discover(driver).vendor_board_info.get(NOT_OFFERED) == UNREAD
+        finally:
+            may_continue.set()
+        with pytest.raises(DriverFailed, match="it is in MIG mode"):
+            adoption.result(60)
 
 
 class EndingMemory(VolatileMemory):

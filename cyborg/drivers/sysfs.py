@@ -255,11 +255,11 @@ class Sysfs:
         except OSError:
             return []
 
-    def identity(self, path: str | Path) -> int | None:
-        """Return the inode number of a directory; None if it is absent."""
+    def identity(self, path: str | Path, *, of_link: bool = False) -> int | None:
+        """Return the inode number of a directory, or of a link to one; None if it is absent."""
         # If the kernel removes a device and creates it again, its directory has another number.
         try:
-            return (self.root / path).stat().st_ino
+            return (self.root / path).stat(follow_symlinks=not of_link).st_ino
         except OSError:
             return None
 

@@ -15,7 +15,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from cyborg.core.inventory.device import NOT_OFFERED, Device
@@ -85,6 +85,10 @@ class ReadAttempts:
     def add(self, address: str) -> None:
         """Record that this thread tries a card now."""
         self._last[address] = self._clock()
+
+    def drop(self, address: str) -> None:
+        """Drop what is known of a card that was removed."""
+        self._last.pop(address, None)
 
     def add_failure(self, address: str) -> None:
         """Record that this thread could not read a card."""
@@ -161,10 +165,10 @@ class FactsReader:
             # Before this attempt: a job can end during it, and what it read is not known here.
             never_tried = key not in self._tried
             is_unread = not self._try(card, memory) and never_tried
-        if key not in self._facts:
+        found = self._facts.get(key)
+        if found is None:
             # Another thread may have read it since.
-            self._facts.setdefault(key, self._load_last(memory, _name_of(card)))
-        found = self._facts[key]
+            found = self._facts.setdefault(key, self._load_last(memory, _name_of(card)))
         return None if is_unread and found == GpuFacts() and self._has_nvml() else found
 
     def _try(self, card: PciFunction, memory: Memory) -> bool:
@@ -291,6 +295,14 @@ class FactsReader:
         """Do the same as ``forget``, but do not read a card that gets an owner before that."""
         self._outdate(address, is_forgotten=False)
 
+    def drop(self, address: str) -> None:
+        """Drop what is known of a card that was removed; another one in its slot is due."""
+        self.expire(address)
+        self._attempts.drop(address)
+        for key in [key for key in tuple(self._facts) if key[0] == address]:
+            self._tried.discard(key)
+            self._facts.pop(key, None)
+
     def _outdate(self, address: str, *, is_forgotten: bool | None = None) -> None:
         """Make the facts about a card outdated, also those that another thread reads now."""
         with self._lock:
@@ -327,6 +339,8 @@ class CardFacts:
         self.forget, self.expire = self.reader.forget, self.reader.expire
         # Identity of the first virtual function of each card at the last look, None without any.
         self._functions: dict[str, int | None] = {}
+        # Identities of each card, and of the link to its kernel driver, at the last look.
+        self._identities: dict[str, tuple[int | None, int | None]] = {}
 
     def read(self, card: PciFunction) -> GpuFacts:
         """Return the last known facts about a card; read it before if it is due."""
@@ -354,6 +368,28 @@ class CardFacts:
         if card is not None and self.reader.is_due(card):
             with locked_once(address):
                 self.read(card)
+
+    def drop_replaced(self, functions: Sequence[PciFunction]) -> None:
+        """Drop cards that were removed or replaced since the last call.
+
+        Expire those that were bound again: what is lost then is not known here.
+        """
+        found = {
+            f.address: (
+                self._sysfs.identity(PCI_DEVICES / f.address),
+                self._sysfs.identity(PCI_DEVICES / f.address / "driver", of_link=True),
+            )
+            for f in functions
+            if f.vendor == NVIDIA and f.physfn is None
+        }
+        for address, (device, link) in self._identities.items():
+            now = found.get(address, (None, None))
+            if now[0] != device:
+                self.reader.drop(address)
+                self._functions.pop(address, None)
+            elif now[1] != link:
+                self.expire(address)
+        self._identities = found
 
     def forget_outdated(self, address: str) -> None:
         """Forget a card whose virtual functions are not those of the last call."""

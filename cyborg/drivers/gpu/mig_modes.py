@@ -115,6 +115,7 @@ class MigModes:
         not tried for the longest time: one that cannot be read takes its turn as the others do.
         Cards that several servers share (``is_shared``) come before the modes of whole cards.
         """
+        self._facts.drop_replaced(functions)
         now = self._access.clock()
         known = [card for card in functions if is_known(card)]
         whole = [card for card in known if self._may_be_whole(card)]

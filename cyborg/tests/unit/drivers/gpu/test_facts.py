@@ -247,6 +247,47 @@ def test_card_of_another_product_in_a_slot_was_never_read(host: SimulatedVgpuHos
         assert withheld(driver, CARDS[:2]) == []
 
 
+@pytest.mark.parametrize("is_seen_absent", [True, False])
+def test_card_of_the_same_product_in_a_slot_is_read(
+    host: SimulatedVgpuHost, is_seen_absent: bool
+) -> None:
+    uuid = "GPU-1"
+
+    def read(address: str) -> GpuFacts | None:
+        facts = host.read_facts(address)
+        return None if facts is None else replace(facts, uuid=uuid)
+
+    driver = make(host, Clock(), nvml=read)
+    assert discover(driver).serial == "GPU-1"
+    folder = (host.bus / CARD).resolve()
+    (host.bus / CARD).unlink()
+    folder.rename(folder.with_name("removed"))  # so that no other folder gets its inode number
+    if is_seen_absent:
+        assert driver.discover() == []
+    uuid = "GPU-2"
+    host.add_card(CARD, TYPES, framebuffer=141)
+    assert discover(driver).serial == "GPU-2"
+    host.opens.clear()
+    discover(driver)
+    assert host.opens == []
+
+
+def test_card_that_was_bound_again_between_two_discoveries_is_read(
+    host: SimulatedVgpuHost,
+) -> None:
+    """As after a change of its ECC mode, which the kernel driver must be loaded again for."""
+    driver = make(host, Clock())
+    discover(driver)
+    host.opens.clear()
+    link = host.bus / CARD / "driver"
+    target = link.readlink()
+    link.rename(link.with_name("removed"))
+    link.symlink_to(target)
+    host.request_mig_mode(CARD, enable=True)
+    assert offered(driver) == {}
+    assert host.opens == [CARD]
+
+
 def test_card_that_another_thread_reads_for_the_first_time_is_not_offered(
     host: SimulatedVgpuHost,
 ) -> None:

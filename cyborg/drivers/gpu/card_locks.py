@@ -9,6 +9,7 @@ exists.
 
 import contextlib
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -21,27 +22,25 @@ _CARDS: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 _MEDIATED = threading.Lock()
 _REGISTRY = threading.Lock()
 _HOLDERS: dict[str, int] = {}  # the thread that has locked each card
+_SINCE: dict[str, float] = {}  # when it did so, by the clock
+_clock = time.monotonic
 
 
 @contextlib.contextmanager
 def locked(card: str) -> Iterator[None]:
-    """Exclude other changes of a card, by its address; wait for READ_TIMEOUT.
+    """Exclude other changes of a card, by its address.
 
-    Raise DriverFailed, before any change, if another one does not end in time; repeat it then.
+    Wait until this thread has waited, or another one has had the card, for READ_TIMEOUT. Raise
+    DriverFailed then, before any change; repeat it later.
     """
     lock = _lock_of(card)
-    # Not TIMEOUT: a discovery reads each card with its lock, also one that servers share.
-    if not lock.acquire(timeout=READ_TIMEOUT):
+    if not _wait(card, lock):
         raise DriverFailed(
             f"{card} is being changed by another job, such as one for its layout: try again when "
             "that has ended"
         )
-    _HOLDERS[card] = threading.get_ident()
-    try:
+    with _held(card, lock):
         yield
-    finally:
-        del _HOLDERS[card]
-        lock.release()
 
 
 @contextlib.contextmanager
@@ -61,14 +60,8 @@ def locked_if_free(card: str) -> Iterator[bool]:
     """Exclude other changes of a card if there is none now; yield whether they are excluded."""
     lock = _lock_of(card)
     acquired = lock.acquire(blocking=False)
-    if acquired:
-        _HOLDERS[card] = threading.get_ident()
-    try:
+    with _held(card, lock) if acquired else contextlib.nullcontext():
         yield acquired
-    finally:
-        if acquired:
-            del _HOLDERS[card]
-            lock.release()
 
 
 @contextlib.contextmanager
@@ -85,3 +78,29 @@ def mediated_devices_excluded() -> Iterator[None]:
 def _lock_of(card: str) -> threading.Lock:
     with _REGISTRY:
         return _CARDS[card]
+
+
+def _wait(card: str, lock: threading.Lock) -> bool:
+    """Acquire the lock of a card; return whether that succeeded in time."""
+    # Not TIMEOUT: a discovery reads each card with its lock, also one that servers share. The time
+    # that a holder had counts too: else the jobs of a card that hangs would take the threads of
+    # those of others.
+    end = _clock() + READ_TIMEOUT
+    while True:
+        holder_end = _SINCE.get(card, end) + READ_TIMEOUT
+        if lock.acquire(timeout=max(0.0, min(end, holder_end) - _clock())):
+            return True
+        # Another thread may have become the holder meanwhile.
+        if min(end, _SINCE.get(card, end) + READ_TIMEOUT) <= _clock():
+            return False
+
+
+@contextlib.contextmanager
+def _held(card: str, lock: threading.Lock) -> Iterator[None]:
+    """Record that this thread has acquired the lock of a card; release it at the end."""
+    _HOLDERS[card], _SINCE[card] = threading.get_ident(), _clock()
+    try:
+        yield
+    finally:
+        del _HOLDERS[card], _SINCE[card]
+        lock.release()

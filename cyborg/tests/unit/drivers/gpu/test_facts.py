@@ -14,12 +14,10 @@ from cyborg.core.inventory.device import NOT_OFFERED
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.base import Memory, VolatileMemory
 from cyborg.drivers.gpu import card_locks
-from cyborg.drivers.gpu.card_locks import locked
 from cyborg.drivers.gpu.driver import GpuDriver
-from cyborg.drivers.gpu.facts import SPAN, UNREAD, FactsReader
+from cyborg.drivers.gpu.facts import SPAN, UNREAD
 from cyborg.drivers.gpu.mig_modes import INTERVAL
 from cyborg.drivers.kernel.nvml import GpuFacts
-from cyborg.drivers.sysfs import PciFunction, Sysfs
 from cyborg.testing.vgpu_host import SimulatedVgpuHost
 from cyborg.tests.unit.drivers.gpu.simulated_gpu import changing
 from cyborg.tests.unit.drivers.gpu.simulated_vgpus import (
@@ -405,80 +403,3 @@ def test_card_that_another_thread_changes_is_not_given_to_a_server(
         assert host.opens == []
     driver.check_unused(CARD)
     assert host.opens == [CARD]
-
-
-def unbind(reader: FactsReader, card: PciFunction) -> None:
-    """Let the reader see a card while a server may use it."""
-    reader.read(replace(card, kernel_driver="vfio-pci"), VolatileMemory())
-
-
-@pytest.mark.parametrize(
-    ("change", "has_owner"),
-    [
-        (lambda reader, card: reader.forget(card.address), False),
-        (lambda reader, card: reader.forget(card.address), True),
-        (unbind, False),
-    ],
-    ids=["forgotten", "forgotten-with-owner", "unbound"],
-)
-def test_card_that_changes_while_another_thread_reads_it_is_read_again(
-    host: SimulatedVgpuHost, change: Callable[[FactsReader, PciFunction], None], has_owner: bool
-) -> None:
-    """What the other thread reads is from before the change."""
-    is_reading, may_continue = threading.Event(), threading.Event()
-
-    def read(address: str) -> GpuFacts | None:
-        found = host.read_facts(address)
-        is_reading.set()
-        assert may_continue.wait(60)
-        return found
-
-    card = Sysfs(host.root).pci_function(CARD)
-    assert card is not None
-    memory = VolatileMemory()
-    reader = FactsReader(read, has_owner=lambda address: has_owner)
-    reader.forget(CARD)
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(reader.read, card, memory)
-        assert is_reading.wait(60)
-        host.request_mig_mode(CARD, enable=True)
-        change(reader, card)
-        may_continue.set()
-        assert reading.result(60).mig == "disabled"
-    assert reader.is_due(card)
-    assert reader.read(card, memory).in_mig_mode
-    assert not reader.is_due(card)
-    assert host.opens == [CARD, CARD]
-
-
-@pytest.mark.parametrize("is_readable", [True, False])
-def test_card_that_a_server_gets_before_it_is_locked_is_not_opened(
-    host: SimulatedVgpuHost, is_readable: bool
-) -> None:
-    card, memory = Sysfs(host.root).pci_function(CARD), VolatileMemory()
-    assert card is not None
-    owned = is_asked = False
-
-    def prepare() -> None:
-        nonlocal owned
-        with locked(CARD):
-            reader.expire(CARD)
-            reader.read(card, memory)
-            owned = True
-
-    def has_owner(address: str) -> bool:
-        nonlocal is_asked
-        found = owned
-        if not is_asked:
-            is_asked = True
-            with concurrent.futures.ThreadPoolExecutor(1) as pool:
-                pool.submit(prepare).result(60)
-        return found
-
-    def read(address: str) -> GpuFacts | None:
-        facts = host.read_facts(address)
-        return facts if is_readable else None
-
-    reader = FactsReader(read, has_owner=has_owner)
-    assert (reader.find(card, memory) == GpuFacts()) is not is_readable
-    assert host.opens == [CARD], "by the preparation only"

@@ -248,7 +248,6 @@ class GpuDriver(PciDriver):
         self._selected, self._mig_parents = {}, {}
         self._vgpus.begin_discovery()
         functions = self._sysfs.pci_functions()
-        self._facts.attempts.begin()
         self._mig_modes.refresh(
             functions,
             self.is_shared,

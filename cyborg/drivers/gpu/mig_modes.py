@@ -124,6 +124,7 @@ class MigModes:
         shared = {f.physfn or f.address for f in functions if is_shared(f)}
         offered = shared | {card.address for card in whole}
         reader, attempts = self._facts.reader, self._facts.attempts
+        attempts.begin()  # not before: libvirt may have taken the time
 
         def is_due(card: PciFunction) -> bool:
             is_wanted = card.address in offered or reader.is_asked_for(card)
@@ -145,10 +146,10 @@ class MigModes:
 
     def _check_mode(self, card: PciFunction, known: GpuFacts) -> None:
         """Read the facts about a card again if its mode is not the known one."""
+        self._facts.attempts.add(card.address)
         # A card without MIG is not opened again, nor is one that has just failed.
         if known.mig is None or self._facts.reader.is_due(card):
             return
-        self._facts.attempts.add(card.address)
         with self._facts.reader.errors_logged(card.address):
             found = self._access.mig_mode(card.address)
             if found is not None and found != (known.mig, known.mig_pending):

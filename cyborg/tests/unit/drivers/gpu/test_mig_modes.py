@@ -15,7 +15,9 @@ from cyborg.drivers.base import Memory, VolatileMemory
 from cyborg.drivers.gpu import card_locks
 from cyborg.drivers.gpu.card_locks import locked, locked_if_free
 from cyborg.drivers.gpu.driver import GpuDriver
+from cyborg.drivers.gpu.facts import SPAN
 from cyborg.drivers.gpu.mig_modes import INTERVAL
+from cyborg.drivers.host_use import domains
 from cyborg.drivers.kernel.nvml import GpuFacts, MigMode
 from cyborg.testing.vgpu_host import SimulatedVgpuHost, VgpuType
 from cyborg.tests.unit.drivers.gpu.simulated_vgpus import (
@@ -208,6 +210,35 @@ def test_discovery_reads_modes_for_some_seconds_and_the_next_one_continues(
         driver.discover()
         assert sorted(read) == expected, "the oldest first"
         read.clear()
+
+
+def test_discovery_reads_modes_although_libvirt_has_taken_the_time(
+    host: SimulatedVgpuHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the only card that it tries could be one without MIG, and this each time."""
+    clock, read = Clock(), list[str]()
+    clock.step = 0.0
+
+    def read_facts(address: str) -> GpuFacts | None:
+        facts = host.read_facts(address)
+        return replace(facts, mig=None) if facts and address == CARD else facts
+
+    def read_mode(address: str) -> MigMode | None:
+        read.append(address)
+        return host.read_mig_mode(address)
+
+    def find_slowly(*arguments: Any) -> dict[str, str]:
+        clock.seconds += SPAN
+        return {}
+
+    driver = make(host, clock=clock, devices=["address=*"], nvml=read_facts, mig_mode=read_mode)
+    driver.discover()
+    monkeypatch.setattr(domains, "find_used", find_slowly)
+    for _ in range(2):
+        clock.seconds += INTERVAL
+        read.clear()
+        driver.discover()
+        assert read == [OTHER]
 
 
 def test_discovery_does_not_open_a_card_that_a_job_changes(host: SimulatedVgpuHost) -> None:

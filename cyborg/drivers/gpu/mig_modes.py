@@ -135,21 +135,23 @@ class MigModes:
         for card in cards:
             with locked_if_free(card.address) as acquired:
                 reads_mode = card.address in modes and not self._owners.has_owner(card.address)
-                if not acquired or not (reads_mode or reader.is_due(card)):
+                was_due = reader.is_due(card)
+                if not acquired or not (reads_mode or was_due):
                     continue
                 if not attempts.may_try(card.address):
                     return
                 facts = self._facts.read(card)
                 if reads_mode:
                     self._due[card.address] = now + INTERVAL
-                    self._check_mode(card, facts)
+                    # Otherwise it was opened just now, and the facts have the mode.
+                    if not was_due:
+                        self._check_mode(card, facts)
 
     def _check_mode(self, card: PciFunction, known: GpuFacts) -> None:
         """Read the facts about a card again if its mode is not the known one."""
         self._facts.attempts.add(card.address)
-        # A card without MIG is not opened again, nor is one that has just failed.
-        if known.mig is None or self._facts.reader.is_due(card):
-            return
+        if known.mig is None:
+            return  # a card without MIG is not opened again
         with self._facts.reader.errors_logged(card.address):
             found = self._access.mig_mode(card.address)
             if found is not None and found != (known.mig, known.mig_pending):

@@ -32,6 +32,7 @@ from cyborg.tests.unit.drivers.gpu.simulated_vgpus import (
 __all__ = ["host"]
 
 CARDS = [CARD, *(f"0000:{bus}:00.0" for bus in (51, 61, 71, 81))]
+FIRST = "0000:31:00.0"  # before the others
 VFS = [f"0000:41:00.{n}" for n in range(1, 8)] + ["0000:41:01.0"]
 RULE = f"address={CARD},type=H200X-70C|H200X-35C"
 PAIR = "2xH200X-70C"
@@ -78,6 +79,14 @@ class SlowReader:
         self.read.append(address)
         self.clock.seconds += SPAN if address == self.failing else self.seconds
         return None if address == self.failing else self.host.read_facts(address)
+
+
+def bind_again(host: SimulatedVgpuHost) -> None:
+    """Unbind the card from its kernel driver, and bind it to the same one."""
+    link = host.bus / CARD / "driver"
+    target = link.readlink()
+    link.rename(link.with_name("removed"))  # so that no other link gets its inode number
+    link.symlink_to(target)
 
 
 def withheld(driver: GpuDriver, cards: Sequence[str] = CARDS) -> list[str]:
@@ -144,7 +153,7 @@ def test_card_that_cannot_be_read_takes_its_turn_as_the_others_do(
 
 def test_cards_of_vgpus_are_read_before_the_modes_of_whole_cards(host: SimulatedVgpuHost) -> None:
     """The modes are read again each minute: they could take all the time of each discovery."""
-    for address in CARDS[1:]:
+    for address in (FIRST, *CARDS[1:]):
         host.add_card(address, TYPES, framebuffer=141)
     clock, memory = Clock(), VolatileMemory()
     driver = make(host, clock, memory, [RULE])
@@ -157,7 +166,12 @@ def test_cards_of_vgpus_are_read_before_the_modes_of_whole_cards(host: Simulated
     nvml = SlowReader(host, clock, 0.0)
     driver = make(host, clock, memory, [RULE], nvml=nvml, mig_mode=read_slowly)
     assert offered(driver) == {f"{CARD}-H200X-70C": VFS[:2]}
-    assert CARD in nvml.read
+    assert nvml.read == [CARD, FIRST, *CARDS[1:]]
+    nvml.read.clear()
+    clock.seconds += INTERVAL
+    bind_again(host)
+    assert offered(driver) == {f"{CARD}-H200X-70C": VFS[:2]}
+    assert nvml.read == [CARD]
 
 
 def test_card_whose_reading_raises_does_not_disturb_the_others(
@@ -277,10 +291,7 @@ def test_card_that_was_bound_again_between_two_discoveries_is_read(
     driver = make(host, Clock())
     discover(driver)
     host.opens.clear()
-    link = host.bus / CARD / "driver"
-    target = link.readlink()
-    link.rename(link.with_name("removed"))
-    link.symlink_to(target)
+    bind_again(host)
     host.request_mig_mode(CARD, enable=True)
     assert offered(driver) == {}
     assert host.opens == [CARD]

@@ -199,17 +199,28 @@ def test_discovery_reads_modes_for_some_seconds_and_the_next_one_continues(
         return None
 
     driver = make(host, clock=clock, devices=["address=*"], mig_mode=read_slowly)
+    driver.discover()
+    assert read == [], "the facts that it has read have the modes"
+    clock.seconds = INTERVAL
     found: list[list[str]] = []
     for _ in range(4):
         driver.discover()
         found.append(sorted(read))
         read.clear()
     assert found == [cards[:2], cards[2:4], cards[4:], []]
-    for seconds, expected in ((INTERVAL, cards[:2]), (2 * INTERVAL, cards[2:4])):
-        clock.seconds = seconds
+    for number, expected in ((2, cards[:2]), (3, cards[2:4])):
+        clock.seconds = number * INTERVAL
         driver.discover()
         assert sorted(read) == expected, "the oldest first"
         read.clear()
+
+
+def test_discovery_opens_a_new_card_once(host: SimulatedVgpuHost) -> None:
+    driver = make(host)
+    for _ in range(2):
+        discover(driver)
+        assert host.opens == [CARD]
+        host.opens.clear()
 
 
 def test_discovery_reads_modes_although_libvirt_has_taken_the_time(
@@ -321,6 +332,7 @@ def test_mode_that_a_discovery_sees_counts_although_the_card_fails_then(
         return answers.pop() if answers else None
 
     driver = make(host, nvml=read, mig_mode=read_mode)
+    assert offered(driver) == {CARD: [CARD]}
     assert offered(driver) == {}
     assert "it is in MIG mode" in reason(driver)
 

@@ -108,11 +108,13 @@ class GpuFacts(Serializable):
     def max_vgpus_of(self, vgpu_type: str) -> int | None:
         """Return how many vGPUs of a type the GPU can have if it has no others; None if unknown.
 
-        The GPU instances that exist now limit a type of MIG-backed vGPUs, if they are known.
+        The GPU instances that exist now limit a type of MIG-backed vGPUs.
         """
         profile = self.vgpu_profiles.get(vgpu_type)
-        if profile is None or (self.in_mig_mode and not self.mig_instances):
+        if profile is None:
             return self.max_vgpus.get(vgpu_type)
+        if self.in_mig_mode and not self.mig_instances:
+            return None
         instances = self.mig_instances.get(profile, 0)
         # Drivers without this function of NVML have one vGPU for each GPU instance.
         return instances * self.vgpus_per_instance.get(vgpu_type, 1)

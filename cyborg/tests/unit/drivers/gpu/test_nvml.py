@@ -84,7 +84,7 @@ def test_read_without_the_right_to_list_instances_has_the_mode(library: ctypes.C
     assert found == replace(complete, mig_instances={})
     assert (is_enabled(complete), is_enabled(found)) == (True, False), "no layouts are offered"
     limits = [facts.max_vgpus_of("A100-1-10C") for facts in (complete, found)]
-    assert limits == [0, 7], "the driver lists what it can create"
+    assert limits == [0, None], "the driver lists whether it can create one more"
 
 
 def test_request_mig_mode_changes_the_mode_once(library: ctypes.CDLL) -> None:

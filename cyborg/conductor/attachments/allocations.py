@@ -71,24 +71,25 @@ class AllocationSteps:
         # Nova changes the same allocation at a resize or migration: each attempt reads it again.
         for _ in range(MAX_CONFLICTS):
             # Read in this attachment's turn: no other attachment changes the amounts meanwhile.
-            known = self._placement.consumer(work.consumer)
+            allocation = self._placement.consumer(work.consumer)
             if work.mode is Mode.HOST:
-                known = _own_allocation(work, intent, known)
-            if known is None:
+                allocation = _own_allocation(work, intent, allocation)
+            if allocation is None:
                 raise WrongState(f"{work.target} has no allocation in Placement any more")
-            generation = known.generation
-            if not core.is_extended(known.amounts, intent):
+            generation = allocation.generation
+            if not core.is_extended(allocation.amounts, intent):
                 # The providers of the conflict may be full: choose others.
                 if error is not None:
                     intent = self._plan(work)
-                intent = _record_base(work, intent, known)
-                wanted = core.extend(known.amounts, intent.added)
+                intent = _record_base(work, intent, allocation)
+                wanted = core.extend(allocation.amounts, intent.added)
                 try:
-                    self._placement.set_consumer(work.consumer, wanted, known)
+                    self._placement.set_consumer(work.consumer, wanted, allocation)
                 except Conflict as exc:
                     error = exc.message
                     continue
-                generation = (known.generation or 0) + 1
+                # Each write raises the generation by one, that of a new consumer from 0.
+                generation = (allocation.generation or 0) + 1
             done = replace(intent, generation=generation)
             work.complete_step(allocation_key=None, intent=done.to_dict())
             return None
@@ -100,7 +101,7 @@ class AllocationSteps:
         Nova may have replaced the allocation since ``allocate``. Raise Unavailable.
         """
         consumer, intent = work.consumer, work.intent
-        known = self._placement.consumer(consumer)
+        allocation = self._placement.consumer(consumer)
         # Without the ARQs of this attachment, which may not exist yet: ``added`` is their amount.
         # And without a context that was leased: its allocation may belong to another consumer.
         owned_by_others = self.uow.run(
@@ -110,9 +111,9 @@ class AllocationSteps:
         owned_there = core.select_amounts(owned_by_others, like=intent.added)
         needed = core.extend(owned_there, intent.added)
         if (
-            known is None
-            or core.is_recreated(known.generation, intent)
-            or not core.has_amounts(known.amounts, needed)
+            allocation is None
+            or core.is_recreated(allocation.generation, intent)
+            or not core.has_amounts(allocation.amounts, needed)
         ):
             raise AllocationLost(
                 f"the allocation of {work.target} in Placement was replaced: it lacks the "
@@ -140,24 +141,25 @@ class AllocationSteps:
                 return wait
         error = Conflict(f"the allocation of {work.target} changes too often")
         for _ in range(MAX_CONFLICTS):
-            known = self._placement.consumer(consumer)
-            if known is None or core.is_recreated(known.generation, intent):
+            allocation = self._placement.consumer(consumer)
+            if allocation is None or core.is_recreated(allocation.generation, intent):
                 return None
             floor = self.uow.run(
                 lambda tx: store.owned_units(
                     tx, consumer, without=work.row["id"], all_contexts=True
                 )
             )
-            if core.is_shrunk(known.amounts, intent, floor):
+            if core.is_shrunk(allocation.amounts, intent, floor):
                 return None
-            if intent.shrinks or core.is_extended(known.amounts, intent):
-                intent = _record_base(work, replace(intent, shrinks=True), known)
-                remaining: core.Amounts = core.shrink(known.amounts, intent.added, floor)
+            # ``shrinks`` is recorded only if the amounts were added before.
+            if intent.shrinks or core.is_extended(allocation.amounts, intent):
+                intent = _record_base(work, replace(intent, shrinks=True), allocation)
+                remaining: core.Amounts = core.shrink(allocation.amounts, intent.added, floor)
             else:
                 # The request to extend was not sent, or is late: a new generation makes it fail.
-                remaining = known.amounts
+                remaining = allocation.amounts
             try:
-                self._placement.set_consumer(consumer, remaining, known)
+                self._placement.set_consumer(consumer, remaining, allocation)
             except Conflict as exc:
                 error = exc
                 continue
@@ -168,11 +170,12 @@ class AllocationSteps:
         """Remove the allocation of an attachment to a host. Raise Conflict, Unavailable."""
         if not intent.was_requested:
             return None
-        known = self._placement.consumer(work.consumer)
-        if known is not None and known.user == HOST_USER:
-            self._placement.set_consumer(work.consumer, {}, known)
+        allocation = self._placement.consumer(work.consumer)
+        if allocation is not None and allocation.user == HOST_USER:
+            self._placement.set_consumer(work.consumer, {}, allocation)
         if intent.generation is None and not intent.shrinks:
-            # The request to create it may be late, and no generation makes it fail: look again.
+            # The request to create it may be late, and no generation makes it fail: look again,
+            # once, for which ``shrinks`` is the mark.
             work.commit({"intent": replace(intent, shrinks=True).to_dict()})
             return Wait(self._placement.timeout)
         return None
@@ -220,8 +223,8 @@ class AllocationSteps:
             return [self._find_provider(work.row["accelerator"], root.uuid, node)]
         if work.row["context_epoch"] is not None:
             return self._find_leased(work, root.uuid, node)
-        found = self._placement.candidates(core.candidate_query(groups, root.uuid))
-        selected = self.select(work, groups, found)
+        candidates = self._placement.candidates(core.candidate_query(groups, root.uuid))
+        selected = self.select(work, groups, candidates)
         if not selected:
             providers = sorted(self._placement.tree(root.uuid, OWNER_TRAIT))
 
@@ -282,39 +285,42 @@ def explain_missing(
     hosts: Iterable[str | None],
     device: str | None = None,
 ) -> str:
-    """Return the first failure of each device of hosts; ``device`` is the one to replace."""
+    """Return a text with the first failure of each device of hosts.
+
+    ``device`` is the uuid of the device to replace, None if there is none.
+    """
     demands = make_demands(groups)
     classes = {name for demand in demands for name in demand.units}
     targets = {demand.target for demand in demands}
-    found = [
+    states = [
         state
         for host in hosts
         for state in provider_states.find(
             tx, resource_classes=classes, host=host, attach_targets=targets
         )
     ]
-    return describe_missing(demands, found, device)
+    return describe_missing(demands, states, device)
 
 
 def _own_allocation(
-    work: LeasedAttachment, intent: Intent, known: ConsumerAllocation | None
+    work: LeasedAttachment, intent: Intent, allocation: ConsumerAllocation | None
 ) -> ConsumerAllocation:
     """Return the allocation of an attachment to a host, without amounts if there is none yet.
 
     The caller may choose the uuid of the attachment. Raise Conflict if it is the uuid of a server
     or of another consumer.
     """
-    if known is None:
+    if allocation is None:
         return ConsumerAllocation(
             amounts={}, generation=None, project=work.row["project_id"], user=HOST_USER
         )
     # Also after a request: the server may have been created since the first look.
-    if not intent.was_requested or known.user != HOST_USER:
+    if not intent.was_requested or allocation.user != HOST_USER:
         raise Conflict(
             f"uuid: {work.consumer} already is a consumer in Placement, such as a server: attach "
             "with another uuid, or with none"
         )
-    return known
+    return allocation
 
 
 def _take_turn(work: LeasedAttachment, intent: Intent) -> Wait | None:
@@ -332,10 +338,10 @@ def _take_turn(work: LeasedAttachment, intent: Intent) -> Wait | None:
     return None
 
 
-def _record_base(work: LeasedAttachment, intent: Intent, known: ConsumerAllocation) -> Intent:
+def _record_base(work: LeasedAttachment, intent: Intent, allocation: ConsumerAllocation) -> Intent:
     """Record the amounts before a change, and return the recorded intent."""
-    base = core.select_amounts(known.amounts, intent.added)
-    based = replace(intent, base=base, generation=known.generation)
+    base = core.select_amounts(allocation.amounts, intent.added)
+    based = replace(intent, base=base, generation=allocation.generation)
     if based.to_dict() != work.row["intent"]:
         work.commit({"intent": based.to_dict()})
     return based

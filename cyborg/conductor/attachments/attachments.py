@@ -267,6 +267,7 @@ class Attachments:
         uuid = attached[0]["instance_uuid"]
         if uuid is None:  # the host itself: what uses the devices there is not known here
             return
+        # The actions are read before the server: an action that is not among them starts later.
         actions = checks.ask_first(self._require_nova().list_actions, uuid)
         server = checks.ask_first(self._require_nova().get_attachable, uuid)
         if server is not None and server.locked and scope is not None:
@@ -294,8 +295,9 @@ class Attachments:
         and Unavailable.
         """
         checks.check_same(row, attach, scope)
-        has_reboot = row["reboot"] or not attach.reboot
-        if not can_get_reboot(row["state"], row["failure"], reboot=has_reboot):
+        if not attach.reboot or not can_get_reboot(
+            row["state"], row["failure"], reboot=row["reboot"]
+        ):
             return _to_response(row)
         self._find_server(str(row["instance_uuid"]), scope, Mode.NEXT_BOOT)
         now = self._now()
@@ -303,14 +305,14 @@ class Attachments:
         def add_reboot(tx: sa.Connection) -> store.AttachmentRow:
             # Nothing is changed if the attachment has changed so that it cannot get a reboot.
             store.schedule_reboot(tx, row["id"], now, self._deadline(now))
-            found = store.find_request(tx, row["uuid"], request_key=None)
-            if found is None:
+            changed = store.find_request(tx, row["uuid"], request_key=None)
+            if changed is None:
                 raise NotFound(f"no attachment {row['uuid']}", field="uuid")
-            return found
+            return changed
 
-        changed = self._uow.run_once(add_reboot, _to_response)
+        attachment = self._uow.run_once(add_reboot, _to_response)
         self._wake()
-        return _to_response(changed)
+        return _to_response(attachment)
 
     def _require_nova(self) -> Nova:
         if self._nova is None:

@@ -62,13 +62,13 @@ def is_on_other_host(placement: Placement, provider: str, server: Server) -> boo
     assert server.node is not None
     placement = placement.with_timeout(TIMEOUT)
     try:
-        node, found = placement.find(server.node), placement.get(provider)
+        node, device_provider = placement.find(server.node), placement.get(provider)
     except CyborgError as exc:
         LOG.info("Cannot compare hosts now, step allocate will compare them: %s", exc.message)
         return False
-    if node is None or found is None or found.root_uuid is None:
+    if node is None or device_provider is None or device_provider.root_uuid is None:
         return False
-    return found.root_uuid != (node.root_uuid or node.uuid)
+    return device_provider.root_uuid != (node.root_uuid or node.uuid)
 
 
 def check_live(tx: sa.Connection, hosts: Collection[str]) -> None:
@@ -114,8 +114,8 @@ def check_same(row: store.AttachmentRow, request: AttachRequest, scope: str | No
     """
     if scope is not None and row["project_id"] != scope:
         raise NotFound(f"instance_uuid: no server {request.instance}")
-    found = cast(Mapping[str, Any], row)
-    names = [name for name, value in request.columns().items() if found[name] != value]
+    recorded = cast(Mapping[str, Any], row)
+    names = [name for name, value in request.columns().items() if recorded[name] != value]
     if not names:
         return
     if request.uuid is not None:
@@ -127,7 +127,7 @@ def check_same(row: store.AttachmentRow, request: AttachRequest, scope: str | No
     target = describe_target(row["instance_uuid"], row["hostname"])
     raise Conflict(
         f"{names[0]}: {target} already has attachment {row['uuid']} of the same "
-        f"selection, with {names[0]} {found[names[0]]}; detach it, or request "
+        f"selection, with {names[0]} {recorded[names[0]]}; detach it, or request "
         "another attachment with a uuid of its own",
         field=names[0],
     )
@@ -273,7 +273,8 @@ def check_selected(tx: sa.Connection, selector: Selector, server: Server, mode: 
         return
     classes = {name for group in parse_groups(profile["groups"]) for name in group.resources}
     hosts = {name for name in (server.host, server.node) if name is not None}
-    for types in handles.of_hosts(tx, hosts, classes).values():
+    types_by_class = handles.of_hosts(tx, hosts, classes)
+    for types in types_by_class.values():
         if all(needs_live({type_}) for type_ in types):
             check_mode(types, mode, selector.describe())
 
@@ -298,10 +299,11 @@ def find_lease(tx: sa.Connection, context: device_contexts.ContextRow) -> Contex
     """Return the lease of a context, which may have ended, or None. The context is not locked."""
     if context["state"] not in LEASED or context["hostname"] is None:
         return None
-    found = device_contexts.group_providers(tx, context["id"])
-    if len(found) != len(context["groups"]):
+    by_group = device_contexts.group_providers(tx, context["id"])
+    # Without a lock, the ARQs may have been released since the context was read.
+    if len(by_group) != len(context["groups"]):
         return None
-    providers = tuple(found[number] for number in sorted(found))
+    providers = tuple(by_group[number] for number in sorted(by_group))
     return ContextLease(context["uuid"], context["hostname"], context["epoch"], providers)
 
 

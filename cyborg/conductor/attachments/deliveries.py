@@ -48,7 +48,7 @@ class GuestDeliveries:
             if not handles.is_current_agent(tx, host, epoch):
                 raise make_stale_error(host, epoch)
             expected = {row["uuid"] for row in handles.of_host(tx, host)}
-            # Unbound since the last statement, an ARQ may have another device.
+            # An ARQ may have been unbound since the last statement: this is its former device.
             rows = [
                 row
                 for row in arqs.lock(tx, expected & deliveries.keys())

@@ -89,8 +89,8 @@ class AttachedDevices:
         """Raise WrongState if a running guest has too few free PCIe ports for its new devices.
 
         Only handles that the agent attaches certainly need one. Return a wait while the agent has
-        not answered; after MAX_PORT_COUNTS attempts the bind goes on without its answer. They are
-        those of the step, also of another conductor that takes over.
+        not answered; after MAX_PORT_COUNTS attempts the bind goes on without its answer. The
+        attempts are those of the step: a conductor that takes over goes on with the count.
         """
         if work.mode is not Mode.LIVE or self.ports is None:
             return None
@@ -135,7 +135,7 @@ class AttachedDevices:
         """Complete the step with a bind; return False if each attempt lost its handles to others.
 
         ``bind`` gets the transaction and, as ``wait``, whether to wait for handles that others have
-        locked. The binder of ARQs does not do: its transactions do not check the lease of ``work``.
+        locked. ``Binder.run`` is not used: its transactions do not check the lease of ``work``.
         """
         for attempt in range(MAX_ATTEMPTS):
             try:
@@ -232,7 +232,7 @@ class AttachedDevices:
         for row in self.uow.run(lambda tx: _lock_released(tx, work)):
             if row["state"] == ArqState.UNBOUND and row["job_id"] is not None:
                 return Wait(POLL_DELAY)
-        # Its ARQs may be deleted, or used again, while the host still cleans their former handles.
+        # The ARQs may be deleted, or used again, while the host still cleans their former handles.
         intent, now = work.recorded_intent, self.now()
         if intent is not None and self.uow.run(
             lambda tx: handle_claims.any_cleaning(tx, intent.released, now)
@@ -284,7 +284,9 @@ class AttachedDevices:
         name, project = attachment["device_profile_name"], attachment["project_id"]
         try:
             id_, epoch = attachment["id"], attachment["context_epoch"]
-            rows = self.arqs.insert_arqs(tx, name, project, limits, project, id_, epoch)
+            rows = self.arqs.insert_arqs(
+                tx, name, project, limits=limits, scope=project, attachment_id=id_, epoch=epoch
+            )
         except NotFound as exc:
             # The error names the profile, which is a hidden one of a context or accelerator.
             raise NotFound(f"{work.selected} does not exist any more") from exc

@@ -13,7 +13,7 @@ the job, in one transaction: a conductor that continues the work waits for the s
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import sqlalchemy as sa
@@ -46,8 +46,16 @@ RETRY_DELAY = 10.0  # seconds until an unplug job that was ended without success
 _ARQ_KEYS = ("uuid", "state", "attach_handle_type", "attach_handle_uuid", "attach_handle_info")
 NO_USER = "section [nova] has no user of keystone, stop the server"
 
-# Actions of a server with their events, the newest action first.
-Outcomes = Sequence[tuple[Action, Sequence[Event]]]
+
+class _Outcome(NamedTuple):
+    """An action of a server, and the events of the action."""
+
+    action: Action
+    events: Sequence[Event]
+
+
+# The newest action first.
+_Outcomes = Sequence[_Outcome]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +172,9 @@ class Guests:
         ``may_have_devices`` returns whether it may have one, by the actions of the server;
         ``advise`` returns what an operator must do, for the uuid of the server.
         """
-        # From the cheapest proof on: no devices, no guest, no action that composes a guest with the
-        # devices, an action that has renewed the guest.
+        # From the cheapest proof on: no devices, or none that a guest was shown (no marker); no
+        # guest; no action that composes a guest with the devices; an action that has renewed the
+        # guest.
         uuid = work.instance
         if not self.devices.owns_devices(work) or work.row["boot_marker"] is None:
             return work.complete_step()
@@ -176,6 +185,7 @@ class Guests:
         keeps_devices = self.devices.keeps_devices(work)
         if server is None or core.has_no_guest(server, keeps_devices=keeps_devices):
             return work.complete_step()
+        # A stopped server has a definition: if it keeps the devices, the proofs below decide.
         if not (core.is_idle_or_stopped if keeps_devices else core.is_idle)(server):
             return _wait_for_task(work, server)
         if not may_have_devices(actions):
@@ -305,7 +315,7 @@ class Guests:
         return Wait(POLL_DELAY if job is None else RETRY_DELAY, job and job["error"])
 
     def _request_reboot(
-        self, work: LeasedAttachment, server: Server, outcomes: Outcomes
+        self, work: LeasedAttachment, server: Server, outcomes: _Outcomes
     ) -> Wait | None:
         """Request a hard reboot; return None, or the wait if there can be no reboot now.
 
@@ -321,8 +331,8 @@ class Guests:
             return Wait(_backoff(work), exc.message)
         return None
 
-    def _read_outcomes(self, uuid: str, actions: Sequence[Action]) -> Outcomes:
-        return [(action, self.nova.list_events(uuid, action.request)) for action in actions]
+    def _read_outcomes(self, uuid: str, actions: Sequence[Action]) -> _Outcomes:
+        return [_Outcome(action, self.nova.list_events(uuid, action.request)) for action in actions]
 
     def _read_present(self, work: LeasedAttachment) -> Server:
         uuid = work.instance
@@ -450,17 +460,18 @@ def _wait_for_operator(work: LeasedAttachment, error: str) -> Wait:
     return Wait(max(STOP_DELAY, _backoff(work)), error)
 
 
-def _is_pending(work: LeasedAttachment, outcomes: Outcomes) -> bool:
+def _is_pending(work: LeasedAttachment, outcomes: _Outcomes) -> bool:
     """Return whether Nova may still complete the newest action, although the server has no task."""
-    if not outcomes or not core.is_pending(*outcomes[0]):
+    newest = outcomes[0] if outcomes else None
+    if newest is None or not core.is_pending(*newest):
         return False
     # Not for ever: nova-compute may have stopped during the action, and never ends it.
-    limit = PENDING_ATTEMPTS if core.has_begun(*outcomes[0]) else LOST_ATTEMPTS
+    limit = PENDING_ATTEMPTS if core.has_begun(*newest) else LOST_ATTEMPTS
     return bool(work.row["attempts"] < limit)
 
 
-def _describe_failure(uuid: str, outcomes: Outcomes) -> str | None:
-    return f"Nova failed to {outcomes[0][0].name} server {uuid}, retrying" if outcomes else None
+def _describe_failure(uuid: str, outcomes: _Outcomes) -> str | None:
+    return f"Nova failed to {outcomes[0].action.name} server {uuid}, retrying" if outcomes else None
 
 
 def _wait_for_task(work: LeasedAttachment, server: Server) -> Wait:

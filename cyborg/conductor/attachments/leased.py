@@ -103,6 +103,7 @@ class LeasedAttachment:
 
     def backoff(self, first: float, longest: float) -> float:
         """Return the seconds until the next attempt of the step: doubled at each attempt."""
+        # An attachment that waits for an operator has thousands of attempts: no float is so large.
         return float(min(longest, first * 2.0 ** min(self.row["attempts"], 6)))
 
     def commit(
@@ -171,11 +172,11 @@ class LeasedAttachment:
     def release(self, next_try_at: datetime, **values: Any) -> None:
         """End the lease; the work continues at ``next_try_at``, or now if it was cancelled."""
         free = {"owner": None, "lease_until": None}
-        row, id_ = {**values, **free, "next_try_at": next_try_at}, self.row["id"]
+        columns, id_ = {**values, **free, "next_try_at": next_try_at}, self.row["id"]
 
         def run(tx: sa.Connection) -> None:
-            # The second one if a request has changed the state: it has set its own time.
-            if not store.write(tx, id_, self.lease.owner, row, {"state": self.row["state"]}):
+            if not store.write(tx, id_, self.lease.owner, columns, {"state": self.row["state"]}):
+                # A request has changed the state, and has set its own time: that stays.
                 store.write(tx, id_, self.lease.owner, free)
 
         self.uow.run(run)

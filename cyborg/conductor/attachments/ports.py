@@ -45,16 +45,17 @@ class GuestPorts:
 
         Call this again then: this conductor asks once for each result.
         """
-        found = self._counts.get(attachment)
-        if found is None:
-            found = self._start(attachment, host, instance)
-            if found is None or not wait([found], ANSWER_SECONDS).done:
-                return _UNKNOWN if found is None else None
-        elif not found.done():
+        call = self._counts.get(attachment)
+        if call is None:
+            call = self._start(attachment, host, instance)
+            if call is None:
+                return _UNKNOWN
+            wait([call], ANSWER_SECONDS)
+        if not call.done():
             return None
         del self._counts[attachment]
         try:
-            return PortCount(found.result())
+            return PortCount(call.result())
         except CyborgError as exc:
             LOG.info("Cannot count the PCIe ports of the guest before the bind: %s", exc.message)
             return _UNKNOWN
@@ -69,7 +70,7 @@ class GuestPorts:
 
     def _start(self, attachment: str, host: str, instance: str) -> "Future[int | None] | None":
         """Ask an agent; return None if that is not possible now."""
-        # Answers for attachments that another conductor has leased since are left.
+        # Nothing fetches the answers for attachments that another conductor has leased since.
         self._counts = {key: call for key, call in self._counts.items() if not call.done()}
         self._late = [call for call in self._late if not call.done()]
         if len(self._counts) + len(self._late) >= MAX_COUNTS:

@@ -127,6 +127,7 @@ class AttachmentRunner:
             ids = [row["id"] for row in store.lock_lost(tx, LOST_LIMIT)]
             if not ids:
                 return 0
+            # Nova has ended the guest, so the steps before the release have nothing to do.
             return store.start_detach(tx, ids, now, step=Step.RELEASE, reboot=False)
 
         lost = self._uow.run(detach_lost)
@@ -255,7 +256,10 @@ class AttachmentRunner:
             del self._failures[next(iter(self._failures))]
 
     def _retry(self, work: LeasedAttachment) -> dict[str, Any]:
-        """Return the columns with which a failed successor is retried; none for others."""
+        """Return the columns with which a failed successor is retried; none for others.
+
+        The ``request_key`` stays: while it is retried, no second successor can be recorded.
+        """
         if not work.is_successor:
             return {}
         next_try_at = retry_time(work.row["created_at"], self._now())

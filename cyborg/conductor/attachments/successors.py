@@ -66,13 +66,16 @@ class Successors(AllocationSteps):
         return tuple(_groups_of(rows).values())
 
     def select(
-        self, work: LeasedAttachment, groups: Sequence[Group], found: Sequence[Mapping[str, str]]
+        self,
+        work: LeasedAttachment,
+        groups: Sequence[Group],
+        candidates: Sequence[Mapping[str, str]],
     ) -> Sequence[Mapping[str, str]]:
         """Return the allocation candidates, except the old device. Raise NoHandle with reasons."""
         _, device = _replaced(work.row)
         # Placement may not know yet that the old device is closed.
         closed = self.uow.run(lambda tx: store.providers_of(tx, device))
-        selected = [mapping for mapping in found if closed.isdisjoint(mapping.values())]
+        selected = [mapping for mapping in candidates if closed.isdisjoint(mapping.values())]
         if not selected:
             missing = self.uow.run(
                 lambda tx: explain_missing(tx, groups, [store.host_of(tx, device)], device)
@@ -99,8 +102,8 @@ class Successors(AllocationSteps):
         row, intent = work.row, work.intent
         old, context = self._lock_old(tx, work), self._devices.make_context(row["project_id"])
         groups = _groups_of(old)
-        is_same = len(groups) == len(intent.providers)
-        if not is_same or required_amounts([*groups.values()], intent.providers) != intent.added:
+        same_count = len(groups) == len(intent.providers)
+        if not same_count or required_amounts([*groups.values()], intent.providers) != intent.added:
             raise Conflict("the device context has changed since its successor was chosen")
         providers = dict(zip(groups, intent.providers, strict=True))
         new = [copy_arq(arq, arq["project_id"], context.now) for arq in old]
@@ -146,15 +149,15 @@ class Successors(AllocationSteps):
         # The locks of ``exchange`` have ended: the amounts that it has recorded may be outdated.
         if _find_use(old).amounts != removed:
             raise Conflict("the device context has changed since its successor was prepared")
-        # The new device may have been cordoned since it was prepared: no guest gets it then.
         pairs = pair_units(list(map(_to_unit, old)), list(map(_to_unit, new)))
-        by_id = {before.arq_id: after.arq_id for before, after in pairs}
+        new_by_old = {before.arq_id: after.arq_id for before, after in pairs}
+        # The new device may have been cordoned since it was prepared: no guest gets it then.
         if handle_claims.lock_schedulable(tx, [row["id"] for row in new]) != len(new):
             raise WrongState(
                 "the new device was prepared, but is now disabled, under maintenance, unhealthy or "
                 "being removed"
             )
-        if not store.exchange_handles(tx, by_id):
+        if not store.exchange_handles(tx, new_by_old):
             raise Conflict("a handle of the successor was released concurrently")
         now = self._devices.make_context(work.row["project_id"]).now
         custody.record_assigned(tx, [*old, *new], now)

@@ -148,7 +148,8 @@ class Arqs:
                 None if scope is None else self._limit_source,
                 [project_id],
                 lambda limits: self._uow.run_once(
-                    lambda tx: self.insert_arqs(tx, name, project_id, limits, scope), _created
+                    lambda tx: self.insert_arqs(tx, name, project_id, limits=limits, scope=scope),
+                    answer=_created,
                 ),
             )
         except db_exc.DBReferenceError as exc:
@@ -253,13 +254,14 @@ class Arqs:
         of the context. Raise NotFound, OverLimit, WrongState.
         """
         profile = self._find_profile(tx, name, project_id)
+        # The hidden profile of another attachment.
         if profile["attachment_id"] not in (None, attachment_id):
             raise _profile_not_found(name)
-        if (context := profile["context_id"]) is None:
+        if (context_id := profile["context_id"]) is None:
             return self._insert(tx, name, profile, project_id, limits, attachment_id)
         recorder, now = self._event_recorder, self._now()
         arqs = renew_context_arqs(
-            tx, context, scope, now, recorder, attachment_id=attachment_id, epoch=epoch
+            tx, context_id, scope, now, recorder, attachment_id=attachment_id, epoch=epoch
         )
         if arqs is None:
             raise _profile_not_found(name)
@@ -273,7 +275,7 @@ class Arqs:
         # round trip.
         limit = self._conf.conductor.max_project_arqs
         is_limited = limit >= 0 and project_id is not None
-        profile = profile_store.by_name(tx, name, project_id, limit if is_limited else 0)
+        profile = profile_store.by_name(tx, name, project_id, max_count=limit if is_limited else 0)
         if profile is None:
             raise _profile_not_found(name)
         return profile
@@ -385,7 +387,8 @@ class Arqs:
 
         Skip ARQs that are already being deleted. Without ``allow_bound`` delete nothing, and raise
         ServiceTokenRequired if an ARQ owns a handle, WrongState if one belongs to an attachment.
-        An ARQ under a lease does not change, as an unbound ARQ of a device context.
+        An ARQ under a lease stays as it is, like an unbound ARQ of a device context: only an unbind
+        of the context ends the lease.
         """
         existing = {row["uuid"] for row in rows}
         rows = [row for row in rows if not binding.is_leased(row)]

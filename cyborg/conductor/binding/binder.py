@@ -36,8 +36,7 @@ LOG = get_logger(__name__)
 INCOMPLETE_CONSUMER_PROJECT = "00000000-0000-0000-0000-000000000000"
 
 
-# Transactions of one bind. The first skips locked handles, the next ones wait for the locks.
-MAX_ATTEMPTS = 4
+MAX_ATTEMPTS = 4  # transactions of one bind
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +133,8 @@ class Binder:
     ) -> tuple[BindContext, str | None]:
         """Return the context with the allocations of an instance, and the project of these.
 
-        If Placement does not answer, the context has the reason instead.
+        If Placement does not answer, the context has the reason instead. Without ``owners`` the
+        instance has none, so that a cordon counts.
         """
         if self.owners is None:
             return replace(context, allocated={}), None
@@ -217,7 +217,7 @@ class Binder:
         context: BindContext,
         work: Callable[[sa.Connection, BindContext, bool], T],
         answer: Callable[[T], Any],
-        wait: CleaningWait,
+        cleaning_wait: CleaningWait,
     ) -> T | NoHandle:
         """Return the result of the transaction, or the error if no handle is free.
 
@@ -231,7 +231,9 @@ class Binder:
         while True:
             try:
                 with tracing.child_span("bind.claim", attempt=len(reasons)):
-                    call = partial(self._call, work, context, bool(reasons))
+                    # The first attempt skips locked handles, the next ones wait for the locks.
+                    waits_for_locks = bool(reasons)
+                    call = partial(self._call, work, context, waits_for_locks)
                     return self.uow.run_once(call, answer)
             except Retry as exc:
                 reasons.append(exc.reason)
@@ -257,7 +259,7 @@ class Binder:
                     if self._release_orphans(exc):
                         reasons.clear()
                         continue
-                if not isinstance(exc, BeingCleaned) or not wait.run(exc):
+                if not isinstance(exc, BeingCleaned) or not cleaning_wait.run(exc):
                     return exc
                 # Each round has its own attempts, all of which wait for locks.
                 del reasons[1:]

@@ -104,6 +104,8 @@ class _Call:
         used = [row["instance_slot"] for row in self.rows if row["instance_slot"] is not None]
         if self.append:
             used.append(store.last_slot(self.tx, self.instance))
+        # ARQs that an attachment hides from Nova are no conflict, but have slots. The query returns
+        # their last slot in each row.
         elif (hidden_slot := self.rows[0]["hidden_slot"]) is not None:
             used.append(hidden_slot)
         return max(used, default=-1) + 1
@@ -271,6 +273,7 @@ def _check_state(tx: sa.Connection, row: store.ArqToBindRow) -> None:
     reason = f"expected one of {', '.join(allowed)}"
     if row["state"] == ArqState.UNBIND_FAILED:
         reason = "because its last handle is not clean; wait until it is Unbound, or create another"
+        # No job has the id 0.
         if (job := jobs.get_by_id(tx, row["job_id"] or 0)) is not None:
             reason += f": host {job['host']}, job {job['uuid']}: {job['error']}"
     raise WrongState(

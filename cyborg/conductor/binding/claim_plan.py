@@ -152,14 +152,15 @@ def _find_cordon(
 ) -> datetime | None:
     """Return since when a device set or a member of it is cordoned.
 
-    None if none is, or if one is that cannot be used.
+    Return None if nothing of the set is cordoned, or if a part of it cannot be used at all.
     """
     times = [m.cordoned_since for m in members if m.cordoned or m.status != ENABLED]
     if row["cordoned"] or row["status"] != ENABLED:
         times.append(row["cordoned_since"])
-    # One without a time cannot be used, whatever the others are.
-    known = [since for since in times if since is not None]
-    return min(known) if known and len(known) == len(times) else None
+    # A device without a time cannot be used, whatever the other times are.
+    if not times or None in times:
+        return None
+    return min(since for since in times if since is not None)
 
 
 def claim_planned(
@@ -178,9 +179,9 @@ def claim_planned(
     ``rows`` are the ARQs, which are BindStarted or Bound in this transaction, and ``updated`` are
     the same with their new values. ``subject`` is that of the job. Raise NoHandle or Retry.
     """
-    # Set with the claim, not with the release: a conductor that is killed between the two must not
-    # leave a dirty handle that looks clean.
     ids = {row["uuid"]: row["id"] for row in rows}
+    # A handle is marked as dirty with the claim, not with the release: a conductor that is killed
+    # between the two must not leave a dirty handle that looks clean.
     chosen = claim_handles(
         tx,
         plan.demands,
@@ -197,11 +198,11 @@ def claim_planned(
         _enqueue_prepare_job(tx, ids.values(), plan, chosen, instance, subject, context)
     device_sets.mark_stale(tx, plan.sets, context.now)
     by_provider = {row["provider"]: row for row in plan.deployables}
-    of_arqs = {
+    places = {
         demand.arq_uuid: _find_place(by_provider[demand.provider], chosen[demand.arq_uuid])
         for demand in plan.demands
     }
-    entries.record_claimed(tx, updated, chosen, of_arqs, context.now)
+    entries.record_claimed(tx, updated, chosen, places, context.now)
 
 
 def _find_place(
@@ -264,7 +265,9 @@ def _enqueue_prepare_job(
     if not agents.has_agent(tx, host):
         reason = f"the agent of host {host} is down and its devices must be prepared"
         failure = Failure(Predicate.HOST_DOWN, reason)
-        reasons = {demand.arq_uuid: [describe_rejection(demand, failure, 1)] for demand in demands}
+        reasons = {
+            demand.arq_uuid: [describe_rejection(demand, failure, handles=1)] for demand in demands
+        }
         raise make_no_handle_error(reasons, demands)
     items = _list_items(tx, demands, plan, chosen)
     job = jobs.enqueue(
@@ -293,17 +296,22 @@ def _list_items(
     items: list[WorkItem] = []
     for demand in demands:
         row, handle = by_provider[demand.provider], chosen[demand.arq_uuid]
-        address, accel = handle["address"], demand.accel
-        if row["set_size"] is None:
-            item = WorkItem(row["backend"], row["device"], row["address"], address, accel)
-        else:
+        backend, device, deployable = row["backend"], row["device"], row["address"]
+        if row["set_size"] is not None:
             # The handle of a set is that of a member: another device, perhaps of another backend.
             member = cast(MemberRow, handle)
             if Ability.PREPARES not in member["abilities"]:
                 continue
-            place = member["backend"], member["device"], member["deployable"]
-            item = WorkItem(*place, address, accel)
-        items.append(item)
+            backend, device, deployable = member["backend"], member["device"], member["deployable"]
+        items.append(
+            WorkItem(
+                backend=backend,
+                device=device,
+                deployable=deployable,
+                handle=handle["address"],
+                accel=demand.accel,
+            )
+        )
     return [*items, *device_sets.work_items(tx, plan.sets).values()]
 
 

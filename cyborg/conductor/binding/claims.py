@@ -335,7 +335,7 @@ def _list_rejections(
     except NoHandle as exc:
         for demand in demands:
             if exc.details["reasons"].get(demand.arq_uuid) == []:  # a provider without handles
-                none = describe_rejection(demand, NO_HANDLES, 0)
+                none = describe_rejection(demand, NO_HANDLES, handles=0)
                 exc.details["reasons"][demand.arq_uuid].append(none)
         return exc
     return Retry("a handle was released since the first query, or was not locked by it")
@@ -357,9 +357,9 @@ def _to_candidate(
         resource_class=deployable["resource_class"],
         # Placement shows this trait of each provider of ours; no report has it.
         traits=frozenset(deployable["traits"]) | {OWNER_TRAIT},
-        # Whether the agent is down does not matter: Nova has chosen the host. Nor does the offer of
-        # a set: Placement allocated it before the offer ended, and no overlapping set is offered
-        # while it may have done so.
+        # Whether the agent is down does not matter: Nova has chosen the host. Whether a set is
+        # offered does not matter: Placement allocated it before the offer ended, and no overlapping
+        # set is offered while it may have done so.
         facts=DeviceFacts.from_row(
             deployable, host_down=False, withheld=False, draining=deployable["draining"] or draining
         ),
@@ -377,7 +377,7 @@ def _to_member_candidate(
 ) -> Candidate:
     """Return a member of a set as a handle of the set's provider.
 
-    Without ``cordons``, that of its device does not count.
+    Without ``cordons``, a cordon of its device does not count.
     """
     facts = DeviceFacts.from_row(member, host_down=False, withheld=False)
     if not cordons:

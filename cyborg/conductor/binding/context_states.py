@@ -136,6 +136,13 @@ def record_claimed(tx: sa.Connection, rows: Sequence[ArqRow], recorder: ArqEvent
         record_contexts(tx, store.lock(tx, ids), recorder)
 
 
+class _StateChange(NamedTuple):
+    """The new state of a context, and whether this ends its lease."""
+
+    state: ContextState
+    lease_ends: bool
+
+
 def follow_arqs(
     tx: sa.Connection,
     rows: Sequence[ArqRow],
@@ -174,13 +181,6 @@ def follow_arqs(
         # The state is the same after a failed bind: only the end of a lease distinguishes them.
         failed = change.lease_ends and state is ContextState.ERROR
         record_contexts(tx, updated, recorder, Event.CONTEXT_RESERVE_FAILED if failed else None)
-
-
-class _StateChange(NamedTuple):
-    """The new state of a context, and whether this ends its lease."""
-
-    state: ContextState
-    lease_ends: bool
 
 
 def _derive_states(tx: sa.Connection, ids: Collection[int]) -> dict[int, ContextState]:

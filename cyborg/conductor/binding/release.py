@@ -212,7 +212,7 @@ def _release_handles(
             requests=arqs,
         )
     stale = device_sets.mark_stale(tx, (row["set_id"] for row in rows), now)
-    # These are stale already: they were claimed alone.
+    # ``handle_claims.release`` has marked the providers of members that were claimed alone.
     stale += sum(row["is_member"] and row["set_id"] is None for row in rows)
     return [row for row in rows if row["needs_cleaning"]], stale
 
@@ -282,9 +282,9 @@ def _batches(
     handles of the host are cleaned.
     """
     for _, group in itertools.groupby(rows, key=lambda row: (row["host"], row["set_id"])):
-        found = list(group)
-        for start in range(0, len(found), MAX_HANDLES_PER_JOB):
-            yield found[start : start + MAX_HANDLES_PER_JOB]
+        handles = list(group)
+        for start in range(0, len(handles), MAX_HANDLES_PER_JOB):
+            yield handles[start : start + MAX_HANDLES_PER_JOB]
 
 
 def _restore_others(
@@ -297,20 +297,23 @@ def _restore_others(
 
     These are ARQs of a device set of which a part was released, so the work of the set is left out.
     """
-    gone = {(row["deployable"], row["address"]) for row in released}
+    released_handles = {(row["deployable"], row["address"]) for row in released}
     for job_id in sorted({row["job_id"] for row in rows if row["job_id"] is not None}):
         job = jobs.get_by_id(tx, job_id)
         if job is None:
             continue
-        found = [WorkItem.from_dict(item) for item in job["arguments"]["items"]]
-        items = [i for i in found if i.handle and (i.deployable, i.handle) not in gone]
+        items = tuple(
+            item
+            for item in map(WorkItem.from_dict, job["arguments"]["items"])
+            if item.handle and (item.deployable, item.handle) not in released_handles
+        )
         ids = tuple(row["id"] for row in rows if row["job_id"] == job_id)
         if not items:
-            # Only the set needed work: an agent would get a job of nothing.
+            # Only the set needed work: an agent would get an empty job.
             store.clear_job(tx, ids)
             continue
         instance = job["arguments"]["instance"]
-        restore = jobs.Restore(ids, instance, job["subject"], tuple(items))
+        restore = jobs.Restore(arq_ids=ids, instance=instance, subject=job["subject"], items=items)
         jobs.enqueue_restores(tx, job["host"], [restore], now)
 
 

@@ -97,8 +97,8 @@ class DeviceContexts:
             self._uow,
             self._limit_source,
             [project],
-            lambda found: self._uow.run_once(
-                lambda tx: self._create(tx, request, project, found), dict
+            lambda limits: self._uow.run_once(
+                lambda tx: self._create(tx, request, project, limits), answer=dict
             ),
         )
 
@@ -122,9 +122,7 @@ class DeviceContexts:
         """
         uuid, scope = parse_selection(uuid, project_scope)
         allowed = DELETABLE | IN_USE if allow_bound is True else DELETABLE
-        result = self._uow.run_once(
-            lambda tx: self._delete(tx, uuid, scope, allowed), lambda done: None
-        )
+        result = self._uow.run_once(lambda tx: self._delete(tx, uuid, scope, allowed))
         if result is not None and self._arqs is not None:
             self._arqs.finish_release(result, deleted=False)
         LOG.info("Deleted device context %s", uuid)
@@ -163,9 +161,9 @@ class DeviceContexts:
         deleted = 0
         # Small transactions: a large one would hold its locks while Nova binds and unbinds.
         for _ in range(MAX_BATCHES):
-            count, found = self._uow.run(self._expire)
-            deleted += count
-            if found < BATCH:
+            num_deleted, num_found = self._uow.run(self._expire)
+            deleted += num_deleted
+            if num_found < BATCH:
                 break
         if deleted:
             LOG.info("Deleted %d expired device contexts", deleted)
@@ -176,7 +174,7 @@ class DeviceContexts:
         tx: sa.Connection,
         request: core.ContextRequest,
         project: str,
-        found: project_limits.ProjectLimits | None,
+        limits: project_limits.ProjectLimits | None,
     ) -> dict[str, Any]:
         """Insert a context with its hidden profile and its ARQs; return the response."""
         profile_name, groups = self._requested_groups(tx, request)
@@ -201,10 +199,9 @@ class DeviceContexts:
         merged = core.merge_config(groups, request.config_data)
         rows = build_arqs(profile_id, name, merged, project, now, context_id)
         self._check_limits(tx, project, len(rows))
-        if found is not None:
-            project_limits.check_create(
-                tx, project, Counter(row["resource_class"] for row in rows), found
-            )
+        if limits is not None:
+            units = Counter(row["resource_class"] for row in rows)
+            project_limits.check_create(tx, project, units, limits)
         arqs.insert_all(tx, rows)
         created: Any = {**row, **dict.fromkeys(_UNSET), "epoch": 0}
         self._recorder.record_created(tx, rows)
@@ -241,7 +238,10 @@ class DeviceContexts:
         limit = self._conf.device_contexts.max_per_project
         arq_limit = self._conf.conductor.max_project_arqs
         project_limits.lock_projects(tx, [project])
-        used = store.project_usage(tx, project, max(limit + 1, 0), max(arq_limit, 0))
+        # Counted up to the limits only; one more context for the new one. -1 means no limit.
+        used = store.project_usage(
+            tx, project, max_contexts=max(limit + 1, 0), max_arqs=max(arq_limit, 0)
+        )
         if 0 <= limit < used["contexts"]:
             raise OverLimit(
                 f"project {project} has {used['contexts'] - 1} device contexts and the limit is "
@@ -261,10 +261,10 @@ class DeviceContexts:
     def _update(
         self, tx: sa.Connection, uuid: str, values: Mapping[str, Any], scope: str | None
     ) -> dict[str, Any]:
-        found = find_context(tx, uuid, scope)
+        context_id = find_context(tx, uuid, scope)["id"]
         # ARQs before contexts, as everywhere: the new config data changes their groups.
-        arqs.lock_of_contexts(tx, [found["id"]])
-        if not store.update(tx, found["id"], values):
+        arqs.lock_of_contexts(tx, [context_id])
+        if not store.update(tx, context_id, values):
             raise _wrong_state(find_context(tx, uuid, scope), "change", EDITABLE)
         context = find_context(tx, uuid, scope)
         if "config_data" in values:
@@ -281,15 +281,15 @@ class DeviceContexts:
 
         Raise NotFound, WrongState.
         """
-        found = find_context(tx, uuid, scope)
-        locked, rows = store.lock_with_arqs(tx, [found["id"]])
+        context_id = find_context(tx, uuid, scope)["id"]
+        locked, rows = store.lock_with_arqs(tx, [context_id])
         context = next(iter(locked), None)
         if context is None:
             raise _not_found(uuid)
         refuse_attached(tx, context, rows)
         if context["state"] not in allowed:
             raise _wrong_state(context, "delete", allowed)
-        if (work := store.find_successor(tx, context["id"])) is not None:
+        if (work := store.find_successor(tx, context_id)) is not None:
             raise WrongState(
                 f"cannot delete device context {uuid}: "
                 f"{describe_work(work['state'], work['step'])}",
@@ -301,7 +301,7 @@ class DeviceContexts:
             # The release follows the states of the ARQs, and so changes the context: read it again.
             todo = [row for row in rows if row["state"] in source_states(Step.UNBIND)]
             result = self._arqs.release_arqs(tx, todo, keep=True)
-            locked, rows = store.lock_with_arqs(tx, [context["id"]])
+            locked, rows = store.lock_with_arqs(tx, [context_id])
         self._delete_locked(tx, locked, rows, Event.CONTEXT_DELETED)
         return result
 

@@ -148,7 +148,7 @@ class ContextLeases:
             result = self._arqs.release_arqs(tx, todo, keep=True)
             return result, to_response(find_context(tx, context["uuid"], scope))
 
-        result, row = self._uow.run_once(work, lambda done: done[1])
+        result, row = self._uow.run_once(work, answer=_row_of)
         self._arqs.finish_release(result, deleted=False)
         return row
 
@@ -191,7 +191,7 @@ class ContextLeases:
             [],
             claim,
             work,
-            lambda done: done[1],
+            answer=_row_of,
             epochs={uuid: context["epoch"]},
             device_context=uuid,
             **log_fields,
@@ -221,12 +221,12 @@ class ContextLeases:
             context, rows = self._renew_arqs(tx, context, claim.now)
             result = engine.reserve(
                 tx,
-                context,
-                rows,
-                request.hostname,
-                request.providers,
-                expires_at,
-                claim,
+                device_context=context,
+                rows=rows,
+                hostname=request.hostname,
+                providers=request.providers,
+                expires_at=expires_at,
+                context=claim,
                 wait=wait,
             )
             record_contexts(tx, [find_context(tx, uuid, scope)], self._recorder)
@@ -292,12 +292,18 @@ class ContextLeases:
         return _Expired(len(ended), ids, result)
 
 
+def _row_of(done: tuple[object, dict[str, Any]]) -> dict[str, Any]:
+    """Return the row of the context, the answer of a call, from the result of its transaction."""
+    _, row = done
+    return row
+
+
 def _lock(
     tx: sa.Connection, uuid: str, scope: str | None
 ) -> tuple[store.ContextRow, list[arq_store.ArqRow]]:
     """Return a context and its ARQs, locked. Raise NotFound, WrongState."""
-    found = find_context(tx, uuid, scope)
-    locked, rows = store.lock_with_arqs(tx, [found["id"]])
+    context_id = find_context(tx, uuid, scope)["id"]
+    locked, rows = store.lock_with_arqs(tx, [context_id])
     for context in locked:
         return context, rows
     raise WrongState(f"device context {uuid} is being deleted", device_context=uuid)

@@ -96,8 +96,8 @@ def record_health_changes(
     changed = _changed_health(state, steps)
     if not changed:
         return []
-    handles = {state.ids[key]: key.device for key in state.bound if key.device in changed}
-    owners = attach_handles.owners(tx, handles) if handles else []
+    device_of = {state.ids[key]: key.device for key in state.bound if key.device in changed}
+    owners = attach_handles.owners(tx, device_of) if device_of else []
     if notifications.enabled:
         rows = devices.by_addresses(tx, host, changed)
         messages = []
@@ -113,12 +113,12 @@ def record_health_changes(
                 device_event, [{**row, "hostname": host} for row in rows if row["address"] in group]
             )
             for row in owners:
-                if (device := group.get(handles[row["handle"]])) is not None:
+                if (device := group.get(device_of[row["handle"]])) is not None:
                     error = _describe(device) if group is unhealthy else None
                     messages += notifications.build_messages(arq_event, [row], error=error)
         outbox.add_all(tx, messages)
     return [
-        _make_remark(device, [o for o in owners if handles[o["handle"]] == address])
+        _make_remark(device, [row for row in owners if device_of[row["handle"]] == address])
         for address, device in sorted(changed.items())
     ]
 
@@ -160,8 +160,8 @@ def record_removed_devices(
     return [
         _make_removal_remark(
             state.devices[address],
-            address in lost,
-            [row for key, row in affected if key.device == address],
+            is_lost=address in lost,
+            affected=[row for key, row in affected if key.device == address],
         )
         for address in sorted({*lost, *(key.device for key, _ in affected)})
     ]

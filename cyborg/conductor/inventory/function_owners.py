@@ -33,7 +33,7 @@ class FunctionOwners:
         pairs = _parse(functions)
 
         instances = _list_instances(self.uow.run(lambda tx: attach_handles.owned(tx, host)))
-        return {"owners": [_owner(instances, instance, at) for instance, at in pairs]}
+        return {"owners": [_owner(instances, instance, address) for instance, address in pairs]}
 
 
 def _list_instances(rows: Sequence[attach_handles.OwnedHandleRow]) -> dict[str, str | None]:

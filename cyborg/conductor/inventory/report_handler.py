@@ -185,13 +185,14 @@ def _plan_steps(
     members = device_sets.find_members(tx, sets) if sets else set()
     # All in one order: with a statement for the members and one for the others, this could wait
     # for a claim that waits for it.
-    claimed = attach_handles.lock(tx, handles | members)
+    # The set through which each was claimed, None for none, by the row id of the handle.
+    set_by_claimed = attach_handles.lock(tx, handles | members)
     of_sets = {
-        id_: key
-        for id_, set_id in claimed.items()
-        if id_ in members and (key := sets.get(set_id or 0)) is not None
+        id_: sets[set_id]
+        for id_, set_id in set_by_claimed.items()
+        if id_ in members and set_id in sets
     }
-    kept = claimed.keys() & handles | of_sets.keys()
+    kept = (set_by_claimed.keys() & handles) | of_sets.keys()
     if not kept:
         return steps
     # Claimed since they were read, some through a set, which must stay. The locks prevent further
@@ -231,12 +232,12 @@ def _abandon_handles(
     # This plan counts no dirty handle as bound, to find the deployables that can be removed.
     # ``_apply_plan`` plans again: a dirty handle of a deployable that stays is drained then, and
     # cleaned, because its deployable is still there to name it.
-    clean = replace(
+    without_dirty = replace(
         state,
         bound=state.bound - state.dirty,
         bound_sets={k: v for k, v in state.bound_sets.items() if k not in state.dirty},
     )
-    steps = plan.plan(reported=(), stored=relevant, bound=clean.pins)
+    steps = plan.plan(reported=(), stored=relevant, bound=without_dirty.pins)
     removed = {step.key for step in steps if isinstance(step, plan.Remove)}
     state.abandoned = {key for key in state.dirty if key.deployable_key in removed}
     of_sets = {

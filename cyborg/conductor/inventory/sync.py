@@ -93,8 +93,8 @@ def read_host_state(tx: sa.Connection, host: str) -> HostState:
         # A dirty handle counts as bound: its device must stay until the host has cleaned it.
         if handle["arq_id"] is not None or handle["needs_cleaning"]:
             state.bound.add(handle_key)
-        if (of_set := sets.get(handle["set_id"] or 0)) is not None:
-            state.bound_sets[handle_key] = of_set
+        if (set_id := handle["set_id"]) in sets:
+            state.bound_sets[handle_key] = sets[set_id]
         if handle["needs_cleaning"]:
             state.prepared.add(handle_key)
             if handle["arq_id"] is None:
@@ -136,7 +136,7 @@ class Writer:
                 drain(self.tx, ids)
         counts = Counter(key.deployable_key for key in target if isinstance(key, HandleKey))
         sets, new_sets = _set_sizes(self.state.stored), _set_sizes(target)
-        counts |= new_sets
+        counts |= new_sets  # a set has no handles of its own, only its size
         # Before the removals: tombstones are made of rows that are deleted next.
         self._restore_tombstones(steps, target)
         self._remove(steps, has_sets=bool(sets))
@@ -170,9 +170,9 @@ class Writer:
             stored = tombstones.of_host(self.tx, self.host, addresses)
         self._restore_plan = plan.plan_restore(
             stored,
-            self._make_tombstones(removed),
-            [key for key in added if isinstance(key, DeployableKey)],
-            {key.device for key in target if isinstance(key, DeviceKey)},
+            removed=self._make_tombstones(removed),
+            added=[key for key in added if isinstance(key, DeployableKey)],
+            present={key.device for key in target if isinstance(key, DeviceKey)},
         )
         if self.keep_tombstones:
             tombstones.replace(self.tx, self.host, stored, self._restore_plan.tombstones, self.now)
@@ -267,10 +267,10 @@ class Writer:
             self.tx,
             [
                 attach_handles.NewHandle(
-                    self._ids[key.deployable_key],
-                    value,
-                    self._choose_uuid(key, value),
-                    key in dirty,
+                    deployable_id=self._ids[key.deployable_key],
+                    value=value,
+                    uuid=self._choose_uuid(key, value),
+                    needs_cleaning=key in dirty,
                 )
                 for key, value in new.items()
                 if isinstance(key, HandleKey) and isinstance(value, AttachHandle)
@@ -294,6 +294,7 @@ class Writer:
         parents: dict[int, deployables.ParentIds] = {}
         for key, record in target.items():
             if isinstance(key, DeployableKey) and key.device in moved and not record.draining:
+                # ``above`` is from the parent to the root; a deployable without it is a root.
                 own_id, *above = (self._ids[item] for item in _chain(key, target))
                 parent, root = (above[0], above[-1]) if above else (None, own_id)
                 parents[own_id] = deployables.ParentIds(parent, root)

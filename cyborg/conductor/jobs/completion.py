@@ -177,12 +177,12 @@ class Completion:
         """
         tx, now = self.tx, self.now
         # A dispatcher ends a job at its deadline. Only a job that no dispatcher can read gets here.
-        late = jobs.overdue(tx, now - OVERDUE_MARGIN, SWEEP_LIMIT)
-        jobs.end(tx, late, JobState.FAILED, NOT_IN_TIME)
+        late_jobs = jobs.overdue(tx, now - OVERDUE_MARGIN, SWEEP_LIMIT)  # uuid by row id
+        jobs.end(tx, late_jobs, JobState.FAILED, NOT_IN_TIME)
         stranded = store.lock_stranded(tx, SWEEP_LIMIT)
         failed = JobResult()
         if stranded:
-            failed = self._fail_binds(stranded, list(late.values()), NO_PREPARE_JOB)
+            failed = self._fail_binds(stranded, list(late_jobs.values()), NO_PREPARE_JOB)
         dirty = jobs.unassigned_dirty(tx, SWEEP_LIMIT)
         timeout = self.recorder.conf.conductor.release_timeout
         cleaning = release.enqueue_cleaning(tx, dirty, now=now, timeout=timeout, repeated=True)
@@ -223,10 +223,10 @@ class Completion:
             old, failure, counted=counted, close_after=options.device_cordon_after
         )
         if old.failing or not new.failing:
-            _write(self.tx, row, new, row["retry_at"])
+            _write_history(self.tx, row, new, row["retry_at"])
             return None
         publishing.mark_stale_of_devices(self.tx, [row["uuid"]], self.now)
-        _write(self.tx, row, new, self.now + timedelta(seconds=options.device_cordon_time))
+        _write_history(self.tx, row, new, self.now + timedelta(seconds=options.device_cordon_time))
         return row["uuid"]
 
     def _record_success(self, job: jobs.JobRow) -> int:
@@ -239,7 +239,7 @@ class Completion:
         for row in devices.lock_history(self.tx, job["host"], failed):
             if row["failing"]:
                 opened.append(row["uuid"])
-            _write(self.tx, row, progress.add_success(_history(row), kind), retry_at=None)
+            _write_history(self.tx, row, progress.add_success(_history(row), kind), retry_at=None)
         return publishing.mark_stale_of_devices(self.tx, opened, self.now) if opened else 0
 
     def _record_partitioned(self, row: jobs.JobRow, error: str | None) -> None:
@@ -308,11 +308,11 @@ class Completion:
     def _finish_cleaning(self, row: jobs.JobRow, waiting: Sequence[store.ArqRow]) -> JobResult:
         entries.record_cleaned(self.tx, row, self.now)
         self._finish_unbinds(waiting)
-        found = jobs.mark_cleaned(self.tx, row["id"])
-        stale = found.sets
+        providers = jobs.mark_cleaned(self.tx, row["id"])
+        stale = providers.sets
         # The other providers were reserved in Placement only if the first try failed.
-        if row["error"] is not None and found.own:
-            stale = found.own | found.sets
+        if row["error"] is not None and providers.own:
+            stale = providers.own | providers.sets
             cleaned = len(row["arguments"]["items"])
             self_heal.increment(self.tx, CorrectiveAction.HANDLES_CLEANED, cleaned, self.now)
         publishing.mark_stale_existing(self.tx, stale, self.now)
@@ -334,7 +334,7 @@ def _history(row: devices.DeviceRow) -> progress.WorkHistory:
     return progress.WorkHistory(failures, row["failed_prepares"], row["failing"])
 
 
-def _write(
+def _write_history(
     tx: sa.Connection, row: devices.DeviceRow, new: progress.WorkHistory, retry_at: datetime | None
 ) -> None:
     failures = [failure.to_dict() for failure in new.failures] or None

@@ -179,7 +179,7 @@ class JobDispatcher:
 
     def _start(self, row: store.JobRow) -> threading.Thread | None:
         """Process a job in the thread of its host; without threads if ``max_hosts`` is 1."""
-        # Tests, which need the order of the calls.
+        # Only tests set this, because they need the order of the calls.
         if self.max_hosts == 1:
             self._process(row)
             return None
@@ -325,6 +325,7 @@ class JobDispatcher:
 
     def _end(self, row: store.JobRow, answer: Answer, now: datetime, *, succeeded: bool) -> None:
         reason = answer.error or (None if succeeded else NOT_IN_TIME)
+        # A job that its deadline ends is no evidence against the device.
         reported = answer.status is AgentJobStatus.FAILED
 
         def complete(tx: sa.Connection) -> JobResult:

@@ -58,7 +58,7 @@ def lock_target(
     rows = store.lock_device(tx, uuid)
     if not rows:
         raise NotFound(f"device {uuid} was removed", device=uuid)
-    row = rows[0]
+    row = rows[0]  # the columns of the device are the same in each
     if Ability.PARTITIONS not in row["abilities"]:
         raise WrongState(
             f"device {uuid} of backend {row['backend']} on host {row['host']} cannot be "
@@ -185,7 +185,7 @@ def advance_drain(
     device. Do nothing if the conductor ``owner`` no longer has the job.
     """
     uuid, arguments = job["subject"], job["arguments"]
-    waits: CyborgError | None
+    obstacle: CyborgError | None
     try:
         rows = lock_target(tx, uuid, job["host"], arguments["layout"])
     except (NotFound, WrongState, Invalid) as exc:
@@ -193,21 +193,21 @@ def advance_drain(
         # Without layouts, the kernel driver of the device may not be bound yet.
         if device is None or device["layouts"]:
             return _fail(tx, job, owner, exc.message, now, notifications)
-        rows, waits = (), exc
+        rows, obstacle = (), exc
     else:
         is_changing = any(row["job_id"] is not None for row in rows)
         other_job = WrongState(f"another job changes device {uuid}")
-        waits = other_job if is_changing else find_obstacle(tx, uuid, rows)
-    if waits is None:
+        obstacle = other_job if is_changing else find_obstacle(tx, uuid, rows)
+    if obstacle is None:
         return _begin(tx, job, owner, rows, now)
     if job["deadline"] is not None and now >= job["deadline"]:
-        return _fail(tx, job, owner, f"not drained in time: {waits.message}", now, notifications)
+        return _fail(tx, job, owner, f"not drained in time: {obstacle.message}", now, notifications)
     # Polled: the end of a use does not know which drains wait for it.
     jitter = JITTER.uniform(0.0, 0.5)
     until = now + timedelta(seconds=compute_delay(job["attempts"], MAX_DELAY, jitter))
     if job["deadline"] is not None:
         until = min(until, job["deadline"])
-    jobs.reschedule(tx, job["id"], owner, until=until, error=waits.message, activity=None)
+    jobs.reschedule(tx, job["id"], owner, until=until, error=obstacle.message, activity=None)
     return JobResult()
 
 
@@ -303,9 +303,10 @@ class Partitions:
         row = rows[0]
         if (open_job := find_job(tx, uuid, rows)) is not None:
             current = open_job.arguments.get("layout")
-            # A job that drains can still be cancelled: then what a reboot removed is not applied.
-            drains = DRAINS in open_job.arguments and AFTER_REBOOT in options
-            if current == layout and not drains:
+            # After a reboot, a job that still drains is not enough: if it is cancelled, the layout
+            # that the reboot removed is never applied.
+            may_be_cancelled = DRAINS in open_job.arguments and AFTER_REBOOT in options
+            if current == layout and not may_be_cancelled:
                 return jobs.uuids(tx, [open_job.id])[0]
             change = "programmed" if current is None else f"partitioned with layout {current}"
             raise WrongState(

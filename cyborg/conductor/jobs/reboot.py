@@ -94,18 +94,18 @@ def enqueue_restores(
     # One job for each set with work of its own, and for each other ARQ.
     groups = defaultdict[_Group, list[jobs.BoundHandleRow]](list)
     for row in rows:
-        in_set = row["set_id"] in sets
-        groups[_Group(row["set_id"], None) if in_set else _Group(None, row["id"])].append(row)
+        if row["set_id"] in sets:
+            group = _Group(set_id=row["set_id"], arq_id=None)
+        else:
+            group = _Group(set_id=None, arq_id=row["id"])
+        groups[group].append(row)
     restores = []
     for group, members in groups.items():
         items = [item for row in members if (item := _find_item(row)) is not None]
-        items += [sets[group.set_id]] if group.set_id is not None else []
+        if group.set_id is not None:
+            items.append(sets[group.set_id])
         if items:
-            first = members[0]
-            ids = tuple(row["id"] for row in members)
-            restores.append(
-                jobs.Restore(ids, first["instance_uuid"], _subject(first), tuple(items))
-            )
+            restores.append(_to_restore(members, items))
     # In bulk: a host may have hundreds of bound handles, and its heartbeat waits.
     if restores:
         jobs.enqueue_restores(tx, host, restores, now, cancels)
@@ -122,18 +122,21 @@ def enqueue_set_restores(
     """
     items = device_sets.work_items(tx, device_sets.find_ids(tx, providers))
     rows = {row["set_id"]: row for row in jobs.lock_bound_without_job(tx, host)}
-    restores = [
-        jobs.Restore((rows[id_]["id"],), rows[id_]["instance_uuid"], _subject(rows[id_]), (item,))
-        for id_, item in items.items()
-        if id_ in rows
-    ]
+    restores = [_to_restore([rows[id_]], [item]) for id_, item in items.items() if id_ in rows]
     if restores:
         jobs.enqueue_restores(tx, host, restores, now)
     return len(restores)
 
 
-def _subject(row: jobs.BoundHandleRow) -> str:
-    return row["instance_uuid"] or row["attachment"] or row["context"] or ""
+def _to_restore(rows: Sequence[jobs.BoundHandleRow], items: Sequence[WorkItem]) -> jobs.Restore:
+    """Return the restore of ARQs, which belong to one instance, attachment or context."""
+    first = rows[0]
+    return jobs.Restore(
+        arq_ids=tuple(row["id"] for row in rows),
+        instance=first["instance_uuid"],
+        subject=first["instance_uuid"] or first["attachment"] or first["context"] or "",
+        items=tuple(items),
+    )
 
 
 def _find_item(row: jobs.BoundHandleRow) -> WorkItem | None:
@@ -160,19 +163,20 @@ def enqueue_layouts(tx: sa.Connection, host: str, now: datetime) -> int:
     count = 0
     for uuid in store.devices_in_use(tx, host):
         rows = store.lock_device(tx, uuid)
-        row = rows[0]
-        layout, known = row["layout"], [offered["name"] for offered in row["layouts"]]
+        device = rows[0]  # the columns of the device are the same in each
+        layout, offered = device["layout"], [known["name"] for known in device["layouts"]]
+        # A job already changes the device, or has ended and waits for a report.
         if any(row["job_id"] is not None for row in rows):
             continue
-        if Ability.PARTITIONS not in row["abilities"] or layout is None or layout not in known:
+        if Ability.PARTITIONS not in device["abilities"] or layout is None or layout not in offered:
             continue
-        if len(known) < 2:
+        if len(offered) < 2:
             continue  # such as a card without virtual functions: there is nothing to apply
         # No previous layout: after an error, the device keeps what it has after the boot. No
         # deadline either: such a job is retried until it succeeds.
         options = {AFTER_REBOOT: True}
         job = programming.enqueue_partition(
-            tx, uuid, row, layout, options, now, previous_layout=None
+            tx, uuid, device, layout, options, now, previous_layout=None
         )
         if not store.start(tx, programming.deployable_ids(rows), job):
             raise Conflict(f"device {uuid} was changed concurrently", device=uuid)

@@ -117,6 +117,8 @@ class FailureDetector:
 
     def __post_init__(self) -> None:
         options = self.conf.conductor
+        # Seconds without an own heartbeat, and by which a clock may step: after more of either
+        # nothing is concluded from the heartbeats before.
         self._gap = core.heartbeat_timeout(
             options.hello_interval, options.late_heartbeats
         ).total_seconds()

@@ -176,7 +176,9 @@ class Hosts:
         if previous is None:
             return _Registration(row, previous=None, stale=stale, expedited=0)
         if has_rebooted(previous["boot_id"], beat.boot_id):
-            stale += _restore_after_reboot(tx, host, now, row["digest"], beat.digest)
+            stale += _restore_after_reboot(
+                tx, host, now, known_digest=row["digest"], digest=beat.digest
+            )
         # The restart has lost the running jobs: ask the agent about them at once.
         return _Registration(row, previous, stale, jobs.expedite(tx, host, now))
 
@@ -392,7 +394,7 @@ def _store_agent(tx: sa.Connection, inventory: Report, stored: backend_store.Rep
 
 
 def _restore_after_reboot(
-    tx: sa.Connection, host: str, now: datetime, known_digest: str | None, digest: str | None
+    tx: sa.Connection, host: str, now: datetime, *, known_digest: str | None, digest: str | None
 ) -> int:
     """Prepare again what a reboot has undone; return the number of providers to publish."""
     # Before the jobs are locked: the locks of ARQs come first.

@@ -240,6 +240,7 @@ def _abandon_handles(
     steps = plan.plan(reported=(), stored=relevant, bound=without_dirty.pins)
     removed = {step.key for step in steps if isinstance(step, plan.Remove)}
     state.abandoned = {key for key in state.dirty if key.deployable_key in removed}
+    # Dirty members that stay: they are cleaned without the work of the removed set.
     of_sets = {
         key: of_set
         for key, of_set in state.bound_sets.items()

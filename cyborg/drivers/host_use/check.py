@@ -149,8 +149,8 @@ def used_functions(
     that starts again, or whose neighbor does, has no routes. ``functions`` are those of the bus, by
     address; they are read if it is None. If ``interfaces`` is False, network interfaces do not
     count as a use. For the addresses ``shared``, vGPUs, mediated devices and open device nodes do
-    not count: servers and the host use these functions at the same time. Nor does a domain while
-    the kernel driver is not that of VFIO.
+    not count: servers and the host use these functions at the same time. A domain that has such a
+    function does not count while its kernel driver is not that of VFIO.
     For the addresses ``checked_ports``, a network port that is up with a link counts. A use that
     ``is_accepted`` for an address does not count; it is asked about each use, except those of
     disks, of controllers of storage, and of domains, which are never accepted.
@@ -199,30 +199,31 @@ def used_functions(
 
 def _network_functions(
     network_reader: networks.NetworkReader,
-    known: dict[str, networks.NetworkUse],
+    earlier_uses: dict[str, networks.NetworkUse],
     checked_ports: Collection[str],
     accepts: networks.IsAccepted,
 ) -> dict[str, str]:
     """Return the PCI functions whose network interfaces the host uses: a reason each.
 
-    ``known`` has the uses that earlier calls found, by address; update it.
+    ``earlier_uses`` has the uses that earlier calls found, by address; update it.
     """
     # An interface that has lost its use, and is still up, may get it again in a moment. A server
-    # that has the function takes the interface away, so what is known of it ends.
-    uses, active = network_reader.uses(accepts), network_reader.active_ports(checked_ports, accepts)
-    found = {address: str(use) for address, use in uses.items()}
-    for address, use in list(known.items()):
+    # that has the function takes the interface away, which ends the earlier use.
+    uses = network_reader.uses(accepts)
+    active_ports = network_reader.active_ports(checked_ports, accepts)
+    reasons = {address: str(use) for address, use in uses.items()}
+    for address, use in list(earlier_uses.items()):
         if address not in uses:
             if network_reader.is_active(use.interface, address):
-                # That it was an active port is a use that has not ended.
-                found[address] = str(use) if use == active.get(address) else f"{use}{_ENDED}"
+                is_active_port = use == active_ports.get(address)  # a use that has not ended
+                reasons[address] = str(use) if is_active_port else f"{use}{_ENDED}"
             else:
-                known.pop(address, None)
-    for address, use in active.items():
-        if address not in found:
-            found[address], known[address] = str(use), use
-    known.update(uses)
-    return found
+                earlier_uses.pop(address, None)
+    for address, use in active_ports.items():
+        if address not in reasons:
+            reasons[address], earlier_uses[address] = str(use), use
+    earlier_uses.update(uses)
+    return reasons
 
 
 def _queue_functions(sysfs: Sysfs) -> dict[str, str]:

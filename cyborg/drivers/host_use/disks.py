@@ -46,14 +46,15 @@ class DiskReader:
             # A mount lists only one of the disks, and "holders" lists none.
             for name in self._sysfs.list_names(f"fs/btrfs/{system}/devices"):
                 uses.setdefault(name, "a part of a btrfs file system")
-        found: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         for path, user in self._kernel_users():
-            if (used := self._block_name(path)) is not None:
-                uses.setdefault(used, user)
+            if (device := self._block_name(path)) is not None:
+                uses.setdefault(device, user)
             elif re.fullmatch(r"/dev/nvme[0-9]+", path):
                 controller = path.removeprefix("/dev/")
+                # The first function is the controller itself; the others on its path are bridges.
                 functions = self._sysfs.functions_of(f"class/nvme/{controller}")[:1]
-                found |= dict.fromkeys(functions, f"{controller} holds {user}")
+                reasons |= dict.fromkeys(functions, f"{controller} holds {user}")
         for name in self._sysfs.list_names("class/block"):
             # An unmounted volume of LVM, RAID or encryption is in use as well.
             if holders := self._sysfs.list_names(f"class/block/{name}/holders"):
@@ -61,24 +62,25 @@ class DiskReader:
         # The root file system first: it is the most important of several reasons.
         for name in sorted(uses, key=lambda name: "root" not in uses[name]):
             for address in self.functions_of_disk(name):
-                found.setdefault(address, f"{name} holds {uses[name]}")
-        return found
+                reasons.setdefault(address, f"{name} holds {uses[name]}")
+        return reasons
 
     def _mounts(self) -> Iterable[tuple[str, str]]:
         """Yield the name and the mount point of each mounted block device."""
         for process in ("self", "1"):  # "1" is for a root agent in its own mount namespace
             for line in self._lines(f"{process}/mountinfo"):
-                fields, _, source = line.partition(" - ")
-                columns, device = fields.split(), source.split()
-                if len(columns) < 5 or len(device) < 2:
+                mount, _, file_system = line.partition(" - ")
+                columns, details = mount.split(), file_system.split()
+                if len(columns) < 5 or len(details) < 2:
                     continue
-                mount_point = _unescape(columns[4])
-                name = self._sysfs.read_link(f"dev/block/{columns[2]}")
+                _, _, number, _, mount_point, *_ = columns
+                _, source, *_ = details
+                name = self._sysfs.read_link(f"dev/block/{number}")
                 # btrfs and overlays have a number without a device; btrfs has one disk as source.
-                if name is None and device[1].startswith("/dev/"):
-                    name = self._block_name(_unescape(device[1]))
+                if name is None and source.startswith("/dev/"):
+                    name = self._block_name(_unescape(source))
                 if name is not None:
-                    yield name, mount_point
+                    yield name, _unescape(mount_point)
 
     def _swap_devices(self) -> Iterable[str]:
         for line in self._lines("swaps")[1:]:
@@ -119,13 +121,13 @@ class DiskReader:
     def _block_name(self, path: str) -> str | None:
         """Return the kernel name of the block device at a path in /dev; None if it is unknown."""
         if self._sysfs.root == LOCAL_ROOT:
-            path = os.path.realpath(path)  # of /dev/disk/by-id, for example
+            path = os.path.realpath(path)  # a link in /dev/disk/by-id, for example
         name = path.removeprefix("/dev/").replace("/", "!")
         if self._sysfs.list_names(f"class/block/{name}"):
             return name
-        mapped = path.removeprefix("/dev/mapper/")
-        for device in self._sysfs.list_names("class/block"):
-            if mapped != path and self._sysfs.read_text(f"class/block/{device}/dm/name") == mapped:
+        folder, _, mapped = path.rpartition("/")
+        for device in self._sysfs.list_names("class/block") if folder == "/dev/mapper" else ():
+            if self._sysfs.read_text(f"class/block/{device}/dm/name") == mapped:
                 return device
         return None
 
@@ -137,8 +139,9 @@ class DiskReader:
             return functions
         for below in self._sysfs.list_names(f"class/block/{name}/slaves"):
             functions += self.functions_of_disk(below, depth + 1)
-        disk = path if self._sysfs.read_text(path / "partition") is None else path.parent
-        if disk != path:
+        is_partition = self._sysfs.read_text(path / "partition") is not None
+        disk = path.parent if is_partition else path
+        if is_partition:
             for below in self._sysfs.list_names(disk / "slaves"):
                 functions += self.functions_of_disk(below, depth + 1)
         return functions + self.functions_of_nvme(disk.parent, disk.name)
@@ -176,14 +179,19 @@ class DiskReader:
             return []
         address = self._sysfs.read_text(controller / "address") or ""
         match = re.search(r"host_traddr=nn-0x[0-9a-fA-F]+:pn-(0x[0-9a-fA-F]+)", address)
-        names = {
-            name: self._sysfs.read_int(f"class/fc_host/{name}/port_name")
-            for name in self._sysfs.list_names("class/fc_host")
-        }
-        number = int(match[1], 16) if match else None
+        used_port = int(match[1], 16) if match else None
+        hosts = self._sysfs.list_names("class/fc_host")
+        used = [
+            host
+            for host in hosts
+            if self._sysfs.read_int(f"class/fc_host/{host}/port_name") == used_port
+        ]
         # Each port counts if the address does not say which one.
-        used = [name for name, port in names.items() if port == number] or list(names)
-        return [f for name in used for f in self._sysfs.functions_of(f"class/fc_host/{name}")]
+        return [
+            function
+            for host in used or hosts
+            for function in self._sysfs.functions_of(f"class/fc_host/{host}")
+        ]
 
     def _resolved(self, path: str | Path) -> Path:
         return self._sysfs.resolve(path) or self._sysfs.root

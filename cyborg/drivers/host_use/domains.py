@@ -103,7 +103,7 @@ def read(sysfs_root: Path, read_local: ReadDomains = read_nothing) -> DomainFact
         return read_facts(
             sysfs_root, FILE, DomainFacts, lambda error: DomainFacts(error=error), read_local
         )
-    # Not by read_facts: it would notify the observer of all that libvirt has.
+    # Not by read_facts: the observer, which records a capture, would get all that libvirt has.
     facts = read_local()
     # The names of domains may be those of customers, and are no facts of the hardware.
     names = {name: f"domain{n}" for n, name in enumerate(sorted(set(facts.users.values())), 1)}
@@ -121,13 +121,13 @@ def find_used(
     ``functions`` are those of the host. Each counts as used if the domains of a tree cannot be
     read.
     """
-    # A domain with the physical function takes its virtual ones away when it starts.
     facts = read(sysfs_root, read_local)
     found = {
         address: f"it is used by the domain {sanitize(name, MAX_NAME)} of libvirt"
         for address, name in facts.users.items()
     }
     for function in functions:
+        # A domain with the physical function takes its virtual ones away when it starts.
         if (name := facts.users.get(function.physfn or "")) is not None:
             found.setdefault(
                 function.address,

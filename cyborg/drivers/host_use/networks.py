@@ -244,9 +244,12 @@ class NetworkReader:
     def active_ports(
         self, addresses: Collection[str], is_accepted: IsAccepted
     ) -> dict[str, NetworkUse]:
-        """Return those of these physical functions with an interface that is up with a link."""
-        # The host has set it up, perhaps for what no reader finds: packet sockets, XDP, another
-        # network stack.
+        """Return how the host uses the active ports among ``addresses``, by address.
+
+        An active port is a physical function with an interface that is up with a link.
+        """
+        # The host has set the port up, perhaps for what no reader finds: packet sockets, XDP,
+        # another network stack.
         if self._facts.error is not None:
             return {}  # ``unread_functions`` returns them
         found: dict[str, NetworkUse] = {}
@@ -280,7 +283,7 @@ class NetworkReader:
         # a router in a namespace, or a vDPA device can have the interface of a function.
         has_ipoib = self._sysfs.resolve("module/ib_ipoib", strict=True) is not None
         classes = (ETHERNET, INFINIBAND) if has_ipoib else (ETHERNET,)
-        here = set(chain.from_iterable(self._functions.values()))
+        with_interface = set(chain.from_iterable(self._functions.values()))
         return {
             address: describe_missing_interface(function.kernel_driver)
             for address, function in functions.items()
@@ -288,7 +291,7 @@ class NetworkReader:
             and function.kernel_driver is not None
             and not is_vfio(function.kernel_driver)
             and function.kernel_driver not in STUBS | USER_SPACE
-            and address not in here
+            and address not in with_interface
         }
 
     def is_active(self, name: str, address: str) -> bool:

@@ -215,11 +215,12 @@ class ProcessReader:
             return DiskReader(self.sysfs).functions_of_disk(name)
         if _NVME.fullmatch(path):
             return self._functions_below(f"class/nvme/{name}")
-        # With native multipath it is below the subsystem, which is virtual.
+        # With native multipath the generic node of a disk (ng0n1) is below the subsystem, which is
+        # virtual.
         generic = f"class/nvme-generic/{name}"
         folder = self.sysfs.resolve(generic) or self.sysfs.root
         disks = DiskReader(self.sysfs)
-        # The kernel adds no folder for the class below a device of a class.
+        # The kernel adds a folder for the class of the node, except below a device of a class.
         for parent in (folder.parent, folder.parent.parent):
             if found := disks.functions_of_nvme(parent):
                 return found

@@ -45,20 +45,21 @@ _FOUND, _NOTHING, _AMBIVALENT = 0, 1, -2  # results of blkid_do_safeprobe
 def probe(node: Path, number: str | None = None) -> dict[str, str]:
     """Return TYPE, USAGE, PTTYPE and AMBIVALENT of a disk or file, each if there is one.
 
-    ``number`` is the number of the device, such as ``259:0``: the node may be that of another one.
-    Raise OSError if it cannot be read, if it is another one, or if there is no libblkid.
+    ``number`` is the number of the device, such as ``259:0``: the node may be of another device.
+    Raise OSError if the node cannot be read or is of another device, or if there is no libblkid.
     """
     library = ctypes.CDLL(_LIBRARY, use_errno=True)
     library.blkid_new_probe.restype = ctypes.c_void_p
-    found = ctypes.c_char_p()
+    value = ctypes.c_char_p()
     # Without O_NONBLOCK, the kernel would wait for the medium of a drive.
     with open(os.open(node, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as disk:
         status = os.fstat(disk.fileno())
-        found_number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
-        if number is not None and (not stat.S_ISBLK(status.st_mode) or found_number != number):
+        node_number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+        if number is not None and (not stat.S_ISBLK(status.st_mode) or node_number != number):
             raise OSError(errno.ENODEV, f"the node of another device; expected {number}", node)
         probe_ = ctypes.c_void_p(library.blkid_new_probe())
         try:
+            # From offset 0; the size 0 is that of the whole device.
             if library.blkid_probe_set_device(
                 probe_, disk.fileno(), ctypes.c_int64(0), ctypes.c_int64(0)
             ):
@@ -73,10 +74,11 @@ def probe(node: Path, number: str | None = None) -> dict[str, str]:
                 raise OSError(ctypes.get_errno(), f"{node} cannot be read")
             values: dict[str, str] = {}
             for name in ("TYPE", "USAGE", "PTTYPE"):
-                if not library.blkid_probe_lookup_value(
-                    probe_, name.encode(), ctypes.byref(found), None
-                ):
-                    values[name] = (found.value or b"").decode(errors="replace")
+                has_failed = library.blkid_probe_lookup_value(
+                    probe_, name.encode(), ctypes.byref(value), None
+                )
+                if not has_failed:
+                    values[name] = (value.value or b"").decode(errors="replace")
             return values
         finally:
             library.blkid_free_probe(probe_)
@@ -86,7 +88,7 @@ def probe(node: Path, number: str | None = None) -> dict[str, str]:
 FILE = "proc/disk_signatures.json"
 
 _UDEV = Path("/run/udev/data")
-# Records of udev, by node, of which the disk was read and found empty, with their times.
+# Disks that were read and found empty, by node: the record of udev then, and its time in ns.
 _EMPTY: dict[str, tuple[str, int]] = {}
 _DEV = Path("/dev")
 # What a disk holds, by the value USAGE of libblkid (``superblocks.c`` of util-linux).
@@ -114,6 +116,11 @@ class DiskContents:
 
     signature: str | None = None
     error: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether the disks were read and hold nothing."""
+        return self.signature is None and self.error is None
 
 
 def whole_disks(sysfs: Sysfs) -> Iterator[str]:
@@ -154,14 +161,15 @@ def read_local(sysfs: Sysfs, udev: Path = _UDEV, dev: Path = _DEV) -> SignatureF
     reader = DiskReader(sysfs)
     for name in whole_disks(sysfs):
         if not reader.functions_of_disk(name):
-            continue  # of the network, for example
+            continue  # a disk of the network, for example
         if not sysfs.read_int(f"class/block/{name}/size"):
             if not sysfs.read_int(f"class/block/{name}/removable"):  # a reader without a card
                 errors[name] = "the kernel shows no capacity"
             continue
         number = sysfs.read_text(f"class/block/{name}/dev")
+        node = dev / name.replace("!", "/")  # sysfs writes the slash of a name as "!"
         try:
-            text = _read_disk(udev / f"b{number}", dev / name.replace("!", "/"), number)
+            text = _read_disk(udev / f"b{number}", node, number)
         except OSError as exc:
             errors[name] = f"{exc.filename or name}: {exc.strerror or exc}"
             continue
@@ -173,22 +181,22 @@ def read_local(sysfs: Sysfs, udev: Path = _UDEV, dev: Path = _DEV) -> SignatureF
 def _read_disk(record: Path, node: Path, number: str | None) -> str | None:
     """Return what a disk holds, by its record of udev and, without a signature there, the disk.
 
-    Raise OSError.
+    Raise OSError if the record or the disk cannot be read.
     """
     # udev also has a record of a disk that it did not probe, or could not read.
     try:
         text = describe(_read_record(record))
-        key = (str(record), record.stat().st_mtime_ns)
+        version = (str(record), record.stat().st_mtime_ns)
     except FileNotFoundError:
         return describe(probe(node, number))
-    if text is not None or _EMPTY.get(str(node)) == key:
+    if text is not None or _EMPTY.get(str(node)) == version:
         return text
     # An agent without privileges may not read disks, as with DevicePolicy=closed of its unit: what
     # udev says is all that it knows.
     with contextlib.suppress(PermissionError):
         text = describe(probe(node, number))
     if text is None:
-        _EMPTY[str(node)] = key  # until udev writes the record again
+        _EMPTY[str(node)] = version  # until udev writes the record again
     return text
 
 
@@ -223,21 +231,21 @@ def describe(properties: Mapping[str, str]) -> str | None:
 def contents_by_function(sysfs: Sysfs, facts: SignatureFacts) -> dict[str, DiskContents]:
     """Return what the disks of each PCI function with disks hold, by address."""
     reader = DiskReader(sysfs)
-    found: dict[str, DiskContents] = {}
+    contents: dict[str, DiskContents] = {}
     for name in whole_disks(sysfs):
         signature, error = facts.signatures.get(name), facts.errors.get(name)
         if signature is None and _has_partitions(sysfs, name):
             signature = "a partition table"
-        now = DiskContents(
+        disk = DiskContents(
             f"{name} holds {signature}" if signature else None,
             f"the contents of {name} are unknown: {error}" if error else None,
         )
         for address in reader.functions_of_disk(name):
-            known = found.get(address, DiskContents())
-            found[address] = DiskContents(
-                known.signature or now.signature, known.error or now.error
+            earlier_disks = contents.get(address, DiskContents())
+            contents[address] = DiskContents(
+                earlier_disks.signature or disk.signature, earlier_disks.error or disk.error
             )
-    return found
+    return contents
 
 
 def _has_partitions(sysfs: Sysfs, name: str) -> bool:

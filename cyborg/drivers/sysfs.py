@@ -208,7 +208,7 @@ class Sysfs:
 
     @staticmethod
     def _read(path: str, size: int) -> tuple[bytes | None, int]:
-        """Return the first bytes of a file, or None and the error number."""
+        """Return the first bytes of a file and 0, or None and the error number."""
         try:
             handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as exc:

@@ -60,14 +60,15 @@ def representors(sysfs: Sysfs, address: str) -> dict[int, str]:
     switch = switch_id(sysfs, address)
     if switch is None:
         return {}
-    physical, found = PciAddress.parse(address).function, dict[int, str]()
+    physical, names = PciAddress.parse(address).function, dict[int, str]()
     for name in sysfs.list_names("class/net"):
         if sysfs.read_text(f"class/net/{name}/phys_switch_id") != switch:
             continue
-        of_physical, of_virtual = _representee(sysfs, name) or (None, 0)
-        if of_physical == physical:
-            found[of_virtual] = name
-    return found
+        if (representee := _representee(sysfs, name)) is not None:
+            of_physical, of_virtual = representee
+            if of_physical == physical:
+                names[of_virtual] = name
+    return names
 
 
 def _representee(sysfs: Sysfs, name: str) -> tuple[int, int] | None:

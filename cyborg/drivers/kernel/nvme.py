@@ -34,6 +34,8 @@ LOG = get_logger(__name__)
 # Seconds for a command that does not erase.
 COMMAND_TIMEOUT = 30.0
 
+# Opcode, flags, reserved, namespace, dwords 2 and 3, address of metadata, address of data, sizes of
+# metadata and data, dwords 10 to 15, timeout in milliseconds, result.
 _COMMAND = struct.Struct("<BBHIIIQQII6III")
 _ADMIN_IOCTL = 0xC0484E41  # _IOWR('N', 0x41, struct nvme_passthru_cmd)
 _IDENTIFY, _GET_LOG_PAGE, _FORMAT, _SANITIZE = 0x06, 0x02, 0x80, 0x84
@@ -204,7 +206,10 @@ def parse_idle_controllers(data: bytes) -> set[int]:
 
 
 def parse_sanitize_status(data: bytes) -> tuple[SanitizeState, float]:
-    """Return the state and the progress (0 to 1) of a Sanitize Status log."""
+    """Return the state and the progress (0 to 1) of a Sanitize Status log.
+
+    Raise DriverFailed for an unknown state.
+    """
     progress, status = struct.unpack_from("<HH", data)
     state = _SANITIZE_STATES.get(status & 0x7)
     if state is None:
@@ -242,9 +247,9 @@ def find_mismatch(
             "erases single namespaces"
         )
         return f"the controller {reason}: skip the device with a rule"
-    remedy = next(
-        p for p in (ErasePolicy.PURGE, ErasePolicy.CLEAR) if set(_PERMITTED[p]) & {*usable}
-    )
+    # CLEAR permits each method.
+    purges = set(usable) & set(_PERMITTED[ErasePolicy.PURGE])
+    remedy = ErasePolicy.PURGE if purges else ErasePolicy.CLEAR
     return (
         f"its rule permits only: {'; '.join(permitted)}. The controller can be erased only by: "
         f"{'; '.join(usable)}. Permit that with {ERASE}={remedy}, or skip the device"

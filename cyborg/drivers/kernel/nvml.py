@@ -53,7 +53,7 @@ RESET_REQUIRED = "reset required"
 
 # nvmlEnableState_t, NVML_DEVICE_MIG_DISABLE and _ENABLE; pynvml.py of nvidia-ml-py has the values.
 ENABLED = "enabled"
-_MODES = {0: "disabled", 1: ENABLED}
+_MODES: Mapping[int | None, str] = {0: "disabled", 1: ENABLED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,15 +220,15 @@ def set_heterogeneous(address: str, *, enable: bool) -> None:
         with _opened(nvml):
             device = nvml.nvmlDeviceGetHandleByPciBusId(address.encode())
             nvml.nvmlDeviceSetVgpuHeterogeneousMode(device, int(enable))
-            # Not before SR-IOV is enabled, and then it may report success.
-            found = nvml.nvmlDeviceGetVgpuHeterogeneousMode(device)
+            # Before SR-IOV is enabled the mode does not change, and NVML may report success.
+            current = nvml.nvmlDeviceGetVgpuHeterogeneousMode(device)
     except nvml.NVMLError as exc:
         raise DriverFailed(
             f"the heterogeneous mode of {address} cannot be changed to {int(enable)}: {exc}"
         ) from exc
-    if found != int(enable):
+    if current != int(enable):
         raise DriverFailed(
-            f"the heterogeneous mode of {address} is {found} after a change to {int(enable)}"
+            f"the heterogeneous mode of {address} is {current} after a change to {int(enable)}"
         )
 
 
@@ -244,8 +244,8 @@ def request_mig_mode(address: str, *, enable: bool) -> str | None:
     try:
         with _opened(nvml):
             device = nvml.nvmlDeviceGetHandleByPciBusId(address.encode())
-            modes = nvml.nvmlDeviceGetMigMode(device)
-            if modes == [mode, mode]:
+            requested = [mode, mode]  # the current mode and the pending one
+            if nvml.nvmlDeviceGetMigMode(device) == requested:
                 return None
             if not enable and any(
                 _list_instances(nvml, device, info)
@@ -255,7 +255,7 @@ def request_mig_mode(address: str, *, enable: bool) -> str | None:
             status = nvml.nvmlDeviceSetMigMode(device, mode)
             # The device may have been unbound or reset: its handle is not valid any more.
             device = nvml.nvmlDeviceGetHandleByPciBusId(address.encode())
-            if nvml.nvmlDeviceGetMigMode(device) == [mode, mode]:
+            if nvml.nvmlDeviceGetMigMode(device) == requested:
                 return None
     except nvml.NVMLError as exc:
         raise DriverFailed(
@@ -277,7 +277,8 @@ def replace_instances(address: str, instances: Mapping[str, int]) -> None:
     try:
         with _opened(nvml):
             device = nvml.nvmlDeviceGetHandleByPciBusId(address.encode())
-            if nvml.nvmlDeviceGetMigMode(device)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
+            current_mode, _ = nvml.nvmlDeviceGetMigMode(device)
+            if current_mode != nvml.NVML_DEVICE_MIG_ENABLE:
                 raise DriverFailed(f"{address} is not in MIG mode: enable it (nvidia-smi -mig 1)")
             profiles = _read_profiles(nvml, device)
             if unknown := sorted(instances.keys() - profiles):
@@ -285,13 +286,13 @@ def replace_instances(address: str, instances: Mapping[str, int]) -> None:
                     f"{address} has no MIG profile {unknown[0]}: expected one of "
                     f"{', '.join(profiles)}"
                 )
-            for found in profiles.values():
-                for instance in _list_instances(nvml, device, found):
+            for profile in profiles.values():
+                for instance in _list_instances(nvml, device, profile):
                     _destroy(nvml, instance)
             # The largest first: small ones can leave no contiguous slices for them.
-            for profile in sorted(instances, key=lambda name: -profiles[name].sliceCount):
-                for _ in range(instances[profile]):
-                    _create(nvml, device, profiles[profile])
+            for name in sorted(instances, key=lambda name: -profiles[name].sliceCount):
+                for _ in range(instances[name]):
+                    _create(nvml, device, profiles[name])
     except nvml.NVMLError as exc:
         raise DriverFailed(
             f"the MIG instances of {address} could not be replaced by "
@@ -374,9 +375,10 @@ def _read(nvml: Any, address: str) -> GpuFacts:
                 raise
             return None
 
-    ecc, mig = get(nvml.nvmlDeviceGetEccMode, device), get(nvml.nvmlDeviceGetMigMode, device)
+    ecc, _ = get(nvml.nvmlDeviceGetEccMode, device) or (None, None)
+    mig, pending_mig = get(nvml.nvmlDeviceGetMigMode, device) or (None, None)
     memory = get(nvml.nvmlDeviceGetMemoryInfo, device)
-    in_mig_mode = mig is not None and mig[0] == nvml.NVML_DEVICE_MIG_ENABLE
+    in_mig_mode = mig == nvml.NVML_DEVICE_MIG_ENABLE
     profiles = {} if mig is None else _read_profiles(nvml, device)
     # Without the right to list them they are unknown, and the other facts hold.
     listed = {
@@ -410,8 +412,8 @@ def _read(nvml: Any, address: str) -> GpuFacts:
         uuid=_text(get(nvml.nvmlDeviceGetUUID, device)) or None,
         memory=None if memory is None else int(memory.total),
         vbios=_text(get(nvml.nvmlDeviceGetVbiosVersion, device)) or None,
-        ecc=None if ecc is None else _MODES.get(ecc[0]),
-        mig=None if mig is None else _MODES.get(mig[0]),
+        ecc=_MODES.get(ecc),
+        mig=_MODES.get(mig),
         max_vgpus=limits,
         mig_profiles={name: int(info.instanceCount) for name, info in profiles.items()},
         mig_instances={name: len(found) for name, found in listed.items() if found is not None},
@@ -423,7 +425,7 @@ def _read(nvml: Any, address: str) -> GpuFacts:
         vgpu_names=vgpu_names,
         vgpu_memory=vgpu_memory,
         heterogeneous=None if heterogeneous is None else bool(heterogeneous),
-        mig_pending=mig is not None and mig[0] != mig[1],
+        mig_pending=mig != pending_mig,
     )
 
 

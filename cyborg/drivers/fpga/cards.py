@@ -92,20 +92,21 @@ def read_regions(sysfs: Sysfs, functions: Iterable[PciFunction]) -> dict[str, Ca
     for folder in folders:
         card = physical.get(folder.function, folder.function)
         by_card.setdefault(card, []).append(folder)
-    found: dict[str, CardRegions] = {}
-    for card, of_card in sorted(by_card.items()):
-        # Those of virtual functions only have ports.
-        own = [folder for folder in of_card if folder.function == card]
-        if own:
-            of_own = [manager for manager in managers if manager.function == card]
-            found[card] = _read_card(sysfs, own, of_own, _read_ports(sysfs, of_card))
-    return found
+    regions: dict[str, CardRegions] = {}
+    for card, card_folders in sorted(by_card.items()):
+        # The base regions of virtual functions only have ports.
+        own_folders = [folder for folder in card_folders if folder.function == card]
+        if own_folders:
+            own_managers = [manager for manager in managers if manager.function == card]
+            function_ids = _read_ports(sysfs, card_folders)
+            regions[card] = _read_card(sysfs, own_folders, own_managers, function_ids)
+    return regions
 
 
 def _read_card(
-    sysfs: Sysfs, folders: list[_Folder], managers: list[_Folder], ports: Mapping[int, str | None]
+    sysfs: Sysfs, folders: list[_Folder], managers: list[_Folder], ids: Mapping[int, str | None]
 ) -> CardRegions:
-    """Return the regions of a card; ``ports`` has the function id of each port by port number."""
+    """Return the regions of a card; ``ids`` has the function id of each port by port number."""
     base = [folder for folder in folders if _children(sysfs, folder, _FME)]
     parts = [folder for folder in folders if folder not in base]
     info: dict[str, str] = {}
@@ -119,6 +120,7 @@ def _read_card(
         if ports_num is not None:
             info["ports"] = str(ports_num)
     regions: list[Region] = []
+    # A DFL card without a port that can be reconfigured has its base region only.
     for number, folder in enumerate(parts or base):
         fme = next((part for part in folder.path.parts if _FME.fullmatch(part)), None)
         # The order says which port a region has only if each port has one. A wrong port would
@@ -129,12 +131,12 @@ def _read_card(
             Region(
                 name=folder.name,
                 interface_id=_read_id(sysfs, folder.path / "compat_id"),
-                function_id=None if port is None else ports.get(port),
+                function_id=None if port is None else ids.get(port),
                 manager=None if manager is None else manager.name,
                 has_firmware=manager is not None and "firmware" in sysfs.list_names(manager.path),
                 fme=fme,
                 port=port,
-                in_reset=port is not None and port in ports and ports[port] is None,
+                in_reset=port is not None and port in ids and ids[port] is None,
                 identity=sysfs.identity(folder.path),
             )
         )

@@ -64,6 +64,7 @@ class FpgaDriver(PciDriver):
 
     def initialize(self) -> None:
         """Read the options of this driver, and create its readers."""
+        # Functions return memory and images, because the agent sets both later.
         self._records = RecordStore(lambda: self.memory)
         self._loader = ImageLoader(
             self._sysfs,
@@ -110,10 +111,10 @@ class FpgaDriver(PciDriver):
     def describe(self, card: PciFunction) -> Description:
         """Return the family of a card, its static region and its management function."""
         family = cards.find_family(card.vendor, card.product)
-        found = self._known.get((card.address, card.product), cards.CardRegions())
-        info = {key: value[: inventory.MAX_TEXT] for key, value in found.info.items()}
-        if found.regions:
-            info["regions"] = str(len(found.regions))
+        known = self._known.get((card.address, card.product), cards.CardRegions())
+        info = {key: value[: inventory.MAX_TEXT] for key, value in known.info.items()}
+        if known.regions:
+            info["regions"] = str(len(known.regions))
         traits: set[str] = set()
         if family is not None:
             info["family"] = family.name
@@ -168,8 +169,8 @@ class FpgaDriver(PciDriver):
 
     def release(self, item: WorkItem) -> None:
         """Forget the recorded images of a card that a server used as a whole."""
-        # The records of others stay: a server with a virtual function cannot load images. They also
-        # stay if the preparation had failed.
+        # Records without the mark stay: a server with a virtual function cannot load images, and
+        # after a failed preparation no server had the card.
         if (card := canonical_address(item.device)) is None:
             return  # something that was never prepared
         # The server can have loaded other images.

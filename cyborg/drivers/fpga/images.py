@@ -70,19 +70,19 @@ def check_properties(
     An image must name the interface id of the region. If the kernel does not show one, the image
     must name the vendor and the product of the card instead, and no region.
     """
-    found = [parse_id(text) for text in properties.get(REGION, "").split(",")]
+    region_ids = [parse_id(text) for text in properties.get(REGION, "").split(",")]
     if interface_id is not None:
-        if interface_id not in found:
+        if interface_id not in region_ids:
             raise DriverFailed(
                 f"the image does not fit the region: its property {REGION} is "
                 f"{properties.get(REGION)!r:.200}, the interface id of the region is {interface_id}"
             )
-    # Whether it fits this card cannot be checked.
+    # Whether such an image fits this card cannot be checked.
     elif REGION in properties:
         raise DriverFailed(
             f"the image is for regions with an interface id ({REGION}), and the region has none"
         )
-    # With an interface id they are optional: that is compared above.
+    # Vendor and product are optional with an interface id, which is compared above.
     for key, expected in ((VENDOR, vendor), (PRODUCT, product)):
         if key not in properties and interface_id is not None:
             continue
@@ -114,7 +114,7 @@ def read_header(path: Path) -> GbsHeader:
         if len(head) < _HEADER.size or not head.startswith(GBS_MAGIC):
             raise DriverFailed("the image is not a GBS file: its magic number is missing")
         # Before the metadata are read: the length is in the file of somebody else.
-        length = _HEADER.unpack(head)[1]
+        _, length = _HEADER.unpack(head)
         if not 0 < length <= MAX_METADATA:
             raise DriverFailed(f"the image has metadata of {length} bytes: the limit is 64 KiB")
         text = file.read(length)
@@ -227,8 +227,8 @@ class FirmwareProgrammer:
 
     def load(self, target: Target, image: Image, access: HostAccess, timeout: float) -> None:
         """Load an image; the kernel limits the time."""
-        manager = target.region.manager or ""
-        access.load_firmware(manager, image.uuid, str(image.path), image.size)
+        assert target.region.manager is not None  # otherwise find_obstacle returns a reason
+        access.load_firmware(target.region.manager, image.uuid, str(image.path), image.size)
 
 
 class DflProgrammer:
@@ -255,9 +255,10 @@ class DflProgrammer:
                 f"the file of the image is for the interface id {header.interface_id}, that of the "
                 f"region is {region.interface_id}"
             )
-        access.reconfigure(
-            region.fme or "", region.port or 0, str(image.path), image.size, header.offset
-        )
+        # Otherwise find_obstacle returns a reason.
+        assert region.fme is not None
+        assert region.port is not None
+        access.reconfigure(region.fme, region.port, str(image.path), image.size, header.offset)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import CyborgError, DriverFailed, Invalid
@@ -101,6 +101,7 @@ class RecordStore:
             return {str(number): Record(**fields) for number, fields in body.items()}
         except (ValueError, TypeError, AttributeError) as exc:
             error = str(exc)
+        # Not in the block above: oslo.log would append the exception once more.
         LOG.warning(
             "Records of loaded images cannot be read, the images of the card count as unknown: %s",
             error,
@@ -121,7 +122,13 @@ def _key(card: str) -> str:
 # Cards of this host: two backends, or a backend and its successor, may have the same card.
 _LOCKS: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 _LOCKS_LOCK = threading.Lock()
-_Observed = tuple[str | None, str | None]
+
+
+class _Observed(NamedTuple):
+    """What shows that a region has changed: the state of its FPGA manager and its function id."""
+
+    manager_state: str | None
+    function_id: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +163,7 @@ class ImageLoader:
     ) -> str | None:
         """Load the image with a uuid, or with a function id, unless the region already has it.
 
+        One of ``image`` and ``function_id`` is given.
         Return the uuid of the image; None if there was nothing to do. Raise DriverFailed if the
         image does not fit or cannot be loaded; the error says which image is then in the region.
         """
@@ -164,7 +172,7 @@ class ImageLoader:
             lock = _LOCKS[card]
         with lock:
             place = self._find_place(card, deployable)
-            # Again under the lock: another job may have loaded the image meanwhile.
+            # Under the lock: another job may have loaded the image meanwhile.
             record = self.trusted_record(card, place.number, place.region)
             if record is not None and (
                 record.image == image or (image is None and record.function_id == function_id)
@@ -211,8 +219,15 @@ class ImageLoader:
                 "function for each"
             )
         management = cards.find_management(function, functions)
-        driver = function.kernel_driver
-        return Place(card, regions[number], management, driver, number, function, len(regions))
+        return Place(
+            card=card,
+            region=regions[number],
+            management=management,
+            kernel_driver=function.kernel_driver,
+            number=number,
+            function=function,
+            count=len(regions),
+        )
 
     def _find_programmer(self, place: Place) -> images.Programmer:
         """Return the programmer for a region. Raise DriverFailed if none can load an image."""
@@ -249,7 +264,7 @@ class ImageLoader:
         if before == self._observe(place) and not _may_have_changed(before):
             prefix = f"{prefix}; the region is unchanged"
             try:
-                if previous is not None:
+                if previous is not None:  # the attempt removed its record
                     self.records.put(place.card, place.number, previous)
             except OSError as exc:
                 raise DriverFailed(f"{prefix}, its record is lost: {exc}") from exc
@@ -308,7 +323,13 @@ class ImageLoader:
         boot_id = self._boot_id()
         if boot_id is None or region.identity is None:
             raise DriverFailed("the boot id of the host or the region can no longer be read")
-        record = Record(image.uuid, stated, boot_id, region.identity, region.function_id)
+        record = Record(
+            image=image.uuid,
+            function_id=stated,
+            boot_id=boot_id,
+            identity=region.identity,
+            shown=region.function_id,
+        )
         self.records.put(place.card, place.number, record)
 
     def _read_region(self, place: Place) -> cards.Region | None:
@@ -319,9 +340,9 @@ class ImageLoader:
         return regions[place.number] if place.number < len(regions) else None
 
     def _observe(self, place: Place) -> _Observed:
-        """Return the state of the FPGA manager of a region and the function id of the region."""
         region = self._read_region(place)
-        return self.manager_state(place.region), None if region is None else region.function_id
+        function_id = None if region is None else region.function_id
+        return _Observed(self.manager_state(place.region), function_id)
 
     def _boot_id(self) -> str | None:
         path = self.sysfs.root.parent / "proc/sys/kernel/random/boot_id"
@@ -339,7 +360,7 @@ def parse_address(text: str) -> str:
 def _may_have_changed(observed: _Observed) -> bool:
     """Return whether an attempt may have changed a region although its state is the same."""
     # True if no manager shows a state, or if the manager showed an error before the attempt.
-    return observed[0] is None or observed[0].endswith("error")
+    return observed.manager_state is None or observed.manager_state.endswith("error")
 
 
 def _properties(function_id: str, region: cards.Region) -> dict[str, str]:

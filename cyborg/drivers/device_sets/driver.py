@@ -133,8 +133,8 @@ class DeviceSetDriver(Driver):
         self.grouped = Grouped.of(device for found in devices.values() for device in found)
         kind = self.source.kind
         self._remarks = () if groups else (f"no device can be a member of a set of kind {kind}",)
-        if self._uses_links and (left := _find_parted(devices.values(), groups)):
-            self._remarks += (f"{left}: in MIG mode, in which no set of kind {kind} has a GPU",)
+        if self._uses_links and (parted := _find_parted(devices.values(), groups)):
+            self._remarks += (f"{parted}: in MIG mode, in which no set of kind {kind} has a GPU",)
         return [self._device(groups)] if groups else []
 
     def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
@@ -229,32 +229,34 @@ class DeviceSetDriver(Driver):
         network function alone.
         """
         source = self.source
-        every = [unit for found in units.values() for unit in found]
         if source.is_mixed:
             parts = [
-                grouping.Part(units[name], count or 1) for name, count in source.counts.items()
+                grouping.Part(units[backend], count)
+                for backend, count in source.counts.items()
+                if count is not None
             ]
-            groups, left = grouping.group_mixed(source.kind, parts)
+            groups, ungrouped = grouping.group_mixed(source.kind, parts)
             reason = "no set has it: too few devices of the other backends are near it"
-            return _check_read(groups) + grouping.withhold(source.kind, left, reason)
+            return _check_read(groups) + grouping.withhold(source.kind, ungrouped, reason)
+        candidates = [unit for units_ in units.values() for unit in units_]
         if source.kind is SetKind.FABRIC:
-            groups = self._partitions.group(state, every)
+            groups = self._partitions.group(state, candidates)
             groups = [group for group in groups if len(group.units) in source.sizes]
-            # Parts of a GPU are no members of the fabric.
-            every = list(grouping.only_units(every).values())
+            # Parts of a GPU are no members of a fabric or of a set of links: they get no obstacle.
+            candidates = list(grouping.only_units(candidates).values())
         elif source.kind is SetKind.NVLINK:
-            groups = list(islice(grouping.group_by_links(every, source.sizes), MAX_SETS + 1))
-            every = list(grouping.only_units(every).values())
+            # They may be very many: with one more than the maximum, ``discover`` fails.
+            groups = list(islice(grouping.group_by_links(candidates, source.sizes), MAX_SETS + 1))
+            candidates = list(grouping.only_units(candidates).values())
         else:
-            groups = grouping.group_by_place(source.kind, every, source.sizes)
-        left = grouping.without(every, groups)
+            groups = grouping.group_by_place(source.kind, candidates, source.sizes)
         return _check_read(groups) + [
             group
-            for unit in left
-            for group in grouping.withhold(source.kind, [unit], self._why(unit))
+            for unit in grouping.without(candidates, groups)
+            for group in grouping.withhold(source.kind, [unit], self._explain_no_set(unit))
         ]
 
-    def _why(self, unit: Unit) -> str:
+    def _explain_no_set(self, unit: Unit) -> str:
         """Return why a unit is in no set."""
         if (unread := grouping.find_unread_obstacle([unit])) is not None:
             return unread
@@ -296,12 +298,12 @@ class DeviceSetDriver(Driver):
             | {make_custom_name(f"SET_{group.kind}"), make_custom_name(f"SET_SIZE_{size}")},
             attributes={"members": names, **group.attributes},
             device_set=DeviceSet(
-                group.kind,
-                tuple(unit.member for unit in group.units),
-                source.mode,
-                source.group,
-                source.wanted,
-                group.obstacle,
+                kind=group.kind,
+                members=tuple(unit.member for unit in group.units),
+                mode=source.mode,
+                group=source.group,
+                wanted=source.wanted,
+                obstacle=group.obstacle,
             ),
         )
 

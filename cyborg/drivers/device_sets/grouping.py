@@ -154,6 +154,7 @@ def find_mig_obstacle(units: Iterable[Unit], *, uses_links: bool) -> str | None:
     the group needs them.
     """
     for unit in units:
+        # A GPU without deployables offers nothing, also to a group without links.
         if is_shown_enabled(unit.device) and (uses_links or not unit.device.deployables):
             return (
                 f"device {unit.device.address} is in MIG mode, in which it has no NVLink: disable "
@@ -344,6 +345,7 @@ def _join_pairs(blocks: Iterable[Units]) -> _Blocks:
             block = tuple(sorted(first + second, key=lambda unit: unit.member))
             joined.append(block)
             by_size[2 * size].append(block)
+    # A block of the largest size gets no partner.
     return _Blocks(joined, alone + by_size[SIZES[-1]])
 
 

@@ -92,7 +92,7 @@ OPTIONS = (
 class SourceOptions:
     """Parsed options of a source.
 
-    ``counts`` are the numbers of members of each backend in a set; each is None, or none of them.
+    ``counts`` are the numbers of members of each backend in a set; all are None, or none is.
     ``modules`` has the configured module ids by device address.
     """
 
@@ -141,15 +141,15 @@ def parse(driver: Driver) -> SourceOptions:
         expected = f"nothing for the kind {kind}"
         raise driver.misconfigured("modules", driver.options["modules"], expected)
     return SourceOptions(
-        kind,
-        counts,
-        sizes,
-        driver.parse_option("resource_class", _parse_class),
-        driver.parse_option("traits", _parse_traits),
-        mode,
-        wanted,
-        driver.parse_option("group", _parse_group),
-        modules,
+        kind=kind,
+        counts=counts,
+        sizes=sizes,
+        resource_class=driver.parse_option("resource_class", _parse_class),
+        traits=driver.parse_option("traits", _parse_traits),
+        mode=mode,
+        wanted=wanted,
+        group=driver.parse_option("group", _parse_group),
+        modules=modules,
     )
 
 

@@ -77,15 +77,15 @@ class PartitionTable:
                     "GPUs of a partition cannot be told apart; update the GPU driver of the host"
                 )
         groups: list[Group] = []
-        known = dict(self._load().members)
+        known_members = dict(self._load().members)
         obstacles = {**find_foreign_obstacles(state), **state.obstacles}
         for partition in sorted(state.partitions, key=lambda p: p.id):
             if all(module in by_module for module in partition.modules):
-                found = tuple(by_module[module] for module in partition.modules)
-                known[str(partition.id)] = tuple(unit.member for unit in found)
-                mig = find_mig_obstacle(found, uses_links=True)
-                groups.append(_group(partition, found, obstacles.get(partition.id, mig)))
-        self.memory.put(self.key, json.dumps(KnownMembers(known).to_dict()))
+                gpus = tuple(by_module[module] for module in partition.modules)
+                known_members[str(partition.id)] = tuple(gpu.member for gpu in gpus)
+                mig = find_mig_obstacle(gpus, uses_links=True)
+                groups.append(_group(partition, gpus, obstacles.get(partition.id, mig)))
+        self.memory.put(self.key, json.dumps(KnownMembers(known_members).to_dict()))
         return groups
 
     def activate(self, number: int) -> None:
@@ -104,6 +104,7 @@ class PartitionTable:
         """
         members = self._members(number)
         if not members:
+            # Whether a guest has one of its GPUs cannot be checked.
             state = self.fabric.read()
             active = [partition.id for partition in state.partitions if partition.is_active]
             if state.problem is None and number not in active:
@@ -113,7 +114,7 @@ class PartitionTable:
             )
         users = find_guests(sysfs_root, read_domains, [member.handle for member in members])
         if users:
-            address, reason = sorted(users.items())[0]
+            address, reason = min(users.items())
             raise DriverFailed(
                 f"partition {number} is not deactivated, a guest may have {address}: {reason}; "
                 "stop the guest first"
@@ -171,8 +172,11 @@ def find_guests(
         folder = PCI_DEVICES / function.address
         names = [f"devices/{name}" for name in sysfs.list_names(folder / "vfio-dev")]
         names += [function.iommu_group] if function.iommu_group is not None else []
-        users = {f"/dev/vfio/{name}": facts.programs.get(f"/dev/vfio/{name}") for name in names}
-        reasons = [f"the process {u[0]} has {node} open" for node, u in users.items() if u]
+        reasons = [
+            f"the process {program} has {node} open"
+            for node in (f"/dev/vfio/{name}" for name in names)
+            for program in facts.programs.get(node, ())
+        ]
         reasons += [facts.error] if facts.error is not None else []
         if reasons:
             found.setdefault(function.address, reasons[0])

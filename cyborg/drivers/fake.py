@@ -162,13 +162,13 @@ class FakeDriver(Driver):
         """Return the health of each device according to the file of unhealthy cards."""
         lines = _read_lines(self.options["sick"])
         pairs = (line.partition(" ") for line in lines if line.strip())
-        named = {address: reason.strip() or None for address, _, reason in pairs}
-        return {
-            d.address: Measurement(inventory.Health.UNHEALTHY, named.get(d.address, named.get("*")))
-            if d.address in named or "*" in named
-            else HEALTHY
-            for d in devices
-        }
+        reasons = {key: reason.strip() or None for key, _, reason in pairs}
+        measurements: dict[str, Measurement] = {}
+        for device in devices:
+            key = device.address if device.address in reasons else "*"
+            unhealthy = Measurement(inventory.Health.UNHEALTHY, reasons.get(key))
+            measurements[device.address] = unhealthy if key in reasons else HEALTHY
+        return measurements
 
     def setup(self) -> None:
         """Simulate the setup of the host with the configured result."""

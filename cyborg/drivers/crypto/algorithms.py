@@ -76,7 +76,7 @@ def parse(text: str) -> tuple[Algorithm, ...]:
     # Without its blank line, the last record may have been cut off at MAX_BYTES.
     records, end, _ = text.rpartition("\n\n")
     parsed = [_parse_record(record) for record in records.split("\n\n")] if end else []
-    # A self-test adds references: its algorithm would count as used.
+    # A larval record is of a self-test, which adds references: its algorithm would count as used.
     in_test = {record["driver"] for record in parsed if record and record["type"] == _LARVAL}
     algorithms: list[Algorithm] = []
     for record in parsed:
@@ -86,11 +86,11 @@ def parse(text: str) -> tuple[Algorithm, ...]:
             continue
         algorithms.append(
             Algorithm(
-                record["name"],
-                record["driver"],
-                record["module"],
-                record["type"],
-                max(0, int(record["refcnt"]) - 1),
+                name=record["name"],
+                driver=record["driver"],
+                module=record["module"],
+                kind=record["type"],
+                users=max(0, int(record["refcnt"]) - 1),
             )
         )
     return tuple(algorithms)
@@ -169,6 +169,7 @@ def _take_expression(
     if not tokens or tokens.popleft() != ")":
         return None
     primitive, *modes = arguments.pop(0 if first_is_primitive else -1)
+    # The words of the other arguments as in the name: hmac, sha1 for hmac(sha1).
     others = [part for primitive_, *rest in arguments for part in (*rest, primitive_)]
     # authenc means that the other argument authenticates.
     template = [] if word in ("authenc", "authencesn") and others else [word]

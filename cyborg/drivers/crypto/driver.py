@@ -91,7 +91,8 @@ class CryptoDriver(PciDriver):
         present = {(function.address, function.product) for function in functions.values()}
         self._trees = {key: tree for key, tree in self._trees.items() if key in present}
         self._configured = {k: value for k, value in self._configured.items() if k in present}
-        # Not a use: it begins and ends with each program, and a provider must not come and go so.
+        # Not a use: the kernel's computation begins and ends with each program, with which a
+        # provider must not come and go.
         self._kernel_used = self._find_kernel_used(served)
         return super().find_used(functions)
 
@@ -119,11 +120,12 @@ class CryptoDriver(PciDriver):
         values = {key: self._sysfs.read_text(folder / path) for key, path in names.items()}
         info = {key: value[: inventory.MAX_TEXT] for key, value in values.items() if value}
         key = card.address, card.product
-        if found := crypto.parse_services(values["services"]):
-            self._configured[key] = found
+        if services := crypto.parse_services(values["services"]):
+            self._configured[key] = services
         configured, tree = self._configured.get(key), self._known_algorithms(card)
         if configured is None:
             return Description(info=info, tree=tree)
+        # A service whose algorithms are unknown is shown without them.
         return Description(
             info=info,
             tree={name: tree.get(name, 1) for name in crypto.service_functions(configured)},
@@ -196,6 +198,7 @@ class CryptoDriver(PciDriver):
             return False
         if family is not crypto.VIRTIO:
             return True
+        # The driver virtio-pci has the function, virtio_crypto the device below it.
         folder = PCI_DEVICES / function.address
         return any(
             self._sysfs.read_link(folder / name / "driver") == crypto.VIRTIO.module

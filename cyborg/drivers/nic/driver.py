@@ -51,17 +51,17 @@ class Connection:
 
 def parse_networks(texts: Iterable[str]) -> tuple[Connection, ...]:
     """Parse the entries of the option. Raise InvalidOption with the wrong entry."""
-    found: dict[str, Connection] = {}
-    traits: dict[str, str] = {}  # the network of each
+    connections: dict[str, Connection] = {}  # by card
+    networks: dict[str, str] = {}  # by trait
     for text in texts:
         connection = _parse_entry(text)
         trait = trait_of_network(connection.network)
         # Two networks of one trait could not be told apart in a profile.
-        network = traits.setdefault(trait, connection.network)
-        if connection.card in found or network != connection.network:
+        network = networks.setdefault(trait, connection.network)
+        if connection.card in connections or network != connection.network:
             raise InvalidOption(text, NETWORKS_EXPECTED)
-        found[connection.card] = connection
-    return tuple(found.values())
+        connections[connection.card] = connection
+    return tuple(connections.values())
 
 
 def trait_of_network(network: str) -> str:
@@ -163,21 +163,20 @@ class NicDriver(GenericDriver):
         self._networks = {a: known for a, known in self._networks.items() if a in cards}
         self._info = {a: info for a, info in self._info.items() if a in cards}
         names = {name for address in cards for name in self._names(address)}
-        found = {*cards, *names, *(connection.card for connection in self._networks.values())}
-        self._unused = tuple(c for c in self._connections if c.card not in found)
+        used = {*cards, *names, *(connection.card for connection in self._networks.values())}
+        self._unused = tuple(c for c in self._connections if c.card not in used)
         return devices
 
     def describe(self, card: PciFunction) -> Description:
         """Return the interface and speed of a card, and the handle info that Nova needs."""
         network = self._find_network(card.address)
         virtual = interfaces.virtual_functions(self._sysfs, card.address)
-        found = interfaces.representors(self._sysfs, card.address)
-        handle_info: dict[str, dict[str, str]] = {}
-        for number, address in (*virtual.items(), (None, card.address)):
-            info = {PHYSICAL_NETWORK: network} if network is not None else {}
-            if number is not None and number in found:
-                info[REPRESENTOR] = found[number]
-            handle_info[address] = info
+        representors = interfaces.representors(self._sysfs, card.address)
+        info = {PHYSICAL_NETWORK: network} if network is not None else {}
+        handle_info = {card.address: info}
+        for number, address in virtual.items():
+            name = representors.get(number)
+            handle_info[address] = info | ({REPRESENTOR: name} if name is not None else {})
         traits = {VIRTUAL if card.numvfs else WHOLE}
         if network is not None:
             traits.add(trait_of_network(network))
@@ -221,28 +220,28 @@ class NicDriver(GenericDriver):
         names = self._names(card.address)
         speeds = (self._sysfs.read_int(f"class/net/{name}/speed") for name in names)
         speed = next((speed for speed in speeds if speed is not None and speed > 0), None)
-        info = {
+        current = {
             "interface": ", ".join(names),
             "link_speed_mbps": "" if speed is None else str(speed),
             "switch_id": interfaces.switch_id(self._sysfs, card.address) or "",
         }
-        known = self._info.get(card.address, {})
-        found = known | {key: value[:MAX_TEXT] for key, value in info.items() if value}
-        if names and not info["switch_id"]:
-            found.pop("switch_id", None)  # the mode switchdev ended
-        self._info[card.address] = found
-        return found | ({PHYSICAL_NETWORK: network} if network is not None else {})
+        info = dict(self._info.get(card.address, {}))
+        info |= {key: value[:MAX_TEXT] for key, value in current.items() if value}
+        if names and not current["switch_id"]:
+            info.pop("switch_id", None)  # the mode switchdev ended
+        self._info[card.address] = info
+        return info | ({PHYSICAL_NETWORK: network} if network is not None else {})
 
     def _measure_carrier(self, address: str) -> Measurement | None:
         """Return unhealthy if an interface is up and has no link; None if no interface is up."""
         # ``Documentation/ABI/testing/sysfs-class-net`` describes ``flags`` and ``carrier``, which
         # cannot be read while an interface is down (``carrier_show`` of ``net/core/net-sysfs.c``).
-        worst: Measurement | None = None
+        measured: Measurement | None = None
         for name in self._names(address):
             if not (self._sysfs.read_int(f"class/net/{name}/flags") or 0) & _UP:
                 continue
             carrier = self._sysfs.read_text(f"class/net/{name}/carrier")
             if carrier == "0":
                 return Measurement(Health.UNHEALTHY, f"the network interface {name} has no link")
-            worst = HEALTHY if carrier == "1" else worst
-        return worst
+            measured = HEALTHY if carrier == "1" else measured
+        return measured

@@ -124,7 +124,7 @@ class NvmeDriver(PciDriver):
         domains.check_unused(self._sysfs, self.read_domains, address)
         result = self._access.erase(address, self._erase_timeout, methods)
         if result["method"] is None:
-            return  # it disappeared a moment ago
+            return  # the controller disappeared a moment ago
         LOG.info(
             "Erased %s namespaces by %s (%s), verified: %s samples of the old data are gone",
             result["namespaces"],
@@ -165,8 +165,9 @@ class NvmeDriver(PciDriver):
         Return None if the controller is scheduled.
         """
         rule = self.select(function)
-        unknown = self._classes.get(function.address, "") is None
-        if unknown and (rule is None or rule.resource_class is None):
+        address = function.address
+        is_class_unknown = address in self._classes and self._classes[address] is None
+        if is_class_unknown and (rule is None or rule.resource_class is None):
             return _UNKNOWN
         return self._find_mismatch(function) or super().find_obstacle(function)
 
@@ -181,12 +182,13 @@ class NvmeDriver(PciDriver):
         policies = self._policies(function)
         if not policies or function.address in self._used:
             return None
-        permitted, virtual = nvme.permitted_methods(policies), function.physfn is not None
         supported = self._find_supported(function)
-        if supported is None:
-            # Sanitize would erase the whole drive: never for a virtual function.
-            supported = tuple(nvme.Method)
-        return nvme.find_mismatch(permitted, supported, exclusive=not virtual)
+        return nvme.find_mismatch(
+            nvme.permitted_methods(policies),
+            tuple(nvme.Method) if supported is None else supported,
+            # Sanitize erases the whole drive: never for a virtual function.
+            exclusive=function.physfn is None,
+        )
 
     def _find_supported(self, function: PciFunction) -> Sequence[nvme.Method] | None:
         """Return the methods that a controller supports; None if they are unknown."""
@@ -195,15 +197,15 @@ class NvmeDriver(PciDriver):
         key = f"methods {function.address}"
         model = _model_of(function)
         lines = (self.memory.get(key) or "").split("\n")
-        known_model, known_drive, values = lines if len(lines) == 3 else ("", "", "")
-        known = [method for method in nvme.Method if method.value in values.split(";")]
+        known_model, known_drive, texts = lines if len(lines) == 3 else ("", "", "")
+        known_methods = [method for method in nvme.Method if method.value in texts.split(";")]
         controller, _ = self._read_namespaces(function.address)
         if self._sysfs.read_text(controller / "state") != "live":
-            return known if known_model == model and known_drive else None
+            return known_methods if known_model == model else None
         names = ("serial", "model", "firmware_rev")
         drive = " ".join(self._sysfs.read_text(controller / name) or "?" for name in names)
         if (known_model, known_drive) == (model, drive):
-            return known
+            return known_methods
         node = Path("/dev") / controller.name
         methods = self._access.read_methods(node, self._sysfs.read_text(controller / "dev"))
         text = None if methods is None else f"{model}\n{drive}\n{';'.join(methods)}"

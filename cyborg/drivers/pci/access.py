@@ -109,7 +109,7 @@ class HostAccess:
             kernel_log=Path("/dev/kmsg") if local else None,
             nvml=library.read if local else lambda address: None,
             mig_mode=library.read_mig_mode if local else lambda address: None,
-            # Elsewhere NVML is what replaces these functions.
+            # What replaces ``nvml`` and ``mig_mode`` for another tree needs no binding.
             has_nvml=library.is_installed if local else lambda: True,
             read_methods=read_methods if local else lambda node, number: None,
             clock=time.monotonic,

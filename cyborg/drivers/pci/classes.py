@@ -108,10 +108,10 @@ def default_type_and_class(vendor: str, product: str, class_code: str) -> tuple[
     """Return the default type and resource class of a PCI function; a rule overrides them."""
     if (defaults := _BY_PRODUCT.get((vendor, product))) is not None:
         return defaults
-    for length in (4, 2):
+    for length in (4, 2):  # digits: base class and sub-class, then the base class alone
         code = class_code[:length]
-        if (found := _BY_MAKER.get((vendor, code)) or _BY_CLASS.get(code)) is not None:
-            return found
+        if (defaults := _BY_MAKER.get((vendor, code)) or _BY_CLASS.get(code)) is not None:
+            return defaults
     return DeviceType.OTHER, make_custom_name(f"PCI_{vendor}_{product}")
 
 

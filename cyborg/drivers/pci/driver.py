@@ -97,6 +97,7 @@ class PciDriver(Driver):
         self._topology = topology.TopologyReader(self._sysfs)
         self._readers = health.HealthReader(self._sysfs, checks, self._access.kernel_log)
         self._managed = managed.read_options(self)
+        # Functions return the memory, because the agent sets it later.
         self._disks = DiskHistory(self._sysfs, lambda: self.memory)
         self._uses = HostUses(self.sysfs_root, self._managed.in_use, lambda: self.memory)
         self._resetter = reset.Resetter(self, self._access.reset)
@@ -135,10 +136,10 @@ class PciDriver(Driver):
 
     def default_type_and_class(self, function: PciFunction) -> tuple[DeviceType, str]:
         """Return the default type and resource class of a PCI function; a rule overrides them."""
-        found = classes.default_type_and_class(
+        type_, resource_class = classes.default_type_and_class(
             function.vendor, function.product, function.class_code
         )
-        return (found[0], classes.GPU_VF) if classes.is_gpu_vf(function) else found
+        return type_, classes.GPU_VF if classes.is_gpu_vf(function) else resource_class
 
     def select(self, function: PciFunction) -> rules.Rule | None:
         """Return the rule for a PCI function; None if only an adoption makes it offered."""
@@ -186,7 +187,7 @@ class PciDriver(Driver):
 
     def check_unused(self, address: str) -> None:
         """Raise DriverFailed if the host uses a PCI function now; the use may have just begun."""
-        self.read_domains(fresh=True)
+        self.read_domains(fresh=True)  # ``find_used`` gets the same facts
         functions = {function.address: function for function in self._sysfs.pci_functions()}
         address = str(PciAddress.parse(address))
         # Not that of a subclass: it may change what a discovery in another thread reads.
@@ -253,7 +254,7 @@ class PciDriver(Driver):
         self._remarks += offers.describe_unresettable(
             self._sysfs, (o for c in cards for o in c.offers if self.is_reset_after_use(o.function))
         )
-        self._topology.forget_others({c.function.address: None for c in cards})
+        self._topology.forget_others({c.function.address for c in cards})
         self._kernel_drivers = {
             c.function.address: {
                 o.function.address: o.kernel_drivers for o in c.offers if o.withheld is None
@@ -338,7 +339,7 @@ class PciDriver(Driver):
     ) -> offers.Offer:
         """Return an offer with the reason why its PCI function cannot be attached, if any."""
         if offer.withheld == NOT_SELECTED:
-            return offer
+            return offer  # the card is only shown, for its other layouts
         if self.needs_iommu(offer.function):
             obstacle = iommu.find_obstacle(offer.function, offer.withheld, offered, used)
         else:
@@ -388,11 +389,11 @@ class PciDriver(Driver):
         if classes.is_gpu_vf(function) and not self.is_shared(function):
             traits.add(classes.GPU_VF)
         return offers.Offer(
-            function,
-            rule.type or type_,
-            rule.resource_class or resource_class,
-            rule.traits | traits,
-            rule.kernel_drivers,
+            function=function,
+            type=rule.type or type_,
+            resource_class=rule.resource_class or resource_class,
+            traits=rule.traits | traits,
+            kernel_drivers=rule.kernel_drivers,
             withheld=withheld,
         )
 
@@ -447,6 +448,7 @@ class PciDriver(Driver):
             )
         except Invalid as exc:
             error = exc.message
+        # Not in the block above: oslo.log would append the exception once more.
         LOG.warning(
             "Device omitted, because its data are invalid: %s",
             error,

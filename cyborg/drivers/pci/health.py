@@ -105,7 +105,7 @@ class XidLog:
         action = _ACTION.search(text) if code == RECOVERY_XID else None
         if action is not None and int(action[1], 16) == 0:
             faults = self._faults.get(device, {})
-            self._faults[device] = {c: text for c, text in faults.items() if c in LASTING_XIDS}
+            self._faults[device] = {xid: faults[xid] for xid in faults if xid in LASTING_XIDS}
         elif (fault := _describe(code, text, action)) is not None:
             self._faults.setdefault(device, {})[code] = fault
 
@@ -177,7 +177,8 @@ class HealthReader:
             results.append(self._aer(address))
         if self._xids is not None:
             results.append(self._xids.measure(address))
-        # Each of these would wake it: the kernel resumes a device to read its configuration space.
+        # These checks would wake the function: the kernel resumes it to read its configuration
+        # space.
         if self._sysfs.read_text(folder / "power/runtime_status") != "suspended":
             results += [
                 check(self._sysfs, folder)
@@ -253,10 +254,11 @@ def check_link_width(sysfs: Sysfs, folder: Path) -> Measurement | None:
     # ``current_link_width_show`` and ``max_link_width_show`` of ``drivers/pci/pci-sysfs.c`` write
     # the files. Those of the slot are in the folder of the bridge above the function.
     # The entry of the bus is a link, so ".." is the bridge and not the bus.
-    maxima = [sysfs.read_int(at / "max_link_width") for at in (folder, folder / "..")]
-    supported = [width for width in maxima if width is not None and width not in NO_WIDTH]
+    own = sysfs.read_int(folder / "max_link_width")
+    of_slot = sysfs.read_int(folder / ".." / "max_link_width")
+    supported = [lanes for lanes in (own, of_slot) if lanes is not None and lanes not in NO_WIDTH]
     width = sysfs.read_int(folder / "current_link_width")
-    if maxima[0] in NO_WIDTH or width is None or width in NO_WIDTH:
+    if own in NO_WIDTH or width is None or width in NO_WIDTH:
         return None
     if width < min(supported):
         return Measurement(

@@ -78,33 +78,33 @@ def decide(
 
     ``contents`` is None if the kernel shows no disk of the function. ``known`` is the last result.
     """
-    now = OfferedFunction(f"{function.vendor}:{function.product}", serial)
-    if known is not None and not known.is_same(now):
+    new = OfferedFunction(f"{function.vendor}:{function.product}", serial)
+    if known is not None and not known.is_same(new):
         known = None
     if known is not None:
         # A drive that was first seen without its disks gets its serial number now.
         known = replace(known, serial=known.serial or serial)
     if contents is None:
-        return _decide_without_disks(function, now, known)
-    if contents.signature is None and contents.error is None:
-        return Decision(None, replace(known or now, given=False, held=False))
+        return _decide_without_disks(function, new, known)
+    if contents.is_empty:
+        return Decision(None, replace(known or new, given=False, held=False))
     if known is not None and known.given:
-        return Decision(None, known)
+        return Decision(None, known)  # the data are of servers
     if contents.signature is not None:
         reason = f"{contents.signature}; {_REMEDY}"
-        return Decision(reason, replace(known or now, held=True))
+        return Decision(reason, replace(known or new, held=True))
     return Decision(contents.error, known)
 
 
 def _decide_without_disks(
-    function: PciFunction, now: OfferedFunction, known: OfferedFunction | None
+    function: PciFunction, new: OfferedFunction, known: OfferedFunction | None
 ) -> Decision:
     """Decide about a function of which the kernel shows no disk."""
     if known is not None and known.held:
         reason = f"it held data of the host when its disks were last shown; {_REMEDY}"
         return Decision(reason, known)
     if is_vfio(function.kernel_driver):
-        return Decision(None, replace(known or now, given=True))
+        return Decision(None, replace(known or new, given=True))
     is_unbound = function.kernel_driver is None and function.class_code.startswith(_STORAGE)
     # The kernel may not have read the disks yet. A virtual function may have none.
     is_unknown = known is None and function.physfn is None
@@ -129,7 +129,7 @@ class DiskHistory:
 
     def read(self) -> None:
         """Read the contents of all disks; once for each discovery."""
-        self._empty = frozenset(a for a, c in self._contents.items() if c == DiskContents())
+        self._empty = frozenset(a for a, c in self._contents.items() if c.is_empty)
         facts = signatures.read(self._sysfs.root)
         self._contents = signatures.contents_by_function(self._sysfs, facts)
 
@@ -140,12 +140,13 @@ class DiskHistory:
             contents = DiskContents()  # an NVMe controller without a namespace
         stored = self._memory().get(_contents_key(function.address))
         has_disks = function.class_code.startswith((_STORAGE, *_BUSES))
-        if (contents, stored) == (None, None) and not has_disks:
+        if contents is None and stored is None and not has_disks:
             return None  # it is no storage, and never had any
         known = load_record(OfferedFunction, stored)
         # The kernel shows the namespaces of a drive one after another: what is empty for the first
         # time proves nothing about a drive that servers had.
-        is_newly_empty = contents == DiskContents() and function.address not in self._empty
+        is_empty = contents is not None and contents.is_empty
+        is_newly_empty = is_empty and function.address not in self._empty
         if is_newly_empty and known is not None and known.given:
             return None
         serial = self._read_controller(function.address, "serial")
@@ -162,7 +163,7 @@ class DiskHistory:
         contents = signatures.contents_by_function(self._sysfs, facts).get(function.address)
         known = load_record(OfferedFunction, self._memory().get(_contents_key(function.address)))
         serial = self._read_controller(function.address, "serial")
-        return None if contents is None else decide(function, serial, contents, known)[0]
+        return None if contents is None else decide(function, serial, contents, known).reason
 
     def adopt(self, function: PciFunction) -> None:
         """Remember that servers may have, and overwrite, what is on the disks of a function."""
@@ -269,23 +270,23 @@ class HostUses:
         """
         uses: dict[str, set[str]] = {address: set() for address in addresses}
 
-        # Accepts everything, to learn each use: the reader asks for the next one of a function
-        # only after it.
+        # Accepts everything, to learn each use: the reader asks for the next use of a function only
+        # if the one before it was accepted.
         def is_accepted(address: str, reason: str) -> bool:
             uses.get(address, set()).add(reason)
             return True
 
-        left = self._read(functions, exceptions, read_nothing, is_accepted)
+        unacceptable = self._read(functions, exceptions, read_nothing, is_accepted)
         for address, reasons in uses.items():
-            if address in functions and address not in left:
+            if address in functions and address not in unacceptable:
                 self._store(functions[address], reasons)
 
     def can_be_accepted(
         self, address: str, functions: Mapping[str, PciFunction], exceptions: Exceptions
     ) -> bool:
         """Return whether an adoption by force would accept all present uses of a function."""
-        left = self._read(functions, exceptions, read_nothing, lambda *_: True)
-        return address not in self.marks and address not in left
+        unacceptable = self._read(functions, exceptions, read_nothing, lambda *_: True)
+        return address not in self.marks and address not in unacceptable
 
     def describe_missing(self, functions: Mapping[str, PciFunction]) -> list[str]:
         """Return a warning for each function whose accepted uses are not known (any more)."""

@@ -84,16 +84,17 @@ class AdoptionInterface(Protocol):
 
 
 def added_addresses(driver: Driver, previous: Driver | None) -> tuple[list[str], list[str]]:
-    """Return the canonical addresses that a driver adopts and its predecessor did not adopt so.
+    """Return the canonical addresses of adoptions that a driver has and its predecessor has not.
 
-    The second list has those that were added by force.
+    The second list has those of adoptions by force. A repeated adoption by force has another mark,
+    and so is returned again.
     """
     added = _entries(driver, "adopt") - _entries(previous, "adopt")
     # None by force without a predecessor: an agent that starts does not know that an operator has
     # just decided so.
-    entries = frozenset() if previous is None else _entries(driver, IN_USE.name)
-    entries -= _entries(previous, IN_USE.name)
-    forced = sorted({entry.partition("@")[0] for entry in entries})
+    forced_entries = frozenset() if previous is None else _entries(driver, IN_USE.name)
+    forced_entries -= _entries(previous, IN_USE.name)
+    forced = sorted({entry.partition("@")[0] for entry in forced_entries})
     return sorted({*added, *forced}), forced
 
 
@@ -120,6 +121,7 @@ def read_options(driver: Driver) -> ManagedDevices:
             "release", conflicts[0], "no address that is also in adopt or adopt_in_use"
         )
     entries = driver.options.get(IN_USE.name, ())
+    # An entry is ADDRESS@TIME; the time is the mark of the adoption.
     marks = {a: entry.partition("@")[2] for a, entry in zip(in_use, entries, strict=True)}
     return ManagedDevices((*adopted, *in_use), released, marks)
 

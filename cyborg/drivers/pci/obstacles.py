@@ -54,12 +54,12 @@ class IommuFacts:
         """
         self._sysfs = sysfs
         self._guests = guests
-        # By group, of those that were asked for.
+        # By group, for groups that were asked for.
         self._direct_mapped: dict[str, bool] = {}
         self._others: dict[str, tuple[GroupMember, ...]] = {}  # devices that are not PCI functions
         self._groups: dict[str, list[PciFunction]] = {}
         # Without an IOMMU, VFIO makes groups of PCI functions that no hypervisor can use. It gives
-        # the same name to those of mediated devices (vfio_noiommu_group_alloc of
+        # the same name to groups of mediated devices (vfio_noiommu_group_alloc of
         # drivers/vfio/group.c), which have no PCI function.
         self._made_up = {
             name

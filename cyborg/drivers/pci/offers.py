@@ -107,12 +107,11 @@ def describe_withheld(card: PciFunction, offers: Sequence[Offer]) -> dict[str, s
     for offer in offers:
         if offer.withheld is not None:
             addresses.setdefault(offer.withheld, []).append(offer.function.address)
-    texts = [
-        reason
-        if found == [card.address]
-        else f"{join_limited(found, MAX_ADDRESSES, nouns='functions')}: {reason}"
-        for reason, found in addresses.items()
-    ]
+    texts: list[str] = []
+    for reason, withheld in addresses.items():
+        is_card = withheld == [card.address]
+        names = join_limited(withheld, MAX_ADDRESSES, nouns="functions")
+        texts.append(reason if is_card else f"{names}: {reason}")
     return {inventory.NOT_OFFERED: "; ".join(texts)[: inventory.MAX_TEXT]} if texts else {}
 
 

@@ -160,7 +160,7 @@ def parse(text: str, keys: Collection[str] = KEYS, driver: str = "generic") -> R
     pairs = _pairs(text, keys, driver)
     scope = _scope(pairs)
     return Rule(
-        {key: _values(key, pairs[key]) for key in MATCHERS if key in pairs},
+        conditions={key: _values(key, pairs[key]) for key in MATCHERS if key in pairs},
         type=_type(pairs.get("type")),
         resource_class=_resource_class(pairs.get("resource_class")),
         traits=_traits(pairs.get("traits")),
@@ -214,7 +214,8 @@ def _values(key: str, text: str) -> Values:
         value = alternative.strip()
         negated = value.startswith("!")
         value = value.removeprefix("!")
-        # sysfs writes ids with 0x; a * after the digits of a class says what is so without it.
+        # sysfs writes ids with 0x. A * after the digits of a class changes nothing: these are a
+        # prefix.
         if key != "address":
             value = value.removeprefix("0x")
         if key == "class":

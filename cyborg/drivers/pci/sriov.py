@@ -163,7 +163,7 @@ class Layouts:
         text = device.std_board_info.get(NUMVFS)
         if text is None:
             return [Layout(FIXED, count_handles(device))]
-        # The first: without any deployable, a device matches each layout that offers nothing.
+        # First, because a device without a deployable matches each layout that offers nothing.
         current = int(text)
         layouts = [Layout(f"vfs-{current}", count_handles(device), frozenset({trait_of(current)}))]
         card = self.sysfs.pci_function(device.address)
@@ -191,12 +191,13 @@ class Layouts:
         """Return how many handles of each resource class a card would have, or None.
 
         ``count`` is the number of virtual functions. The result is None if the card cannot have
-        this number, or if the backend would then offer no handle, so that the device would
-        disappear.
+        this number, or if the backend would offer none of the virtual functions, so that the device
+        would disappear.
         """
         if not card.totalvfs or count > card.totalvfs:
             return None
         functions = predict(self.sysfs, card, count) if count else [replace(card, numvfs=0)]
         names = map(self.offered_class, functions)
-        found = Counter(name for name in names if name is not None)
-        return found if found or not count else None
+        handles = Counter(name for name in names if name is not None)
+        # Without virtual functions the card is shown for its other layouts, also with no handle.
+        return handles if handles or not count else None

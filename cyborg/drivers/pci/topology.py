@@ -22,7 +22,7 @@ Sources in Linux: ``max_link_width_show`` and ``max_link_speed_show`` of
 ``sysfs-devices-power`` (``runtime_status``).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from cyborg.core.naming import make_custom_name, numa_trait
@@ -63,7 +63,7 @@ class TopologyReader:
         } | self._link(function.address, folder)
         return {key: value for key, value in found.items() if value}
 
-    def forget_others(self, addresses: Mapping[str, object]) -> None:
+    def forget_others(self, addresses: Collection[str]) -> None:
         """Forget the stored links of all PCI functions except these."""
         self._links = {a: link for a, link in self._links.items() if a in addresses}
 

@@ -47,8 +47,8 @@ def set_mode(address: str, mode: str) -> None:
     if error is None:
         return
     if previous is not None and amdgpu.read_mode(sysfs, function) != previous:
-        failed = _change(function, previous)
-        error += f"; {previous} was restored" if failed is None else f"; then {failed}"
+        failure = _change(function, previous)
+        error += f"; {previous} was restored" if failure is None else f"; then {failure}"
     raise DriverFailed(error)
 
 

@@ -28,6 +28,7 @@ from cyborg.drivers.sysfs import Sysfs, open_node
 # Bytes: INT_MAX is the limit of fw_get_filesystem_firmware (drivers/base/firmware_loader/main.c).
 MAX_IMAGE = 2**31 - 1
 MAX_PORTS = 256
+_UUID_LENGTH = 36
 MAX_TIMEOUT = 3600.0
 _SYS, _DEV, _FIRMWARE = Path("/sys"), Path("/dev"), Path("/lib/firmware")
 _SEARCH_PATH = Path("module/firmware_class/parameters/path")
@@ -204,7 +205,7 @@ def _copied(source: int, path: Path) -> Iterator[None]:
     """
     try:
         # Copies for the same manager that a killed process left.
-        for old in path.parent.glob(f"{path.stem[:-36]}*{path.suffix}"):
+        for old in path.parent.glob(f"{path.stem[:-_UUID_LENGTH]}*{path.suffix}"):
             old.unlink(missing_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         target = os.open(path, flags, 0o600)

@@ -42,16 +42,16 @@ def set_mode(address: str, enable: bool, program: str) -> None:
         raise Invalid(f"{program!r} is not the absolute path of {_PROGRAM}", field="program")
     _check(function)
     error = f"the MIG mode of {function} cannot be changed to {int(enable)}"
-    pending: str | None = None
+    pending_reason: str | None = None
     try:
-        pending = nvml.request_mig_mode(function, enable=enable)
-        if pending is None:
+        pending_reason = nvml.request_mig_mode(function, enable=enable)
+        if pending_reason is None:
             return
-        error += f": {pending}"
+        error += f": {pending_reason}"
     except DriverFailed as exc:
         # NVML may have failed after the request.
         error = exc.message
-    if pending == nvml.RESET_REQUIRED:
+    if pending_reason == nvml.RESET_REQUIRED:
         try:
             _run(
                 [str(_resolve(program, _PROGRAM)), "--gpu-reset", "-i", function],
@@ -65,11 +65,12 @@ def set_mode(address: str, enable: bool, program: str) -> None:
             error += f"; {exc.message}"
     try:
         # Otherwise any later reset, such as that of a guest, would switch the mode.
-        left = nvml.request_mig_mode(function, enable=not enable)
+        undo_error = nvml.request_mig_mode(function, enable=not enable)
     except DriverFailed as exc:
-        left = exc.message
-    if left is not None:
-        error += f"; the change {'may stay' if pending is None else 'stays'} pending: {left}"
+        undo_error = exc.message
+    if undo_error is not None:
+        stays = "may stay" if pending_reason is None else "stays"
+        error += f"; the change {stays} pending: {undo_error}"
     raise DriverFailed(error)
 
 

@@ -133,11 +133,11 @@ def _erase_bound(drive: PciFunction, end: float, permitted: Sequence[Method]) ->
             # Checked again: the wait for an earlier operation may have taken hours.
             if Sysfs(_SYS).read_int(f"bus/pci/devices/{function}/sriov_numvfs"):
                 raise DriverFailed(f"{function} has virtual functions, which others may use")
-            for number in descriptors:
-                _wait_for(partial(_lock, number), f"another program has locked a disk of {name}")
+            for opened in descriptors:
+                _wait_for(partial(_lock, opened), f"another program has locked a disk of {name}")
             count = _prove(descriptors, erase_all)
-            for number in descriptors:
-                _read_partitions(number)
+            for opened in descriptors:
+                _read_partitions(opened)
     return {"method": str(method), "namespaces": len(numbers), "samples": count}
 
 
@@ -240,7 +240,7 @@ def _wait_for_sanitize(controller: Controller, end: float) -> nvme.SanitizeState
         state, progress = controller.sanitize_status()
         if state is nvme.SanitizeState.VERIFYING and not is_ended:
             is_ended = True
-            # It lasts until somebody ends it. The state may end just now: then the next one counts.
+            # A verification lasts until a host ends it. It may end just now: the next state counts.
             with contextlib.suppress(DriverFailed):
                 controller.end_verification()
         elif state not in (nvme.SanitizeState.RUNNING, nvme.SanitizeState.VERIFYING):

@@ -137,7 +137,7 @@ def change(host: Host, address: str, count: int, autoprobe: bool, allow_network:
                 raise DriverFailed(
                     f"the virtual functions of {function} cannot be removed: {exc.strerror or exc}"
                 ) from exc
-    _create(host, folder, card.numvfs, count, autoprobe)
+    _create(host, folder, previous=card.numvfs, count=count, autoprobe=autoprobe)
 
 
 def find_card(sysfs: Sysfs, address: str, kind: str, vendor: str, driver: str) -> PciFunction:
@@ -189,7 +189,7 @@ def reserve_virtual_functions(
         if (bridge := sysfs.read_link(f"class/net/{name}/master")) is not None:
             raise _used(functions.get(number, str(number)), f"{name} is a port of {bridge}")
     with contextlib.ExitStack() as stack:
-        groups: set[str] = set()
+        groups: set[str | None] = set()  # the kernel permits one open descriptor of each
         for address in functions.values():
             virtual = sysfs.pci_function(address)
             if virtual is None:
@@ -200,7 +200,7 @@ def reserve_virtual_functions(
             registered = sysfs.list_names(f"bus/pci/devices/{address}/vfio-dev")
             held = is_vfio(virtual.kernel_driver) or bool(registered)
             if held and virtual.iommu_group not in groups:
-                groups.add(virtual.iommu_group or "")
+                groups.add(virtual.iommu_group)
                 descriptor = _open_group(host, address, virtual.iommu_group)
                 stack.callback(os.close, descriptor)
         yield
@@ -235,9 +235,9 @@ def _open_group(host: Host, address: str, group: str | None) -> int:
         raise _used(address, f"{path} cannot be opened: {exc.strerror}") from exc
 
 
-def _create(host: Host, folder: Path, previous: int, count: int, autoprobe: bool) -> None:
+def _create(host: Host, folder: Path, *, previous: int, count: int, autoprobe: bool) -> None:
     """Create virtual functions at a card that has none; restore the previous number on error."""
-    before = Sysfs(folder).read_text("sriov_drivers_autoprobe")
+    previous_autoprobe = Sysfs(folder).read_text("sriov_drivers_autoprobe")
     try:
         if count:
             _set_autoprobe(host, folder, "1" if autoprobe else "0")
@@ -245,14 +245,14 @@ def _create(host: Host, folder: Path, previous: int, count: int, autoprobe: bool
         return
     except OSError as exc:
         error = f"{folder.name} cannot get {count} virtual functions: {exc.strerror or exc}"
-        others = exc.errno == errno.EBUSY and Sysfs(folder).read_int("sriov_numvfs")
-    if others:
-        # They can be in use already, and nothing of the previous ones is left to restore.
-        raise DriverFailed(f"{error}; another process has created {others} in the meantime")
+        num_foreign = Sysfs(folder).read_int("sriov_numvfs") if exc.errno == errno.EBUSY else None
+    if num_foreign:
+        # Those can be in use already, and nothing of the previous ones is left to restore.
+        raise DriverFailed(f"{error}; another process has created {num_foreign} in the meantime")
     try:
         if Sysfs(folder).read_int("sriov_numvfs"):
             host.write(folder / "sriov_numvfs", "0")
-        _set_autoprobe(host, folder, before)
+        _set_autoprobe(host, folder, previous_autoprobe)
         _enable(host, folder, previous)
     except OSError as exc:
         raise DriverFailed(

@@ -77,12 +77,13 @@ def _wait(process: "subprocess.Popen[bytes]", name: str, timeout: float) -> byte
     At the timeout kill the process group and raise DriverFailed.
     """
     try:
-        return process.communicate(timeout=timeout)[0]
+        output, _ = process.communicate(timeout=timeout)
+        return output
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
     killed = f"{name} did not end within {timeout:g} s"
     try:
-        process.communicate(timeout=_KILL_TIMEOUT)  # the end of the output: all have ended
+        process.communicate(timeout=_KILL_TIMEOUT)  # returns when all processes have ended
     except subprocess.TimeoutExpired:
         raise DriverFailed(f"{killed} and cannot be killed: restart the host") from None
     raise DriverFailed(f"{killed} and was killed")

@@ -95,10 +95,10 @@ def remove(address: str) -> None:
 def set_sriov(address: str, enable: bool, script: str) -> None:
     """Enable or disable the virtual functions of a card by the script at a path.
 
-    Do nothing if the card has them, or has none. The name of the script must be ``sriov-manage``,
-    and only root may be able to change it. Raise DriverFailed before any change if the card is not
-    bound to the kernel driver, is used by the host, or a virtual function has a vGPU or is open.
-    Raise DriverFailed also if the script fails, or has no effect.
+    Do nothing if the card is in this state already. The name of the script must be
+    ``sriov-manage``, and only root may be able to change it. Raise DriverFailed before any change
+    if the card is not bound to the kernel driver, is used by the host, or a virtual function has a
+    vGPU or is open. Raise DriverFailed also if the script fails, or has no effect.
     """
     function = str(PciAddress.parse(address))
     if type(enable) is not bool:

@@ -34,7 +34,8 @@ def set_scheduling(address: str, settings: Mapping[str, str]) -> None:
     for name, value in settings.items():
         if not xe.is_valid(name, value):
             raise Invalid(f"{value!r} is not a value of {name!r}", field="settings")
-    sysfs, card = _find_card(function)
+    sysfs = Sysfs(_SYS)
+    card = _find_card(sysfs, function)
     if not xe.has_scheduling(sysfs, function, settings):
         raise DriverFailed(
             f"{function} does not have all of {', '.join(settings)} in sriov_admin: Linux 6.19 or "
@@ -66,43 +67,43 @@ def set_vram(address: str, mib: int) -> None:
     function = str(PciAddress.parse(address))
     if type(mib) is not int or not 0 < mib <= _MAX_MIB:
         raise Invalid(f"{mib!r} is not a number of MiB from 1 to {_MAX_MIB}", field="mib")
-    sysfs, card = _find_card(function)
+    sysfs = Sysfs(_SYS)
+    card = _find_card(sysfs, function)
     if not xe.has_vram(sysfs, function):
         raise DriverFailed(
             f"{function} does not have {xe.VRAM} in sriov_admin: Linux 7.0 or later has it for "
             "cards with memory of their own"
         )
-    wanted = mib << 20
-    present = {n: xe.read_vram(sysfs, function, n) for n in range(1, card.numvfs + 1)}
-    others = [n for n, found in present.items() if not xe.is_rounded(found, wanted)]
-    if not others:
+    num_bytes = mib << 20
+    parts = {n: xe.read_vram(sysfs, function, n) for n in range(1, card.numvfs + 1)}
+    to_change = [n for n, part in parts.items() if not xe.is_rounded(part, num_bytes)]
+    if not to_change:
         return
-    # The largest first: they must leave memory for the others.
-    others.sort(key=lambda number: -(present[number] or 0))
+    # The function with the largest part first: its change leaves memory for the others.
+    to_change.sort(key=lambda number: -(parts[number] or 0))
     host = Host(_SYS, _DEV, _write)
     with reserve_virtual_functions(host, card, used_functions(_SYS)):
-        for number in others:
+        for number in to_change:
             try:
-                _write(_SYS / xe.profile_folder(function, number) / xe.VRAM, str(wanted))
+                _write(_SYS / xe.profile_folder(function, number) / xe.VRAM, str(num_bytes))
             except OSError as exc:
                 raise DriverFailed(
                     f"{function}: the kernel driver refused {mib} MiB for virtual function "
                     f"{number}: {exc.strerror}"
                 ) from exc
             found = xe.read_vram(sysfs, function, number)
-            if not xe.is_rounded(found, wanted):
+            if not xe.is_rounded(found, num_bytes):
                 raise DriverFailed(
                     f"virtual function {number} of {function} has {found} bytes of memory after a "
-                    f"write of {wanted}"
+                    f"write of {num_bytes}"
                 )
 
 
-def _find_card(function: str) -> tuple[Sysfs, PciFunction]:
+def _find_card(sysfs: Sysfs, function: str) -> PciFunction:
     """Return a card of ``xe`` with virtual functions. Raise DriverFailed if there is none."""
-    sysfs = Sysfs(_SYS)
     card = sysfs.pci_function(function)
     if card is None or card.kernel_driver != xe.KERNEL_DRIVER or not card.numvfs:
         raise DriverFailed(
             f"there is no card of {xe.KERNEL_DRIVER} with virtual functions at {function}"
         )
-    return sysfs, card
+    return card

@@ -72,7 +72,7 @@ class RecordedUevents:
     def _replay(self, event: model.Uevent) -> None:
         root = self._kernel.root.parent
         device = f"sys/{event.path.strip('/')}"
-        physical = (root / device / "physfn").resolve()
+        physical = (root / device / "physfn").resolve()  # before a removal, which ends the link
         if event.action == "remove":
             self._kernel.remove_device(Path(root / device).resolve())
             self._kernel.count_virtual_functions(physical)
@@ -91,7 +91,7 @@ class RecordedSource:
 
     def read(self, seconds: float | None) -> list[str]:
         """Return the subsystems of the uevents that are due; wait up to ``seconds`` for one."""
-        # Twice: without a wait if some are due already, and after it.
+        # Without a wait if some are due already.
         due = self._events.replay_due()
         if not due:
             times = (seconds, self._events.seconds_left())

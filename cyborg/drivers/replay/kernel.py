@@ -72,7 +72,7 @@ class SimulatedKernel:
         self.data: dict[str, str] = {}
         self.lock = threading.RLock()  # reentrant: a fault removes functions during an operation
         self._faults: list[_PendingFault] = []
-        self._capacities: dict[tuple[str, str], int] = {}
+        self._capacities: dict[tuple[str, str], int] = {}  # by parent and type
         for fault in faults:
             self.add_fault(fault)
 
@@ -199,7 +199,7 @@ class SimulatedKernel:
             if name.startswith("nvidia-"):
                 free = 0 if others else capacity[name] - counts[name]
             else:
-                free = int(capacity[name] * (1 - used) + 1e-9)
+                free = int(capacity[name] * (1 - used) + 1e-9)  # 0.999... is 1
             (self.root / types / name / "available_instances").write_text(f"{max(0, free)}\n")
 
     def set_instances(self, address: str, instances: Mapping[str, int]) -> None:
@@ -238,11 +238,11 @@ class SimulatedKernel:
         """Erase a drive; return the method and counts, as ``privileged.nvme.erase`` does."""
         del timeout, methods  # a capture has no commands of drives
         with self.lock, failures(f"{address} could not be erased"):
-            found = self.sysfs.pci_function(address)
-            if found is None:
+            drive = self.sysfs.pci_function(address)
+            if drive is None:
                 self.data.pop(address, None)
                 return {"method": None, "namespaces": 0, "samples": 0}
-            if found.numvfs:
+            if drive.numvfs:
                 raise DriverFailed(f"{address} has virtual functions, which others may use")
             if (reason := used_functions(self.root).get(address)) is not None:
                 raise DriverFailed(f"{address} cannot be erased: {reason}")

@@ -219,10 +219,8 @@ class Recorder:
         target: str | None = None
         # This link names the process that reads it.
         if place != "proc/self":
-            try:
+            with contextlib.suppress(OSError):
                 target = os.readlink(self._root / place)
-            except OSError:
-                target = None
         folder, _, name = place.rpartition("/")
         if target is not None:
             if target.startswith("/"):
@@ -329,6 +327,7 @@ def _without_empty_parents(
     """Yield the folders, without empty ones that another folder's path contains."""
     parents = {path.rpartition("/")[0] for path in folders}
     for path, folder in folders.items():
+        # "usr" is no parent any more: ``record_host`` has removed it from the paths.
         if (folder.files or folder.links or path not in parents) and path != "usr":
             yield path, folder
 

@@ -81,16 +81,21 @@ def parse(
     """
     # All arguments are parsed before they are compared, so that an error names the wrong one.
     port = parse_port(port_uuid)
-    parsed = read_groups(context)
-    groups = [request_groups.make_group_name(number, port) for number in range(len(parsed))]
+    groups = read_groups(context)
+    names = [request_groups.make_group_name(number, port) for number in range(len(groups))]
     host = check_text("hostname", hostname)
     instance = parse_uuid(instance_uuid, "instance_uuid")
-    by_group = request_groups.parse_mappings(groups, mappings, _parse_providers(providers))
-    numbers = _parse_arqs(len(groups), context.get("arqs") if arqs is None else arqs)
-    _check_complete(parsed, numbers.values())
+    device_rps = request_groups.parse_mappings(names, mappings, _parse_providers(providers))
+    group_numbers = _parse_arqs(len(groups), context.get("arqs") if arqs is None else arqs)
+    _check_complete(groups, group_numbers.values())
     return tuple(
-        BindParameters(uuid, host, by_group[groups[number]], instance)
-        for uuid, number in numbers.items()
+        BindParameters(
+            arq_uuid=uuid,
+            hostname=host,
+            device_rp_uuid=device_rps[names[number]],
+            instance_uuid=instance,
+        )
+        for uuid, number in group_numbers.items()
     )
 
 
@@ -143,10 +148,8 @@ def _parse_arqs(num_groups: int, arqs: Any) -> dict[str, int]:
 def _check_complete(groups: Sequence[profile.Group], numbers: Iterable[int]) -> None:
     """Raise Invalid unless each group has as many ARQs as it asks for."""
     # Nova attaches all devices of an instance together: a missing one would never be attached.
-    found, expected = (
-        Counter(numbers),
-        Counter(slot.group_id for slot in profile.expand_slots(groups)),
-    )
+    found = Counter(numbers)
+    expected = Counter(slot.group_id for slot in profile.expand_slots(groups))
     for number in range(len(groups)):
         if found[number] != expected[number]:
             raise Invalid(

@@ -73,7 +73,7 @@ def parse_arq(arq: Any) -> BoundArq:
             f"{type(info).__name__}",
             field="attach_handle_info",
         )
-    return BoundArq(uuid, handle_type, arq.get("attach_handle_uuid"), info)
+    return BoundArq(uuid, handle_type, handle_uuid=arq.get("attach_handle_uuid"), info=info)
 
 
 def require_bound(arq: Mapping[str, Any]) -> None:
@@ -158,7 +158,7 @@ def _load_all() -> tuple[Mapping[str, Plugin], Mapping[str, str]]:
     plugins: dict[str, Plugin] = {}
     for extension in manager:
         name, plugin = extension.name, extension.obj
-        # Neither is used: which one is loaded first depends on the order of the installed packages.
+        # Neither is used, see ``load_plugin``: the order of the installed packages would decide.
         if name in plugins:
             errors[name] = "several packages have a plugin of this name"
         elif not isinstance(plugin, Plugin):

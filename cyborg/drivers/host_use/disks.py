@@ -23,6 +23,7 @@ from cyborg.drivers.sysfs import LOCAL_ROOT, Sysfs, functions_on, read_file
 
 MAX_PROC_BYTES = 4 * 1024 * 1024  # of one file in /proc; a container host has thousands of mounts
 MAX_DEPTH = 16  # of stacked block devices
+_ROOT_USE = "the root file system"
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
@@ -37,9 +38,9 @@ class DiskReader:
         """Return the PCI functions whose disks the host uses: a reason by address."""
         uses: dict[str, str] = {}  # by the name of a block device
         for name, mount_point in self._mounts():
-            root = mount_point == "/"
-            if root or name not in uses:
-                uses[name] = "the root file system" if root else f"the file system {mount_point}"
+            use = _ROOT_USE if mount_point == "/" else f"the file system {mount_point}"
+            if use == _ROOT_USE or name not in uses:
+                uses[name] = use
         for name in self._swap_devices():
             uses.setdefault(name, "swap")
         for system in self._sysfs.list_names("fs/btrfs"):
@@ -60,7 +61,7 @@ class DiskReader:
             if holders := self._sysfs.list_names(f"class/block/{name}/holders"):
                 uses.setdefault(name, f"a part of {holders[0]}")
         # The root file system first: it is the most important of several reasons.
-        for name in sorted(uses, key=lambda name: "root" not in uses[name]):
+        for name in sorted(uses, key=lambda name: uses[name] != _ROOT_USE):
             for address in self.functions_of_disk(name):
                 reasons.setdefault(address, f"{name} holds {uses[name]}")
         return reasons
@@ -179,12 +180,12 @@ class DiskReader:
             return []
         address = self._sysfs.read_text(controller / "address") or ""
         match = re.search(r"host_traddr=nn-0x[0-9a-fA-F]+:pn-(0x[0-9a-fA-F]+)", address)
-        used_port = int(match[1], 16) if match else None
         hosts = self._sysfs.list_names("class/fc_host")
         used = [
             host
             for host in hosts
-            if self._sysfs.read_int(f"class/fc_host/{host}/port_name") == used_port
+            if match
+            and self._sysfs.read_int(f"class/fc_host/{host}/port_name") == int(match[1], 16)
         ]
         # Each port counts if the address does not say which one.
         return [

@@ -45,9 +45,10 @@ def test_used_functions_disk_with_mounted_file_system(host: HostTree, mount_poin
     assert used_functions(host.root) == {A: f"nvme0n1p1 holds {reason}"}
 
 
-def test_used_functions_root_file_system_is_named_first(host: HostTree) -> None:
+@pytest.mark.parametrize("mount_point", ["/boot", "/srv/chroot"])
+def test_used_functions_root_file_system_is_named_first(host: HostTree, mount_point: str) -> None:
     nvme(host, 0, A, "p1", "p2")
-    host.mount("nvme0n1p1", "/boot")
+    host.mount("nvme0n1p1", mount_point)
     host.mount("nvme0n1p2", "/")
     assert used_functions(host.root) == {A: "nvme0n1p2 holds the root file system"}
 
@@ -428,6 +429,18 @@ def test_used_functions_fibre_channel_port_of_a_fabric(host: HostTree, stated: b
         address.write_text("traddr=nn-0x1:pn-0x2\n")
     host.mount("nvme0n1", "/")
     assert set(used_functions(host.root)) == ({A} if stated else {A, B})
+
+
+def test_used_functions_fibre_channel_port_that_nothing_names(host: HostTree) -> None:
+    host.add_disk("nvme0n1", "virtual/nvme-subsystem/nvme-subsys0")
+    host.add_fc_controller("nvme0n1", "nvme0", A, "0x1000000000000010")
+    address = host.root / "devices/virtual/nvme-fabrics/ctl/nvme0/address"
+    address.write_text("traddr=nn-0x1:pn-0x2\n")
+    host.add_disk("nvme1n1", "virtual/nvme-subsystem/nvme-subsys1")
+    host.add_fc_controller("nvme1n1", "nvme1", B, "0x1000000000000011")
+    (host.root / "class/fc_host/host17/port_name").unlink()
+    host.mount("nvme0n1", "/")
+    assert set(used_functions(host.root)) == {A, B}
 
 
 def test_used_functions_fibre_channel_without_native_multipath(host: HostTree) -> None:

@@ -180,7 +180,9 @@ class Arqs:
         context = self.binder.make_instance_context(instance, project)
 
         def work(tx: sa.Connection, context: BindContext, wait: bool) -> BindResult:
-            return self.bind_locked(tx, bind_requests, scope, context, wait=wait)
+            return self.bind_locked(
+                tx, bind_requests, scope, context, wait=wait, has_bound_event=False
+            )
 
         result = self.binder.run(
             {context.project or item.project_id for item in bind_requests},
@@ -189,7 +191,7 @@ class Arqs:
             instance=instance,
             arq=uuids,
         )
-        self.finish_bind(result, instance)
+        self.finish_bind(result, instance, has_bound_event=False)
 
     def unbind(self, requests: Sequence[Mapping[str, Any]], project_scope: str | None) -> None:
         """Unbind all the given ARQs, or none; a request is ``{"request": uuid of an ARQ}``.
@@ -331,25 +333,33 @@ class Arqs:
         wait: bool,
         append: bool = False,
         subject: str | None = None,
+        has_bound_event: bool = True,
     ) -> BindResult:
-        """Bind within a transaction, and record the events. Raise as ``binding.bind``."""
+        """Bind within a transaction, and record the events. Raise as ``binding.bind``.
+
+        Without ``has_bound_event``, Nova gets an event only at the end of host work.
+        """
         result = binding.bind(
             tx, bind_requests, scope, context, wait=wait, append=append, subject=subject
         )
         if result.host_work_pending:
             self._event_recorder.record_bind_started(tx, result.arqs)
         else:
-            self._event_recorder.record_bound(tx, result.arqs)
+            # Nova's own bind needs none: nova-compute reads the ARQs after the answer, and waits
+            # for events of those only that are not Bound (``_get_bound_arq_resources`` of Nova).
+            self._event_recorder.record_bound(tx, result.arqs, has_nova_event=has_bound_event)
         record_claimed(tx, result.arqs, self._event_recorder)
         return result
 
-    def finish_bind(self, result: BindResult, instance: str) -> None:
+    def finish_bind(
+        self, result: BindResult, instance: str, *, has_bound_event: bool = True
+    ) -> None:
         """Log a bind after its commit, and wake the loops that have new work."""
         if result.arqs:
             message = "Preparing %d ARQ(s)" if result.host_work_pending else "Bound %d ARQ(s)"
             arqs = [arq["uuid"] for arq in result.arqs]
             LOG.info(message, len(arqs), instance=instance, arq=arqs)
-            self.binder.wake(result)
+            self.binder.wake(result, has_bound_event=has_bound_event)
 
     def _unbind(
         self, tx: sa.Connection, uuids: Sequence[str], scope: str | None

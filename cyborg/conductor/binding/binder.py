@@ -190,10 +190,11 @@ class Binder:
             raise result
         return result
 
-    def wake(self, result: BindResult) -> None:
+    def wake(self, result: BindResult, *, has_bound_event: bool = True) -> None:
         """Count a bind after its commit, and wake the loops that have work.
 
-        A bind with host work is counted at the end of this work.
+        A bind with host work is counted at the end of this work. ``has_bound_event`` is whether a
+        bind without host work has an event for Nova.
         """
         if result.arqs and not result.host_work_pending:
             self.metrics.count(BINDS, "bound")
@@ -202,7 +203,7 @@ class Binder:
         if result.host_work_pending:
             self.wake_jobs()
         # With host work, Nova's event is written when the work is done.
-        elif result.arqs and self.conf.nova.send_events:
+        elif result.arqs and has_bound_event and self.conf.nova.send_events:
             self.wake_outbox()
 
     def _observe(self, seconds: float, waited: float) -> None:

@@ -143,11 +143,12 @@ class ArqEventRecorder:
         rows, state = _with_instance(rows), ArqState.BIND_STARTED
         self._add(tx, self._build(Event.BIND_STARTED, rows, state=state))
 
-    def record_bound(self, tx: sa.Connection, rows: Rows) -> None:
-        """Record that ARQs are Bound."""
+    def record_bound(self, tx: sa.Connection, rows: Rows, *, has_nova_event: bool = True) -> None:
+        """Record that ARQs are Bound; without ``has_nova_event`` for listeners only."""
         rows = _with_instance(rows)
         messages = self._build(Event.BOUND, rows, state=ArqState.BOUND)
-        self._add(tx, self._nova_messages(rows, COMPLETED), messages)
+        events = self._nova_messages(rows, COMPLETED) if has_nova_event else []
+        self._add(tx, events, messages)
 
     def record_bind_failed(self, tx: sa.Connection, rows: Rows, error: str | None) -> None:
         """Record that the bind of ARQs failed."""

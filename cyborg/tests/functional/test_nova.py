@@ -140,6 +140,8 @@ def test_reserved_context_boots_a_server(servers: Servers, cyborg: Run) -> None:
     server = servers.boot(servers.make_flavor(f"ctx-{context}"))
     assert state() == "bound"
     assert servers.has_devices(server, 1), servers.devices(server)
+    # Bound in the answer to Nova's bind: nova-compute has waited for no event.
+    assert [events_for(cloud, arq) for arq in servers.devices(server).listed] == [0]
     servers.delete(server)
     wait_until("the context is unbound", lambda: state() == "unbound", PATIENCE)
     cyborg(MEMBER, "device-context-delete", context)

@@ -5,9 +5,12 @@ from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
+from oslo_config import cfg
 
 from cyborg.conductor.binding.arqs import Arqs
+from cyborg.conductor.notifications.notifications import ArqEventRecorder, NotificationBuilder
 from cyborg.db import schema
+from cyborg.db.binding.write import lock
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.notifications import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
@@ -15,11 +18,15 @@ from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.machine.options import make_conf
 
 
-def make_arqs(engine: sa.Engine, driver: str) -> Arqs:
+def make_notification_conf(driver: str) -> cfg.ConfigOpts:
     conf = make_conf()
     is_enabled(conf)
     conf.set_override("driver", [driver], group=GROUP)
-    return Arqs(conf, UnitOfWork(engine))
+    return conf
+
+
+def make_arqs(engine: sa.Engine, driver: str) -> Arqs:
+    return Arqs(make_notification_conf(driver), UnitOfWork(engine))
 
 
 def run_lifecycle(arqs: Arqs, card: rows.Card) -> tuple[str, str]:
@@ -47,10 +54,8 @@ def test_arq_lifecycle_is_recorded(engine: sa.Engine) -> None:
     prefix = "accelerator_request"
     assert [row["payload"].get("event_type", row["kind"]) for row in messages] == [
         f"{prefix}.create.end",
-        "nova-event",
         f"{prefix}.bind.end",
         f"{prefix}.unbind.end",
-        "nova-event",
         f"{prefix}.bind.end",
         f"{prefix}.delete.end",
     ]
@@ -68,14 +73,29 @@ def test_arq_lifecycle_is_recorded(engine: sa.Engine) -> None:
     assert [data["instance_uuid"] for data in notifications] == [None, *[instance] * 4]
 
 
+@pytest.mark.parametrize("send_events", [True, False])
 @pytest.mark.parametrize("driver", ["messagingv2", ""])
-def test_nova_event_and_notification_are_one_statement(
-    sqlite_engine: sa.Engine, driver: str
+def test_events_of_a_bind_are_one_statement(
+    sqlite_engine: sa.Engine, driver: str, send_events: bool
 ) -> None:
-    card = rows.insert_card(sqlite_engine)
-    rows.insert_profile(sqlite_engine)
-    arqs = make_arqs(sqlite_engine, driver)
+    profile = rows.insert_profile(sqlite_engine)
+    instance = str(uuid4())
+    uuid = rows.insert_arq(sqlite_engine, profile, instance_uuid=instance)
+    conf, uow = make_notification_conf(driver), UnitOfWork(sqlite_engine)
+    conf.set_override("send_events", send_events, group="nova")
+    recorder = ArqEventRecorder(conf, NotificationBuilder(conf, now=uow.clock))
     with count_statements(sqlite_engine) as count:
-        run_lifecycle(arqs, card)
+        uow.run(lambda tx: recorder.record_bound(tx, lock(tx, [uuid], None)))
     inserts = [text for text in count.statements if text.startswith("INSERT INTO outbox")]
-    assert len(inserts) == (5 if driver else 2)
+    assert len(inserts) == bool(driver or send_events)
+    events = rows.read(sqlite_engine, schema.outbox, kind="nova-event")
+    expected = {
+        "name": "accelerator-request-bound",
+        "server_uuid": instance,
+        "tag": uuid,
+        "status": "completed",
+    }
+    assert [event["payload"] for event in events] == [expected] * send_events
+    assert [(event["subject"], event["state"]) for event in events] == (
+        [(instance, "pending")] * send_events
+    )

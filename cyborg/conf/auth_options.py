@@ -51,6 +51,7 @@ def _check_files(options: cfg.ConfigOpts.GroupAttr, section: str) -> None:
     if not options.certfile:
         return
     for name in ("certfile", "keyfile"):
+        # Without keyfile, OpenSSL looks for the key in certfile.
         path = Path(options[name] or options.certfile)
         try:
             path.read_bytes()

@@ -15,7 +15,7 @@ from cyborg.core.inventory.reference_names import RELEASES
 @functools.cache
 def _read_help() -> configparser.ConfigParser:
     """Return the help of the options by section and name."""
-    # The section DEFAULT is one of ours, and not that of the texts of all sections.
+    # [DEFAULT] has help of its own here; configparser would give its entries to all sections.
     parser = configparser.ConfigParser(
         interpolation=None, delimiters=("=",), default_section="every section"
     )

@@ -116,27 +116,27 @@ def authorize(
     not shown.
     """
     if not enforcer.authorize(rule, dict(target), dict(credentials)):
-        needed = describe_roles(enforcer, rule)
-        raise Forbidden(
-            f"the policy does not allow {rule} to this token"
-            + f", which needs {needed}" * bool(needed),
-            rule=rule,
-        )
+        roles = describe_roles(enforcer, rule)
+        needed = f", which needs {roles}" if roles else ""
+        raise Forbidden(f"the policy does not allow {rule} to this token{needed}", rule=rule)
 
 
 def describe_roles(enforcer: policy.Enforcer, rule: str) -> str:
     """Return which roles a rule asks for: "one of the roles ..."; empty if it asks for none."""
     rules: Mapping[str, Any] = enforcer.rules or {}
-    found = _list_roles(rules.get(rule), rules, 0)
-    roles = list(dict.fromkeys(" and ".join(choice) for choice in found if choice))
-    tokens = ["a service token"] if _FROM_SERVICE in roles else []
-    named = join_limited([name for name in roles if name != _FROM_SERVICE], MAX_ROLES)
-    needed = [f"one of the roles {named}"] * bool(named) + tokens
+    combinations = _list_roles(rules.get(rule), rules, 0)
+    roles = list(dict.fromkeys(" and ".join(names) for names in combinations if names))
+    shown = join_limited([name for name in roles if name != _FROM_SERVICE], MAX_ROLES)
+    needed = [f"one of the roles {shown}"] if shown else []
+    needed += ["a service token"] if _FROM_SERVICE in roles else []
     return " or ".join(needed)
 
 
 def _list_roles(check: Any, rules: Mapping[str, Any], depth: int) -> list[tuple[str, ...]]:
-    """Return the combinations of roles that a check may ask for, each with other conditions."""
+    """Return the combinations of roles with which a check may pass.
+
+    The combination ``()`` is that of a check that asks for no role.
+    """
     if depth > MAX_DEPTH:  # of a rule that refers to itself
         return []
     if isinstance(check, policy.RuleCheck):
@@ -152,4 +152,5 @@ def _list_roles(check: Any, rules: Mapping[str, Any], depth: int) -> list[tuple[
         return [(str(check.match),)]
     if isinstance(check, policy.Check) and check.kind == "service_token":
         return [(_FROM_SERVICE,)]
+    # The check "!" passes for nobody, other checks look at something else than roles.
     return [] if str(check) == "!" else [()]

@@ -91,21 +91,21 @@ class _Field:
 def _fields_of(cls: Any) -> tuple[_Field, ...]:
     """Return how to dump and load each field of a class."""
     hints = typing.get_type_hints(cls)
-    found = []
+    conversions = []
     for item in fields(cls):
         options = item.metadata.get(_WIRE, _Exceptions())
         dump, load = _converters(hints[item.name])
         required = item.default is MISSING and item.default_factory is MISSING
-        found.append(
+        conversions.append(
             _Field(
                 item.name,
-                options.dump or dump,
-                options.load or load,
-                options.required or required,
-                options.omit,
+                dump=options.dump or dump,
+                load=options.load or load,
+                required=options.required or required,
+                omit=options.omit,
             )
         )
-    return tuple(found)
+    return tuple(conversions)
 
 
 def _converters(annotation: Any) -> tuple[Convert | None, Convert]:
@@ -121,6 +121,7 @@ def _converters(annotation: Any) -> tuple[Convert | None, Convert]:
     if origin is typing.Literal:
         return None, string
     if origin in (typing.Union, types.UnionType):
+        # Of a type and None: no field has another union.
         return _optional(*(a for a in arguments if a is not types.NoneType))
     if origin in (tuple, Sequence, frozenset):
         return _collection(frozenset if origin is frozenset else tuple, arguments[0])

@@ -336,6 +336,7 @@ def verify(
     for sealed in log.records:
         sequence = sealed.record.sequence
         if sequence > tip.sequence:
+            # Beyond the chain. A record that is missing before it is the first fault.
             if complete and sequence > after.tip.sequence:
                 fault = check_tip(position, tip)
                 fault = fault or check_tip(Link(sequence, sealed.hash), after.tip)
@@ -420,7 +421,7 @@ def _find_fault_of_heads(log: Log, keys: Keys | None) -> Fault | None:
 
 def _find_fault_without_head(log: Log, keys: Keys | None, anchor: Link | None) -> Fault | None:
     """Return the fault of a log without a head; None if all its records are new and valid."""
-    for sealed in log.records:
+    for sealed in log.records:  # the first one is the fault
         return Fault(
             sealed.record.sequence,
             "its records are in a chain, but its row in custody_heads is missing, or has another "
@@ -439,6 +440,7 @@ def _find_fault_without_head(log: Log, keys: Keys | None, anchor: Link | None) -
 
 def _find_fault_of_anchor(anchor: Link | None, base: Link, tip: Link) -> Fault | None:
     """Return the fault of a chain with these ends that cannot have the record ``anchor``."""
+    # A record before the base was deleted after its retention: there is nothing to compare.
     if anchor is None or anchor.sequence < base.sequence:
         return None
     if anchor.sequence > tip.sequence:

@@ -14,7 +14,12 @@ from cyborg.agent.guests.devices import Check, GuestDevice, GuestDevices
 from cyborg.agent.guests.function_users import FunctionUsers, RecordFile
 from cyborg.agent.guests.hypervisor import LibvirtDomains, LibvirtHypervisor, find_library
 from cyborg.core import errors, log, naming
-from cyborg.core.attachments.delivery import MAX_DELIVERIES, DeliveryRecord, Outcome
+from cyborg.core.attachments.delivery import (
+    MAX_DELIVERIES,
+    DeliveryRecord,
+    Outcome,
+    RecordedDelivery,
+)
 from cyborg.core.inventory.device import AttachHandle, Deployable, HandleType
 from cyborg.core.inventory.report import BackendStatus
 from cyborg.core.jobs.job import parse_guest_arq
@@ -190,7 +195,10 @@ class Reasserter(periodic.LoopThread):
             check = Check(
                 is_complete=False, outcomes={device.arq["uuid"]: unknown for device in devices}
             )
-        recorded = {device.arq["uuid"]: (device.attached, device.error) for device in devices}
+        recorded = {
+            device.arq["uuid"]: RecordedDelivery(device.attached, device.error)
+            for device in devices
+        }
         changes = self._deliveries.update(recorded, check.outcomes, self.clock())
         for begin in range(0, len(changes), MAX_DELIVERIES):
             body = [delivery.to_dict() for delivery in changes[begin : begin + MAX_DELIVERIES]]

@@ -12,7 +12,7 @@ report leaves a wrong record.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from cyborg.core.codec import Serializable, wire
 from cyborg.core.errors import Invalid
@@ -77,6 +77,13 @@ class Outcome:
 STOPPED = Outcome(is_attached=False, is_running=False)
 
 
+class RecordedDelivery(NamedTuple):
+    """What the conductor has recorded of an ARQ: whether the guest has the device, and an error."""
+
+    is_attached: bool
+    error: str | None
+
+
 class DeliveryRecord:
     """What the agent has to report of the devices of its guests. Not thread-safe.
 
@@ -90,19 +97,19 @@ class DeliveryRecord:
 
     def update(
         self,
-        recorded: Mapping[str, tuple[bool, str | None]],
+        recorded: Mapping[str, RecordedDelivery],
         outcomes: Mapping[str, Outcome],
         now: float,
     ) -> list[Delivery]:
         """Return what to report after a check at ``now``, in monotonic seconds.
 
-        ``recorded`` is what the conductor has recorded of each ARQ: whether the guest has the
-        device, and the error. ``outcomes`` has no device that the guest is not to have any more.
+        ``recorded`` and ``outcomes`` are by the uuid of the ARQ. ``outcomes`` has no device that
+        the guest must not have any more.
         """
-        for known in (self._missing_since, self._unconfirmed):
-            for arq in known.keys() - recorded.keys():
-                del known[arq]
-        for arq, (attached, error) in recorded.items():
+        for by_arq in (self._missing_since, self._unconfirmed):
+            for released_arq in by_arq.keys() - recorded.keys():
+                del by_arq[released_arq]
+        for arq, (was_attached, error) in recorded.items():
             outcome = outcomes.get(arq)
             if outcome is None or not outcome.is_running:
                 self._missing_since.pop(arq, None)
@@ -111,10 +118,10 @@ class DeliveryRecord:
                     self._unconfirmed[arq] = Delivery(arq, NOT_RUNNING, is_running=False)
             elif outcome.is_attached:
                 self._missing_since.pop(arq, None)
-                if outcome.is_new or not attached or error is not None:
+                if outcome.is_new or not was_attached or error is not None:
                     self._unconfirmed[arq] = Delivery(arq)
             # A guest that had its device keeps it while the hypervisor does not answer.
-            elif outcome.is_attached is not None or not attached:
+            elif outcome.is_attached is not None or not was_attached:
                 since = self._missing_since.setdefault(arq, now)
                 failure = Delivery(arq, outcome.error)
                 if now >= since + self._timeout and failure.error != error:

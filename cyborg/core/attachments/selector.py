@@ -60,6 +60,7 @@ class Selector:
 
     def values(self) -> dict[str, str | None]:
         """Return the columns of the attachment that identify what it attaches."""
+        # The profile of an accelerator has the uuid of the attachment: see ``profile_name``.
         name = {} if self.field == ACCELERATOR else {"device_profile_name": self.key}
         return {
             **name,

@@ -102,7 +102,7 @@ _ATTACHABLE = {Mode.NEXT_BOOT: ATTACHABLE, Mode.LIVE: (ACTIVE,)}
 
 # Statuses in which Nova keeps no copy of the guest from which it starts the guest again.
 #
-# A rescued server has one with the devices that it had before the rescue.
+# A rescued server has such a copy, with the devices that it had before the rescue.
 _SETTLED = frozenset({ACTIVE, "PAUSED", STOPPED, OFFLOADED, "DELETED"})
 
 # Actions that may start the guest with the devices that the ARQs name then.

@@ -81,7 +81,7 @@ def describe_missing(
 
     ``providers`` are the providers of the host. ``device`` is the uuid of the device to replace,
     None for an attachment. Members of a project see the text of an attachment: it has numbers of
-    devices instead of their addresses and details. That of a successor is for administrators.
+    devices instead of their addresses and details. The text of a successor is for administrators.
     """
     others = [provider for provider in providers if provider.device_uuid != device]
     for demand in demands:
@@ -91,7 +91,7 @@ def describe_missing(
             if (failure := find_first_failure(demand, provider)) is not None
         ]
         if len(failures) < len(others):
-            continue  # one of them can serve the group
+            continue  # a provider without a failure can serve the group
         if device is None:
             why = _summarize(failures) or "no device"
         else:
@@ -99,6 +99,7 @@ def describe_missing(
             why = join_limited(texts, MAX_SHOWN, separator="; ", nouns="devices")
             why = why or "no other device"
         return f"group {demand.number}: {why}"
+    # Each group fits alone: several groups may compete for the same handles.
     fit = evaluate_request(demands, others)
     for host in fit.counts.hosts:
         for failure in fit.joint(host).values():

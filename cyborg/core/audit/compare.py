@@ -183,6 +183,7 @@ def compare_hardware(snapshot: HostSnapshot) -> Iterator[Finding]:
         )
     failed = snapshot.hardware.failed_backends if snapshot.hardware is not None else {}
     for backend, error in sorted(failed.items()):
+        # A backend in its first discovery has no error yet.
         if error is not None:
             yield snapshot.finding(
                 Kind.BACKEND_UNAVAILABLE,
@@ -194,6 +195,7 @@ def compare_hardware(snapshot: HostSnapshot) -> Iterator[Finding]:
         if not _is_programming(device):
             if snapshot.hardware is not None:
                 yield from _compare_device(snapshot, snapshot.hardware, device)
+            # No report removes a device while its backend fails.
             if device.backend not in failed:
                 yield from _drained_not_removed(snapshot, device)
     if snapshot.hardware is not None:
@@ -273,7 +275,7 @@ def _compare_deployable(
 
 def _drained_not_removed(snapshot: HostSnapshot, device: sources.DeviceRecord) -> Iterator[Finding]:
     """Yield a finding if draining handles or deployables without an owner are still recorded."""
-    # A part drains with the device, or on its own.
+    # A handle drains alone, or together with its deployable or its device.
     num_handles = sum(
         not handle.in_use
         for deployable in device.deployables
@@ -341,6 +343,7 @@ def _compare_handles(snapshot: HostSnapshot, deployable: DeployableRecord) -> It
         elif handle.owner_state not in OWNING_STATES:
             kind = Kind.HANDLE_WRONG_OWNER
             text = f"database: its owner, ARQ {handle.owner}, is in state {handle.owner_state}"
+        # A handle that was claimed through a device set is bound to the provider of the set.
         elif handle.owner_provider != (provider := handle.set_provider or deployable.provider):
             kind = Kind.REQUEST_MISPLACED
             text = (
@@ -363,7 +366,7 @@ def _compare_instances(snapshot: HostSnapshot, settled: Sequence[ArqRecord]) -> 
             continue
         server = snapshot.instances.queried[arq.instance]
         bound = f"database: bound to instance {arq.instance} on {arq.hostname}"
-        # That it is not listed is no proof: the instance was read by its uuid.
+        # The list alone proves nothing: an instance that it lacks was queried by its uuid.
         if server is None or server.deleted:
             text = f"{bound}; Nova: no such instance"
             yield _arq_finding(
@@ -376,6 +379,7 @@ def _compare_instances(snapshot: HostSnapshot, settled: Sequence[ArqRecord]) -> 
 
 def _instance_gone_repair(snapshot: HostSnapshot, arq: ArqRecord) -> Repair | None:
     """Return the repair of an ARQ whose instance is gone: RECONCILE if it has no allocation."""
+    # None if the allocations of the provider were not read. A suspected ARQ needs no repair.
     consumers = snapshot.placement.consumers.get(arq.provider)
     if (
         not snapshot.allocations_expected
@@ -388,19 +392,18 @@ def _instance_gone_repair(snapshot: HostSnapshot, arq: ArqRecord) -> Repair | No
 
 
 def _compare_allocations(
-    snapshot: HostSnapshot, settled: Sequence[ArqRecord], misplaced: Collection[str | None]
+    snapshot: HostSnapshot, allocated: Sequence[ArqRecord], skipped: Collection[str | None]
 ) -> Iterator[Finding]:
     """Compare the allocated units of each consumer with its bound ARQs, provider by provider.
 
-    A consumer is an instance, or an attachment to a host.
-
-    Skip instances that Nova or an ARQ is changing, and ``misplaced`` instances.
+    A consumer is an instance, or an attachment to a host. ``allocated`` are the settled ARQs that
+    need an allocation. Skip consumers that Nova or an ARQ is changing, and those in ``skipped``.
     """
     # Placement and the database are read one after the other: a bind in between would be a
     # mismatch.
     moving = {arq.consumer for arq in snapshot.database.arqs if not arq.is_settled(snapshot.now)}
     bound: dict[str, dict[str, list[ArqRecord]]] = {}
-    for arq in settled:
+    for arq in allocated:
         bound.setdefault(arq.provider, {}).setdefault(arq.consumer, []).append(arq)
     # A provider without a deployable is one finding of its own, PROVIDER_LEFTOVER.
     tracked = {*snapshot.desired, *snapshot.database.providers}
@@ -408,52 +411,53 @@ def _compare_allocations(
         if provider not in tracked or provider not in snapshot.placement.actual:
             continue
         bound_arqs = bound.get(provider, {})
-        for instance in sorted({*bound_arqs, *consumers} - moving):
-            server = snapshot.instances.queried.get(instance) if snapshot.instances else None
-            if instance not in misplaced and (server is None or not server.busy):
-                units = consumers.get(instance, 0)
+        for consumer in sorted({*bound_arqs, *consumers} - moving):
+            server = snapshot.instances.queried.get(consumer) if snapshot.instances else None
+            if consumer not in skipped and (server is None or not server.busy):
+                units = consumers.get(consumer, 0)
                 yield from _compare_units(
-                    snapshot, provider, instance, units, bound_arqs.get(instance, ())
+                    snapshot, provider, consumer, units, bound_arqs.get(consumer, ())
                 )
 
 
 def _compare_units(
     snapshot: HostSnapshot,
     provider: str,
-    instance: str,
+    consumer: str,
     units: int,
     bound_arqs: Sequence[ArqRecord],
 ) -> Iterator[Finding]:
     """Compare the units that a consumer has allocated with its bound ARQs."""
     name = snapshot.placement.actual[provider].name
+    # Without ARQs nothing shows that a consumer is an attachment.
     is_instance = all(arq.instance for arq in bound_arqs)
-    consumer = f"{'instance' if is_instance else 'attachment'} {instance}"
+    subject = f"{'instance' if is_instance else 'attachment'} {consumer}"
     if units > len(bound_arqs):
         text = (
-            f"Placement: consumer {instance} has {units} units of {name}; database: "
+            f"Placement: consumer {consumer} has {units} units of {name}; database: "
             f"{len(bound_arqs)} of its ARQs are bound there"
         )
         kind = Kind.ALLOCATION_UNUSED
     elif units < len(bound_arqs) and snapshot.allocations_expected:
         text = (
-            f"database: {len(bound_arqs)} ARQs of {consumer} are bound to {name}; "
+            f"database: {len(bound_arqs)} ARQs of {subject} are bound to {name}; "
             f"Placement: {units} units are allocated to it"
         )
         kind = Kind.ALLOCATION_SHORT if units else Kind.ALLOCATION_MISSING
     else:
         return
-    # The others are suspected already.
+    # An ARQ with ``orphan_since`` is suspected already.
     suspects = tuple(arq.id for arq in bound_arqs if arq.orphan_since is None)
     repair = (
         Repair.RECONCILE if kind is Kind.ALLOCATION_MISSING and suspects and is_instance else None
     )
     yield snapshot.finding(
         kind,
-        f"{consumer} on {name}",
+        f"{subject} on {name}",
         text,
         repair,
         provider=provider,
-        instance=instance if is_instance else None,
+        instance=consumer if is_instance else None,
         ids=suspects,
     )
 

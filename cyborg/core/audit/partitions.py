@@ -12,16 +12,17 @@ def compare_activation(
 ) -> Iterator[Finding]:
     """Yield a finding if a partition is active without a user, or inactive under settled ARQs.
 
-    Its users are the handles that were claimed through the set and are not clean yet.
+    The users of a partition are the handles that were claimed through the set and are not clean
+    yet.
     """
-    handles = [
+    used_handles = [
         handle
         for device in snapshot.database.devices
         for deployable in device.deployables
         for handle in deployable.handles
         if handle.in_use
     ]
-    users = [handle for handle in handles if handle.set_provider == record.provider]
+    users = [handle for handle in used_handles if handle.set_provider == record.provider]
     subject = f"partition {record.address}"
     if activation is Activation.INACTIVE:
         settled = {arq.uuid for arq in snapshot.database.arqs if arq.is_settled(snapshot.now)}
@@ -31,8 +32,8 @@ def compare_activation(
     elif not users:
         activator = "the agent" if activation is Activation.OWN else "another program"
         text = f"hardware: {activator} activated it; database: no ARQ has it, no job cleans it"
-        # Never what another program uses, nor under a server with one of the devices.
-        is_free = record.members.isdisjoint(handle.id for handle in handles)
+        # No repair of a partition that another program uses, or with a device that a server has.
+        is_free = record.members.isdisjoint(handle.id for handle in used_handles)
         is_safe = activation is Activation.OWN and is_free
         yield snapshot.finding(
             Kind.PARTITION_UNUSED,

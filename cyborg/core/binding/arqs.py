@@ -140,16 +140,19 @@ def _parse_operations(key: Any, operations: Any) -> BindRequest | UnbindRequest:
         values[name] = operation.get("value")
     if len(verbs) != 1:
         raise Invalid(f"{request}: expected operations all 'add' or all 'remove'", field="op")
+    # Clients of v2 send all paths to unbind, too; the values are not used then.
     if missing := [n for n in _REQUIRED if n not in values]:
         raise Invalid(f"{request}: /{missing[0]} is missing", field=f"/{missing[0]}")
     if verbs == {"remove"}:
         return UnbindRequest(request)
+    project = None
+    if "project_id" in values:
+        subject = f"{request}: /project_id"
+        project = check_text("/project_id", values["project_id"], subject=subject)
     return BindRequest(
-        request,
-        check_text("/hostname", values["hostname"], subject=f"{request}: /hostname"),
-        parse_uuid(values["device_rp_uuid"], "/device_rp_uuid"),
-        parse_uuid(values["instance_uuid"], "/instance_uuid"),
-        None
-        if "project_id" not in values
-        else check_text("/project_id", values["project_id"], subject=f"{request}: /project_id"),
+        request=request,
+        hostname=check_text("/hostname", values["hostname"], subject=f"{request}: /hostname"),
+        device_rp_uuid=parse_uuid(values["device_rp_uuid"], "/device_rp_uuid"),
+        instance_uuid=parse_uuid(values["instance_uuid"], "/instance_uuid"),
+        project_id=project,
     )

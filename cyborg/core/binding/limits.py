@@ -39,19 +39,22 @@ class Limits:
 
 def check_created(limits: Limits, used: Mapping[str, int], requested: Mapping[str, int]) -> None:
     """Raise OverLimit if the used and the requested units together exceed a limit."""
-    _check(limits, used, requested, "uses", "create", "delete unused accelerator requests")
+    remedy = "delete unused accelerator requests"
+    _check(limits, used, requested, verb="uses", action="create", remedy=remedy)
 
 
 def check_bound(limits: Limits, bound: Mapping[str, int], requested: Mapping[str, int]) -> None:
     """Raise OverLimit if the bound and the requested units together exceed a limit."""
-    _check(limits, bound, requested, "has bound", "bind", "delete servers with accelerators")
+    remedy = "delete servers with accelerators"
+    _check(limits, bound, requested, verb="has bound", action="bind", remedy=remedy)
 
 
 def _check(
     limits: Limits,
     used: Mapping[str, int],
     requested: Mapping[str, int],
-    count: str,
+    *,
+    verb: str,
     action: str,
     remedy: str,
 ) -> None:
@@ -60,7 +63,7 @@ def _check(
         limit = limits.limit(name)
         if used.get(name, 0) + requested[name] > limit:
             raise OverLimit(
-                f"project {limits.project} {count} {used.get(name, 0)} units of {name} and the "
+                f"project {limits.project} {verb} {used.get(name, 0)} units of {name} and the "
                 f"limit is {limit}, cannot {action} {requested[name]} more; {remedy} or ask for a "
                 "higher limit",
                 project_id=limits.project,

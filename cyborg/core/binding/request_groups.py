@@ -81,8 +81,8 @@ def parse_mappings(
         raise Invalid(
             "mappings: expected an object of {request group: [provider uuid]}", field="mappings"
         )
-    keys = {key: name for number, name in enumerate(groups) for key in (name, str(number))}
-    if foreign := [key for key in mappings if key not in keys]:
+    group_of_key = {key: name for number, name in enumerate(groups) for key in (name, str(number))}
+    if foreign := [key for key in mappings if key not in group_of_key]:
         raise Invalid(
             f"mappings: the context has no request group {describe(foreign[0])}, expected "
             f"{groups[0]} to {groups[-1]}",
@@ -91,9 +91,10 @@ def parse_mappings(
     by_group: dict[str, str] = {}
     for key, uuids in mappings.items():
         field = f"mappings['{key}']"
-        if keys[key] in by_group:
-            raise Invalid(f"{field}: duplicate mapping of {keys[key]}", field=field)
-        by_group[keys[key]] = _parse_provider(field, uuids, known)
+        group = group_of_key[key]
+        if group in by_group:
+            raise Invalid(f"{field}: duplicate mapping of {group}", field=field)
+        by_group[group] = _parse_provider(field, uuids, known)
     if missing := [group for group in groups if group not in by_group]:
         field = f"mappings['{missing[0]}']"
         raise Invalid(f"{field} is missing: the context has this request group", field=field)

@@ -125,17 +125,17 @@ def parse(text: str) -> Capture:
     lines = [(number_, line) for number_, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
         raise Invalid("the capture is empty", field="capture")
-    header = _parse_line(lines[0], _check_header)
+    header = _parse_line(*lines[0], _check_header)
     folders: dict[str, Folder] = {}
     uevents: list[Uevent] = []
-    for line in lines[1:]:
-        record = _parse_line(line, _parse_record)
+    for number_, line in lines[1:]:
+        record = _parse_line(number_, line, _parse_record)
         if isinstance(record, Uevent):
             uevents.append(record)
             continue
         path, folder = record
         if path in folders:
-            raise Invalid(f"line {line[0]}: {path} occurs twice", field="capture")
+            raise Invalid(f"line {number_}: {path} occurs twice", field="capture")
         folders[path] = folder
     # After all lines: a folder may come before the link that would lead into it.
     check(folders, len(uevents))
@@ -166,25 +166,28 @@ def merge(source: str, captures: Sequence[Capture]) -> Capture:
         kernel=next((c.kernel for c in captures if c.kernel is not None), None),
         # One part that is not scrubbed is enough to identify a host.
         scrubbed=all(c.scrubbed for c in captures),
-        names={key: names for capture in captures for key, names in capture.names.items()},
-        unreadable={path: e for capture in captures for path, e in capture.unreadable.items()},
-        nvml={address: a for capture in captures for address, a in capture.nvml.items()},
+        names={address: names for c in captures for address, names in c.names.items()},
+        unreadable={path: error for c in captures for path, error in c.unreadable.items()},
+        nvml={address: facts for c in captures for address, facts in c.nvml.items()},
         fabric=fabrics[0] if fabrics else {},
     )
 
 
 def select_device(capture: Capture, device: str) -> Capture:
-    """Return the part of a capture about a device: its folder, IOMMU group and links to it."""
-    # The kernel shows a device in several places by links to its folder.
+    """Return the part of a capture about a device: its folders, IOMMU group and links to it.
+
+    ``device`` is the path of its folder.
+    """
     own = {path: f for path, f in capture.folders.items() if _is_below(path, device)}
     groups = {_target(path, f.links[_GROUP]) for path, f in own.items() if _GROUP in f.links}
     folders: dict[str, Folder] = {}
     for path, folder in capture.folders.items():
+        # The kernel shows a device in several places by links to its folder.
         links = {n: t for n, t in folder.links.items() if _is_below(_target(path, t), device)}
         if path in own or path in groups:
             folders[path] = folder
         elif links:
-            folders[path] = Folder({}, links)
+            folders[path] = Folder(files={}, links=links)
     return replace(capture, folders=folders, uevents=())
 
 
@@ -196,9 +199,9 @@ def _is_below(path: str, device: str) -> bool:
     return path == device or path.startswith(f"{device}/")
 
 
-def _unite(known: dict[str, _V], found: Mapping[str, _V], path: str) -> None:
-    for name, value in found.items():
-        if known.setdefault(name, value) != value:
+def _unite(merged: dict[str, _V], added: Mapping[str, _V], path: str) -> None:
+    for name, value in added.items():
+        if merged.setdefault(name, value) != value:
             raise Invalid(f"the captures differ in {path}/{name}", field="capture")
 
 
@@ -223,15 +226,16 @@ def check(folders: Mapping[str, Folder], uevents: int = 0) -> None:
 
 
 def _ancestors(path: str) -> Iterator[tuple[str, str]]:
+    """Yield each folder above a path, and the name in it that leads to the path."""
     while "/" in path:
         path, _, name = path.rpartition("/")
         yield path, name
 
 
-def _parse_line(line: tuple[int, str], parse_body: Any) -> Any:
-    number_, text = line
+def _parse_line(number_: int, line: str, parse_body: Any) -> Any:
+    """Return what ``parse_body`` makes of the object in a line. Raise Invalid with the number."""
     try:
-        body = json.loads(text)
+        body = json.loads(line)
         if not isinstance(body, dict):
             raise TypeError("expected an object")
         return parse_body(body)

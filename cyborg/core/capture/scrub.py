@@ -104,14 +104,16 @@ class Scrubber:
     def _mount(self, line: str) -> str:
         """Return a line of mountinfo with the device, a hidden mount point, and no options."""
         fields, _, source = line.partition(" - ")
-        columns, device = fields.split(), source.split()
-        if len(columns) < 5 or len(device) < 2:
-            return ""
-        digest = self._stream(columns[4], 6).hex()
+        try:
+            mount_id, parent_id, numbers, _root, point, *_ = fields.split()
+            kind, device, *_ = source.split()
+        except ValueError:
+            return ""  # a malformed line has fewer columns
         # These three are the same on all hosts, so that they identify none.
-        point = columns[4] if columns[4] in ("/", "/boot", "/boot/efi") else f"/mnt/{digest}"
-        name = device[1] if device[1].startswith("/dev/") else "none"
-        return f"{' '.join(columns[:3])} / {point} rw - {device[0]} {name} rw\n"
+        if point not in ("/", "/boot", "/boot/efi"):
+            point = f"/mnt/{self._stream(point, 6).hex()}"
+        name = device if device.startswith("/dev/") else "none"
+        return f"{mount_id} {parent_id} {numbers} / {point} rw - {kind} {name} rw\n"
 
 
 def _replace_character(character: str, byte: int, *, hexadecimal: bool) -> str:

@@ -86,6 +86,7 @@ def parse_request(body: Any) -> ContextRequest:
         groups = require_owner(parse_groups(_complete_names(values["groups"])), "groups")
         check_targets(groups)
     if groups is not None:
+        # Only a check: the context keeps its config data apart, because they can be changed.
         merge_config(groups, config)
     return ContextRequest(
         name=_parse_optional_name(values.get("name")),
@@ -248,6 +249,7 @@ def _parse_resources(values: Mapping[str, Any]) -> tuple[Group, ...]:
             f"forbids: each device context requires {naming.OWNER_TRAIT}", field="forbids"
         )
     group = Group(resources, required | {naming.OWNER_TRAIT}, forbidden)
+    # Parsed as a group for its limits, such as the number of ARQs.
     return parse_groups([group.to_dict()], "resources")
 
 

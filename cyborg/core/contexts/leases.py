@@ -103,11 +103,11 @@ def parse_reserve(body: Any, num_groups: int, default_seconds: int, limit: int) 
 def parse_bind(body: Any, num_groups: int) -> ContextBindRequest:
     """Parse the body of bind for a context of ``num_groups`` groups. Raise Invalid."""
     values = _check_body(body, BIND_FIELDS)
-    given = "mappings" in values
+    has_mappings = "mappings" in values
     return ContextBindRequest(
         check_text("hostname", values.get("hostname")),
         parse_uuid(values.get("instance_uuid"), "instance_uuid"),
-        _parse_providers(values["mappings"], num_groups) if given else None,
+        _parse_providers(values["mappings"], num_groups) if has_mappings else None,
         _parse_epoch(values),
     )
 

@@ -102,12 +102,13 @@ def make_refusal(
     groups = _failed_groups(reasons)
     if not groups:
         return ContextFailure(to_iso(now), REFUSED, message[:MAX_TEXT])
-    names = {hosts[group.provider] for group in groups if group.provider in hosts}
+    hostnames = {hosts[group.provider] for group in groups if group.provider in hosts}
     return ContextFailure(
         to_iso(now),
         groups[0].code,
         groups[0].reason,
-        hostname=min(names, default=None),
+        # All ARQs of a bind are bound on one host.
+        hostname=min(hostnames, default=None),
         groups=groups,
     )
 
@@ -169,8 +170,8 @@ def hide_names(text: str, names: Collection[str], requested: Collection[str] = (
         return match[0] if match["uuid"] in requested else HIDDEN
 
     # The longest first: the address of a handle may begin with that of its device.
-    known = [re.escape(name) for name in sorted(filter(None, names), key=len, reverse=True)]
-    patterns = [_PATHS, *(rf"(?<![\w.:-]){name}(?![\w-])" for name in known), _ADDRESSES]
+    escaped = [re.escape(name) for name in sorted(filter(None, names), key=len, reverse=True)]
+    patterns = [_PATHS, *(rf"(?<![\w.:-]){name}(?![\w-])" for name in escaped), _ADDRESSES]
     return re.sub("|".join(patterns), replace, text)
 
 

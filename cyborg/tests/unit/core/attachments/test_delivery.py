@@ -16,14 +16,14 @@ from cyborg.core.attachments.delivery import (
     Delivery,
     DeliveryRecord,
     Outcome,
+    RecordedDelivery,
     load_deliveries,
 )
 from cyborg.core.errors import Invalid
 
 ARQ = "c2f0c1b0-2c4b-4f59-8f39-0d6d1d2f7c11"
-Recorded = tuple[bool, str | None]
-NOT_RECORDED: Recorded = (False, None)
-ATTACHED: Recorded = (True, None)
+NOT_RECORDED = RecordedDelivery(is_attached=False, error=None)
+ATTACHED = RecordedDelivery(is_attached=True, error=None)
 HAS, NEW = Outcome(is_attached=True), Outcome(is_attached=True, is_new=True)
 LACKS = Outcome(is_attached=False, error="No more available PCI slots")
 UNKNOWN = Outcome(None, "libvirt does not answer")
@@ -34,7 +34,7 @@ def update(
     record: DeliveryRecord,
     outcome: Outcome | None,
     now: float,
-    recorded: Recorded = NOT_RECORDED,
+    recorded: RecordedDelivery = NOT_RECORDED,
 ) -> list[str | None]:
     """Return the errors that are reported after a check of one device."""
     outcomes = {} if outcome is None else {ARQ: outcome}
@@ -49,7 +49,7 @@ def test_update_device_that_the_guest_has_is_reported_until_it_is_recorded() -> 
     assert update(record, HAS, 1.0) == [None]
     record.confirm()
     assert update(record, HAS, 2.0, ATTACHED) == []
-    assert update(record, HAS, 3.0, (False, "an error")) == [None]
+    assert update(record, HAS, 3.0, RecordedDelivery(False, "an error")) == [None]
 
 
 def test_update_device_that_was_attached_again_is_reported_although_it_is_recorded() -> None:
@@ -63,7 +63,7 @@ def test_update_device_that_was_attached_again_is_reported_although_it_is_record
 
 @pytest.mark.parametrize("recorded", [NOT_RECORDED, ATTACHED])
 def test_update_missing_device_is_an_error_after_the_timeout(
-    recorded: Recorded,
+    recorded: RecordedDelivery,
 ) -> None:
     record = DeliveryRecord(TIMEOUT)
     assert update(record, LACKS, 10.0, recorded) == []
@@ -72,9 +72,9 @@ def test_update_missing_device_is_an_error_after_the_timeout(
     assert update(record, LACKS, 70.0, recorded) == [LACKS.error]
     assert record.next_deadline(70.0) is None
     record.confirm()
-    assert update(record, LACKS, 80.0, (False, LACKS.error)) == []
+    assert update(record, LACKS, 80.0, RecordedDelivery(False, LACKS.error)) == []
     other = Outcome(is_attached=False, error="device is in use")
-    assert update(record, other, 90.0, (False, LACKS.error)) == [other.error]
+    assert update(record, other, 90.0, RecordedDelivery(False, LACKS.error)) == [other.error]
 
 
 def test_update_guest_that_does_not_run_lacks_nothing() -> None:
@@ -87,7 +87,7 @@ def test_update_guest_that_does_not_run_lacks_nothing() -> None:
     assert update(record, LACKS, 160.0) == [LACKS.error]
     record.confirm()
     for now in (161.0, 162.0):  # the report may be lost
-        assert update(record, STOPPED, now, (False, LACKS.error)) == [NOT_RUNNING]
+        assert update(record, STOPPED, now, RecordedDelivery(False, LACKS.error)) == [NOT_RUNNING]
     record.confirm()
     assert update(record, STOPPED, 163.0) == []
     assert update(record, STOPPED, 164.0, ATTACHED) == [], "it had the device"
@@ -97,7 +97,7 @@ def test_update_device_that_was_detached_is_not_reported() -> None:
     record = DeliveryRecord(TIMEOUT)
     assert update(record, LACKS, 0.0) == []
     assert update(record, LACKS, 60.0) == [LACKS.error]
-    assert update(record, None, 61.0, (False, LACKS.error)) == []
+    assert update(record, None, 61.0, RecordedDelivery(False, LACKS.error)) == []
     assert update(record, LACKS, 100.0) == []
 
 
@@ -124,9 +124,9 @@ def test_record_of_the_conductor_ends_with_the_state_of_the_guest(
 ) -> None:
     """Whatever reports are lost, and whenever the agent starts again."""
 
-    def write(error: str | None, outcome: Outcome | None) -> Recorded:
+    def write(error: str | None, outcome: Outcome | None) -> RecordedDelivery:
         """Return the record after a report, as the conductor writes it."""
-        return NOT_RECORDED if outcome is STOPPED else (error is None, error)
+        return NOT_RECORDED if outcome is STOPPED else RecordedDelivery(error is None, error)
 
     record, now, recorded = DeliveryRecord(TIMEOUT), 0.0, NOT_RECORDED
     for outcome in [*outcomes, HAS, HAS, LACKS, LACKS, LACKS]:
@@ -139,7 +139,7 @@ def test_record_of_the_conductor_ends_with_the_state_of_the_guest(
                 record.confirm()
     for outcome, expected in (
         (HAS, ATTACHED),
-        (LACKS, (False, LACKS.error)),
+        (LACKS, RecordedDelivery(is_attached=False, error=LACKS.error)),
         (STOPPED, NOT_RECORDED),
         (HAS, ATTACHED),
         (STOPPED, ATTACHED),

@@ -68,45 +68,48 @@ def update_group(
     while: if each shortage were served at once, the few sizes that are always short would take all
     of them.
     """
-    rows = dict(summaries)
-    totals = count_offered(chain.from_iterable(rows.values()))
+    by_host = dict(summaries)
+    totals = count_offered(chain.from_iterable(by_host.values()))
     old_totals = Counter(totals)
 
     def replan(name: str, split_for: int | None = None) -> bool:
-        local = count_offered(rows.get(name, ()))
-        rows[name] = plan(name, share_shortage(wanted, totals, local, split_for))
-        new = count_offered(rows[name])
+        local = count_offered(by_host.get(name, ()))
+        by_host[name] = plan(name, share_shortage(wanted, totals, local, split_for))
+        new = count_offered(by_host[name])
         totals.update(new)
         totals.subtract(local)
-        # Not all facts of the summaries: those that are read count units in use differently.
+        # Only the offered numbers: summaries that were read count units in use differently.
         return new != local
 
     def is_spare(size: int) -> bool:
         return totals[size] > wanted.get(size, 0)
 
     def split_hosts(size: int, *, is_urgent: bool) -> None:
+        # Before all hosts of the group are ranked, which takes time.
         if size not in find_shortage(wanted, totals):
-            return  # before all hosts of the group are ranked
+            return
+        # Nor rank them if no larger set is spare: in a full cloud some sizes are always short.
         if not is_urgent and not any(n > size and is_spare(n) for n in totals):
-            return  # also before that: in a full cloud some sizes are always short
-        for name in rank_hosts_to_split(size, [*chain.from_iterable(rows.values())]):
+            return
+        for name in rank_hosts_to_split(size, [*chain.from_iterable(by_host.values())]):
             if size not in find_shortage(wanted, totals):
                 return
-            larger = min(row.size for row in rows[name] if row.offered and row.size > size)
+            offered_sizes = [summary.size for summary in by_host[name] if summary.offered]
+            larger = min(offered for offered in offered_sizes if offered > size)
             if (totals[size] or not is_urgent) and not is_spare(larger):
                 continue  # sets of the larger size would be short for a second small one
             replan(name, size)
 
     replan(host)
     for _ in wanted:
-        before = dict(rows)
+        before = dict(by_host)
         for size in sorted(wanted):
             is_urgent = size in urgent or totals[size] < old_totals[size]
             split_hosts(size, is_urgent=is_urgent)
-        if rows == before:
+        if by_host == before:
             break
     limit = None if wanted.keys() <= set(urgent) else MAX_MERGE_PLANS
-    candidates = rank_hosts_to_merge(wanted, [*chain.from_iterable(rows.values())])
+    candidates = rank_hosts_to_merge(wanted, [*chain.from_iterable(by_host.values())])
     for name in candidates[:limit]:
         if replan(name):
             break
@@ -128,9 +131,14 @@ def summarize(
             counts[fact.size][_classify(plan[fact.id])] += 1
     return [
         SizeSummary(
-            host, size, found["offered"], found[OVERLAPS], found[SPLIT], free_units=free_units
+            host=host,
+            size=size,
+            offered=numbers["offered"],
+            inside=numbers[OVERLAPS],
+            split=numbers[SPLIT],
+            free_units=free_units,
         )
-        for size, found in sorted(counts.items())
+        for size, numbers in sorted(counts.items())
     ]
 
 
@@ -173,11 +181,12 @@ def share_shortage(
     ``split_for`` it serves all.
     """
     elsewhere = {size: number - local.get(size, 0) for size, number in totals.items()}
-    return {
-        size: number if size == split_for else min(number, local[size])
-        for size, number in find_shortage(wanted, elsewhere).items()
-        if size == split_for or local.get(size)
-    }
+    shares: dict[int, int] = {}
+    for size, number in find_shortage(wanted, elsewhere).items():
+        share = number if size == split_for else min(number, local.get(size, 0))
+        if share:
+            shares[size] = share
+    return shares
 
 
 def rank_hosts_to_split(size: int, summaries: Sequence[SizeSummary]) -> list[str]:
@@ -202,13 +211,15 @@ def rank_hosts_to_merge(wanted: Mapping[int, int], summaries: Sequence[SizeSumma
     than it wants. The best is the one with the largest split set, then with the most free units.
     """
     totals = count_offered(summaries)
-    surplus: dict[str, int] = {}
+    smallest_spare: dict[str, int] = {}
     for summary in summaries:
         if summary.offered and totals[summary.size] > wanted.get(summary.size, 0):
-            surplus[summary.host] = min(summary.size, surplus.get(summary.host, summary.size))
+            smallest = smallest_spare.get(summary.host, summary.size)
+            smallest_spare[summary.host] = min(summary.size, smallest)
     best: dict[str, tuple[int, int]] = {}
     for summary in summaries:
-        if summary.split and summary.size > surplus.get(summary.host, summary.size):
+        spare = smallest_spare.get(summary.host)
+        if summary.split and spare is not None and spare < summary.size:
             key = -summary.size, -summary.free_units
             best[summary.host] = min(key, best.get(summary.host, key))
     return sorted(best, key=lambda host: (best[host], host))

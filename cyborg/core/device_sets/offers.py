@@ -21,7 +21,7 @@ which Placement confirms. Until then the reason of the set begins with ``WAITS``
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from cyborg.core.inventory.device_set import OfferMode, OfferState
 from cyborg.core.text import abbreviate, join_limited
@@ -144,6 +144,7 @@ def _find_hindrance(
         use, owner = uses.get(unit), owners.get(unit)
         if use is not None and use.cleaning and fact.state is not OfferState.OFFERED:
             return f"device {unit} is being cleaned: until the end of that work"
+        # Also a unit without a use: one of an owned set that was released by force.
         if owner is not None and owner.id != fact.id:
             return f"device {unit} is in {owner.name}, which is allocated: until its release"
         if use is not None and not use.cleaning and use.set_id != fact.id:
@@ -198,7 +199,8 @@ def _choose_family(
     for fact in available:
         if fact.id in owned:
             continue
-        if not uses.keys().isdisjoint(fact.units):  # it is offered, and its units are cleaned
+        # An available set with units in use is offered, and its units are being cleaned.
+        if not uses.keys().isdisjoint(fact.units):
             if taken.isdisjoint(fact.units):
                 family.append(fact)
                 taken |= fact.units
@@ -206,6 +208,17 @@ def _choose_family(
             candidates.append(fact)
     candidates = [fact for fact in candidates if taken.isdisjoint(fact.units)]
     return family + _Search(candidates, shortage).run()
+
+
+class _Option(NamedTuple):
+    """A candidate: the bits of its units, its score, and the index of its size in the shortage.
+
+    ``position`` is None if sets of its size are not short.
+    """
+
+    mask: int
+    score: int
+    position: int | None
 
 
 class _Search:
@@ -221,23 +234,25 @@ class _Search:
         bits = {unit: 1 << number for number, unit in enumerate(units)}
         self._all = (1 << len(units)) - 1
         counts: dict[int, int] = {}
-        # By the lowest unit: mask, score, and the position of its size in the shortage.
-        self._options: dict[int, list[tuple[int, int, int | None]]] = {}
+        # The candidates by the bit of their lowest unit.
+        self._options: dict[int, list[_Option]] = {}
         sizes = sorted(size for size, number in shortage.items() if number > 0)
         count_bits = len(candidates).bit_length()
-        squares = len(candidates) + count_bits
+        # The bits of a score, from the lowest: one for each candidate, the number of sets that stay
+        # offered, the sum of squares, the numbers of sets of the short sizes, smallest size last.
+        square_shift = len(candidates) + count_bits
         for number, fact in enumerate(candidates):
             counts[fact.size] = counts.get(fact.size, 0) + 1
             mask = sum(bits[unit] for unit in fact.units)
             score = 1 << (len(candidates) - 1 - number)
             score += (fact.state is OfferState.OFFERED) << len(candidates)
-            score += fact.size**2 << squares
+            score += fact.size**2 << square_shift
             position = sizes.index(fact.size) if fact.size in sizes else None
-            self._options.setdefault(mask & -mask, []).append((mask, score, position))
+            self._options.setdefault(mask & -mask, []).append(_Option(mask, score, position))
         self._sizes = sizes
         self._missing = tuple(min(shortage[size], counts.get(size, 0)) for size in sizes)
-        lowest = squares + sum(fact.size**2 for fact in candidates).bit_length()
-        self._gains = [lowest + count_bits * n for n in reversed(range(len(sizes)))]
+        gain_shift = square_shift + sum(fact.size**2 for fact in candidates).bit_length()
+        self._gain_shifts = [gain_shift + count_bits * n for n in reversed(range(len(sizes)))]
         self._scores: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def run(self) -> list[SetFacts]:
@@ -256,18 +271,19 @@ class _Search:
         key = free, missing
         if key in self._scores:
             return self._scores[key]
+        # A family has the lowest free unit in one of these sets, or leaves it out.
         lowest = free & -free
         options = self._options.get(lowest, [])
         best = 0
         # No family is the best that leaves out a unit which is a set by itself.
-        if all(mask != lowest for mask, _, _ in options):
+        if all(option.mask != lowest for option in options):
             best = self._best(free ^ lowest, missing)
         for mask, score, position in options:
             if mask & free != mask:
                 continue
             gain, left = score, missing
             if position is not None and missing[position]:
-                gain += 1 << self._gains[position]
+                gain += 1 << self._gain_shifts[position]
                 left = (*missing[:position], missing[position] - 1, *missing[position + 1 :])
             best = max(best, gain + self._best(free ^ mask, left))
         self._scores[key] = best

@@ -64,6 +64,7 @@ def _make_part(sets: Sequence[ConfiguredSet]) -> tuple[Pool, set[Hashable]]:
     mode = OfferMode.DISJOINT if OfferMode.DISJOINT in modes else OfferMode.ALL
     facts = [_check_group(each, first) for each in sets]
     pool = Pool(facts, mode, group, _find_largest(options.wanted or {} for options in counted))
+    # ``bool(group)``: a group and a source may have one name.
     sources = {group} if group else {options.source for options in counted}
     return pool, {(mode, bool(group), name) for name in sources}
 
@@ -89,8 +90,8 @@ def _merge(pools: Sequence[Pool]) -> Pool:
 
 def _find_largest(numbers: Iterable[Mapping[int, int]]) -> dict[int, int]:
     """Return the largest number of each size."""
-    found: dict[int, int] = {}
-    for each in numbers:
-        for size, number in each.items():
-            found[size] = max(number, found.get(size, 0))
-    return found
+    largest: dict[int, int] = {}
+    for by_size in numbers:
+        for size, number in by_size.items():
+            largest[size] = max(number, largest.get(size, 0))
+    return largest

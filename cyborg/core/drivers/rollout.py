@@ -175,10 +175,11 @@ def judge_outcome(
     ``state`` is one of AWAITING_OUTCOME, ``generation`` that of the desired state that the step has
     written.
     """
-    # Of the state before this step: the agent has not applied the new one yet.
+    # The outcome of an earlier desired state: the agent has not applied the new one yet.
     if outcome.generation < generation:
         return None
     error = outcome.error
+    # A later job has changed the backend.
     if outcome.generation > generation:
         if kind is Kind.UNINSTALL:
             # Another driver uses the name now: the backend to uninstall is gone anyway.
@@ -211,6 +212,7 @@ def desired_backend(
     """
     status = DesiredStatus.ENABLED if previous is None else previous.status
     config: dict[str, Any] = {}
+    # A backend that was uninstalled does not get its former options back.
     if previous is not None and previous.status is not DesiredStatus.ABSENT:
         config |= previous.config
     if kind is Kind.INSTALL:

@@ -12,7 +12,7 @@ A device set serves one group, with all its devices. Only offered sets count: wi
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cyborg.core.explain import explanation
 from cyborg.core.explain.explanation import GroupDemand, ProviderState
@@ -79,21 +79,28 @@ def count_capacity(
     """
     kinds = _make_kinds(demands)
     budget = Budget(effort)
-    equal_hosts: dict[Composition, tuple[int, bool, int, int, Mapping[Predicate, int]]] = {}
+    equal_hosts: dict[Composition, HostCapacity] = {}
     equal_bins: dict[object, Packing] = {}
     capacities = []
     for host, composition in sorted(counts.hosts.items()):
         # Most hosts of a cloud are equal: each composition is computed once, and each combination
         # of free handles, which different compositions can have.
-        if (values := equal_hosts.get(composition)) is None:
+        if (capacity := equal_hosts.get(composition)) is None:
             tally = _count_handles(demands, counts.kinds, composition)
             key = tuple(sorted(tally.bins.items()))
             if key not in equal_bins:
                 bins = list(tally.bins.elements())
                 equal_bins[key] = _fit_servers(kinds, bins, budget)
-            values = (*equal_bins[key], tally.free, tally.total, dict(tally.losses))
-            equal_hosts[composition] = values
-        capacities.append(HostCapacity(host, *values))
+            capacity = HostCapacity(
+                host=host,
+                servers=equal_bins[key].sets,
+                exact=equal_bins[key].is_exact,
+                free=tally.free,
+                total=tally.total,
+                losses=dict(tally.losses),
+            )
+            equal_hosts[composition] = capacity
+        capacities.append(replace(capacity, host=host))
     return capacities
 
 

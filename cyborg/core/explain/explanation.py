@@ -239,17 +239,18 @@ def find_failures(
 
     ``firsts`` is the result of ``find_first_equals``: equal demands are evaluated once.
     """
-    found = {
+    by_first = {
         first: find_first_failure(demands[first], provider, check)
         for first in dict.fromkeys(firsts)
     }
-    # A text with the number of a group is valid for this group only.
-    return [
-        find_first_failure(demand, provider, check)
-        if index != first and _names_group(demand, found[first])
-        else found[first]
-        for index, (demand, first) in enumerate(zip(demands, firsts, strict=True))
-    ]
+    failures = []
+    for index, (demand, first) in enumerate(zip(demands, firsts, strict=True)):
+        failure = by_first[first]
+        # A text with the number of a group is valid for this group only.
+        if index != first and _names_group(demand, failure):
+            failure = find_first_failure(demand, provider, check)
+        failures.append(failure)
+    return failures
 
 
 def find_device_failure(demand: GroupDemand, provider: ProviderState) -> Failure | None:

@@ -109,8 +109,8 @@ def fits_once(kinds: Sequence[Kind], bins: Sequence[Caps], budget: Budget) -> bo
         return False
     if is_tight and len({kind.size for kind in kinds}) == 1:
         return True
-    first_fit = budget.spend_on_bound(_FIRST_FIT_STEPS * len(kinds) * len(bins))
-    if first_fit and _first_fit(kinds, bins, 1):
+    has_budget = budget.spend_on_bound(_FIRST_FIT_STEPS * len(kinds) * len(bins))
+    if has_budget and _first_fit(kinds, bins, 1):
         return True
     return None if len(bins) > MAX_BINS else _Search(kinds, bins, budget).fits(1)
 
@@ -136,9 +136,9 @@ def _upper_bound(kinds: Sequence[Kind], bins: Sequence[Caps], budget: Budget) ->
     columns = [tuple(caps[n] for caps in bins) for n in range(len(kinds))]
     largest = tuple(max(caps) for caps in bins)
     # Items fill a bin in multiples of this: the rest of a bin is no room.
-    size = gcd(*(kind.size for kind in kinds))
+    divisor = gcd(*(kind.size for kind in kinds))
     units = sum(kind.size * kind.count for kind in kinds)
-    high = _available(largest, size) // units
+    high = _available(largest, divisor) // units
     for kind, column in zip(kinds, columns, strict=True):
         high = min(high, _available(column, kind.size) // (kind.size * kind.count))
     # Of two kinds these are all subsets; of more there are 2 to the power of their number.
@@ -189,6 +189,7 @@ def _room(kinds: Sequence[Kind], caps: Caps, content: Sequence[int], number: int
     # takes room in all of them.
     for cap in set(caps):
         if cap >= limit:
+            # A kind with a capacity up to this one takes all its units from this one.
             used = 0
             for kind, items, other in zip(kinds, content, caps, strict=True):
                 if other <= cap:
@@ -270,7 +271,7 @@ class _Search:
             if self._fill(number + 1, rest):
                 return True
             if self.budget.steps < 0:
-                return False
+                return False  # not known, so not recorded as failed
         self.failed.add(state)
         return False
 
@@ -280,20 +281,21 @@ class _Search:
         The result is empty if the budget is spent.
         """
         caps, last = self.bins[number], len(self.kinds) - 1
-        found: list[tuple[int, ...]] = [(0,) * len(self.kinds)]
+        heads: list[tuple[int, ...]] = [(0,) * len(self.kinds)]
         # Each number of items of all kinds but the last, and of the last kind as many as then fit.
         for n in range(last):
-            heads, found = found, []
-            for head in heads:
+            shorter_heads, heads = heads, []
+            for head in shorter_heads:
                 most = min(left[n], _room(self.kinds, caps, head, n))
+                # Eight of these ``most + 1`` heads take one step.
                 if not self.budget.spend((most + 8) // 8):
                     return []
-                found += [_with_items(head, n, items) for items in range(most + 1)]
-        found = [
+                heads += [_with_items(head, n, items) for items in range(most + 1)]
+        contents = [
             _with_items(head, last, min(left[last], _room(self.kinds, caps, head, last)))
-            for head in found
+            for head in heads
         ]
-        return [content for content in found if self._is_full(caps, content, left)]
+        return [content for content in contents if self._is_full(caps, content, left)]
 
     def _is_full(self, caps: Caps, content: tuple[int, ...], left: tuple[int, ...]) -> bool:
         return not any(

@@ -73,14 +73,14 @@ class Census:
         """Return the composition of each host, in the order in which the hosts were added."""
         for host, devices in self.devices.items():
             self.hosts[host].update(tuple(sorted(kinds)) for kinds in devices.values())
-        self.devices = {}
+        self.devices = {}  # they are in ``hosts`` now: a second call must not count them again
         # Interned: equal compositions are compared by their identity first.
         interned: dict[Composition, Composition] = {}
-        found: dict[str, Composition] = {}
+        by_host: dict[str, Composition] = {}
         for host, units in self.hosts.items():
             composition = tuple(sorted(units.items()))
-            found[host] = interned.setdefault(composition, composition)
-        return found
+            by_host[host] = interned.setdefault(composition, composition)
+        return by_host
 
 
 def list_providers(providers: Iterable[ProviderState]) -> ProviderCounts:

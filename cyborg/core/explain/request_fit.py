@@ -18,7 +18,6 @@ allocations of its other users, and it knows nothing of attach targets.
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
 from typing import NamedTuple
 
 from cyborg.core.explain import explanation
@@ -92,21 +91,21 @@ class RequestFit:
 
         The summaries of equal groups share their counters.
         """
-        found = {first: explanation.GroupSummary(self.demands[first]) for first in self.firsts}
+        summaries = {first: explanation.GroupSummary(self.demands[first]) for first in self.firsts}
         for composition, hosts in Counter(self.counts.hosts.values()).items():
             problem = self.problems[composition]
-            # Of any host: only its predicates are counted.
+            # Without the name of a host, since only the predicates are counted, and no text.
             joint = {} if problem is None else _describe(self.demands, self.firsts, problem, "")
             for kind, number in count_kinds(composition).items():
                 for first, own in self.alone[kind].items():
                     failure = own or joint.get(first)
-                    found[first].count(self.counts.kinds[kind], failure, number * hosts)
+                    summaries[first].count(self.counts.kinds[kind], failure, number * hosts)
         if self.counts.others:
-            for summary in found.values():
+            for summary in summaries.values():
                 summary.providers[Predicate.RESOURCE_CLASS] += self.counts.others
                 summary.handles[Predicate.RESOURCE_CLASS] += self.counts.other_handles
         return [
-            replace(found[first], demand=demand)
+            replace(summaries[first], demand=demand)
             for demand, first in zip(self.demands, self.firsts, strict=True)
         ]
 
@@ -137,15 +136,15 @@ def evaluate_counts(
     alone: list[Mapping[int, Failure | None]] = []
     caps: list[Caps] = []
     for provider in counts.kinds:
-        found = {
+        failures = {
             first: explanation.find_first_failure(demands[first], provider, check)
             for first in distinct
         }
-        alone.append(found)
+        alone.append(failures)
         caps.append(
             tuple(
                 provider.handles.fitting(demands[first].target) if failure is None else 0
-                for first, failure in found.items()
+                for first, failure in failures.items()
             )
         )
     search = _Search(demands, firsts, distinct, Budget(effort))
@@ -278,6 +277,14 @@ class Rejection:
     groups: tuple[GroupRejection, ...]
 
 
+class _Absence(NamedTuple):
+    """A provider that is in no candidate, and how many groups it fails, at which last predicate."""
+
+    provider: ProviderState
+    failed_groups: int
+    last_position: int
+
+
 def explain_rejections(
     demands: Sequence[GroupDemand],
     providers: Sequence[ProviderState],
@@ -294,20 +301,19 @@ def explain_rejections(
     """
     fit = evaluate_request(demands, providers)
     weights = Counter(fit.firsts)
-    distances: list[tuple[tuple[int, int], ProviderState]] = []
+    absences: list[_Absence] = []
     for provider, alone in zip(fit.counts.kinds, fit.alone, strict=True):
         if provider.uuid not in returned:
             failures = {first: own for first, own in alone.items() if own is not None}
-            failing = sum(weights[first] for first in failures)
+            failed_groups = sum(weights[first] for first in failures)
             last = max((own.predicate.position for own in failures.values()), default=0)
-            # Of equal numbers, first the provider that fails at the latest predicate: it came
-            # nearest.
-            distances.append(((failing, -last), provider))
-    distances.sort(key=itemgetter(0))
+            absences.append(_Absence(provider, failed_groups, last))
+    # Of equal numbers, first the provider that fails at the latest predicate: it came nearest.
+    absences.sort(key=lambda absence: (absence.failed_groups, -absence.last_position))
     # Only the chosen providers get texts.
     rejections = []
-    for _, provider in distances[:limit]:
-        found = (
+    for provider in (absence.provider for absence in absences[:limit]):
+        first_failures = (
             explanation.find_failures(demands, fit.firsts, provider)
             if reason
             else fit.failures(provider)
@@ -315,7 +321,7 @@ def explain_rejections(
         fallback = f"{QUERY_REJECTED}: {reason}" if reason else NOT_RETURNED
         groups = tuple(
             GroupRejection(demand, failure, failure.text if failure else fallback)
-            for demand, failure in zip(demands, found, strict=True)
+            for demand, failure in zip(demands, first_failures, strict=True)
         )
         rejections.append(Rejection(provider, groups))
     return rejections

@@ -145,6 +145,7 @@ def find_claim_failures(
         parts = _split_by_group(by_provider[state.uuid])
         failures = evaluate_request(list(map(_to_group, parts)), [state]).failures(state)
         for part, failure in zip(parts, failures, strict=True):
+            # With OTHER_GROUP the provider can serve this group: another group has the failure.
             if failure is not None and failure.predicate is not Predicate.OTHER_GROUP:
                 first_failures |= dict.fromkeys((demand.arq_uuid for demand in part), failure)
     return first_failures
@@ -174,17 +175,17 @@ def put_first(
     """
     by_arq = {demand.arq_uuid: demand for demand in demands}
     ordered: dict[str, list[dict[str, object]]] = {}
-    for arq_uuid, rejected in reasons.items():
+    for arq_uuid, arq_reasons in reasons.items():
         demand = by_arq[arq_uuid]
         # Without a failure, its provider fits the group alone: other groups of the call were first.
         failure = failures.get(arq_uuid, fail(Predicate.TAKEN_IN_CALL))
-        same = [reason for reason in rejected if reason["code"] == failure.predicate.value]
-        # One with the same text is about the same handles; it may be one of several of the code.
-        exact = [reason for reason in same if reason["reason"] == failure.text]
-        first = (exact or same)[:1]
+        same_code = [reason for reason in arq_reasons if reason["code"] == failure.predicate.value]
+        # Of several reasons with the code, the one with the same text is about the same handles.
+        same_text = [reason for reason in same_code if reason["reason"] == failure.text]
+        first = (same_text or same_code)[:1]
         if not first and arq_uuid in failures:
             first = [describe_rejection(demand, failure, handles.get(demand.provider, 0))]
-        ordered[arq_uuid] = [*first, *(reason for reason in rejected if reason not in first)]
+        ordered[arq_uuid] = [*first, *(reason for reason in arq_reasons if reason not in first)]
     return make_no_handle_error(ordered, demands)
 
 
@@ -275,12 +276,12 @@ def make_no_handle_error(
     profiles = list(dict.fromkeys(demand.profile for demand in refused.values()))
     several = len(profiles) > 1
     messages: dict[str, None] = {}  # ordered, each text once
-    for arq_uuid, rejected in reasons.items():
+    for arq_uuid, arq_reasons in reasons.items():
         demand = refused[arq_uuid]
         name = f"group {demand.group}"
         if several:
             name += f" of {device_profile.describe_profile(demand.profile)}"
-        texts = [f"{r['reason']} ({r['handles']} handles)" for r in rejected[:4]]
+        texts = [f"{r['reason']} ({r['handles']} handles)" for r in arq_reasons[:4]]
         messages[f"{name}: {'; '.join(texts) or 'no handle'}"] = None
     shown = join_limited(list(messages), 3, separator=". ", nouns="groups")
     subject = (

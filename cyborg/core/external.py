@@ -121,10 +121,10 @@ def parse_discovery(body: Any) -> str:
     """
     example = '{"status": "IN-PROGRESS", "discovery_id": "<id>"}'
     with _expecting("answer", example, "discovery"):
-        status, number = string(body["status"]), string(body["discovery_id"])
+        status, discovery_id = string(body["status"]), string(body["discovery_id"])
     if status != "IN-PROGRESS":
         raise Invalid(f"the status is {status[:40]!r}: expected IN-PROGRESS", field="status")
-    return number[:255]
+    return discovery_id[:255]
 
 
 def parse_health(body: Any) -> dict[str, device_state.Measurement]:
@@ -187,7 +187,7 @@ def load_devices(body: Any, backend: str, kind: str) -> tuple[Device, ...]:
             field="hardware",
         )
     devices: list[Device] = []
-    numbers: dict[str, int] = {}
+    number_by_address: dict[str, int] = {}
     for number, piece in enumerate(pieces):
         where = f"hardware[{number}]"
         try:
@@ -201,14 +201,15 @@ def load_devices(body: Any, backend: str, kind: str) -> tuple[Device, ...]:
         }
         # An address is that of one object: the schema of the conductor refuses a second one.
         for address in sorted({device.address} | handles):
-            if address in numbers:
+            if address in number_by_address:
                 raise Invalid(
-                    f"{where}: duplicate address {address}, also in hardware[{numbers[address]}]",
+                    f"{where}: duplicate address {address}, also in "
+                    f"hardware[{number_by_address[address]}]",
                     field=where,
                 )
-            numbers[address] = number
+            number_by_address[address] = number
         devices.append(device)
-        if len(numbers) > MAX_ALL_HANDLES:
+        if len(number_by_address) > MAX_ALL_HANDLES:
             raise Invalid(
                 f"{where}: the answer has more than {MAX_ALL_HANDLES} handles", field=where
             )
@@ -220,13 +221,13 @@ def _device(body: Any, backend: str, kind: str) -> Device:
     specs, status = body["acc_specs"], body.get("acc_status", {})
     kind = string(specs.get("device_type", kind)).upper()
     tree = capability.validate(specs.get("acc_capability", {}))
-    number = _uuid(body.get("uuid"))
+    device_uuid = _uuid(body.get("uuid"))
     address, serial, numa = (body.get(key) for key in ("address", "serial", "numa_node"))
     # One of them is the identity of the device.
-    if address is None and number is None:
+    if address is None and device_uuid is None:
         raise Invalid("hardware has neither an address nor a uuid", field="address")
     pci = optional(lambda text: PciAddress.parse(string(text)), address)
-    identity = str(pci) if pci is not None else str(number)
+    identity = str(pci) if pci is not None else str(device_uuid)
     remote = specs.get("remote", 0)
     if remote not in (0, 1):
         raise Invalid(f"remote is {str(remote)[:40]!r}: expected 0 or 1", field="remote")
@@ -244,7 +245,8 @@ def _device(body: Any, backend: str, kind: str) -> Device:
         model=string(body.get("model") or board.get("product_id", "unknown")),
         backend=backend,
         std_board_info=board | ({"remote": "1"} if remote else {}),
-        vendor_board_info=capability.to_board_info(tree) | ({"uuid": number} if number else {}),
+        vendor_board_info=capability.to_board_info(tree)
+        | ({"uuid": device_uuid} if device_uuid else {}),
         numa_node=None
         if numa in (None, NO_NODE)
         else check_integer("numa_node", numa, MAX_NUMA_NODE),
@@ -262,8 +264,8 @@ def _handles(body: Mapping[str, Any], num: Any, pci: PciAddress | None) -> tuple
     num = check_integer("num", num, MAX_HANDLES)
     if pci is None:
         return ()
-    form = HandleType(body.get("attach_type", HandleType.PCI))
-    if form is HandleType.MDEV:
+    handle_type = HandleType(body.get("attach_type", HandleType.PCI))
+    if handle_type is HandleType.MDEV:
         raise Invalid("attach_type is MDEV: expected PCI, VFIO or TEST_PCI", field="attach_type")
     named = body.get("handles")
     if named is not None:
@@ -272,7 +274,7 @@ def _handles(body: Mapping[str, Any], num: Any, pci: PciAddress | None) -> tuple
         addresses = [PciAddress.parse(string(address)) for address in named]
     elif num <= 1:
         addresses = [pci] * num
-    elif form is HandleType.TEST_PCI:
+    elif handle_type is HandleType.TEST_PCI:
         # Test handles are never attached: their addresses need not exist.
         addresses = [PciAddress(pci.domain, pci.bus, n // 8, n % 8) for n in range(num)]
     else:
@@ -281,7 +283,9 @@ def _handles(body: Mapping[str, Any], num: Any, pci: PciAddress | None) -> tuple
         )
     if len(addresses) != num:
         raise Invalid(f"num is {num} but handles has {len(addresses)} addresses", field="handles")
-    return tuple(AttachHandle(str(address), form, address.attach_info()) for address in addresses)
+    return tuple(
+        AttachHandle(str(address), handle_type, address.attach_info()) for address in addresses
+    )
 
 
 def _uuid(value: Any) -> str | None:

@@ -256,8 +256,8 @@ def record(
     """
     offset = clock_offset(clock, now)
     if previous is None or not _is_continuous(previous, clock, offset, max_gap, max_step):
-        return SelfCheck(clock, clock, offset)
-    return SelfCheck(previous.since, clock, offset)
+        return SelfCheck(since=clock, last=clock, clock_offset=offset)
+    return SelfCheck(since=previous.since, last=clock, clock_offset=offset)
 
 
 def observed_seconds(

@@ -95,7 +95,7 @@ def select_image(
     such image, or more than one.
     """
     # A set: the searches for public images and for those of a project may find the same image.
-    found = sorted(
+    uuids = sorted(
         {
             image.uuid
             for image in images
@@ -105,17 +105,17 @@ def select_image(
         }
     )
     text = ", ".join(f"{name}={value}" for name, value in sorted(properties.items()))
-    if not found:
+    if not uuids:
         raise errors.DriverFailed(
             f"there is no active image with {text}: upload one as a public image, or in a project "
             "that the agent trusts ([glance] trusted_projects)"
         )
-    if len(found) > 1:
-        names = ", ".join(found[:MAX_NAMED]) + (", ..." if len(found) > MAX_NAMED else "")
+    if len(uuids) > 1:
+        names = ", ".join(uuids[:MAX_NAMED]) + (", ..." if len(uuids) > MAX_NAMED else "")
         raise errors.DriverFailed(
             f"several images have {text}: {names}; deactivate all but one, or name one by its uuid"
         )
-    return found[0]
+    return uuids[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class LifeCycle(Generic[S, E]):
     def __post_init__(self) -> None:
         """Check the table when its module is imported, instead of at the first wrong UPDATE."""
         states = set(self.states)
-        events = [found.event for found in self.transitions if found.event is not None]
+        events = [item.event for item in self.transitions if item.event is not None]
         targets = {transition.target for transition in self.transitions}
         sources = {state for transition in self.transitions for state in transition.sources}
         kinds = {type(event) for event in events}

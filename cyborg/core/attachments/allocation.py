@@ -58,6 +58,7 @@ def candidate_query(groups: Sequence[Group], root: str) -> str:
 
     The groups are named by their numbers, from 1 on: ``group_name``.
     """
+    # Placement refuses several groups without a policy; here groups may share a provider.
     query = {"limit": str(MAX_CANDIDATES), "group_policy": "none"}
     for number, group in enumerate(groups):
         name = group_name(number)

@@ -363,7 +363,7 @@ def _complete_keys(group: Mapping[Any, Any], field_name: str) -> dict[str, Any]:
         if not isinstance(raw, str):
             raise Invalid(f"{field_name}: key {abbreviate(raw)!r} is no string", field=field_name)
         kind, _, name = raw.strip().partition(":")
-        key = raw
+        key = raw  # other keys are checked as they are by ``parse_groups``
         if kind == "resources":
             key = f"resources:{_class_name(name, field_name)}"
         elif kind == "trait":

@@ -113,6 +113,7 @@ def plan_offers(
         elif fact.id not in members:
             plan[fact.id] = _refuse(fact, _explain_overlap(fact, family))
         elif disjoint and fact.id not in owned and (blocker := _find_blocker(fact, sets)):
+            # The state stays while the set waits.
             state = fact.state or OfferState.WITHHELD
             plan[fact.id] = Offer(state, f"{WAITS}{blocker.name} is withdrawn"[:MAX_REASON])
         else:

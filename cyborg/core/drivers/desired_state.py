@@ -219,10 +219,11 @@ def next_record(
     if record is not None and _was_tried(record, planned.desired):
         return record
     if error is None:
-        absent = planned.desired.status is DesiredStatus.ABSENT
-        # Nothing had to be stopped: this host may have no configuration to release handles with.
-        kept = absent and planned.action is Action.KEEP
-        never_ran = kept and (record is None or record.applied is None or record.never_ran)
+        is_removal = planned.desired.status is DesiredStatus.ABSENT
+        # Nothing was stopped: if the host has never run the backend with a desired state, handles
+        # are released with the options of the configuration file.
+        was_absent = is_removal and planned.action is Action.KEEP
+        never_ran = was_absent and (record is None or record.applied is None or record.never_ran)
         return BackendRecord(
             planned.desired, error=None, applied=planned.desired, never_ran=never_ran
         )

@@ -155,7 +155,7 @@ def _add_providers(
     failures = [explanation.find_device_failure(demand, provider) for demand in demands]
     predicates = [failure.predicate for failure in failures if failure is not None]
     if len(predicates) == len(demands):
-        # The group that came nearest decides.
+        # The group that came nearest decides. Devices that no group is meant for are not counted.
         nearest = max(predicates, key=lambda predicate: predicate.position)
         if nearest not in MATCHING:
             tally.total += number * provider.handles.total
@@ -220,6 +220,7 @@ def _count_offers(
     demands: Sequence[GroupDemand], providers: Sequence[ProviderState], layout: Layout
 ) -> Counter[str]:
     """Return the numbers of usable handles in a layout by resource class."""
+    # The deployables of the layout are not known yet: they have what all present ones would have.
     traits = frozenset.intersection(*(state.traits_in(layout) for state in providers))
     return Counter(
         {

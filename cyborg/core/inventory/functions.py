@@ -85,9 +85,9 @@ def summarize_functions(
                 total = min(usage.total, limit)
                 used = min(usage.used, total)
                 free = min(usage.free, total - used)
-                known = functions.get(name, Function(name, total=0, used=0, free=0))
+                sums = functions.get(name, Function(name, total=0, used=0, free=0))
                 functions[name] = Function(
-                    name, known.total + total, known.used + used, known.free + free
+                    name, total=sums.total + total, used=sums.used + used, free=sums.free + free
                 )
     return tuple(function for _, function in sorted(functions.items()))
 
@@ -196,37 +196,39 @@ def list_questions(
 ) -> list[tuple[str, str]]:
     """Return the functions whose owner must be asked for: uuid of the guest, and address.
 
-    The owner is known of those that the guest had with an ARQ, or without one. With ``recheck``,
-    only those that a stopped guest had with an ARQ are left out: of the others, an ARQ may have
-    been deleted, or made. Those of another ARQ are asked for each time: it may end.
+    ``known`` has the records of the last decision. Functions that the guest had with an ARQ
+    (``owned``) or without one (``foreign``) are left out. With ``recheck``, only the owned
+    functions of a stopped guest are left out: an ARQ of the other functions may have been made or
+    deleted meanwhile. A function of another ARQ is asked for each time: that ARQ may end.
     """
-    found: list[tuple[str, str]] = []
+    questions: list[tuple[str, str]] = []
     for guest in guests:
         record = _record(known, guest)
         functions = guest.functions - record.owned
         functions = functions | guest.running if recheck else functions - record.foreign
-        found += [(guest.uuid, address) for address in sorted(functions)]
-    return found
+        questions += [(guest.uuid, address) for address in sorted(functions)]
+    return questions
 
 
 def decide(
     guests: Iterable[Guest], known: Mapping[str, GuestRecord], owners: Owners
 ) -> GuestDecision:
-    """Return what is known of the guests from now; ``known`` is the last result.
+    """Return what is known of the guests from now; ``known`` has the records of the last decision.
 
-    ``owners`` has the answers to the questions, none of those that the conductor did not answer.
+    ``owners`` has the answers to ``list_questions``. A question without an answer is not in it.
     """
     records: dict[str, GuestRecord] = {}
     unknown = False
     for guest in guests:
         before = _record(known, guest)
+        # Its functions may be unchanged: what was known of it stays.
         if not guest.is_readable:
             records |= {guest.uuid: before} if guest.uuid in known else {}
             continue
         if not guest.functions:
             continue
         owned = before.owned & guest.functions
-        # Nova writes a new definition at the next start, without those that had an ARQ.
+        # Nova writes a new definition at the next start, without the functions that had an ARQ.
         left_over = owned - guest.running
         foreign = (before.foreign & guest.functions) - left_over
         for address in guest.functions:
@@ -237,8 +239,9 @@ def decide(
             owner = owners[guest.uuid, address]
             if owner is FunctionOwner.INSTANCE:
                 owned |= {address}
-            is_used = owner is None and (address not in owned or address in guest.running)
-            foreign = foreign | {address} if is_used else foreign - {address}
+            # A function without an ARQ is of the guest alone, unless it is left over.
+            is_foreign = owner is None and (address not in owned or address in guest.running)
+            foreign = foreign | {address} if is_foreign else foreign - {address}
         records[guest.uuid] = GuestRecord(guest.name, owned, foreign)
     return GuestDecision(records, unknown)
 

@@ -270,7 +270,7 @@ def plan_restore(
     restored: dict[DeployableKey, DeployableTombstone] = {}
     for key in sorted(added):
         device, address = key
-        # A deployable removed in this report is newer than one with a stored tombstone.
+        # A deployable that this report removes is newer than one with a stored tombstone.
         source = removed_from.get(address, device)
         deployables = dict(tombstones[source].deployables) if source in tombstones else {}
         if address not in deployables:
@@ -279,7 +279,8 @@ def plan_restore(
         tombstones[source] = replace(tombstones[source], deployables=deployables)
         # The device has an older tombstone of the same deployable: it must not be restored later.
         if source != device and device in tombstones:
-            others = {a: d for a, d in tombstones[device].deployables.items() if a != address}
+            others = dict(tombstones[device].deployables)
+            others.pop(address, None)
             tombstones[device] = replace(tombstones[device], deployables=others)
     return RestorePlan(
         devices={address: stored[address] for address in present if address in stored},

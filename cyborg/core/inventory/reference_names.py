@@ -72,17 +72,17 @@ def add_reference_names(device: Device, release: int) -> Device:
     ``release`` is one of ``RELEASES``. The traits of this service stay.
     """
     # By device, and not by class: a cloud may have drives of other vendors, which keep their class.
-    former = {ours: theirs for theirs, ours in _CLASSES.items() if _has_class(device, theirs)}
+    class_of = {ours: theirs for theirs, ours in _CLASSES.items() if _has_class(device, theirs)}
     return replace(
         device,
         layouts=tuple(
-            replace(layout, offers={former.get(c, c): n for c, n in layout.offers.items()})
+            replace(layout, offers={class_of.get(c, c): n for c, n in layout.offers.items()})
             for layout in device.layouts
         ),
         deployables=tuple(
             _add_names(
                 device,
-                replace(d, resource_class=former.get(d.resource_class, d.resource_class)),
+                replace(d, resource_class=class_of.get(d.resource_class, d.resource_class)),
                 release,
             )
             for d in device.deployables
@@ -168,7 +168,7 @@ def _fpga_names(deployable: Deployable, vendor: str, product: str) -> Iterator[s
     if vendor == _INSPUR:
         yield "CUSTOM_FPGA_INSPUR"
     elif vendor == _XILINX and re.fullmatch("[0-9A-F]{4}", product):
-        # OpenStack Cyborg took that of the management function, which is one less.
+        # OpenStack Cyborg took the id of the management function, which is one less.
         yield f"CUSTOM_FPGA_PRODUCT_ID_{int(product, 16) - 1:04X}"
     elif vendor == _INTEL:
         yield "CUSTOM_FPGA_INTEL"
@@ -185,6 +185,6 @@ def _gpu_names(deployable: Deployable, product: str) -> Iterator[str]:
         yield f"CUSTOM_NVIDIA_{product}"
         yield "CUSTOM_GPU_NVIDIA"
         yield f"CUSTOM_GPU_PRODUCT_ID_{product}"
-    # Such as "GRID T4-2B": the second word.
+    # The name of a vGPU is such as "GRID T4-2B": the trait has its second word.
     elif len(words := deployable.attributes.get("mdev_name", "").split()) > 1:
         yield f"CUSTOM_NVIDIA_{product}_{words[1].replace('-', '_').upper()}"

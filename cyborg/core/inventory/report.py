@@ -354,9 +354,10 @@ def dump_answer(
     each boot would change its digest.
     """
     hardware = [dump_device(device) for device in devices]
-    for deployable in (deployable for body in hardware for deployable in body["deployables"]):
-        if (activation := activations.get(deployable["address"])) is not None:
-            deployable["activation"] = str(activation)
+    for body in hardware:
+        for deployable in body["deployables"]:
+            if (activation := activations.get(deployable["address"])) is not None:
+                deployable["activation"] = str(activation)
     return {
         "hardware": hardware,
         "backends": [state.without_details().to_dict() for state in states],
@@ -367,9 +368,10 @@ def load_answer(body: Any) -> Hardware:
     """Parse the answer of an agent of this or the previous release. Raise Invalid."""
     with malformed("hardware", "hardware"):
         states = [BackendState.load_without_details(state) for state in body.get("backends", ())]
+        failed = [state for state in states if state.status is not BackendStatus.READY]
         return Hardware(
-            {string(device["address"]): _load_device(device) for device in body["hardware"]},
-            {s.name: s.error for s in states if s.status is not BackendStatus.READY},
+            devices={string(item["address"]): _load_device(item) for item in body["hardware"]},
+            failed_backends={state.name: state.error for state in failed},
         )
 
 

@@ -195,16 +195,17 @@ def add_failure(
 ) -> WorkHistory:
     """Return the history with a failure added.
 
-    The device is failing after ``close_after`` failed prepare jobs; 0 means never.
-
-    ``counted`` is whether the failure is evidence against the device.
+    ``counted`` is whether the failure is evidence against the device. The device is failing after
+    ``close_after`` failed prepare jobs in a row; 0 means never.
     """
     # One failure for each kind: a device that is retried for days must not fill its row.
     others = tuple(old for old in history.failures if old.kind is not failure.kind)
-    more = counted and failure.kind is JobKind.PREPARE
-    number = history.failed_prepares + more
+    is_counted = counted and failure.kind is JobKind.PREPARE
+    number = history.failed_prepares + (1 if is_counted else 0)
     return WorkHistory(
-        (failure, *others), number, history.failing or (more and 0 < close_after <= number)
+        failures=(failure, *others),
+        failed_prepares=number,
+        failing=history.failing or (is_counted and 0 < close_after <= number),
     )
 
 

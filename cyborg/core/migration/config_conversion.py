@@ -26,7 +26,8 @@ from cyborg.core.migration.config_tables import (
 )
 from cyborg.core.migration.device_rules import Rules
 
-# The values of each option by section and name; an option that is repeated has several.
+# The values of each option by section and name; an option that is repeated has several, of which
+# oslo.config takes the last one unless the option is a MultiOpt.
 Settings = Mapping[str, Mapping[str, Sequence[str]]]
 
 # The options of this service and of its libraries, by section and name.
@@ -82,17 +83,16 @@ class Conversion:
 
         The options of a section with the same note share one.
         """
-        names: dict[tuple[Kind, str, str], list[str]] = {}
+        names_of: dict[tuple[Kind, str, str], list[str]] = {}
         for outcome in (*self.outcomes, *self.added):
             if outcome.note:
                 place = (outcome.kind, outcome.section, outcome.note)
-                names.setdefault(place, []).append(outcome.name)
-        order = (Kind.BY_HAND, Kind.REPLACED, Kind.NOT_NEEDED, Kind.CONVERTED)
+                names_of.setdefault(place, []).append(outcome.name)
         return [
-            f"{kind}: [{section}] {', '.join(found)}: {note}"
-            for (kind, section, note), found in sorted(
-                names.items(), key=lambda item: order.index(item[0][0])
-            )
+            f"{kind}: [{section}] {', '.join(names)}: {note}"
+            for kind in (Kind.BY_HAND, Kind.REPLACED, Kind.NOT_NEEDED, Kind.CONVERTED)
+            for (kind_of_note, section, note), names in names_of.items()
+            if kind_of_note is kind
         ]
 
     @property
@@ -185,8 +185,11 @@ class _Converter:
         if section in SERVICES and name == "interface" and _INTERFACES in self._former[section]:
             return Result(Kind.NOT_NEEDED, f"{_INTERFACES} has the interfaces")
         if section in SECTIONS:
-            return Result(*SECTIONS[section])
-        if place in REPLACED and (place[0] == _DEFAULT or not self._is_known(section, name)):
+            kind, note = SECTIONS[section]
+            return Result(kind, note)
+        # A library knows some options of DEFAULT, such as rpc_response_timeout, but this service
+        # has its own instead. An option of another section works if the library knows it.
+        if place in REPLACED and (section == _DEFAULT or not self._is_known(section, name)):
             return Result(Kind.REPLACED, REPLACED[place])
         if self._is_known(section, name):
             return self._keep(section, name, values)
@@ -207,7 +210,7 @@ class _Converter:
         """Keep the values of an option, unless this service would not start with them."""
         for value in values:
             if self._has_unknown_reference(section, value):
-                # This directory has a default, and nothing of the former service in it is used.
+                # The state path has a default, and nothing of the former service there is used.
                 kind = Kind.REPLACED if name == "state_path" else Kind.BY_HAND
                 return Result(
                     kind,
@@ -259,7 +262,8 @@ class _Converter:
         # The services need this driver, and set init_command themselves.
         url = re.sub(r"^(mysql|mariadb)(\+\w+)?:", "mysql+pymysql:", url)
         url = re.sub(r"([?&])init_command=[^&]*&?", r"\1", url).rstrip("?&")
-        if (kept := self._keep("database", name, [url])) != _CONVERTED:
+        kept = self._keep("database", name, [url])
+        if kept.kind is not Kind.CONVERTED:
             return kept
         return Result(
             Kind.BY_HAND,
@@ -374,6 +378,7 @@ class _Converter:
         has_own = any(name in own for name in _CREDENTIALS)
         for section in ("placement", "nova"):
             options = self._former.get(section, {})
+            # With an endpoint_override the conductor starts without credentials.
             if any(name in options for name in (*_CREDENTIALS, "endpoint_override")):
                 continue
             if has_own:

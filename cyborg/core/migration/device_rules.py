@@ -166,11 +166,11 @@ def _address_patterns(address: Any, backend: str) -> list[str]:
         domains, buses, slots, functions = fields
         if len(domains) * len(buses) * len(slots) <= _MAX_PATTERNS:
             function = functions[0] if len(functions) == 1 else f"[{''.join(functions)}]"
-            found = [
+            patterns = [
                 f"{domain}:{bus}:{slot}.{function}"
                 for domain, bus, slot in itertools.product(domains, buses, slots)
             ]
-            return ["*"] if found == ["*:*:*.*"] else found
+            return ["*"] if patterns == ["*:*:*.*"] else patterns
     raise _NoRuleError(
         f"has an address without a pattern: write [{backend}] devices = address=PATTERN, such as "
         "address=0000:3d:00.*"
@@ -272,7 +272,8 @@ def convert_networks(values: Sequence[str]) -> Rules:
     """
     result = Rules()
     entries: list[str] = []
-    traits: dict[str, str] = {}  # the network of each: two of one trait could not be told apart
+    # Two networks with one trait could not be told apart.
+    network_of_trait: dict[str, str] = {}
     seen: set[str] = set()
     for network, interface in _pairs(values):
         valid = (
@@ -280,7 +281,7 @@ def convert_networks(values: Sequence[str]) -> Rules:
             and re.search(r"[A-Za-z0-9]", network)
             and _INTERFACE.fullmatch(interface)
             and interface not in {".", "..", *seen}
-            and traits.setdefault(make_custom_name(network), network) == network
+            and network_of_trait.setdefault(make_custom_name(network), network) == network
         )
         if not valid:
             result.by_hand.append(

@@ -109,19 +109,20 @@ class _HostPlanner:
         # What a server uses comes first: of two rows with one identity the first is taken.
         bound = {arq.handle_id for arq in rows.arqs if arq.state == import_plan.BOUND}
         handles = sorted(rows.handles, key=lambda row: row.id not in bound)
-        used = {row.deployable_id for row in handles if row.id in bound}
-        deployables = sorted(rows.deployables, key=lambda row: row.id not in used)
-        in_use = {row.device_id for row in deployables if row.id in used}
+        used_deployables = {row.deployable_id for row in handles if row.id in bound}
+        deployables = sorted(rows.deployables, key=lambda row: row.id not in used_deployables)
+        used_devices = {row.device_id for row in deployables if row.id in used_deployables}
         self.paths_of = _group(rows.control_paths, lambda row: row.device_id)
         self.deployables_of = _group(deployables, lambda row: row.device_id)
         self.attributes_of = _group(rows.attributes, lambda row: row.deployable_id)
         self.handles_of = _group(handles, lambda row: row.deployable_id)
         devices = [
             self._add_parts(row, device)
-            for row in sorted(rows.devices, key=lambda row: row.id not in in_use)
+            for row in sorted(rows.devices, key=lambda row: row.id not in used_devices)
             if (device := self._try(self._device, row)) is not None
         ]
-        # Of two requests of one handle the newer one is taken: the older may have been left behind.
+        # Of two requests of one handle the one of this host is taken, or else the newer one: the
+        # other may have been left behind.
         arqs = {
             row.id: arq
             for row in sorted(rows.arqs, key=lambda row: (row.host != self.host, -row.id))
@@ -131,14 +132,14 @@ class _HostPlanner:
         self._drop_others()
         return HostImport(
             self.host,
-            tuple(
+            devices=tuple(
                 # A status that an operator can change back.
                 replace(device, status=import_plan.MAINTAINING) if device.uuid in closed else device
                 for device in devices
             ),
-            tuple(arq for _, arq in sorted(arqs.items())),
-            (*rows.drops, *self.drops.values()),
-            tuple(self.unknown_uses),
+            arqs=tuple(arq for _, arq in sorted(arqs.items())),
+            drops=(*rows.drops, *self.drops.values()),
+            unknown_uses=tuple(self.unknown_uses),
         )
 
     def _try(self, parse: Callable[[R], T], row: R) -> T | None:
@@ -156,14 +157,14 @@ class _HostPlanner:
         check_text("host", self.host)
         if not (paths := self.paths_of.get(row.id)):
             raise Invalid("it has no row in controlpath_ids, so its PCI address is unknown")
-        taken, *others = paths
+        path, *other_paths = paths
         if row.status not in import_plan.STATUSES:
             raise Invalid(
                 f"its status {abbreviate(row.status)!r} is unknown, expected "
                 f"{' or '.join(sorted(import_plan.STATUSES))}"
             )
         device = Device(
-            address=str(parse_pci_info(taken.info)),
+            address=str(parse_pci_info(path.info)),
             type=parse_device_type(row.type),
             vendor=row.vendor,
             model=row.model,
@@ -173,45 +174,50 @@ class _HostPlanner:
         )
         uuid = parse_uuid(row.uuid, "uuid")
         self._claim(row, Identity("uuid", uuid), Identity("PCI address", device.address, self.host))
-        self.taken.add((taken.KIND, taken.id))
-        for path in others:
-            self._drop(path, f"its device has the control path {taken.uuid}")
+        self.taken.add((path.KIND, path.id))
+        for other in other_paths:
+            self._drop(other, f"its device has the control path {path.uuid}")
         dirty = row.state not in import_plan.CLEAN_STATES
-        return ImportedDevice(uuid, row.status, dirty, device, {}, {}, {})
+        # ``_add_parts`` fills the maps.
+        return ImportedDevice(
+            uuid, row.status, dirty, value=device, deployables={}, handles={}, rows={}
+        )
 
     def _add_parts(self, row: DeviceRow, device: ImportedDevice) -> ImportedDevice:
         """Return a device with those of its deployables and handles that are taken."""
-        rows = Counter({import_plan.DEVICE: 1, import_plan.CONTROL_PATH: 1})
+        row_counts = Counter({import_plan.DEVICE: 1, import_plan.CONTROL_PATH: 1})
         values: list[tuple[DeployableRow, Deployable]] = []
-        addresses: dict[int | None, str] = {}
+        address_of_row: dict[int | None, str] = {}
         identities: dict[str, ImportedDeployable] = {}
-        uuids: dict[tuple[str, str], str] = {}
+        # By the addresses of deployable and handle.
+        handle_uuids: dict[tuple[str, str], str] = {}
         for deployable in self.deployables_of.get(row.id, []):
-            if (found := self._try(self._deployable, deployable)) is None:
+            if (parsed := self._try(self._deployable, deployable)) is None:
                 continue
-            value, identity = found
+            value, identity = parsed
             traits, attributes = self._attributes(deployable)
             handles = self._take_handles(deployable, value.resource_class, identity.provider)
-            uuids |= {(value.address, handle.address): uuid for uuid, handle in handles.items()}
+            handle_uuids |= {(value.address, item.address): uuid for uuid, item in handles.items()}
             value = replace(value, traits=traits, handles=tuple(handles.values()))
             values.append((deployable, value))
-            addresses[deployable.id] = value.address
+            address_of_row[deployable.id] = value.address
             identities[value.address] = replace(identity, attributes=attributes)
-            rows[import_plan.ATTRIBUTE] += sum(
+            row_counts[import_plan.ATTRIBUTE] += sum(
                 (a.KIND, a.id) in self.taken for a in self.attributes_of.get(deployable.id, [])
             )
-        rows.update({import_plan.DEPLOYABLE: len(values), import_plan.HANDLE: len(uuids)})
+        row_counts[import_plan.DEPLOYABLE] = len(values)
+        row_counts[import_plan.HANDLE] = len(handle_uuids)
         # A deployable whose parent is not taken has none.
         complete = tuple(
-            replace(value, parent=addresses.get(deployable.parent_id))
+            replace(value, parent=address_of_row.get(deployable.parent_id))
             for deployable, value in values
         )
         return replace(
             device,
             value=replace(device.value, deployables=complete),
             deployables=identities,
-            handles=uuids,
-            rows=rows,
+            handles=handle_uuids,
+            rows=row_counts,
         )
 
     def _take_handles(
@@ -339,8 +345,9 @@ class _HostPlanner:
     def _close_devices(self, owned: Collection[str]) -> set[str]:
         """Return the uuids of the taken devices that servers of dropped requests may still use.
 
-        ``owned`` has the handles of the requests that are taken. Add this to the reasons of these
-        drops. Record an unknown use for a dropped request whose device is not taken.
+        ``owned`` has the uuids of the handles of the requests that are taken. The reasons of the
+        drops of these requests get the consequence. A dropped request whose device is not taken
+        becomes an unknown use.
         """
         device_of = {row.id: row.device_id for row in self.rows.deployables}
         device_of_handle = {r.id: device_of.get(r.deployable_id) for r in self.rows.handles}
@@ -354,6 +361,7 @@ class _HostPlanner:
             drop = self.drops.get((row.KIND, row.id))
             if drop is None or row.state != import_plan.BOUND:
                 continue
+            # No row has the id 0, so that it stands for a handle or device that is unknown.
             source_device = device_of_handle.get(row.handle_id or 0) or 0
             device = devices.get(source_device)
             if device is None:

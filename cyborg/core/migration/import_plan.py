@@ -168,7 +168,8 @@ def load_row(kind: type[R], values: Sequence[Any]) -> R | Drop:
 
     The values have the order of the fields.
     """
-    for name, expected, value in zip(*_FIELDS[kind], values, strict=True):
+    names, types = _FIELDS[kind]
+    for name, expected, value in zip(names, types, values, strict=True):
         if not isinstance(value, expected):
             found = "NULL" if value is None else repr(abbreviate(value))
             text = "a number" if expected is int else "a text"
@@ -363,7 +364,8 @@ def parse_pci_info(text: str) -> PciAddress:
     info = _load_object(text, "the PCI address")
     try:
         parts = [info[key] for key in ("domain", "bus", "device", "function")]
-        # Of plain values: int() accepts signs, spaces and underscores.
+        # Only of letters and digits: int() accepts signs, spaces and underscores, too. With one
+        # number less PciAddress raises TypeError.
         numbers = [int(part, 16) for part in map(str, parts) if part.isalnum()]
         return PciAddress(*numbers)
     except (KeyError, ValueError, TypeError, RecursionError) as exc:

@@ -129,7 +129,7 @@ def parse_notification(fields: Mapping[str, Any], now: float) -> Hint | None:
             f"nova_object.data is {type(data).__name__}, not an object", field="nova_object.data"
         )
     instance = parse_uuid(data.get("uuid"), "uuid")
-    return Hint(instance, now + plan.delay, now, plan.checks)
+    return Hint(instance, due=now + plan.delay, received=now, checks=plan.checks)
 
 
 class Decision(StrEnum):

@@ -135,7 +135,6 @@ def classify(
     or Placement does not have it. Only ARQs bound at ``bound_before`` or earlier are suspected.
     Without a ``grace_period`` there are no orphans.
     """
-    # Nova allocates before it binds. An ARQ bound before Placement was read must be in the result.
     suspects, recovered, orphans, unowned = [], [], [], []
     checked = 0
     for arq in arqs:
@@ -149,6 +148,8 @@ def classify(
             if not arq.owner_verified:
                 unowned.append(arq)
         elif arq.orphan_since is None:
+            # Nova allocates before it binds, so that Placement has shown the allocation of such an
+            # ARQ if there is one.
             if arq.bound_at <= bound_before:
                 suspects.append(arq)
         elif grace_period is not None and now - arq.orphan_since >= grace_period:
@@ -219,13 +220,13 @@ def providers_to_check(reasons: Mapping[str, Sequence[Mapping[str, Any]]]) -> tu
         Predicate.DRAINING,
         Predicate.TAKEN_IN_CALL,
     }
-    found: dict[str, set[str]] = {}
+    codes_of: dict[str, set[str]] = {}
     for refusals in reasons.values():
         for refusal in refusals:
-            found.setdefault(str(refusal["provider"]), set()).add(str(refusal["code"]))
+            codes_of.setdefault(str(refusal["provider"]), set()).add(str(refusal["code"]))
     return tuple(
         provider
-        for provider, codes in sorted(found.items())
+        for provider, codes in sorted(codes_of.items())
         if Predicate.TAKEN in codes and codes <= temporary
     )
 

@@ -58,9 +58,9 @@ class LifeCycle(Generic[S, E]):
             "states without an end": states - sources - self.final - self.deletable,
             "final states with a transition": self.final & sources,
         }
-        for problem, found in problems.items():
-            if found:
-                raise ValueError(f"life cycle of {self.name}: {problem}: {sorted(map(str, found))}")
+        for problem, items in problems.items():
+            if items:
+                raise ValueError(f"life cycle of {self.name}: {problem}: {sorted(map(str, items))}")
 
     @property
     def states(self) -> tuple[S, ...]:

@@ -201,7 +201,7 @@ def parse_mode(value: Any, *, for_host: bool = False) -> Mode:
     """Return the mode; the default is next-boot, or host if ``for_host``. Raise Invalid."""
     modes = [mode for mode in Mode if (mode is Mode.HOST) == for_host]
     if value is None:
-        return modes[0]
+        return modes[0]  # NEXT_BOOT is declared before LIVE
     if value in modes:
         return Mode(value)
     target = "a host" if for_host else "an instance"

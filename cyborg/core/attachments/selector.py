@@ -270,6 +270,7 @@ def attached_error(
     attachment, which decides the advice: a detach is refused while the attach or its undo is in
     progress.
     """
+    # The name of the host is used only without an instance, and is not None then.
     target = describe_target(instance, host or "")
     if state == AttachmentState.ATTACHING:
         text = f"is being attached to {target}, or this is undone: wait until it has ended"

@@ -284,13 +284,13 @@ def renewing_actions(
     """
     if is_missing(actions, marker):
         return ()
-    found = [
+    renewing = [
         action
         for action in newer_actions(actions, marker)
         if action.name in (_REDEFINING_ACTIONS if keeps_devices else RENEWING_EVENTS)
         and (action.name != "reboot" or (user is not None and action.user == user))
     ]
-    return found[:MAX_CANDIDATES]
+    return renewing[:MAX_CANDIDATES]
 
 
 def has_renewed(action: Action, events: Sequence[Event]) -> bool:

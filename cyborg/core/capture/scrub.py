@@ -83,7 +83,7 @@ class Scrubber:
         """Return the content of a file without unique values, None if it has none."""
         if content is None:
             return None
-        name = path.rpartition("/")[2]
+        _, _, name = path.rpartition("/")
         if name in UNIQUE:
             # Bytes without a text, such as VPD, are unique as a whole.
             text = content.decode("latin-1")

@@ -98,10 +98,10 @@ class BackendState(Serializable):
         """Raise Invalid, with the field, if the database cannot store the state."""
         _check_length("backend name", self.name)
         _check_length("driver name", self.driver)
-        _check_length("error", self.error, self.name, 65535)
+        _check_length("error", self.error, self.name, max_length=65535)
         remarks, settings = self.remarks or (), self.settings or ()
         for remark in remarks:
-            _check_length("remark", remark, self.name, 4096)
+            _check_length("remark", remark, self.name, max_length=4096)
         for setting in settings:
             _check_length("option name", setting.name, self.name)
         if len(remarks) > MAX_REMARKS or len(settings) > MAX_OPTIONS:

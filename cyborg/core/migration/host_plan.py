@@ -186,31 +186,32 @@ class _HostPlanner:
     def _add_parts(self, row: DeviceRow, device: ImportedDevice) -> ImportedDevice:
         """Return a device with those of its deployables and handles that are taken."""
         row_counts = Counter({import_plan.DEVICE: 1, import_plan.CONTROL_PATH: 1})
-        values: list[tuple[DeployableRow, Deployable]] = []
+        deployables: list[tuple[DeployableRow, Deployable]] = []
         address_of_row: dict[int | None, str] = {}
         identities: dict[str, ImportedDeployable] = {}
         # By the addresses of deployable and handle.
         handle_uuids: dict[tuple[str, str], str] = {}
-        for deployable in self.deployables_of.get(row.id, []):
-            if (parsed := self._try(self._deployable, deployable)) is None:
+        for source in self.deployables_of.get(row.id, []):
+            if (parsed := self._try(self._deployable, source)) is None:
                 continue
-            value, identity = parsed
-            traits, attributes = self._attributes(deployable)
-            handles = self._take_handles(deployable, value.resource_class, identity.provider)
-            handle_uuids |= {(value.address, item.address): uuid for uuid, item in handles.items()}
-            value = replace(value, traits=traits, handles=tuple(handles.values()))
-            values.append((deployable, value))
-            address_of_row[deployable.id] = value.address
-            identities[value.address] = replace(identity, attributes=attributes)
+            deployable, identity = parsed
+            address = deployable.address
+            traits, attributes = self._attributes(source)
+            handles = self._take_handles(source, deployable.resource_class, identity.provider)
+            handle_uuids |= {(address, item.address): uuid for uuid, item in handles.items()}
+            deployable = replace(deployable, traits=traits, handles=tuple(handles.values()))
+            deployables.append((source, deployable))
+            address_of_row[source.id] = address
+            identities[address] = replace(identity, attributes=attributes)
             row_counts[import_plan.ATTRIBUTE] += sum(
-                (a.KIND, a.id) in self.taken for a in self.attributes_of.get(deployable.id, [])
+                (a.KIND, a.id) in self.taken for a in self.attributes_of.get(source.id, [])
             )
-        row_counts[import_plan.DEPLOYABLE] = len(values)
+        row_counts[import_plan.DEPLOYABLE] = len(deployables)
         row_counts[import_plan.HANDLE] = len(handle_uuids)
         # A deployable whose parent is not taken has none.
         complete = tuple(
-            replace(value, parent=address_of_row.get(deployable.parent_id))
-            for deployable, value in values
+            replace(deployable, parent=address_of_row.get(source.parent_id))
+            for source, deployable in deployables
         )
         return replace(
             device,
@@ -234,6 +235,7 @@ class _HostPlanner:
 
     def _deployable(self, row: DeployableRow) -> tuple[Deployable, ImportedDeployable]:
         """Return a deployable and its identity, without parent, traits, handles and attributes."""
+        # Of several classes the first one counts: see ``_attributes``.
         classes = [a for a in self.attributes_of.get(row.id, []) if a.key == _CLASS_KEY]
         if not classes or not naming.is_accelerator_class(classes[0].value):
             raise Invalid(f"its attribute {_CLASS_KEY} is no resource class of accelerators")

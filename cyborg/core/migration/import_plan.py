@@ -218,7 +218,7 @@ def find_unserved_names(
     imported devices, which agents have not reported yet: of these, the names of OpenStack Cyborg
     stay with ``release`` only.
     """
-    found: dict[str, str] = {}
+    remedies: dict[str, str] = {}
     for group in groups:
         for name in sorted({*group.resources, *group.required} - {naming.OWNER_TRAIT}):
             remedy = describe_remedy(name)
@@ -226,8 +226,8 @@ def find_unserved_names(
             # it, unless [conductor] reference_traits keeps it.
             stays = remedy is None or (release is not None and name not in UNPUBLISHED)
             if name not in reported and not (name in offered and stays):
-                found[name] = remedy or "compare with 'cyborg deployable-list --long'"
-    return found
+                remedies[name] = remedy or "compare with 'cyborg deployable-list --long'"
+    return remedies
 
 
 # The backend of an imported device until its host reports it.

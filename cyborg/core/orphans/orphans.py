@@ -155,7 +155,11 @@ def classify(
         elif grace_period is not None and now - arq.orphan_since >= grace_period:
             orphans.append(arq)
     return Classification(
-        tuple(suspects), tuple(recovered), tuple(orphans), tuple(unowned), checked
+        suspects=tuple(suspects),
+        recovered=tuple(recovered),
+        orphans=tuple(orphans),
+        unowned=tuple(unowned),
+        checked=checked,
     )
 
 

@@ -162,6 +162,7 @@ def parse_config_data(value: Any) -> dict[str, str]:
             f"config_data has {len(value)} keys, at most {MAX_CONFIG_KEYS} are allowed",
             field="config_data",
         )
+    # Values of other types are refused below.
     texts = [text for pair in value.items() for text in pair if isinstance(text, str)]
     if sum(map(len, texts)) > MAX_CONFIG_CHARACTERS:
         raise Invalid(

@@ -85,7 +85,7 @@ def update_group(
         return totals[size] > wanted.get(size, 0)
 
     def split_hosts(size: int, *, is_urgent: bool) -> None:
-        # Before all hosts of the group are ranked, which takes time.
+        # Checked before all hosts of the group are ranked, which takes time.
         if size not in find_shortage(wanted, totals):
             return
         # Nor rank them if no larger set is spare: in a full cloud some sizes are always short.
@@ -180,6 +180,7 @@ def share_shortage(
     Of the sets that the other hosts lack, the host keeps those that it offers already; of the size
     ``split_for`` it serves all.
     """
+    # What the group would lack without this host is the shortage of ``elsewhere``.
     elsewhere = {size: number - local.get(size, 0) for size, number in totals.items()}
     shares: dict[int, int] = {}
     for size, number in find_shortage(wanted, elsewhere).items():

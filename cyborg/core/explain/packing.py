@@ -165,9 +165,9 @@ def _subset_bounds(kinds: Sequence[Kind], columns: Sequence[Caps]) -> Iterator[i
         # Each subset so far, with this kind added: together all subsets that have the kind.
         for smaller in list(subsets):
             subset = _Subset(
-                gcd(smaller.divisor, kind.size),
-                smaller.units + kind.size * kind.count,
-                tuple(map(max, smaller.caps, column)),
+                divisor=gcd(smaller.divisor, kind.size),
+                units=smaller.units + kind.size * kind.count,
+                caps=tuple(map(max, smaller.caps, column)),
             )
             yield _available(subset.caps, subset.divisor) // subset.units
             subsets.append(subset)

@@ -197,9 +197,9 @@ class _Search:
             return None
         busy = {column for part in competing for column in part}
         return _Problem(
-            unserved,
-            tuple(tuple(self.kinds[column] for column in part) for part in competing),
-            tuple(self.kinds[column] for column in served if column not in busy),
+            unserved=unserved,
+            competing=tuple(tuple(self.kinds[column] for column in part) for part in competing),
+            idle=tuple(self.kinds[column] for column in served if column not in busy),
         )
 
     def _fits_together(self, columns: Sequence[int], bins: Sequence[Caps]) -> bool | None:

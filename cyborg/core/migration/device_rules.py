@@ -224,7 +224,7 @@ def _parse_expressions(fields: Mapping[str, Any]) -> list[list[str]] | None:
 def convert_mdev_type(mdev_type: str, addresses: Sequence[str], taken: set[str]) -> Rules:
     """Convert a type of ``enabled_vgpu_types`` and its ``device_addresses`` to ``mdev_types``.
 
-    ``taken`` has the addresses of the types before, and gets those of this one.
+    ``taken`` has the addresses of earlier types; the addresses of this type are added to it.
     """
     result = Rules()
     if not _MDEV_TYPE.fullmatch(mdev_type) or not addresses:

@@ -72,6 +72,7 @@ class BoundArq:
             uuid=row["uuid"],
             instance=row["instance_uuid"],
             provider=row["device_rp_uuid"],
+            # The last change of a bound ARQ counts as its bind.
             bound_at=row["updated_at"] or row["created_at"],
             orphan_since=row["orphan_since"],
             project=row["project_id"],

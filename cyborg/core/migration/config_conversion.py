@@ -367,7 +367,9 @@ class _Converter:
                 "write [glance] require_signature = true and [glance] trusted_certificates, the "
                 "uuids of the certificates of the signers",
             )
-        self._keep("glance", "require_signature", values)
+        kept = self._keep("glance", "require_signature", values)
+        if kept.kind is not Kind.CONVERTED:
+            return kept
         return Result(Kind.CONVERTED, "it needs the extra signatures")
 
     def _add_credentials(self) -> None:

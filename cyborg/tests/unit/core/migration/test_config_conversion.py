@@ -255,6 +255,14 @@ def test_bus_other_than_rabbitmq_is_a_line_to_write(section: str) -> None:
             {"require_signature": ["true"], "trusted_certificates": ["a"]},
             Kind.CONVERTED,
         ),
+        (
+            {
+                "verify_glance_signatures": ["$gone", "true"],
+                "default_trusted_certificate_ids": ["a"],
+            },
+            {"trusted_certificates": ["a"]},
+            Kind.BY_HAND,
+        ),
     ],
 )
 def test_signatures_need_certificates(

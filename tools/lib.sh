@@ -89,6 +89,10 @@ make_venv() {
     if ! is_usable "$dir"; then
         # PYTHON may be that of the environment.
         PYTHON=$("$PYTHON" -c 'import sys; print(getattr(sys, "_base_executable", sys.executable))') || return 1
+        if [ -n "$(ls -A "$dir" 2>/dev/null)" ] && [ ! -e "$dir/pyvenv.cfg" ]; then
+            print_error "$dir is not a virtual environment: delete it, or choose another folder"
+            return 1
+        fi
         rm -rf "$dir"
         mkdir -p "$(dirname "$dir")"
         if "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null; then

@@ -91,6 +91,14 @@ def test_environment_of_another_version_is_not_usable(tmp_path: Path) -> None:
     assert not is_usable(folder)
 
 
+def test_folder_without_an_environment_is_not_deleted(tmp_path: Path) -> None:
+    (tmp_path / "thesis").write_text("")
+    done = run_shell('make_venv "$1"', tmp_path)
+    assert done.returncode == 1
+    assert "is not a virtual environment: delete it" in done.stdout + done.stderr
+    assert (tmp_path / "thesis").exists()
+
+
 @pytest.mark.requires("pip")
 @pytest.mark.matrix
 def test_environment_that_is_not_usable_is_created_again(tmp_path: Path) -> None:

@@ -59,11 +59,11 @@ def update(tx: sa.Connection, table: sa.Table, rows: Iterable[Mapping[str, Any]]
     All rows must have the same keys. There is no guard and no row count: the caller must hold a
     lock that protects these rows.
     """
-    found = list(rows)
-    if not found:
+    changes = list(rows)
+    if not changes:
         return
-    columns = {name: table.c[name] for name in found[0]}
-    for source in make_tables(tx, columns, found):
+    columns = {name: table.c[name] for name in changes[0]}
+    for source in make_tables(tx, columns, changes):
         values = {name: source.c[name] for name in columns if name != "id"}
         tx.execute(sa.update(table).where(table.c.id == source.c.id).values(values))
 
@@ -80,13 +80,13 @@ def make_tables(
     evaluates for each pair of rows.
     """
     dialect = tx.dialect
-    build = _SOURCES[dialect.name]
+    build_query = _SOURCES[dialect.name]
     processors = {
         key: column.type.dialect_impl(dialect).bind_processor(dialect)
         for key, column in columns.items()
     }
-    text = build({key: _type_name(column.type, dialect) for key, column in columns.items()})
-    types = [sa.column(key, column.type) for key, column in columns.items()]
+    text = build_query({key: _type_name(column.type, dialect) for key, column in columns.items()})
+    typed_columns = [sa.column(key, column.type) for key, column in columns.items()]
     for start in range(0, len(rows), MAX_ROWS):
         values = [
             {
@@ -96,7 +96,7 @@ def make_tables(
             for row in rows[start : start + MAX_ROWS]
         ]
         document = json.dumps(values, default=_format_time)
-        yield sa.text(text).bindparams(rows=document).columns(*types).subquery("given")
+        yield sa.text(text).bindparams(rows=document).columns(*typed_columns).subquery("given")
 
 
 def _mysql_source(types: Mapping[str, str]) -> str:

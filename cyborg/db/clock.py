@@ -140,6 +140,7 @@ class DatabaseClock:
                 samples: list[Estimate] = []
                 while len(samples) < SAMPLES:
                     samples.append(self._sample(connection))
+                    # The error is half of the round trip.
                     if 2 * samples[-1].error <= MAX_ROUND_TRIP:
                         break
             # The shortest round trip has the smallest error.

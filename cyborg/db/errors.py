@@ -145,6 +145,7 @@ def _is_down(error: BaseException) -> bool:
         return "disk I/O error" in str(origin) or "disk is full" in str(origin)
     if number is not None:
         return number in _DOWN_NUMBERS or 2000 <= number < 3000  # client errors: no connection
+    # libpq has no SQLSTATE while there is no session: then the server does not answer.
     return state is None or state.startswith(_DOWN_CLASSES)
 
 

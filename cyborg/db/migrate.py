@@ -136,6 +136,7 @@ def _missing(scripts: ScriptDirectory, current: str | None, goal: str) -> list[s
 
 
 def _config(connection: sa.Connection, report: Report) -> Config:
+    # ``migrations/env.py`` reads the callback and the connection from the attributes.
     def applied(step: Any, **options: Any) -> None:
         if step.is_upgrade and not step.is_stamp:
             report(f"Done: {step.up_revision_id}, {step.up_revision.doc}")
@@ -154,22 +155,22 @@ def _upgrade_lock(engine: sa.Engine, report: Report) -> Iterator[None]:
     if engine.dialect.name == "sqlite":
         yield
         return
-    name = hashlib.sha256(f"cyborg-dbsync {engine.url.database}".encode())
+    name_hash = hashlib.sha256(f"cyborg-dbsync {engine.url.database}".encode())
     with engine.connect() as raw:
         connection = raw.execution_options(isolation_level="AUTOCOMMIT")
         try:
             if engine.dialect.name == "postgresql":
                 # PostgreSQL's advisory locks are 64-bit numbers and belong to one database.
-                number = int.from_bytes(name.digest()[:8], "big", signed=True)
+                number = int.from_bytes(name_hash.digest()[:8], "big", signed=True)
                 key = sa.literal(number, sa.BigInteger)
                 connection.execute(sa.text(f"SET lock_timeout = '{LOCK_SECONDS}s'"))
                 try_lock = sa.func.pg_try_advisory_lock(key)
                 wait_lock = sa.func.pg_advisory_lock(key)
             else:
                 # MySQL's locks have names of up to 64 characters and belong to the whole server.
-                text = name.hexdigest()
-                try_lock = sa.func.get_lock(text, 0)
-                wait_lock = sa.func.get_lock(text, LOCK_SECONDS)
+                name = name_hash.hexdigest()
+                try_lock = sa.func.get_lock(name, 0)
+                wait_lock = sa.func.get_lock(name, LOCK_SECONDS)
             if not connection.scalar(sa.select(try_lock)):
                 report("Waiting for another upgrade of this database.")
                 if not _wait_for_lock(connection, wait_lock):

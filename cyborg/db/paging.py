@@ -33,10 +33,10 @@ class Total:
         self, connection: sa.Connection, query: sa.Select[Any], column: sa.ColumnElement[Any]
     ) -> None:
         """Count the rows of a query that has the column, in one statement."""
-        one = query.with_only_columns(column.label("counted"))
+        values = query.with_only_columns(column.label("counted"))
         # Without the order, which would cost a sort and does not change the number.
-        found = one.order_by(None).limit(MAX_COUNT).subquery()
-        self.rows = connection.scalar(sa.select(sa.func.count()).select_from(found)) or 0
+        counted = values.order_by(None).limit(MAX_COUNT).subquery()
+        self.rows = connection.scalar(sa.select(sa.func.count()).select_from(counted)) or 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +133,10 @@ def paginate_rows(rows: Sequence[R], page: Page | None, sortable: Sequence[str])
         later = operator.gt if is_ascending(page) else operator.lt
         listed = [row for row in listed if later(row["uuid"], page.marker)]
     elif page.marker is not None:
-        positions = [n for n, row in enumerate(listed, 1) if row["uuid"] == page.marker]
-        if not positions:
+        starts = [index + 1 for index, row in enumerate(listed) if row["uuid"] == page.marker]
+        if not starts:
             raise unknown_marker(page.marker)
-        listed = listed[positions[0] :]
+        listed = listed[starts[0] :]
     return listed[: None if page.limit is None else check_limit(page.limit)]
 
 
@@ -158,10 +158,10 @@ def find_names(
         page = replace(page, sort_key=None)
     query = sa.select(column.label("name")).where(condition).distinct()
     query, page = start_after_name(query, column, page)
-    found = query.subquery("names")
-    name = found.c.name
+    names = query.subquery("names")
+    name = names.c.name
     listed = sa.select(name.label("uuid"))
-    listed = paginate(connection, listed, found, page, {sort_key: name}, identity=name)
+    listed = paginate(connection, listed, names, page, {sort_key: name}, identity=name)
     return fetch_all(NameRow, connection.execute(listed))
 
 
@@ -185,6 +185,7 @@ def on_page(column: sa.ColumnElement[Any], names: Sequence[NameRow]) -> sa.Colum
     The rows may include names that were not on the page when it was read: see ``sort_by_page``.
     """
     first, last = names[0]["uuid"], names[-1]["uuid"]
+    # The first name is the greatest one if the page is in descending order.
     return sa.or_(column.between(first, last), column.between(last, first))
 
 
@@ -238,14 +239,14 @@ def find_marker(
     Only rows of the list can be markers, so that a marker reveals no row that the caller must not
     see. Raise Invalid if there is no such row.
     """
-    found = connection.execute(
+    position = connection.execute(
         query.with_only_columns(*(column for column in columns if column is not None))
         .where(table.c.uuid == marker)
         .limit(1)
     ).first()
-    if found is None:
+    if position is None:
         raise unknown_marker(marker)
-    return tuple(found)
+    return tuple(position)
 
 
 def is_unique(key: sa.ColumnElement[Any]) -> bool:
@@ -296,12 +297,17 @@ def _after_marker(
     position: Sequence[Any],
     ascending: bool,
 ) -> sa.ColumnElement[bool]:
-    """Return the condition that a row follows the marker in the order of the list."""
-    *values, last = position
+    """Return the condition that a row follows the marker in the order of ``_sort``.
+
+    ``position`` has the values of the marker row: that of ``key``, if there is one, and that of
+    ``identity``.
+    """
+    *key_values, last = position
     later: sa.ColumnElement[bool] = identity > last if ascending else identity < last
     if key is None:
         return later
-    (value,) = values
+    (value,) = key_values
+    # Rows without a value are the first ones in ascending order, else the last ones.
     if value is None:
         equal = sa.and_(key.is_(None), later)
         return sa.or_(equal, key.is_not(None)) if ascending else equal

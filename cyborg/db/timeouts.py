@@ -141,6 +141,7 @@ def limit_engine(engine: sa.Engine, limits: Timeouts) -> None:
     def connect_mysql(dialect: Any, record: Any, args: Any, arguments: dict[str, Any]) -> Any:
         configured = {name: arguments.pop(name, None) for name in ("read_timeout", "write_timeout")}
         arguments.setdefault("connect_timeout", _whole(limits.connect, driver))
+        # Each step of the login is a read. PyMySQL gets the limit of statements after the login.
         arguments["read_timeout"] = configured["read_timeout"] or _whole(limits.connect, driver)
         arguments["write_timeout"] = configured["write_timeout"] or _whole(limits.statement, driver)
         connection = dialect.connect(*args, **arguments)
@@ -315,17 +316,17 @@ class StallDetector:
                 self._succeeded += succeeded
 
     def run_once(self) -> None:
-        """Probe the database if a transaction takes long; if it does not answer, close them."""
+        """Probe the database if a transaction takes long; close the slow ones without an answer."""
         started_before = self._clock() - PROBE_AFTER
         with self._lock:
-            succeeded = self._succeeded
+            succeeded_before = self._succeeded
             is_slow = any(item.started_at <= started_before for item in self._open)
         if not is_slow and not self._stalled:
             return
         answers = self._probe()
         with self._lock:
             # A transaction that has succeeded meanwhile shows that the database only is slow.
-            stalled = not answers and (self._stalled or self._succeeded == succeeded)
+            stalled = not answers and (self._stalled or self._succeeded == succeeded_before)
             changed, self._stalled = stalled != self._stalled, stalled
             slow = [item for item in self._open if item.started_at <= started_before]
             for item in slow if stalled else ():

@@ -190,10 +190,9 @@ class UnitOfWork:
                     committing = True
                 return answer
             except errors.FAILURES as error:
-                # A failure that another attempt may cure is retried while attempts and time are
-                # left. Of the others, a database that is lost has an error of its own, and so has
-                # one that is lost at the commit, whose outcome is unknown. The rest are mistakes in
-                # the code.
+                # A transient error is retried while attempts and time are left. Another error is
+                # that of an unavailable database, or else a mistake in the code. The outcome is
+                # unknown if the database is lost during the commit.
                 exhausted = (
                     attempt >= MAX_ATTEMPTS
                     or time.monotonic() - started_at > RETRY_DEADLINE

@@ -93,14 +93,14 @@ def devices_to_plan(tx: sa.Connection, now: datetime, mode: str, limit: int) -> 
     They have an open window with this mode, and a bound context without a successor, or a failed
     successor that is due.
     """
-    opened = (windows.c.until > now, windows.c.successor == mode)
+    has_window = (windows.c.until > now, windows.c.successor == mode)
     missing = (
         sa.select(devices.c.uuid)
         .select_from(_OWNED)
         .join(contexts, contexts.c.id == arqs.c.context_id)
         .join(windows, windows.c.device_uuid == devices.c.uuid)
         .where(
-            *opened,
+            *has_window,
             *_BOUND,
             ~sa.exists().where(
                 attachments.c.successor_of == contexts.c.uuid,
@@ -115,7 +115,7 @@ def devices_to_plan(tx: sa.Connection, now: datetime, mode: str, limit: int) -> 
         .join(windows, windows.c.device_uuid == devices.c.uuid)
         .join(attachments, attachments.c.maintained_device == devices.c.uuid)
         .where(
-            *opened,
+            *has_window,
             attachments.c.state == AttachmentState.ERROR,
             attachments.c.next_try_at <= now,
         )
@@ -134,11 +134,11 @@ def purge(tx: sa.Connection, mode: str, limit: int) -> int:
     A successor is not needed if the device has no window with this mode, or if no handle of the
     device belongs to the context for the instance.
     """
-    window = sa.exists().where(
+    has_window = sa.exists().where(
         windows.c.device_uuid == attachments.c.maintained_device,
         windows.c.successor == mode,
     )
-    bound = (
+    is_bound = (
         sa.select(arqs.c.id)
         .select_from(_OWNED)
         .join(contexts, contexts.c.id == arqs.c.context_id)
@@ -154,10 +154,10 @@ def purge(tx: sa.Connection, mode: str, limit: int) -> int:
     failed = (
         attachments.c.maintained_device.is_not(None),
         attachments.c.state == AttachmentState.ERROR,
-        sa.or_(sa.not_(window), sa.not_(bound)),
+        sa.or_(sa.not_(has_window), sa.not_(is_bound)),
     )
     ids = tx.scalars(sa.select(attachments.c.id).where(*failed).limit(limit)).all()
-    # It checks the state again: the work on a successor may have begun again.
+    # ``delete_failed`` checks the state again: the work on a successor may have begun again.
     return records.delete_failed(tx, ids) if ids else 0
 
 
@@ -167,14 +167,14 @@ def lock_replaced(tx: sa.Connection, context: str, device: str) -> list[ArqRow]:
     The devices of a set are replaced together: its other ARQs are among them.
     """
     h = attach_handles.c
-    found = tx.execute(
+    handles = tx.execute(
         sa.select(h.arq_id, h.set_id)
         .select_from(_OWNED)
         .join(contexts, contexts.c.id == arqs.c.context_id)
         .where(devices.c.uuid == device, contexts.c.uuid == context)
     ).all()
-    ids = {row.arq_id for row in found}
-    if sets := sorted({row.set_id for row in found if row.set_id is not None}):
+    ids = {row.arq_id for row in handles}
+    if sets := sorted({row.set_id for row in handles if row.set_id is not None}):
         ids |= set(tx.scalars(sa.select(h.arq_id).where(h.set_id.in_(sets), h.arq_id.is_not(None))))
     if not ids:
         return []
@@ -229,8 +229,8 @@ def exchange_handles(tx: sa.Connection, pairs: Mapping[int, int]) -> bool:
     new_owners = {handle: partners[owner] for handle, owner in owners.items()}
     case = sa.case(new_owners, value=attach_handles.c.id)
     tx.execute(sa.update(attach_handles).where(ids).values(arq_id=case))
-    found = sa.select(arqs.c.id, arqs.c.device_rp_uuid).where(arqs.c.id.in_(sorted(partners)))
-    providers = {partners[row.id]: row.device_rp_uuid for row in tx.execute(found)}
+    former = sa.select(arqs.c.id, arqs.c.device_rp_uuid).where(arqs.c.id.in_(sorted(partners)))
+    providers = {partners[row.id]: row.device_rp_uuid for row in tx.execute(former)}
     tx.execute(
         sa.update(arqs)
         .where(arqs.c.id.in_(sorted(partners)))

@@ -72,8 +72,8 @@ def insert(tx: sa.Connection, values: Mapping[str, Any]) -> int:
 def count(tx: sa.Connection, project: str, limit: int | None = None) -> int:
     """Return the number of attachments of a project, counted up to ``limit`` if it is given."""
     own = (attachments.c.project_id == project, attachments.c.maintained_device.is_(None))
-    found = sa.select(attachments.c.id).where(*own).limit(limit)
-    return int(tx.scalar(sa.select(sa.func.count()).select_from(found.subquery())) or 0)
+    counted = sa.select(attachments.c.id).where(*own).limit(limit).subquery()
+    return int(tx.scalar(sa.select(sa.func.count()).select_from(counted)) or 0)
 
 
 def find_request(
@@ -109,16 +109,14 @@ def lock(
     # All requests lock in this order: no deadlock.
     query = query.order_by(a.id).with_for_update()
     if hostname is not None:
-        query = query.where(attachments.c.hostname == hostname, attachments.c.mode == Mode.HOST)
+        query = query.where(a.hostname == hostname, a.mode == Mode.HOST)
     if accelerator is not None:
-        holds = (
+        holders = (
             sa.select(arqs.c.attachment_id)
             .join(attach_handles, attach_handles.c.arq_id == arqs.c.id)
             .where(attach_handles.c.uuid == accelerator, arqs.c.attachment_id.is_not(None))
         )
-        query = query.where(
-            sa.or_(attachments.c.accelerator == accelerator, attachments.c.id.in_(holds))
-        )
+        query = query.where(sa.or_(a.accelerator == accelerator, a.id.in_(holders)))
     query = query.where(*equal({a.project_id: project_scope}))
     return fetch_all(AttachmentRow, tx.execute(query))
 
@@ -130,10 +128,10 @@ def accelerators_of(tx: sa.Connection, ids: Collection[int]) -> dict[int, list[s
         .join(arqs, arqs.c.id == attach_handles.c.arq_id)
         .where(arqs.c.attachment_id.in_(sorted(ids)))
     )
-    found = defaultdict[int, list[str]](list)
+    uuids = defaultdict[int, list[str]](list)
     for attachment, uuid in tx.execute(query):
-        found[attachment].append(uuid)
-    return dict(found)
+        uuids[attachment].append(uuid)
+    return dict(uuids)
 
 
 def state_of(tx: sa.Connection, id_: int) -> str | None:
@@ -196,7 +194,7 @@ def schedule_reboot(tx: sa.Connection, id_: int, now: datetime, deadline: dateti
         sa.not_(attachments.c.reboot),
     )
     is_attach = (attachments.c.state == AttachmentState.ATTACHING, attachments.c.failure.is_(None))
-    # The work has not come to the step yet: it finds the flag when it does.
+    # The work has not come to the step ``reboot`` yet, and finds the flag there.
     early = sa.update(attachments).where(*guard, *is_attach).values(reboot=True)
     if changed := tx.execute(early).rowcount:
         return changed
@@ -338,23 +336,23 @@ def owned_units(
     leased, its allocation may belong to another consumer. The handles of the attachment ``without``
     are not counted.
     """
-    known = sa.or_(arqs.c.context_id.is_(None), arqs.c.attachment_id.is_not(None))
+    plain_or_attached = sa.or_(arqs.c.context_id.is_(None), arqs.c.attachment_id.is_not(None))
     # Not "!=": it would also leave out the ARQs without an attachment, which have NULL.
-    other = sa.true() if without is None else arqs.c.attachment_id.is_distinct_from(without)
+    not_excluded = sa.true() if without is None else arqs.c.attachment_id.is_distinct_from(without)
     query = (
         sa.select(arqs.c.device_rp_uuid, arqs.c.resource_class, sa.func.count())
         .where(
             arqs.c.instance_uuid == instance,
-            sa.true() if all_contexts else known,
+            sa.true() if all_contexts else plain_or_attached,
             arqs.c.device_rp_uuid.is_not(None),
             arqs.c.state.in_(sorted(OWNING_STATES)),
-            other,
+            not_excluded,
         )
         .group_by(arqs.c.device_rp_uuid, arqs.c.resource_class)
     )
     units = defaultdict[str, dict[str, int]](dict)
-    for provider, name, count in tx.execute(query):
-        units[provider][name] = int(count)
+    for provider, resource_class, count in tx.execute(query):
+        units[provider][resource_class] = int(count)
     return dict(units)
 
 
@@ -376,6 +374,6 @@ def purge(tx: sa.Connection, cutoff: datetime, limit: int) -> int:
     """Delete up to ``limit`` attachments that failed before ``cutoff``; return their number."""
     failed = attachments.c.state == AttachmentState.ERROR
     old = sa.select(attachments.c.id).where(failed, attachments.c.updated_at < cutoff).limit(limit)
-    # Then by id and state: an attachment of a successor may have begun again meanwhile.
+    # Deleted by id and state: the work on a successor may have begun again meanwhile.
     ids: Sequence[int] = tx.scalars(old).all()
     return delete_failed(tx, ids) if ids else 0

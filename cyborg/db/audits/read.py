@@ -76,11 +76,11 @@ def read_snapshot(tx: sa.Connection, host: str) -> sources.DatabaseSnapshot:
         )
         deployables_by_device[row.device_id].append(record)
     d = devices.c
-    found = sa.select(d.id, d.address, d.backend, d.draining).where(d.host == host).order_by(d.id)
+    query = sa.select(d.id, d.address, d.backend, d.draining).where(d.host == host).order_by(d.id)
     return sources.DatabaseSnapshot(
         tuple(
             sources.DeviceRecord(address, backend, draining, tuple(deployables_by_device[id_]))
-            for id_, address, backend, draining in tx.execute(found)
+            for id_, address, backend, draining in tx.execute(query)
         ),
         _providers(tx, host),
         tuple(_arqs(tx, host)),
@@ -110,7 +110,7 @@ def _handles(tx: sa.Connection, host: str) -> dict[int, list[sources.HandleRecor
         .where(devices.c.host == host)
         .order_by(h.id)
     )
-    found = defaultdict[int, list[sources.HandleRecord]](list)
+    handles_by_deployable = defaultdict[int, list[sources.HandleRecord]](list)
     for row in tx.execute(query):
         state = None if row.owner_state is None else ArqState(row.owner_state)
         record = sources.HandleRecord(
@@ -124,8 +124,8 @@ def _handles(tx: sa.Connection, host: str) -> dict[int, list[sources.HandleRecor
             owner_provider=row.owner_provider,
             set_provider=row.set_provider,
         )
-        found[row.deployable_id].append(record)
-    return found
+        handles_by_deployable[row.deployable_id].append(record)
+    return handles_by_deployable
 
 
 def _members(tx: sa.Connection, host: str) -> dict[int, set[int]]:
@@ -133,10 +133,10 @@ def _members(tx: sa.Connection, host: str) -> dict[int, set[int]]:
     query = sa.select(set_members.c.deployable_id, set_members.c.handle_id).join(
         deployables, deployables.c.id == set_members.c.deployable_id
     )
-    found = defaultdict[int, set[int]](set)
+    members_by_set = defaultdict[int, set[int]](set)
     for row in tx.execute(query.where(deployables.c.host == host)):
-        found[row.deployable_id].add(row.handle_id)
-    return found
+        members_by_set[row.deployable_id].add(row.handle_id)
+    return members_by_set
 
 
 def _providers(tx: sa.Connection, host: str) -> dict[str, sources.ProviderRecord]:
@@ -156,9 +156,10 @@ def _arqs(tx: sa.Connection, host: str) -> Iterable[sources.ArqRecord]:
             r.hostname,
             r.device_rp_uuid,
             r.instance_uuid,
-            sa.func.coalesce(r.updated_at, r.created_at).label("touched"),
+            sa.func.coalesce(r.updated_at, r.created_at).label("changed_at"),
             handles.c.id.is_not(None).label("has_handle"),
             r.orphan_since,
+            # The consumer of the allocation: the attachment if there is no instance.
             sa.case((r.instance_uuid.is_(None), attachments.c.uuid)).label("attachment"),
         )
         .join(deployables, deployables.c.rp_uuid == r.device_rp_uuid)
@@ -176,7 +177,7 @@ def _arqs(tx: sa.Connection, host: str) -> Iterable[sources.ArqRecord]:
             hostname=row.hostname or "",
             provider=row.device_rp_uuid,
             instance=row.instance_uuid or "",
-            updated_at=row.touched,
+            updated_at=row.changed_at,
             has_handle=row.has_handle,
             orphan_since=row.orphan_since,
             attachment=row.attachment or "",

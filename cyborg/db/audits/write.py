@@ -91,11 +91,11 @@ def _recorded_hosts(after: str, limit: int) -> sa.CTE:
     """
     records = custody_records
     first = sa.select(sa.func.min(records.c.host).label("host"), sa.literal(1).label("step"))
-    found = first.where(records.c.host > after).cte("recorded_hosts", recursive=True)
-    following = sa.select(sa.func.min(records.c.host)).where(records.c.host > found.c.host)
-    return found.union_all(
-        sa.select(following.scalar_subquery(), found.c.step + 1).where(
-            found.c.host.is_not(None), found.c.step < limit
+    hosts = first.where(records.c.host > after).cte("recorded_hosts", recursive=True)
+    next_host = sa.select(sa.func.min(records.c.host)).where(records.c.host > hosts.c.host)
+    return hosts.union_all(
+        sa.select(next_host.scalar_subquery(), hosts.c.step + 1).where(
+            hosts.c.host.is_not(None), hosts.c.step < limit
         )
     )
 

@@ -79,7 +79,7 @@ def lock_agents(tx: sa.Connection, agents: Collection[int]) -> dict[int, AgentRo
     A caller that changes the desired state, or cordons devices, must hold these locks. So the
     caller waits for a report in progress, and the next report sees the change.
     """
-    found: dict[int, AgentRow] = {}
+    rows: dict[int, AgentRow] = {}
     # Sorted: two callers that lock the same agents do not wait for each other.
     for chunk in bulk.chunks(sorted(set(agents))):
         query = (
@@ -88,8 +88,8 @@ def lock_agents(tx: sa.Connection, agents: Collection[int]) -> dict[int, AgentRo
             .order_by(services.c.id)
             .with_for_update()
         )
-        found |= {row["id"]: row for row in fetch_all(AgentRow, tx.execute(query))}
-    return found
+        rows |= {row["id"]: row for row in fetch_all(AgentRow, tx.execute(query))}
+    return rows
 
 
 def of_host(tx: sa.Connection, host: str, epoch: str) -> DesiredHostState | None:
@@ -105,8 +105,9 @@ def of_host(tx: sa.Connection, host: str, epoch: str) -> DesiredHostState | None
     rows = tx.execute(query).mappings().all()
     if not rows:
         return None
-    found = tuple(_value(row) for row in rows if row["backend"] is not None)
-    return DesiredHostState(rows[0]["desired_generation"], found)
+    # An agent without desired backends is one row without a backend.
+    desired = tuple(_value(row) for row in rows if row["backend"] is not None)
+    return DesiredHostState(rows[0]["desired_generation"], desired)
 
 
 def find(
@@ -123,7 +124,7 @@ def find(
 
 def agents_at_limit(tx: sa.Connection, agents: Collection[int], max_backends: int) -> set[int]:
     """Return the agents, by row id, that have ``max_backends`` or more desired backends."""
-    found: set[int] = set()
+    at_limit: set[int] = set()
     for chunk in bulk.chunks(agents):
         query = (
             sa.select(table.c.service_id)
@@ -131,8 +132,8 @@ def agents_at_limit(tx: sa.Connection, agents: Collection[int], max_backends: in
             .group_by(table.c.service_id)
             .having(sa.func.count() >= max_backends)
         )
-        found |= set(tx.scalars(query))
-    return found
+        at_limit |= set(tx.scalars(query))
+    return at_limit
 
 
 def removed_backends(tx: sa.Connection, host: str, backends: Collection[str]) -> set[str]:
@@ -208,11 +209,11 @@ def write(tx: sa.Connection, service_id: int, desired: DesiredBackend) -> bool:
     caller must hold a lock on the agent's row.
     """
     same_backend = sa.and_(table.c.service_id == service_id, table.c.backend == desired.backend)
-    available = sa.or_(
+    is_available = sa.or_(
         table.c.driver == desired.driver, table.c.status == str(DesiredStatus.ABSENT)
     )
     values = _to_columns(desired)
-    if tx.execute(sa.update(table).where(same_backend, available).values(**values)).rowcount:
+    if tx.execute(sa.update(table).where(same_backend, is_available).values(**values)).rowcount:
         return True
     # No other transaction inserts the row meanwhile: it would need the lock of the agent's row.
     if tx.execute(sa.select(table.c.id).where(same_backend)).first():
@@ -313,10 +314,11 @@ def sync_cordon(tx: sa.Connection, hosts: Collection[str], now: datetime) -> int
             (sa.or_(removed, failing), None),
             else_=sa.func.coalesce(devices.c.cordoned_since, sa.literal(now, Moment)),
         )
-        # The status of the device cordons it as well: then the time of that remains.
+        # If the status of the device cordons it as well, the time of the status remains.
         kept = sa.case((devices.c.status != ENABLED, devices.c.cordoned_since), else_=None)
         to_cordon = sa.update(devices).where(on_hosts, sa.not_(devices.c.cordoned), cordoned)
         to_uncordon = sa.update(devices).where(on_hosts, devices.c.cordoned, sa.not_(cordoned))
+        # Devices that were cordoned before: servers in build may not use them any more, either.
         to_close = sa.update(devices).where(
             on_hosts, devices.c.cordoned_since.is_not(None), sa.or_(removed, failing)
         )
@@ -375,5 +377,10 @@ def _to_columns(desired: DesiredBackend) -> dict[str, Any]:
 
 
 def _value(row: sa.RowMapping) -> DesiredBackend:
-    status = DesiredStatus(row["status"])
-    return DesiredBackend(row["backend"], row["driver"], status, row["generation"], row["config"])
+    return DesiredBackend(
+        backend=row["backend"],
+        driver=row["driver"],
+        status=DesiredStatus(row["status"]),
+        generation=row["generation"],
+        config=row["config"],
+    )

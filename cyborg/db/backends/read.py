@@ -107,9 +107,10 @@ def functions(
     # By backend id, then by the id of the device and the resource class.
     usages = defaultdict[int, dict[tuple[int, str], _Usage]](dict)
     for row in _read_usages(connection, backends):
-        backend = by_name.get((row.host, row.backend))
-        if backend is None:
+        # On PostgreSQL the rows of other pairs of a host and a backend are read, too.
+        if (backend := by_name.get((row.host, row.backend))) is None:
             continue
+        # The sums of ``_count_handles``, NULL for a deployable without handles.
         total, rest = divmod(row.packed_counts or 0, _TOTAL)
         used, free = divmod(rest, _USED)
         # No handle of a host that is down can be claimed.
@@ -119,7 +120,9 @@ def functions(
         # A device may have several deployables of a class.
         if (before := usages[backend.id].get(key)) is not None:
             total, used, free = before.total + total, before.used + used, before.free + free
-        usages[backend.id][key] = _Usage(row.resource_class, total, used, free, row.board)
+        usages[backend.id][key] = _Usage(
+            row.resource_class, total=total, used=used, free=free, board=row.board
+        )
     return {
         id_: [
             {"function": item.name, "total": item.total, "used": item.used, "free": item.free}

@@ -198,6 +198,7 @@ class Filters:
         if self.driver is not None:
             names = (backends.c.driver, devices.c.backend)
             conditions.append(sa.or_(*(name == self.driver for name in names)))
+        # Only if each state has such a condition: any deployable may have another state.
         if self.states and _CONDITIONS_OF_DEPLOYABLES.keys() >= self._states():
             conditions.append(
                 sa.or_(*(_CONDITIONS_OF_DEPLOYABLES[s] for s in sorted(self._states())))
@@ -276,11 +277,13 @@ def find(
     elif chosen.of_owner():
         ids = _find_ids(connection, _FROM_ARQS, conditions, page, arqs)
     elif not chosen.are_few() and chosen.of_device():
+        # Counted here: the read by deployable stops at the end of the page.
         if page.total is not None:
             query = sa.select(table.c.id).select_from(_FROM).where(*conditions)
             page.total.count(connection, query, table.c.id)
         ids = list(_find_ids_by_deployable(connection, chosen, page))
     else:
+        # The index of the clean handles is of use for the whole cloud only.
         ids = _find_ids(
             connection,
             _FROM,
@@ -331,6 +334,7 @@ def _find_ids_by_deployable(
     The deployables are read in chunks of a growing size until the page is full. One statement would
     sort all accelerators of the resource class before it returns the first of them.
     """
+    # ``find`` calls this only for a page with a limit.
     ascending, missing = paging.is_ascending(page), paging.check_limit(page.limit or 0)
     handles = sa.select(table.c.id).select_from(_FROM).where(*filters.of_handle())
     previous: int | None = None  # the deployable after which the next chunk begins
@@ -338,11 +342,11 @@ def _find_ids_by_deployable(
     if page.marker is not None:
         listed = handles.where(*filters.of_device())
         columns = (table.c.deployable_id, table.c.id)
-        marked, last = paging.find_marker(connection, listed, table, page.marker, *columns)
-        later = table.c.id > last if ascending else table.c.id < last
-        after_marker = sa.or_(table.c.deployable_id != marked, later)
+        deployable, handle = paging.find_marker(connection, listed, table, page.marker, *columns)
+        later = table.c.id > handle if ascending else table.c.id < handle
+        after_marker = sa.or_(table.c.deployable_id != deployable, later)
         # The deployable of the marker may have further accelerators in this page.
-        previous = marked - 1 if ascending else marked + 1
+        previous = deployable - 1 if ascending else deployable + 1
     order = [column.asc() if ascending else column.desc() for column in _DEPLOYABLE_ORDER]
     size = missing
     while missing:
@@ -386,7 +390,7 @@ def get(
 
 
 def _row(row: Mapping[Any, Any]) -> AcceleratorRow:
-    """Return the row of the query ``row``, with its state in place of what this follows from."""
+    """Convert a row of the query: the state replaces the columns from which it follows."""
     condition = device_state.evaluate_row(row)
     state = accelerator.evaluate(
         accelerator.AcceleratorFacts(

@@ -302,8 +302,9 @@ def claim(
     """
     if len(owners) == 1 and not published and not honoured:
         ((handle_id, arq_id),) = owners.items()
-        one = {"old_id": handle_id, "new_arq_id": arq_id, "new_dirty": handle_id in needs_cleaning}
-        return tx.execute(_CLAIM_ONE, one).rowcount
+        dirty = handle_id in needs_cleaning
+        parameters = {"old_id": handle_id, "new_arq_id": arq_id, "new_dirty": dirty}
+        return tx.execute(_CLAIM_ONE, parameters).rowcount
     schedulable: sa.ColumnElement[bool] = SCHEDULABLE
     if honoured:
         is_honoured = handles.c.deployable_id.in_(sorted(honoured))
@@ -364,23 +365,27 @@ def release(tx: sa.Connection, arq_ids: Collection[int], now: datetime) -> list[
         sa.select(*_RELEASED_COLUMNS).select_from(joins.HANDLES).where(owned).order_by(handles.c.id)
     )
     rows = fetch_all(ReleasedHandleRow, tx.execute(query))
+    # The ARQs that are left own no handle.
     if not rows:
         return []
     tx.execute(
         sa.update(handles)
         .where(handles.c.id.in_([row["id"] for row in rows]), owned)
-        # The set stays until the handle is clean: its own work on the host is part of that.
+        # The set stays until the handle is clean: the cleaning includes the work of the set.
         .values(arq_id=None, set_id=sa.case((handles.c.needs_cleaning, handles.c.set_id)))
     )
-    changed = {
+    stale_providers = {
         row["rp_uuid"]
         for row in rows
         if row["draining"] or (row["is_member"] and row["set_id"] is None)
     }
-    if changed:
-        publishing.mark_stale_existing(tx, changed, now)
-    in_sets = {row["id"] for row in rows if row["set_id"] is not None or row["is_member"]}
-    return [row for row in rows if row["needs_cleaning"] or row["id"] in in_sets]
+    if stale_providers:
+        publishing.mark_stale_existing(tx, stale_providers, now)
+    return [
+        row
+        for row in rows
+        if row["needs_cleaning"] or row["set_id"] is not None or row["is_member"]
+    ]
 
 
 def any_cleaning(tx: sa.Connection, uuids: Collection[str], now: datetime) -> bool:
@@ -455,11 +460,11 @@ def count_owned(
 
     Those that were claimed through a device set count for the set.
     """
-    of = sa.func.coalesce(handles.c.set_id, handles.c.deployable_id)
+    claimed_id = sa.func.coalesce(handles.c.set_id, handles.c.deployable_id)
     query = (
-        sa.select(of, sa.func.count())
+        sa.select(claimed_id.label("claimed_id"), sa.func.count().label("number"))
         .join(arqs, arqs.c.id == handles.c.arq_id)
-        .where(of.in_(sorted(deployable_ids)), arqs.c.instance_uuid == instance)
-        .group_by(of)
+        .where(claimed_id.in_(sorted(deployable_ids)), arqs.c.instance_uuid == instance)
+        .group_by(claimed_id)
     )
-    return {row[0]: row[1] for row in tx.execute(query)}
+    return {row.claimed_id: row.number for row in tx.execute(query)}

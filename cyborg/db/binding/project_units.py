@@ -58,7 +58,7 @@ _LOCK = (
 #  WHERE project_id = :project AND resource_class IN (:classes) [AND state IN (owning states)]
 #  GROUP BY resource_class
 _COUNT = (
-    sa.select(arqs.c.resource_class, sa.func.count())
+    sa.select(arqs.c.resource_class, sa.func.count().label("number"))
     .where(
         arqs.c.project_id == _PROJECT,
         arqs.c.resource_class.in_(sa.bindparam("classes", expanding=True)),
@@ -103,7 +103,7 @@ def count(
     """
     query = _COUNT_BOUND if bound else _COUNT
     values = {"project": project, "classes": sorted(resource_classes)}
-    return {row[0]: row[1] for row in tx.execute(query, values)}
+    return {row.resource_class: row.number for row in tx.execute(query, values)}
 
 
 def usage(connection: sa.Connection, project: str) -> list[UsageRow]:

@@ -81,8 +81,8 @@ def insert_all(
 
     The ARQs of an attachment are hidden from Nova at first.
     """
-    more = {} if attachment_id is None else {"attachment_id": attachment_id, "hidden": True}
-    bulk.insert(tx, arqs, [{**row, **more} for row in rows])
+    hidden = {} if attachment_id is None else {"attachment_id": attachment_id, "hidden": True}
+    bulk.insert(tx, arqs, [{**row, **hidden} for row in rows])
 
 
 # Statements of each boot and deletion of a server, built once: SQLAlchemy needs more time to build
@@ -200,7 +200,7 @@ def other_arqs_of_instance(
         arqs.c.uuid.not_in(uuids),
         sa.not_(sa.and_(arqs.c.hidden, arqs.c.attachment_id.is_not(None))),
     )
-    # They are named in the text of an error.
+    # Three are enough: they are only named in the text of an error.
     return fetch_all(ArqRow, tx.execute(query.limit(3)))
 
 
@@ -265,7 +265,7 @@ def bind(
     """
     ids = sorted(providers)
     if len(ids) == 1:
-        one = {
+        parameters = {
             "old_id": ids[0],
             "new_state": state,
             "new_hostname": hostname,
@@ -275,7 +275,7 @@ def bind(
             "new_owner_verified": owner_verified,
             "new_project_id": projects.get(ids[0]),
         }
-        return tx.execute(_BIND_ONE, one).rowcount
+        return tx.execute(_BIND_ONE, parameters).rowcount
     values: dict[str, Any] = {
         "hostname": hostname,
         "owner_verified": owner_verified,
@@ -288,9 +288,9 @@ def bind(
     }
     if projects:
         values["project_id"] = _case_by_id(projects, otherwise=arqs.c.project_id)
-    # The claim of a handle is part of this transition: a BindStarted ARQ already owns a handle.
-    unclaimed = ARQ_LIFE_CYCLE.to(state, among=source_states(Step.START))
-    return bulk.change_state(tx, arqs, unclaimed, arqs.c.id.in_(ids), **values)
+    # Not from BindStarted, which may become Bound as well: such an ARQ already owns a handle.
+    start = ARQ_LIFE_CYCLE.to(state, among=source_states(Step.START))
+    return bulk.change_state(tx, arqs, start, arqs.c.id.in_(ids), **values)
 
 
 def assign_instance(
@@ -410,7 +410,7 @@ def finish_unbind(tx: sa.Connection, ids: Collection[int]) -> int:
     tx.execute(
         sa.update(arqs)
         .where(arqs.c.id.in_(ids), arqs.c.state == ArqState.UNBOUND)
-        # An unbound ARQ expires after a time without a change: this is none.
+        # An unbound ARQ expires after a time without a change: the end of its job is none.
         .values(job_id=None, updated_at=arqs.c.updated_at)
     )
     return changed

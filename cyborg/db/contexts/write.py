@@ -56,8 +56,8 @@ def project_usage(
             sa.select(table.c.id).where(table.c.project_id == project).limit(limit).subquery()
         )
         .scalar_subquery()
-        .label(table.name if table is arqs else "contexts")
-        for table, limit in ((contexts, max_contexts), (arqs, max_arqs))
+        .label(key)
+        for key, table, limit in (("contexts", contexts, max_contexts), ("arqs", arqs, max_arqs))
     ]
     usage = fetch_first(ProjectUsageRow, tx.execute(sa.select(*counts)))
     return usage or {"contexts": 0, "arqs": 0}
@@ -154,7 +154,7 @@ def hosts(tx: sa.Connection, providers: Collection[str]) -> dict[str, str]:
         .join(devices, devices.c.id == deployables.c.device_id)
         .where(deployables.c.rp_uuid.in_(sorted(providers)))
     )
-    return {row[0]: row[1] for row in tx.execute(query)}
+    return {row.rp_uuid: row.host for row in tx.execute(query)}
 
 
 # ARQs with the hidden profile of a context that are not those of the context.
@@ -188,6 +188,7 @@ def _is_expired(now: datetime) -> sa.ColumnElement[bool]:
 
 def find_successor(tx: sa.Connection, id_: int) -> SuccessorWorkRow | None:
     """Return the work on the oldest successor of a context; None if no successor has ARQs."""
+    # The ARQs of a successor have the hidden profile of the context, but no context.
     query = (
         sa.select(attachments.c.state, attachments.c.step)
         .select_from(arqs)
@@ -215,8 +216,9 @@ class ArqStateRow(TypedDict):
 
 def count_arqs(tx: sa.Connection, ids: Collection[int]) -> dict[int, int]:
     """Return the number of ARQs by context. It never changes while the context exists."""
-    query = sa.select(arqs.c.context_id, sa.func.count()).where(arqs.c.context_id.in_(sorted(ids)))
-    return {row[0]: row[1] for row in tx.execute(query.group_by(arqs.c.context_id))}
+    query = sa.select(arqs.c.context_id, sa.func.count().label("number"))
+    query = query.where(arqs.c.context_id.in_(sorted(ids))).group_by(arqs.c.context_id)
+    return {row.context_id: row.number for row in tx.execute(query)}
 
 
 def arq_states(tx: sa.Connection, ids: Collection[int]) -> list[ArqStateRow]:

@@ -85,7 +85,12 @@ def add_heads(tx: sa.Connection, hosts: Mapping[str, str]) -> int:
     if missing:
         start = {"hash": START.hash, "base_hash": START.hash, "checked_hash": START.hash}
         rows = [
-            {"device_uuid": uuid, "host": hosts[uuid], **start, **_sign(tx, uuid, START, START)}
+            {
+                "device_uuid": uuid,
+                "host": hosts[uuid],
+                **start,
+                **_sign(tx, uuid, tip=START, base=START),
+            }
             for uuid in missing
         ]
         bulk.insert(tx, heads, rows)
@@ -144,7 +149,7 @@ def advance(
             "sequence": tip.sequence,
             "hash": tip.hash,
             "oldest_at": oldest.get(head["device_uuid"]),
-            **_sign(tx, head["device_uuid"], tip, Link(head["base_sequence"], head["base_hash"])),
+            **_sign(tx, head["device_uuid"], tip=tip, base=to_head(head).base),
         }
         for head, tip in changed
     ]
@@ -178,7 +183,7 @@ def delete_prefix(tx: sa.Connection, head: HeadRow, base: Link, oldest_at: datet
             base_sequence=base.sequence,
             base_hash=base.hash,
             oldest_at=oldest_at,
-            **_sign(tx, head["device_uuid"], Link(head["sequence"], head["hash"]), base),
+            **_sign(tx, head["device_uuid"], tip=to_head(head).tip, base=base),
         )
     )
     return deleted
@@ -201,6 +206,7 @@ def save_progress(tx: sa.Connection, reached: Mapping[str, Link], now: datetime)
         .values(
             checked_sequence=sa.case(sequences, value=heads.c.device_uuid),
             checked_hash=sa.case(hashes, value=heads.c.device_uuid),
+            # Without keys None: the former signature does not fit the new position.
             checked_signature=sa.case(signatures, value=heads.c.device_uuid)
             if keys.secrets
             else None,
@@ -214,15 +220,16 @@ def delete_empty_heads(tx: sa.Connection, cutoff: datetime) -> int:
 
     Heads that were created at or after ``cutoff`` are not deleted.
     """
-    recorded = sa.exists().where(table.c.device_uuid == heads.c.device_uuid)
-    known = sa.exists().where(devices.c.uuid == heads.c.device_uuid)
+    # The head itself says whether it has sealed records; those not sealed yet count as well.
+    has_records = sa.exists().where(table.c.device_uuid == heads.c.device_uuid)
+    has_device = sa.exists().where(devices.c.uuid == heads.c.device_uuid)
     return tx.execute(
         sa.delete(heads).where(
             heads.c.oldest_at.is_(None),
             heads.c.sequence == heads.c.base_sequence,
             heads.c.created_at < cutoff,
-            sa.not_(recorded),
-            sa.not_(known),
+            sa.not_(has_records),
+            sa.not_(has_device),
         )
     ).rowcount
 
@@ -256,7 +263,7 @@ def next_devices(tx: sa.Connection, after: str, limit: int) -> Sequence[str]:
 def sign_head(tx: sa.Connection, head: HeadRow) -> None:
     """Replace the signature of a head, which the caller has locked."""
     ends = to_head(head)
-    values = _sign(tx, ends.device, ends.tip, ends.base)
+    values = _sign(tx, ends.device, tip=ends.tip, base=ends.base)
     tx.execute(sa.update(heads).where(heads.c.id == head["id"]).values(values))
 
 
@@ -303,7 +310,7 @@ def save_signatures(tx: sa.Connection, signatures: Mapping[int, str]) -> None:
     )
 
 
-def _sign(tx: sa.Connection, device: str, tip: Link, base: Link) -> dict[str, str]:
+def _sign(tx: sa.Connection, device: str, *, tip: Link, base: Link) -> dict[str, str]:
     """Return the column with the signature of a head; without keys none, so none is removed."""
     signature = keys_of(tx).sign(serialize_head(device, tip, base))
     return {} if signature is None else {"signature": signature}

@@ -127,8 +127,8 @@ def devices_without_head(connection: sa.Connection, host: str, limit: int) -> Se
 def devices_without_log(connection: sa.Connection, host: str, limit: int) -> Sequence[str]:
     """Return the uuids of up to ``limit`` existing devices of a host with no record and no head.
 
-    They were deleted by hand: each new device gets a record in the same transaction, and this
-    service never deletes the head of an existing device.
+    Record and head were deleted by hand: each new device gets a record in the same transaction, and
+    this service never deletes the head of an existing device.
     """
     recorded = sa.exists().where(table.c.device_uuid == devices.c.uuid)
     query = sa.select(devices.c.uuid).where(
@@ -138,7 +138,7 @@ def devices_without_log(connection: sa.Connection, host: str, limit: int) -> Seq
 
 
 def _has_head(uuid: sa.ColumnElement[str], host: str) -> sa.ColumnElement[bool]:
-    # An audit reads the heads of a host.
+    # A head of another host does not count: an audit reads the heads by host.
     return sa.exists().where(custody_heads.c.device_uuid == uuid, custody_heads.c.host == host)
 
 

@@ -94,7 +94,13 @@ def add(tx: sa.Connection, entries: Collection[Entry], now: datetime) -> None:
     rows = []
     for entry in entries:
         record = Record(
-            str(uuid4()), entry.device, 0, now, entry.host, str(entry.event), dict(entry.details)
+            uuid=str(uuid4()),
+            device=entry.device,
+            sequence=0,  # not sealed yet
+            time=now,
+            host=entry.host,
+            event=str(entry.event),
+            details=dict(entry.details),
         )
         row = {
             "uuid": record.uuid,

@@ -76,14 +76,14 @@ def is_offered_as(offers: Collection[str]) -> sa.ColumnElement[bool]:
 def has_member(device_uuid: str) -> sa.ColumnElement[bool]:
     """Return the condition that a deployable is a device set with handles of a device."""
     member = deployables.alias("member_deployables")
-    found = (
+    sets = (
         sa.select(set_members.c.deployable_id)
         .join(handles, handles.c.id == set_members.c.handle_id)
         .join(member, member.c.id == handles.c.deployable_id)
         .join(devices, devices.c.id == member.c.device_id)
         .where(devices.c.uuid == device_uuid)
     )
-    return deployables.c.id.in_(found)
+    return deployables.c.id.in_(sets)
 
 
 def find_members(connection: sa.Connection, ids: Collection[int]) -> dict[int, Members]:
@@ -112,10 +112,11 @@ def find_members(connection: sa.Connection, ids: Collection[int]) -> dict[int, M
         )
         .where(id_in(set_members.c.deployable_id, ids))
     )
-    found = defaultdict[int, dict[SetMember, Member]](dict)
-    for id_, device, deployable, handle, *values in connection.execute(query):
-        found[id_][SetMember(device, deployable, handle)] = Member(*values)
-    return dict(found)
+    members_by_set = defaultdict[int, dict[SetMember, Member]](dict)
+    # The last columns are the fields of Member.
+    for set_id, device, deployable, handle, *fields in connection.execute(query):
+        members_by_set[set_id][SetMember(device, deployable, handle)] = Member(*fields)
+    return dict(members_by_set)
 
 
 def make_row(
@@ -124,11 +125,11 @@ def make_row(
     """Return a device set from its columns and its present members."""
     device_set = DeviceSet.from_dict(reported)
     # All members have one owner, or none.
-    owner = next((each for each in members.values() if each.arq_uuid is not None), None)
+    owner = next((member for member in members.values() if member.arq_uuid is not None), None)
     return DeviceSetRow(
         kind=device_set.kind,
         size=device_set.size,
-        members=[_make_member(each, members.get(each)) for each in device_set.members],
+        members=[_make_member(member, members.get(member)) for member in device_set.members],
         mode=device_set.mode,
         group=device_set.group or None,
         wanted=device_set.wanted,

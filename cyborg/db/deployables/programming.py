@@ -133,10 +133,9 @@ def devices_in_use(tx: sa.Connection, host: str) -> Sequence[str]:
 
 def lock(tx: sa.Connection, uuid: str) -> ProgramRow | None:
     """Return a deployable, locked, or None."""
-    if (
-        tx.scalar(sa.select(deployables.c.id).where(deployables.c.uuid == uuid).with_for_update())
-        is None
-    ):
+    # Locked first, as in ``lock_device``: the query below has an outer join.
+    locked = sa.select(deployables.c.id).where(deployables.c.uuid == uuid).with_for_update()
+    if tx.scalar(locked) is None:
         return None
     of_device = {"device": devices.c.address, "host": devices.c.host}
     query = (
@@ -216,7 +215,7 @@ def detach_ended_jobs(tx: sa.Connection) -> set[str]:
 
     The deployables of a partition job are detached by the report that has the new layout.
     """
-    found = tx.execute(
+    ended = tx.execute(
         sa.select(jobs.c.id, deployables.c.rp_uuid)
         .join(deployables, deployables.c.job_id == jobs.c.id)
         .where(
@@ -228,8 +227,8 @@ def detach_ended_jobs(tx: sa.Connection) -> set[str]:
         )
     ).all()
     # An ended job stays ended, so that the second statement need not check it again.
-    bulk.update_where(tx, deployables.c.job_id, sorted({row.id for row in found}), job_id=None)
-    return {row.rp_uuid for row in found}
+    bulk.update_where(tx, deployables.c.job_id, sorted({row.id for row in ended}), job_id=None)
+    return {row.rp_uuid for row in ended}
 
 
 def set_desired_layout(tx: sa.Connection, device: str, layout: str) -> None:
@@ -285,12 +284,12 @@ def end_boot_checks(tx: sa.Connection, host: str, addresses: Collection[str]) ->
     query = sa.select(devices.c.id, devices.c.address, _LOST.label("lost")).where(
         devices.c.host == host, devices.c.boot_check == BootCheck.AWAITING_REPORT
     )
-    found = [row for row in tx.execute(query) if row.address in addresses]
+    checked = [row for row in tx.execute(query) if row.address in addresses]
     # Two statements, whatever the number of devices.
     for lost in (False, True):
-        ids = [row.id for row in found if bool(row.lost) is lost]
+        ids = [row.id for row in checked if bool(row.lost) is lost]
         bulk.update_where(tx, devices.c.id, ids, boot_check=BootCheck.LOST if lost else None)
-    return sum(bool(row.lost) for row in found)
+    return sum(bool(row.lost) for row in checked)
 
 
 def find_lost(tx: sa.Connection, limit: int, after: int = 0) -> list[DeviceRow]:

@@ -103,7 +103,7 @@ def _complete(connection: sa.Connection, rows: list[dict[str, Any]]) -> list[Dep
     for row in rows:
         id_, offer, reason = row.pop("id"), row.pop("offer"), row.pop("offer_reason")
         # An attribute of the operator hides that of the agent with the same key.
-        row["attributes"] |= {each.key: each.value for each in added.get(id_, ())}
+        row["attributes"] |= {item.key: item.value for item in added.get(id_, ())}
         if (reported := row["device_set"]) is not None:
             row["device_set"] = device_sets.make_row(reported, offer, reason, members.get(id_, {}))
     return cast(list[DeployableRow], rows)

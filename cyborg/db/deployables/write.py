@@ -111,12 +111,12 @@ def to_deployable(row: DeployableRow) -> Deployable:
 
 
 def _reported(deployable: Deployable) -> dict[str, Any]:
-    found = deployable.device_set
+    device_set = deployable.device_set
     return {
-        "device_set": None if found is None else found.to_dict(),
-        "set_size": None if found is None else found.size,
+        "device_set": None if device_set is None else device_set.to_dict(),
+        "set_size": None if device_set is None else device_set.size,
         # A set without a group shares what is wanted with the other sets of its host only.
-        "set_group": None if found is None else found.group or None,
+        "set_group": None if device_set is None else device_set.group or None,
         "resource_class": deployable.resource_class,
         "traits": sorted(deployable.traits),
         "attributes": dict(deployable.attributes),
@@ -258,12 +258,13 @@ def desired_state(tx: sa.Connection, providers: Collection[str]) -> list[Desired
     def count(
         condition: sa.ColumnElement[bool], of_members: sa.ColumnElement[bool]
     ) -> sa.ColumnElement[int]:
+        """Count handles that meet ``condition``, of a set the members that meet ``of_members``."""
         single = sa.select(sa.func.count()).select_from(own)
         single = single.where(h.deployable_id == deployables.c.id, condition, is_single)
-        together = sa.select(sa.func.count()).select_from(of_set)
-        together = together.where(set_members.c.deployable_id == deployables.c.id, of_members)
+        members = sa.select(sa.func.count()).select_from(of_set)
+        members = members.where(set_members.c.deployable_id == deployables.c.id, of_members)
         is_set = deployables.c.set_size.is_not(None)
-        return sa.case((is_set, together.scalar_subquery()), else_=single.scalar_subquery())
+        return sa.case((is_set, members.scalar_subquery()), else_=single.scalar_subquery())
 
     query = (
         sa.select(
@@ -299,9 +300,10 @@ def add_attribute(tx: sa.Connection, deployable: str, row: Mapping[str, str | da
     DBReferenceError if the deployable is deleted concurrently.
     """
     values = [sa.literal(v, attributes.c[name].type).label(name) for name, v in row.items()]
-    found = sa.select(deployables.c.id, *values).where(deployables.c.uuid == deployable)
     columns = ["deployable_id", *row]
-    return bool(tx.execute(sa.insert(attributes).from_select(columns, found)).rowcount)
+    # INSERT ... SELECT: no row is inserted if there is no such deployable.
+    source = sa.select(deployables.c.id, *values).where(deployables.c.uuid == deployable)
+    return bool(tx.execute(sa.insert(attributes).from_select(columns, source)).rowcount)
 
 
 def delete_attribute(tx: sa.Connection, uuid: str) -> bool:

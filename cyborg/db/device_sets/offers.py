@@ -4,6 +4,7 @@
 ``conductor.placement.offers`` plans them; a publisher then writes the inventories to Placement.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any, TypedDict
@@ -89,16 +90,17 @@ def lock_groups(tx: sa.Connection, host: str) -> None:
     # Two statements: MariaDB would lock each set of the group to find the first one.
     firsts = sa.select(sa.func.min(d.id)).where(d.set_group.in_(names)).group_by(d.set_group)
     if names and (ids := sorted(tx.scalars(firsts))):
-        first = sa.select(d.id).where(d.id.in_(ids)).order_by(d.id)
-        tx.execute(first.with_for_update(key_share=True)).all()
+        locked = sa.select(d.id).where(d.id.in_(ids)).order_by(d.id)
+        # Not against claims, which refer to the rows: see ``lock_sets``.
+        tx.execute(locked.with_for_update(key_share=True)).all()
 
 
 def lock_sets(tx: sa.Connection, host: str) -> list[SetRow]:
     """Return the sets of a host in the order of their row ids, locked against other plans."""
     ids = sa.select(deployables.c.id).order_by(deployables.c.id)
     ids = ids.where(deployables.c.host == host, deployables.c.set_size.is_not(None))
-    # Only these rows, and first: the facts are read after the lock. FOR NO KEY UPDATE on
-    # PostgreSQL: claims refer to the rows.
+    # Only these rows, and first: the facts are read after the lock. ``key_share`` is FOR NO KEY
+    # UPDATE on PostgreSQL, which does not block claims: their foreign keys refer to the rows.
     locked = tx.scalars(ids.with_for_update(key_share=True)).all()
     is_published = sa.func.coalesce(providers.c.published_revision, 0) > 0
     columns = {**facts.COLUMNS, "is_published": is_published, "source": devices.c.address}
@@ -136,6 +138,7 @@ def summarize_group(tx: sa.Connection, group: str) -> list[SizeSummary]:
     """
     d = deployables.c
     reason = sa.func.coalesce(d.offer_reason, "")
+    # A set that waits will be offered: it counts already, as in ``SizeSummary``.
     offered = sa.or_(d.offer == OfferState.OFFERED, reason.startswith(core.WAITS))
 
     def count(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
@@ -154,9 +157,9 @@ def summarize_group(tx: sa.Connection, group: str) -> list[SizeSummary]:
         .order_by(d.host, d.set_size)
     )
     rows = fetch_all(_GroupRow, tx.execute(query))
-    free: dict[str, int] = {}
+    free_units = Counter[str]()
     for row in rows:
-        free[row["host"]] = free.get(row["host"], 0) + row["set_size"] * int(row["offered"])
+        free_units[row["host"]] += row["set_size"] * int(row["offered"])
     return [
         SizeSummary(
             host=row["host"],
@@ -164,7 +167,7 @@ def summarize_group(tx: sa.Connection, group: str) -> list[SizeSummary]:
             offered=int(row["offered"]),
             inside=int(row["inside"]),
             split=int(row["split"]),
-            free_units=free[row["host"]],
+            free_units=free_units[row["host"]],
         )
         for row in rows
     ]
@@ -194,10 +197,10 @@ def lock_current(
 ) -> frozenset[str]:
     """Lock providers against claims; return the uuids of those that have the given revision.
 
-    ``others`` are those of all sets of the host. The caller has locked these sets. A claim raises
-    the revision: one that is not committed yet is waited for. All are locked, and in the order of
-    ``mark_stale_existing``: the plan marks others of them stale later, and could wait then for a
-    transaction that waits for the first ones.
+    ``others`` are the providers of all sets of the host. The caller has locked these sets. A claim
+    raises the revision: this call waits for a claim that is not committed yet. All providers are
+    locked, and in the order of ``mark_stale_existing``: the plan marks others of them stale later,
+    and could wait then for a transaction that waits for the first ones.
     """
     if not revisions:
         return frozenset()

@@ -60,19 +60,35 @@ class _Membership(NamedTuple):
     handle_id: int
 
 
+_MEMBERSHIP = sa.select(set_members.c.id).where(set_members.c.handle_id == handles.c.id)
+_ADDRESSES = [column.label(name) for name, column in joins.ADDRESSES.items()]
+_MEMBERS = (
+    set_members.join(handles, handles.c.id == set_members.c.handle_id)
+    .join(deployables, deployables.c.id == handles.c.deployable_id)
+    .join(devices, devices.c.id == deployables.c.device_id)
+)
+_MEMBER_COLUMNS = row_columns(
+    MemberRow,
+    *(handles, devices),
+    **joins.ADDRESSES,
+    **facts.COLUMNS,
+    device_uuid=devices.c.uuid,
+)
+
+
 def sync_members(tx: sa.Connection, host: str) -> set[str]:
     """Make the members of the sets of a host equal to the reported ones.
 
     Return the uuids of the providers whose inventory this may change: those of the sets and those
-    of the handles. Execute two statements if nothing differs, and two
-    more at most.
+    of the handles. Execute two statements if nothing differs, and two more at most.
     """
-    sets = tx.execute(
+    set_rows = tx.execute(
         sa.select(deployables.c.id, deployables.c.rp_uuid, deployables.c.device_set).where(
             deployables.c.host == host, deployables.c.set_size.is_not(None)
         )
     ).all()
-    found = tx.execute(
+    # A handle without sets has one row, any other handle a row for each of its sets.
+    handle_rows = tx.execute(
         sa.select(
             *(handles.c.id, handles.c.address, deployables.c.rp_uuid, *_ADDRESSES),
             set_members.c.id.label("membership"),
@@ -81,24 +97,27 @@ def sync_members(tx: sa.Connection, host: str) -> set[str]:
         .select_from(joins.HANDLES.outerjoin(set_members, set_members.c.handle_id == handles.c.id))
         .where(devices.c.host == host)
     ).all()
-    ids = {SetMember(row.device, row.deployable, row.address): row.id for row in found}
-    rows = {
-        _Membership(row.set_id, row.id): row.membership for row in found if row.set_id is not None
+    handle_ids = {SetMember(row.device, row.deployable, row.address): row.id for row in handle_rows}
+    membership_ids = {
+        _Membership(row.set_id, row.id): row.membership
+        for row in handle_rows
+        if row.set_id is not None
     }
-    stored = set(rows)
+    stored = set(membership_ids)
     reported = {
-        _Membership(row.id, ids[member])
-        for row in sets
+        _Membership(row.id, handle_ids[member])
+        for row in set_rows
         for member in DeviceSet.from_dict(row.device_set).members
-        if member in ids
+        # A reported member may not be present on the host.
+        if member in handle_ids
     }
-    bulk.delete(tx, set_members, sorted(rows[each] for each in stored - reported))
-    bulk.insert(tx, set_members, [each._asdict() for each in sorted(reported - stored)])
+    bulk.delete(tx, set_members, sorted(membership_ids[key] for key in stored - reported))
+    bulk.insert(tx, set_members, [key._asdict() for key in sorted(reported - stored)])
     changed = stored ^ reported
-    changed_sets = {each.deployable_id for each in changed}
-    changed_handles = {each.handle_id for each in changed}
-    return {row.rp_uuid for row in sets if row.id in changed_sets} | {
-        row.rp_uuid for row in found if row.id in changed_handles
+    changed_sets = {key.deployable_id for key in changed}
+    changed_handles = {key.handle_id for key in changed}
+    return {row.rp_uuid for row in set_rows if row.id in changed_sets} | {
+        row.rp_uuid for row in handle_rows if row.id in changed_handles
     }
 
 
@@ -116,10 +135,10 @@ def member_devices(tx: sa.Connection, set_ids: Collection[int]) -> dict[int, lis
         .select_from(_MEMBERS)
         .where(set_members.c.deployable_id.in_(sorted(set_ids)))
     )
-    found = defaultdict[int, list[MemberDeviceRow]](list)
-    for set_id, *values in tx.execute(query):
-        found[set_id].append(MemberDeviceRow(*values))
-    return dict(found)
+    devices_by_set = defaultdict[int, list[MemberDeviceRow]](list)
+    for set_id, *fields in tx.execute(query):
+        devices_by_set[set_id].append(MemberDeviceRow(*fields))
+    return dict(devices_by_set)
 
 
 def lock_unclaimed(tx: sa.Connection, set_id: int, *, wait: bool) -> list[MemberRow]:
@@ -155,10 +174,11 @@ def claim(
     #  WHERE id IN (:ids) AND arq_id IS NULL AND NOT needs_cleaning AND NOT draining
     #    AND EXISTS (its deployable and device, schedulable)
     #    AND EXISTS (the set and its device, schedulable) AND id IN (the members of the set)
+    # Of the set itself: its source is a device, too.
     is_open = sa.and_(*(sa.not_(facts.CONDITIONS[name]) for name in ("status", "cordoned")))
     if is_honoured:
         is_open = sa.or_(is_open, devices.c.cordoned_since.is_not(None))
-    usable = (
+    set_is_usable = (
         sa.select(deployables.c.id)
         .join(devices, devices.c.id == deployables.c.device_id)
         .where(
@@ -174,7 +194,7 @@ def claim(
             handles.c.id.in_(sorted(owners)),
             *UNCLAIMED,
             schedulable,
-            sa.exists(usable),
+            sa.exists(set_is_usable),
             sa.exists(_MEMBERSHIP.where(set_members.c.deployable_id == set_id)),
         )
         .values(
@@ -290,19 +310,3 @@ def find_owners(tx: sa.Connection, set_ids: Collection[int]) -> list[SetOwner]:
         .order_by(arqs.c.id)
     )
     return [SetOwner(*row) for row in tx.execute(query)]
-
-
-_MEMBERSHIP = sa.select(set_members.c.id).where(set_members.c.handle_id == handles.c.id)
-_ADDRESSES = [column.label(name) for name, column in joins.ADDRESSES.items()]
-_MEMBERS = (
-    set_members.join(handles, handles.c.id == set_members.c.handle_id)
-    .join(deployables, deployables.c.id == handles.c.deployable_id)
-    .join(devices, devices.c.id == deployables.c.device_id)
-)
-_MEMBER_COLUMNS = row_columns(
-    MemberRow,
-    *(handles, devices),
-    **joins.ADDRESSES,
-    **facts.COLUMNS,
-    device_uuid=devices.c.uuid,
-)

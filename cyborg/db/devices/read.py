@@ -210,13 +210,14 @@ def _job_errors(connection: sa.Connection, uuids: Collection[str]) -> dict[str, 
     restored = jobs.join(arqs, arqs.c.job_id == j.id).join(handles, h.arq_id == arqs.c.id)
     programmed = jobs.join(deployables, deployables.c.job_id == j.id)
     of_handle = (h.id, h.address)
-    # Jobs of the whole device or of a deployable come first.
+    # With the id 0, jobs of the whole device or of a deployable come first.
     of_device = (sa.literal(0).label("id"), devices.c.address)
+    # For each kind of job: its joins to the device, what it works on, and its conditions.
     queries = [
-        sa.select(devices.c.uuid, *place, j.kind, j.uuid.label("job"), j.error)
+        sa.select(devices.c.uuid, *target, j.kind, j.uuid.label("job"), j.error)
         .select_from(source)
         .where(failed, *conditions)
-        for source, place, *conditions in (
+        for source, target, *conditions in (
             (cleaned.join(deployables, to_deployable).join(devices, to_device), of_handle),
             (restored.join(deployables, to_deployable).join(devices, to_device), of_handle),
             (
@@ -227,21 +228,21 @@ def _job_errors(connection: sa.Connection, uuids: Collection[str]) -> dict[str, 
             (programmed.join(devices, to_device), of_device, j.kind == JobKind.PROGRAM),
         )
     ]
-    found = defaultdict[str, list[str]](list)
+    errors = defaultdict[str, list[str]](list)
     for row in sorted(connection.execute(sa.union_all(*queries)), key=lambda row: row.id):
         handle = f"handle {row.address}, " if row.id else ""
-        found[row.uuid].append(f"{handle}{row.kind} job {row.job}: {row.error}")
-    return found
+        errors[row.uuid].append(f"{handle}{row.kind} job {row.job}: {row.error}")
+    return errors
 
 
 def _find_windows(
-    connection: sa.Connection, found: Collection[dict[str, Any]]
+    connection: sa.Connection, rows: Collection[dict[str, Any]]
 ) -> dict[str, MaintenanceRow]:
     """Return the windows of rows with _WINDOW, by the uuid of the device.
 
     Execute two statements if there is a window, none otherwise.
     """
-    with_window = [row for row in found if row["window_until"] is not None]
+    with_window = [row for row in rows if row["window_until"] is not None]
     if not with_window:
         return {}
     uuids = [row["uuid"] for row in with_window]
@@ -321,10 +322,11 @@ def _successor_of(row: Any) -> tuple[SuccessorState | None, str | None]:
 
     ``row`` is one of the query of ``_owners``.
     """
-    # An ARQ of the successor itself.
+    # The owner is an ARQ of the successor: the handles have been exchanged.
     if row.attached_device == row.device:
         return successor_state(row.attached_state, row.attached_step), row.attached_error
     if row.attachment is not None:
+        # An attachment without a context, or a successor for another device.
         if row.device_context is None or row.attached_device is not None:
             return None, None
         return None, (

@@ -18,15 +18,15 @@ from cyborg.db.schema import device_tombstones as table
 
 def of_host(tx: sa.Connection, host: str, addresses: Collection[str]) -> dict[str, Tombstone]:
     """Return the tombstones of these devices of a host, by address."""
-    found: dict[str, Tombstone] = {}
+    tombstones: dict[str, Tombstone] = {}
     for chunk in bulk.chunks(sorted(addresses)):
         query = sa.select(table.c.address, table.c.uuid, table.c.status, table.c.deployables).where(
             table.c.host == host, table.c.address.in_(chunk)
         )
         for row in tx.execute(query):
             deployables = {address: _load(body) for address, body in row.deployables.items()}
-            found[row.address] = Tombstone(row.uuid, row.status, deployables)
-    return found
+            tombstones[row.address] = Tombstone(row.uuid, row.status, deployables)
+    return tombstones
 
 
 def replace(

@@ -243,20 +243,16 @@ def set_status(tx: sa.Connection, uuid: str, status: str, now: datetime) -> bool
     not exist.
     """
     same_uuid = devices.c.uuid == uuid
-    # In the guard, so that the row count tells of a change: it also counts rows that get the values
-    # that they have.
+    # In the guard, so that the row count is that of real changes: it also counts rows that get the
+    # values that they have.
     differs, values = devices.c.status != status, dict[str, Any](status=status)
-    # ``cordoned_since`` is that of the status; while the device is cordoned too, that of the cordon
-    # stays. A cordon without a time excludes what the status alone would still permit (grace).
     if status == ENABLED:
         differs = sa.or_(differs, devices.c.failing, devices.c.failed_prepares > 0)
-        since = sa.case((devices.c.cordoned, devices.c.cordoned_since), else_=None)
-        values |= {**_OPENED, "failed_prepares": 0, "cordoned_since": since}
-    else:
-        since = sa.case(
-            (devices.c.cordoned, devices.c.cordoned_since), else_=sa.literal(now, Moment)
-        )
-        values["cordoned_since"] = since
+        values |= {**_OPENED, "failed_prepares": 0}
+    since = None if status == ENABLED else sa.literal(now, Moment)
+    # While the device is cordoned as well, the time of the cordon stays, also if it is None: such a
+    # cordon excludes servers in build, which the status alone would still permit (grace).
+    values["cordoned_since"] = sa.case((devices.c.cordoned, devices.c.cordoned_since), else_=since)
     changed = tx.execute(sa.update(devices).where(same_uuid, differs).values(**values)).rowcount
     if changed:
         return True

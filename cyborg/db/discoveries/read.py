@@ -105,6 +105,6 @@ def find_backends(
     """Return the backends of a page of hosts, in the order of the hosts, then by name."""
     if not hosts:
         return []
-    found = _BACKENDS.where(table.c.uuid == uuid, paging.on_page(table.c.host, hosts))
-    rows = fetch_all(BackendRow, connection.execute(found))
+    query = _BACKENDS.where(table.c.uuid == uuid, paging.on_page(table.c.host, hosts))
+    rows = fetch_all(BackendRow, connection.execute(query))
     return paging.sort_by_page(rows, hosts, lambda row: (row["host"], row["backend"]))

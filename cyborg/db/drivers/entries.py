@@ -118,6 +118,7 @@ def find_hosts(
     query: sa.Select[Any] = sa.select(services.c.id, services.c.host.label("uuid"))
     if host is not None:
         query = query.where(services.c.id.in_([row["id"] for row in hosts_named(connection, host)]))
+    # UNKNOWN is stored nowhere: all entries of a host whose agent is down have this status.
     if status is not None:
         is_down = services.c.down_at <= now
         query = query.where(is_down if status == UNKNOWN else ~is_down)
@@ -144,8 +145,8 @@ def find_entries(
     """
     if not hosts:
         return []
-    found = entries_by_driver(connection, [driver], hosts)[driver]
-    return [entry for entry in found if status is None or _status(entry, now) == status]
+    entries = entries_by_driver(connection, [driver], hosts)[driver]
+    return [entry for entry in entries if status is None or _status(entry, now) == status]
 
 
 def find_effective_options(
@@ -207,7 +208,7 @@ def _add_desired(entries: _Entries, row: Row) -> None:
     """Add the desired state of a backend to its entry; without one, add the entry."""
     key = _Key(row["host"], row["backend"])
     if key not in entries:
-        # It was removed, and its agent does not report it any more: no entry is left.
+        # The backend was removed, and its agent does not report it any more: no entry is left.
         if row["desired_status"] == DesiredStatus.ABSENT:
             return
         entries[key] = _entry(
@@ -246,6 +247,7 @@ def _merge(
     """
     versions = {row["host"]: row["version"] for row in installations}
     hosts_with_backends = {key.host for key in entries}
+    # The version that the agent runs, else that of the installed driver.
     for key, entry in entries.items():
         entry["version"] = entry["version"] or versions.get(key.host)
     for row in installations:

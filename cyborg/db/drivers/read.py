@@ -123,8 +123,9 @@ def _names(connection: sa.Connection, hosts: Hosts, type_: str | None) -> list[s
     installed = sa.select(table.c.name).where(*_on(table, hosts))
     installed = installed.where(*equal({table.c.type: type_}))
     used = sa.select(backends.c.driver).where(*_on(backends, hosts))
-    w = desired_backends.c
-    desired = sa.select(w.driver).where(entries.PRESENT, *_on(desired_backends, hosts))
+    desired = sa.select(desired_backends.c.driver).where(
+        entries.PRESENT, *_on(desired_backends, hosts)
+    )
     # Only an installed driver has a known type.
     sources = (installed, used, desired) if type_ is None else (installed,)
     # Distinct in each: the rows of all hosts are then not copied to a temporary table.
@@ -227,6 +228,7 @@ def _counts(
         counts = counts_by_driver[row.driver]
         counts.statuses[entries.UNKNOWN if row.down else row.entry_status] += row.entries
         counts.unused += row.entries if row.unused else 0
+        # A driver that cannot be imported has no version that a host runs.
         if row.entry_status != entries.IMPORT_FAILED:
             reported_versions = json.loads(row.reported) if row.reported else None
             counts.versions.add(registry.version_of(row.driver, reported_versions) or row.version)
@@ -235,11 +237,11 @@ def _counts(
 
 def _num_used(connection: sa.Connection, drivers: Collection[str], hosts: Hosts) -> dict[str, int]:
     """Return the number of hosts that use or should use each driver."""
-    b, w = backends.c, desired_backends.c
+    b, d = backends.c, desired_backends.c
     used = sa.union_all(
         sa.select(b.driver, b.service_id).where(b.driver.in_(drivers), *_on(backends, hosts)),
-        sa.select(w.driver, w.service_id).where(
-            w.driver.in_(drivers), entries.PRESENT, *_on(desired_backends, hosts)
+        sa.select(d.driver, d.service_id).where(
+            d.driver.in_(drivers), entries.PRESENT, *_on(desired_backends, hosts)
         ),
     ).subquery("used")
     count = sa.func.count(used.c.service_id.distinct()).label("hosts")
@@ -257,11 +259,11 @@ def _newest(connection: sa.Connection, drivers: Collection[str], hosts: Hosts) -
     rows_by_driver = defaultdict[str, list[Row]](list)
     for row in connection.execute(query).mappings():
         rows_by_driver[row["driver"]].append({**row})
-    best = {name: registry.newest_row(rows) for name, rows in rows_by_driver.items()}
-    ids = {name: row["id"] for name, row in best.items() if row is not None}
-    facts = (table.c[name] for name in ("id", "type", "support", "abilities"))
-    chosen = sa.select(*facts).where(paging.id_in(table.c.id, ids.values()))
-    by_id: dict[int, Row] = {row["id"]: {**row} for row in connection.execute(chosen).mappings()}
+    newest = {name: registry.newest_row(rows) for name, rows in rows_by_driver.items()}
+    ids = {name: row["id"] for name, row in newest.items() if row is not None}
+    columns = (table.c[name] for name in ("id", "type", "support", "abilities"))
+    facts = sa.select(*columns).where(paging.id_in(table.c.id, ids.values()))
+    by_id: dict[int, Row] = {row["id"]: {**row} for row in connection.execute(facts).mappings()}
     # A report may have replaced the row since then.
     return {name: by_id[id_] for name, id_ in ids.items() if id_ in by_id}
 

@@ -188,9 +188,8 @@ def update_arguments(
 def end(tx: sa.Connection, job_id: int, state: JobState, error: str | None) -> None:
     """Record the outcome of a job, so that its driver can have another job.
 
-    A job that has ended gets another outcome. The caller must hold a lock on the job.
+    A job that has ended already gets this outcome instead. The caller must hold a lock on the job.
     """
-    # The key is free for the next job of the driver.
     values = {"state": state, "error": error, "owner": None, "lease_until": None}
     tx.execute(sa.update(jobs).where(jobs.c.id == job_id).values(mutex_key=None, **values))
 

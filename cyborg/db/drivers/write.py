@@ -93,7 +93,7 @@ def agents_with_leftovers(tx: sa.Connection, backend: str, hosts: Collection[str
     The agent does not report the backend, and the backend has no desired state. Only ``hosts`` are
     considered.
     """
-    known = [
+    reported_or_desired = [
         sa.exists().where(table.c.service_id == services.c.id, name == backend)
         for table, name in (
             (backends, backends.c.name),
@@ -101,13 +101,13 @@ def agents_with_leftovers(tx: sa.Connection, backend: str, hosts: Collection[str
         )
     ]
     remains = sa.exists().where(devices.c.host == services.c.host, devices.c.backend == backend)
-    found: set[int] = set()
+    agent_ids: set[int] = set()
     for chunk in bulk.chunks(sorted(hosts)):
         query = sa.select(services.c.id).where(
             services.c.binary == AGENT,
             services.c.host.in_(chunk),
             remains,
-            *(sa.not_(condition) for condition in known),
+            *(sa.not_(condition) for condition in reported_or_desired),
         )
-        found |= set(tx.scalars(query))
-    return found
+        agent_ids |= set(tx.scalars(query))
+    return agent_ids

@@ -50,8 +50,8 @@ class _Shape(NamedTuple):
     @classmethod
     def of(cls, demands: Iterable[GroupDemand]) -> Self:
         demands = list(demands)
-        classes = frozenset(each.resource_class for each in demands if each.resource_class)
-        traits = sorted({name for each in demands for name in each.required | each.forbidden})
+        classes = frozenset(demand.resource_class for demand in demands if demand.resource_class)
+        traits = sorted({name for demand in demands for name in demand.required | demand.forbidden})
         targets = {demand.target for demand in demands if demand.target is not None}
         info = sorted({key for target in targets for key in REQUIRED_INFO[target]})
         has_numa = any(naming.parse_numa_trait(name) is not None for name in traits)
@@ -72,7 +72,7 @@ def find(
     tally = _Tally(shape)
     for rows in _read(connection, shape, host):
         tally.add(connection, rows)
-    return ProviderCounts(tally.states, tally.census.compositions())
+    return ProviderCounts(tally.kinds, tally.census.compositions())
 
 
 def add_others(
@@ -100,12 +100,12 @@ def add_others(
     row = connection.execute(
         sa.select(*(query.scalar_subquery().label(name) for name, query in queries.items()))
     ).one()
-    number, handles = counts.totals()
+    num_providers, num_handles = counts.totals()
     # Never negative: rows may have been added or removed after they were counted.
     return replace(
         counts,
-        others=max(0, row.providers - row.in_sets - number),
-        other_handles=max(0, row.handles + row.memberships - handles),
+        others=max(0, row.providers - row.in_sets - num_providers),
+        other_handles=max(0, row.handles + row.memberships - num_handles),
     )
 
 
@@ -168,14 +168,15 @@ def _read(connection: sa.Connection, shape: _Shape, host: str | None) -> Iterato
 def _read_batches(
     connection: sa.Connection, query: sa.Select[Any], key: sa.ColumnElement[int], size: int
 ) -> Iterator[Sequence[Any]]:
-    """Yield the rows of a query in the order of ``key``, its first column, at most ``size``."""
+    """Yield up to ``size`` rows of a query at a time, in the order of ``key``, its first column."""
     query = query.order_by(key).limit(size)
     rows = connection.execute(query).all()
     while rows:
         yield rows
         if len(rows) < size:
             return
-        rows = connection.execute(query.where(key > rows[-1][0])).all()
+        last_key, *_ = rows[-1]
+        rows = connection.execute(query.where(key > last_key)).all()
 
 
 def _columns(shape: _Shape) -> list[sa.ColumnElement[Any]]:
@@ -194,6 +195,7 @@ def _columns(shape: _Shape) -> list[sa.ColumnElement[Any]]:
         d.set_size,
     ]
     return [
+        # NULL for a device without layouts.
         sa.case((sa.cast(v.layouts, sa.Text()) != "[]", v.id)),
         d.resource_class,
         _join_texts(numbers) + _handle_uses(shape.info),
@@ -252,8 +254,9 @@ def _handle_uses(info: Iterable[str]) -> sa.ColumnElement[str]:
         numbers.append(sa.literal(0))
 
     def count(
-        source: sa.FromClause, is_member: int, *conditions: sa.ColumnElement[bool]
+        source: sa.FromClause, *conditions: sa.ColumnElement[bool], is_member: int = 0
     ) -> sa.ScalarSelect[str]:
+        """Return the text for the handles of a source; ``is_member`` is 0 or 1, its last number."""
         query = sa.select(_join_texts([*numbers, sa.literal(is_member)])).select_from(source)
         query = query.where(*conditions).correlate(deployables)
         if source is attach_handles:
@@ -264,9 +267,10 @@ def _handle_uses(info: Iterable[str]) -> sa.ColumnElement[str]:
     is_own = h.deployable_id == d.id
     of_set = set_members.join(attach_handles, h.id == set_members.c.handle_id)
     return sa.case(
-        (d.set_size.is_not(None), count(of_set, 0, set_members.c.deployable_id == d.id)),
-        (d.id.in_(_MEMBERS), count(attach_handles, 1, is_own, sa.not_(IS_MEMBER))),
-        else_=count(attach_handles, 0, is_own),
+        (d.set_size.is_not(None), count(of_set, set_members.c.deployable_id == d.id)),
+        # Only the handles that are no members: the others are allocated in sets.
+        (d.id.in_(_MEMBERS), count(attach_handles, is_own, sa.not_(IS_MEMBER), is_member=1)),
+        else_=count(attach_handles, is_own),
     )
 
 
@@ -283,60 +287,72 @@ class _Changeable(NamedTuple):
 
 @dataclass(slots=True)
 class _Tally:
-    """The providers that were read so far; ``layouts`` are those of devices by their digest."""
+    """The providers that were read so far; ``layouts`` are those of devices by their digest.
+
+    ``kinds`` has a representative of each kind of providers. ``kind_indexes`` has the index of the
+    kind, by what distinguishes kinds: None for providers whose devices are allocated in device sets
+    only, which are not counted.
+    """
 
     shape: _Shape
     census: Census = field(default_factory=Census)
-    states: list[ProviderState] = field(default_factory=list)
-    numbers: dict[object, int | None] = field(default_factory=dict)
+    kinds: list[ProviderState] = field(default_factory=list)
+    kind_indexes: dict[object, int | None] = field(default_factory=dict)
     layouts: dict[str, tuple[Layout, ...]] = field(default_factory=dict)
 
     def add(self, connection: sa.Connection, rows: Sequence[Any]) -> None:
         """Count rows of ``_read``; read the layouts of their devices, if they have any."""
-        ids = {row[2] for row in rows if row[2] is not None}
-        found = self._read_changeable(connection, ids) if ids else {}
+        ids = {device for _, _, device, _, _ in rows if device is not None}
+        changeable_devices = self._read_changeable(connection, ids) if ids else {}
         # Unpacked, since there are many rows: access by name takes longer.
         for _, host, device, resource_class, text in rows:
-            changeable = found.get(device)
-            key = (resource_class, text, changeable and changeable[:2])
-            if key not in self.numbers:
+            changeable = changeable_devices.get(device)
+            # Equal texts and layouts: the same kind.
+            key = (resource_class, text, changeable and (changeable.layout, changeable.digest))
+            if key not in self.kind_indexes:
                 state = _to_state(self.shape, resource_class, text)
                 if changeable is not None:
                     layouts = self.layouts.get(changeable.digest, ())
                     state = replace(state, layout=changeable.layout, layouts=layouts)
-                self.numbers[key] = None if state.in_sets else len(self.states)
-                self.states.append(state)
-            if (number := self.numbers[key]) is not None:
+                self.kind_indexes[key] = None if state.in_sets else len(self.kinds)
+                self.kinds.append(state)
+            if (kind := self.kind_indexes[key]) is not None:
                 is_shared = changeable is not None and changeable.is_shared
-                self.census.add(host, number, device=device if is_shared else None)
+                self.census.add(host, kind, device=device if is_shared else None)
 
     def _read_changeable(
         self, connection: sa.Connection, ids: set[int]
     ) -> Mapping[int, _Changeable]:
+        """Return the devices with these row ids; add their layouts to ``layouts``."""
         v = devices.c
         number = sa.select(sa.func.count()).where(deployables.c.device_id == v.id)
         is_shared = number.correlate(devices).scalar_subquery() > 1
         query = sa.select(v.id, v.layout, _digest(sa.cast(v.layouts, sa.Text())), is_shared)
-        found = {
-            id_: _Changeable(*values)
-            for id_, *values in connection.execute(query.where(id_in(v.id, ids)))
+        changeable_devices = {
+            id_: _Changeable(*fields)
+            for id_, *fields in connection.execute(query.where(id_in(v.id, ids)))
         }
-        # A device of each unknown digest: their texts are long.
+        # One device of each unknown digest: the texts of layouts are long.
         unknown = {
-            each.digest: id_ for id_, each in found.items() if each.digest not in self.layouts
+            device.digest: id_
+            for id_, device in changeable_devices.items()
+            if device.digest not in self.layouts
         }
         if unknown:
             query = sa.select(v.id, v.layouts).where(id_in(v.id, set(unknown.values())))
             for id_, bodies in connection.execute(query):
-                self.layouts[found[id_].digest] = tuple(map(Layout.from_dict, bodies))
-        return found
+                digest = changeable_devices[id_].digest
+                self.layouts[digest] = tuple(map(Layout.from_dict, bodies))
+        return changeable_devices
 
 
 def _to_state(shape: _Shape, resource_class: str, text: str) -> ProviderState:
     """Return the representative of the providers with a text: a state without names."""
+    # The numbers of ``_columns``, then those of ``_handle_uses``; the text ends with a separator.
     *flags, numa, set_size, total, draining, taken, cleaning, lacking, is_member = (
         value for value in text.split(_SEPARATOR) if value
     )
+    # In the order of ``_columns``: the facts, whether it is published, and below its traits.
     bits = _unpack(flags)
     failing = {name for name in _FACTS if next(bits)}
     published = next(bits)

@@ -102,10 +102,10 @@ def find_holders(
     # half of the time, but PostgreSQL would read all ARQs of the cloud.
     first = sa.select(owned.device_rp_uuid, *(owned[column.name] for column in _HOLDER))
     first = first.where(owned.number <= MAX_HOLDERS).order_by(owned.device_rp_uuid, owned.number)
-    found = defaultdict[str, list[Holder]](list)
-    for uuid, *holder in connection.execute(first):
-        found[uuid].append(Holder(*holder))
-    return dict(found)
+    holders = defaultdict[str, list[Holder]](list)
+    for uuid, *fields in connection.execute(first):
+        holders[uuid].append(Holder(*fields))
+    return dict(holders)
 
 
 class OwnHolders(NamedTuple):
@@ -136,11 +136,11 @@ def find_own_holders(
     )
     owned = query.select_from(_OWNED).subquery()
     first = sa.select(owned).where(owned.c.number <= MAX_HOLDERS)
-    found: dict[str, OwnHolders] = {}
+    holders: dict[str, OwnHolders] = {}
     for row in connection.execute(first.order_by(owned.c.rp_uuid, owned.c.number)):
         holder = Holder(row.uuid, row.instance_uuid, row.project_id)
-        found.setdefault(row.rp_uuid, OwnHolders([], row.total)).first.append(holder)
-    return found
+        holders.setdefault(row.rp_uuid, OwnHolders([], row.total)).first.append(holder)
+    return holders
 
 
 _NONE = HandleCounts()
@@ -226,9 +226,10 @@ def _count_handles(
     def add(
         id_: sa.ColumnElement[int],
         source: sa.FromClause,
-        sign: int = 1,
         *conditions: sa.ColumnElement[bool],
+        sign: int = 1,
     ) -> None:
+        """Add the handles of a source to those of ``id_``; a sign of -1 subtracts them."""
         # The outer GROUP BY is over a subquery: some databases do not accept a bound parameter in
         # the expression of a group.
         selected = sa.select(id_.label("id"), use).select_from(source)
@@ -245,19 +246,20 @@ def _count_handles(
     if is_small:
         # All members of the cloud would cost more.
         is_member = sa.exists().where(set_members.c.handle_id == h.id)
-        add(h.deployable_id, joins.HANDLES, -1, is_member)
+        add(h.deployable_id, joins.HANDLES, is_member, sign=-1)
     else:
         member = sa.select(set_members.c.handle_id).distinct().subquery()
-        add(h.deployable_id, joins.HANDLES.join(member, member.c.handle_id == h.id), -1)
+        add(h.deployable_id, joins.HANDLES.join(member, member.c.handle_id == h.id), sign=-1)
     sets = set_members.join(handles, h.id == set_members.c.handle_id)
     sets = sets.join(deployables, deployables.c.id == set_members.c.deployable_id)
     add(set_members.c.deployable_id, sets.join(devices, devices.c.id == deployables.c.device_id))
     return {
         id_: HandleCounts(
-            total=found.total(),
-            **{name: count for name, count in found.items() if name != "free"},
+            total=uses.total(),
+            # All fields but the total; the free handles follow from them.
+            **{name: count for name, count in uses.items() if name != "free"},
         )
-        for id_, found in by_use.items()
+        for id_, uses in by_use.items()
     }
 
 

@@ -75,13 +75,13 @@ def of_devices(connection: sa.Connection, ids: Collection[int]) -> dict[int, dic
     """
     d = deployables.c
     query = sa.select(d.id, d.device_id, d.draining, d.set_size).where(id_in(d.device_id, ids))
-    found = defaultdict[int, dict[str, int]](lambda: dict.fromkeys(USES, 0))
+    uses_by_device = defaultdict[int, dict[str, int]](lambda: dict.fromkeys(USES, 0))
     rows = [dict(row) for row in connection.execute(query).mappings()] if ids else []
     for row in _with_handles(connection, rows):
         for use, number in _uses(row, is_draining=row["draining"], is_closed=False).items():
-            found[row["device_id"]][use] += number
+            uses_by_device[row["device_id"]][use] += number
     sources = {row["device_id"] for row in rows if row["set_size"] is not None}
-    return found | _count_members(connection, sources)
+    return uses_by_device | _count_members(connection, sources)
 
 
 def _count_members(
@@ -98,10 +98,10 @@ def _count_members(
             h.arq_id,
             sa.or_(h.draining, own.c.draining).label("draining"),
             h.needs_cleaning.label("dirty"),
+            h.id.label("handle_id"),
         )
         # Sets overlap: each handle once for a source.
         .distinct()
-        .add_columns(h.id.label("handle_id"))
         .select_from(
             set_members.join(deployables, d.id == m.deployable_id)
             .join(attach_handles, h.id == m.handle_id)
@@ -147,13 +147,13 @@ def of_hosts(connection: sa.Connection, hosts: Sequence[str]) -> dict[str, list[
     )
     query = query.join_from(deployables, devices, devices.c.id == d.device_id)
     query = query.outerjoin(services, joins.AGENT_OF_DEVICE)
-    found: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
     query = query.where(devices.c.host.in_(hosts))
-    read = [dict(row) for row in connection.execute(query).mappings()]
-    largest_sets = _find_largest_sets(read)
-    for row in _with_handles(connection, read):
+    rows = [dict(row) for row in connection.execute(query).mappings()]
+    largest_sets = _find_largest_sets(rows)
+    sums_by_host: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+    for row in _with_handles(connection, rows):
         name = row["resource_class"]
-        sums = found[row["host"]].setdefault(name, {"resource_class": name, **_NONE})
+        sums = sums_by_host[row["host"]].setdefault(name, {"resource_class": name, **_NONE})
         uses = _uses(row, is_draining=row["draining"], is_closed=row["closed"])
         for use, number in uses.items():
             sums[use] += number
@@ -164,7 +164,7 @@ def of_hosts(connection: sa.Connection, hosts: Sequence[str]) -> dict[str, list[
         sums["largest_free"] = max(sums["largest_free"], largest)
     return {
         host: [cast(ClassUseRow, classes[name]) for name in sorted(classes)]
-        for host, classes in found.items()
+        for host, classes in sums_by_host.items()
     }
 
 

@@ -177,7 +177,7 @@ def owners(tx: sa.Connection, ids: Collection[int]) -> list[OwnerRow]:
 
     Within each chunk of handles the rows are ordered by ARQ id.
     """
-    found: list[OwnerRow] = []
+    rows: list[OwnerRow] = []
     for chunk in bulk.chunks(ids):
         query = (
             sa.select(arqs, attach_handles.c.id.label("handle"))
@@ -185,5 +185,5 @@ def owners(tx: sa.Connection, ids: Collection[int]) -> list[OwnerRow]:
             .where(attach_handles.c.id.in_(chunk))
             .order_by(arqs.c.id)
         )
-        found += fetch_all(OwnerRow, tx.execute(query))
-    return found
+        rows += fetch_all(OwnerRow, tx.execute(query))
+    return rows

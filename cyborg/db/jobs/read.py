@@ -53,6 +53,7 @@ def _complete(connection: sa.Connection, rows: list[dict[str, Any]]) -> list[Job
     progress = _progress(connection, [row["id"] for row in rows])
     for row in rows:
         row["progress"] = dict(sorted(progress.get(row.pop("id"), {}).items()))
+        # A job on many hosts is stored with the host "": ``drivers.rollouts.enqueue``.
         row["host"] = row["host"] or None
         # What the agent did last says nothing about an ended job.
         row["activity"] = row["activity"] if row["state"] == JobState.OPEN else None

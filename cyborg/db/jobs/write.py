@@ -106,8 +106,6 @@ class BoundHandleRow(TypedDict):
 
 
 OPEN = jobs.c.state == JobState.OPEN
-# As a list, not as "not open", for which an index on the state is of no use.
-
 # In the order of the declaration of JobKind: what an instance waits for comes first.
 _PRIORITY = sa.case({kind: number for number, kind in enumerate(JobKind)}, value=jobs.c.kind)
 _partitions = jobs.alias("partitions")
@@ -223,7 +221,7 @@ def enqueue_restores(
 
     The caller must hold locks on the ARQs, and have seen under them that they wait for no open job.
     """
-    by_uuid = {str(uuid4()): restore for restore in restores}
+    restores_by_uuid = {str(uuid4()): restore for restore in restores}
     bulk.insert(
         tx,
         jobs,
@@ -240,12 +238,16 @@ def enqueue_restores(
                 | ({"cancels": list(cancels)} if cancels else {}),
                 "next_try_at": now,
             }
-            for uuid, restore in by_uuid.items()
+            for uuid, restore in restores_by_uuid.items()
         ],
     )
-    query = sa.select(jobs.c.uuid, jobs.c.id).where(jobs.c.uuid.in_(sorted(by_uuid)))
+    query = sa.select(jobs.c.uuid, jobs.c.id).where(jobs.c.uuid.in_(sorted(restores_by_uuid)))
     ids = {row.uuid: row.id for row in tx.execute(query)}
-    job_by_arq = {arq: ids[uuid] for uuid, item in by_uuid.items() for arq in item.arq_ids}
+    job_by_arq = {
+        arq_id: ids[uuid]
+        for uuid, restore in restores_by_uuid.items()
+        for arq_id in restore.arq_ids
+    }
     # The handle may have been claimed when the driver did not prepare devices.
     tx.execute(
         sa.update(attach_handles)
@@ -379,10 +381,10 @@ def failed_changes(tx: sa.Connection, host: str) -> list[JobRow]:
     """Return the open jobs of a host, locked, that have failed to apply what a reboot removed."""
     failed = sa.and_(OPEN, jobs.c.error.is_not(None))
     query = sa.select(jobs).where(failed, jobs.c.host == host, jobs.c.kind.in_(INVENTORY_KINDS))
-    # There is seldom one. Each report locks its agent first, a completion its job first: to lock
-    # other jobs of the host here would be a deadlock.
-    found = fetch_all(JobRow, tx.execute(query))
-    ids = [row["id"] for row in found if AFTER_REBOOT in row["arguments"]]
+    # Read without locks, so that only the few jobs after a reboot are locked: a report locks its
+    # agent first, a completion its job first, so that each lock here may be a deadlock.
+    rows = fetch_all(JobRow, tx.execute(query))
+    ids = [row["id"] for row in rows if AFTER_REBOOT in row["arguments"]]
     if not ids:
         return []
     locked = sa.select(jobs).where(jobs.c.id.in_(ids), failed).with_for_update()
@@ -451,16 +453,19 @@ def providers_of(tx: sa.Connection, job_id: int) -> CleanedProviders:
     h, d = attach_handles.c, deployables.c
     of_job = h.job_id == job_id
     own = sa.select(d.rp_uuid, sa.false()).join(attach_handles, h.deployable_id == d.id)
-    through = sa.select(d.rp_uuid, sa.true()).join(attach_handles, h.set_id == d.id)
-    others = sa.select(d.rp_uuid, sa.true()).join(set_members, set_members.c.deployable_id == d.id)
-    others = others.join(attach_handles, h.id == set_members.c.handle_id)
-    # A handle that was claimed before it became a member closes its sets without an own one.
+    claimed = sa.select(d.rp_uuid, sa.true()).join(attach_handles, h.set_id == d.id)
+    all_sets = sa.select(d.rp_uuid, sa.true()).join(
+        set_members, set_members.c.deployable_id == d.id
+    )
+    all_sets = all_sets.join(attach_handles, h.id == set_members.c.handle_id)
+    # All sets of a handle that was claimed alone, before it was their member: it closes each. Else
+    # only the sets that Placement does not have reserved as a whole.
     affected = sa.or_(h.set_id.is_(None), d.offer.in_(sorted(UNRESERVED)))
-    query = own.where(of_job).union(through.where(of_job), others.where(of_job, affected))
-    found = CleanedProviders(set(), set())
+    query = own.where(of_job).union(claimed.where(of_job), all_sets.where(of_job, affected))
+    providers = CleanedProviders(set(), set())
     for uuid, is_set in tx.execute(query):
-        (found.sets if is_set else found.own).add(uuid)
-    return found
+        (providers.sets if is_set else providers.own).add(uuid)
+    return providers
 
 
 def unassigned_dirty(

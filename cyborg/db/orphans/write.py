@@ -23,7 +23,7 @@ _LAST_CHANGE = sa.func.coalesce(arqs.c.updated_at, arqs.c.created_at)
 # An ARQ without an instance is under a lease, which has an end of its own, or attached to its host.
 _BOUND = sa.and_(arqs.c.state == ArqState.BOUND, arqs.c.instance_uuid.is_not(None))
 # The ARQs of a device context live as long as the context, which has a time of its own.
-_OWN_LIFE = arqs.c.context_id.is_(None)
+_WITHOUT_CONTEXT = arqs.c.context_id.is_(None)
 # Few columns: a scan reads all bound ARQs of a cloud.
 _COLUMNS = row_columns(BoundArqRow, arqs)
 
@@ -117,7 +117,7 @@ def assign_project(tx: sa.Connection, ids: Collection[int], instance: str, proje
             arqs.c.id.in_(sorted(ids)),
             arqs.c.instance_uuid == instance,
             sa.not_(arqs.c.owner_verified),
-            _OWN_LIFE,
+            _WITHOUT_CONTEXT,
         )
         .values(project_id=project, owner_verified=True, updated_at=arqs.c.updated_at)
     ).rowcount
@@ -131,7 +131,7 @@ def delete_expired(
     With ``projects``, only those of these projects that belong to no attachment. Return the number
     of deleted ARQs.
     """
-    old = sa.and_(arqs.c.state.in_(EXPIRING), _unchanged_since(cutoff), _OWN_LIFE)
+    old = sa.and_(arqs.c.state.in_(EXPIRING), _unchanged_since(cutoff), _WITHOUT_CONTEXT)
     # ``projects`` are those of which Nova builds no server: that says nothing about an attachment,
     # which deletes its own ARQs. Without them the cutoff is that of ``unbound_ttl``, which is long
     # enough to delete also what an attachment has left behind.
@@ -155,7 +155,7 @@ def projects_of_expired(tx: sa.Connection, cutoff: datetime, after: str, limit: 
         .where(
             arqs.c.state.in_(EXPIRING),
             _unchanged_since(cutoff),
-            _OWN_LIFE,
+            _WITHOUT_CONTEXT,
             arqs.c.project_id > after,
             arqs.c.attachment_id.is_(None),
         )
@@ -185,7 +185,7 @@ def delete_failed(tx: sa.Connection, ids: Collection[int], cutoff: datetime) -> 
     if not ids:
         return 0
     selected = arqs.c.id.in_(sorted(ids))
-    failed = (selected, _failed_before(cutoff), _OWN_LIFE)
+    failed = (selected, _failed_before(cutoff), _WITHOUT_CONTEXT)
     return tx.execute(sa.delete(arqs).where(*failed)).rowcount
 
 

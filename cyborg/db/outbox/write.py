@@ -126,13 +126,14 @@ def lease(
     values = {"kind": kind, "now": now, "max_messages": limit}
     due = _by_subject(fetch_all(LeasedMessageRow, tx.execute(_LOCK_DUE, values)))
     ready = {subject: _ready(rows, now) for subject, rows in due.items()}
-    # The limit may have separated messages of one subject.
+    # The limit may have separated messages of one subject, and older ones may not be due yet.
     truncated = sum(map(len, due.values())) == limit
     incomplete = sorted(s for s, rows in due.items() if truncated or len(ready[s]) < len(rows))
     if incomplete:
         values = {"kind": kind, "subjects": incomplete}
-        complete = _by_subject(fetch_all(LeasedMessageRow, tx.execute(_LOCK_WHOLE, values)))
-        ready |= {subject: _ready(complete.get(subject, ()), now) for subject in incomplete}
+        whole = _by_subject(fetch_all(LeasedMessageRow, tx.execute(_LOCK_WHOLE, values)))
+        ready |= {subject: _ready(whole.get(subject, ()), now) for subject in incomplete}
+    # A subject whose due messages come after one of another owner has nothing to lease now.
     chosen = [rows for rows in ready.values() if any(row["next_try_at"] <= now for row in rows)]
     leased = sorted(itertools.chain.from_iterable(chosen), key=lambda row: row["id"])
     if leased:
@@ -151,7 +152,9 @@ def _ready(rows: Iterable[LeasedMessageRow], now: datetime) -> list[LeasedMessag
     """Return the messages of a subject, sorted by id, before the first message that must wait."""
     ready: list[LeasedMessageRow] = []
     for row in rows:
-        if row["older"] != len(ready) or (row["lease_until"] or datetime.min) >= now:
+        # Otherwise an older message of the subject is not among the rows.
+        has_all_older = row["older"] == len(ready)
+        if not has_all_older or (row["lease_until"] or datetime.min) >= now:
             break
         ready.append(row)
     return ready

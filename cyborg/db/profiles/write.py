@@ -88,13 +88,13 @@ def delete(tx: sa.Connection, ids: Collection[int]) -> int:
 def usage(tx: sa.Connection, keys: Collection[str]) -> Mapping[str, int]:
     """Return the number of ARQs, by profile name, of the named profiles that are in use."""
     query = (
-        sa.select(profiles.c.name, sa.func.count())
+        sa.select(profiles.c.name, sa.func.count().label("number"))
         .join(arqs, arqs.c.profile_id == profiles.c.id)
         .where(_named(keys))
         .group_by(profiles.c.name)
         .order_by(profiles.c.name)
     )
-    return {row[0]: row[1] for row in tx.execute(query)}
+    return {row.name: row.number for row in tx.execute(query)}
 
 
 def users(tx: sa.Connection, keys: Collection[str], limit: int) -> list[ArqRow]:

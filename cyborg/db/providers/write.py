@@ -100,11 +100,11 @@ def find_uuids(tx: sa.Connection, names: Collection[str]) -> dict[str, str]:
 
     The uuid of a provider that was imported is not ``naming.provider_uuid``.
     """
-    found: dict[str, str] = {}
+    uuids: dict[str, str] = {}
     for chunk in bulk.chunks(sorted(names)):
         query = sa.select(providers.c.name, providers.c.uuid).where(providers.c.name.in_(chunk))
-        found |= {str(row.name): str(row.uuid) for row in tx.execute(query)}
-    return found
+        uuids |= {str(row.name): str(row.uuid) for row in tx.execute(query)}
+    return uuids
 
 
 def mark_stale_existing(tx: sa.Connection, uuids: Collection[str], now: datetime) -> int:
@@ -163,7 +163,7 @@ def mark_removed(tx: sa.Connection, host: str, now: datetime, *, evict: bool) ->
     """Mark every provider of a removed host stale; return their number.
 
     With ``evict``, the publisher also deletes what consumers have allocated of them. A later report
-    of the host takes that back.
+    of the host cancels that.
     """
     return _update_in_order(tx, _uuids_of_hosts(tx, [host]), stale_values(now, evict=evict))
 
@@ -195,12 +195,12 @@ def lease_for_verification(
         .order_by(p.verified_at, p.id)
         .limit(limit)
     )
-    found_hosts = sorted(set(tx.scalars(oldest)))
-    if not found_hosts:
+    due_hosts = sorted(set(tx.scalars(oldest)))
+    if not due_hosts:
         return []
     columns = row_columns(VerifiedProviderRow, providers)
     leasable = sa.and_(p.verified_at.is_not(None), free)
-    query = sa.select(*columns).where(p.host.in_(found_hosts), leasable).order_by(p.id)
+    query = sa.select(*columns).where(p.host.in_(due_hosts), leasable).order_by(p.id)
     query = query.with_for_update(skip_locked=True)
     rows = fetch_all(VerifiedProviderRow, tx.execute(query))
     lease_rows = sa.update(providers).where(p.id.in_([row["id"] for row in rows]), leasable)
@@ -254,8 +254,8 @@ def _uuids_of_hosts(
 ) -> list[str]:
     """Return the uuids of the providers of hosts that meet the conditions."""
     query = sa.select(providers.c.uuid).where(*conditions)
-    found = (query.where(providers.c.host.in_(chunk)) for chunk in bulk.chunks(hosts))
-    return [uuid for part in found for uuid in tx.scalars(part)]
+    parts = (query.where(providers.c.host.in_(chunk)) for chunk in bulk.chunks(hosts))
+    return [uuid for part in parts for uuid in tx.scalars(part)]
 
 
 def _update_in_order(
@@ -313,14 +313,14 @@ def lease(
     if excluded:
         select = select.where(providers.c.id.not_in(sorted(excluded)))
     select = select.limit(limit).with_for_update(skip_locked=True)
-    found = fetch_all(LeasedProviderRow, tx.execute(select))
-    if not found:
+    rows = fetch_all(LeasedProviderRow, tx.execute(select))
+    if not rows:
         return []
-    chosen = providers.c.id.in_(sorted(row["id"] for row in found))
+    chosen = providers.c.id.in_(sorted(row["id"] for row in rows))
     query = sa.update(providers).where(chosen, due).values(owner=owner, lease_until=until)
-    if tx.execute(query).rowcount == len(found):
+    if tx.execute(query).rowcount == len(rows):
         # The rows are unchanged: they are locked, or SQLite allows only this writer.
-        return sorted(found, key=lambda row: row["id"])
+        return sorted(rows, key=lambda row: row["id"])
     # Another publisher has taken some: only the rows with the owner of this call are leased.
     leased = sa.select(*columns).where(providers.c.owner == owner, chosen)
     return fetch_all(LeasedProviderRow, tx.execute(leased.order_by(providers.c.id)))
@@ -386,7 +386,7 @@ def delete_published(tx: sa.Connection, owner: str, revisions: Mapping[str, int]
     tx.execute(
         sa.delete(providers).where(p.uuid.in_(sorted(revisions)), p.owner == owner, unchanged)
     )
-    # Those that have changed meanwhile remain, and are due at once.
+    # The rows that have changed meanwhile remain, and are due at once.
     release(tx, owner, revisions)
 
 

@@ -57,8 +57,8 @@ def check_revision(connection: sa.Connection) -> str:
     where = connection.engine.url.render_as_string(hide_password=True)
     if not sa.inspect(connection).has_table(_version.name):
         raise NotFound(f"{where} has no table {_version.name}: it is no database of Cyborg")
-    found = connection.scalars(sa.select(_version.c.version_num)).all()
-    revision = ", ".join(map(str, found)) or "none"
+    revisions = connection.scalars(sa.select(_version.c.version_num)).all()
+    revision = ", ".join(map(str, revisions)) or "none"
     if revision not in import_plan.RELEASES:
         known = ", ".join(f"{name} ({text})" for name, text in import_plan.RELEASES.items())
         raise Conflict(
@@ -79,8 +79,8 @@ def count_rows(connection: sa.Connection) -> Counter[str]:
 
 
 def read_hosts(connection: sa.Connection) -> dict[str, list[int]]:
-    """Return the row ids of the devices of each host, by its name; the name "" is no name."""
-    # Grouped here: MySQL takes names that differ in case only for equal.
+    """Return the row ids of the devices of each host, by its name; without a name by ""."""
+    # Grouped here: MySQL takes names for equal that differ only in case.
     hosts: dict[str, list[int]] = {}
     query = sa.select(devices.c.id, devices.c.hostname).order_by(devices.c.id)
     for id_, name in connection.execute(query):
@@ -94,7 +94,7 @@ def read_profiles(
     """Return all device profiles, and the malformed ones among them."""
     loader = _Loader(connection)
     loader.load(import_plan.ProfileRow)
-    return loader.found.get(import_plan.ProfileRow, []), loader.drops
+    return loader.rows.get(import_plan.ProfileRow, []), loader.drops
 
 
 def read_host(connection: sa.Connection, ids: Collection[int]) -> import_plan.HostRows:
@@ -114,8 +114,8 @@ def read_orphans(connection: sa.Connection) -> import_plan.HostRows:
     loader = _Loader(connection)
     loader.load(import_plan.ControlPathRow, where=_lacks(control_paths.c.device_id, devices))
     loader.load(import_plan.AttributeRow, where=_lacks(attributes.c.deployable_id, deployables))
-    found = loader.load(import_plan.HandleRow, where=_lacks(handles.c.deployable_id, deployables))
-    loader.load(import_plan.ArqRow, arqs.c.attach_handle_id, found)
+    orphans = loader.load(import_plan.HandleRow, where=_lacks(handles.c.deployable_id, deployables))
+    loader.load(import_plan.ArqRow, arqs.c.attach_handle_id, orphans)
     loader.load_parts(
         loader.load(import_plan.DeployableRow, where=_lacks(deployables.c.device_id, devices))
     )
@@ -133,7 +133,7 @@ class _Loader:
     """Loads rows, and collects them by table."""
 
     connection: sa.Connection
-    found: dict[type[import_plan.Row], list[Any]] = field(default_factory=dict)
+    rows: dict[type[import_plan.Row], list[Any]] = field(default_factory=dict)
     drops: list[import_plan.Drop] = field(default_factory=list)
 
     def load(
@@ -144,23 +144,23 @@ class _Loader:
         *,
         where: sa.ColumnElement[bool] | None = None,
     ) -> list[int]:
-        """Load the rows whose column ``key`` is one of ``ids``, or all; return their row ids."""
+        """Load rows with ``key`` in ``ids``, or all that meet ``where``; return their row ids."""
         table = TABLES[kind]
         query = sa.select(*self._columns(table)).order_by(table.c.id)
         if key is not None:
             queries = [query.where(key.in_(chunk)) for chunk in bulk.chunks(ids)]
         else:
             queries = [query if where is None else query.where(where)]
-        loaded = []
+        row_ids = []
         for part in queries:
             for values in self.connection.execute(part):
-                loaded.append(values[0])
+                row_ids.append(values.id)
                 row = import_plan.load_row(kind, values)
                 if isinstance(row, import_plan.Drop):
                     self.drops.append(row)
                 else:
-                    self.found.setdefault(kind, []).append(row)
-        return loaded
+                    self.rows.setdefault(kind, []).append(row)
+        return row_ids
 
     def load_parts(self, ids: Collection[int]) -> None:
         """Load attributes, handles and ARQs of the deployables with these row ids."""
@@ -182,5 +182,5 @@ class _Loader:
         """Return what was loaded."""
         # TABLES has the order of the fields, after the profiles, which belong to no host.
         kinds = [kind for kind in TABLES if kind is not import_plan.ProfileRow]
-        loaded: list[list[Any]] = [*(self.found.get(kind, []) for kind in kinds), self.drops]
+        loaded: list[list[Any]] = [*(self.rows.get(kind, []) for kind in kinds), self.drops]
         return import_plan.HostRows(*map(tuple, loaded))

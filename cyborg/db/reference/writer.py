@@ -34,8 +34,9 @@ Counts = Counter[str]
 def write_profiles(
     tx: sa.Connection, profiles: Sequence[ImportedProfile]
 ) -> tuple[dict[int, int], Counts]:
-    """Insert device profiles that do not exist; return row ids by the source's, and their number.
+    """Insert device profiles that do not exist.
 
+    Return the row ids of all profiles by the ids of the source, and the number of the new ones.
     Raise Conflict if another profile has the name of one of them.
     """
     table = schema.device_profiles
@@ -59,8 +60,8 @@ def write_profiles(
             }
         )
     bulk.insert(tx, table, new)
-    found = {row.uuid: row.id for row in tx.execute(sa.select(table.c.id, table.c.uuid))}
-    return {p.id: found[p.uuid] for p in profiles}, Counter({import_plan.PROFILE: len(new)})
+    row_ids = {row.uuid: row.id for row in tx.execute(sa.select(table.c.id, table.c.uuid))}
+    return {p.id: row_ids[p.uuid] for p in profiles}, Counter({import_plan.PROFILE: len(new)})
 
 
 def write_host(
@@ -72,12 +73,13 @@ def write_host(
     has another device at one of the addresses: its agent has reported before the import.
     """
     if not plan.devices:
-        return Counter()  # perhaps for the name of the host, which no statement could have
+        # Without a statement: there may be no device because no statement could have its host.
+        return Counter()
     stored = {row["uuid"]: row["address"] for row in devices.of_host(tx, plan.host)}
-    addresses = {address: uuid for uuid, address in stored.items()}
+    uuids_by_address = {address: uuid for uuid, address in stored.items()}
     new = [device for device in plan.devices if device.uuid not in stored]
     for device in new:
-        if (other := addresses.get(device.value.address)) is not None:
+        if (other := uuids_by_address.get(device.value.address)) is not None:
             raise Conflict(
                 f"host {plan.host} has the device {other} at {device.value.address}, which the "
                 f"source knows as {device.uuid}: its agent has reported before the import. Stop "
@@ -106,9 +108,11 @@ def _write_devices(
     tombstones.restore_attributes(
         tx,
         {
-            ids[DeployableKey(d.value.address, address)]: DeployableTombstone(i.uuid, i.attributes)
-            for d in new
-            for address, i in d.deployables.items()
+            ids[DeployableKey(device.value.address, address)]: DeployableTombstone(
+                identity.uuid, identity.attributes
+            )
+            for device in new
+            for address, identity in device.deployables.items()
         },
     )
     _write_providers(tx, host, new, now)
@@ -124,6 +128,7 @@ def _write_deployables(
     Return the row ids of all deployables of the host.
     """
     device_ids = devices.ids_by_address(tx, host)
+    identities = {address: identity for d in new for address, identity in d.deployables.items()}
     deployables.add(
         tx,
         host,
@@ -134,8 +139,8 @@ def _write_deployables(
             for device in new
             for value in device.value.deployables
         ],
-        {address: identity.uuid for d in new for address, identity in d.deployables.items()},
-        {address: identity.provider for d in new for address, identity in d.deployables.items()},
+        uuids={address: identity.uuid for address, identity in identities.items()},
+        providers={address: identity.provider for address, identity in identities.items()},
     )
     return deployables.ids_by_key(tx, host)
 
@@ -147,13 +152,13 @@ def _write_parents(
     written: dict[int, deployables.ParentIds] = {}
     for device in new:
         parents = {value.address: value.parent for value in device.value.deployables}
-        own = {address: ids[DeployableKey(device.value.address, address)] for address in parents}
+        row_ids = {a: ids[DeployableKey(device.value.address, a)] for a in parents}
         for address, parent in parents.items():
             root = address
             while (above := parents[root]) is not None:
                 root = above
-            parent_id = None if parent is None else own[parent]
-            written[own[address]] = deployables.ParentIds(parent_id, own[root])
+            parent_id = None if parent is None else row_ids[parent]
+            written[row_ids[address]] = deployables.ParentIds(parent_id, row_ids[root])
     deployables.set_parents(tx, written)
 
 
@@ -165,14 +170,14 @@ def _write_handles(
         tx,
         [
             attach_handles.NewHandle(
-                ids[DeployableKey(d.value.address, value.address)],
-                handle,
-                d.handles[value.address, handle.address],
-                needs_cleaning=d.dirty,
+                deployable_id=ids[DeployableKey(device.value.address, deployable.address)],
+                value=handle,
+                uuid=device.handles[deployable.address, handle.address],
+                needs_cleaning=device.dirty,
             )
-            for d in new
-            for value in d.value.deployables
-            for handle in value.handles
+            for device in new
+            for deployable in device.value.deployables
+            for handle in deployable.handles
         ],
     )
 
@@ -235,8 +240,8 @@ def _write_arqs(
     bulk.insert(tx, arqs, rows)
     ids = _read_ids(tx, arqs, [arq.uuid for arq in new])
     handle_ids = _read_ids(tx, handles, [arq.handle for arq in new])
-    # Cleaned after its release, whether or not the driver can: an agent without this ability has
-    # nothing to do, and the former service has not recorded what the device can.
+    # Each handle is cleaned after its release, although the driver may not be able to: an agent
+    # without this ability has nothing to do, and the source does not record what a device can.
     bulk.update(
         tx,
         handles,

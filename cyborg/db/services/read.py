@@ -101,21 +101,22 @@ def find(
     ``functions`` adds the capabilities of each backend, with one statement. ``function`` is the
     name of a capability: it selects the backends that offer the capability, and their agents.
     """
-    found = SERVICES.read_columns(connection, page=page, function=function, **criteria)
-    rows = _backends(connection, [row["id"] for row in found], function) if found else []
+    services = SERVICES.read_columns(connection, page=page, function=function, **criteria)
+    ids = [service["id"] for service in services]
+    backend_rows = _backends(connection, ids, function) if ids else []
     if functions:
-        by_id = {row["id"]: row for row in found}
-        references = [_reference(row, by_id[row["service_id"]]) for row in rows]
+        by_id = {service["id"]: service for service in services}
+        references = [_reference(row, by_id[row["service_id"]]) for row in backend_rows]
         offered = read_backends.functions(connection, references, function)
-        for row in rows:
+        for row in backend_rows:
             row["functions"] = offered.get(row["id"], [])
     backends_by_service: dict[int, list[BackendRow]] = {}
-    for row in rows:
+    for row in backend_rows:
         del row["id"]
         backends_by_service.setdefault(row.pop("service_id"), []).append(cast(BackendRow, row))
-    for service in found:
+    for service in services:
         service["backends"] = backends_by_service.get(service.pop("id"), [])
-    return cast(list[ServiceRow], found)
+    return cast(list[ServiceRow], services)
 
 
 def find_down(connection: sa.Connection, *, now: datetime, limit: int) -> list[DownServiceRow]:
@@ -169,7 +170,7 @@ def _complete_hosts(connection: sa.Connection, rows: list[dict[str, Any]]) -> li
     names = [row["hostname"] for row in rows]
     host = devices.c.host
     counted = sa.select(host, sa.func.count()).where(host.in_(names)).group_by(host)
-    numbers: dict[str, int] = {row[0]: row[1] for row in connection.execute(counted)}
+    numbers = {str(name): int(number) for name, number in connection.execute(counted)}
     classes = handles.of_hosts(connection, names)
     for row in rows:
         row["devices"] = numbers.get(row["hostname"], 0)

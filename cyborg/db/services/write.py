@@ -246,7 +246,7 @@ def mark_down(
     s = services.c
     unreachable = sa.and_(s.binary == AGENT, s.down_since.is_(None), s.down_at <= now)
     # A SELECT first: on MariaDB an UPDATE without a match still locks the rows that it scans.
-    found = tx.execute(
+    candidates = tx.execute(
         sa.select(s.id, s.last_seen_at, s.down_at)
         .where(unreachable)
         .order_by(s.down_at)
@@ -254,14 +254,14 @@ def mark_down(
     )
     # The databases have no common arithmetic of times. If agents that are left out fill the limit,
     # others wait for them, but not longer than the longest deadline.
-    ids = [row.id for row in found if row.down_at - row.last_seen_at <= max_timeout]
+    ids = [row.id for row in candidates if row.down_at - row.last_seen_at <= max_timeout]
     if not ids:
         return []
     selected = services.c.id.in_(sorted(ids))
     mark = sa.update(services).where(selected, unreachable).values(down_since=now)
     if not tx.execute(mark).rowcount:
         return []
-    # By the time: another conductor may have marked some of these agents before.
+    # Only those with this time: another conductor may have marked some of these agents before.
     marked = sa.select(services).where(selected, s.down_since == now)
     return fetch_all(DaemonRow, tx.execute(marked.order_by(s.host)))
 
@@ -335,8 +335,9 @@ def count_up(tx: sa.Connection, now: datetime) -> UpCountRow:
     s = services.c
     agents = sa.select(sa.func.count()).where(s.binary == AGENT, s.down_since.is_(None))
     conductors = sa.select(sa.func.count()).where(s.binary == CONDUCTOR, s.down_at > now)
-    row = tx.execute(sa.select(agents.scalar_subquery(), conductors.scalar_subquery())).one()
-    return {"agents": row[0], "conductors": row[1]}
+    counts = sa.select(agents.scalar_subquery(), conductors.scalar_subquery())
+    num_agents, num_conductors = tx.execute(counts).one()
+    return {"agents": num_agents, "conductors": num_conductors}
 
 
 def request_report(tx: sa.Connection, host: str) -> None:

@@ -162,7 +162,7 @@ def count(connection: sa.Connection) -> Counts:
         ).group_by(r.state),
     )
     d = schema.devices.c
-    # A device that is not offered at all, such as the disk of the root file system, has none.
+    # A device that is not offered, such as the disk of the root file system, has no deployable.
     offered = sa.exists().where(schema.deployables.c.device_id == d.id).correlate(schema.devices)
     devices_by_state = _all(
         connection,
@@ -208,16 +208,17 @@ def read(connection: sa.Connection, *, now: datetime, max_unhealthy: int = MAX_U
     """
     r, p = schema.arqs.c, schema.providers.c
     started = sa.select(sa.func.min(sa.func.coalesce(r.updated_at, r.created_at)))
-    changed = sa.case((sa.not_(p.verify_only), p.stale_since))
+    # NULL for a provider that is only due for verification.
+    stale_since = sa.case((sa.not_(p.verify_only), p.stale_since))
     # An alias, since SQLAlchemy would correlate the table with that of the query around it.
     oldest_verified = sa.select(sa.func.min(schema.providers.alias().c.verified_at))
     # A provider whose publishing failed stays stale, so that the index on stale_since finds it.
     (stale,) = _all(
         connection,
         sa.select(
-            sa.func.count(changed).label("count"),
+            sa.func.count(stale_since).label("count"),
             sa.func.count(p.error).label("failing"),
-            sa.func.min(changed).label("oldest"),
+            sa.func.min(stale_since).label("oldest"),
             oldest_verified.scalar_subquery().label("oldest_verified"),
         ).where(p.stale_since.is_not(None)),
     )
@@ -227,7 +228,7 @@ def read(connection: sa.Connection, *, now: datetime, max_unhealthy: int = MAX_U
     missing = sa.select(sa.func.count()).where(schema.arqs.c.attach_failed_at.is_not(None))
     audit = sa.select(schema.audits.c.num_findings).where(schema.audits.c.state == State.DONE)
     audit = audit.order_by(schema.audits.c.id.desc()).limit(1)
-    (closed,) = _all(
+    (pending,) = _all(
         connection,
         sa.select(
             windows.scalar_subquery().label("windows"),
@@ -238,10 +239,10 @@ def read(connection: sa.Connection, *, now: datetime, max_unhealthy: int = MAX_U
     )
     services_by_state = _services(connection, now)
     return Totals(
-        maintenance_windows=closed["windows"],
-        devices_failing=closed["failing"],
-        guest_devices_missing=closed["missing"],
-        audit_findings=closed["findings"],
+        maintenance_windows=pending["windows"],
+        devices_failing=pending["failing"],
+        guest_devices_missing=pending["missing"],
+        audit_findings=pending["findings"],
         oldest_bind_started=connection.scalar(started.where(r.state == ArqState.BIND_STARTED)),
         unhealthy=_unhealthy(connection, max_unhealthy),
         services={(row["binary"], row["liveness"]): row["count"] for row in services_by_state},
@@ -288,7 +289,7 @@ def _handles(connection: sa.Connection) -> dict[HandleUse, int]:
         counts[HandleUse(name, dirty)] += int(row["dirty"])
         # Handles without an owner and without work to do have the state of their device.
         counts[HandleUse(name, device_state)] += int(row["clean"])
-        # These are a part of the cordoned ones, and counted twice.
+        # Undeliverable handles are cordoned ones as well: they are in both numbers.
         if device_state == UNDELIVERABLE:
             counts[HandleUse(name, "cordoned")] += int(row["clean"])
     return dict(+counts)

@@ -22,12 +22,12 @@ def increment(tx: sa.Connection, kind: CorrectiveAction, n: int, now: datetime) 
         "created_at": now,
         "updated_at": now,
     }
+    # An upsert: of two transactions that insert the first count, one would fail otherwise.
     if tx.dialect.name == "mysql":
         upsert = mysql.insert(table).values(values)
         new: Any = upsert.inserted
         tx.execute(upsert.on_duplicate_key_update(_sum(new)))
         return
-    # An upsert: of two transactions that insert the first count, one would fail otherwise.
     insert = postgresql.insert if tx.dialect.name == "postgresql" else sqlite.insert
     query = insert(table).values(values)
     tx.execute(query.on_conflict_do_update(index_elements=["kind"], set_=_sum(query.excluded)))

@@ -185,9 +185,10 @@ def _upgrade_lock(engine: sa.Engine, report: Report) -> Iterator[None]:
 
 def _wait_for_lock(connection: sa.Connection, wait_lock: sa.Function[Any]) -> bool:
     """Wait for the lock and return whether it was acquired."""
-    # At the lock timeout MySQL returns 0, and PostgreSQL fails with a transient error.
+    # At the lock timeout MySQL returns 0, and PostgreSQL fails with a transient error. NULL is an
+    # error of GET_LOCK, as when an administrator kills the statement.
     try:
-        return connection.scalar(sa.select(wait_lock)) != 0
+        return connection.scalar(sa.select(wait_lock)) not in (0, None)
     except errors.FAILURES as error:
         if errors.is_transient(error):
             return False

@@ -102,6 +102,12 @@ def test_concurrent_upgrades_run_each_migration_once(empty_engine: sa.Engine) ->
     assert len([line for line in lines if line.startswith("Done")]) == 1
 
 
+def test_killed_wait_for_the_lock_does_not_have_it(sqlite_engine: sa.Engine) -> None:
+    with sqlite_engine.connect() as connection:
+        assert not migrate._wait_for_lock(connection, sa.func.nullif(1, 1))
+        assert migrate._wait_for_lock(connection, sa.func.nullif(1, 0))
+
+
 def test_failed_migration_releases_the_lock(empty_engine: sa.Engine) -> None:
     with empty_engine.begin() as tx:
         tx.execute(sa.text("CREATE TABLE services (id INTEGER)"))

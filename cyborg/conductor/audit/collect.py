@@ -59,9 +59,10 @@ class SourceCollector:
         Unavailable if Placement or the database does not answer.
         """
         hardware, unreachable_reason = None, None
-        if recheck is None or any(
+        needs_agent = recheck is None or any(
             f.repair is sources.Repair.REPORT or f.kind in sources.OBSERVED_KINDS for f in recheck
-        ):
+        )
+        if needs_agent:
             hardware, unreachable_reason = self._collect_hardware(host)
         self.renew_lease()
         # After the agent, so that the database has what the agent reported just before.
@@ -88,8 +89,8 @@ class SourceCollector:
         row = self.uow.run(lambda tx: find_agent(tx, host))
         if row is None:
             return None, "no agent of this host has ever sent a heartbeat"
-        # Its deadline does not decide: after an outage of the conductors that of each agent has
-        # passed, and the agents run.
+        # The deadline of the heartbeat does not decide: after an outage of the conductors the
+        # deadlines of all agents have passed, although the agents run.
         if row["down_since"] is not None:
             # Do not call the agent: each host that is down would cost a timeout.
             age = (self.uow.clock() - row["last_seen_at"]).total_seconds()
@@ -117,13 +118,14 @@ class SourceCollector:
             doubtful = {finding.provider for finding in recheck}
             own = {uuid: summary for uuid, summary in own.items() if uuid in doubtful}
         actual: dict[str, Provider] = {}
-        consumers: dict[str, dict[str, int]] = {}
+        consumers: dict[str, dict[str, int]] = {}  # by provider, the units of each consumer
         for uuid, summary in own.items():
             self.renew_lease()
             inventories, traits = self.placement.inventories(uuid), self.placement.traits(uuid)
             actual[uuid] = reconciler.actual_provider(summary, inventories, traits)
+            # None if the provider was deleted since the tree was read.
             if (allocations := self.placement.allocations(uuid)) is not None:
-                consumers[uuid] = {c: sum(used.values()) for c, used in allocations.items()}
+                consumers[uuid] = {c: sum(amounts.values()) for c, amounts in allocations.items()}
         return root.uuid, sources.PlacementSnapshot(actual=actual, consumers=consumers)
 
     def _own_providers(
@@ -153,7 +155,8 @@ class SourceCollector:
         own = {
             u: summary for u, summary in tree.items() if u in recorded | named or u in with_trait
         }
-        own.pop(root, None)
+        own.pop(root, None)  # the compute node provider is Nova's, whatever traits it has
+        # A stale provider is not compared: it waits for the publisher.
         published = {u for u, row in records.providers.items() if row.stale_since is None}
         for uuid in sorted((recorded & published) - set(tree)):
             self.renew_lease()
@@ -175,7 +178,7 @@ class SourceCollector:
         try:
             if recheck is not None:
                 doubtful = {f.instance for f in recheck if f.instance is not None}
-                return sources.NovaSnapshot(frozenset(), self._get_servers(self.nova, doubtful))
+                return sources.NovaSnapshot(queried=self._get_servers(self.nova, doubtful))
             # A list for each host costs one query, a query for each instance one for each ARQ.
             hosts = {r.hostname for r in snapshot.database.arqs if r.is_settled(snapshot.now)}
             listed = frozenset[str]().union(

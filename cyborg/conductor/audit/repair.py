@@ -84,6 +84,7 @@ class RepairExecutor:
             case Repair.CLEAN:
                 self.uow.run(lambda tx: _clean(tx, ids, now, self.release_timeout))
                 self.wake_jobs()
+            # A device set has the uuid of its provider.
             case Repair.ACTIVATE:
                 sets = [finding.provider for finding in findings if finding.provider]
                 self.uow.run(lambda tx: reboot.enqueue_set_restores(tx, host, sets, now))

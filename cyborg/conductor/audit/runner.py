@@ -225,12 +225,12 @@ class AuditRunner:
     def _run(self, lease: AuditLease) -> bool:
         """Run an audit, or the rest of it; return whether it has ended."""
         collector = SourceCollector(
-            self.conf,
-            self.uow,
-            self.agents,
-            self.placement,
-            self.nova,
-            lease.renew_if_due,
+            conf=self.conf,
+            uow=self.uow,
+            agents=self.agents,
+            placement=self.placement,
+            nova=self.nova,
+            renew_lease=lease.renew_if_due,
         )
         try:
             for host in lease.remaining_hosts():

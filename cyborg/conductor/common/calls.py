@@ -107,9 +107,9 @@ class IdempotentEndpoint:
                         f"{name} was executed, but its answer cannot be read from the database"
                     ) from None
             except CyborgError as exc:
-                # The error may be caused by an earlier copy, or by a commit whose answer was lost.
-                # If no record can be read, the error is raised: it may be the error that leaves
-                # open whether the call was executed.
+                # The error may be caused by an earlier copy, or by a commit whose answer was lost:
+                # then the recorded answer counts. If no record can be read, the error is raised,
+                # and may leave open whether the call was executed.
                 recorded = self._find(key)
                 if recorded is None or _is_own_error(recorded, exc):
                     raise
@@ -164,9 +164,7 @@ class CallRecords:
 def make_key(
     call_id: str, request_id: str | None, method: str, arguments: Mapping[str, Any]
 ) -> str:
-    """Return a key of 64 characters, which is the same for all copies of one call.
-
-    Different calls have different keys.
+    """Return a key of 64 characters, the same for all copies of a call and for no other call.
 
     ``arguments`` are plain values.
     """

@@ -137,14 +137,14 @@ class Leasing:
         # Read before the database's time: the lease must not seem longer here than in the row.
         begun = self._clock()
         return WorkLease(
-            self._purpose,
-            owner or new_owner(self._conf.host),
-            seconds,
-            request_timeout,
-            self._now(),
-            self._now,
-            self._clock,
-            begun,
+            purpose=self._purpose,
+            owner=owner or new_owner(self._conf.host),
+            seconds=seconds,
+            request_timeout=request_timeout,
+            start=self._now(),
+            now=self._now,
+            clock=self._clock,
+            begun=begun,
         )
 
 

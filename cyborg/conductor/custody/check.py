@@ -95,11 +95,11 @@ class ChainChecker:
         Records that were sealed or deleted after ``row`` was read may look like a fault.
         """
         head = read.to_head(row)
-        log = custody.Log(
-            head, self._read_records(row["device_uuid"], start, limit, renew_lease), head
-        )
-        whole = row["sequence"] - (start or head.base).sequence <= limit
-        return custody.verify(log, keys, start=start, complete=whole)
+        records = self._read_records(row["device_uuid"], start, limit, renew_lease)
+        # Without a second query for the head: ``_confirm`` has one, for a chain with a fault.
+        log = custody.Log(before=head, records=records, after=head)
+        is_complete = row["sequence"] - (start or head.base).sequence <= limit
+        return custody.verify(log, keys, start=start, complete=is_complete)
 
     def _confirm(
         self,
@@ -123,9 +123,9 @@ class ChainChecker:
         if before is None and after is None:
             # Retention deletes the head after the last record; SQL may delete the head alone.
             return fault if records else None
-        whole = len(records) < self._max_records
+        is_complete = len(records) < self._max_records
         return custody.verify(
-            custody.Log(before, records, after), keys, start=start, complete=whole
+            custody.Log(before, records, after), keys, start=start, complete=is_complete
         ).fault
 
     def _read_records(

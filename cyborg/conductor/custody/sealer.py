@@ -78,12 +78,12 @@ class CustodySealer:
         for _ in range(MAX_BATCHES):
             if self._stopped.is_set():
                 break
-            known = len(self._failed) + len(self._refused)
+            skipped_before = len(self._failed) + len(self._refused)
             sealed = self._seal_batch()
             count += sealed
             skipped = len(self._failed) + len(self._refused)
-            # A batch that has changed nothing: all that is left is skipped in this round.
-            if (not sealed and skipped == known) or skipped >= MAX_FAILED:
+            # If a batch has changed nothing, all that is left is skipped in this round.
+            if (not sealed and skipped == skipped_before) or skipped >= MAX_FAILED:
                 self._failed.clear()
                 self._refused.clear()
                 break
@@ -109,21 +109,21 @@ class CustodySealer:
 
     def _seal_batch(self) -> int:
         """Seal a batch of records; return their number."""
-        hosts = self._uow.run(
+        hosts_by_device = self._uow.run(
             lambda tx: chains.unsealed_devices(tx, BATCH_SIZE, self._failed, self._refused)
         )
-        if not hosts:
+        if not hosts_by_device:
             return 0
         try:
-            self._uow.run(lambda tx: chains.add_heads(tx, hosts))
+            self._uow.run(lambda tx: chains.add_heads(tx, hosts_by_device))
         except db_exc.DBDuplicateEntry:
-            return 0  # another conductor seals the first records of a device: retry in a round
+            return 0  # another conductor seals the first records of a device: retry next time
         # All devices in one transaction first: one by one only where that fails, which is rare.
         with contextlib.suppress(db_exc.DBDuplicateEntry, Conflict):
-            return self._seal(hosts)
-        # A chain was changed by hand. The others must not wait for its repair.
+            return self._seal(hosts_by_device)
+        # A chain was changed by hand. The other devices must not wait for its repair.
         count = 0
-        for uuid in hosts:
+        for uuid in hosts_by_device:
             try:
                 count += self._seal([uuid])
             except (db_exc.DBDuplicateEntry, Conflict) as exc:
@@ -177,15 +177,15 @@ def _seal(
 ) -> _SealResult:
     """Seal unsealed records of devices.
 
-    Skip devices whose heads another transaction has locked, and the row ids ``refused``. What no
-    conductor wrote is not sealed: from setting a key until ``sign-custody`` these are all devices,
-    so none costs a transaction of its own.
+    Skip devices whose heads another transaction has locked, and the row ids ``refused``. Heads and
+    records that no conductor wrote are not sealed but returned. They raise no error, which would
+    cost a transaction for each device: between setting a key and ``sign-custody`` no head is valid.
     """
     locked = {head["device_uuid"]: head for head in chains.lock_heads(tx, device_uuids)}
     faults = {uuid: why for uuid, head in locked.items() if (why := chains.find_fault(tx, head))}
     locked = {uuid: head for uuid, head in locked.items() if uuid not in faults}
     if not locked:
-        return _SealResult(0, [], faults)
+        return _SealResult(num_sealed=0, forged=[], head_faults=faults)
     keys = keys_of(tx)
     tips = {uuid: custody.Link(head["sequence"], head["hash"]) for uuid, head in locked.items()}
     oldest = {uuid: head["oldest_at"] for uuid, head in locked.items()}
@@ -206,7 +206,7 @@ def _seal(
         )
         oldest[uuid] = oldest[uuid] or record.time
     if not links:
-        return _SealResult(0, forged, faults)
+        return _SealResult(num_sealed=0, forged=forged, head_faults=faults)
     if (sealed := chains.seal(tx, links)) != len(links):
         raise Conflict(f"{len(links) - sealed} custody records were changed while being sealed")
     changed = [
@@ -215,7 +215,7 @@ def _seal(
         if tips[uuid].sequence != head["sequence"]
     ]
     chains.advance(tx, changed, {uuid: time for uuid, time in oldest.items() if time is not None})
-    return _SealResult(sealed, forged, faults)
+    return _SealResult(num_sealed=sealed, forged=forged, head_faults=faults)
 
 
 def _purge(tx: sa.Connection, uuid: str, cutoff: datetime) -> int:
@@ -264,7 +264,7 @@ class CustodyAnchors:
 
     def _write(self, tx: sa.Connection, now: datetime) -> int:
         """Write a notification with the last records of chains; return their number."""
-        # Locked, and marked in the same transaction: of several conductors one notifies.
+        # Heads are locked, and marked in the same transaction: of several conductors one notifies.
         due = chains.lock_unanchored(tx, now - INTERVAL, MAX_CHAINS)
         if not due:
             return 0
@@ -275,5 +275,6 @@ class CustodyAnchors:
         }
         row = {"uuid": str(uuid4()), "chains": custody.format_anchors(tips)}
         outbox.add_all(tx, self.notices.build_messages(Event.CUSTODY_ANCHORED, [row]))
+        # Heads with a fault too: each sweep would find them again, before the others.
         chains.mark_anchored(tx, [head["id"] for head in due], now)
         return len(tips)

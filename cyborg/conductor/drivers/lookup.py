@@ -52,12 +52,12 @@ class DriverLookup:
         reported the driver, are not queried. An agent that fails or does not answer in time is
         treated as if its host did not have the driver.
         """
-        missing = self.uow.run(lambda tx: _hosts_without_driver(tx, key, hosts))
-        if not missing:
+        agent_ids = self.uow.run(lambda tx: _find_agents_without_driver(tx, key, hosts))
+        if not agent_ids:
             return []
-        entries_by_host = self._query_agents(key, missing)
+        entries_by_host = self._query_agents(key, agent_ids.keys())
         if entries_by_host:
-            entries = {missing[host]: entry for host, entry in entries_by_host.items()}
+            entries = {agent_ids[host]: entry for host, entry in entries_by_host.items()}
             self.uow.run(lambda tx: store.add(tx, entries))
             LOG.info(
                 "Driver lookup found the driver on %d hosts",
@@ -133,7 +133,7 @@ class DriverLookup:
         return entry
 
 
-def _hosts_without_driver(
+def _find_agents_without_driver(
     tx: sa.Connection, key: str, hosts: Collection[str] | None
 ) -> dict[str, int]:
     """Return the row ids, by host, of agents that are up and lack a driver.

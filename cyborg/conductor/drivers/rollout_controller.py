@@ -185,23 +185,25 @@ class RolloutController:
 
         def write(tx: sa.Connection) -> tuple[list[int], rollout_steps.DesiredChange]:
             # Jobs before agents, as in ``_advance``.
-            waiting = store.lock_waiting(tx, host)
-            row = desired_backends.lock(tx, host, epoch)
-            if row is None:
+            job_ids = store.lock_waiting(tx, host)
+            agent = desired_backends.lock(tx, host, epoch)
+            if agent is None:
                 raise make_stale_error(host, epoch)
-            desired_backends.record_outcomes(tx, row["id"], reported)
-            steps = store.pending_steps(tx, host, waiting) if waiting else []
+            desired_backends.record_outcomes(tx, agent["id"], reported)
+            steps = store.pending_steps(tx, host, job_ids) if job_ids else []
             judged = _judge(steps, reported)
             failed = [item for item in judged if item.result.state in rollout.FAILED_STATES]
             reverts = [
-                rollout_steps.StepRevert(item.step, host, row["id"], item.result) for item in failed
+                rollout_steps.StepRevert(item.step, host, agent["id"], item.result)
+                for item in failed
             ]
-            change = self._step_executor.roll_back(tx, reverts, {row["id"]: row})
+            change = self._step_executor.roll_back(tx, reverts, {agent["id"]: agent})
             if any(item.step["kind"] == Kind.UNINSTALL for item in failed):
-                # The devices of a host that was down were removed with the request.
+                # The devices of a host that was down were removed with the request, and are added
+                # again: the backend stays.
                 services.request_report(tx, host)
             for step, result in judged:
-                if result.error is None:
+                if result.error is None:  # the others are written by the rollback
                     store.finish_step(tx, step["id"], step["generation"], result.state)
             jobs = sorted({item.step["job_id"] for item in judged})
             if jobs:
@@ -256,7 +258,7 @@ class RolloutController:
         if changed is None:
             return None
         store.reschedule(tx, row["id"], self.uow.clock())
-        return RolloutUpdate((), changed, requeue=True)
+        return RolloutUpdate(publish=changed, requeue=True)
 
     def _roll_back_overdue(
         self, tx: sa.Connection, row: job_store.JobRow, in_progress: Sequence[store.StepRow]
@@ -297,14 +299,16 @@ class RolloutController:
         if plan.succeeded is not None:
             self._end(tx, row, cancelled=bool(row["arguments"].get("cancelled")))
             return RolloutUpdate(reverted.hosts, publish)
-        # Some steps have already ended, because their agents are down or were deleted.
+        # Some steps have already ended, because their agents are down or were deleted: the steps
+        # after them need not wait.
         requeue = len(started.hosts) < len(starting) or bool(plan.revert)
         # Resend the notification of running steps: it, or the agent's reply, may have been lost.
         running = [
             rollout_steps.HostGeneration(step["host"], generation)
             for step in rows
             if step["state"] == StepState.IN_PROGRESS
-            if not step["down"] and (generation := step["generation"]) is not None
+            and not step["down"]
+            and (generation := step["generation"]) is not None
         ]
         store.reschedule(tx, row["id"], now if requeue else now + timedelta(seconds=POLL_INTERVAL))
         return RolloutUpdate([*reverted.hosts, *started.hosts, *running], publish, requeue)
@@ -347,7 +351,8 @@ class RolloutController:
 
     def _end(self, tx: sa.Connection, job: job_store.JobRow, *, cancelled: bool) -> None:
         """Record the outcome of a job whose steps have ended, or of an ended job anew."""
-        # Not the steps: many hosts that return may fail one after another, each with all of them.
+        # Steps are counted, not read: many hosts that return may fail one after another, and each
+        # time all steps would be read.
         counts = store.count_steps(tx, job["id"])
         states = {StepState(row["state"]): row["steps"] for row in counts}
         succeeded = not rollout.FAILED_STATES.intersection(states)

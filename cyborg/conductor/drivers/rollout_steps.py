@@ -70,10 +70,10 @@ class GenerationNotifier:
         """Start no more calls."""
         self._calls.stop()
 
-    # Called in a thread of its own for each host: one that does not answer delays no other.
+    # Called in a thread of its own for each host: an agent that does not answer delays no other.
     def _notify_host(self, host: str) -> None:
         with self._lock:
-            # The newest one: older ones of a host that did not answer are left out.
+            # The newest generation: one that came while the call waited has replaced the older.
             generation = self._pending.pop(host)
         try:
             self.agents.sync_backends(host=host, generation=generation)
@@ -146,7 +146,7 @@ class StepExecutor:
         notified: list[HostGeneration] = []
         removed: list[StepKey] = []
         for step in steps:
-            agent = agents.get(step["service_id"] or 0)
+            agent = agents.get(step["service_id"] or 0)  # 0 is no row: the agent was deleted
             error = _write_desired(tx, job, step, agent)
             if agent is None or error is not None:
                 store.update_step(tx, step["id"], StepState.FAILED, error=error)
@@ -178,6 +178,7 @@ class StepExecutor:
         Return whether devices have changed, None if no agent is down.
         """
         agents = desired_backends.lock_agents(tx, agent_ids(steps))
+        # Read again, locked: an agent may have returned since the caller read the steps.
         down = {id_ for id_, agent in agents.items() if agent["down_since"] is not None}
         lost = [step for step in steps if step["service_id"] in down]
         changed = False
@@ -211,7 +212,7 @@ class StepExecutor:
             return DesiredChange()
         desired_backends.bump_generation(tx, agents)
         hosts: set[str] = set()
-        generations: dict[str, int] = {}
+        generations: dict[str, int] = {}  # by host, which may have several steps
         for item in reverts:
             step, result = item.step, item.result
             store.update_step(tx, step["id"], result.state, error=result.error, deadline=None)
@@ -271,7 +272,12 @@ def _write_desired(
     kind, backend = Kind(job["kind"]), step["backend"]
     previous, generation = _previous_state(step), _next_generation(agent)
     desired = rollout.desired_backend(
-        kind, job["subject"], job["arguments"], backend, previous, generation
+        kind,
+        driver=job["subject"],
+        arguments=job["arguments"],
+        backend=backend,
+        previous=previous,
+        generation=generation,
     )
     # A name has one driver on a host; a job of another driver may have taken it since the request.
     if not desired_backends.write(tx, agent["id"], desired):

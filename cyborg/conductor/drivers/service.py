@@ -66,33 +66,34 @@ class Drivers:
         that name has another driver or configuration, and while another job for the driver is open.
         """
         key = check_text("driver", driver)
-        name, selected = targets.read_backend(backend), targets.read_hosts(hosts)
+        name, host_names = targets.read_backend(backend), targets.read_hosts(hosts)
         values = targets.read_config(config)
 
         def write(tx: sa.Connection) -> str:
             resolver = TargetResolver.of_driver(tx, key)
             # The job first: its unique key excludes other jobs of the driver until the commit.
             job = self._acquire_job(tx, Kind.INSTALL, resolver.driver)
-            new_name = name or resolver.driver
+            new_name = name or resolver.driver  # a backend without a name is named as its driver
             present = resolver.backends_by_key(backend=new_name)
-            usable = resolver.usable_hosts(selected, present, new_name)
-            parsed = {item.service_id: resolver.parse(item, values) for item in usable}
+            usable = resolver.usable_hosts(host_names, present, new_name)
+            options = {each.service_id: resolver.parse(each, values) for each in usable}
             resolver.check_capacity(new_name, usable, present)
             steps: list[store.NewStep] = []
-            for item in usable:
-                existing = present.get(BackendKey(item.service_id, new_name))
+            for host_driver in usable:
+                host = host_driver.host
+                existing = present.get(BackendKey(host_driver.service_id, new_name))
                 state = targets.initial_step_state(
-                    resolver.driver, new_name, item.host, existing, parsed
+                    resolver.driver, new_name, host, existing, options
                 )
                 previous = existing.previous if existing else None
-                steps.append(store.NewStep(item.host, new_name, state, previous))
+                steps.append(store.NewStep(host, new_name, state, previous))
             # Options are parsed alike on all hosts: the result of the first host is used for all.
-            config_values = next(iter(parsed.values()), {})
-            arguments = {"backend": new_name, "hosts": selected, "config": config_values}
+            first_options = next(iter(options.values()), {})
+            arguments = {"backend": new_name, "hosts": host_names, "config": first_options}
             return self._add(tx, job, Kind.INSTALL, resolver.driver, arguments, steps)
 
         # The package of the driver may have been installed since the last scan of the agents.
-        self.find(key, selected)
+        self.find(key, host_names)
         return self._submit(write)
 
     def update(
@@ -110,7 +111,7 @@ class Drivers:
         the driver is open.
         """
         key = check_text("driver", driver)
-        name, selected = targets.read_backend(backend), targets.read_hosts(hosts)
+        name, host_names = targets.read_backend(backend), targets.read_hosts(hosts)
         values = targets.read_config(config)
         if status not in (None, DesiredStatus.ENABLED, DesiredStatus.DISABLED):
             raise Invalid(
@@ -124,8 +125,9 @@ class Drivers:
         def write(tx: sa.Connection) -> str:
             resolver = TargetResolver.of_driver(tx, key)
             job = self._acquire_job(tx, Kind.UPDATE, resolver.driver)
-            backends = resolver.backends(selected, name)
+            backends = resolver.backends(host_names, name)
             parsed: dict[str, Any] = {}
+            # The driver of each host checks the options; the result is the same on all hosts.
             for service_id in sorted({target.service_id for target in backends}):
                 parsed = resolver.parse(resolver.host_drivers[service_id], values, unset=True)
             arguments = {"config": parsed, "status": status, "reload": bool(reload)}
@@ -150,21 +152,21 @@ class Drivers:
         an agent is down or while another job for the driver is open.
         """
         key = check_text("driver", driver)
-        name, selected = targets.read_backend(backend), targets.read_hosts(hosts)
+        name, host_names = targets.read_backend(backend), targets.read_hosts(hosts)
         leftover = name if force else None
 
         def write(tx: sa.Connection) -> str:
-            resolver = TargetResolver.of_driver(tx, key, leftover=leftover, hosts=selected)
+            resolver = TargetResolver.of_driver(tx, key, leftover=leftover, hosts=host_names)
             job = self._acquire_job(tx, Kind.UNINSTALL, resolver.driver)
-            backends = resolver.backends(selected, name)
+            backends = resolver.backends(host_names, name)
             if force and not isinstance(job, store.NewJob):
                 # A second request with force changes the open job: the operator need not cancel it
                 # first.
-                explicit = selected is not None or name is not None
+                explicit = host_names is not None or name is not None
                 return self._force_removal(
                     tx, job["uuid"], resolver.driver, backends, explicit=explicit
                 )
-            if not force and (down := sorted({t.host for t in backends if t.down})):
+            if not force and (down := sorted({target.host for target in backends if target.down})):
                 raise Conflict(
                     f"the agents of {join_limited(down, targets.MAX_NAMED)} are down: wait for "
                     "them, or use force to abandon the devices of these hosts",
@@ -214,7 +216,7 @@ class Drivers:
             raise targets.driver_busy(
                 driver, uuid, f", which does not wait for a backend of {others}"
             )
-        # Added to those of an earlier request: an operator may force one host after another.
+        # Added to the backends of an earlier request: an operator may force one host after another.
         forced = {StepKey(*pair) for pair in job["arguments"].get("forced", ())}
         arguments = {**job["arguments"], "forced": sorted(forced | (requested & waiting))}
         store.update_arguments(tx, job["id"], arguments, self.uow.clock())
@@ -337,6 +339,6 @@ class Drivers:
         desired_backends.cordon(tx, driver, desired_backends.find(tx, driver=driver), keys)
         hosts = sorted({target.host for target in backends})
         desired_backends.sync_cordon(tx, hosts, self.uow.clock())
-        # From now on nobody could prepare or clean a device for a server in build.
+        # A server in build gets none of these devices any more: nobody could prepare or clean it.
         devices.end_grace(tx, [target.key for target in backends])
         providers.mark_stale_of_hosts(tx, hosts, self.uow.clock())

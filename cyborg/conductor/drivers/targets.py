@@ -186,8 +186,8 @@ class TargetResolver:
             key = BackendKey(candidate.service_id, backend)
             exists = candidate.usable and key in present
             (usable if exists or candidate.refusal is None else refused).append(candidate)
-        # Without a list of hosts, those that cannot use the driver are left out; a named one is an
-        # error.
+        # Without a list of hosts, the hosts that cannot use the driver are left out; a named one is
+        # an error.
         if (hosts is not None and refused) or not usable:
             reasons = [f"{item.host}: {item.refusal}" for item in refused]
             raise Conflict(
@@ -225,7 +225,7 @@ class TargetResolver:
         for key in sorted({*reported, *stored}):
             host_driver = self.host_drivers.get(key.service_id)
             if host_driver is None:
-                continue
+                continue  # the agent was added after the hosts were read
             # Only in the configuration file of the host, unless there is a desired state.
             target = host_driver.target(key.backend, driver=reported.get(key, ""))
             if (row := stored.get(key)) is not None:
@@ -270,14 +270,16 @@ class TargetResolver:
         present: Mapping[BackendKey, BackendTarget],
     ) -> None:
         """Raise Conflict if a host would have more backends than an agent accepts."""
-        new = {
+        # Only new rows of desired states count: a backend that is only in the configuration file of
+        # the host has none yet.
+        hosts = {
             item.service_id: item.host
             for item in host_drivers
             if (target := present.get(BackendKey(item.service_id, backend))) is None
             or target.previous is None
         }
         if full := sorted(
-            new[id_] for id_ in desired_backends.agents_at_limit(self.tx, new, MAX_BACKENDS)
+            hosts[id_] for id_ in desired_backends.agents_at_limit(self.tx, hosts, MAX_BACKENDS)
         ):
             raise Conflict(
                 f"{join_limited(full, MAX_NAMED)}: limit of {MAX_BACKENDS} backend names is "

@@ -76,13 +76,15 @@ class MaintenanceWindows:
                 raise _not_found(window.device)
             values: dict[str, Any] = {"until": window.until, "user_id": user}
             if window.successor is not None:
+                # A request without a mode leaves that of an existing window.
                 is_auto = window.successor is SuccessorMode.AUTO
                 values["successor"] = window.successor if is_auto else None
-            is_new = store.put_window(tx, window.device, status, values)
+            is_new = store.put_window(tx, window.device, next_status=status, values=values)
             if store.set_status(tx, window.device, MAINTAINING, now):
                 providers.mark_stale_of_devices(tx, [window.device], now)
             if is_new:
                 record_event(tx, window.device, Event.MAINTENANCE_STARTED, self.notifications)
+            # The operator asks now: failed successors do not wait for their next try.
             self._plan_successors(tx, window.device, now, is_due=True)
 
         self.uow.run_once(write)
@@ -113,7 +115,7 @@ class MaintenanceWindows:
         Return the number of changes.
         """
         now = self.uow.clock()
-        # A transaction for each device: those before one that fails leave maintenance.
+        # A transaction for each device: an error does not undo the ends of the windows before it.
         due = self.uow.run(lambda tx: store.find_due_windows(tx, now, BATCH))
         ended = 0
         for device in due:
@@ -157,7 +159,7 @@ class MaintenanceWindows:
         if window is None or window["until"] <= now or window["successor"] != SuccessorMode.AUTO:
             return 0
         bound = {_to_key(row): row for row in successors.bound_contexts(tx, device)}
-        known = {_to_key(row): row for row in successors.recorded(tx, device)}
+        recorded = {_to_key(row): row for row in successors.recorded(tx, device)}
         deadline = now + timedelta(seconds=self.conf.conductor.attachment_timeout)
         new = [
             {
@@ -176,12 +178,12 @@ class MaintenanceWindows:
                 "next_try_at": now,
             }
             for key, row in bound.items()
-            if key not in known
+            if key not in recorded
         ]
         successors.insert_all(tx, new)
         due = [
             row["id"]
-            for key, row in known.items()
+            for key, row in recorded.items()
             if row["state"] == AttachmentState.ERROR
             and key in bound
             and (is_due or row["next_try_at"] <= now)
@@ -192,8 +194,11 @@ class MaintenanceWindows:
         return store.lock_status(tx, device) is not None and self._end(tx, device, now)
 
     def _end(self, tx: sa.Connection, device: str, due_by: datetime | None = None) -> bool:
-        """Delete the window of a locked device and set its status; return False if it has none."""
-        # Read under the lock of the device: an operator may have changed its end.
+        """Delete the window of a locked device and set its status; return False if it has none.
+
+        With ``due_by``, a window that ends later stays, as if there were none: an operator may have
+        extended it.
+        """
         window = store.find_window(tx, device)
         if window is None or not store.delete_window(tx, device, due_by):
             return False

@@ -102,19 +102,19 @@ class DeviceProfiles:
         """Return the error that names what uses the profiles."""
         # Read in a new transaction, because the one that failed on the foreign key has ended. The
         # result is only for the message, not for the decision.
-        used, rows = self.uow.run(
+        counts, arqs = self.uow.run(
             lambda tx: (store.usage(tx, keys), store.users(tx, keys, MAX_NAMED))
         )
-        if not used:
+        if not counts:
             return InUse(
                 "device profile in use: an ARQ was created from it concurrently", requests={}
             )
-        counts = "; ".join(f"{name} by {_count(count)}" for name, count in used.items())
-        users = join_limited([_describe(row) for row in rows], MAX_NAMED, sum(used.values()))
+        uses = "; ".join(f"{name} by {_count(count)}" for name, count in counts.items())
+        users = join_limited([_describe(arq) for arq in arqs], MAX_NAMED, sum(counts.values()))
         return InUse(
-            f"device profile in use: {counts}: {users}",
-            requests=dict(used),
-            arqs=[row["uuid"] for row in rows],
+            f"device profile in use: {uses}: {users}",
+            requests=dict(counts),
+            arqs=[arq["uuid"] for arq in arqs],
         )
 
 
@@ -129,6 +129,7 @@ def _parse_profile(profile: Mapping[str, Any], now: datetime) -> store.NewProfil
     if description is not None and (
         not isinstance(description, str)
         or len(description) > MAX_DESCRIPTION
+        # White space is allowed, such as the end of a line.
         or not "".join(description.split()).isprintable()
     ):
         raise Invalid(

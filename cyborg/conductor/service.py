@@ -157,8 +157,9 @@ class ConductorService:
         """Stop everything within STOP_TIMEOUT: what uses connections first."""
         end = time.monotonic() + STOP_TIMEOUT
         if self._starter is not None:
+            # It may hang in a call to the database or the broker: the rest needs time, too.
             self._starter.join(STOP_TIMEOUT / 3)
-        # All of them are told to stop before any is waited for.
+        # All tasks are told to stop before any is waited for.
         for loop in self._loops:
             loop.stop()
         if self._heartbeat is not None:
@@ -181,7 +182,8 @@ class ConductorService:
         ]
         _close_with_timeout(closing, end - CONNECTION_CLOSE_TIME)
         if self._metrics is not None:
-            # After the last calls, which it counts, and before the database, which it reads.
+            # After the last calls, which it counts, and before the database, which it reads. The
+            # connections get the other half of the reserved time.
             closing = [_close_in_thread("metrics", self._metrics.stop)]
             _close_with_timeout(closing, end - CONNECTION_CLOSE_TIME / 2)
         closing = []
@@ -223,10 +225,10 @@ class ConductorService:
             agents,
             placement,
             nova,
-            self._notifier,
-            self._limits,
-            transport.recorder,
-            self._call_threads or count_threads(self._conf),
+            notifier=self._notifier,
+            limits=self._limits,
+            metrics=transport.recorder,
+            call_threads=self._call_threads or count_threads(self._conf),
         )
         # The loops run before the broker is reached: publishing and delivery do not need it.
         self.conductor = conductor

@@ -54,7 +54,7 @@ class NotificationBuilder:
         """
         if not self.enabled:
             return []
-        # The request that caused the change, which a worker that sends later does not have.
+        # Stored in the message: the worker that sends it later has no request.
         caller = context.get_current()
         request_id = None if caller is None else caller.request_id
         occurred_at = to_iso(self._now())

@@ -205,7 +205,7 @@ class OutboxWorker:
         delivered = [row for row, error in zip(rows, errors, strict=True) if error is None]
         if delivered:
             ids = [row["id"] for row in delivered]
-            # Where this conductor still is the owner: a row that another one has leased since is
+            # Rows of another owner stay: a message that another conductor has leased since is
             # delivered twice, not lost.
             self._uow.run(lambda tx: store.delete_delivered(tx, lease.owner, ids))
             now = self._now()
@@ -213,6 +213,7 @@ class OutboxWorker:
                 seconds = (now - row["created_at"]).total_seconds()
                 self._metrics.observe(DELIVERY_SECONDS, seconds, self._channel.kind)
         failed_subjects = set[str]()
+        # By error: all messages with the same error are one UPDATE.
         for error in sorted({error for error in errors if error is not None}):
             failed = [row for row, answer in zip(rows, errors, strict=True) if answer == error]
             failed_subjects |= self._record_failures(lease, failed, error)

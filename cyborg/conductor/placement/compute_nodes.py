@@ -91,7 +91,8 @@ class ComputeNodeResolver:
         """
         if host not in self._identities:
             self.load_identities([host])
-        # Parsed here, so that an unreadable identity of a newer release affects only its host.
+        # Parsed here, so that an unreadable identity of a newer release affects only its host. Used
+        # once: the next lookup reads what the agent has reported since.
         identity = parse_identity(self._identities.pop(host))
         cached = self._cache.get(host)
         if cached and cached.identity == identity and self.clock() - cached.found_at < RESULT_TTL:
@@ -99,7 +100,8 @@ class ComputeNodeResolver:
         # Before the calls: if they fail, the next ones must not use the old result.
         self.forget(host)
         provider = self._resolve(host, identity)
-        # The oldest first: dictionaries keep the order of insertion.
+        # The oldest first: dictionaries keep the order of insertion. With defaults, because another
+        # thread may remove entries meanwhile.
         while len(self._cache) >= MAX_HOSTS:
             self._cache.pop(next(iter(self._cache), host), None)
         self._cache[host] = _CacheEntry(provider, identity, self.clock())
@@ -182,7 +184,7 @@ class ComputeNodeResolver:
         Add the provider names that are similar to ``similar_to``; this may query all root
         providers.
         """
-        last = self._last_error.get(host)
+        last = self._last_error.get(host)  # begins with the reason, hints follow
         if last is not None and last.startswith(reason):
             return NotFound(last)
         similar = () if similar_to is None else core.closest_names(similar_to, self._list_roots())

@@ -64,7 +64,7 @@ def plan_hosts(
 ) -> PlanResult:
     """Plan the offers of hosts with device sets.
 
-    ``withdrawn`` is that of ``plan_host``, of all these hosts.
+    ``withdrawn`` is as in ``plan_host``, but of all these hosts.
 
     The caller has leased providers of the hosts before: a change that no plan sees makes a provider
     stale again. Each plan is a transaction of its own that locks device sets before providers, as
@@ -77,7 +77,8 @@ def plan_hosts(
             marked = uow.run(partial(plan_host, host=host, now=now, withdrawn=withdrawn))
             result.marked.update(marked)
         except CyborgError as exc:
-            # As any other failure: what the caller has written to Placement must be recorded.
+            # Not raised, nor is an unexpected error: the caller must record what it has written to
+            # Placement.
             LOG.warning("The offers of a host are not planned: %s", exc.message, host=host)
             result.failed.add(host)
         except Exception:
@@ -142,8 +143,8 @@ def plan_host(
         desired = next(pool.wanted for pool in sets.pools if pool.group == group)
         urgent = desired if every_size else allocated_sizes
         summaries = store.summarize_group(tx, group)
-        by_host = {name: list(found) for name, found in groupby(summaries, key=_host_of)}
-        update_group(host, desired, by_host, partial(planner.plan, group), urgent)
+        by_host = {name: list(sizes) for name, sizes in groupby(summaries, key=_host_of)}
+        update_group(host, desired, by_host, plan=partial(planner.plan, group), urgent=urgent)
     return planner.write(now)
 
 
@@ -189,17 +190,16 @@ class _Planner:
         if host in self._hosts:
             return self._hosts[host]
         rows = store.lock_sets(self.tx, host)
-        of_host = {row["rp_uuid"] for row in rows}
-        ended = store.lock_current(
-            self.tx, {uuid: rev for uuid, rev in withdrawn.items() if uuid in of_host}, of_host
-        )
-        # After these locks the units are read: as a claim has left them that ended before.
+        own = {row["rp_uuid"] for row in rows}
+        revisions = {uuid: revision for uuid, revision in withdrawn.items() if uuid in own}
+        ended = store.lock_current(self.tx, revisions, own)
+        # The units are read below, after these locks: with the claims that held the locks before.
         for row in rows:
             if row["rp_uuid"] in ended and row["offer"] == OfferState.WITHDRAWING:
                 row["offer"] = OfferState.WITHHELD
                 self._changed[row["id"]] = Offer(OfferState.WITHHELD, row["offer_reason"])
-        self._hosts[host] = found = _to_sets(rows, store.units_of_host(self.tx, host))
-        return found
+        self._hosts[host] = _to_sets(rows, store.units_of_host(self.tx, host))
+        return self._hosts[host]
 
     def plan(self, group: str, host: str, shortage: Mapping[int, int] | None) -> list[SizeSummary]:
         """Plan the offers of a host's sets in a group; return the new summaries.
@@ -270,7 +270,7 @@ def _to_facts(
 ) -> SetFacts:
     state = OfferState(row["offer"]) if row["offer"] is not None else None
     if state is None and row["is_published"]:
-        # It was removed and has returned: a server may have been allocated the former one.
+        # The set was removed and has returned: a server may have an allocation of the former one.
         state = OfferState.WITHDRAWING
     return SetFacts(
         id=row["id"],

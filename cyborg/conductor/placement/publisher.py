@@ -145,7 +145,7 @@ class Publisher:
             return None
         lease.taken(len(rows))
         with_sets = offer_store.hosts_with_sets(tx, {row["host"] for row in rows})
-        # With sets it is read after the plan.
+        # With sets, the desired state is read after the plan.
         return Batch(lease, rows, with_sets, {} if with_sets else _read_desired(tx, rows))
 
     def _plan_offers(self, batch: Batch) -> Batch:
@@ -216,9 +216,9 @@ class Publisher:
         ):
             result.add(host_result)
         if self._placement_down:
-            error = next(reversed(result.unanswered.values()))
+            last_error = next(reversed(result.unanswered.values()))
             remaining = [row["uuid"] for row in batch.rows if not result.has_result(row)]
-            result.unanswered |= dict.fromkeys(remaining, error)
+            result.unanswered |= dict.fromkeys(remaining, last_error)
         return result
 
     def _publish_host_safely(self, host: str, rows: Rows, batch: Batch) -> BatchResult:
@@ -316,7 +316,7 @@ class Publisher:
         self, row: LeasedProviderRow, failure: CyborgError, state: HostState, result: BatchResult
     ) -> None:
         """Record the error of a provider whose changes Placement rejected."""
-        # Neither error depends on the parent of the provider.
+        # InUse and an internal error do not depend on the parent of the provider.
         if not isinstance(failure, InUse) and failure.message != INTERNAL:
             # The cached compute node provider may no longer exist.
             self._compute_nodes.forget(row["host"])
@@ -357,6 +357,7 @@ class Publisher:
         """Cordon an existing provider, without moving it, while the compute node is missing."""
         if summary is None or not reconciler.is_cordoned(row):
             return
+        # Any uuid does for the missing root: the provider keeps its parent.
         (desired,) = reconciler.desired_providers(summary.uuid, [row]).values()
         desired = replace(desired, name=summary.name, parent_uuid=summary.parent_uuid)
         self._reconciler.reconcile(
@@ -403,10 +404,10 @@ class Publisher:
     def _check_withdrawn(self, row: LeasedProviderRow, result: BatchResult) -> None:
         """Find out whether a consumer has an allocation of a device set that is now reserved.
 
-        It is one that Placement served before. The set is checked again later, until the server has
-        its devices or Nova has removed the allocation.
+        Such a consumer got its allocation before the set was reserved. The set is checked again
+        later, until the server has its devices or Nova has removed the allocation.
         """
-        # The server that has the devices is not waited for: its release makes the set stale.
+        # Once the server has the devices, no check is needed: their release makes the set stale.
         if self.uow.run(lambda tx: offer_store.is_owned(tx, row["uuid"])):
             return
         consumers = attempt(partial(self.placement.allocations, row["uuid"]))
@@ -484,5 +485,5 @@ class Publisher:
 
 def _read_desired(tx: sa.Connection, rows: Rows) -> dict[str, DesiredProviderRow]:
     """Return the desired state of the providers by their uuids."""
-    found = deployables.desired_state(tx, [row["uuid"] for row in rows])
-    return {row["uuid"]: row for row in found}
+    desired = deployables.desired_state(tx, [row["uuid"] for row in rows])
+    return {row["uuid"]: row for row in desired}

@@ -300,6 +300,7 @@ def order_by_depth(
 
     def depth(uuid: str) -> int:
         steps, parent = 0, parents.get(uuid)
+        # Limited, since parents of Placement and of the desired state may together form a loop.
         while parent is not None and steps < len(parents):
             steps, parent = steps + 1, parents.get(parent)
         return steps

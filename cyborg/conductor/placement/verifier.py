@@ -148,8 +148,9 @@ class ProviderVerifier:
         plan = core.plan_round(self._count_providers(interval), interval, elapsed)
         taken, oldest = 0, timedelta()
         while not self._stopped.is_set() and (limits := plan.next_batch(taken)) is not None:
-            age, limit = limits
-            batch = self.uow.run(partial(self._lease_batch, age=age, limit=min(limit, BATCH)))
+            min_age, max_rows = limits
+            limit = min(max_rows, BATCH)
+            batch = self.uow.run(partial(self._lease_batch, min_age=min_age, limit=limit))
             if batch is None:
                 break
             taken += len(batch.rows)
@@ -181,13 +182,13 @@ class ProviderVerifier:
             self.conf.conductor.max_placement_calls,
         )
 
-    def _lease_batch(self, tx: sa.Connection, age: timedelta, limit: int) -> _Batch | None:
-        """Lease providers that were not verified for ``age``; return None if there are none."""
+    def _lease_batch(self, tx: sa.Connection, min_age: timedelta, limit: int) -> _Batch | None:
+        """Lease providers not verified for ``min_age``; return None if there are none."""
         lease = self._leasing.begin(request_timeout=self.placement.timeout)
         rows = store.lease_for_verification(
             tx,
             owner=lease.owner,
-            before=lease.start - age,
+            before=lease.start - min_age,
             now=lease.start,
             until=lease.until,
             limit=limit,
@@ -196,8 +197,8 @@ class ProviderVerifier:
             return None
         lease.taken(len(rows))
         hosts = {row["host"] for row in rows}
-        known = services.identities(tx, hosts)
-        identities = {host: known.get(host) for host in hosts}
+        stored = services.identities(tx, hosts)
+        identities = {host: stored.get(host) for host in hosts}
         self._compute_nodes.preload(identities)
         return _Batch(lease, rows, identities)
 
@@ -250,7 +251,7 @@ class ProviderVerifier:
         with log_fields(host=host):
             try:
                 tree = self.placement.tree(anchor or rows[0]["uuid"])
-                root = next((found for found in tree.values() if found.parent_uuid is None), None)
+                root = next((node for node in tree.values() if node.parent_uuid is None), None)
                 has_root = root is not None and self._is_compute_node(batch, host, root)
             except CyborgError as exc:
                 batch.add_failure(host, exc)
@@ -295,12 +296,12 @@ class ProviderVerifier:
         """Compare the contents of providers with the desired state."""
         uuids = [suspect.row["uuid"] for suspect in suspects]
         rows = self.uow.run(lambda tx: deployables.desired_state(tx, uuids))
-        # The parent was compared already.
+        # Without the uuid of the root: ``_judge`` has compared the parents.
         desired = reconciler.desired_providers("", rows)
         # Without a desired state the provider was removed meanwhile: it is stale.
-        known = [suspect for suspect in suspects if suspect.row["uuid"] in desired]
-        actuals = self._map(lambda suspect: self._read_provider(batch, suspect), known)
-        for suspect, actual in zip(known, actuals, strict=True):
+        present = [suspect for suspect in suspects if suspect.row["uuid"] in desired]
+        actuals = self._map(lambda suspect: self._read_provider(batch, suspect), present)
+        for suspect, actual in zip(present, actuals, strict=True):
             if actual is None:
                 continue
             expected = desired[actual.uuid]

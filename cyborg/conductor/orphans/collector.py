@@ -219,7 +219,7 @@ class OrphanCollector:
         providers = sorted({arq.provider for arq in page})
         max_calls = self._conf.conductor.max_placement_calls
         found_consumers = map_parallel("orphan scan", self._list_consumers, providers, max_calls)
-        # The answers are incomplete then: a provider that was not read has none.
+        # After a stop the answers are incomplete: a provider that was not queried has none.
         if self._stopped.is_set():
             return
         now = self._now()
@@ -228,7 +228,7 @@ class OrphanCollector:
             dict(zip(providers, found_consumers, strict=True)),
             now,
             bound_before=bound_before,
-            grace_period=grace or None,
+            grace_period=grace or None,  # a configured 0 means that there are no orphans
         )
         stats.checked += classes.checked
         stats.orphans += len(classes.orphans)
@@ -237,7 +237,11 @@ class OrphanCollector:
         stats.releasable += classes.orphans[: max_releasable - len(stats.releasable)]
         if classes.suspects or classes.recovered:
             suspected, cleared = release.record_suspects(
-                self._uow, classes.suspects, classes.recovered, now, bound_before
+                self._uow,
+                suspects=classes.suspects,
+                recovered=classes.recovered,
+                now=now,
+                bound_before=bound_before,
             )
             stats.suspected += suspected
             stats.cleared += cleared
@@ -253,7 +257,7 @@ class OrphanCollector:
         if self._stopped.is_set():
             return None
         allocations = attempt(partial(self._placement.allocations, provider))
-        # Placement is away: the round ends.
+        # While Placement is away, the round ends.
         if isinstance(allocations, Unavailable):
             raise allocations
         if isinstance(allocations, CyborgError):
@@ -274,12 +278,11 @@ class OrphanCollector:
         now = self._now()
 
         def write(tx: sa.Connection) -> int:
-            # ``group_by_owner`` leaves out the instances whose project is unknown.
+            # Without the instances whose project is unknown.
+            by_owner = orphans.group_by_owner(classes.unowned, projects)
             count = sum(
                 store.assign_project(tx, ids, instance, project)
-                for (instance, project), ids in orphans.group_by_owner(
-                    classes.unowned, projects
-                ).items()
+                for (instance, project), ids in by_owner.items()
             )
             self_heal.increment(tx, CorrectiveAction.OWNERS_VERIFIED, count, now)
             return count
@@ -322,6 +325,7 @@ class OrphanCollector:
                     else:
                         by_presence.setdefault(presence, []).append(arq)
             in_use += by_presence.pop(Presence.ON_HOST, ())
+            # Also if Nova did not answer: then the grace period decides, as without Nova.
             for presence, arqs in by_presence.items():
                 self._release_batches(arqs, stats, keep=presence is not Presence.NOT_FOUND)
         _report_kept(stats, postponed, in_use)
@@ -335,13 +339,13 @@ class OrphanCollector:
 
     def _expire(self, stats: RoundStats, query: release.InstanceQuery) -> None:
         """Delete ARQs that have been unbound for ``unbound_ttl`` or ``dropped_ttl`` seconds."""
-        now, seconds = self._now(), self._conf.conductor.unbound_ttl
-        unbound_before = now - timedelta(seconds=seconds)
-        if seconds:
+        now, unbound_ttl = self._now(), self._conf.conductor.unbound_ttl
+        unbound_before = now - timedelta(seconds=unbound_ttl)
+        if unbound_ttl:
             self._expire_unbound(stats, unbound_before, now)
-        if self._dropped is not None and (ttl := self._conf.conductor.dropped_ttl):
-            stats.expired += self._dropped.delete(ttl, now)
-        if seconds:
+        if self._dropped is not None and (dropped_ttl := self._conf.conductor.dropped_ttl):
+            stats.expired += self._dropped.delete(dropped_ttl, now)
+        if unbound_ttl:
             self._expire_failed(stats, query, unbound_before, now)
 
     def _expire_unbound(self, stats: RoundStats, unbound_before: datetime, now: datetime) -> None:
@@ -398,7 +402,7 @@ class OrphanCollector:
             return
 
         def write(tx: sa.Connection) -> int:
-            # Otherwise each scan would query Nova about the same ARQs.
+            # ``kept`` look new: otherwise each scan would query Nova about the same ARQs.
             store.reset_failed_age(tx, kept, failed_before, now)
             count = store.delete_failed(tx, deletable, failed_before)
             self_heal.increment(tx, CorrectiveAction.UNBOUND_EXPIRED, count, now)

@@ -91,10 +91,10 @@ class OrphanReleaser:
 
         def write(tx: sa.Connection) -> tuple[list[BoundArq], arq_release.ReleaseResult]:
             # Sorted: concurrent releases lock ARQs in one order.
-            rows = arq_store.lock(tx, sorted(by_uuid))
+            locked = arq_store.lock(tx, sorted(by_uuid))
             # Placement and Nova were asked before the lock: an ARQ that was bound again since is
             # another use.
-            rows = [row for row in rows if unchanged(row, by_uuid[row["uuid"]])]
+            rows = [row for row in locked if unchanged(row, by_uuid[row["uuid"]])]
             if not rows:
                 return [], arq_release.ReleaseResult(0)
             result = arq_release.release(tx, rows, keep=keep, now=now, timeout=timeout)
@@ -105,10 +105,10 @@ class OrphanReleaser:
             self_heal.increment(tx, CorrectiveAction.ORPHANS_RELEASED, result.count, now)
             return [by_uuid[row["uuid"]] for row in rows], result
 
-        released, done = self.uow.run(write)
-        if done.jobs_created:
+        released, result = self.uow.run(write)
+        if result.jobs_created:
             self.wake_jobs()
-        if done.providers:
+        if result.providers:
             self.wake_publisher()
         return released
 
@@ -224,6 +224,7 @@ class DroppedArqs:
                     self._last_project = project  # also if the query fails
                     if not self._nova.is_building(project):
                         idle.append(project)
+            # The last project was reached.
             if len(projects) < MAX_PROJECTS:
                 self._last_project = ""
         except CyborgError as exc:
@@ -369,7 +370,7 @@ class OrphanCheck:
 
         The errors of Placement and Nova are logged, not raised.
         """
-        # ``end`` is for the requests to Placement, and ``seconds`` for those to Nova.
+        # ``end`` limits the requests to Placement, ``seconds`` the requests to Nova.
         end = self._clock() + MAX_SECONDS
         query = InstanceQuery(self._nova, limit=MAX_QUERIES, seconds=MAX_SECONDS, clock=self._clock)
         for provider in providers[:MAX_PROVIDERS]:

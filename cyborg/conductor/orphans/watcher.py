@@ -216,7 +216,7 @@ class InstanceWatcher:
         # Placement has one for each of them.
         arqs, lost_attachment = self._uow.run(lambda tx: _read(tx, failures.keys()))
         batch = _Batch(
-            release.InstanceQuery(
+            query=release.InstanceQuery(
                 self._nova,
                 limit=MAX_QUERIES,
                 seconds=MAX_SECONDS,
@@ -225,11 +225,11 @@ class InstanceWatcher:
                 warn=self._nova_log.warn,
                 warn_forbidden=self._forbidden_log.warn,
             ),
-            self._clock() + MAX_SECONDS,
-            started_at,
+            end=self._clock() + MAX_SECONDS,
+            started_at=started_at,
         )
         for number, group in enumerate(_group_by_provider(arqs, failures)):
-            # The rest waits for the next batch, so that ``stop`` and new notifications are not
+            # The other providers wait for the next batch: ``stop`` and new notifications are not
             # delayed.
             if number < MAX_PROVIDERS and self._has_time(batch):
                 self._try_provider(group[0].provider, group, batch)
@@ -290,10 +290,10 @@ class InstanceWatcher:
         suspects = by_decision[Decision.SUSPECT] + by_decision[Decision.RETRY]
         release.record_suspects(
             self._uow,
-            [arq for arq in suspects if arq.orphan_since is None],
-            [arq for arq in by_decision[Decision.KEEP] if arq.orphan_since is not None],
-            batch.started_at,
-            batch.started_at,
+            suspects=[arq for arq in suspects if arq.orphan_since is None],
+            recovered=[arq for arq in by_decision[Decision.KEEP] if arq.orphan_since is not None],
+            now=batch.started_at,
+            bound_before=batch.started_at,
         )
         for arq in by_decision[Decision.RETRY]:
             skipped = self._stopped.is_set() or batch.query.was_skipped(arq.instance)
@@ -404,7 +404,8 @@ class DeletionScan:
 
     def _log_failure(self, error: CyborgError) -> None:
         """Log a failed list; log a missing permission once, until a list succeeds."""
-        if error.details.get("status") != 403:
+        is_forbidden = error.details.get("status") == 403
+        if not is_forbidden:
             self._log.warn(
                 "Cannot list the deleted servers in Nova; the orphan scan releases their ARQs: %s",
                 error.message,

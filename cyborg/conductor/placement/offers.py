@@ -140,7 +140,9 @@ def plan_host(
         if not group:
             planner.plan(group, host, None)
             continue
-        desired = next(pool.wanted for pool in sets.pools if pool.group == group)
+        # Only one pool of a group wants sets: a source with the mode ALL has a pool of its own.
+        wanting = (pool.wanted for pool in sets.pools if pool.group == group and pool.wanted)
+        desired: Mapping[int, int] = next(wanting, {})
         urgent = desired if every_size else allocated_sizes
         summaries = store.summarize_group(tx, group)
         by_host = {name: list(sizes) for name, sizes in groupby(summaries, key=_host_of)}

@@ -231,6 +231,35 @@ def test_wanted_counts_over_the_independent_parts_of_a_source(
     assert sorted(host.offered().values()) == [1, 1, 2, 4, 8]
 
 
+def test_group_wants_the_sets_of_its_source_that_offers_disjoint_ones(
+    sqlite_engine: sa.Engine, node: Node
+) -> None:
+    board = {
+        f"8{name}": frozenset(f"{int(unit) + 8:02}" for unit in units)
+        for name, units in H100.items()
+    }
+    host = make_set_host(sqlite_engine, node, {**H100, **board}, group="g", kind=PLAIN)
+    host.source = make_source({"0": H100["0"]}, mode=OfferMode.ALL, group="g", kind=PLAIN)
+    other = make_source(board, wanted={"1": 2}, group="g", kind=PLAIN)
+    other = replace(
+        other,
+        address="second",
+        backend="second",
+        deployables=tuple(
+            replace(d, address=d.address.replace("hgx", "second")) for d in other.deployables
+        ),
+    )
+    states = (*host.host.backends, BackendState("second", "second", BackendStatus.READY))
+    host.host.backends = states
+    host.host.send(make_hosts(sqlite_engine), *host.gpus.values(), host.source, other)
+    host.publish()
+    sizes = [
+        len(row["device_set"]["members"])
+        for row in rows.read(sqlite_engine, schema.deployables, offer="offered")
+    ]
+    assert sorted(sizes) == [1, 1, 2, 4, 8]
+
+
 def test_sources_with_common_devices_and_two_groups_are_not_offered_both(
     sqlite_engine: sa.Engine, node: Node
 ) -> None:

@@ -89,36 +89,36 @@ class RolloutController:
         """Process every job that is due; return their number."""
         count = 0
         while not self._stopped.is_set():
-            rows = self.uow.run(self._lease)
+            jobs = self.uow.run(self._lease)
             requeue = False
-            for row in rows:
-                requeue |= self._process(row)
-            count += len(rows)
-            if len(rows) < BATCH_SIZE and not requeue:
+            for job in jobs:
+                requeue |= self._process(job)
+            count += len(jobs)
+            if len(jobs) < BATCH_SIZE and not requeue:
                 break
         return count
 
     def _lease(self, tx: sa.Connection) -> Sequence[job_store.JobRow]:
         lease = self._leasing.begin(owner=self._owner)
-        rows = store.lease(
+        jobs = store.lease(
             tx, owner=lease.owner, now=lease.start, until=lease.until, limit=BATCH_SIZE
         )
-        if rows:
-            lease.taken(len(rows))
-        return rows
+        if jobs:
+            lease.taken(len(jobs))
+        return jobs
 
-    def _process(self, row: job_store.JobRow) -> bool:
+    def _process(self, job: job_store.JobRow) -> bool:
         """Run one iteration of a job; return whether to requeue it. Raise Unavailable.
 
         An unreadable job is logged and does not block other jobs.
         """
         try:
-            with log_fields(job=row["uuid"]):
-                update = self.uow.run(lambda tx: self._advance(tx, row["id"]))
+            with log_fields(job=job["uuid"]):
+                update = self.uow.run(lambda tx: self._advance(tx, job["id"]))
         except Unavailable:
             raise
         except Exception:
-            LOG.exception("Unexpected error while processing a driver job", job=row["uuid"])
+            LOG.exception("Unexpected error while processing a driver job", job=job["uuid"])
             return False
         # After the commit: an agent that is notified fetches the desired state at once.
         self._notifier.notify(update.host_generations)
@@ -232,36 +232,36 @@ class RolloutController:
         """Advance a job as far as possible now."""
         # Read the job again: its arguments may have changed since it was leased.
         # The lock of the job comes first, so that one conductor at a time plans its steps.
-        row = store.lock_leased(tx, job_id, self._owner)
-        if row is None:
+        job = store.lock_leased(tx, job_id, self._owner)
+        if job is None:
             return RolloutUpdate()
-        rows = store.steps_of_job(tx, row["id"])
-        in_progress = [step for step in rows if step["state"] == StepState.IN_PROGRESS]
-        # One kind of change an iteration, since each makes the rows that the next one reads
+        steps = store.steps_of_job(tx, job["id"])
+        in_progress = [step for step in steps if step["state"] == StepState.IN_PROGRESS]
+        # One kind of change an iteration, since each makes the steps that the next one reads
         # outdated: hosts that are lost, steps that are overdue, then the plan.
         return (
-            self._leave_lost(tx, row, in_progress)
-            or self._roll_back_overdue(tx, row, in_progress)
-            or self._follow_plan(tx, row, rows)
+            self._leave_lost(tx, job, in_progress)
+            or self._roll_back_overdue(tx, job, in_progress)
+            or self._follow_plan(tx, job, steps)
         )
 
     def _leave_lost(
-        self, tx: sa.Connection, row: job_store.JobRow, in_progress: Sequence[store.StepRow]
+        self, tx: sa.Connection, job: job_store.JobRow, in_progress: Sequence[store.StepRow]
     ) -> RolloutUpdate | None:
         """Leave the steps of hosts whose agents are down; return None if there are none."""
-        kind = Kind(row["kind"])
+        kind = Kind(job["kind"])
         # An update waits for its deadline instead: a change that stops its host must not go on.
         lost = [step for step in in_progress if step["down"] and kind is not Kind.UPDATE]
         if not lost:
             return None
-        changed = self._step_executor.leave(tx, kind, lost, ForcedBackends.of_job(row))
+        changed = self._step_executor.leave(tx, kind, lost, ForcedBackends.of_job(job))
         if changed is None:
             return None
-        store.reschedule(tx, row["id"], self.uow.clock())
+        store.reschedule(tx, job["id"], self.uow.clock())
         return RolloutUpdate(publish=changed, requeue=True)
 
     def _roll_back_overdue(
-        self, tx: sa.Connection, row: job_store.JobRow, in_progress: Sequence[store.StepRow]
+        self, tx: sa.Connection, job: job_store.JobRow, in_progress: Sequence[store.StepRow]
     ) -> RolloutUpdate | None:
         """Roll back steps without an outcome at their deadline; return None if there are none."""
         now = self.uow.clock()
@@ -271,33 +271,33 @@ class RolloutController:
         seconds = self.conf.conductor.driver_timeout
         error = f"the agent did not report an outcome within {seconds:g} s"
         agents = desired_backends.lock_agents(tx, rollout_steps.agent_ids(overdue))
-        result = rollout.failure(Kind(row["kind"]), error)
+        result = rollout.failure(Kind(job["kind"]), error)
         change = self._step_executor.roll_back(
             tx,
             [rollout_steps.StepRevert(s, s["host"], s["service_id"], result) for s in overdue],
             agents,
         )
-        store.reschedule(tx, row["id"], now)
+        store.reschedule(tx, job["id"], now)
         return RolloutUpdate(change.hosts, change.devices_changed, requeue=True)
 
     def _follow_plan(
-        self, tx: sa.Connection, row: job_store.JobRow, rows: Sequence[store.StepRow]
+        self, tx: sa.Connection, job: job_store.JobRow, steps: Sequence[store.StepRow]
     ) -> RolloutUpdate:
         """Plan the steps of a job, and write what the plan says; end the job if it is complete."""
         now = self.uow.clock()
-        by_key = {StepKey(step["host"], step["backend"]): step for step in rows}
-        forced = ForcedBackends.of_job(row)
+        by_key = {StepKey(step["host"], step["backend"]): step for step in steps}
+        forced = ForcedBackends.of_job(job)
         # A pure function of the states: a conductor that was killed left nothing in memory.
-        plan = rollout.plan(Kind(row["kind"]), self._make_steps(tx, row, by_key, forced))
+        plan = rollout.plan(Kind(job["kind"]), self._make_steps(tx, job, by_key, forced))
         reverted = self._revert(tx, [by_key[key] for key in plan.revert])
         store.update_steps(
             tx, {by_key[k]["id"]: state for k, state in (plan.transitions or {}).items()}
         )
         starting = [by_key[key] for key in plan.start]
-        started = self._step_executor.start(tx, row, starting, forced)
+        started = self._step_executor.start(tx, job, starting, forced)
         publish = started.devices_changed or reverted.devices_changed
         if plan.succeeded is not None:
-            self._end(tx, row, cancelled=bool(row["arguments"].get("cancelled")))
+            self._end(tx, job, cancelled=bool(job["arguments"].get("cancelled")))
             return RolloutUpdate(reverted.hosts, publish)
         # Some steps have already ended, because their agents are down or were deleted: the steps
         # after them need not wait.
@@ -305,24 +305,24 @@ class RolloutController:
         # Resend the notification of running steps: it, or the agent's reply, may have been lost.
         running = [
             rollout_steps.HostGeneration(step["host"], generation)
-            for step in rows
+            for step in steps
             if step["state"] == StepState.IN_PROGRESS
             and not step["down"]
             and (generation := step["generation"]) is not None
         ]
-        store.reschedule(tx, row["id"], now if requeue else now + timedelta(seconds=POLL_INTERVAL))
+        store.reschedule(tx, job["id"], now if requeue else now + timedelta(seconds=POLL_INTERVAL))
         return RolloutUpdate([*reverted.hosts, *started.hosts, *running], publish, requeue)
 
     def _make_steps(
         self,
         tx: sa.Connection,
-        row: job_store.JobRow,
+        job: job_store.JobRow,
         by_key: Mapping[StepKey, store.StepRow],
         forced: ForcedBackends,
     ) -> list[rollout.Step]:
         """Return the steps of a job as the plan needs them."""
         # Only an uninstallation waits for the release of bound handles.
-        waits = row["kind"] == Kind.UNINSTALL
+        waits = job["kind"] == Kind.UNINSTALL
         pending = [k for k, step in by_key.items() if step["state"] in rollout.PENDING_STATES]
         bound = store.count_handles_in_use(tx, pending) if waits else {}
         return [

@@ -101,9 +101,9 @@ class ForcedBackends:
     def of_job(cls, job: JobRow) -> Self:
         """Return the backends that the arguments of a job name."""
         # A later request may force single backends of an open job, which the list then names.
-        names = job["arguments"].get("forced", ())
+        pairs = job["arguments"].get("forced", ())
         is_all = job["arguments"].get("force")
-        return cls(None if is_all else frozenset(StepKey(*pair) for pair in names))
+        return cls(None if is_all else frozenset(StepKey(*pair) for pair in pairs))
 
     def __contains__(self, key: StepKey) -> bool:
         """Return whether a backend is forced."""
@@ -135,7 +135,11 @@ class StepExecutor:
         steps: Sequence[store.StepRow],
         forced: ForcedBackends,
     ) -> DesiredChange:
-        """Write the desired state of the hosts of steps."""
+        """Write the desired state of the hosts of steps; return the hosts to notify.
+
+        The step of a host whose agent is down waits for its return. If its backend is ``forced`` to
+        be uninstalled, the devices are removed at once.
+        """
         if not steps:
             return DesiredChange()
         now = self.uow.clock()

@@ -229,10 +229,10 @@ class Drivers:
         Raise Invalid, NotFound, and Conflict if the driver has no options to adopt devices.
         """
         return self._manage(
-            check_text("host", host),
-            check_text("backend", backend),
-            targets.read_address(address),
-            ManagedOption.ADOPT_IN_USE if force else ManagedOption.ADOPT,
+            host=check_text("host", host),
+            backend=check_text("backend", backend),
+            address=targets.read_address(address),
+            option=ManagedOption.ADOPT_IN_USE if force else ManagedOption.ADOPT,
         )
 
     def release(self, uuid: str) -> dict[str, Any]:
@@ -247,7 +247,11 @@ class Drivers:
         if row is None:
             raise NotFound(f"no hardware {device}", uuid=device)
         return self._manage(
-            row["host"], row["backend"], row["address"], ManagedOption.RELEASE, device
+            host=row["host"],
+            backend=row["backend"],
+            address=row["address"],
+            option=ManagedOption.RELEASE,
+            device=device,
         )
 
     def _manage(

@@ -232,7 +232,8 @@ class _Planner:
         old = row["offer"]
         if (old, row["offer_reason"]) == (offer.state, offer.reason):
             return
-        if (old in UNRESERVED) != (offer.state in UNRESERVED):
+        changes_inventory = (old in UNRESERVED) != (offer.state in UNRESERVED)
+        if changes_inventory:
             self._stale.add(row["rp_uuid"])
         row["offer"], row["offer_reason"] = offer.state, offer.reason
         self._changed[row["id"]] = offer

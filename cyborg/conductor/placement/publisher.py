@@ -154,8 +154,8 @@ class Publisher:
             return batch
         planned = offers.plan_hosts(self.uow, batch.hosts_with_sets, batch.lease.start)
         # The plans have raised the revisions of the rows whose offers they change: with those of
-        # the lease, they would stay stale and be published twice. The revisions that are read now
-        # may be those of later changes, which no plan has seen: the rows must stay stale then.
+        # the lease, these rows would stay stale and be published twice. The revision in the table
+        # may be that of a later change, which no plan has seen: such a row must stay stale.
         revisions = {row["id"]: row["revision"] + planned.marked[row["uuid"]] for row in batch.rows}
 
         def read(tx: sa.Connection) -> Batch:
@@ -180,6 +180,7 @@ class Publisher:
         planned = offers.plan_hosts(self.uow, hosts, self.uow.clock(), result.withdrawn)
         for row in ended:
             if row["host"] in planned.failed:
+                # Not published: a failure is tried again, and then plans the host.
                 del result.published[row["uuid"]]
                 self._record_failure(result, row, INTERNAL)
 

@@ -86,7 +86,7 @@ class ProviderReconciler:
             except InUse as exc:
                 if desired is not None or not may_evict():
                     raise
-                reserved = exc
+                reserved = exc  # no consumer is added while the present ones are evicted
                 break
             except Conflict as exc:
                 conflict = exc

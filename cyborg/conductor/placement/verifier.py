@@ -146,7 +146,7 @@ class ProviderVerifier:
         elapsed = 0.0 if previous is None else min(start - previous, interval)
         # A round takes its share of the interval, so that the load on Placement is even.
         plan = core.plan_round(self._count_providers(interval), interval, elapsed)
-        taken, oldest = 0, timedelta()
+        taken, max_age = 0, timedelta()
         while not self._stopped.is_set() and (limits := plan.next_batch(taken)) is not None:
             min_age, max_rows = limits
             limit = min(max_rows, BATCH)
@@ -154,10 +154,11 @@ class ProviderVerifier:
             if batch is None:
                 break
             taken += len(batch.rows)
-            oldest = max(oldest, self.uow.clock() - min(row["verified_at"] for row in batch.rows))
+            age = self.uow.clock() - min(row["verified_at"] for row in batch.rows)
+            max_age = max(max_age, age)
             self._verify_batch(batch)
         if taken:
-            self._report_age(oldest.total_seconds(), interval)
+            self._report_age(max_age.total_seconds(), interval)
         return taken
 
     def _count_providers(self, interval: float) -> int:

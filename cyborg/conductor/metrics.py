@@ -203,6 +203,10 @@ def _fill_counts(families: Mapping[str, Any], counts: Counts) -> None:
     put("providers", counts.providers)
 
 
+# The name of a metric without its prefix, the value, and the labels.
+_Sample = tuple[str, float, *tuple[str, ...]]
+
+
 def _fill(families: Mapping[str, Any], totals: Totals, now: datetime) -> None:
     """Add the samples of pending and failing work. A count without rows gives the sample 0."""
     for name, value, *labels in chain(
@@ -214,10 +218,6 @@ def _fill(families: Mapping[str, Any], totals: Totals, now: datetime) -> None:
         _list_actions(totals),
     ):
         families[f"cyborg_{name}"].add_metric(labels, value)
-
-
-# The name of a metric without its prefix, the value, and the labels.
-_Sample = tuple[str, float, *tuple[str, ...]]
 
 
 def _age(since: datetime | None, now: datetime) -> float:

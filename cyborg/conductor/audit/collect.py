@@ -146,6 +146,8 @@ class SourceCollector:
         }
         recorded = deployable_providers | set(records.providers)
         prefix = naming.provider_name(host, "")
+        # Cyborg computes the uuid of a provider from its name: a provider of another service has
+        # another uuid.
         named = {
             uuid
             for uuid, summary in tree.items()

@@ -233,8 +233,9 @@ def _purge(tx: sa.Connection, uuid: str, cutoff: datetime) -> int:
     oldest_at: datetime | None = None
     # One more than the limit: the first record that stays gives the age of the oldest one.
     for sealed in read.sealed_after(tx, uuid, base.sequence, PURGE_LIMIT + 1):
-        keep = sealed.record.time >= cutoff
-        if keep or sealed.record.sequence > head["base_sequence"] + PURGE_LIMIT:
+        is_retained = sealed.record.time >= cutoff
+        is_over_limit = sealed.record.sequence > head["base_sequence"] + PURGE_LIMIT
+        if is_retained or is_over_limit:
             oldest_at = sealed.record.time
             break
         position = custody.check_records(base, [sealed])

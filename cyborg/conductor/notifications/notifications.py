@@ -58,7 +58,8 @@ class NotificationBuilder:
         caller = context.get_current()
         request_id = None if caller is None else caller.request_id
         occurred_at = to_iso(self._now())
-        schema = SCHEMAS[event.partition(".")[0]]
+        object_type, _, _ = event.partition(".")
+        schema = SCHEMAS[object_type]
         return [
             Message(
                 NOTIFICATION,

@@ -311,8 +311,8 @@ class InstanceQuery:
     def _ask(self, nova: Nova, instance: str) -> None:
         server = nova.get_server(instance)
         # A user who cannot list all projects gets 404 for servers that exist.
-        missing = orphans.classify_presence(server, None) is Presence.NOT_FOUND
-        if missing and not self._can_see_all(nova):
+        is_missing = orphans.classify_presence(server, hostname=None) is Presence.NOT_FOUND
+        if is_missing and not self._can_see_all(nova):
             self._unknown.add(instance)
         else:
             self._found[instance] = server

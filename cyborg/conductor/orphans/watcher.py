@@ -318,7 +318,7 @@ class InstanceWatcher:
             release.log_released(released, keep=keep)
 
     def _following(self, hint: Hint, batch: _Batch) -> Hint | None:
-        """Return the hint for the next check of an instance, None if there is none."""
+        """Return the hint for the next check, None if no ARQ stays bound or no check is left."""
         if hint.instance in batch.unanswered:
             return self._next_check(hint, answered=False)
         if hint.instance in batch.postponed:

@@ -54,37 +54,37 @@ class AgentEndpoint:
     def discovery(
         self, ctxt: Any, driver: str | None = None, discovery_id: str | None = None
     ) -> dict[str, str]:
-        """Start a discovery of all backends, or of those of one driver.
+        """Start a discovery of all backends, or of those of one driver; return its status and id.
 
         Raise Invalid, NotFound, and Unavailable if too many discoveries are open.
         """
         requested_id = None if discovery_id is None else parse_uuid(discovery_id, "discovery_id")
         uuid = requested_id or str(uuid4())
-        selected = self._select(driver)
-        # Without an id the caller waits for no outcome, so that nothing is kept for it.
+        backends = self._select(driver)
+        # Without an id the caller waits for no outcome, so that nothing is kept for the caller.
         if requested_id is not None:
             with self._lock:
-                if self._open_discoveries + self._count_undelivered() + len(selected) > MAX_PENDING:
+                if self._open_discoveries + self._count_undelivered() + len(backends) > MAX_PENDING:
                     raise Unavailable(
                         f"the agent has {MAX_PENDING} open or undelivered discoveries, the "
                         "maximum; retry when some have ended"
                     )
                 # Counted before they start, under the lock: concurrent calls must not exceed the
                 # limit.
-                self._open_discoveries += len(selected)
+                self._open_discoveries += len(backends)
         # A discovery in progress does not count: it may have read the hardware before the change
         # that the caller has made.
-        for backend in selected:
+        for backend in backends:
             backend.rediscover(self._outcome_callback(requested_id))
         return {"status": "IN-PROGRESS", "discovery_id": uuid}
 
     def hardware(self, ctxt: Any, driver: str | None = None) -> dict[str, Any]:
         """Return the devices and states of backends after their last discovery.
 
-        Of partitions of a fabric, return whether they are active now. Raise NotFound.
+        Also return whether the partitions of a fabric are active now. Raise NotFound.
         """
         names = {backend.name for backend in self._select(driver)}
-        # Of all backends: which of two owns a device is decided among all of them.
+        # Of all backends: if two find the same device, ``collect`` gives it to the first one.
         inventory = collect([backend.snapshot for backend in self._backends])
         activations: dict[str, Activation] = {}
         for backend in self._backends:
@@ -127,6 +127,7 @@ class AgentEndpoint:
         return on_done
 
     def _select(self, driver: str | None) -> list[Backend]:
+        """Return the backends with this name or driver, all for None. Raise NotFound."""
         selected = [b for b in self._backends if driver in (None, b.name, b.driver.name)]
         if driver is not None and not selected:
             names = sorted({b.name for b in self._backends})

@@ -291,8 +291,8 @@ class AgentService:
                 catalogue,
                 self._sysfs_root,
                 images,
-                self.replayed.create_driver,
-                state_dir,
+                create=self.replayed.create_driver,
+                state_dir=state_dir,
                 read_devices=self._members.read,
                 fabric=self.replayed.fabric,
             )
@@ -326,7 +326,7 @@ class AgentService:
     def _start_backends(self) -> None:
         for backend in self._registry:
             backend.start()
-        # One without members on this host would wait for a change of them.
+        # A source of device sets without members on this host would wait for a change of them.
         self._members.refresh()
 
     def _rediscover_all(self) -> None:
@@ -343,7 +343,8 @@ class AgentService:
         thread = threading.Thread(
             target=self._retry_start, args=(server,), name="agent-server", daemon=True
         )
-        # After the others: a broker that does not answer must not delay the end of downloads.
+        # Closed after the others: a broker that does not answer must not delay the end of
+        # downloads.
         self._closers += [partial(self._join_server_thread, thread), server.stop, server.wait]
         thread.start()
 

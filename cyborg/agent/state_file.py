@@ -53,7 +53,7 @@ class StateFile(Generic[T]):
         except FileNotFoundError:
             return None
         except (OSError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as exc:
-            # All that wrong content makes json and the function raise, not only ValueError.
+            # All that wrong content makes json and ``load`` raise, not only ValueError.
             self._quarantine(exc)
             return None
 
@@ -204,6 +204,7 @@ class DriverMemory:
             # Drivers store at each discovery what they know already: that must not cost a write.
             if texts.get(key) == text and self.memory.file.is_written:
                 return True
+            # Removed first, so that a text that changes becomes the youngest.
             texts.pop(key, None)
             if text is not None:
                 texts[key] = text

@@ -149,8 +149,8 @@ def _pruned(entries: Mapping[str, CheckpointEntry], now: float) -> dict[str, Che
 # outcome is dropped instead, because the conductor waits for each.
 MAX_PENDING = 1024
 
-# TimedOut and Unavailable are not among them: another conductor may accept the outcome.
-# Errors that a retry would get again.
+# Errors that a retry would get again; not TimedOut and Unavailable, because another conductor may
+# accept the outcome.
 REFUSALS = (errors.Invalid, errors.NotFound, errors.Forbidden, errors.Conflict, errors.Stale)
 
 K = TypeVar("K")
@@ -163,7 +163,7 @@ class Outcomes(Generic[K, V]):
 
     ``subject`` is the name of a log field, such as ``job``.
 
-    ``subject_of`` returns its value for a key, by default the key.
+    ``subject_of`` returns the value of this field for a key, by default the key.
     """
 
     subject: str

@@ -52,6 +52,7 @@ def execute(
     if spec.kind in job.GUEST_KINDS:
         return _change_guest(spec, should_continue, guests)
     releasing = spec.kind is job.JobKind.RELEASE
+    # The activity of a single item shows no count, such as 0 of 1.
     total = len(spec.items) if len(spec.items) > 1 else None
 
     def run(number: int, item: job.WorkItem) -> None:
@@ -76,8 +77,8 @@ def execute(
         if error is None:
             continue
         errors.append(error)
-        # The work of a device set comes first: while its guest still has the devices, they must not
-        # be reset either.
+        # An item without a handle is that of a device set, and the first of its job: while the
+        # guest of the set still has the devices, these must not be reset either.
         if not releasing or not item.handle:
             # What earlier items, or a part of this one, have prepared is not undone here: the
             # conductor answers a failed prepare with a release job for all items, which also comes
@@ -107,7 +108,7 @@ def _change_guest(
     """
     if guests is None:
         return NO_LIVE_ATTACH
-    instance = str(spec.instance)
+    instance = str(spec.instance)  # never None in a job of GUEST_KINDS
     if not should_continue():
         raise Aborted
     try:
@@ -148,6 +149,7 @@ def _driver_call(
         )
         raise NotFound(message + (RELEASE_HINT if spec.kind is job.JobKind.RELEASE else ""))
     abilities = driver.abilities
+    # A program job always has an image, a partition job a layout: ``or ""`` is for the types.
     match spec.kind:
         case job.JobKind.PREPARE | job.JobKind.RESTORE if (
             Ability.PREPARES in abilities and isinstance(driver, base.PrepareInterface)

@@ -130,7 +130,7 @@ class JobQueue:
                 if task.discarded
                 else _answer(AgentJobStatus.RUNNING, activity=task.activity.current)
             )
-        # Its outcome must not reach the conductor before the report of the device that it changed.
+        # The outcome of the job must not reach the conductor before the report of its device.
         if spec.job_uuid in self._rediscovering:
             return _answer(AgentJobStatus.RUNNING)
         entry = self.checkpoint.get(spec.job_uuid)
@@ -140,8 +140,7 @@ class JobQueue:
             return _answer(AgentJobStatus.DONE)
         if entry.state is CheckpointState.CANCELLED:
             return _answer(AgentJobStatus.FAILED, CANCELLED)
-        # The conductor repeats such a job until it succeeds, so that its failure is not the last
-        # word.
+        # The conductor requests a retried job until it succeeds: here it runs again.
         if spec.retried:
             return None
         return _answer(AgentJobStatus.FAILED, entry.error)
@@ -174,14 +173,14 @@ class JobQueue:
         free_unplugs = max(1, self.max_concurrent // 2) - sum(map(_is_unplugging, tasks))
         locks = _Locks()
         for task in tasks:
-            unplugs = task.spec.kind is JobKind.UNPLUG
+            is_unplug = task.spec.kind is JobKind.UNPLUG
             # A release waits until the driver of the job that it cancels has returned. Otherwise
             # both would change the device at the same time.
             blocked = locks.conflicts(task.spec) or any(map(self._is_running, task.spec.cancels))
-            is_free = free_slots > 0 and (free_unplugs > 0 or not unplugs)
-            if task.thread is None and is_free and not blocked and self._start_task(task):
+            has_slot = free_slots > 0 and (free_unplugs > 0 or not is_unplug)
+            if task.thread is None and has_slot and not blocked and self._start_task(task):
                 free_slots -= 1
-                free_unplugs -= unplugs
+                free_unplugs -= is_unplug
             # Also of a job that waits: a later job must not overtake it on the same handle.
             locks.add(task.spec)
 
@@ -235,13 +234,13 @@ class JobQueue:
                 error = execute(
                     spec,
                     drivers,
-                    lambda: not (self._stopped or task.discarded),
-                    self.removed_driver,
-                    self.guests,
+                    should_continue=lambda: not (self._stopped or task.discarded),
+                    removed_driver=self.removed_driver,
+                    guests=self.guests,
                 )
         except Aborted:
             aborted = True
-        except OSError as exc:
+        except OSError as exc:  # of the checkpoint: ``execute`` returns the errors of drivers
             error = f"the agent cannot write its checkpoint: {exc}"
         except Exception as exc:
             LOG.exception("Unexpected error while running a job")
@@ -302,7 +301,7 @@ class JobQueue:
                 job=spec.job_uuid,
             )
         state = AgentJobStatus.DONE if error is None else AgentJobStatus.FAILED
-        # The changed device is reported before the outcome of the programming job.
+        # The changed device is reported before the outcome of the job that changed it.
         self._rediscover(spec, lambda: self._finish(spec, state, error))
 
     def _finish(self, spec: JobSpec, state: AgentJobStatus, error: str | None) -> None:
@@ -317,6 +316,7 @@ class JobQueue:
         if spec.kind not in INVENTORY_KINDS or not affected:
             callback()
             return
+        # A job that changes the inventory has one device, and so one backend to wait for.
         first, *others = affected
         first.rediscover(lambda _: callback())
         for backend in others:
@@ -339,11 +339,14 @@ class _Locks:
     """The handles, whole deployables and whole devices that jobs lock."""
 
     def __init__(self) -> None:
-        self._devices: set[str] = set()  # of the locked handles and deployables
+        # A lock of a whole device or deployable conflicts with each lock within it:
+        #   _whole_devices: locked with all they have; _devices: any part of them is locked
+        #   _whole_deployables: locked with all handles; _deployables: any part of them is locked
         self._whole_devices: set[str] = set()
-        self._handles: set[tuple[str, str]] = set()
-        self._deployables: set[str] = set()  # of the locked handles
+        self._devices: set[str] = set()
         self._whole_deployables: set[str] = set()
+        self._deployables: set[str] = set()
+        self._handles: set[tuple[str, str]] = set()  # addresses of deployable and handle
 
     def conflicts(self, spec: JobSpec) -> bool:
         """Return whether a job needs a handle, deployable or device that is locked."""

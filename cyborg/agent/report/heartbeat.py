@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from oslo_context import context
 
@@ -67,7 +67,8 @@ class ReportPace:
 
     def sent(self, now: float) -> None:
         """Count a sent report. Reports that the answer to a heartbeat requested count too."""
-        # Below zero: a heartbeat's report and a change's must not share one interval for ever.
+        # Down to -1: a report that a heartbeat requests is sent without a token. If it cost none,
+        # each interval could have that report and another one for a change.
         self._tokens = max(-1.0, self._tokens - 1)
         self._sent_at = now
 
@@ -173,6 +174,11 @@ class DesiredStateListener(Protocol):
         """Record whether the conductor accepted the outcomes of a generation."""
 
 
+class _DiscoveryKey(NamedTuple):
+    discovery_id: str
+    backend: str
+
+
 @dataclass(eq=False)
 class Reporter(LoopThread):
     """Sender of this agent's heartbeats and reports; one object for each epoch of the agent.
@@ -209,11 +215,10 @@ class Reporter(LoopThread):
         self._start_at: float | None = None  # when the first heartbeat is due
         self._heartbeat_at = float("-inf")  # when the next heartbeat is due
         self._pace = ReportPace()
-        # Keys: uuid and backend of a discovery, uuid of a job.
-        self._discoveries = Outcomes[tuple[str, str], BackendState](
-            "discovery", subject_of=lambda key: key[0]
+        self._discoveries = Outcomes[_DiscoveryKey, BackendState](
+            "discovery", subject_of=lambda key: key.discovery_id
         )
-        self._jobs = Outcomes[str, tuple[str, str | None]]("job")
+        self._jobs = Outcomes[str, tuple[str, str | None]]("job")  # state and error by job
         self._backend_outcomes: tuple[int, Sequence[BackendOutcome]] | None = None
         self._lock = threading.Lock()  # of the backend outcomes
         self._backoff = Backoff(INITIAL_PAUSE, self._schedule.max_pause, jitter=True)
@@ -221,7 +226,7 @@ class Reporter(LoopThread):
 
     def add_discovery_outcome(self, discovery_id: str, state: BackendState) -> None:
         """Queue the outcome of a discovery; it is sent after the report of the found devices."""
-        self._discoveries.put((discovery_id, state.name), state)
+        self._discoveries.put(_DiscoveryKey(discovery_id, state.name), state)
         self.wake()
 
     def add_job_outcome(self, job: str, state: str, error: str | None) -> None:
@@ -276,16 +281,20 @@ class Reporter(LoopThread):
         snapshots = [backend.snapshot for backend in self.backends]
         # At each heartbeat, because a name of the host or a driver may have come since.
         inventory = collect(snapshots, self.identity(), self.drivers())
-        now, reported = self.clock(), False
+        now = self.clock()
+        reported = False
         if self._start_at is None:
             self._start_at = now + self._schedule.first_delay
         if now < self._start_at and not urgent:
             return self._start_at - now
         if now < self._heartbeat_at and self._has_changed(inventory):
             report_at = self._pace.next_report(now, self._schedule.interval, urgent=urgent)
-            if report_at is None or report_at > now:
-                # The next heartbeat sends the latest state. Outcomes follow the devices.
-                return min(self._heartbeat_at, report_at or self._heartbeat_at) - now
+            if report_at is None:
+                # The next heartbeat sends the latest state.
+                return self._heartbeat_at - now
+            if report_at > now:
+                # The outcomes wait too: they follow the devices.
+                return min(self._heartbeat_at, report_at) - now
             reported = self._report_early(inventory)
         if not reported:
             self._heartbeat(inventory)
@@ -326,7 +335,7 @@ class Reporter(LoopThread):
         return True
 
     def _flush_backend_outcomes(self, pending: tuple[int, Sequence[BackendOutcome]]) -> None:
-        """Send the outcomes of a generation once; a rejected one is requested again."""
+        """Send the outcomes of a generation once; if rejected, they are requested again."""
         generation, outcomes = pending
         bodies = [outcome.to_dict() for outcome in outcomes]
         accepted = False
@@ -357,13 +366,13 @@ class Reporter(LoopThread):
         state, error = outcome
         self.conductor.job_done(job=job, host=self.host, state=state, error=error, epoch=self.epoch)
 
-    def _deliver_discovery(self, discovery: tuple[str, str], state: BackendState) -> None:
+    def _deliver_discovery(self, key: _DiscoveryKey, state: BackendState) -> None:
         body = state.without_details().to_dict()
-        self.conductor.discovery_done(discovery[0], self.host, [body], self.epoch)
+        self.conductor.discovery_done(key.discovery_id, self.host, [body], self.epoch)
 
     def _send_hello(self, inventory: Inventory) -> Mapping[str, Any]:
         """Send a heartbeat, follow its answer (interval, generation), and return it."""
-        drivers = {b.driver.name: b.driver.version for b in self.backends}
+        driver_versions = {b.driver.name: b.driver.version for b in self.backends}
         answer = self.conductor.hello(
             host=self.host,
             epoch=self.epoch,
@@ -373,7 +382,7 @@ class Reporter(LoopThread):
             digest=inventory.digest,
             versions={
                 "rpc": AGENT.version,
-                "drivers": drivers,
+                "drivers": driver_versions,
                 hosts.LIVE_ATTACH: self.live_attach,
                 # A conductor accepts a result without an epoch only from agents that send none.
                 hosts.RESULT_EPOCHS: True,
@@ -395,7 +404,8 @@ class Reporter(LoopThread):
 
     def _report(self, inventory: Inventory, digest: str) -> None:
         """Send the whole inventory under the next report number."""
-        # Also if the call fails: the conductor may have recorded it, and takes only a higher one.
+        # Also if the call fails: the conductor may have recorded this number, and accepts only a
+        # higher one.
         self._report_number += 1
         # Until the conductor accepts it: after a failure nobody knows which inventory it has.
         self._reported_digest = None

@@ -43,14 +43,15 @@ class HostIdentityProvider:
         self._compute_id_file: str | None = options.compute_id_file or None
         if options.replay:
             # The names of this machine would put the replayed devices below its compute node.
-            self._compute_id_file, name = None, str(conf.host)
-            hostname = resolve = lambda: name
+            self._compute_id_file = None
+            hostname = resolve = lambda: str(conf.host)
         self._timeout = timeout
         self._last_error: str | None = None
         self._fqdn: str | None = None
         self._resolver = resolve
         self._hostname = hostname()
         try:
+            # Only checked here: the names of the host are known later.
             hosts.Identity(self._provider)
         except errors.Invalid as exc:
             raise errors.Misconfigured(
@@ -84,8 +85,9 @@ class HostIdentityProvider:
         try:
             with Path(self._compute_id_file).open(encoding="ascii") as file:
                 # Limited: the option may name any file, such as a device without an end.
-                found = file.read(MAX_COMPUTE_ID).strip()
-            return hosts.Identity(compute_id=found).compute_id
+                compute_id = file.read(MAX_COMPUTE_ID).strip()
+            # Identity checks it.
+            return hosts.Identity(compute_id=compute_id).compute_id
         except FileNotFoundError:
             return None
         except (OSError, UnicodeError, errors.Invalid) as exc:

@@ -129,11 +129,11 @@ class Backend(LoopThread):
         """
         self._awaits_members = False
         with self._lock:
-            # Such a backend would never call back, and the job that waits for it would never end.
-            idle = self._step_overdue or self._ended
-            if not idle:
+            # No further discovery may come: a job that waits for its callback would never end.
+            answers_now = self._step_overdue or self._ended
+            if not answers_now:
                 self._next_callbacks.append(on_done)
-        if idle:
+        if answers_now:
             on_done(self._snapshot.state)
         self._wake.set()
 
@@ -164,7 +164,10 @@ class Backend(LoopThread):
             callback(self._snapshot.state)
 
     def _wait(self, seconds: float | None) -> None:
-        """Measure health until the next discovery is due or requested."""
+        """Measure health until the next discovery is due or requested.
+
+        ``seconds`` is not used: ``run_once`` always returns the interval.
+        """
         end = time.monotonic() + self.interval
         while not self._wake.is_set() and (left := end - time.monotonic()) > 0:
             if not self._can_measure or left <= self.health_interval:
@@ -200,10 +203,9 @@ class Backend(LoopThread):
             return
         with self._lock:
             self._step_running = self._step_overdue = False
-            self._next_callbacks, self._current_callbacks = (
-                self._current_callbacks + self._next_callbacks,
-                [],
-            )
+            # The callbacks get the state after the next step.
+            self._next_callbacks = self._current_callbacks + self._next_callbacks
+            self._current_callbacks = []
 
     def _run_check(self) -> BackendSnapshot | None:
         """Run the pending check; return a snapshot only if it fails."""
@@ -289,7 +291,8 @@ class Backend(LoopThread):
         state, devices = self._discovered.state, self._discovered.devices
         try:
             if not devices and isinstance(self.driver, DeviceSetDriver):
-                # A restarted Fabric Manager waits a minute only, whatever the discoveries do.
+                # A restarted Fabric Manager waits a minute for the list of active partitions, which
+                # is known before the first discovery.
                 self.driver.answer_fabric()
             self._can_measure = self._health.update(devices)
         except BaseException as exc:  # a SystemExit is a failure too

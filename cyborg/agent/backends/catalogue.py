@@ -27,6 +27,11 @@ from cyborg.drivers.base import ABILITY_INTERFACES, Driver
 LOG = log.get_logger(__name__)
 
 
+class _LoadedModule(NamedTuple):
+    module: ModuleType
+    digest: bytes | None  # the SHA-256 of its file
+
+
 class LoadedCode:
     """Versions and files of the loaded drivers. Not thread-safe.
 
@@ -35,7 +40,7 @@ class LoadedCode:
 
     def __init__(self) -> None:
         self._versions: dict[str, str | None] = {}  # of the distribution, by driver
-        self._modules: dict[str, tuple[ModuleType, bytes | None]] = {}  # with the SHA-256, by name
+        self._modules: dict[str, _LoadedModule] = {}  # by name
 
     def record(self, point: EntryPoint, *, loaded: bool) -> None:
         """Record the modules that the import of a driver has left, also if the import failed.
@@ -46,8 +51,8 @@ class LoadedCode:
             self._versions[point.name] = _version(point)
         for name, module in _modules(point).items():
             # The digest is that of the first import: a file that changes later must be noticed.
-            if name not in self._modules or self._modules[name][0] is not module:
-                self._modules[name] = module, _digest(module)
+            if name not in self._modules or self._modules[name].module is not module:
+                self._modules[name] = _LoadedModule(module, _digest(module))
 
     def find_change(self, point: EntryPoint) -> str | None:
         """Return how the installed code of a driver differs from the loaded code, None if equal."""
@@ -56,7 +61,8 @@ class LoadedCode:
         if loaded != installed:
             return f"version {installed} of its package is installed, version {loaded} is loaded"
         for name, module in _modules(point).items():
-            if name in self._modules and self._modules[name] != (module, _digest(module)):
+            recorded = self._modules.get(name)
+            if recorded is not None and recorded != _LoadedModule(module, _digest(module)):
                 return f"the installed file {module.__file__} differs from the loaded code"
         return None
 
@@ -114,7 +120,7 @@ class DriverCatalogue:
         self._lock = threading.Lock()  # of a scan
         self._drivers: dict[str, _Installed] = {}
         self._pending_imports: dict[EntryPoint, _Import] = {}  # unfinished at the last scan
-        self._logged_count = 0
+        self._scan_count = 0  # drivers that the last scan found
         self._code = LoadedCode()
         self._changes: dict[str, str] = {}  # of installed code that is not loaded, by driver
         self.scan()
@@ -162,7 +168,7 @@ class DriverCatalogue:
                     error_text(exc)[: registry.MAX_ERROR],
                 )
                 return
-            found: dict[str, _Installed] = {}
+            drivers: dict[str, _Installed] = {}
             changes: dict[str, str] = {}
             for name in sorted(points.names):
                 # A set: a package may be found twice in the search path.
@@ -172,21 +178,21 @@ class DriverCatalogue:
                     if change := self._code.find_change(point):
                         changes[name] = change
                 previous, error = self._drivers.get(name), installed.entry.error
-                # Once, not at each scan.
                 is_new = previous is None or previous.entry != installed.entry
+                # Logged once, not at each scan.
                 if error is not None and is_new:
                     LOG.error("Driver cannot be loaded: %s", error, driver=name)
                 if _is_serialisable(installed.entry):
-                    found[name] = installed
-            if len(found) > registry.MAX_ENTRIES and len(found) != self._logged_count:
+                    drivers[name] = installed
+            if len(drivers) > registry.MAX_ENTRIES and len(drivers) != self._scan_count:
                 LOG.warning(
                     "%d drivers are installed, only the first %d by name are reported",
-                    len(found),
+                    len(drivers),
                     registry.MAX_ENTRIES,
                 )
-            self._logged_count = len(found)
+            self._scan_count = len(drivers)
             # Replaced as a whole, so that readers need no lock.
-            self._drivers, self._changes = found, changes
+            self._drivers, self._changes = drivers, changes
 
     def _inspect(self, name: str, points: set[EntryPoint]) -> _Installed:
         """Return the entry of a driver and its class, or an entry with the error of its import."""
@@ -194,10 +200,11 @@ class DriverCatalogue:
             if len(points) > 1:
                 values = " and ".join(sorted(point.value for point in points))
                 raise errors.DriverFailed(f"several packages have a driver of this name: {values}")
-            driver = self._load(*points)
+            (point,) = points
+            driver = self._load(point)
             return _Installed(_describe(name, driver), driver)
         except KeyboardInterrupt:
-            # The only one that is about this process and not about the driver.
+            # The only exception that is about this process and not about the driver.
             raise
         except BaseException as exc:  # reading a class attribute may run code, even sys.exit()
             LOG.debug("Driver has invalid metadata", driver=name, exc_info=True)

@@ -19,10 +19,10 @@ def check_members(sources: Sequence[DeviceSetDriver], backends: Collection[str])
     The backends of a fabric are members of no other source. Sources with a common backend have one
     group: a set of one keeps the sets of the other from being offered.
     """
-    names = {source.backend for source in sources}
+    source_names = {source.backend for source in sources}
     for source in sources:
         for member in sorted(source.member_backends):
-            if member in names or member not in backends:
+            if member in source_names or member not in backends:
                 expected = "backends that the section [agent] enables and that are no device sets"
                 raise source.misconfigured("members", member, expected)
         for other in sources:
@@ -102,9 +102,9 @@ def read_activations(backend: Backend) -> Mapping[str, Activation]:
     Return nothing for a backend without partitions, nor for one whose fabric is known to fail: each
     request to it could take as long as its timeout.
     """
-    driver, devices = backend.driver, backend.snapshot.devices
-    if not isinstance(driver, DeviceSetDriver) or any(
-        d.health is Health.UNHEALTHY for d in devices
-    ):
+    driver = backend.driver
+    # A fabric that fails makes its partitions unhealthy.
+    fabric_fails = any(d.health is Health.UNHEALTHY for d in backend.snapshot.devices)
+    if not isinstance(driver, DeviceSetDriver) or fabric_fails:
         return {}
     return driver.read_activations()

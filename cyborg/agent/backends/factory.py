@@ -209,17 +209,18 @@ class DriverFactory:
         Raise Misconfigured, NotFound, DriverFailed, and any exception of the driver.
         """
         driver = self._catalogue.driver(self._configured[backend].driver)
-        return self._create(driver, backend, *self._read_section(driver, backend))
+        values, sources = self._read_section(driver, backend)
+        return self._create(driver, backend, values, sources)
 
     def from_source(self, name: str) -> DeviceSetDriver:
         """Return a source of device sets with its configured options. Raise Misconfigured."""
         values, sources = self._read_section(DeviceSetDriver, name)
-        # Not as the others: it needs no host work that a replay would have to simulate.
+        # Not with ``_create``: a source needs no host work that a replay would have to simulate.
         driver = DeviceSetDriver(name, values, self._sysfs_root)
         self._complete(driver, name, values, sources)
         driver.read_devices = self._read_devices
         if self._conf.agent.replay:
-            # That of this machine has other GPUs.
+            # The Fabric Manager of this machine has other GPUs.
             driver.fabric = self._fabric if driver.is_fabric else None
         return driver
 
@@ -230,8 +231,8 @@ class DriverFactory:
         """
         backend = desired.backend
         check_section_name(self._conf, backend, "backend")
-        # The name of a backend is that of its devices in the database: two owners would delete each
-        # other's.
+        # The database has the devices by the name of their backend: two backends of one name would
+        # delete each other's devices.
         if (option := self._owner_of(backend)) is not None:
             raise errors.Misconfigured(
                 f"backend {backend}: [agent] {option} has that name; expected another name"
@@ -248,11 +249,12 @@ class DriverFactory:
                 "in this host's configuration file",
                 option="agent.allow_reference_drivers",
             )
-        section: dict[str, Any] = {}
+        section_values: dict[str, Any] = {}
         sources: dict[str, Source] = {}
+        # A section of another driver has the options of that driver.
         if self._section_driver(backend) == desired.driver:
-            section, sources = self._read_section(driver, backend)
-        values = desired_state.merge_options(driver.OPTIONS, section, desired.config)
+            section_values, sources = self._read_section(driver, backend)
+        values = desired_state.merge_options(driver.OPTIONS, section_values, desired.config)
         sources |= dict.fromkeys(desired.config, Source.API)
         return self._create(driver, backend, values, sources)
 
@@ -286,7 +288,8 @@ class DriverFactory:
         if self._is_source(backend):
             return self.from_source(backend)
         driver = self._catalogue.driver(self._section_driver(backend))
-        return self._create(driver, backend, *self._read_section(driver, backend))
+        values, sources = self._read_section(driver, backend)
+        return self._create(driver, backend, values, sources)
 
     def _is_source(self, name: str) -> bool:
         """Return whether a section, also one that is not enabled, is a source of device sets."""
@@ -377,7 +380,7 @@ class DriverFactory:
                     option=option.name,
                 ) from exc
             location = self._conf.get_location(option.name, backend)
-            # A default is not of the file. The settings that are shown name the source of each.
+            # Without an entry here, an operator sees the default as the source of a value.
             if location is not None and location.location is not cfg.Locations.opt_default:
                 sources[option.name] = Source.FILE
         return values, sources
@@ -407,7 +410,8 @@ class DriverFactory:
         instance.images = self._images
         instance.read_domains = self._read_domains
         instance.memory = self._memory.of(instance.name)
-        # Its constructor may choose any name, under which reports would add a second backend.
+        # The constructor of a driver may choose any name, under which reports would add a second
+        # backend.
         if instance.backend != backend:
             raise errors.DriverFailed(
                 f"the driver calls its backend {instance.backend!r:.100}, expected {backend!r}"

@@ -126,23 +126,24 @@ def collect(
 
 
 class _DeviceOwners:
-    """The backends that own the devices found so far, by the addresses of devices and parts."""
+    """The backends that own the devices found so far, their deployables and PCI functions."""
 
     def __init__(self) -> None:
-        self._of_devices: dict[str, str] = {}
-        self._of_parts: dict[str, str] = {}
+        self._device_owners: dict[str, str] = {}  # backends by address
+        self._part_owners: dict[str, str] = {}  # the same of deployables and PCI functions
 
     def claim(self, device: Device, backend: str) -> str | None:
-        """Make a backend the owner of a device; return the owner instead if it has one."""
+        """Make a backend the owner of a device; return the other owner instead if it has one."""
         parts = _exclusive_addresses(device)
-        if device.address in self._of_devices:
-            return self._of_devices[device.address]
-        # Two drivers may divide one card into different devices: its parts show that.
+        if device.address in self._device_owners:
+            return self._device_owners[device.address]
+        # Two drivers may divide one card into different devices with the same PCI functions or
+        # deployables.
         for part in parts:
-            if part in self._of_parts:
-                return self._of_parts[part]
-        self._of_devices[device.address] = backend
-        self._of_parts.update(dict.fromkeys(parts, backend))
+            if part in self._part_owners:
+                return self._part_owners[part]
+        self._device_owners[device.address] = backend
+        self._part_owners.update(dict.fromkeys(parts, backend))
         return None
 
 
@@ -151,10 +152,13 @@ def _keep_grouped(device: Device, sources: Sequence[BackendSnapshot]) -> Device:
 
     A handle can be new, such as after a change of the layout: it would be offered alone.
     """
+    # A source whose handles are None has grouped each handle of its devices.
     grouped = [s.grouped.handles for s in sources if s.grouped.handles is not None]
+    if not grouped:
+        return device
 
     def keep(deployable: Deployable) -> Deployable:
-        found = tuple(
+        kept = tuple(
             handle
             for handle in deployable.handles
             if all(
@@ -162,10 +166,8 @@ def _keep_grouped(device: Device, sources: Sequence[BackendSnapshot]) -> Device:
                 for handles in grouped
             )
         )
-        return replace(deployable, handles=found)
+        return replace(deployable, handles=kept)
 
-    if not grouped:
-        return device
     return replace(device, deployables=tuple(map(keep, device.deployables)))
 
 

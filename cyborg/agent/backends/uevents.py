@@ -64,8 +64,8 @@ class NetlinkSource:
         try:
             self._monitor.set_receive_buffer_size(buffer)
         except OSError as exc:
-            # It needs CAP_NET_ADMIN. Without it more events are dropped, which is handled.
-            # Its text: a log record that keeps the exception keeps the frames that have the socket.
+            # This needs CAP_NET_ADMIN. Without it more events are dropped, which is handled.
+            # The text and not the exception: a log record with the exception would keep the socket.
             reason = str(exc)
             LOG.info("Cannot enlarge the uevent buffer, using the kernel's default: %s", reason)
         # After the filters: before them, events of all subsystems would be queued.
@@ -165,6 +165,7 @@ class UeventWatcher(periodic.LoopThread):
         if self._subsystems_needed() <= self._subsystems or self._stopped.is_set():
             return
         if not self._started:
+            # As if events were dropped, so that all backends rediscover.
             self._batch = clock.mark_overflow(None, self.clock())
             self.start()
             return
@@ -214,7 +215,7 @@ class UeventWatcher(periodic.LoopThread):
         except Exception as exc:
             LOG.debug("Reading the uevent socket failed", exc_info=True)
             self._close()
-            # It has worked for a while: this is another failure, which is logged again.
+            # The source has worked for a while: this is another failure, which is logged again.
             if self.clock() - self._opened_at >= MAX_PAUSE:
                 self._warned = False
                 self._backoff.reset()

@@ -61,7 +61,7 @@ class BackendFile:
         )
         self.generation = content.generation
         self.backends = content.backends
-        # Of the file, not of now: whether the host has rebooted since is asked below.
+        # The boot of the file, not the present one: ``rebooted_since_setup`` compares both.
         self._setup_boot = content.setup_boot
 
     @property
@@ -75,7 +75,8 @@ class BackendFile:
 
     def write(self, generation: int, backends: Mapping[str, desired_state.BackendRecord]) -> None:
         """Store the backends of a generation in memory, then in the file. Raise OSError."""
-        # Otherwise the file keeps the former boot: a restarted agent must run the setup again.
+        # After a reboot the file keeps the former boot, until ``record_setup`` is called: a
+        # restarted agent must run the setup again.
         if not self.rebooted_since_setup:
             self.record_setup()
         self.generation, self.backends = generation, dict(backends)
@@ -130,7 +131,8 @@ class BackendReconciler(LoopThread):
         self._lock = threading.Lock()
         # The state file may be ahead of the conductor, so each incarnation reports again.
         self._reported_generation = 0
-        # The generation being applied or already applied; notifications for it are ignored.
+        # The generation being applied or already applied; notifications for it are ignored. At
+        # generation 0 a host has no desired backends: without a state file it needs no round.
         self._target_generation: int | None = (
             None if self.state_file.generation or self.state_file.backends else 0
         )
@@ -176,8 +178,8 @@ class BackendReconciler(LoopThread):
         except Stopping:
             return
         except Exception as exc:
-            # Of the whole round, but not of a backend: ``_execute`` returns these errors. The
-            # answer to the next heartbeat requests it again.
+            # An error of the whole round: ``_execute`` returns those of single backends. Without a
+            # target, the answer to the next heartbeat requests the generation again.
             with self._lock:
                 self._target_generation = None
             LOG.debug("Reconciliation failed", exc_info=True)
@@ -204,14 +206,15 @@ class BackendReconciler(LoopThread):
         if any(planned.action in BUILD_ACTIONS for planned in actions):
             self.factory.rescan()
         for planned in actions:
-            record = desired_state.next_record(
-                planned, records.pop(planned.backend, None), self._execute(planned)
-            )
+            error = self._execute(planned)
+            previous = records.pop(planned.backend, None)
+            record = desired_state.next_record(planned, previous, error)
             if record is not None:
                 records[planned.backend] = record
             if planned.action is not desired_state.Action.KEEP:
                 # At once: an agent that is killed during the next action starts with this one done.
                 self._save(self.state_file.generation, records)
+        # After a reboot the backends run their setup again, which is recorded once all have.
         is_set_up = all(backend.setup_done for backend in self.registry)
         setup_recorded = self.state_file.rebooted_since_setup and is_set_up
         if setup_recorded:
@@ -293,13 +296,14 @@ class BackendReconciler(LoopThread):
 
     def _probe(self, driver: Driver) -> Backend:
         """Return a backend whose first discovery succeeded. Raise DriverFailed and Stopping."""
-        backend, states = self.make_backend(driver), list[BackendState]()
+        backend = self.make_backend(driver)
+        states: list[BackendState] = []  # of the first discovery, once it has ended
         previous = self.registry.get(backend.name)
         if previous is not None:
             # An unhealthy device must not become schedulable because its backend was replaced.
             backend.copy_health_from(previous)
-        before = None if previous is None else previous.driver
-        added, forced = managed.added_addresses(driver, before)
+        previous_driver = None if previous is None else previous.driver
+        added, forced = managed.added_addresses(driver, previous_driver)
         if added and isinstance(driver, managed.AdoptionInterface):
             backend.set_precheck(partial(driver.check_adoption, added, forced))
 

@@ -78,7 +78,7 @@ def _connect(connection: socket.socket, path: str, users: Collection[int]) -> No
     connection.connect(path)
     # The mode of the folder may have been changed since the start. The kernel vouches for the uid
     # of the peer, which no process can forge.
-    if (user := peer_credentials(connection)[1]) not in users:
+    if (user := peer_credentials(connection).uid) not in users:
         raise OSError(f"user {user} is not allowed to run a driver")
 
 
@@ -251,7 +251,8 @@ class ExternalDriverHost:
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._rate_limit_until: dict[str, float] = {}  # by driver, of the clock
+        # Times of the clock, by driver, up to which its hellos have used the permitted rate.
+        self._used_until: dict[str, float] = {}
         self._wake: Callable[[str], None] = lambda _: None
         self._server: RegistrationServer | None = None
 
@@ -279,13 +280,14 @@ class ExternalDriverHost:
             )
         now = self.clock()
         with self._lock:
-            # A driver that restarts in a loop would make its backend discover without a pause.
-            limit = max(now, self._rate_limit_until.get(hello.name, now)) + HELLO_INTERVAL
-            if limit > now + HELLO_BURST * HELLO_INTERVAL:
+            # A driver that restarts in a loop would make its backend discover without a pause. Each
+            # hello takes an interval of time, up to HELLO_BURST intervals in advance.
+            used_until = max(now, self._used_until.get(hello.name, now)) + HELLO_INTERVAL
+            if used_until > now + HELLO_BURST * HELLO_INTERVAL:
                 raise Unavailable(
                     f"{hello.name} sends hellos more often than every {HELLO_INTERVAL:g} s: wait"
                 )
-            self._rate_limit_until[hello.name] = limit
+            self._used_until[hello.name] = used_until
             changed = driver.register(hello)
         LOG.log(
             logging.INFO if changed else logging.DEBUG,
@@ -305,7 +307,8 @@ def load(conf: cfg.ConfigOpts, reserved: Sequence[str] = ()) -> ExternalDriverHo
 
     Raise Misconfigured.
     """
-    options, drivers = conf.agent, {}
+    options = conf.agent
+    drivers: dict[str, ExternalDriver] = {}
     folder, names = options.external_driver_dir or "", options.external_drivers
     if not folder and not names:
         return None

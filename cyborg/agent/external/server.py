@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Collection
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from cyborg.core import errors, external, log
 from cyborg.core.text import sanitize
@@ -34,11 +34,18 @@ _MAX_SOCKET_NAME = 46  # a slash, a driver's name of 40 characters, and .sock
 _UCRED = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
 
 
-def peer_credentials(connection: socket.socket) -> tuple[int, int]:
+class PeerCredentials(NamedTuple):
+    """Process id and user id of the process at the other end of a socket."""
+
+    pid: int
+    uid: int
+
+
+def peer_credentials(connection: socket.socket) -> PeerCredentials:
     """Return the pid and uid of a socket's peer process (SO_PEERCRED of unix(7))."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    pid, uid, _ = _UCRED.unpack(data)
-    return pid, uid
+    pid, uid, _gid = _UCRED.unpack(data)
+    return PeerCredentials(pid, uid)
 
 
 def owner_uid(folder: str) -> int:
@@ -193,7 +200,7 @@ class RegistrationServer(socketserver.UnixStreamServer):
         try:
             self.finish_request(connection, "")
         except OSError as exc:
-            self.log_rejected(peer_credentials(connection)[0], f"connection failed: {exc}")
+            self.log_rejected(peer_credentials(connection).pid, f"connection failed: {exc}")
         except Exception:
             LOG.exception("Unexpected error while serving the drivers' socket")
         finally:
@@ -308,7 +315,7 @@ class _Request(BaseHTTPRequestHandler):
 
     def _log_rejected(self, reason: str) -> None:
         cast(RegistrationServer, self.server).log_rejected(
-            peer_credentials(self.connection)[0], reason
+            peer_credentials(self.connection).pid, reason
         )
 
 

@@ -58,7 +58,7 @@ class Signatures:
             )
         certificate = properties[signature_utils.CERT_UUID]
         try:
-            # castellan makes a URL of it.
+            # castellan puts the uuid into a URL, which another text could lead elsewhere.
             certificate = validation.parse_uuid(certificate, signature_utils.CERT_UUID)
             certificate_utils.verify_certificate(self._context, certificate, self._trusted)
             value = signature_utils.get_signature(properties[signature_utils.SIGNATURE])

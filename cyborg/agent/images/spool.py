@@ -47,8 +47,8 @@ class Spool:
         self._max_bytes = max_bytes
         self._free = free
         self._lock = threading.Lock()
-        self._users: Counter[str] = Counter()
-        self._fetching: dict[str, threading.Lock] = {}
+        self._users: Counter[str] = Counter()  # blocks of ``use`` by image
+        self._download_locks: dict[str, threading.Lock] = {}
         self._reserved: dict[int, int] = {}  # bytes of the downloads in progress
         self._tokens = itertools.count()
         self._lock_file: int | None = None
@@ -94,14 +94,14 @@ class Spool:
         """Prevent the removal of an image during the block; yield the lock for its download."""
         with self._lock:
             self._users[uuid] += 1
-            fetching = self._fetching.setdefault(uuid, threading.Lock())
+            download_lock = self._download_locks.setdefault(uuid, threading.Lock())
         try:
-            yield fetching
+            yield download_lock
         finally:
             with self._lock:
                 self._users[uuid] -= 1
                 if not self._users[uuid]:
-                    del self._users[uuid], self._fetching[uuid]
+                    del self._users[uuid], self._download_locks[uuid]
 
     @contextmanager
     def reserve(self, uuid: str, size: int) -> Iterator[None]:
@@ -174,10 +174,11 @@ class Spool:
 
     def _evict(self, uuid: str, size: int) -> None:
         """Remove images until an image of this size fits into the limit and the free space."""
-        # Without the old copy of this image, which the download replaces.
+        # The old copy of this image does not count: the download replaces it.
         files = [file for file in self._files() if file.uuid != uuid]
         reserved = sum(self._reserved.values())
         total = sum(file.size for file in files) + reserved
+        # Reserved bytes may not be written yet, so that they are still among the free ones.
         excess = max(total + size - self._max_bytes, reserved + size - self._free(self.folder))
         evictions = plan_evictions(files, excess)
         if evictions is None:

@@ -76,7 +76,8 @@ class Digest:
 
     def __post_init__(self) -> None:
         self._size = 0
-        # An image without an algorithm has been refused by ensure_loadable.
+        # ``or ""``, and ``or 0`` below, are for the types: ensure_loadable has refused an image
+        # without an algorithm, a digest or a size.
         self._hash = hashlib.new(self.image.algorithm or "")
 
     def update(self, chunk: bytes) -> None:
@@ -129,7 +130,7 @@ def copy(
     wrong, and OSError.
     """
     digest = Digest(image, signature)
-    logged, size = clock(), 0
+    logged_at, size = clock(), 0
     with show_activity(f"fetch image {image.uuid}", image.size) as set_done:
         for chunk in chunks:
             check()
@@ -141,8 +142,8 @@ def copy(
             set_done(size)
             now = clock()
             # By time and not by size: how fast Glance is differs by a factor of a hundred.
-            if now - logged >= PROGRESS_INTERVAL:
-                logged = now
+            if now - logged_at >= PROGRESS_INTERVAL:
+                logged_at = now
                 percent = 100 * size // (image.size or 1)
                 LOG.info(
                     "Downloading image, %d %% of %d bytes", percent, image.size, image=image.uuid
@@ -237,7 +238,7 @@ class GlanceImageStore:
 
     @contextmanager
     def open(self, uuid: str, check: CheckProperties = lambda properties: None) -> Iterator[Image]:
-        """Return an image, fetched and verified; see ``ImageStore``."""
+        """Yield an image, fetched and verified, for the block; see ``ImageStore``."""
         deadline = Deadline(self.limits.download_timeout, self.clock)
         # At each use, also if the image is cached: one that was deleted or deactivated in Glance
         # must not be loaded any more.
@@ -245,14 +246,14 @@ class GlanceImageStore:
         ensure_loadable(image, self.limits.max_image_size)
         check(image.properties)
         make_signature = self._load_signature(image, deadline)
-        with self.spool.use(image.uuid) as fetching:
+        with self.spool.use(image.uuid) as download_lock:
             # Another device may be waiting for the same image.
-            if not fetching.acquire(timeout=deadline.left()):
+            if not download_lock.acquire(timeout=deadline.left()):
                 raise errors.TimedOut(f"image {image.uuid}: {deadline.error}")
             try:
                 self._ensure_cached(image, make_signature, deadline)
             finally:
-                fetching.release()
+                download_lock.release()
             path = self.spool.path(image.uuid)
             yield Image(image.uuid, path, image.size or 0, image.properties)
 
@@ -264,18 +265,21 @@ class GlanceImageStore:
         return self._call("search of an image", lambda: self._find(properties), deadline)
 
     def _find(self, properties: Mapping[str, str]) -> str:
-        own = self.service.project_id()
-        projects = tuple(dict.fromkeys([*([own] if own else []), *self.trusted_projects]))
+        own_project = self.service.project_id()
+        # Each project once: a trusted project may be that of the credentials.
+        projects = tuple(
+            dict.fromkeys([*([own_project] if own_project else []), *self.trusted_projects])
+        )
         matching: list[ImageMetadata] = []
         # One request for each owner: images of others cannot fill up a page.
-        for scope in ({"visibility": "public"}, *({"owner": name} for name in projects)):
+        for scope in ({"visibility": "public"}, *({"owner": owner} for owner in projects)):
             filters = {**properties, **scope, "status": "active"}
             matching += self.service.list_images(filters, MAX_FOUND)
         return select_image(matching, properties, projects)
 
     def _describe(self, uuid: str, deadline: Deadline) -> ImageMetadata:
         try:
-            # It becomes a path, and comes from a job.
+            # The uuid comes from a job, and becomes the name of a file.
             name = validation.parse_uuid(uuid, "image")
         except errors.Invalid as exc:
             raise errors.DriverFailed(

@@ -200,7 +200,7 @@ class GuestDevices:
             try:
                 outcomes[arq["uuid"]] = self._reassert_device(device, domain.running)
             except (WrongState, NotFound):
-                continue  # a withdrawn device is not wanted; the guest has ended
+                continue  # the device was withdrawn, or the guest has ended
             except CyborgError as exc:
                 outcomes[arq["uuid"]] = Outcome(is_attached=False, error=_message_of_guest(exc))
                 LOG.warning(
@@ -274,20 +274,23 @@ class GuestDevices:
                 continue
             # A request to attach the device, of which no answer came, may still be in progress in
             # the hypervisor: only the answer to a later request proves that the device is absent.
-            part = Domain(domain.running, None) if is_absent else _without(parts, arq, requested)
-            if part is not None:
+            target = (
+                Domain(domain.running, None) if is_absent else _unrequested(parts, arq, requested)
+            )
+            if target is not None:
                 try:
-                    self.hypervisor.detach(instance, os_acc.detach(arq), part)
+                    self.hypervisor.detach(instance, os_acc.detach(arq), target)
                 except DeviceAbsent:
                     if is_absent:
                         continue  # both answers agree
                 except (DriverFailed, GuestBusy, NotFound) as exc:
                     error = exc.message
-                    # An earlier request may still be in progress: only the time decides.
+                    # The reason may be an earlier request that is still in progress: wait for it.
+                    # But a device that seems absent is asked for again: see above.
                     if not is_absent:
-                        requested |= _removals(part, arq)
+                        requested |= _removals(target, arq)
                 else:
-                    requested |= _removals(part, arq)
+                    requested |= _removals(target, arq)
             kept.append(arq["uuid"])
         return kept, error
 
@@ -308,7 +311,8 @@ class GuestDevices:
                 if is_checked:
                     self.hypervisor.attach(instance, os_acc.attach(arq))
                     return True
-            # Without the lock: it reads the open files of all processes.
+            # Without the lock, because it reads the open files of all processes. The guest may have
+            # changed meanwhile, so that all is checked again before the attachment.
             self.make_ready(arq)
             is_checked = True
 
@@ -333,16 +337,17 @@ def _parts_with(domain: Domain, arq: Arq) -> Domain:
     return Domain(running, defined)
 
 
-def _without(domain: Domain, arq: Arq, requested: Collection[_Removal]) -> Domain | None:
-    """Return the parts of a guest from which to request the removal of a device, None if none."""
-    running = domain.running if _Removal(arq["uuid"], True) not in requested else None
-    defined = domain.defined if _Removal(arq["uuid"], False) not in requested else None
+def _unrequested(domain: Domain, arq: Arq, requested: Collection[_Removal]) -> Domain | None:
+    """Return the parts of a guest without a request to remove a device yet, None if none."""
+    uuid = arq["uuid"]
+    running = domain.running if _Removal(uuid, from_running=True) not in requested else None
+    defined = domain.defined if _Removal(uuid, from_running=False) not in requested else None
     return None if running is None and defined is None else Domain(running, defined)
 
 
 def _removals(part: Domain, arq: Arq) -> set[_Removal]:
     parts = ((part.running, True), (part.defined, False))
-    return {_Removal(arq["uuid"], is_running) for xml, is_running in parts if xml is not None}
+    return {_Removal(arq["uuid"], from_running) for xml, from_running in parts if xml is not None}
 
 
 def _message_of_guest(exc: CyborgError) -> str:

@@ -123,9 +123,9 @@ class FunctionUsers(periodic.LoopThread):
     def read(self, *, fresh: bool = False) -> DomainFacts:
         """Return the functions that guests have without an ARQ; they are at most MAX_AGE old.
 
-        With ``fresh``, they are of now, and so are the owners of the functions of running guests. A
-        function for which the conductor gives no answer then counts, for this caller only: host
-        work can wait.
+        With ``fresh``, they are of now, and so are the owners of the functions of running guests.
+        Then also return the functions of running guests for which the conductor gives no answer:
+        this caller is about to change devices, and can wait.
         """
         with self._lock:
             if fresh or self.clock() >= self._read_at + MAX_AGE:
@@ -145,6 +145,7 @@ class FunctionUsers(periodic.LoopThread):
         with self._lock:
             if not self._needs_discovery:
                 return None
+            # A discovery may just have read the guests.
             if self._is_incomplete and self.clock() >= self._read_at + FIRST_RETRY:
                 self._update()
             if self._is_incomplete:
@@ -159,12 +160,13 @@ class FunctionUsers(periodic.LoopThread):
         return self._guests_unread or self._owner_unknown
 
     def _update(self, *, recheck: bool = False) -> None:
+        """Read the guests and replace the facts; ``recheck`` asks for known owners again."""
         guests = self._list_guests()
         if guests is not None:
             self._decide(guests, recheck=recheck or self.clock() >= self._recheck_at)
         self._facts = DomainFacts(
             guest_functions.GuestDecision(self.file.records).withheld,
-            remarks=(UNREAD,) * self._guests_unread,
+            remarks=(UNREAD,) if self._guests_unread else (),
         )
         # After the read, however long it took: the age counts from its end, or a slow libvirt would
         # be read without a pause.
@@ -176,16 +178,20 @@ class FunctionUsers(periodic.LoopThread):
         questions = guest_functions.list_questions(guests, records, recheck=recheck)
         owners = self._ask(questions)
         self._unanswered = {
-            a: g.name for g in guests for a in g.running if (g.uuid, a) not in owners
+            address: guest.name
+            for guest in guests
+            for address in guest.running
+            if (guest.uuid, address) not in owners
         }
-        if recheck and len(owners) == len(questions):
+        all_answered = len(owners) == len(questions)
+        if recheck and all_answered:
             self._recheck_at = self.clock() + RECHECK
         decision = guest_functions.decide(guests, records, owners)
         withheld_before = guest_functions.GuestDecision(records).withheld
         if decision.withheld.keys() - withheld_before.keys():
-            # Their ARQs may have ended together with their guests, after these were listed.
-            # Read again, so that a device is withheld only if its guest is still there without an
-            # ARQ.
+            # The ARQs of these functions may have ended together with their guests, after the
+            # guests were listed. Read again, so that a device is withheld only if its guest is
+            # still there without an ARQ.
             present = self._list_guests()
             if present is None:
                 return
@@ -216,28 +222,29 @@ class FunctionUsers(periodic.LoopThread):
         """Return the owners of functions, as far as a conductor answers."""
         if not questions:
             return {}
-        found: dict[tuple[str, str], guest_functions.FunctionOwner | None] = {}
+        # By uuid of the guest and address, as the questions.
+        owners: dict[tuple[str, str], guest_functions.FunctionOwner | None] = {}
         try:
             for begin in range(0, len(questions), guest_functions.MAX_FUNCTIONS):
-                part = questions[begin : begin + guest_functions.MAX_FUNCTIONS]
-                functions = [{"instance": uuid, "address": address} for uuid, address in part]
+                batch = questions[begin : begin + guest_functions.MAX_FUNCTIONS]
+                functions = [{"instance": uuid, "address": address} for uuid, address in batch]
                 call = partial(self.conductor.find_function_owners, self.host, functions)
                 answer = self._calls.run(call)["owners"]
-                owners = [
+                batch_owners = [
                     None if value is None else guest_functions.FunctionOwner(value)
                     for value in answer
                 ]
-                found |= dict(zip(part, owners, strict=True))
+                owners |= dict(zip(batch, batch_owners, strict=True))
         except errors.CyborgError as exc:
             failure = exc.message
         except (KeyError, TypeError, ValueError) as exc:
             failure = f"malformed answer: {type(exc).__name__} {exc}"
         else:
             self._owner_log.recovered("Asking for the owners of devices of guests")
-            return found
+            return owners
         self._owner_log.warn(
             "Cannot ask the conductor for the owners of %d devices that guests have, retrying: %s",
-            len(questions) - len(found),
+            len(questions) - len(owners),
             failure,
         )
-        return found
+        return owners

@@ -96,7 +96,8 @@ def start_event_loop(libvirt: Any) -> threading.Thread:
 
 def keep_alive(libvirt: Any, connection: Any, seconds: float) -> None:
     """Let a connection end if its daemon does not answer; ``seconds`` is the limit of a call."""
-    # More than one call may take: otherwise the call ends, and the daemon executes it later.
+    # Longer than the limit of a call: otherwise the connection could end during a slow call, which
+    # the daemon would execute nevertheless.
     max_unanswered = math.ceil(seconds / KEEPALIVE) + 1
     try:
         connection.setKeepAlive(KEEPALIVE, max_unanswered)
@@ -239,7 +240,8 @@ class LibvirtHypervisor:
             return
         libvirt = self._libvirt
         start_event_loop(libvirt)
-        self._disconnect()  # it is lost: without this call its callback is kept
+        # The former connection is lost; without this call libvirt keeps its callback.
+        self._disconnect()
         connection = libvirt.open(self.uri)
         keep_alive(libvirt, connection, self.timeout)
         self._callback = connection.domainEventRegisterAny(
@@ -352,12 +354,12 @@ class LibvirtDomains:
         # needs no keepalive, and so no thread for libvirt's events.
         connection = self._libvirt.openReadOnly(self._uri)
         try:
-            found = [self._find(connection, domain) for domain in connection.listAllDomains(0)]
+            guests = [self._find(connection, domain) for domain in connection.listAllDomains(0)]
         finally:
             connection.close()
         return [
             guest
-            for guest in found
+            for guest in guests
             if guest is not None and (guest.functions or not guest.is_readable)
         ]
 
@@ -383,11 +385,11 @@ class LibvirtDomains:
 
     def _describe(self, domain: Any) -> Guest | None:
         """Return a guest; None if it has ended since."""
-        found = read_domain(self._libvirt, domain)
-        if found is None:
+        guest_xml = read_domain(self._libvirt, domain)
+        if guest_xml is None:
             return None
         running, defined = (
             frozenset[str]() if xml is None else parse_functions(xml)
-            for xml in (found.running, found.defined)
+            for xml in (guest_xml.running, guest_xml.defined)
         )
         return Guest(domain.UUIDString(), domain.name(), running | defined, running)

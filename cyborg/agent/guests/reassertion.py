@@ -176,7 +176,7 @@ class Reasserter(periodic.LoopThread):
             self._backoff.reset()
             return self.interval
         delay = self._backoff.next_delay()
-        # Then a device is missing for so long that it must be reported.
+        # Until a device has been missing for the attach timeout: then this must be reported.
         until_report = self._deliveries.next_deadline(self.clock())
         return delay if until_report is None else min(delay, until_report)
 
@@ -191,6 +191,7 @@ class Reasserter(periodic.LoopThread):
             check = self.guests.reassert(devices)
         except errors.CyborgError as exc:
             failure = exc
+            # Reported first, then raised: a device may be missing for the attach timeout by now.
             unknown = Outcome(None, exc.message)
             check = Check(
                 is_complete=False, outcomes={device.arq["uuid"]: unknown for device in devices}

@@ -24,10 +24,9 @@ class HttpServer:
 
     def __init__(self, host: str, port: int, option: str) -> None:
         self._socket = listen(host, port, option)
-        address, number = self._socket.getsockname()[:2]
-        self.url = (
-            f"http://[{address}]:{number}" if ":" in address else f"http://{address}:{number}"
-        )
+        address, bound_port, *_ = self._socket.getsockname()  # IPv6 has two more fields
+        netloc = f"[{address}]" if ":" in address else address
+        self.url = f"http://{netloc}:{bound_port}"
         self._map: dict[int, Any] = {}
         self._server: Any = None
         self._loop: threading.Thread | None = None
@@ -82,7 +81,7 @@ def listen(host: str, port: int, option: str) -> socket.socket:
     except OSError as exc:
         raise Misconfigured(f"[standalone] listen = {host}: {exc.strerror or exc}") from exc
     # All of them: a name may resolve to loopback and to another address.
-    if not all(ipaddress.ip_address(info[4][0]).is_loopback for info in addresses):
+    if not all(ipaddress.ip_address(ip).is_loopback for *_, (ip, *_) in addresses):
         raise Misconfigured(
             f"[standalone] listen = {host}: the stand-alone service treats every caller as an "
             "administrator, so it requires a loopback address such as 127.0.0.1 or ::1"

@@ -40,7 +40,6 @@ class KeystoneLimits:
 
         A class that has neither a registered limit nor a limit of the project is absent.
         """
-        error = "unknown error"
         try:
             enforcer = self._connect()
             limits = dict(enforcer.get_registered_limits(_ALL))

@@ -87,7 +87,7 @@ class Nova(ServiceClient):
             uuids = _server_uuids(self._read(path))
             new = set(uuids) - found
             found |= new
-            # Only an empty page is the end: an operator may have lowered Nova's page limit.
+            # A short page is not the end: an operator may have lowered Nova's page limit.
             if not new:
                 return frozenset(found)
             path = f"{base}&marker={quote(uuids[-1], safe='')}"
@@ -101,13 +101,13 @@ class Nova(ServiceClient):
         return any(self._is_building(project, statuses) for statuses in _BUILDING_QUERIES)
 
     def _is_building(self, project: str, statuses: Sequence[str]) -> bool:
-        selected = "".join(f"&status={status}" for status in statuses)
-        query = f"all_tenants=1&project_id={quote(project, safe='')}{selected}&limit={_PAGE}"
+        filters = "".join(f"&status={status}" for status in statuses)
+        query = f"all_tenants=1&project_id={quote(project, safe='')}{filters}&limit={_PAGE}"
         body = self._read(f"/servers/detail?{query}")
         with _expecting("list of servers"):
             servers = [(row["status"], row["OS-EXT-STS:task_state"]) for row in body["servers"]]
-        # A full page may not be the last one; Nova's may be shorter than the limit of the query.
-        # A server that is unshelved has the status of a shelved one.
+        # With servers_links Nova has further pages, which may have such a server.
+        # A server that is being unshelved has the status of a shelved one, and a task.
         return "servers_links" in body or any(
             status in _BUILDING or (status == _OFFLOADED and task is not None)
             for status, task in servers
@@ -239,16 +239,14 @@ def _event_errors(answer: Any, events: Sequence[Mapping[str, Any]]) -> list[str 
     if answer.status_code == 200:
         return [None] * len(events)
     with _expecting("list of events (207)"):
-        found = {
+        codes = {
             (item.get("name"), item.get("server_uuid"), item.get("tag")): int(item["code"])
             for item in answer.json()["events"]
         }
     keys = [(event.get("name"), event.get("server_uuid"), event.get("tag")) for event in events]
     return [
-        None
-        if (code := found.get(key, ACCEPTED)) in _FINAL_CODES
-        else f"Nova answered {code} for this event"
-        for key in keys
+        None if code in _FINAL_CODES else f"Nova answered {code} for this event"
+        for code in (codes.get(key, ACCEPTED) for key in keys)
     ]
 
 
@@ -264,14 +262,14 @@ def _instance(uuid: str, body: Any) -> Instance:
     """Parse the body of a server. Nova shows the host of a server only to an administrator."""
     if not isinstance(body, Mapping) or not isinstance(server := body.get("server"), Mapping):
         raise Unavailable("unexpected response from Nova: no server")
-    host = "OS-EXT-SRV-ATTR:host"
+    host_key = "OS-EXT-SRV-ATTR:host"
     return Instance(
         uuid=uuid,
         status=str(server.get("status", "UNKNOWN")),
-        host=server.get(host) or None,
+        host=server.get(host_key) or None,
         node=server.get("OS-EXT-SRV-ATTR:hypervisor_hostname") or None,
         task=server.get("OS-EXT-STS:task_state") or None,
-        host_visible=host in server,
+        host_visible=host_key in server,
     )
 
 
@@ -298,9 +296,9 @@ def _actions(body: Any) -> Sequence[Action]:
     with _expecting("list of actions"):
         return tuple(
             Action(
-                str(item["action"]),
-                str(item["request_id"]),
-                None if item.get("user_id") is None else str(item["user_id"]),
+                name=str(item["action"]),
+                request=str(item["request_id"]),
+                user=None if item.get("user_id") is None else str(item["user_id"]),
             )
             for item in body["instanceActions"]
         )

@@ -37,8 +37,7 @@ _IN_USE = frozenset(
 
 # The first one with suffixes in allocation candidates, which name the provider of each group.
 MAPPINGS_MICROVERSION = (1, 34)
-
-CANDIDATES = "1.34"
+CANDIDATES = "1.34"  # the same as text
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +175,7 @@ class Placement(ServiceClient):
         path = f"/allocation_candidates?{query}"
         answer = self._call("GET", path, version=self._at_most(CANDIDATES))
         try:
+            # The key of the group without a suffix is empty: this group can have several providers.
             return [
                 {group: providers[0] for group, providers in request["mappings"].items() if group}
                 for request in answer.json()["allocation_requests"]
@@ -191,10 +191,10 @@ class Placement(ServiceClient):
         if not body.get("allocations"):
             return None
         return ConsumerAllocation(
-            {uuid: dict(item["resources"]) for uuid, item in body["allocations"].items()},
-            body.get("consumer_generation"),
-            str(body["project_id"]),
-            str(body["user_id"]),
+            amounts={uuid: dict(item["resources"]) for uuid, item in body["allocations"].items()},
+            generation=body.get("consumer_generation"),
+            project=str(body["project_id"]),
+            user=str(body["user_id"]),
         )
 
     def set_consumer(
@@ -211,8 +211,8 @@ class Placement(ServiceClient):
             "project_id": known.project,
             "user_id": known.user,
         }
-        # This version keeps the type of the consumer.
         path = f"/allocations/{quote(consumer, safe='')}"
+        # From 1.38 on the body must have the type of the consumer; an older version keeps the type.
         self._call("PUT", path, version=self._at_most(CANDIDATES), json=body)
 
     def ensure_classes(self, names: Iterable[str]) -> None:
@@ -349,11 +349,11 @@ def make(conf: cfg.ConfigOpts) -> Placement:
 
 def _summary(body: Mapping[str, Any]) -> ProviderSummary:
     return ProviderSummary(
-        body["uuid"],
-        body["name"],
-        body.get("parent_provider_uuid"),
-        int(body["generation"]),
-        body.get("root_provider_uuid"),
+        uuid=body["uuid"],
+        name=body["name"],
+        parent_uuid=body.get("parent_provider_uuid"),
+        generation=int(body["generation"]),
+        root_uuid=body.get("root_provider_uuid"),
     )
 
 

@@ -14,7 +14,8 @@ from cyborg import tracing
 from cyborg.conf.auth_options import load_auth
 from cyborg.core.errors import Misconfigured, TimedOut, Unavailable
 
-_NAMES = ("username", "user_id", "application_credential_id", "application_credential_name")
+# Options of the authentication plug-ins that name a user or its credential.
+_USER_OPTIONS = ("username", "user_id", "application_credential_id", "application_credential_name")
 
 
 def describe(conf: cfg.ConfigOpts, section: str) -> str:
@@ -24,7 +25,7 @@ def describe(conf: cfg.ConfigOpts, section: str) -> str:
     token.
     """
     section = conf[section].auth_section or section
-    for name in _NAMES:
+    for name in _USER_OPTIONS:
         try:
             value = conf[section][name]
         except cfg.NoSuchOptError:  # registered only by a plug-in that has this option
@@ -146,7 +147,7 @@ class ServiceClient:
         try:
             return self._adapter.request(path, verb, timeout=self.timeout, **options)
         except ks.ConnectTimeout:
-            raise
+            raise  # it is a ConnectFailure, too, but has used up the timeout
         except ks.ConnectFailure:
             left = end - time.monotonic()
             if verb != "GET" or left < MIN_TIMEOUT:

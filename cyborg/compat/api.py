@@ -46,9 +46,9 @@ def make_audit_middleware(app: Any, map_file: str, notifier: EventNotifier) -> A
     # A late import: most installations do not audit requests.
     from keystonemiddleware import audit
 
-    # It warns that it does not know this option of its own.
+    # keystonemiddleware warns that it does not know audit_map_file, its own option.
     logging.getLogger("keystonemiddleware._common.config").addFilter(_is_no_false_alarm)
-    # A user of a directory has an id of another form, and "noauth" is none either.
+    # The id of a user of a directory (LDAP) is no uuid, and neither is "noauth".
     warnings.filterwarnings("ignore", "Invalid uuid", module=r"pycadf\.")
     try:
         middleware = audit.AuditMiddleware(app, audit_map_file=map_file, use_oslo_messaging="false")

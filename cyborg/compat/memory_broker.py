@@ -103,7 +103,7 @@ class Transport(memory.Transport):  # type: ignore[misc]
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         self._arrived = threading.Condition()
-        self._count = 0  # of messages
+        self._count = 0  # of calls of wake
 
     def wake(self) -> None:
         """Report a message in a queue that a channel of this transport consumes."""
@@ -115,8 +115,8 @@ class Transport(memory.Transport):  # type: ignore[misc]
         """Deliver one message. Raise TimeoutError if none arrives in ``timeout`` seconds."""
         end = None if timeout is None else monotonic() + timeout
         while True:
-            # Before the look: a message that comes after it changes the count, and ends the wait at
-            # once.
+            # Read before the queues: a message that arrives after they were found empty changes the
+            # count, and ends the wait at once.
             count = self._count
             if self._deliver_one(timeout):
                 return
@@ -131,6 +131,7 @@ class Transport(memory.Transport):  # type: ignore[misc]
 
     def _deliver_one(self, timeout: float | None) -> bool:
         get: Callable[..., Any] = self.cycle.get
+        # It does not wait: kombu's channels ignore the timeout for queues in memory.
         try:
             get(self._deliver, timeout=timeout)
         except Empty:

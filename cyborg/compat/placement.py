@@ -51,9 +51,9 @@ class _Validation:
         # The validator keeps its schema, so that no other object gets this id.
         validator = self._validators.get(id(schema))
         if validator is None:
-            kind = validators.validator_for(schema)
-            kind.check_schema(schema)
-            validator = kind(schema, format_checker=format_checker)
+            validator_class = validators.validator_for(schema)
+            validator_class.check_schema(schema)
+            validator = validator_class(schema, format_checker=format_checker)
             self._validators[id(schema)] = validator
         error = exceptions.best_match(validator.iter_errors(instance))
         if error is not None:

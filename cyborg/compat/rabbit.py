@@ -67,7 +67,7 @@ def exclusive_connection(transport: Any) -> Iterator["Connection"]:
     The lock also excludes the heartbeat thread of the connection.
     """
     with (
-        transport._driver._get_connection(common.PURPOSE_SEND, 1) as pooled,
+        transport._driver._get_connection(common.PURPOSE_SEND, retry=1) as pooled,
         pooled.connection._connection_lock,
     ):
         yield pooled.connection

@@ -36,7 +36,7 @@ def build_option_parser(parser: argparse.ArgumentParser) -> argparse.ArgumentPar
 
 
 def check_api_version(version: str) -> bool:
-    """Return whether commands exist for a version; the service validates the minor version."""
+    """Return whether commands exist for a version, such as ``2.6``."""
     # An unknown minor version is refused by the service, with the known ones.
     return version.partition(".")[0] == "2"
 

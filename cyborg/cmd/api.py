@@ -52,14 +52,14 @@ def make_settings(conf: cfg.ConfigOpts) -> dict[str, Any]:
         "workers": conf.api.workers,
         "threads": conf.api.threads,
         "proc_name": "cyborg-api",
-        # A URL may have some hundred uuids; a reverse proxy limits its length.
+        # 0: no limit. A URL may have some hundred uuids; a reverse proxy limits its length.
         "limit_request_line": 0,
         # Nova waits that long for an answer at most.
         "graceful_timeout": 60,
-        # No handler of its own: with [DEFAULT] use_json its lines would not be JSON.
+        # No handler of gunicorn: with [DEFAULT] use_json its lines would not be JSON.
         "errorlog": None,
         "logger_class": ServiceLog,
-        # A file in the home directory, which the user of the service may not have.
+        # The control socket is in the home directory, which the user of the service may not have.
         "control_socket_disable": True,
     }
 

@@ -73,7 +73,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _add_fabric(
     capture: Capture, errors: list[str], address: str, library: str
 ) -> tuple[Capture, list[str]]:
-    """Return a capture with the partitions of Fabric Manager, and the errors with a new one."""
+    """Return the capture with the partitions of Fabric Manager, and the errors.
+
+    If the partitions cannot be read, the capture is unchanged, and there is one more error.
+    """
     try:
         partitions = FabricRequests(address, library=library).list_partitions()
     except DriverFailed as exc:
@@ -108,10 +111,13 @@ def _watch(seconds: float) -> list[Uevent]:
         # None at the timeout.
         device = monitor.poll(left)
         if device is not None:
-            at = round(time.monotonic() - begin, 3)
-            uevents.append(
-                Uevent(at, str(device.action), str(device.subsystem), device.device_path)
+            uevent = Uevent(
+                seconds=round(time.monotonic() - begin, 3),
+                action=str(device.action),
+                subsystem=str(device.subsystem),
+                path=device.device_path,
             )
+            uevents.append(uevent)
     return uevents
 
 

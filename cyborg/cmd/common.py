@@ -57,7 +57,8 @@ def require_head(engine: sa.Engine, name: str) -> None:
 
 def wait_for_database(engine: sa.Engine, seconds: float) -> None:
     """Wait until the database responds; raise Unavailable if it does not within ``seconds``."""
-    deadline, backoff = time.monotonic() + seconds, Backoff(0.5, 10.0)
+    deadline = time.monotonic() + seconds
+    backoff = Backoff(initial=0.5, maximum=10.0)
     while True:
         try:
             with errors.translate(), engine.connect():

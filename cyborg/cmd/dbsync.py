@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _verbs(parsers: Any) -> None:
-    """Add the parsers of all verbs; each sets ``run``, called with the engine."""
+    """Add the parsers of all verbs; each sets ``run``, called with engine and configuration."""
     parser = parsers.add_parser("upgrade", help="apply the missing migrations")
     parser.add_argument("revision", nargs="?", default="head", help="target revision (head)")
     parser.set_defaults(
@@ -199,16 +199,18 @@ def purge(
     results = []
     # An operator may name a kind twice.
     for kind in dict.fromkeys(kinds):
-        rows = old_rows.KINDS[kind]
-        found = uow.run(partial(rows.count, cutoff=cutoff))
+        kind_rows = old_rows.KINDS[kind]
+        found = uow.run(partial(kind_rows.count, cutoff=cutoff))
         result = PurgeResult(kind, found)
         results.append(result)
-        limit = 0 if dry_run else found if max_rows is None else min(found, max_rows)
+        limit = found if max_rows is None else min(found, max_rows)
+        if dry_run:
+            limit = 0
         shown_at, failures = clock(), 0
         while result.deleted < limit:
             size = min(batch_size, limit - result.deleted)
             began = clock()
-            deleted = uow.run(partial(rows.purge, cutoff=cutoff, limit=size))
+            deleted = uow.run(partial(kind_rows.purge, cutoff=cutoff, limit=size))
             result.deleted += deleted
             # A conductor may have deleted the same rows at the same time, but hardly each time.
             failures = 0 if deleted else failures + 1
@@ -273,8 +275,8 @@ def _add_sign_custody(parsers: Any) -> None:
 def _run_sign_custody(engine: sa.Engine, conf: Any) -> None:
     """Sign all chains and new records, or remove the signatures."""
     keys = custody.load(conf)
-    # Conductors that still have the key would refuse what has no signature.
     if conf.verb.remove:
+        # Conductors that still have the key would refuse what has no signature.
         if keys.secrets:
             raise Misconfigured(
                 "[conductor] custody_key_file is set, expected none: remove it from the "
@@ -308,16 +310,17 @@ def sign_custody(uow: unit_of_work.UnitOfWork, *, replace: bool) -> SignResult:
 
     With ``replace`` also those that have a signature which does not fit, or of an unknown key.
     """
-    result, after = SignResult(), ""
+    result = SignResult()
+    after = ""
     while uuids := uow.run(partial(chains.next_devices, after=after, limit=PAGE_SIZE)):
         for uuid in uuids:
             result.add(uow.run(partial(_sign_chain, uuid=uuid, replace=replace)))
         after = uuids[-1]
-    last = 0
-    while rows := uow.run(partial(chains.new_records_after, last=last, limit=PAGE_SIZE)):
+    last_id = 0
+    while rows := uow.run(partial(chains.new_records_after, last=last_id, limit=PAGE_SIZE)):
         result.add(uow.run(partial(_sign_new, rows=rows, replace=replace)))
         # By id, since signing does not take a record out of the list.
-        last = rows[-1]["id"]
+        last_id = rows[-1]["id"]
     return result
 
 
@@ -342,7 +345,8 @@ def _sign_new(
     tx: sa.Connection, rows: Sequence[chains.UnsealedRow], *, replace: bool
 ) -> SignResult:
     """Sign new records that have no signature that fits."""
-    keys, refused = custody.keys_of(tx), []
+    keys = custody.keys_of(tx)
+    refused: list[str] = []
     signatures: dict[int, str] = {}
     for row in rows:
         data = serialize_new(read.to_record(row))
@@ -351,6 +355,7 @@ def _sign_new(
         if row["signature"] is not None and not replace:
             refused.append(f"record {row['uuid']}: {reason} (see --replace)")
         else:
+            # None only without keys, with which there is nothing to sign.
             signatures[row["id"]] = keys.sign(data) or ""
     chains.save_signatures(tx, signatures)
     return SignResult(records=len(signatures), refused=refused)
@@ -369,7 +374,9 @@ def _sign_chain(tx: sa.Connection, uuid: str, *, replace: bool) -> SignResult:
     if head["signature"] is not None and not replace:
         return _refuse(uuid, f"{reason} (see --replace)")
     ends = read.to_head(head)
-    fault = verify(Log(ends, _read(tx, uuid), ends), None).fault
+    # Equal heads: the lock keeps the chain as it is. Without keys: only the hashes must fit.
+    log = Log(before=ends, records=_read(tx, uuid), after=ends)
+    fault = verify(log, keys=None).fault
     if fault is not None:
         return _refuse(uuid, fault.explanation)
     chains.sign_head(tx, head)

@@ -135,21 +135,23 @@ def import_database(
         dry_run=dry_run,
     )
     planner = host_plan.ImportPlanner(profiles)
-    names: set[str] = set()
+    offered_names: set[str] = set()
     hosts = reader.read_hosts(connection)
     report.hosts = len(hosts)
-    for number, (host, ids) in enumerate(hosts.items(), 1):
+    for number, (host, device_ids) in enumerate(hosts.items(), 1):
         progress(number, len(hosts), host)
-        plan = planner.plan(host, reader.read_host(connection, ids))
+        plan = planner.plan(host, reader.read_host(connection, device_ids))
         planned += plan.count_taken()
-        names |= plan.find_names()
+        offered_names |= plan.find_names()
         report.drops += plan.drops
         report.unknown_uses += plan.unknown_uses
         now = uow.clock()
 
         def work(tx: sa.Connection, plan: HostImport = plan, now: datetime = now) -> Any:
-            # In a dry run the profiles of the source are not there: they are inserted again.
-            ids = profile_ids if not dry_run else writer.write_profiles(tx, [*profiles.values()])[0]
+            ids = profile_ids
+            if dry_run:
+                # The profiles of the source were rolled back: they are inserted again.
+                ids, _ = writer.write_profiles(tx, list(profiles.values()))
             return None, writer.write_host(tx, plan, ids, now)
 
         try:
@@ -168,7 +170,7 @@ def import_database(
     report.unserved = {
         profile.name: missing
         for profile in profiles.values()
-        if (missing := find_unserved_names(profile.groups, names, (), release))
+        if (missing := find_unserved_names(profile.groups, offered_names, (), release))
     }
     return report
 
@@ -188,7 +190,10 @@ def _write(
     *,
     dry_run: bool,
 ) -> Any:
-    """Run a transaction, add the number of new objects to the report and return its value."""
+    """Run a transaction and return its value; in a dry run roll it back.
+
+    ``work`` returns the value, and the numbers of new objects, which are added to the report.
+    """
 
     def run_and_roll_back(tx: sa.Connection) -> None:
         raise _RolledBack(work(tx))

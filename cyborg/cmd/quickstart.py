@@ -70,6 +70,7 @@ wanted = 4:1, 2:2
 hello_interval = 1
 """
 SETS_GROUP = {"resources:PGPU": "2", "trait:CUSTOM_SET_FABRIC": "required"}
+# Commands without output, which do not know the option -f.
 NO_OUTPUT = ("arq-unbind", "arq-delete", "device-profile-delete")
 PCI = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 STARTED = time.monotonic()
@@ -162,14 +163,15 @@ def run_client(service: Service, *arguments: str, read: bool = True, show: bool 
     """
     if show:
         say(f"   $ cyborg {' '.join(arguments)}")
-    output_options = (
-        () if arguments[0] in NO_OUTPUT else ("-f", "json") if read else ("--max-width", str(WIDTH))
-    )
+    output_options: tuple[str, ...] = ("-f", "json") if read else ("--max-width", str(WIDTH))
+    if arguments[0] in NO_OUTPUT:
+        output_options = ()
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = app.main(
             ["--os-auth-type", "none", "--os-endpoint", service.api, *arguments, *output_options],
         )
+    # The client has caught a Ctrl-C, which must end this command, too.
     if code == 128 + signal.SIGINT:
         raise KeyboardInterrupt
     if code:
@@ -230,17 +232,19 @@ def published(service: Service, devices: int) -> list[dict[str, Any]]:
 
 
 def show_withheld(service: Service, devices: list[dict[str, Any]]) -> int:
-    """Print why devices are not schedulable; return the number that this machine itself uses."""
+    """Print why devices are not schedulable; return the number that is not offered at all."""
     hardware = run_client(service, "hardware-list", "--long")
+    # Specs have the number of handles. A device with handles has an inventory in Placement.
     withheld = [row for row in hardware if row["Not offered"] and not row["Specs"]["num"]]
     for row in withheld:
         say(f"   {row['Address']} is not offered: {row['Not offered']}")
-    used = {row["Address"] for row in withheld}
-    reasons: dict[str, list[str]] = {}
+    withheld_addresses = {row["Address"] for row in withheld}
+    addresses_by_reason: dict[str, list[str]] = {}
     for device in devices:
-        if device["Undeliverable reason"] and device["Address"] not in used:
-            reasons.setdefault(device["Undeliverable reason"], []).append(device["Address"])
-    for reason, addresses in reasons.items():
+        reason = device["Undeliverable reason"]
+        if reason and device["Address"] not in withheld_addresses:
+            addresses_by_reason.setdefault(reason, []).append(device["Address"])
+    for reason, addresses in addresses_by_reason.items():
         for line in textwrap.wrap(f"{', '.join(addresses)}: {reason}", WIDTH):
             say(f"   {line}")
     return len(withheld)
@@ -255,10 +259,11 @@ def is_schedulable(provider: dict[str, Any]) -> bool:
 
 
 def groups(found: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """Return two FPGA functions of the fake card and, if one is schedulable, a real PCI device."""
+    """Return request groups: two FPGAs of the fake card, and a schedulable real device, if any."""
     profile_groups = [{"resources:FPGA": "2", "trait:CUSTOM_FAKE_DEVICE": "required"}]
     real = [p for p in found if not is_fake(p) and is_schedulable(p)]
     if real:
+        # The only class: a provider has that of its deployable.
         resource = next(iter(real[0]["inventories"]))
         traits = sorted(t for t in real[0]["traits"] if t.startswith("CUSTOM_"))
         profile_groups.append(
@@ -307,12 +312,12 @@ def run_demo(service: Service) -> str:
             raise Failed("Placement offers nothing for the profile")
         choice = choices[0]
         names = {p["uuid"]: p["name"] for p in found}
-        for group, chosen in sorted(choice["mappings"].items()):
-            say(f"   {group.lstrip('_')} -> {names[chosen[0]]}")
+        for group, (provider,) in sorted(choice["mappings"].items()):
+            say(f"   {group.lstrip('_')} -> {names[provider]}")
     instance = str(uuid.uuid4())
     with section(f"Binding accelerators to instance {instance}"):
         say("   no server is built: the instance is a random uuid with an allocation in Placement")
-        made = bind(service, choice, instance, devices[0]["Host"])
+        arqs = bind(service, choice, instance, devices[0]["Host"])
     with section("Inventories and usages in Placement"):
         show_table(
             ("PROVIDER", "CLASS", "TOTAL", "RESERVED", "USED"),
@@ -329,13 +334,13 @@ def run_demo(service: Service) -> str:
             ],
         )
     with section("Releasing everything"):
-        release(service, instance, made)
+        release(service, instance, arqs)
         left = run_client(service, "arq-list")
         used = sum(sum(p["usages"].values()) for p in providers(service))
         if left or used:
             raise Failed(f"{len(left)} requests and {used} units in use remain")
         say("   no request left, nothing in use")
-    return summary(len(devices), [p["name"] for p in real], len(made))
+    return summary(len(devices), [p["name"] for p in real], bound=len(arqs))
 
 
 def create_profile(service: Service, profile_groups: list[dict[str, str]]) -> None:
@@ -349,7 +354,7 @@ def create_profile(service: Service, profile_groups: list[dict[str, str]]) -> No
 
 
 def bind(service: Service, choice: dict[str, Any], instance: str, host: str) -> list[str]:
-    """Allocate a candidate, and bind the requests of the profile as Nova does; return these."""
+    """Allocate a candidate, and bind the profile's requests as Nova does; return their uuids."""
     placement(
         service,
         "PUT",
@@ -363,27 +368,28 @@ def bind(service: Service, choice: dict[str, Any], instance: str, host: str) -> 
             "consumer_type": "INSTANCE",
         },
     )
-    made = [arq["UUID"] for arq in run_client(service, "arq-create", PROFILE, show=True)]
-    group_of = {a["UUID"]: a["Group"] for a in run_client(service, "arq-list", "--long")}
-    of_group = [choice["mappings"][f"_device_profile_{group_of[arq]}"][0] for arq in made]
-    each = [argument for provider in of_group for argument in ("--provider", provider)]
-    arguments = ["arq-bind", *made, "--host", host, "--instance", instance, *each]
+    arqs = [arq["UUID"] for arq in run_client(service, "arq-create", PROFILE, show=True)]
+    numbers = {arq["UUID"]: arq["Group"] for arq in run_client(service, "arq-list", "--long")}
+    arguments = ["arq-bind", *arqs, "--host", host, "--instance", instance]
+    for arq in arqs:
+        (provider,) = choice["mappings"][f"_device_profile_{numbers[arq]}"]
+        arguments += ["--provider", provider]
     run_client(service, *arguments, read=False, show=True)
     end = time.monotonic() + 30
     while True:
         states = {arq["State"] for arq in run_client(service, "arq-list", "--instance", instance)}
         if states == {"Bound"}:
-            return made
+            return arqs
         # The agent may have to prepare the devices first.
         if states - {"Bound", "BindStarted"} or time.monotonic() > end:
             raise Failed(f"expected every request to be Bound, found {sorted(states)}")
         time.sleep(0.1)
 
 
-def release(service: Service, instance: str, made: list[str]) -> None:
+def release(service: Service, instance: str, arqs: list[str]) -> None:
     """Unbind and delete requests, and delete the allocation and the device profile."""
-    run_client(service, "arq-unbind", *made, read=False, show=True)
-    run_client(service, "arq-delete", *made, read=False, show=True)
+    run_client(service, "arq-unbind", *arqs, read=False, show=True)
+    run_client(service, "arq-delete", *arqs, read=False, show=True)
     placement(service, "DELETE", f"/allocations/{instance}")
     run_client(service, "device-profile-delete", PROFILE, read=False, show=True)
 
@@ -405,14 +411,14 @@ def run_sets(service: Service) -> str:
         choices = candidates(service, [SETS_GROUP])
         if not choices:
             raise Failed("Placement offers no set for the profile")
-        made = bind(service, choices[0], instance, "hgx-1")
-        both = ("--offer", "allocated", "--offer", "offered")
-        run_client(service, "device-set-list", *both, read=False, show=True)
+        arqs = bind(service, choices[0], instance, "hgx-1")
+        offers = ("--offer", "allocated", "--offer", "offered")
+        run_client(service, "device-set-list", *offers, read=False, show=True)
         allocated = run_client(service, "device-set-list", "--offer", "allocated")
         if [(row["Size"], row["Owner"]) for row in allocated] != [(2, instance)]:
             raise Failed(f"expected a set of two GPUs of {instance}, found {allocated}")
-        release(service, instance, made)
-    return f"a set of {len(made)} simulated GPUs"
+        release(service, instance, arqs)
+    return f"a set of {len(arqs)} simulated GPUs"
 
 
 def is_pair(provider: dict[str, Any]) -> bool:
@@ -425,12 +431,12 @@ def is_pair(provider: dict[str, Any]) -> bool:
 
 def summary(devices: int, real: list[str], bound: int) -> str:
     """Return a summary in one sentence; ``real`` are the providers of the PCI bus."""
-    what = "no schedulable PCI device"
+    schedulable = "no schedulable PCI device"
     if real:
-        what = f"{len(real)} schedulable PCI devices, such as {real[0]}"
+        schedulable = f"{len(real)} schedulable PCI devices, such as {real[0]}"
     return (
-        f"{devices} devices discovered ({what}; and a fake card), {bound} accelerators bound to an "
-        "instance and released"
+        f"{devices} devices discovered ({schedulable}; and a fake card), {bound} accelerators "
+        "bound to an instance and released"
     )
 
 
@@ -449,9 +455,9 @@ def main() -> int:
     service, sets = Service(), None
     kept = False
     try:
-        what = run_demo(service)
+        result = run_demo(service)
         sets = Service(SETS_CONFIG)
-        what += f"; {run_sets(sets)} too"
+        result += f"; {run_sets(sets)} too"
         kept = args.keep
     except Failed as exc:
         sys.stderr.write(f"\nquickstart: FAILED: {exc}\n")
@@ -475,7 +481,7 @@ def main() -> int:
         say(f"   curl -s -H 'X-Auth-Token: admin' {service.placement}/resource_providers")
         say("To stop the service and remove its files:")
         say(f"   kill {service.process.pid} && sleep 2 && rm -r {service.folder}")
-    say(f"\nquickstart: OK: {what} ({time.monotonic() - STARTED:.0f} s)")
+    say(f"\nquickstart: OK: {result} ({time.monotonic() - STARTED:.0f} s)")
     return 0
 
 

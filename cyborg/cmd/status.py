@@ -75,17 +75,17 @@ class Checks(UpgradeCommands):
     @staticmethod
     def _check_work(connection: sa.Connection) -> Result:
         """Warn of dead letters, and of providers that could not be published."""
-        dead = sa.select(sa.func.count()).select_from(outbox).where(outbox.c.state == "dead")
-        stale = (
-            sa.select(sa.func.count()).select_from(providers).where(providers.c.error.is_not(None))
+        count = sa.select(sa.func.count())
+        dead = connection.scalar(count.select_from(outbox).where(outbox.c.state == "dead"))
+        failing = connection.scalar(
+            count.select_from(providers).where(providers.c.error.is_not(None))
         )
-        messages, failing = connection.scalar(dead), connection.scalar(stale)
-        # Neither prevents an upgrade, so that this is only a warning.
-        if not messages and not failing:
+        if not dead and not failing:
             return Result(Code.SUCCESS)
+        # Neither prevents an upgrade, so that this is only a warning.
         return Result(
             Code.WARNING,
-            f"{messages} message(s) could not be delivered, and {failing} resource provider(s) "
+            f"{dead} message(s) could not be delivered, and {failing} resource provider(s) "
             "could not be updated in Placement. 'cyborg outbox-list --state dead' and 'cyborg "
             "deployable-list --long' show the reasons.",
         )
@@ -157,7 +157,7 @@ class Checks(UpgradeCommands):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     args = list(sys.argv[1:] if argv is None else argv)
-    # Before the options are registered: it reads the files of another service.
+    # Before the options are registered: convert-config reads the files of another service.
     if args[:1] == [status_convert.VERB]:
         return status_convert.main(args)
     conf = cfg.ConfigOpts()

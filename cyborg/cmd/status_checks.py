@@ -48,7 +48,8 @@ def check_daemons(connection: sa.Connection) -> Result:
     served, too, but may call methods that this release does not know.
     """
     query = sa.select(services.c.binary, services.c.host, services.c.versions)
-    other, newer = defaultdict[str, list[str]](list), list[str]()
+    other_major = defaultdict[str, list[str]](list)
+    newer: list[str] = []
     for row in connection.execute(query.order_by(services.c.host, services.c.binary)):
         release = AGENT.version if row.binary == AGENT_BINARY else CONDUCTOR.version
         # Nothing is known of a daemon that sends no version, so that it is not reported.
@@ -56,17 +57,17 @@ def check_daemons(connection: sa.Connection) -> Result:
         ours, theirs = _parse_version(release), _parse_version(version)
         name = f"{row.binary} of host {row.host}"
         if theirs is None or ours is None or theirs[0] != ours[0]:
-            other[version].append(name)
+            other_major[version].append(name)
         elif theirs > ours:
             newer.append(name)
-    if other:
-        found = "; ".join(
-            f"{version}: {join_limited(names, MAX_NAMED)}" for version, names in other.items()
+    if other_major:
+        others = "; ".join(
+            f"{version}: {join_limited(names, MAX_NAMED)}" for version, names in other_major.items()
         )
         return Result(
             Code.FAILURE,
             f"This release has RPC version {CONDUCTOR.version} and serves daemons with the same "
-            f"major version only, but there are others ({found}). Upgrade them to a release "
+            f"major version only, but there are others ({others}). Upgrade them to a release "
             "between the two first, or remove hosts that left with 'cyborg host-forget'.",
         )
     if newer:
@@ -81,20 +82,21 @@ def check_daemons(connection: sa.Connection) -> Result:
 def check_profiles(connection: sa.Connection, conf: cfg.ConfigOpts) -> Result:
     """Look for device profiles with a trait or resource class that no device has."""
     reported, offered = deployables.read_names(connection, import_plan.BACKEND)
+    # Before the first report no device is known: all profiles would be reported.
     if not reported and not offered:
         return Result(Code.SUCCESS)
     release = reference_release(conf)
-    found = [
+    unserved = [
         f"{row['name']}: " + "; ".join(f"{name} ({remedy})" for name, remedy in missing.items())
         for row in device_profiles.find(connection)
         if (missing := find_unserved_names(parse_groups(row["groups"]), offered, reported, release))
     ]
-    if not found:
+    if not unserved:
         return Result(Code.SUCCESS)
     return Result(
         Code.WARNING,
         "Device profiles with a trait or resource class that no device has, whose servers end in "
-        f"'No valid host': {join_limited(found, MAX_PROFILES, separator='. ')}.",
+        f"'No valid host': {join_limited(unserved, MAX_PROFILES, separator='. ')}.",
     )
 
 
@@ -205,26 +207,27 @@ def _is_understood(name: Any, rule: Any) -> bool:
         return False
     try:
         # Alone, so that the denials are those of this rule.
-        check = str(policy.Rules.from_dict({name: cast(str, rule)})[name])
+        parsed = str(policy.Rules.from_dict({name: cast(str, rule)})[name])
     except (TypeError, AttributeError):
         return False
-    # oslo.policy puts a denial in place of what it cannot parse, possibly of the whole rule.
+    # oslo.policy puts a denial in place of what it cannot parse, possibly of the whole rule: a
+    # denial that the text does not have shows such a part.
     text = str(rule)
-    if check == "!":
+    if parsed == "!":
         return text.strip(_DELIMITERS) == "!"
-    return len(_DENIAL.findall(check)) <= len(_DENIAL.findall(text))
+    return len(_DENIAL.findall(parsed)) <= len(_DENIAL.findall(text))
 
 
 def check_options(files: Sequence[str]) -> Result:
     """Look for renamed and unknown options in the sections of this service."""
     declared = _declared_options()
-    known = {section: {option.dest for option in listed} for section, listed in declared.items()}
+    known = {section: {option.dest for option in group} for section, group in declared.items()}
     renamed = _renamed_options(declared)
     # Libraries have options of their own in [DEFAULT], auth plugins in the sections of services.
-    closed = {name for name in known if name != "DEFAULT" and "auth_type" not in known[name]}
+    fully_known = {name for name in known if name != "DEFAULT" and "auth_type" not in known[name]}
     old: list[str] = []
     unknown: list[str] = []
-    foreign: list[str] = []
+    foreign: list[str] = []  # drivers of OpenStack Cyborg
     for file in files:
         try:
             settings = _read_settings(file)
@@ -238,7 +241,7 @@ def check_options(files: Sequence[str]) -> Result:
             for name in names:
                 if (new := renamed.get((section, name))) is not None:
                     old.append(f"[{section}] {name} is now {new}")
-                elif section in closed and name not in known[section]:
+                elif section in fully_known and name not in known[section]:
                     unknown.append(f"[{section}] {name}")
     texts = foreign
     if old:
@@ -281,8 +284,8 @@ def _renamed_options(declared: Mapping[str, Iterable[cfg.Opt]]) -> dict[tuple[st
     for section, options in declared.items():
         for option in options:
             for former in option.deprecated_opts:
-                # The library gives an option without a former section its own one.
-                # oslo.config finds an option by its destination, which has underscores.
+                # Without a former section or name, the present one has not changed. oslo.config
+                # finds an option by its destination, which has underscores.
                 place = (former.group or section, (former.name or option.name).replace("-", "_"))
                 renamed[place] = f"[{section}] {option.dest}"
     return renamed

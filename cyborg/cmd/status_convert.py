@@ -88,13 +88,13 @@ def known_options() -> dict[str, dict[str, Callable[[str], object]]]:
     for section, listed in (*own_options.list_opts(), *_library_options(), *_credentials()):
         for option in listed:
             # A file may have the name of an option with dashes or with underscores.
-            names = {(section, name) for name in (option.name, option.dest)}
-            names |= {
+            places = {(section, name) for name in (option.name, option.dest)}
+            places |= {
                 (old.group or section, old.name or option.dest) for old in option.deprecated_opts
             }
-            for place, name in names:
-                known.setdefault(place, {})[name] = option.type
-    if find_spec("memcache") is None:  # with this option and without it, each request fails
+            for group, name in places:
+                known.setdefault(group, {})[name] = option.type
+    if find_spec("memcache") is None:  # without this library these options make each request fail
         for name in ("memcached_servers", "memcache_servers"):
             known.get("keystone_authtoken", {}).pop(name, None)
     return known

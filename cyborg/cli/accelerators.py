@@ -47,9 +47,10 @@ def fetch_states(rest: RestClient, uuids: Iterable[str]) -> ServerStates:
     if not unique:
         return ServerStates({})
     try:
-        nova = _Nova(rest.connect(SERVICE)[0])
+        adapter, _ = rest.connect(SERVICE)
     except exceptions.ClientException as exc:
         raise CommandError(f"cannot get the status of servers from Nova: {exc}") from exc
+    nova = _Nova(adapter)
     # Nova has no filter by several uuids: of several values of ``uuid`` it uses the last one.
     listed = nova.list_states(unique) if len(unique) > MAX_SINGLE else {}
     # A server of an unreachable cell is not listed; only its own request shows whether it exists.
@@ -57,6 +58,7 @@ def fetch_states(rest: RestClient, uuids: Iterable[str]) -> ServerStates:
     single = nova.get_states(absent[:MAX_SINGLE])
     if not listed and all(state == NO_RESPONSE for state in single.values()):
         raise CommandError(f"cannot get the status of servers from Nova: {nova.error}")
+    # NOT_LISTED stays for those absent servers that are too many to be requested.
     states = {**dict.fromkeys(absent, NOT_LISTED), **single, **listed}
     unknown = [state for state in states.values() if state.startswith("unknown")]
     if not unknown:
@@ -104,7 +106,8 @@ class _Nova:
             page = {} if response is None else _parse_page(response)
             states |= {uuid: status for uuid, status in page.items() if uuid in missing}
             missing -= page.keys()
-            # Only an empty page is the end: an operator may have lowered Nova's page limit.
+            # A short page is not the end: an operator may have lowered Nova's page limit. A proxy
+            # that drops the query would give the same page for ever.
             if not missing or not page or (last := [*page][-1]) == query.get("marker"):
                 break
             query["marker"] = last
@@ -212,7 +215,7 @@ class List(listing.Lister, of=ACCELERATORS):
             self.app.LOG.warning("%s", states.warning)
         rows = [{**row, "server": states.states.get(row["instance_uuid"])} for row in rows]
         extra = formatting.columns_of("server")
-        return self.build_rows(args, rows, (*SHORT, *extra), (*LONG, *extra))
+        return self.build_rows(args, rows, short=(*SHORT, *extra), long=(*LONG, *extra))
 
 
 class Show(base.Show, of=ACCELERATORS):

@@ -97,7 +97,10 @@ class CyborgApp(base.RestApp):
             self.command_manager.find_command(argv)
         except ValueError:
             secrets = {*find_secrets(argv), *find_secrets(self._argv)}
-            argv = [HIDDEN if {word, word.partition("=")[2]} & secrets else word for word in argv]
+            argv = [
+                HIDDEN if word in secrets or word.partition("=")[2] in secrets else word
+                for word in argv
+            ]
         return super().run_subcommand(argv)
 
     def configure_logging(self) -> None:

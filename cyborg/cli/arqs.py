@@ -107,7 +107,7 @@ class Bind(base.ServiceTokenCommand, listing.Lister, of=ARQS):
                 "use --provider once for all requests or once for each request"
             )
         arqs = self.find_uuids(args)
-        providers = DEPLOYABLES.find_uuids(self.app.rest, providers, "rp_uuid")
+        providers = DEPLOYABLES.find_uuids(self.app.rest, providers, field="rp_uuid")
         fields = {"/hostname": args.host, "/instance_uuid": args.instance}
         if args.project is not None:
             fields["/project_id"] = args.project

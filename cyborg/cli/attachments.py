@@ -32,7 +32,7 @@ def _format_row(row: Row) -> dict[str, Any]:
     selected: Any = row["device_profile"]
     for kind, field in (("context", "device_context"), ("accelerator", "accelerator")):
         if (uuid := row[field]) is not None:
-            text = f"{kind} {uuid[: formatting.UUID_PREFIXES[0]]}"
+            text = f"{kind} {uuid[: formatting.SHORT_UUID]}"
             selected = formatting.Text(f"{kind} {uuid}", text)
     instance: Any = row["instance_uuid"]
     if instance is None:
@@ -171,21 +171,22 @@ class _Detach(base.WaitCommand):
         _check_selection(args)
         target = getattr(args, self.TARGET)
         query = {"reboot": "true"} if getattr(args, "reboot", False) else {}
-        selected: Set[str] | None = None  # None: all of the server
+        awaited: Set[str] | None = None  # None: all attachments of the target
         if args.accelerator is not None:
             accelerator = ACCELERATORS.find_uuid(self.app.rest, args.accelerator)
             query["accelerator"] = accelerator
             if args.wait:
-                # Before the call: afterwards an attachment may be gone, with what it held.
-                selected = self._find_holders(target, accelerator) or None
+                # Before the call: afterwards an attachment may be gone, with what it held. If the
+                # holders cannot be found, all that is being detached is awaited.
+                awaited = self._find_holders(target, accelerator) or None
         if args.attachment is not None:
             uuid = ATTACHMENTS.find_uuid(self.app.rest, args.attachment)
-            path, selected = ATTACHMENTS.object_path(uuid), {uuid}
+            path, awaited = ATTACHMENTS.object_path(uuid), {uuid}
             row = self.app.rest.call("GET", path)
             # The service detaches by uuid, of whatever server: the words of the user must agree.
             if _target(row) != target:
-                found = core.describe_target(row["instance_uuid"], _target(row))
-                raise CommandError(f"attachment {uuid} belongs to {found}, not to {target}")
+                owner = core.describe_target(row["instance_uuid"], _target(row))
+                raise CommandError(f"attachment {uuid} belongs to {owner}, not to {target}")
         else:
             # All attachments of the target, or those that hold the accelerator.
             path, query = ATTACHMENTS.path, {self.TARGET: target, **query}
@@ -193,7 +194,7 @@ class _Detach(base.WaitCommand):
         if args.wait:
             self.wait(
                 partial(self._read_detaching, target),
-                partial(_measure_detach, target, selected),
+                partial(_measure_detach, target, awaited),
                 "detaching",
                 args.within,
                 show_counts=False,
@@ -207,13 +208,13 @@ class _Detach(base.WaitCommand):
     def _find_holders(self, target: str, accelerator: str) -> Set[str]:
         """Return the uuids of the attachments of a server or host that hold an accelerator."""
         try:
-            owner = self.app.rest.call("GET", ACCELERATORS.object_path(accelerator))["arq_uuid"]
+            arq = self.app.rest.call("GET", ACCELERATORS.object_path(accelerator))["arq_uuid"]
         except CommandError:
-            owner = None  # the request to detach is refused, or the accelerator has vanished
+            arq = None  # the request to detach is refused, or the accelerator has vanished
         return {
             row["uuid"]
             for row in ATTACHMENTS.list_all(self.app.rest, **{self.TARGET: target})
-            if row["accelerator"] == accelerator or owner in row["arqs"]
+            if row["accelerator"] == accelerator or arq in row["arqs"]
         }
 
 
@@ -262,14 +263,17 @@ def _measure(row: Row) -> Progress:
     return Progress(done=0, total=0, pending=pending, lines=[_describe(row)])
 
 
-def _measure_detach(target: str, selected: Set[str] | None, page: Row) -> Progress:
-    """Return how far the detach of a target has come, from a page of attachments."""
+def _measure_detach(target: str, awaited: Set[str] | None, page: Row) -> Progress:
+    """Return how far the detach of a target has come, from a page of attachments.
+
+    ``awaited`` are the uuids of attachments, None for all of the target.
+    """
     rows = [
         row
         for row in page["attachments"]
         if row["state"] == core.AttachmentState.DETACHING
         and _target(row) == target
-        and (selected is None or row["uuid"] in selected)
+        and (awaited is None or row["uuid"] in awaited)
     ]
     if not rows:
         return Progress(done=0, total=0, pending=None)

@@ -54,7 +54,9 @@ def _parse_table(table: str) -> dict[str, list[Topic]]:
         if line.startswith("    "):
             name, path, *words = line.split(maxsplit=2)
             spelling = words[0] if words else name.replace("-", " ")
-            commands.append(CommandEntry(name, path, spelling.strip("()"), spelling[0] != "("))
+            # In parentheses: the command of another client.
+            is_own = not spelling.startswith("(")
+            commands.append(CommandEntry(name, path, spelling.strip("()"), is_own))
         elif line.startswith("  "):
             noun, _, text = line.strip().partition(": ")
             commands = []
@@ -105,12 +107,12 @@ class CommandManager(commandmanager.CommandManager):
 
     def find_command(self, argv: list[str]) -> tuple[Any, str, list[str]]:
         """Return class, name and remaining arguments. Raise ValueError for an unknown command."""
-        spaced = 0
+        num_words = 0
         # An option ends the name: its value may be a word of a command.
-        while spaced < min(len(argv), MAX_WORDS) and not argv[spaced].startswith("-"):
-            spaced += 1
+        while num_words < min(len(argv), MAX_WORDS) and not argv[num_words].startswith("-"):
+            num_words += 1
         # The longest name first: what follows a shorter one are its arguments.
-        for count in range(spaced, 0, -1):
+        for count in range(num_words, 0, -1):
             name = self._name(argv[:count])
             if name is not None:
                 return super().find_command([name, *argv[count:]])

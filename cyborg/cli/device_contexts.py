@@ -234,11 +234,10 @@ class Candidates(listing.Lister, of=CONTEXT_CANDIDATES):
 
 def _candidate_rows(answer: Row) -> Iterator[dict[str, Any]]:
     for candidate in answer["allocation_candidates"]:
+        mappings = candidate["mappings"]
         # By number: as a text, 10 precedes 2.
-        for group, providers in sorted(
-            candidate["mappings"].items(), key=lambda item: int(item[0])
-        ):
-            for provider in providers:
+        for group in sorted(mappings, key=int):
+            for provider in mappings[group]:
                 yield {
                     "hostname": candidate["hostname"],
                     "group": int(group),
@@ -290,14 +289,14 @@ class _LeaseCommand(base.ServiceTokenCommand, base.Show, of=CONTEXTS):
 
     def take_action(self, args: Arguments) -> Any:
         """Call the action and return the context."""
-        body: dict[str, Any] | None = self.read_fields(args)
+        body = self.read_fields(args)
         if mappings := getattr(args, "mappings", None):
             by_group = dict(mappings)
-            # Of two mappings of a group the last would win without a word.
+            # Of two mappings of a group, the last would replace the first.
             if len(by_group) != len(mappings):
                 raise CommandError("--mapping: a group can be given once only")
             # Lists, as in Placement, which allows several providers for a group.
-            body = {**(body or {}), "mappings": {key: [by_group[key]] for key in by_group}}
+            body["mappings"] = {group: [provider] for group, provider in by_group.items()}
         path = f"{self.find_path(args)}/{self.CALL}"
         return CONTEXTS.build_object(self.call(args, "POST", path, body or None))
 

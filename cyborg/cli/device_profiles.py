@@ -139,7 +139,9 @@ class Explain(listing.Lister, of=EXPLANATIONS):
             explanation = self.app.rest.call("GET", path, params={"limit": 1})
             return self.build_rows(args, summary_rows(explanation))
         explanation = self.app.rest.read_whole(path, "providers", **self.read_fields(args))
-        return self.build_rows(args, _provider_rows(explanation), PROVIDERS, LONG_PROVIDERS)
+        return self.build_rows(
+            args, _provider_rows(explanation), short=PROVIDERS, long=LONG_PROVIDERS
+        )
 
 
 class Capacity(listing.Lister, of=CAPACITIES):
@@ -170,11 +172,11 @@ def summary_rows(explanation: Row) -> Iterator[dict[str, Any]]:
         text = f"hosts that can serve all groups together: {hosts}"
         yield {"group": ALL_GROUPS, "result": FITS if hosts else "no_host", "reason": text}
     for group in explanation["groups"]:
-        number = {"group": group["group"]}
+        number = group["group"]
         fitting = {"providers": group["fitting_providers"], "handles": group["free_handles"]}
-        yield {**number, "result": FITS, **fitting}
+        yield {"group": number, "result": FITS, **fitting}
         for reason in group["reasons"]:
-            yield {**number, **reason, "result": reason["code"]}
+            yield {"group": number, **reason, "result": reason["code"]}
     yield from _failure_rows(explanation)
 
 
@@ -195,6 +197,7 @@ def _failure_rows(explanation: Row) -> Iterator[dict[str, Any]]:
     if failure is None:
         return
     host = f" on host {failure['hostname']}" if failure["hostname"] else ""
+    # A failure without groups has a code and a reason of its own.
     for group in failure["groups"] or [{**failure, "group": None, "handles": None}]:
         yield {
             "hostname": failure["hostname"],

@@ -159,6 +159,7 @@ class DeviceMaintain(base.Command, of=DEVICES):
     def take_action(self, args: Arguments) -> None:
         """Set or delete the window. Raise CommandError."""
         fields = self.read_fields(args)
+        # Both, or none.
         if args.end == ("until" in fields):
             raise CommandError("give either --until or --end")
         if args.end and fields:
@@ -253,8 +254,8 @@ class LayoutSet(base.WaitCommand, listing.Lister, of=RESULTS):
             raise CommandError("give either devices, or --host, --type, --vendor, --model or --all")
         if args.device:
             return [
-                rest.call("GET", DEVICES.object_path(u))
-                for u in DEVICES.find_uuids(rest, args.device)
+                rest.call("GET", DEVICES.object_path(uuid))
+                for uuid in DEVICES.find_uuids(rest, args.device)
             ]
         return [
             device

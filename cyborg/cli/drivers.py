@@ -185,6 +185,7 @@ class _DriverJob(JobCommand, of=DRIVERS):
     def preview(self, args: Arguments) -> Iterator[Change]:
         """Yield the backends. Raise CommandError if there is none."""
         rest, path = self.app.rest, self.find_path(args)
+        # (None,): one request without the filter, for all hosts.
         pages = [rest.read_whole(path, "hosts", host=host) for host in args.host or (None,)]
         changes = [
             Change(self.ACTION, "backend", uuid=None, details=sanitize(text))
@@ -292,7 +293,7 @@ class Update(_DriverJob):
         change: dict[str, Any] = {}
         if args.config or args.unset:
             values: Row = collect_options(args.config)
-            # Their order on the command line is lost, so that neither could win.
+            # The order of --config and --unset is lost, so that neither can win.
             if conflicts := sorted(set(args.unset) & set(values)):
                 raise CommandError(
                     f"option {conflicts[0]}: use either --config or --unset, not both"

@@ -25,18 +25,18 @@ def find_project(rest: RestClient, text: str) -> str:
     from keystoneauth1 import exceptions
 
     try:
-        keystone = rest.connect(IDENTITY)[0]
+        keystone, _ = rest.connect(IDENTITY)
         if keystone.endpoint_override:  # of --os-endpoint: that of the stand-alone service
             return text
         # By id first: the name of one project can be the id of another.
-        found = keystone.get(f"/projects/{quote(text, safe='')}", raise_exc=False)
-        if found.status_code == 200:
+        by_id = keystone.get(f"/projects/{quote(text, safe='')}", raise_exc=False)
+        if by_id.status_code == 200:
             return text
-        named = keystone.get(f"/projects?name={quote(text, safe='')}", raise_exc=False)
+        by_name = keystone.get(f"/projects?name={quote(text, safe='')}", raise_exc=False)
         # 403: keystone does not show the projects to the caller.
-        if found.status_code != 404 or named.status_code != 200:
+        if by_id.status_code != 404 or by_name.status_code != 200:
             return text
-        ids = [str(project["id"]) for project in named.json()["projects"]]
+        ids = [str(project["id"]) for project in by_name.json()["projects"]]
     except (exceptions.ClientException, CommandError, ValueError, KeyError, TypeError):
         return text
     if len(ids) == 1:

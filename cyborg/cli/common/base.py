@@ -317,16 +317,17 @@ class WaitCommand(Command):
         Work of at most MAX_PARTS parts is read with them, under the key ``parts``; of other work
         only the row in the list, which has the number of parts by state.
         """
-        whole: bool | None = None
+        with_parts = False
 
         def read() -> dict[str, Any]:
-            nonlocal whole
-            if not whole:
-                rows = self.app.rest.call("GET", collection.path, params={"uuid": uuid})
-                for row in rows[collection.rows_key]:
-                    # Decided once: the number of parts does not change.
-                    whole = sum(row["progress"].values()) <= MAX_PARTS
-                    if not whole:
+            nonlocal with_parts
+            if not with_parts:
+                page = self.app.rest.call("GET", collection.path, params={"uuid": uuid})
+                # One row; without it, the call below raises the error of the service.
+                for row in page[collection.rows_key]:
+                    # Not changed back: the number of parts is constant.
+                    with_parts = sum(row["progress"].values()) <= MAX_PARTS
+                    if not with_parts:
                         return dict(row)
             return self.app.rest.read_whole(collection.object_path(uuid), parts)
 

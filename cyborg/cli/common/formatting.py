@@ -34,6 +34,7 @@ UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 UUID_LENGTH = 36  # characters
 MAX_JSON_DEPTH = 100  # nested brackets of parsed JSON
 UUID_PREFIXES = (8, 13, 18)  # lengths of abbreviated uuids, which end before a dash
+SHORT_UUID = UUID_PREFIXES[0]
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?\+00:00")
 _JSON_FIELDS = frozenset({"std_board_info", "vendor_board_info", "attributes_list"})
 _PCI = frozenset({"domain", "bus", "device", "function"})

@@ -92,8 +92,9 @@ class Watcher:
             head = f"{title}  {read_at:%Y-%m-%dT%H:%M:%SZ}, every {interval:g} s  q quits"
             lines = self._lines(listed, width, stdout.encoding or "ascii")
             if len(lines) > height - 1:
-                hidden = len(lines) - max(height - 2, 0)
-                lines = [*lines[: max(height - 2, 0)], f"{hidden} more lines"]
+                # Less the title and the line about the hidden ones.
+                room = max(height - 2, 0)
+                lines = [*lines[:room], f"{len(lines) - room} more lines"]
             if error is None:
                 title_line = Text(head, "reverse")
             else:
@@ -220,13 +221,13 @@ class Lister(base.Command, lister.Lister):
         is_long = args.long or args.columns or args.formatter in tables.STRUCTURED
         shown = long if is_long else short
         objects = [collection.format_row(row) for row in rows]
-        columns = []
+        cells_by_column = []
         for _, key in shown:
             values = [formatting.read_value(row, key) for row in objects]
             # JSON has the whole uuid in any case: what a person reads is abbreviated.
             digits = formatting.UUID_LENGTH if args.long else formatting.uuid_digits(values)
-            columns.append([formatting.to_cell(value, digits) for value in values])
-        return tuple(heading for heading, _ in shown), list(zip(*columns, strict=True))
+            cells_by_column.append([formatting.to_cell(value, digits) for value in values])
+        return tuple(heading for heading, _ in shown), list(zip(*cells_by_column, strict=True))
 
     def produce_output(
         self,
@@ -248,15 +249,15 @@ class Lister(base.Command, lister.Lister):
             if not getattr(parsed_args, "print_empty", False) and parsed_args.formatter == "table":
                 return 0
         if parsed_args.formatter == "table" and rows:
-            shown = selector or [True] * len(column_names)
+            visible = selector or [True] * len(column_names)
             width = tables.limit_width(parsed_args, self.app.stdout)
             if not parsed_args.long:
                 elastic = [name not in self.UNCUT_COLUMNS for name in column_names]
                 ellipsis = _ellipsis(self.app.stdout)
-                cut = fit_table(column_names, rows, shown, elastic, width, ellipsis)
-                # A table for each object has room for whole cells.
-                rows = cut if table_width(column_names, cut, shown) <= width else rows
-            if table_width(column_names, rows, shown) > width:
+                truncated = fit_table(column_names, rows, visible, elastic, width, ellipsis)
+                # Whole cells if even these do not fit: a table for each object has room for them.
+                rows = truncated if table_width(column_names, truncated, visible) <= width else rows
+            if table_width(column_names, rows, visible) > width:
                 by_object: Any = tables.ObjectFormatter(self.formatter)
                 self.formatter = by_object
         return int(super().produce_output(parsed_args, column_names, rows))
@@ -285,7 +286,7 @@ def table_width(
         max(
             tables.text_width(line)
             for text in (name, *(cell_text(row[number]) for row in rows))
-            for line in text.splitlines() or ("",)
+            for line in text.splitlines() or ("",)  # an empty cell has no line
         )
         for number, name in enumerate(names)
         if visible[number]
@@ -308,7 +309,7 @@ def fit_table(
     times are never truncated.
     """
     texts = [[_one_line(value) for value in row] for row in rows]
-    # Of each column; the limits begin with the widths of the longest texts.
+    # The limit of each column begins with the width of its longest text.
     limits = [
         max(tables.text_width(text) for text in (name, *(row[number] for row in texts)))
         for number, name in enumerate(names)

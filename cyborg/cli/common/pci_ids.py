@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-# Not added by the agents: reports, their digests and filters would depend on the database of each
-# host. One database gives the devices of all hosts the same names.
+# Agents do not add missing names: reports, their digests and filters would depend on the database
+# of each host. One database gives the devices of all hosts the same names.
 # Paths of the database in the packages hwdata and pciutils, in order of preference.
 FILES = (
     Path("/usr/share/hwdata/pci.ids"),
@@ -41,6 +41,7 @@ def parse_names(lines: Iterable[str]) -> VendorNames:
         depth = len(line) - len(line.lstrip("\t"))
         code, _, name = line.strip().partition("  ")
         if depth == 0 and not line.startswith("#"):
+            # None: the lines below a class, such as "C 03", are no products.
             products = {} if re.fullmatch(r"[0-9a-f]{4}", code) else None
             if products is not None:
                 names[code] = (name, products)
@@ -72,15 +73,15 @@ def add_names(row: Mapping[str, Any], names: VendorNames | None = None) -> dict[
     """
     vendor_id, product_id = _ids(row)
     model = str(row.get("model") or "")
-    has_no_model = model in ("", UNKNOWN) or _PAIR.fullmatch(model.lower()) is not None
-    if vendor_id is None or (product_id is None and not has_no_model):
+    lacks_model = model in ("", UNKNOWN) or _PAIR.fullmatch(model.lower()) is not None
+    if vendor_id is None or (product_id is None and not lacks_model):
         return dict(row)
     database = read_names() if names is None else names
     vendor, products = database.get(vendor_id, (None, {}))
     shown = dict(row)
-    if has_no_model and product_id is not None:
+    if lacks_model and product_id is not None:
         shown["model"] = products.get(product_id, f"{vendor_id}:{product_id}")
-    elif has_no_model:
+    elif lacks_model:
         shown["model"] = vendor_id
     if vendor is not None:
         shown["vendor"] = f"{vendor} ({vendor_id})"

@@ -62,8 +62,8 @@ def format_fault(status: int, text: str) -> str:
         if isinstance(message, str) and message.startswith("{"):
             message = json.loads(message)
         if isinstance(message, dict):
-            inner = message.get("error", message)
             # keystonemiddleware answers {"error": {"message": ...}}.
+            inner = message.get("error", message)
             message = inner.get("faultstring") or inner.get("message")
     except (ValueError, AttributeError, RecursionError):
         message = None
@@ -216,8 +216,8 @@ def _version(options: argparse.Namespace) -> str:
 
 # An object of the service, as a response has it.
 Row = Mapping[str, Any]
-# At least four digits: a shorter word such as "bad" is probably a name.
 _FULL = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+# At least four digits: a shorter word such as "bad" is probably a name.
 _SHORT = re.compile(r"[0-9a-f]{4,8}|[0-9a-f]{8}-[0-9a-f-]{0,27}")
 
 
@@ -307,9 +307,9 @@ class Collection:
         if filters and (rows := self.read_page(rest, **filters, limit=2)):
             return self._only(text, [row["uuid"] for row in rows], "give the uuid")
         if _SHORT.fullmatch(text.lower()):
-            found = self._find_beginning(rest, text.lower(), field)
-            if found and not (self.has_names and self._find_by_name(rest, text)):
-                return self._only(text, found, "add more digits")
+            uuids = self._find_beginning(rest, text.lower(), field)
+            if uuids and not (self.has_names and self._find_by_name(rest, text)):
+                return self._only(text, uuids, "add more digits")
         elif self.filters and field == "uuid":
             raise CommandError(
                 f"none of the {self._plural} is {text!r}: give the uuid, its beginning, or "
@@ -319,11 +319,10 @@ class Collection:
 
     def _find_beginning(self, rest: RestClient, text: str, field: str) -> list[str]:
         """Return up to two uuids that begin with a text."""
+        # Only in the order of uuids can a page start after any text.
         if field == "uuid":
-            # In the order of uuids, a page can start after any text.
             rows = self.read_page(rest, sort_key="uuid", marker=text, limit=2)
         else:
-            # Only in the order of uuids can a page start after any text.
             rows = self.list_all(rest)
         uuids = {str(row[field]) for row in rows if row.get(field)}
         return sorted(uuid for uuid in uuids if uuid.startswith(text))[:2]

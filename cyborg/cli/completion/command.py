@@ -47,11 +47,12 @@ def build_table(parsers: Parsers, aliases: Mapping[str, str]) -> CompletionTable
     names = [name for name in sorted(parsers) if name]
     nouns = {name.partition("-")[0] for name in names}
     for name in names:
+        command_help, _ = parsers[name]
         for words in _spellings(name, nouns, aliases):
             for number, word in enumerate(words):
                 path = " ".join(words[:number])
                 is_last = number == len(words) - 1
-                description = parsers[name][0] if is_last else ""
+                description = command_help if is_last else ""
                 known = table.words.setdefault(path, {})
                 # A word can end one command and begin others: the description stays.
                 known[word] = description or known.get(word, "")
@@ -161,7 +162,11 @@ def _array(declare: str, name: str, entry: str, values: Mapping[str, str]) -> st
 
 
 def _fish_data(table: CompletionTable) -> str:
-    """Return one list; the first letter of a line is its kind, followed by ``|`` and the key."""
+    """Return one list of lines: the kind, ``|``, a key, ``|`` and a value.
+
+    The kinds are p for a path with its command, w for the next word after a path, o for an option
+    of a command, v for an option that has a value, and c for a choice of values.
+    """
     lines = [
         *(("p", path, name) for path, name in table.commands.items()),
         *(("p", path, "") for path in table.words if path and path not in table.commands),

@@ -16,6 +16,7 @@ from cyborg.core.text import sanitize
 
 # Maximum number of rows of a section in text; JSON has all that were read.
 MAX_ROWS = 20
+MIN_TEXT = 20  # characters of a line of a field, even beyond the width of the terminal
 _INDENT = "  "
 
 
@@ -90,19 +91,19 @@ def format_description(description: Description, width: int) -> Iterator[str]:
 
 def _format_fields(description: Description, width: int) -> Iterator[str]:
     """Yield the lines of the fields that have a value, their texts wrapped and aligned."""
-    # The parts are sections of their own.
-    hidden = {title for title, _ in description.kind.parts.values()}
+    # The parts are sections of their own, not fields.
+    part_titles = {title for title, _ in description.kind.parts.values()}
     names, cells = description.kind.collection.build_object(description.row)
     shown = [
         (name, text)
         for name, cell in zip(names, cells, strict=True)
-        if name not in hidden and (text := _text(cell))
+        if name not in part_titles and (text := _text(cell))
     ]
     indent = max((len(name) for name, _ in shown), default=0) + len(_INDENT) + 2
     for name, text in shown:
         yield from textwrap.wrap(
             text,
-            max(width, indent + 20),
+            max(width, indent + MIN_TEXT),
             initial_indent=f"{_INDENT}{name}:".ljust(indent),
             subsequent_indent=" " * indent,
         )
@@ -128,13 +129,18 @@ def _format_table(section: Section, rows: Sequence[Any], width: int) -> Iterator
     columns = section.collection.short
     objects = [section.collection.format_row(row) for row in rows]
     lines = [
-        [formatting.to_cell(formatting.read_value(row, key), 8) for _, key in columns]
+        [
+            formatting.to_cell(formatting.read_value(row, key), formatting.SHORT_UUID)
+            for _, key in columns
+        ]
         for row in objects
     ]
     names = [name for name, _ in columns]
-    visible = [True] * len(names)
+    every = [True] * len(names)
     # The table of fit_table() has borders, which take a column more for each column here.
-    fitting = listing.fit_table(names, lines, visible, visible, width + len(names), "~")
+    fitting = listing.fit_table(
+        names, lines, visible=every, elastic=every, width=width + len(names), ellipsis="~"
+    )
     texts = [names, *([_text(cell) for cell in line] for line in fitting)]
     widths = [max(map(tables.text_width, column)) for column in zip(*texts, strict=True)]
     for line in texts:

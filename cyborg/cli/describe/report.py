@@ -238,9 +238,9 @@ def find_hindrances(description: Description) -> Iterator[str]:
 
 
 def _own_hindrances(row: Row) -> Iterator[str]:
-    # The error of a job with steps repeats the errors of the steps.
-    for key in ("undeliverable_reason",) if row.get("steps") else ("error", "undeliverable_reason"):
-        if row.get(key):
+    for key in ("error", "undeliverable_reason"):
+        # The error of a job with steps repeats the errors of the steps.
+        if row.get(key) and not (key == "error" and row.get("steps")):
             yield str(row[key])
     if row.get("health") not in (None, "ok") and row.get("health_reason"):
         yield f"{row['health']}: {row['health_reason']}"
@@ -265,7 +265,7 @@ def _section_hindrances(section: Section, row: Row) -> Iterator[str]:
         for host in section.rows:
             if host["error"]:
                 yield f"{host['host']} ({host['backend']}) {host['status']}: {host['error']}"
-    elif section.title == REASONS and not _fits(section):
+    elif section.title == REASONS and not _all_groups_fit(section):
         for group in section.rows:
             if group["result"] != device_profiles.FITS:
                 yield f"{group['result']}: {group.get('reason')}"
@@ -280,9 +280,10 @@ def _service_hindrances(service: Row, backend: str | None) -> Iterator[str]:
             yield f"backend {each['name']} of host {service['host']}: {each['error']}"
 
 
-def _fits(section: Section) -> bool:
-    groups = [row for row in section.rows if row["result"] == device_profiles.FITS]
-    return all(row.get("providers", 1) for row in groups)
+def _all_groups_fit(section: Section) -> bool:
+    rows = [row for row in section.rows if row["result"] == device_profiles.FITS]
+    # 1: the row of all groups together has no number, and fits.
+    return all(row.get("providers", 1) for row in rows)
 
 
 def _not_offered(device: Row) -> str | None:

@@ -140,8 +140,8 @@ def _single_keys(stdin: TextIO) -> Iterator[int | None]:
     try:
         tty.setcbreak(descriptor, termios.TCSADRAIN)
         changed = termios.tcgetattr(descriptor)
-        # A stopped program would leave the shell on the alternate screen.
-        changed[6][termios.VSUSP] = b"\0"
+        # No key stops the program: it would leave the shell on the alternate screen.
+        changed[tty.CC][termios.VSUSP] = b"\0"
         termios.tcsetattr(descriptor, termios.TCSADRAIN, changed)
         yield descriptor
     finally:

@@ -125,11 +125,12 @@ def fetch_topology(rest: RestClient, host: str | None, max_hosts: int) -> Topolo
         handles = rest.call("GET", "/accelerators", params={"host": name, "limit": MAX_ROWS})
         sets = _read_sets(rest, name)
         # More pages are not read: the view of a host is limited, and says so.
-        partial = any(f"{key}_links" in page for page in (devices, handles, sets) for key in page)
-        found = {"devices": devices["devices"], "accelerators": handles["accelerators"]}
-        found["device_sets"] = sets["deployables"]
-        document.append({"host": name, "state": row["state"], "is_partial": partial, **found})
-        views.append(_host(name, row["state"], partial, **found))
+        pages = (devices, handles, sets)
+        is_partial = any(f"{key}_links" in page for page in pages for key in page)
+        objects = {"devices": devices["devices"], "accelerators": handles["accelerators"]}
+        objects["device_sets"] = sets["deployables"]
+        document.append({"host": name, "state": row["state"], "is_partial": is_partial, **objects})
+        views.append(_host(name, row["state"], is_partial, **objects))
     return TopologyView(views, num_more, document)
 
 
@@ -154,29 +155,31 @@ def _host(
     device_sets: Sequence[Row],
 ) -> HostView:
     """Build the view of a host: its devices by NUMA node, with handles and sets."""
-    by_device: dict[str, list[Row]] = {}
+    handles_of: dict[str, list[Row]] = {}
     for row in accelerators:
-        by_device.setdefault(row["device_uuid"], []).append(row)
-    by_source: dict[str, list[SetView]] = {}
+        handles_of.setdefault(row["device_uuid"], []).append(row)
+    # By the device that stands for their source, not by their members.
+    sets_of: dict[str, list[SetView]] = {}
     for row in device_sets:
-        by_source.setdefault(row["device_id"], []).append(_set(row))
-    sets = [each for found in by_source.values() for each in found]
+        sets_of.setdefault(row["device_id"], []).append(_set(row))
+    all_sets = [each for sets in sets_of.values() for each in sets]
     nodes: dict[int | None, list[DeviceView]] = {}
     # Devices without a NUMA node last.
     ordered = sorted(devices, key=lambda row: (row["numa_node"] is None, row["numa_node"] or 0))
     for row in ordered:
         uuid = row["uuid"]
-        member_of = [each for each in sets if uuid in each.devices and not each.is_withheld]
-        device = _device(row, by_device.get(uuid, ()), by_source.get(uuid, ()), member_of)
+        member_of = [each for each in all_sets if uuid in each.devices and not each.is_withheld]
+        device = _device(row, handles_of.get(uuid, ()), sets_of.get(uuid, ()), member_of)
         nodes.setdefault(row["numa_node"], []).append(device)
-    for each in nodes.values():
-        each.sort(key=lambda device: (device.root or "", device.address))
+    for views in nodes.values():
+        views.sort(key=lambda device: (device.root or "", device.address))
     return HostView(name, state, nodes, is_partial)
 
 
 def _set(row: Row) -> SetView:
     device_set = row["device_set"]
     owner, members = find_owner(device_set) or "", device_set["members"]
+    # Of an instance, find_owner returns the uuid alone.
     if owner and device_set["instance_uuid"]:
         owner = f"instance {owner}"
         owner += f" of project {device_set['project_id']}" if device_set["project_id"] else ""
@@ -201,9 +204,9 @@ def _device(
     health = str(row["health"])
     if row["health_reason"] and health != "ok":
         health = f"{health}: {row['health_reason']}"
-    deployables: dict[str, list[Row]] = {}
+    handles_of: dict[str, list[Row]] = {}
     for each in accelerators:
-        deployables.setdefault(each["deployable_uuid"], []).append(each)
+        handles_of.setdefault(each["deployable_uuid"], []).append(each)
     return DeviceView(
         address=str(row["address"]),
         # Existing clients expect this model of a fake device; a view has no use for it.
@@ -214,8 +217,9 @@ def _device(
         is_unhealthy=row["health"] == "unhealthy",
         root=(row.get("topology") or {}).get("pci_root"),
         deployables=[
-            DeployableView(uuid, str(rows[0]["resource_class"]), _handles(rows))
-            for uuid, rows in deployables.items()
+            # All handles of a deployable have its class.
+            DeployableView(uuid, str(handles[0]["resource_class"]), _handles(handles))
+            for uuid, handles in handles_of.items()
         ],
         sets=sets,
         member_of=member_of,
@@ -225,10 +229,10 @@ def _device(
 def _handles(rows: Sequence[Row]) -> list[Handle]:
     handles = [
         Handle(
-            formatting.format_address(row["attach_handle_info"]) or str(row["uuid"]),
-            str(row["state"]),
-            _owner(row),
-            row.get("error"),
+            address=formatting.format_address(row["attach_handle_info"]) or str(row["uuid"]),
+            state=str(row["state"]),
+            owner=_owner(row),
+            error=row.get("error"),
         )
         for row in rows
     ]

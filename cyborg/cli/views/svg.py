@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import resources
 from xml.etree import ElementTree as ET
 
-from cyborg.cli.common.formatting import UUID, UUID_PREFIXES
+from cyborg.cli.common.formatting import SHORT_UUID, UUID
 from cyborg.cli.views.inventory import OWNED, DeviceView, HostView, TopologyView
 from cyborg.core.inventory.device_set import OfferState
 
@@ -57,9 +57,8 @@ def draw_svg(topology: TopologyView) -> bytes:
     ET.SubElement(root, "desc").text = _clean(_describe(topology))
     style = resources.files(__package__).joinpath("svg.css").read_text("utf-8")
     ET.SubElement(root, "style").text = f"\n{style}"
-    _rect(root, "paper", x=0, y=0, width=WIDTH, height=0)
-    # Its height is known at the end.
-    paper = root[-1]
+    # Its height is known at the end, and set there.
+    paper = _rect(root, "paper", x=0, y=0, width=WIDTH, height=0)
     _text(root, "title", MARGIN, MARGIN + 16, "Accelerators by host")
     _legend(root, MARGIN + 260, MARGIN + 16)
     y = MARGIN + 40
@@ -88,7 +87,7 @@ def _describe(topology: TopologyView) -> str:
 
 def _legend(root: ET.Element, x: int, y: int) -> None:
     for use in _USES:
-        _rect(root, use, x, y - CELL + 2, CELL, CELL, 2)
+        _rect(root, use, x, y - CELL + 2, width=CELL, height=CELL, radius=2)
         text = "cleaning failed" if use == "error" else use
         _text(root, "soft", x + CELL + 6, y, text)
         x += CELL + 26 + math.ceil(len(text) * CHARACTER)
@@ -97,9 +96,8 @@ def _legend(root: ET.Element, x: int, y: int) -> None:
 def _draw_host(root: ET.Element, host: HostView, y: int) -> int:
     """Draw a host and return its height."""
     panel = ET.SubElement(root, "g")
-    _rect(panel, "panel", x=MARGIN, y=y, width=WIDTH - 2 * MARGIN, height=0, radius=8)
-    # Its height is known when its cards are drawn.
-    frame = panel[-1]
+    # Its height is known when its cards are drawn, and set then.
+    frame = _rect(panel, "panel", x=MARGIN, y=y, width=WIDTH - 2 * MARGIN, height=0, radius=8)
     name = _fit(host.name, 80)
     _text(panel, "host", MARGIN + PAD, y + 26, name)
     state = _STATES.get(host.state, "bad")
@@ -141,7 +139,7 @@ def _lines(device: DeviceView) -> list[tuple[str, str]]:
     ready = device.status == "yes"
     if device.is_unhealthy:
         lines.append(("bad", device.health))
-    # The line above says it already, with its reason.
+    # The line of the health says it already, with its reason.
     if device.status != "no: unhealthy":
         lines.append(("good", "ready") if ready else ("warn", f"schedulable {device.status}"))
     if device.root:
@@ -178,7 +176,7 @@ def _draw_card(panel: ET.Element, content: _Card, x: int, y: int, height: int) -
     tooltip = [device.address, *(text for _, text in content.lines), *owners]
     ET.SubElement(card, "title").text = _clean("\n".join(tooltip))
     kind = "card unhealthy" if device.is_unhealthy else "card"
-    _rect(card, kind, x, y, CARD_WIDTH, height, 6)
+    _rect(card, kind, x, y, width=CARD_WIDTH, height=height, radius=6)
     y += PAD + LINE - 5
     _text(card, "address", x + PAD, y, _fit(device.address))
     for style, text in content.lines:
@@ -201,7 +199,7 @@ def _draw_card(panel: ET.Element, content: _Card, x: int, y: int, height: int) -
 
 def _shorten(text: str) -> str:
     """Return a text with short uuids; the tooltip has the whole ones."""
-    return UUID.sub(lambda match: match[0][: UUID_PREFIXES[0]], text)
+    return UUID.sub(lambda match: match[0][:SHORT_UUID], text)
 
 
 def _use(state: str) -> str:
@@ -209,27 +207,29 @@ def _use(state: str) -> str:
 
 
 def _draw_handles(card: ET.Element, uses: Sequence[str], x: int, y: int) -> None:
+    """Draw a square for each handle; of more than MAX_CELLS, a bar with the share of each use."""
     if len(uses) <= MAX_CELLS:
         for number, use in enumerate(uses):
             row, column = divmod(number, ROW_CELLS)
             step = CELL + CELL_GAP
-            _rect(card, use, x + column * step, y + row * step, CELL, CELL, 2)
+            left, top = x + column * step, y + row * step
+            _rect(card, use, left, top, width=CELL, height=CELL, radius=2)
         return
     width, start = CARD_WIDTH - 2 * PAD, float(x)
     for use in _USES:
         part = round(width * uses.count(use) / len(uses), 2)
         if part:
-            _rect(card, use, start, y, part, CELL)
+            _rect(card, use, start, y, width=part, height=CELL)
             start += part
 
 
 def _rect(
     parent: ET.Element, kind: str, x: float, y: float, width: float, height: float, radius: int = 0
-) -> None:
+) -> ET.Element:
     values = {"x": x, "y": y, "width": width, "height": height}
     attributes = {name: f"{value:g}" for name, value in values.items()}
     attributes |= {"rx": str(radius)} if radius else {}
-    ET.SubElement(parent, "rect", {"class": kind, **attributes})
+    return ET.SubElement(parent, "rect", {"class": kind, **attributes})
 
 
 def _text(

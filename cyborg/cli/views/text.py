@@ -47,7 +47,7 @@ class Canvas:
         """Return a line of at most the width; a longer one ends with an ellipsis."""
         from rich.text import Text
 
-        # Cut below: rich would wrap, and the lines of a view are counted.
+        # Cut at the end: rich would wrap, and the lines of a view are counted.
         text = Text(no_wrap=True)
         for part in parts:
             content, style = (part, "") if isinstance(part, str) else part

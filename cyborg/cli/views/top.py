@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cyborg.cli.common import base
 from cyborg.cli.common.base import Arguments, argument, flag
-from cyborg.cli.common.formatting import UUID, UUID_PREFIXES
+from cyborg.cli.common.formatting import SHORT_UUID, UUID
 from cyborg.cli.common.listing import DEFAULT_INTERVAL, parse_interval
 from cyborg.cli.common.rest import CommandError, RestClient, Row
 from cyborg.cli.terminal import live
@@ -27,6 +27,7 @@ MAX_JOBS = 16
 NARROW = 60
 # Limits of the length of a bar in characters; a shorter bar is not shown.
 MIN_BAR, MAX_BAR = 4, 60
+NO_LIMIT = 10**9  # lines
 
 _GOOD, _WARN, _BAD = "green", "yellow", "bold red"
 _USES = (("owned", "cyan"), ("dirty", _WARN), ("unavailable", "magenta"), ("free", "dim"))
@@ -60,13 +61,15 @@ def build_lines(snapshot: Snapshot, canvas: Canvas, height: int | None = None) -
     work = [*_jobs(snapshot, canvas), *_discoveries(snapshot, canvas)]
     open_jobs = sum(job["count"] for job in summary["jobs"])
     num_work = max(len(work), open_jobs + len(snapshot.discoveries))
-    # Without the three titles. Half is for alarms, and a third of the rest for work, if needed.
-    room = 10**9 if height is None else height - len(head) - 3
+    # The lines of the three sections, without their titles.
+    room = NO_LIMIT if height is None else height - len(head) - 3
+    # Alarms get at most a half; of the rest, classes leave a third for work, if needed.
     alarms = canvas.limit_lines(alarms, room // 2, num_alarms, "alarms")
     room -= len(alarms)
     lines_per_class = 1 if canvas.width >= NARROW else 2
     fitting = (room - min(num_work, max(1, room // 3))) // lines_per_class
     if len(classes) > fitting * lines_per_class:
+        # One line less: it says how many are missing.
         shown = max(0, fitting - 1)
         more = f"  {len(summary['resource_classes']) - shown} more resource classes"
         classes = [*classes[: shown * lines_per_class], canvas.build_line((more, "dim"))]
@@ -95,13 +98,13 @@ def _hosts(summary: Row, canvas: Canvas) -> list["Text"]:
     if hosts["cordoned"]:
         items.append((f"{hosts['cordoned']} cordoned", _WARN))
     lines = canvas.build_flow("Hosts", items)
-    others: dict[str, list[Part]] = {}
+    services: dict[str, list[Part]] = {}
     for row in summary["services"]:
         if row["binary"] != "cyborg-agent" and row["count"]:
             style = {"up": _GOOD, "late": _WARN}.get(row["state"], _BAD)
             name = str(row["binary"]).removeprefix("cyborg-")
-            others.setdefault(name, []).append((f"{name} {row['count']} {row['state']}", style))
-    items = [item for name in sorted(others) for item in others[name]]
+            services.setdefault(name, []).append((f"{name} {row['count']} {row['state']}", style))
+    items = [item for name in sorted(services) for item in services[name]]
     return [*lines, *canvas.build_flow("Services", items or [("none", "dim")])]
 
 
@@ -127,19 +130,20 @@ def _classes(summary: Row, canvas: Canvas) -> Iterator["Text"]:
     """Yield a bar of uses for each resource class; two lines if the view is narrow."""
     width, glyphs = canvas.width, canvas.glyphs
     rows = [_count_uses(row) for row in summary["resource_classes"]]
-    names = min(max((len(row["resource_class"]) for row in rows), default=0), width // 3)
-    numbers = [_numbers(row) for row in rows]
-    longest = max(map(len, numbers), default=0)
-    for row, shares in zip(rows, numbers, strict=True):
+    name_width = min(max((len(row["resource_class"]) for row in rows), default=0), width // 3)
+    all_counts = [_numbers(row) for row in rows]
+    counts_width = max(map(len, all_counts), default=0)
+    for row, counts in zip(rows, all_counts, strict=True):
         name = str(row["resource_class"])
         if width < NARROW:
             yield canvas.build_line(name)
-            size = max(0, width - 3 - len(shares))
-            yield canvas.build_line("  ", *_bar(row, size, glyphs), " ", shares)
+            size = max(0, width - 3 - len(counts))
+            yield canvas.build_line("  ", *_bar(row, size, glyphs), " ", counts)
             continue
-        shown = name if len(name) <= names else name[: names - 1] + glyphs.ellipsis
-        size = min(MAX_BAR, width - names - longest - 2)
-        yield canvas.build_line(f"{shown:<{names}} ", *_bar(row, size, glyphs), " ", shares)
+        shown = name if len(name) <= name_width else name[: name_width - 1] + glyphs.ellipsis
+        # All bars have the same length; blanks separate name, bar and counts.
+        size = min(MAX_BAR, width - name_width - counts_width - 2)
+        yield canvas.build_line(f"{shown:<{name_width}} ", *_bar(row, size, glyphs), " ", counts)
 
 
 def _count_uses(row: Row) -> dict[str, Any]:
@@ -224,7 +228,7 @@ def _discoveries(snapshot: Snapshot, canvas: Canvas) -> Iterator["Text"]:
 
 def _short(text: str) -> str:
     """Return a text, a uuid as its first digits."""
-    return text[: UUID_PREFIXES[0]] if UUID.fullmatch(text) else text
+    return text[:SHORT_UUID] if UUID.fullmatch(text) else text
 
 
 def _format_counts(counts: Mapping[str, int]) -> list[str]:
@@ -291,7 +295,7 @@ def build_title(
     if error is not None:
         age = format_age(seconds)
         return canvas.build_line((f"data of {age} ago: {error}", "bold white on red"))
-    counted = snapshot.summary["count_age"]
-    note = f", counts {format_age(counted)} old" if counted else ""
+    count_age = snapshot.summary["count_age"]
+    note = f", counts {format_age(count_age)} old" if count_age else ""
     text = f"cyborg top  {read_at}Z, every {interval:g} s{note}  q quits"
     return canvas.build_line((text, "reverse"))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _STATES = {"up": "green", "late": "yellow", "down": "bold red"}
 _HANDLES = {"bound": "cyan", "preparing": "cyan", "free": "green", "error": "bold red"}
 _OFFERS = {"offered": "green", "allocated": "cyan"}
-# Below this width the branches take two columns less.
+# Below this width each branch takes two columns instead of three.
 NARROW = 60
 
 
@@ -82,7 +82,7 @@ def _device(device: inventory.DeviceView) -> Node:
     parts += [f" {device.name}"] if device.name else []
     if device.status == "yes":
         parts += [" ", ("ready", "green")]
-    # The health says it, with its reason.
+    # The health below says it, with its reason.
     elif device.status != "no: unhealthy":
         parts += [", ", (f"schedulable {device.status}", "yellow")]
     if device.is_unhealthy:

@@ -142,7 +142,7 @@ class ServiceClient:
         # new one. connect_retries of keystoneauth waits before it repeats, and repeats after
         # timeouts too.
         end = time.monotonic() + self.timeout
-        # The status decides below: keystoneauth's exceptions lose the body with the reason.
+        # The callers judge the status: keystoneauth's exceptions lose the body with the reason.
         options["raise_exc"] = False
         try:
             return self._adapter.request(path, verb, timeout=self.timeout, **options)

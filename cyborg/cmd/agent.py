@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         transport = make_transport(conf)
         service = AgentService(conf, make_conductor_client(transport, conf), transport)
         signals = _Signals(conf, service)
-        # Before the first thread of a driver runs.
+        # For a replay: before the first thread of a driver runs.
         deny_host_work(conf)
         service.start()
         exclude_startup_objects()

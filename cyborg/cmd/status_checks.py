@@ -221,7 +221,7 @@ def _is_understood(name: Any, rule: Any) -> bool:
 def check_options(files: Sequence[str]) -> Result:
     """Look for renamed and unknown options in the sections of this service."""
     declared = _declared_options()
-    known = {section: {option.dest for option in group} for section, group in declared.items()}
+    known = {section: {option.dest for option in options} for section, options in declared.items()}
     renamed = _renamed_options(declared)
     # Libraries have options of their own in [DEFAULT], auth plugins in the sections of services.
     fully_known = {name for name in known if name != "DEFAULT" and "auth_type" not in known[name]}

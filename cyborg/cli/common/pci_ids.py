@@ -69,7 +69,8 @@ def read_names() -> VendorNames:
 def add_names(row: Mapping[str, Any], names: VendorNames | None = None) -> dict[str, Any]:
     """Return a device with the names of its vendor and model added, if they are missing.
 
-    Names that the agent reported are kept. A vendor that is not in the database keeps its id.
+    A model that the agent reported is kept and, without a product id, its vendor, too. A vendor
+    that is not in the database keeps its id.
     """
     vendor_id, product_id = _ids(row)
     model = str(row.get("model") or "")

@@ -296,9 +296,10 @@ class Collection:
         """Return the uuid that a text names, or begins; ``field`` is the key of the uuid in a row.
 
         A whole uuid is returned unchanged. With ``filters``, a text may be a name, which precedes
-        the beginning of a uuid. Without them, a text that begins no uuid, or is the name of an
-        object, is returned unchanged; the service validates it. Raise CommandError if several
-        objects have the name or the beginning, or if none has the name.
+        the beginning of a uuid. Returned unchanged, for the service to validate, are digits that
+        begin no uuid, with ``has_names`` the name of an object, and without ``filters`` any other
+        text. Raise CommandError if several objects have the name or the beginning, or if none has
+        a name that cannot begin a uuid.
         """
         if _FULL.fullmatch(text.lower()):
             return text

@@ -59,6 +59,7 @@ def _parse_table(table: str) -> dict[str, list[Topic]]:
             commands.append(CommandEntry(name, path, spelling.strip("()"), is_own))
         elif line.startswith("  "):
             noun, _, text = line.strip().partition(": ")
+            # The list of the topic, to which the next lines add.
             commands = []
             tasks[task].append(Topic(noun, text, commands))
         else:

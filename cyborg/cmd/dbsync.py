@@ -355,7 +355,7 @@ def _sign_new(
         if row["signature"] is not None and not replace:
             refused.append(f"record {row['uuid']}: {reason} (see --replace)")
         else:
-            # None only without keys, with which there is nothing to sign.
+            # Not empty: without keys the command does not get here.
             signatures[row["id"]] = keys.sign(data) or ""
     chains.save_signatures(tx, signatures)
     return SignResult(records=len(signatures), refused=refused)

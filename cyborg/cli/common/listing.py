@@ -171,10 +171,10 @@ class Lister(base.Command, lister.Lister):
         watcher = Watcher(
             lambda: self.take_action(parsed_args), functools.partial(self._write, parsed_args)
         )
-        # A pipe or a file gets the list again and again instead.
         stdout = self.app.stdout
         if parsed_args.formatter == "table" and live.is_interactive(stdout):
             return watcher.refresh(stdout, f"{self.app.NAME} {self.cmd_name}", parsed_args.watch)
+        # A pipe or a file, and any other format, gets the list again and again.
         watcher.repeat(stdout, parsed_args.watch, self.app.LOG.error)
         return 0
 

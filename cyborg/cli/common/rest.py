@@ -309,6 +309,7 @@ class Collection:
             return self._only(text, [row["uuid"] for row in rows], "give the uuid")
         if _SHORT.fullmatch(text.lower()):
             uuids = self._find_beginning(rest, text.lower(), field)
+            # With has_names, the service itself finds an object by its name, which precedes.
             if uuids and not (self.has_names and self._find_by_name(rest, text)):
                 return self._only(text, uuids, "add more digits")
         elif self.filters and field == "uuid":

@@ -60,7 +60,7 @@ _NOT_SENT = object()
 _NO_ANSWER = object()
 
 # Of the process, not of a client: the threads of the process must stay free.
-_PATIENT = threading.BoundedSemaphore(MAX_RESTART_WAITS)
+_RESTART_WAITS = threading.BoundedSemaphore(MAX_RESTART_WAITS)
 _pause = threading.Event().wait
 
 
@@ -141,14 +141,22 @@ class Client:
         values = {key: value for key, value in arguments.items() if key not in left_out}
         target = {"version": version} | ({"server": server} if server else {})
         queue = self._topic + (f".{server}" if server else "")
-        # Agents start each job once for its uuid, but answer no copy of another call from a record.
+        # Conductors record the answers of these calls for their copies. Agents record none.
         is_repeatable = self.contract is CONDUCTOR and method in publishing.DEDUPLICATED_METHODS
         deadline = time.monotonic() + self.conf.rpc.timeout
         # Not the time of this host: the clocks of two hosts may differ by more than the timeout.
         # Converted from the deadline itself: the server must not have more time than this client.
         answer_by = self.time_at(deadline) if is_repeatable and self.time_at else None
         call_context = context.for_call(answer_by)
-        call = _Call(method, values, target, queue, subject, call_context, is_repeatable)
+        call = _Call(
+            method=method,
+            values=values,
+            target=target,
+            queue=queue,
+            subject=subject,
+            context=call_context,
+            is_repeatable=is_repeatable,
+        )
         return self._finish(call, deadline)
 
     def _finish(self, call: "_Call", deadline: float) -> Any:
@@ -180,10 +188,10 @@ class Client:
                 if is_final or time.monotonic() >= deadline:
                     break
                 LOG.info("The server of %s stops, sending the call to another one", subject)
-                # What it has waited for this server must not shorten the wait for the next one.
+                # The wait for this server must not shorten the wait for the next one.
                 call.end = None
-            # The queue was deleted since its server answered, perhaps with its exchange, and the
-            # call was not carried out; or the server that took it has ended, or may have.
+            # The last answer no longer shows that the queue has a server: the queue was deleted
+            # since then, or the server stops or may have ended.
             self.transport.forget_answer(queue)
             _pause(SERVER_PAUSE)
         self.transport.record_answer(queue)
@@ -198,6 +206,7 @@ class Client:
         subject, queue = call.subject, call.queue
         sent = publishing.SentCounter()
         now = time.monotonic()
+        # A copy after no answer waits anew: the conductor may have been killed and starts again.
         if call.end is None or call.may_be_executed:
             wait = RESTART_WAIT if call.is_repeatable else SERVER_WAIT
             call.end = min(now + wait, max(deadline, now))
@@ -235,20 +244,21 @@ class Client:
         Without a server the message would stay in the queue. The caller would wait for the whole
         timeout and not know whether the call was carried out.
         """
-        patient = False
-        soon = time.monotonic() + SERVER_WAIT
+        has_slot = False
+        slot_needed_at = time.monotonic() + SERVER_WAIT
         try:
             while not self.transport.has_server(queue):
                 now = time.monotonic()
-                if now >= soon and not patient:
-                    # Not waiting for its turn: the caller would wait for others to wait.
-                    patient = _PATIENT.acquire(blocking=False)
-                if now >= end or (now >= soon and not patient):
+                needs_slot = now >= slot_needed_at and not has_slot
+                # Without a wait for a slot: the caller would wait for others to wait.
+                if needs_slot:
+                    has_slot = _RESTART_WAITS.acquire(blocking=False)
+                if now >= end or (needs_slot and not has_slot):
                     raise self._no_server_error(subject)
                 _pause(SERVER_PAUSE)
         finally:
-            if patient:
-                _PATIENT.release()
+            if has_slot:
+                _RESTART_WAITS.release()
 
     def _no_server_error(self, subject: str) -> Unavailable:
         return Unavailable(

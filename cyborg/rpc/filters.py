@@ -134,9 +134,9 @@ class Connection(rabbit.Connection):
         """Return the message filter of a consumer."""
         decompress = bool(self._cyborg_conf.oslo_messaging_rabbit.kombu_compression)
         # Answers come over the default exchange, calls over that of the RPC topic.
-        calls = bool(consumer.exchange_name)
-        users = self._cyborg_conf.rpc.allowed_users if calls else ()
-        check = check_call if calls else check_answer
+        is_for_calls = bool(consumer.exchange_name)
+        users = self._cyborg_conf.rpc.allowed_users if is_for_calls else ()
+        check = check_call if is_for_calls else check_answer
         return MessageFilter(
             consumer,
             check,
@@ -210,6 +210,7 @@ class MessageFilter:
             # Without requeue: the broker would deliver it again for ever.
             self.consumer.queue.channel.basic_reject(raw.delivery_tag, requeue=False)
             return
+        # oslo.messaging passes the fields with this prefix to the server as the context of a call.
         fields[f"_context_{context.SENDER}"] = describe_sender(raw, {})
         try:
             self.consumer.callback(Message(fields, message))
@@ -308,9 +309,10 @@ def decode(message: Any, max_bytes: int) -> dict[str, Any]:
     """Return the content of oslo.messaging's envelope. Raise Invalid."""
     if message.content_type != _JSON:
         raise Invalid(f"content type is {str(message.content_type)[:MAX_NAME]!r}, not {_JSON}")
-    # kombu collects the errors of decompression instead of raising them.
+    # kombu collects the errors of decompression, as sys.exc_info(), instead of raising them.
     if message.errors:
-        raise Invalid(f"decompression failed: {message.errors[0][1]}")
+        _, error, _ = message.errors[0]
+        raise Invalid(f"decompression failed: {error}")
     if len(message.body or b"") > max_bytes:
         raise Invalid(f"the decompressed body has more bytes than the limit of {max_bytes}")
     envelope = _parse_object(message.body, "the body")

@@ -335,6 +335,7 @@ class NotificationListener:
             options.notification_topic,
             PRIORITY,
         )
+        # A stop before ``_server`` was set above has not stopped this server.
         if self._stopped.is_set():
             self._server.stop()
 

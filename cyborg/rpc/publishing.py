@@ -106,7 +106,7 @@ def publish(connection: Any, producer: Any, *args: Any, **kwargs: Any) -> Any:
             raise oslo_messaging.MessageUndeliverable(
                 exc, str(kwargs.get("exchange")), kwargs.get("routing_key"), None
             ) from exc
-        # The broker refused what was written: it has no copy, which the count would mean.
+        # The broker refused the message and has no copy, so the message does not count as sent.
         _state.sent -= sent.count
         raise
     except TimeoutError as exc:
@@ -117,6 +117,7 @@ def publish(connection: Any, producer: Any, *args: Any, **kwargs: Any) -> Any:
         raise Unconfirmed(
             f"the message broker did not confirm the message in {CONFIRM_TIMEOUT:g} s"
         ) from exc
+    # Set while kombu waited for the confirmation, if the broker returned the message.
     if connection.returned is not None:
         raise connection.returned
     return result
@@ -144,7 +145,7 @@ def count_consumers(connection: Any, queue: str) -> int:
         if channel is not None and channel.is_open:
             channel.close()
         if connection.connection.connected:
-            connection.set_transport_socket_timeout()
+            connection.set_transport_socket_timeout()  # back to the default of the driver
 
 
 def _check_open(channel: Any) -> None:

@@ -160,7 +160,7 @@ class Transport:
     def cleanup(self) -> None:
         """Close all connections, without a wait for a thread that is still connecting.
 
-        It closes what it opens, and ends within a second after an attempt that fails.
+        That thread closes what it opens, and ends within a second after an attempt that fails.
         """
         with self._lock:
             is_connecting = self._opener is not None and not self._opened.is_set()
@@ -184,6 +184,7 @@ class Transport:
             with filters.capture_warnings(self._log_error):
                 rabbit.open_reply_queue(self.oslo)
         except FAULTS as exc:
+            # The cleanup has interrupted the attempt, which is no failure.
             if self._closing.is_set():
                 return
             # The next call retries. The thread ends, so that it does not go on with a refused

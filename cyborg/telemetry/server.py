@@ -98,8 +98,8 @@ class WorkerFiles:
             undo.callback(os.close, self._values_file)
             # Without blocks on the disk, a write to the mapped file could kill the process.
             os.posix_fallocate(self._values_file, 0, SIZE)
-            # It shows that this worker runs. Before ``_locked`` ends: another worker would merge
-            # and delete a file without it.
+            # The lock shows that this worker runs. Before ``_locked`` ends: another worker would
+            # merge and delete a file without a lock.
             fcntl.flock(self._values_file, fcntl.LOCK_EX)
             self._keys_file = _create(directory / f"{name}.keys")
             undo.callback((directory / f"{name}.keys").unlink)
@@ -241,11 +241,13 @@ def _split(keys: list[tuple[Key, int]], values: Any) -> Samples:
 def _add(samples: Samples, added: Mapping[Key, list[float]], *, with_gauges: bool) -> None:
     """Add the values of a worker; of a gauge, keep the greatest value.
 
-    Leave out values that another release has stored in another form.
+    Leave out values that another release has stored in another form. ``with_gauges`` is False for
+    workers that have ended, whose gauges say nothing any more.
     """
     for key, values in added.items():
-        family = FAMILIES.get(key[0])
-        if family is None or len(values) != family.width or len(key) != 1 + len(family.labels):
+        name, *labels = key
+        family = FAMILIES.get(name)
+        if family is None or len(values) != family.width or len(labels) != len(family.labels):
             continue
         if not family.is_gauge:
             old = samples.get(key, [0.0] * len(values))
@@ -257,7 +259,7 @@ def _add(samples: Samples, added: Mapping[Key, list[float]], *, with_gauges: boo
 def _load_ended(directory: Path) -> tuple[Samples, set[str]]:
     """Return the sums of the ended workers, and the names of those whose files may remain.
 
-    They start again from 0, as after a loss of the directory, if the file cannot be read.
+    The sums start again from 0, as after a loss of the directory, if the file cannot be read.
     """
     samples: Samples = {}
     try:
@@ -320,7 +322,7 @@ class MetricsServer:
         ``on_stop`` is called after the last scrape.
         """
         self._address = address
-        self._number = port
+        self._requested_port = port
         self._recorder = recorder
         self._directory = Path(directory) if directory else None
         self._refresh = refresh
@@ -355,12 +357,12 @@ class MetricsServer:
                 if not store.lock_serving():
                     return False
                 self._server, self._thread = start_http_server(
-                    self._number, self._address, self._registry
+                    self._requested_port, self._address, self._registry
                 )
             except OSError as exc:
                 reason = str(exc)
                 if exc.errno == errno.EADDRINUSE:
-                    reason = f"another program uses port {self._number} of {self._address}"
+                    reason = f"another program uses port {self._requested_port} of {self._address}"
                 self._rate_limited_log.warn(f"Cannot serve metrics: {reason}; retrying")
                 return False
         LOG.info("Serving metrics on %s port %s", self._address, self.port)
@@ -411,17 +413,19 @@ def _make_family(family: Family) -> Any:
 
 
 def _make_metrics(samples: Samples) -> list[core.Metric]:
-    found: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     for (name, *labels), values in sorted(samples.items()):
         family = FAMILIES[name]
-        metric = found.setdefault(name, _make_family(family))
+        metric = metrics.setdefault(name, _make_family(family))
+        # A histogram of Prometheus has for each limit the number of all values up to it.
         if family.buckets:
+            *bucket_counts, total_seconds = values
             limits = [*map(floatToGoString, family.buckets), "+Inf"]
-            counts = zip(limits, accumulate(values[:-1]), strict=True)
-            metric.add_metric(labels, list(counts), values[-1])
+            counts = zip(limits, accumulate(bucket_counts), strict=True)
+            metric.add_metric(labels, list(counts), total_seconds)
         else:
             metric.add_metric(labels, values[0])
-    return list(found.values())
+    return list(metrics.values())
 
 
 def _describe_processes(pids: Iterable[int]) -> list[core.Metric]:
@@ -447,16 +451,19 @@ def _read_process(pid: int) -> tuple[float, ...]:
     """Return CPU seconds, virtual and resident bytes, start and open files. Raise OSError."""
     ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
     folder = Path("/proc", str(pid))
-    # The fields after the name, which may have spaces: state is field 3 of proc(5).
+    # The fields after the name, which may have spaces: state is field 3 of proc(5). The list gets
+    # items in front, so that an index is the number of a field.
     fields = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
     stat = [0.0, 0.0, 0.0, *map(_number, fields.split())]
+    user_ticks, system_ticks, start_ticks = stat[14], stat[15], stat[22]
+    virtual_bytes, resident_pages = stat[23], stat[24]
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     files = len(os.listdir(folder / "fd"))
     return (
-        (stat[14] + stat[15]) / ticks,
-        stat[23],
-        stat[24] * page,
-        booted + stat[22] / ticks,
+        (user_ticks + system_ticks) / ticks,
+        virtual_bytes,
+        resident_pages * page,
+        booted + start_ticks / ticks,
         files,
     )
 

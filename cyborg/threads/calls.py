@@ -191,7 +191,7 @@ class FanOut:
             thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # no more threads can start: the running ones do the work
+            except RuntimeError:  # no more threads can start: the running ones, if any, do the work
                 with self._lock:
                     self._threads -= new_threads - started
                     idle = self._threads == 0

@@ -218,7 +218,7 @@ def stop_provider(provider: TracerProvider, seconds: float = STOP_TIMEOUT) -> No
 
 def _make_processor(conf: cfg.ConfigOpts) -> SpanProcessor:
     options = conf.tracing
-    # This exporter reports failures, at a limited rate; the library's logs each one.
+    # _LoggedExporter logs the begin and the end of an outage; the library would log each failure.
     logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
     exporter = OTLPSpanExporter(
         endpoint=options.otlp_endpoint,

@@ -18,6 +18,7 @@ from cyborg.core.log import drop_tracebacks
 from cyborg.core.validation import check_text
 from cyborg.policies import enforcer as policies
 
+# Key of the WSGI environ: the Caller, which is set after the token has been checked.
 ENVIRON = "cyborg.caller"
 # False in the environ of a request that counts as one of a service without a service token.
 NAMES_SERVICE = "cyborg.names_service"
@@ -103,6 +104,7 @@ def read_caller(
     return Caller(ctx, is_service, enforcer, has_service_token)
 
 
+# Key of the WSGI environ: the address of the client, before proxy headers replace it.
 PEER = "cyborg.peer"
 DEFAULT_PROJECT = "noauth"
 KEYSTONE_TIMEOUT = 5  # seconds to wait for a response
@@ -174,6 +176,7 @@ class _KeystoneErrors:
 
         def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
             nonlocal rejection
+            # The token is valid: the response is one of the layers below.
             if ENVIRON in environ:
                 return start_response(status, headers, *more)
             rejection = status, dict(headers)

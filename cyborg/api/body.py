@@ -41,6 +41,7 @@ class BodyReader:
         api = self._conf.api
         length = environ.get("CONTENT_LENGTH")
         chunked = not length and "HTTP_TRANSFER_ENCODING" in environ
+        # With this key the server ends the stream after the last chunk; else a read would block.
         if chunked and not environ.get("wsgi.input_terminated"):
             raise http_exc.HTTPLengthRequired(
                 "this server does not accept a chunked body, send Content-Length"
@@ -67,6 +68,7 @@ def _read(stream: Any, length: str | None, limit: int, expired: Callable[[], boo
         try:
             chunk = stream.read(min(missing, _CHUNK_SIZE))
         except Exception as exc:  # each server has its own errors for a malformed chunk
+            # The watchdog that interrupts a read at its deadline can make the read raise.
             if expired():
                 raise http_exc.HTTPRequestTimeout(
                     "the body of the request did not arrive in time"

@@ -225,8 +225,8 @@ class Resource:
         Versions before HOST_CHECK_SINCE answer an empty list, and so do all versions to callers who
         do not see the hosts.
         """
-        # The groups of an explanation are those of the profile, also if no host is known by this
-        # name. Not only the rows are compared: this method does not know their key.
+        # All lists of the document: the key of the rows is not passed to this method. The groups of
+        # an explanation are those of the profile, even if the host is unknown.
         lists = (rows for key, rows in document.items() if key != "groups")
         if (
             host is None

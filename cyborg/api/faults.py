@@ -100,7 +100,9 @@ def _add_list(error: Exception, message: str, environ: Mapping[str, Any]) -> str
     # Set by the routing; without it no list of known objects exists for the path.
     name, path = environ.get(OBJECT, ("", ""))
     is_wrong = isinstance(error, errors.Invalid | errors.NotFound) and name and name in message
-    if not is_wrong or "; " in message or message.endswith("?"):
+    # Messages give advice after a semicolon, or as a question.
+    has_advice = "; " in message or message.endswith("?")
+    if not is_wrong or has_advice:
         return message
     return f"{message}; GET {path} lists the known ones"
 
@@ -184,7 +186,8 @@ class FaultMiddleware:
             response = self._app(environ, start_response)
         except Exception as error:  # noqa: BLE001  every failure gets a response here
             environ[FAILURE] = error
-        # Popped, so that an outer FaultMiddleware does not log it again.
+        # Set above, or by FaultHook, which has made the response. Popped, so that an outer
+        # FaultMiddleware does not log it again.
         failure = environ.pop(FAILURE, None)
         if failure is not None:
             log_failure(failure, environ)

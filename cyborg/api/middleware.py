@@ -68,9 +68,9 @@ class AccessLog:
         finally:
             seconds = self.clock() - started
             # Not each method of each route: anybody could add series, also without a token.
-            served, route = self.find_route(method, path)
-            self.recorder.count(API_REQUESTS, served, route, str(status))
-            self.recorder.observe(API_SECONDS, seconds, served, route)
+            served_method, route = self.find_route(method, path)
+            self.recorder.count(API_REQUESTS, served_method, route, str(status))
+            self.recorder.observe(API_SECONDS, seconds, served_method, route)
             self._log(method if method in METHODS else UNKNOWN, route, status, seconds * 1000)
 
     def _log(self, shown: str, route: str, status: int, ms: float) -> None:

@@ -71,12 +71,14 @@ class Operation:
         definition.status_code = self.status
         parameters = {**self.path, **self.query, **(controller.PARAMETERS if self.paged else {})}
         definition.arguments = [
-            wsme.api.FunctionArgument(name, datatype, name in self.path, None)
+            wsme.api.FunctionArgument(name, datatype, mandatory=name in self.path, default=None)
             for name, datatype in parameters.items()
         ]
         if self.body is not None:
             definition.arguments.append(
-                wsme.api.FunctionArgument("body", self.body, not self.optional, None)
+                wsme.api.FunctionArgument(
+                    "body", self.body, mandatory=not self.optional, default=None
+                )
             )
         definition.resolve_types(wtypes.registry)
         return definition
@@ -203,7 +205,7 @@ def _parameters(
             given[name] = value
     if spec.paged:
         values["page"] = PageRequest(given, max_limit)
-    # The page has it; it is no filter.
+    # The page has ``with_count``, which is no filter of the operation.
     names = spec.query.keys() - {controller.WITH_COUNT}
     return values | {name: given.get(name) for name in names}
 
@@ -316,6 +318,7 @@ class Collection:
         ``columns``. ``query_since`` has the versions of newer filters.
         """
 
+        # The name is the end of the operation id in the OpenAPI document.
         def find(
             resource: Resource, request: RequestContext, page: PageRequest, **filters: Any
         ) -> Any:

@@ -86,7 +86,7 @@ def make_route_finder(
     def find_route(method: str, path: str) -> tuple[str, str]:
         if path in documents:
             return method if method in _DOCUMENT_METHODS else UNKNOWN, path or "/"
-        pattern = match_path(path.split("/")[1:])[0]
+        pattern, _ = match_path(path.split("/")[1:])
         route = rendered.get(pattern)
         if route is None:
             return UNKNOWN, UNKNOWN
@@ -110,15 +110,13 @@ class Root:
             raise exc.HTTPNotFound(
                 f"unknown path {request.path_info[:200]}; {DOCUMENT} has the known ones"
             )
-        if names and "GET" in self._routes.get(collection := pattern.split("/")[0], {}):
+        collection = pattern.split("/")[0]
+        # For errors about the first object in the path: where its list is, if it has one.
+        if names and "GET" in self._routes.get(collection, {}):
             request.environ[OBJECT] = names[0], f"/v2/{collection}"
         method = "GET" if request.method == "HEAD" else request.method
         if method not in methods:
-            allowed = sorted({*methods, *(("HEAD",) if "GET" in methods else ())})
-            raise exc.HTTPMethodNotAllowed(
-                f"{method} is not supported for {request.path_info}, use {', '.join(allowed)}"[
-                    :255
-                ],
-                headers={"Allow": ", ".join(allowed)},
-            )
+            allowed = ", ".join(sorted({*methods, *(("HEAD",) if "GET" in methods else ())}))
+            message = f"{method} is not supported for {request.path_info}, use {allowed}"
+            raise exc.HTTPMethodNotAllowed(message[:255], headers={"Allow": allowed})
         return methods[method], names

@@ -61,7 +61,7 @@ class _ObjectType(wtypes.BaseMeta):  # type: ignore[misc]
     ) -> Any:
         """Return a class with the fields of ``body`` and of ``row``; see JsonObject."""
         hints = get_type_hints(row) if row is not None else {}
-        # A key that is not required is one of some queries only, such as those of the conductor.
+        # Only some queries, such as those of the conductor, read the optional keys of a row.
         omitted = {*without, *getattr(row, "__optional_keys__", ())} - body.keys()
         derived = {
             field: body.get(field) or _field(field, hints[field], names.get(field))
@@ -72,8 +72,8 @@ class _ObjectType(wtypes.BaseMeta):  # type: ignore[misc]
         if links:
             fields["links"] = required([Link])
         inherited = getattr(bases[0], "_wsme_attr_order", ()) if bases else ()
-        # WSME reads this attribute. Without it, WSME parses the source of each class at import,
-        # which takes a second for this API.
+        # Without _wsme_attr_order, WSME parses the source of each class at import, which takes a
+        # second for this API.
         order = tuple(dict.fromkeys([*fields, *inherited]))
         cls = super().__new__(mcs, name, bases, {**body, **fields, "_wsme_attr_order": order})
         if row is not None and only is None:
@@ -93,7 +93,7 @@ class JsonObject(wtypes.Base, metaclass=_ObjectType):  # type: ignore[misc]
     more fields, which are integers and always present. A field in the
     body of the class replaces that of the row: for a narrower type, such as the values of a string,
     or a value that is not shown as it is stored. With ``only``, the class is one of several views
-    of the row; fields of other rows with such rows do not mean it.
+    of the row, and not the type of a field that has such a row.
     """
 
 
@@ -118,7 +118,9 @@ def _datatype(name: str, hint: Any) -> Any:
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return Enum(*hint)
     if origin in (dict, abc.Mapping):
-        return {arguments[0]: _datatype("", arguments[1])}
+        key_type, value_type = arguments
+        return {key_type: _datatype("", value_type)}
+    # Of a tuple, whose arguments are such as (str, ...), the first one is the type of the items.
     if origin in (list, tuple, frozenset, abc.Sequence):
         return [_datatype("", arguments[0])]
     datatype = _TYPES.get(hint, hint)

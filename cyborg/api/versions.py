@@ -44,7 +44,7 @@ LOG = get_logger(__name__)
 ENVIRON = "cyborg.version"
 
 _HEADER = "OpenStack-API-Version"
-# Such a client sends the header with each request.
+# Rate-limited: a client that leaves out the service type does so in each request.
 _BARE_VERSION_LOG = RateLimitedLogger(logger=LOG)
 
 Version = tuple[int, int]
@@ -63,6 +63,7 @@ def requested_version(environ: Mapping[str, Any]) -> Version:
     bare = [words[0] for words in entries if len(words) == 1]
     text = microversion_parse.get_version({_HEADER: header}, SERVICE_TYPE)
     if text is None and bare:
+        # The last one, as the parser takes the last entry of this service.
         text = bare[-1]
     if text is None:
         if any(len(words) > 2 for words in entries):

@@ -193,14 +193,14 @@ def _parse(text: bytes) -> dict[str, str]:
         body = None
     if not isinstance(body, dict) or not set(body) <= set(FIELDS):
         raise Invalid(f"body: expected a JSON object of {', '.join(FIELDS)}", field="body")
-    found: dict[str, str] = {}
+    credentials: dict[str, str] = {}
     for name, default in FIELDS.items():
         value = body.get(name) or default
         if name == "password":
             # Any character is allowed in it, and no message may quote it.
             if not isinstance(value, str) or not value or len(value) > MAX_VALUE:
                 raise Invalid("password: missing or too long", field=name)
-            found[name] = value
+            credentials[name] = value
         else:
-            found[name] = check_text(name, value, MAX_VALUE)
-    return found
+            credentials[name] = check_text(name, value, MAX_VALUE)
+    return credentials

@@ -69,6 +69,7 @@ class Failures:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
+        # The number of failures of each key, and the time of its last one.
         self._found: OrderedDict[Hashable, tuple[int, float]] = OrderedDict()
 
     def add(self, key: Hashable) -> None:
@@ -106,8 +107,8 @@ class Throttle:
         self._sign_ins = threading.BoundedSemaphore(MAX_SIGN_INS)
         self._lock = threading.Lock()
         self._failures = Failures(clock)
-        self._addresses: set[str] = set()
-        self._known = OrderedDict[tuple[Hashable, str], None]()
+        self._signing_in: set[str] = set()  # addresses
+        self._signed_in = OrderedDict[tuple[Hashable, str], None]()  # users at addresses, a set
 
     @contextmanager
     def admit(self, client: str | None) -> Iterator[None]:
@@ -124,9 +125,9 @@ class Throttle:
             return
         with self._lock:
             _check_wait(self._failures.seconds_to_wait(client), "of this address")
-            if client in self._addresses:
+            if client in self._signing_in:
                 raise too_many("a sign-in of this address is under way", 1)
-            self._addresses.add(client)
+            self._signing_in.add(client)
         try:
             with _slot(self._sign_ins, timeout=0):
                 yield
@@ -139,7 +140,7 @@ class Throttle:
             raise
         finally:
             with self._lock:
-                self._addresses.discard(client)
+                self._signing_in.discard(client)
 
     @contextmanager
     def call(self, client: str | None, user: Hashable) -> Iterator[None]:
@@ -149,8 +150,9 @@ class Throttle:
         Raise HTTPTooManyRequests.
         """
         with self._lock:
-            # Otherwise anybody could lock a user out by wrong passwords.
-            if client is None or (user, client) not in self._known:
+            # An address that has signed in is exempt: otherwise anybody could lock a user out by
+            # wrong passwords.
+            if client is None or (user, client) not in self._signed_in:
                 _check_wait(self._failures.seconds_to_wait(user), "of this user")
         with _slot(self._calls, QUEUE_TIMEOUT):
             try:
@@ -158,14 +160,15 @@ class Throttle:
             except exc.HTTPUnauthorized:
                 with self._lock:
                     self._failures.add(user)
-                    self._known.pop((user, client or ""), None)
+                    # A proxy, whose client is None, is never recorded, and "" is no address.
+                    self._signed_in.pop((user, client or ""), None)
                 raise
         with self._lock:
             self._failures.remove(user)
             if client is not None:
-                self._known[user, client] = None
-                if len(self._known) > MAX_KEYS:
-                    self._known.popitem(last=False)
+                self._signed_in[user, client] = None
+                if len(self._signed_in) > MAX_KEYS:
+                    self._signed_in.popitem(last=False)
 
 
 def _slot(slots: threading.Semaphore, timeout: float) -> AbstractContextManager[None]:

@@ -114,11 +114,11 @@ def statuses(spec: Operation) -> set[int]:
     return result
 
 
-def _operation(schemas: Schemas, controller: Any, spec: Operation) -> Schema:
+def _operation(schemas: Schemas, method: Any, spec: Operation) -> Schema:
     """Return the operation object: texts, parameters, responses and the body."""
     noun = spec.template.split("/", maxsplit=1)[0]
-    operation_id = f"{noun}.{controller.__name__}"
-    description = inspect.getdoc(controller) or ""
+    operation_id = f"{noun}.{method.__name__}"
+    description = inspect.getdoc(method) or ""
     if spec.since > versions.MINIMUM:
         description += f"\n\nFrom version {'.'.join(map(str, spec.since))} on."
     operation: Schema = {

@@ -41,21 +41,23 @@ class Schemas:
 
     def schema_for(self, datatype: Any) -> Schema:
         """Return the schema of a type; for an object type, a reference to its schema."""
-        # WSME resolves this notation in attributes of objects, but does not see the schema of a
-        # ``types.Validated``, which has it too.
+        # WSME resolves [item_type] and {key_type: value_type} in attributes of objects, but does
+        # not see the schema of a ``types.Validated``, which may have them too.
         if isinstance(datatype, list):
-            datatype = wtypes.ArrayType(datatype[0])
+            (item_type,) = datatype
+            datatype = wtypes.ArrayType(item_type)
         elif isinstance(datatype, dict):
-            datatype = wtypes.DictType(*next(iter(datatype.items())))
+            ((key_type, value_type),) = datatype.items()
+            datatype = wtypes.DictType(key_type, value_type)
         if wtypes.isarray(datatype):
             return _array(self, datatype.item_type)
         if wtypes.isdict(datatype):
             return {"type": "object", "additionalProperties": self.schema_for(datatype.value_type)}
         if wtypes.iscomplex(datatype):
             return self._object(datatype)
-        for kind, schema in _KINDS:
+        for kind, make_schema in _KINDS:
             if isinstance(datatype, kind):
-                return schema(self, datatype)
+                return make_schema(self, datatype)
         return dict(_PRIMITIVES[datatype])
 
     def body_schema(self, datatype: Any, *, ignore_unknown: bool = False) -> Schema:

@@ -74,7 +74,7 @@ def show(request: RequestContext, row: read.AcceleratorRow) -> dict[str, Any]:
         if row["state"] == AcceleratorState.ERROR:
             more["state"] = str(AcceleratorState.DIRTY)
         return request.serialize(Accelerator, row, ACCELERATORS.name, **more)
-    # It is about the host, which users do not see.
+    # The error is about the host, which users do not see.
     if request.caller.project_scope is not None:
         more["error"] = None
     kind = AcceleratorV25 if request.version < ATTACHED_SINCE else AcceleratorV26

@@ -118,8 +118,9 @@ class Controller(Resource):
         failed = None if attach_failed is None else attach_failed == "true"
         with self.context.reader.connect() as connection:
             if instance and page.is_whole and state is None and failed is None:
-                # Nova follows no links, and an instance cannot start if an ARQ is missing. It
-                # asks twice for each boot: one statement, which is not built again.
+                # All rows on one page: Nova follows no links, and an instance cannot start if an
+                # ARQ is missing. Nova asks twice for each boot, so ``of_instance`` has a statement
+                # that is built only once.
                 rows = read.of_instance(connection, instance, scope)
                 if bind_state:
                     _require_resolved(rows, instance)

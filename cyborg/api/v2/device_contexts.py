@@ -241,10 +241,10 @@ class Controller(Resource):
         """
         caller = request.caller
         self.context.conductor.device_context_delete(
-            # Not is_service: with noauth each caller is one, and none would be protected from a
-            # mistake.
             uuid,
             caller.project_scope,
+            # Not is_service: with noauth each caller is a service, and no bound context would be
+            # protected from a mistake.
             caller.has_service_token,
         )
 

@@ -172,9 +172,9 @@ class CapacityController(Resource):
         with explanations.take_turn(self, host):
             with self.context.reader.connect() as connection:
                 counts = provider_counts.find(connection, demands, host=host)
-            found = count_capacity(demands, counts)
+            capacities = count_capacity(demands, counts)
         # Hosts without a matching device would only be noise.
-        hosts = [item for item in found if item.total or item.losses]
+        hosts = [item for item in capacities if item.total or item.losses]
         losses = Counter[Predicate]()
         for item in hosts:
             losses.update(item.losses)

@@ -145,8 +145,8 @@ class MaintenanceChange(types.JsonObject):
     successor = types.optional(types.Enum(*SuccessorMode))
 
 
-# Most remedies of an undeliverable device are a setup of its host.
-# Conditions since 2.5, and those that older versions show instead.
+# Conditions since 2.5, and those that older versions show instead. Most remedies of an
+# undeliverable device are a setup of its host.
 _NEAREST: Mapping[str, str] = {
     DeviceCondition.UNDELIVERABLE: DeviceCondition.SETUP_REQUIRED,
     DeviceCondition.RESTORE_FAILED: DeviceCondition.UNHEALTHY,
@@ -176,7 +176,7 @@ def show(request: RequestContext, row: read.DeviceRow) -> dict[str, Any]:
     if request.version < STATE_SINCE:
         return request.serialize(DeviceV23, row, DEVICES.name, **more)
     # Evaluated for each answer: a stored state would be late for what changes elsewhere, such as
-    # the liveness of the agent.
+    # the liveness of the agent. Only a device set can be withheld.
     status = device_state.evaluate_row(row, withheld=False)
     reasons = conditions_at(request, status.reasons)
     more |= {"state": (reasons or [status.state])[0], "state_reasons": reasons}
@@ -298,7 +298,7 @@ def _merge_filters(filters: Mapping[str, Any]) -> dict[str, str] | None:
     names = (*FILTERS, *STATE_FILTERS)
     plain = [(name, filters[name]) for name in names if filters[name] is not None]
     for name, value in [*plain, *zip(fields, values, strict=True)]:
-        # Two conditions on one field, which python-cyborgclient can send.
+        # No device has two values of one field, but python-cyborgclient can send such filters.
         if merged.setdefault(name, value) != value:
             return None
     return merged

@@ -238,9 +238,9 @@ class Controller(Resource):
             # The options of the shown entries only: the status has filtered them.
             shown = {(entry["host"], entry["backend"]) for entry in entries}
             options = [
-                each
-                for each in read_hosts.find_effective_options(connection, name, hosts)
-                if (each["host"], each["backend"]) in shown
+                backend
+                for backend in read_hosts.find_effective_options(connection, name, hosts)
+                if (backend["host"], backend["backend"]) in shown
             ]
         details = {**row, "hosts": entries, "effective_options": options}
         return request.serialize_page(
@@ -250,6 +250,7 @@ class Controller(Resource):
     @DRIVERS.operation("POST drivers", **jobs.STARTS_JOB)
     def install(self, request: RequestContext, body: DriverInstall) -> Any:
         """Enable a driver on hosts where it is installed; a job does it in the background."""
+        # None for a missing field, whose value is Unset of WSME, which is not known on the bus.
         result = self.context.conductor.driver_install(
             body.driver, body.backend or None, body.hosts or None, body.config or None
         )

@@ -232,10 +232,12 @@ class Controller(Resource):
 
         An administrator gets a page of the providers with its links, others get none.
         """
+        # A check after those of the core: no provider fits a project without room in its quota.
         check = core.fail_quota if over_quota else None
         elevated = request.caller.is_elevated
         with take_turn(self, host), self.context.reader.connect() as connection:
             counts = provider_counts.find(connection, demands, host=host)
+            # The providers whose resource class no group requests are only counted.
             counts = provider_counts.add_others(connection, counts, host=host)
             fit = request_fit.evaluate_counts(demands, counts, check)
             summaries = fit.summarize()
@@ -249,16 +251,15 @@ class Controller(Resource):
                     for summary in summaries
                 ],
             }
-            # Others get no providers, and so no links either.
+            # Other callers get no providers, and so no links either.
             if not elevated:
                 return document
             shown, marker = page.read(
                 lambda window: provider_states.find_uuids(connection, window, host=host)
             )
-            # All of the page: the groups count all providers, whatever the page.
             states = _read_states(connection, [row["uuid"] for row in shown], demands)
             taken = [state.uuid for state in states if state.handles.taken]
-            # Only of the page: a cloud may have many thousand owners.
+            # Only of providers of the page: a cloud may have many thousand owners.
             owners = provider_states.find_holders(connection, taken) if taken else {}
         document["providers"] = [
             _provider(state, fit, owners.get(state.uuid, ())) for state in states
@@ -342,8 +343,10 @@ def explain_absent_providers(
         for providers in candidate["mappings"].values()
         for uuid in providers
     }
-    found = request_fit.explain_rejections(demands, states, returned, reason, limit=MAX_REJECTED)
-    return [_rejected(rejection) for rejection in found]
+    rejections = request_fit.explain_rejections(
+        demands, states, returned, reason, limit=MAX_REJECTED
+    )
+    return [_rejected(rejection) for rejection in rejections]
 
 
 def check_host(request: RequestContext, host: str | None) -> bool:
@@ -369,32 +372,35 @@ def _visible_owners(
 
     Only providers whose first failure is TAKEN are considered.
     """
-    taken = [summary for summary in summaries if summary.taken]
-    if not taken:
+    with_taken = [summary for summary in summaries if summary.taken]
+    if not with_taken:
         return {}
     # A token without a project owns nothing: no project has an empty id.
     project = request.caller.project_id or ""
-    classes = resource_classes_of(summary.demand for summary in taken)
+    classes = resource_classes_of(summary.demand for summary in with_taken)
+    # The handles of the caller's project, with their owners, by provider.
     own = provider_states.find_own_holders(connection, project, classes)
-    # Those of the project alone, since the others are only counted.
     targets = {demand.target for demand in fit.demands}
+    # Only the providers of which the project has handles: no other owners are named.
     states = provider_states.find(
         connection, resource_classes=classes, owner=project, attach_targets=targets
     )
-    failing = [(state.uuid, fit.failures(state)) for state in states if state.uuid in own]
+    # The failures of each provider are in the order of the demands.
+    own_failures = [(own[state.uuid], fit.failures(state)) for state in states if state.uuid in own]
     numbers = [demand.number for demand in fit.demands]
     texts: dict[int, str] = {}
-    for summary in taken:
-        group = numbers.index(summary.demand.number)
-        mine = [
-            own[uuid]
-            for uuid, failures in failing
-            if (failure := failures[group]) and failure.predicate is Predicate.TAKEN
+    for summary in with_taken:
+        index = numbers.index(summary.demand.number)
+        own_taken = [
+            handles
+            for handles, failures in own_failures
+            if (failure := failures[index]) and failure.predicate is Predicate.TAKEN
         ]
-        by_others = summary.taken > sum(each.total for each in mine)
-        # First the other projects: a text names only the first owners.
-        holders = [core.Holder(arq="", instance=None, project=None)] if by_others else []
-        holders += [holder for each in mine for holder in each.first]
+        taken_by_others = summary.taken > sum(handles.total for handles in own_taken)
+        # One holder stands for all other projects. It is the first: a text names only the first
+        # owners.
+        holders = [core.Holder(arq="", instance=None, project=None)] if taken_by_others else []
+        holders += [holder for handles in own_taken for holder in handles.first]
         texts[summary.demand.number] = core.describe_holders(holders, project)
     return texts
 

@@ -148,7 +148,7 @@ def _make_fields(counts: Counts, totals: Totals) -> dict[str, Any]:
         "guest_devices_missing": totals.guest_devices_missing,
         "jobs": totals.jobs,
         "outbox": totals.outbox,
-        # The others are from the cached counts.
+        # The fields below are from the cached counts, except those that ``totals`` has.
         "resource_classes": list(_classes(counts)),
         "devices": {
             "total": sum(devices.values()),

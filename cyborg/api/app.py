@@ -33,7 +33,7 @@ from cyborg.api.console.site import ConsoleSite
 from cyborg.api.controller import ApiContext, Request
 from cyborg.api.faults import FaultHook, FaultMiddleware
 from cyborg.api.health import Health
-from cyborg.api.openapi.document import PATHS, OpenApiDocument
+from cyborg.api.openapi.document import DOCUMENT_PATHS, OpenApiDocument
 from cyborg.api.routes import Root, build_routes, make_route_finder
 from cyborg.compat.api import cache_pecan_signatures
 from cyborg.db.engine import Reader
@@ -68,7 +68,7 @@ class Api:
         app = middleware.add_audit(FaultMiddleware(app), conf)
         app = auth.add_authentication(app, conf, make_enforcer(conf))
         documents = dict(middleware.VERSIONS)
-        documents |= dict.fromkeys(PATHS, OpenApiDocument(routes).document)
+        documents |= dict.fromkeys(DOCUMENT_PATHS, OpenApiDocument(routes).document)
         # Outside of authentication: the documents are public, and headers are checked before
         # keystone is called.
         app = middleware.EntryMiddleware(app, conf, self.health, documents)

@@ -74,7 +74,8 @@ class PageRequest:
         rows = find(Page(fetch_limit, self._marker, self._sort_key, self._sort_dir, self._total))
         if limit is None or len(rows) <= limit:
             return rows, None
-        return rows[:limit], str(rows[limit - 1]["uuid"])
+        page = rows[:limit]
+        return page, str(page[-1]["uuid"])
 
 
 class Request(pecan.Request):  # type: ignore[misc]

@@ -441,6 +441,7 @@ def _describe_processes(pids: Iterable[int]) -> list[core.Metric]:
         core.GaugeMetricFamily("process_open_fds", "Open file descriptors.", labels=["pid"]),
     ]
     for pid in pids:
+        # The metrics are in the order of the values of ``_read_process``.
         with contextlib.suppress(OSError):  # it has ended meanwhile
             for metric, value in zip(metrics, _read_process(pid), strict=True):
                 metric.add_metric([str(pid)], value)

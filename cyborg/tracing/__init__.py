@@ -163,6 +163,7 @@ def stop() -> None:
     """
     with _state.lock:
         _state.users = max(0, _state.users - 1)
+        # After a fork without a start, the provider is that of the parent process.
         if _state.users or _state.provider is None or _state.pid != os.getpid():
             return
         provider, _state.provider = _state.provider, None

@@ -17,7 +17,7 @@ from cyborg.api.openapi.schemas import Schema, Schemas, describe_parameter, sinc
 from cyborg.api.operation import Operation
 from cyborg.api.routes import DOCUMENT, RouteTable
 
-PATHS = (DOCUMENT, "/openapi.json")
+DOCUMENT_PATHS = (DOCUMENT, "/openapi.json")
 OPENAPI = "3.1.0"
 _DESCRIPTION = (
     "The header OpenStack-API-Version selects a microversion; the default is 2.0. Every path is "

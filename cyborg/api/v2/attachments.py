@@ -100,6 +100,7 @@ class Controller(Resource):
         _, host = parse_target(fields)
         if host is not None:
             request.caller.require("cyborg:attachment:create_for_host")
+            # An instance has a project, to which the attachment belongs; a host has none.
             fields["project_id"] = request.caller.project_id
         row = self.context.conductor.attachment_create(fields, request.caller.project_scope)
         return request.created(Attachment, _with_selector(row), ATTACHMENTS.name)

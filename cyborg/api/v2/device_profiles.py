@@ -181,7 +181,8 @@ class CapacityController(Resource):
         servers, free = sum(item.servers for item in hosts), sum(item.free for item in hosts)
         # One lower bound makes the sum a lower bound.
         exact = all(item.exact for item in hosts)
-        # The free handles beyond the quota count as lost to it, so that the numbers add up.
+        # The free handles beyond the quota count as lost to it, so that the numbers add up. The
+        # number of servers is exact then: the quota is, and the bound of the hosts is higher.
         if room is not None and room < servers:
             usable = room * sum(demand.count for demand in demands)
             losses[Predicate.QUOTA] = free - usable

@@ -179,7 +179,9 @@ def show(request: RequestContext, row: read.DeviceRow) -> dict[str, Any]:
     # the liveness of the agent. Only a device set can be withheld.
     status = device_state.evaluate_row(row, withheld=False)
     reasons = conditions_at(request, status.reasons)
-    more |= {"state": (reasons or [status.state])[0], "state_reasons": reasons}
+    # The first reason as the version shows it, and not ``status.state``.
+    state = reasons[0] if reasons else status.state
+    more |= {"state": state, "state_reasons": reasons}
     more["layouts"] = [layout["name"] for layout in row["layouts"]]
     # Each version has its type: a field that it does not know must not be shown.
     kind = DeviceV24 if request.version < DELIVERABLE_SINCE else DeviceV25

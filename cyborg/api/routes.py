@@ -85,12 +85,14 @@ def make_route_finder(
 
     def find_route(method: str, path: str) -> tuple[str, str]:
         if path in documents:
-            return method if method in _DOCUMENT_METHODS else UNKNOWN, path or "/"
+            served_method = method if method in _DOCUMENT_METHODS else UNKNOWN
+            return served_method, path or "/"
         pattern, _ = match_path(path.split("/")[1:])
         route = rendered.get(pattern)
         if route is None:
             return UNKNOWN, UNKNOWN
-        return method if method in served[pattern] else UNKNOWN, route
+        served_method = method if method in served[pattern] else UNKNOWN
+        return served_method, route
 
     return find_route
 
@@ -106,6 +108,7 @@ class Root:
         """Return the method of the controller for a path and its parameters."""
         pattern, names = match_path(args)
         methods = self._routes.get(pattern)
+        # A name is empty in a path such as /devices//enable.
         if methods is None or "" in names:
             raise exc.HTTPNotFound(
                 f"unknown path {request.path_info[:200]}; {DOCUMENT} has the known ones"

@@ -89,8 +89,8 @@ class Unconfirmed(oslo_messaging.MessagingException):  # type: ignore[misc]
 def publish(connection: Any, producer: Any, *args: Any, **kwargs: Any) -> Any:
     """Send a message on the driver's connection. Raise Unconfirmed if a call is not confirmed.
 
-    Raise MessageUndeliverable if no queue takes the message. It counts as sent, so that a caller
-    knows whether a copy was sent before.
+    Raise MessageUndeliverable if no queue takes the message. The message counts as sent even then,
+    so that a caller knows from the count whether a copy was sent before.
     The driver resends answers and notifications, which have no expiration.
     """
     sent = SentCounter()
@@ -110,6 +110,7 @@ def publish(connection: Any, producer: Any, *args: Any, **kwargs: Any) -> Any:
         _state.sent -= sent.count
         raise
     except TimeoutError as exc:
+        # After this error the driver sends the message again.
         if not sent.count or not is_call:
             raise
         # A late confirmation must not be read as that of the next message.

@@ -29,6 +29,7 @@ class FifoLock:
             if not self._held:
                 self._held = True
                 return True
+            # Held until ``release`` hands the lock over to this thread.
             turn = threading.Lock()
             turn.acquire()
             self._waiting.append(turn)

@@ -200,7 +200,7 @@ def make_provider(
         # A service follows the decision of its caller, so that a trace is complete or absent.
         sampler=ParentBased(TraceIdRatioBased(conf.tracing.sample_ratio)),
         resource=resource,
-        # It would wait for the collector without a limit of its own.
+        # The provider's own hook at exit would wait for the collector without a limit.
         shutdown_on_exit=False,
         span_limits=_LIMITS,
     )

@@ -10,9 +10,13 @@ say() { printf '%s\n' "$*"; }
 
 print_error() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; }
 
-# find_python: set PYTHON to a Python 3.11 or later.
+# find_python: set PYTHON to a Python 3.11 or later: by default that of the environment VENV, because a
+# Python of another version would replace it.
 find_python() {
     local candidate
+    if [ -z "${PYTHON:-}" ] && [ -n "${VENV:-}" ] && [ -x "$VENV/bin/python" ]; then
+        PYTHON=$VENV/bin/python
+    fi
     for candidate in "${PYTHON:-python3}" python3 python3.14 python3.13 python3.12 python3.11; do
         if command -v "$candidate" >/dev/null 2>&1 &&
             "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
@@ -59,7 +63,7 @@ os.execvp(sys.argv[1], sys.argv[1:])' "$@" >"$log" 2>&1 </dev/null &
 
 # is_usable DIR: return whether a virtual environment is of the version of PYTHON, and where it was created.
 is_usable() {
-    local dir=$1 version program interpreter second
+    local dir=$1 version program interpreter='' second=''
     version=$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])') || return 1
     # After an upgrade of the system the interpreter is another version, which finds none of the packages.
     [ -d "$dir/lib/python$version" ] && "$dir/bin/python" -c "import sys
@@ -81,30 +85,39 @@ sys.exit('%d.%d' % sys.version_info[:2] != '$version')" 2>/dev/null || return 1
     done
 }
 
+# clear_venv DIR: make a folder for an environment, or clear one that these tools have made. Its mark
+# stays, so that this also works after a kill.
+clear_venv() {
+    local mark=.made-by-tools
+    if [ -n "$(ls -A "$1" 2>/dev/null)" ] && [ ! -f "$1/$mark" ]; then
+        print_error "$1 is not a virtual environment of this Python that these tools have made: delete it, or" \
+            "choose another folder"
+        return 1
+    fi
+    mkdir -p "$1" && : >"$1/$mark" &&
+        find "$1/" -mindepth 1 -maxdepth 1 ! -name "$mark" -exec rm -rf {} +
+}
+
 # make_venv DIR: create a virtual environment with a working pip, again if it is not usable; set VENV_PIP
 # to the command of pip.
 # On Debian and Ubuntu ensurepip is a separate package; without it the system's pip is used.
 make_venv() {
-    local dir=$1
+    local dir=$1 method
     if ! is_usable "$dir"; then
         # PYTHON may be that of the environment.
         PYTHON=$("$PYTHON" -c 'import sys; print(getattr(sys, "_base_executable", sys.executable))') || return 1
-        if [ -n "$(ls -A "$dir" 2>/dev/null)" ] && [ ! -e "$dir/pyvenv.cfg" ]; then
-            print_error "$dir is not a virtual environment: delete it, or choose another folder"
-            return 1
-        fi
-        rm -rf "$dir"
-        mkdir -p "$(dirname "$dir")"
         if "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null; then
-            step "Creating $dir" "$PYTHON" -m venv "$dir" || return 1
+            method=()
         elif "$PYTHON" -m pip --version >/dev/null 2>&1 &&
             "$PYTHON" -c 'import venv' 2>/dev/null; then
-            step "Creating $dir" "$PYTHON" -m venv --without-pip "$dir" || return 1
+            method=(--without-pip)
         else
             print_error "$PYTHON has neither ensurepip nor pip, cannot create a virtual environment." \
                 "On Debian or Ubuntu: apt install python3-venv"
             return 1
         fi
+        clear_venv "$dir" || return 1
+        step "Creating $dir" "$PYTHON" -m venv ${method[@]+"${method[@]}"} "$dir" || return 1
     fi
     if "$dir/bin/python" -m pip --version >/dev/null 2>&1; then
         VENV_PIP=("$dir/bin/python" -m pip)

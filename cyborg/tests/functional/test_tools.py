@@ -95,7 +95,7 @@ def test_folder_without_an_environment_is_not_deleted(tmp_path: Path) -> None:
     (tmp_path / "thesis").write_text("")
     done = run_shell('make_venv "$1"', tmp_path)
     assert done.returncode == 1
-    assert "is not a virtual environment: delete it" in done.stdout + done.stderr
+    assert "is not a virtual environment of this Python" in done.stdout + done.stderr
     assert (tmp_path / "thesis").exists()
 
 
@@ -103,6 +103,7 @@ def test_folder_without_an_environment_is_not_deleted(tmp_path: Path) -> None:
 @pytest.mark.matrix
 def test_environment_that_is_not_usable_is_created_again(tmp_path: Path) -> None:
     moved = make_environment(tmp_path / "venv").rename(tmp_path / "moved")
+    (moved / ".made-by-tools").touch()
     # The interpreter is that of the environment, as where it is active.
     done = run_shell('make_venv "$1"', moved, PYTHON=str(moved / "bin" / "python"))
     assert done.returncode == 0, done.stderr

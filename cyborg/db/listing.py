@@ -66,7 +66,8 @@ class Listing(Generic[R]):
         """Return rows; execute one statement and those of ``complete``, one more with a marker.
 
         ``criteria`` are values of filters; None selects all. ``within`` has the ids of the only
-        rows to select; it needs ``ids_first``. Raise Invalid as ``paging.paginate`` does.
+        rows to select; it needs ``ids_first``, and no filter of ``few``. Raise Invalid as
+        ``paging.paginate`` does.
         """
         columns = self.read_columns(connection, page=page, within=within, **criteria)
         return self._complete(connection, columns)

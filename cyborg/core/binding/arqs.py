@@ -145,14 +145,14 @@ def _parse_operations(key: Any, operations: Any) -> BindRequest | UnbindRequest:
         raise Invalid(f"{request}: /{missing[0]} is missing", field=f"/{missing[0]}")
     if verbs == {"remove"}:
         return UnbindRequest(request)
-    project = None
-    if "project_id" in values:
-        subject = f"{request}: /project_id"
-        project = check_text("/project_id", values["project_id"], subject=subject)
     return BindRequest(
         request=request,
         hostname=check_text("/hostname", values["hostname"], subject=f"{request}: /hostname"),
         device_rp_uuid=parse_uuid(values["device_rp_uuid"], "/device_rp_uuid"),
         instance_uuid=parse_uuid(values["instance_uuid"], "/instance_uuid"),
-        project_id=project,
+        project_id=(
+            check_text("/project_id", values["project_id"], subject=f"{request}: /project_id")
+            if "project_id" in values
+            else None
+        ),
     )

@@ -88,7 +88,8 @@ def probe(node: Path, number: str | None = None) -> dict[str, str]:
 FILE = "proc/disk_signatures.json"
 
 _UDEV = Path("/run/udev/data")
-# Disks that were read and found empty, by node: the record of udev then, and its time in ns.
+# Disks without a signature, by node: the record of udev then, and its time in ns. A disk that may
+# not be read is one of them if udev has found none.
 _EMPTY: dict[str, tuple[str, int]] = {}
 _DEV = Path("/dev")
 # What a disk holds, by the value USAGE of libblkid (``superblocks.c`` of util-linux).
@@ -119,7 +120,7 @@ class DiskContents:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether the disks were read and hold nothing."""
+        """Return whether nothing was found on the disks: by udev alone if they may not be read."""
         return self.signature is None and self.error is None
 
 

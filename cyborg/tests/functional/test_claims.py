@@ -19,7 +19,7 @@ from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.services import build
-from cyborg.tests.fixtures.machine.options import make_conf
+from cyborg.tests.fixtures.machine.options import make_notification_conf
 
 
 class Env:
@@ -28,7 +28,7 @@ class Env:
     def __init__(self, engine: sa.Engine) -> None:
         self.engine = engine
         self.uow = UnitOfWork(engine)
-        self.requests = Arqs(make_conf(), self.uow)
+        self.requests = Arqs(make_notification_conf(), self.uow)
         self.profile = rows.insert_profile(engine)
 
     def make(self, count: int) -> list[str]:

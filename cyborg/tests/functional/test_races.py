@@ -15,6 +15,7 @@ from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.interleave import Race
 from cyborg.tests.fixtures.databases.services import build
 from cyborg.tests.fixtures.hosts.host_work import JobsEnv
+from cyborg.tests.fixtures.machine.options import make_notification_conf
 
 POINTS = (
     "FROM arqs WHERE arqs.uuid IN",
@@ -31,7 +32,8 @@ points = pytest.mark.parametrize("at", POINTS)
 
 @pytest.fixture
 def env(engine: sa.Engine) -> JobsEnv:
-    return JobsEnv(engine)
+    # Each bind writes to the outbox.
+    return JobsEnv(engine, make_notification_conf())
 
 
 def assert_invariants(env: JobsEnv) -> None:

@@ -5,24 +5,15 @@ from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
-from oslo_config import cfg
 
 from cyborg.conductor.binding.arqs import Arqs
 from cyborg.conductor.notifications.notifications import ArqEventRecorder, NotificationBuilder
 from cyborg.db import schema
 from cyborg.db.binding.write import lock
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.rpc.notifications import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
-from cyborg.tests.fixtures.machine.options import make_conf
-
-
-def make_notification_conf(driver: str) -> cfg.ConfigOpts:
-    conf = make_conf()
-    is_enabled(conf)
-    conf.set_override("driver", [driver], group=GROUP)
-    return conf
+from cyborg.tests.fixtures.machine.options import make_notification_conf
 
 
 def make_arqs(engine: sa.Engine, driver: str) -> Arqs:

@@ -186,9 +186,14 @@ class RegistrationServer(socketserver.UnixStreamServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve a connection in a new thread; shut the connection down at the request timeout."""
-        threading.Thread(
+        thread = threading.Thread(
             target=self._serve, args=(request,), name="external-driver-request", daemon=True
-        ).start()
+        )
+        try:
+            thread.start()
+        except RuntimeError:  # the process has as many threads as it may have
+            self._slots.release()
+            raise
 
     def _serve(self, connection: socket.socket) -> None:
         """Answer the requests of one connection, within the timeout; then free its slot."""

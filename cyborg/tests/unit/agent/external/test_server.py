@@ -5,6 +5,7 @@ import os
 import random
 import socket
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -120,6 +121,23 @@ def test_server_idle_connections_time_out(place: Path) -> None:
         assert link.recv(1) == b"", "one too many"
     # Those that were let in are cut at the end of their time at the latest.
     assert any(send_to_agent(place, http_request(hello_body()))[0] == 200 for _ in range(100_000))
+
+
+def test_server_that_could_start_no_thread_answers_later(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, failures = threading.Thread.start, [None] * (MAX_CONNECTIONS + 1)
+
+    def fail(thread: threading.Thread) -> None:
+        if thread.name == "external-driver-request" and failures:
+            failures.pop()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    refused = [send_to_agent(place, http_request(hello_body())) for _ in tuple(failures)]
+    assert refused == [(0, None)] * (MAX_CONNECTIONS + 1)
+    assert send_to_agent(place, http_request(hello_body()))[0] == 200
 
 
 def test_server_replaces_stale_socket_only(place: Path) -> None:
